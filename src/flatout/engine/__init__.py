@@ -1,0 +1,1 @@
+"""The training engine: knows nothing of Kedro, MLflow or YAML."""

@@ -1,0 +1,327 @@
+"""Every parameter of flatout, its type, its bounds and its unit.
+
+One model per `conf/base/parameters_<name>.yml`. Unknown keys are refused; all
+faults are reported at once, each with its path and the nearest valid name
+(:func:`parse_settings`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+Strategy = Literal["fixed", "random", "grouped", "packed"]
+Task = Literal["sequence-classification", "regression", "causal-lm", "masked-lm"]
+Precision = Literal["fp32", "bf16", "fp16"]
+Auto = Literal["auto"]
+
+CLASSIFIES: frozenset[str] = frozenset({"sequence-classification", "regression"})
+"""Tasks with one target a row; the others have one a token."""
+
+
+class SettingsError(ValueError):
+    """Parameters that cannot be used; the text lists every fault with its path."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        validate_default=True,
+        protected_namespaces=(),
+    )
+
+
+class RuntimeSettings(_Model):
+    """The process and the device. `environment` is set before torch is imported."""
+
+    seed: int = Field(42, ge=0, lt=2**32)
+    deterministic: bool = False
+    """Bitwise repeatable on one device, 10-20 % slower on a GPU (guide B)."""
+    precision: Precision | Auto = "auto"
+    """Compute type; weights and optimizer stay fp32. auto: bf16 where it is fast."""
+    tf32: bool = True
+    cudnn_benchmark: bool = True
+    attention: Literal["auto", "eager", "sdpa", "flash", "varlen"] = "auto"
+    """`eager`, `sdpa` (PyTorch chooses), `flash` (SDPA's flash kernel only) for
+    padded batches; `varlen` for packed ones. auto: the fastest that is exact."""
+    threads: int | Auto = "auto"
+    """OMP and MKL threads. auto: 1 beside a GPU, the usable cores without one."""
+    environment: dict[str, str] = {
+        "MKL_SERVICE_FORCE_INTEL": "1",
+        "MKL_THREADING_LAYER": "GNU",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+    @model_validator(mode="after")
+    def _threads_positive(self) -> RuntimeSettings:
+        if self.threads != "auto" and self.threads < 1:
+            raise ValueError("threads is 'auto' or a number of at least 1")
+        return self
+
+
+class ModelSettings(_Model):
+    """What is trained: a checkpoint (name or folder), or a config from scratch."""
+
+    task: Task = "sequence-classification"
+    name_or_path: str | None = None
+    revision: str | None = None
+    trust_remote_code: bool = False
+    config: dict[str, Any] = {}
+    """Without `name_or_path`: `model_type` and its sizes. With it: overrides."""
+    mask_probability: float = Field(0.15, gt=0, lt=1)
+    """masked-lm: share of tokens that are targets (BERT: Devlin et al. 2018)."""
+
+    @model_validator(mode="after")
+    def _loadable(self) -> ModelSettings:
+        if self.name_or_path is None and "model_type" not in self.config:
+            raise ValueError(
+                "give name_or_path (a checkpoint) or config.model_type (from scratch)"
+            )
+        if self.trust_remote_code and not self.revision:
+            raise ValueError(
+                "trust_remote_code runs code from the model's repository: pin it with "
+                "revision (a commit hash)"
+            )
+        return self
+
+
+class Fractions(_Model):
+    train: float = Field(0.8, gt=0, lt=1)
+    validation: float = Field(0.1, gt=0, lt=1)
+    test: float = Field(0.1, gt=0, lt=1)
+
+    @model_validator(mode="after")
+    def _sum_to_one(self) -> Fractions:
+        total = self.train + self.validation + self.test
+        if abs(total - 1) > 1e-6:
+            raise ValueError(f"train + validation + test must be 1, not {total:g}")
+        return self
+
+
+class SplitSettings(_Model):
+    text_column: str = "text"
+    text_pair_column: str | None = None
+    label_column: str | None = "label"
+    """null: unlabelled text, for language models."""
+    group_column: str | None = None
+    """Rows of one group never part (a patient, a document)."""
+    fractions: Fractions = Fractions()
+    max_rejected_fraction: float = Field(0.01, ge=0, le=1)
+    """Stop when a larger share of the rows cannot be used."""
+
+
+class TokenizeSettings(_Model):
+    max_length: int = Field(320, ge=2)
+    """Tokens, special tokens included; longer texts are cut."""
+    vocab_size: int = Field(8_000, ge=64)
+    """Word pieces of a tokenizer trained here (`model.name_or_path: null`)."""
+    num_processes: int | Auto = "auto"
+    join_texts: bool = False
+    """Language models: lay texts end to end in blocks of `max_length`."""
+
+
+class LoaderSettings(_Model):
+    num_workers: int | Auto = "auto"
+    prefetch_factor: int = Field(2, ge=1)
+    """Global batches that each worker prepares ahead."""
+    pin_memory: bool = True
+    persistent_workers: bool = True
+    timeout_s: float = Field(300, gt=0)
+    """A worker that gives nothing for so long is an error."""
+
+
+class CheckpointSettings(_Model):
+    every_steps: int | None = Field(None, ge=1)
+    """null: no checkpoint inside the run but those by time and at an interruption."""
+    every_minutes: float | None = Field(15, gt=0)
+    keep: int = Field(2, ge=1)
+
+
+class DistributedSettings(_Model):
+    num_processes: int | Auto = "auto"
+    """Processes on this machine. auto: one a GPU; one without GPU."""
+    num_machines: int = Field(1, ge=1)
+    machine_rank: int = Field(0, ge=0)
+    rendezvous_endpoint: str | None = None
+    """host:port of machine 0, where `num_machines` is over 1."""
+    max_restarts: int = Field(0, ge=0)
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    timeout_s: float = Field(600, gt=0)
+    """Longest wait of a collective operation before the job is ended."""
+    heartbeat_timeout_s: float = Field(300, gt=0)
+
+    @model_validator(mode="after")
+    def _rendezvous(self) -> DistributedSettings:
+        if self.num_machines > 1 and not self.rendezvous_endpoint:
+            raise ValueError("num_machines over 1 needs rendezvous_endpoint: host:port")
+        if self.machine_rank >= self.num_machines:
+            raise ValueError(
+                f"machine_rank {self.machine_rank} is not below num_machines "
+                f"{self.num_machines}"
+            )
+        return self
+
+
+class TrainSettings(_Model):
+    strategy: Strategy | Auto = "auto"
+    global_batch_size: int = Field(32, ge=1)
+    """Samples an optimizer step, over all ranks and micro-batches."""
+    token_budget: int | Auto = "auto"
+    """Most tokens, padding included, of one micro-batch on one device."""
+    epochs: float = Field(3, gt=0)
+    max_steps: int | None = Field(None, ge=1)
+    learning_rate: float = Field(5e-5, gt=0)
+    weight_decay: float = Field(0.01, ge=0)
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    adam_beta2: float = Field(0.999, ge=0, lt=1)
+    adam_epsilon: float = Field(1e-8, gt=0)
+    max_grad_norm: float | None = Field(1.0, gt=0)
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    warmup_fraction: float = Field(0.06, ge=0, lt=1)
+    log_every: int = Field(20, ge=1)
+    """Steps of a window: rates are measured and metrics read once a window."""
+    metrics_every: int = Field(10, ge=1)
+    """Steps between two updates of the training accuracy (kept on the device)."""
+    error_analysis_every: int | None = Field(1000, ge=1)
+    """Steps between two looks at wrongly labelled rows (5 ids each); null: never."""
+    evaluate_every: int | Literal["epoch"] | None = "epoch"
+    """Steps, `epoch`, or null for once at the end."""
+    compile: bool | Auto = "auto"
+    cuda_graphs: bool | Auto = "auto"
+    gradient_checkpointing: bool = False
+    fused_optimizer: bool = True
+    resume: str = "auto"
+    """`auto` (go on from the newest sound checkpoint), `never`, or a folder."""
+    on_oom: Literal["stop", "shrink"] = "stop"
+    deadline_hours: float | None = Field(None, gt=0)
+    synchronize_every_step: bool = False
+    """Read the loss on the host after every step (only a measuring stick)."""
+    history: Literal["list", "dataframe"] = "list"
+    """`dataframe` joins a table at every step (only a measuring stick)."""
+    empty_cache_every: int | None = Field(None, ge=1)
+    loader: LoaderSettings = LoaderSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    distributed: DistributedSettings = DistributedSettings()
+
+    @model_validator(mode="after")
+    def _numbers_or_auto(self) -> TrainSettings:
+        if self.token_budget != "auto" and self.token_budget < 1:
+            raise ValueError("token_budget is 'auto' or a number of at least 1")
+        return self
+
+
+BenchmarkMode = Literal["tune", "grid", "ladder", "loader", "peers", "scaling"]
+
+
+class BenchmarkSettings(_Model):
+    mode: BenchmarkMode = "tune"
+    batch_sizes: list[int] = Field([8, 16, 32], min_length=1)
+    """Global batches of the grid, samples."""
+    num_workers: list[int] = Field([0, 1], min_length=1)
+    precisions: list[Precision] = Field(["fp32"], min_length=1)
+    strategies: list[Strategy] = Field(["grouped", "packed"], min_length=1)
+    token_budgets: list[int] = []
+    """Empty: chosen around the tokens of one global batch."""
+    steps_per_trial: int = Field(20, ge=2)
+    warmup_steps: int = Field(3, ge=1)
+    repeats: int = Field(3, ge=1)
+    """Windows of `steps_per_trial` steps; the median counts."""
+    trial_timeout_s: float = Field(300, gt=0)
+    memory_headroom: float = Field(0.1, ge=0, lt=1)
+    free_global_batch: bool = False
+    learning_rate_rule: Literal["sqrt", "linear", "none"] = "sqrt"
+    deadline_hours: float = Field(72, gt=0)
+    """Guide A asked for three days."""
+    profile: bool = False
+    resume: bool = True
+
+    @model_validator(mode="after")
+    def _positive_lists(self) -> BenchmarkSettings:
+        for name in ("batch_sizes", "token_budgets"):
+            if any(value < 1 for value in getattr(self, name)):
+                raise ValueError(f"{name} holds a number below 1")
+        if any(value < 0 for value in self.num_workers):
+            raise ValueError("num_workers holds a number below 0")
+        return self
+
+
+class CorpusSettings(_Model):
+    """The built-in corpus, where a run asks for another size of it."""
+
+    rows: int | None = Field(None, ge=10)
+    labels: int | None = Field(None, ge=2)
+
+
+class Settings(_Model):
+    """All parameters together, as `conf/*/parameters_*.yml` spell them."""
+
+    data_dir: str | None = None
+    """Read by the catalog; here so that `--params=data_dir=...` is no unknown key."""
+    corpus: CorpusSettings = CorpusSettings()
+    runtime: RuntimeSettings = RuntimeSettings()
+    model: ModelSettings = ModelSettings(config={"model_type": "bert"})
+    split: SplitSettings = SplitSettings()
+    tokenize: TokenizeSettings = TokenizeSettings()
+    train: TrainSettings = TrainSettings()
+    benchmark: BenchmarkSettings = BenchmarkSettings()
+
+
+def parse_settings(parameters: Mapping[str, Any]) -> Settings:
+    """Check `parameters` whole. Raises SettingsError that names every fault."""
+    try:
+        return Settings.model_validate(dict(parameters))
+    except ValidationError as error:
+        faults = _fault_lines(error.errors())
+        count = len(faults)
+        raise SettingsError(
+            f"{count} parameter{'s' if count > 1 else ''} cannot be used; nothing was "
+            "run. Mend them in conf/ or on the command line (--params):\n"
+            + "\n".join(f"  {fault}" for fault in faults)
+        ) from None
+
+
+def _fault_lines(errors: Any) -> list[str]:
+    """A line a path; what several branches of a union say is joined by `or`."""
+    by_path: dict[str, list[str]] = {}
+    for fault in errors:
+        location = [part for part in fault["loc"] if not _is_union_branch(part)]
+        path = ".".join(str(part) for part in location)
+        by_path.setdefault(path, []).append(_fault_text(fault, location))
+    return [f"{path}: {' or '.join(texts)}" for path, texts in by_path.items()]
+
+
+def _fault_text(fault: Any, location: list[Any]) -> str:
+    """`unknown parameter; did you mean train.global_batch_size?`"""
+    if fault["type"] == "extra_forbidden":
+        names = _names_beside(location)
+        near = difflib.get_close_matches(str(location[-1]), names, n=1, cutoff=0.4)
+        parent = "".join(f"{part}." for part in location[:-1])
+        hint = f"did you mean {parent}{near[0]}?" if near else f"valid: {names}"
+        return f"unknown parameter; {hint}"
+    message = fault["msg"].removeprefix("Value error, ")
+    value = fault["input"]
+    shown = "" if isinstance(value, (dict, BaseModel)) else f" (got {value!r})"
+    return f"{message}{shown}"
+
+
+def _is_union_branch(part: object) -> bool:
+    """Pydantic names the branch of a union in the path; users do not know those."""
+    return isinstance(part, str) and (
+        part in {"int", "float", "bool", "str"} or part.startswith("literal[")
+    )
+
+
+def _names_beside(location: list[Any]) -> list[str]:
+    """Valid names on the level of the last part of `location`."""
+    model: type[BaseModel] = Settings
+    for part in location[:-1]:
+        annotation = model.model_fields[str(part)].annotation
+        candidates = [annotation, *get_args(annotation)]
+        model = next(
+            c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)
+        )
+    return sorted(model.model_fields)
