@@ -1,0 +1,138 @@
+"""Environment variables: the only module that reads or writes them. No torch here.
+
+MKL and OpenMP read theirs once, when torch is imported, so `apply` must come first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from flatout.engine.settings import RuntimeSettings
+
+logger = logging.getLogger(__name__)
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Place of this process among those that train together."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+
+def current_ranks() -> Ranks:
+    """As a launcher (torchrun, accelerate, Slurm's srun with torchrun) set them."""
+    return Ranks(
+        rank=int(os.environ.get("RANK", "0")),
+        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+        world_size=int(os.environ.get("WORLD_SIZE", "1")),
+        local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+    )
+
+
+def launched_from_outside() -> bool:
+    """Whether a launcher has set ranks for this process already."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def usable_cores() -> int:
+    """Cores this process may use: affinity, cut by the container's CPU quota."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+    return max(1, min(cores or 1, _quota_cores() or 10**6))
+
+
+def _quota_cores() -> int | None:
+    """CPU quota of the control group (version 2), rounded up; None where unlimited."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else -(-int(quota) // int(period))
+
+
+def nvidia_gpu_count() -> int:
+    """GPUs that CUDA would show, asked of the driver without touching CUDA."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return int(pynvml.nvmlDeviceGetCount())
+    except Exception:  # any failure of the driver library means: no usable GPU
+        return 0
+
+
+def resolve_threads(settings: RuntimeSettings, local_world_size: int = 1) -> int:
+    """OMP and MKL threads a process: the guide's 1 beside a GPU, else all cores."""
+    if settings.threads != "auto":
+        return settings.threads
+    if nvidia_gpu_count() > 0:
+        return 1
+    return max(1, usable_cores() // local_world_size)
+
+
+def training_environment(
+    settings: RuntimeSettings, local_world_size: int = 1
+) -> dict[str, str]:
+    """Variables for a training process: the parameters' own and the thread counts."""
+    threads = str(resolve_threads(settings, local_world_size))
+    return {**settings.environment, **dict.fromkeys(THREAD_VARIABLES, threads)}
+
+
+def apply(settings: RuntimeSettings) -> list[str]:
+    """Set the variables of `settings`; returns those that come too late for torch."""
+    wanted = training_environment(settings, current_ranks().local_world_size)
+    changed = [name for name, value in wanted.items() if os.environ.get(name) != value]
+    os.environ.update(wanted)
+    late = [name for name in changed if name.startswith(("MKL_", "OMP_"))]
+    if late and "torch" in sys.modules:
+        logger.warning(
+            "torch was imported before %s could be set: start a new process "
+            "(thread counts are set in torch itself all the same)",
+            ", ".join(late),
+        )
+        return late
+    return []
+
+
+def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment with `extra`, without a launcher's ranks."""
+    inherited = {k: v for k, v in os.environ.items() if k not in _RANK_VARIABLES}
+    return {**inherited, **extra}
+
+
+_RANK_VARIABLES = frozenset(
+    {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"}
+    | {"ROLE_RANK", "ROLE_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+)
+
+
+@contextmanager
+def tokenizer_parallelism(enabled: bool) -> Iterator[None]:
+    """Let the Rust tokenizer use all cores (or one) inside the block."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "true" if enabled else "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
