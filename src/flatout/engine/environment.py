@@ -111,6 +111,17 @@ def apply(settings: RuntimeSettings) -> list[str]:
     return []
 
 
+def tracking_uri() -> str | None:
+    """The tracking store that the environment names; None where it names none."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or None
+
+
+def set_defaults(variables: Mapping[str, str]) -> None:
+    """Set those of `variables` that are not set yet."""
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
+
+
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """This process's environment with `extra`, without a launcher's ranks."""
     inherited = {k: v for k, v in os.environ.items() if k not in _RANK_VARIABLES}

@@ -45,9 +45,11 @@ class RuntimeSettings(_Model):
     """Compute type; weights and optimizer stay fp32. auto: bf16 where it is fast."""
     tf32: bool = True
     cudnn_benchmark: bool = True
-    attention: Literal["auto", "eager", "sdpa", "flash", "varlen"] = "auto"
-    """`eager`, `sdpa` (PyTorch chooses), `flash` (SDPA's flash kernel only) for
-    padded batches; `varlen` for packed ones. auto: the fastest that is exact."""
+    flash_sdp: bool = True
+    """Let SDPA use its flash kernel (guide C); it takes no padding mask."""
+    attention: Literal["auto", "eager", "sdpa", "varlen"] = "auto"
+    """`eager` or `sdpa` for padded batches, `varlen` for packed ones. auto: the
+    fastest that computes the same."""
     threads: int | Auto = "auto"
     """OMP and MKL threads. auto: 1 beside a GPU, the usable cores without one."""
     environment: dict[str, str] = {
@@ -256,6 +258,15 @@ class CorpusSettings(_Model):
     labels: int | None = Field(None, ge=2)
 
 
+class PathSettings(_Model):
+    """Where training works; no part of what is trained."""
+
+    checkpoints: str = "data/06_models/checkpoints"
+    """Folder."""
+    metrics: str = "data/08_reporting/train_metrics.jsonl"
+    """File, one JSON object a log point."""
+
+
 class Settings(_Model):
     """All parameters together, as `conf/*/parameters_*.yml` spell them."""
 
@@ -268,6 +279,7 @@ class Settings(_Model):
     tokenize: TokenizeSettings = TokenizeSettings()
     train: TrainSettings = TrainSettings()
     benchmark: BenchmarkSettings = BenchmarkSettings()
+    paths: PathSettings = PathSettings()
 
 
 def parse_settings(parameters: Mapping[str, Any]) -> Settings:

@@ -1,0 +1,164 @@
+"""Which attention kernel runs, and the padding-free one.
+
+transformers lets a name be registered whose function gets q, k, v of shape
+(1, heads, P, head_dim) and every extra keyword given to the model; ours reads
+`cu_seqlens` there and lets no row see another. On a GPU it is PyTorch's own
+flash-attention kernel (Dao 2023), called below `varlen_attn` because that wrapper
+has no dropout and a model's attention dropout is part of its optimisation. On a
+CPU each row is a plain SDPA call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+PACKED = "flatout_packed"
+"""Name of the padding-free attention among transformers' implementations."""
+
+FLASH_DTYPES = frozenset({torch.bfloat16, torch.float16})
+MAX_FLASH_HEAD_DIM = 256
+
+
+def register() -> None:
+    """Make `attn_implementation=PACKED` known to transformers. No mask is built for
+    it: transformers builds none for names its mask interface does not hold."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(PACKED, packed_attention)
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """(1, H, P, D) query, (1, G, P, D) key and value -> (1, P, H, D).
+
+    `kwargs` holds `cu_seqlens` (R + 1,) int32 and `max_seqlen`, as given to the model.
+    """
+    causal = bool(getattr(module, "is_causal", False))
+    window = _window(sliding_window, causal)
+    arguments = (scaling, dropout, causal, window)
+    # Rotary embeddings come back in fp32 under autocast; kernels want one dtype.
+    query, key, value = (t[0].transpose(0, 1).to(value.dtype) for t in (query, key, value))
+    if query.is_cuda:
+        cu_seqlens, max_seqlen = kwargs["cu_seqlens"], kwargs["max_seqlen"]
+        out = _flash(query, key, value, cu_seqlens, max_seqlen, *arguments)
+    else:
+        out = _row_by_row(query, key, value, kwargs["cu_seqlens"], *arguments)
+    return out.unsqueeze(0), None
+
+
+def _window(sliding_window: int | None, causal: bool) -> tuple[int, int]:
+    """Tokens seen to the left and right; -1 is unbounded. transformers counts the
+    token itself in `sliding_window`."""
+    if sliding_window is None:
+        return (-1, 0) if causal else (-1, -1)
+    return (sliding_window - 1, 0 if causal else sliding_window - 1)
+
+
+def _flash(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    scaling: float | None,
+    dropout: float,
+    causal: bool,
+    window: tuple[int, int],
+) -> Tensor:
+    """(P, H, D), (P, G, D) -> (P, H, D); grouped heads are the kernel's own."""
+    left, right = window
+    result = torch.ops.aten._flash_attention_forward(
+        query,
+        key,
+        value,
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        dropout,
+        causal,
+        False,
+        scale=scaling,
+        window_size_left=None if left < 0 else left,
+        window_size_right=None if right < 0 or causal else right,
+    )
+    out: Tensor = result[0]
+    return out
+
+
+def _row_by_row(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    scaling: float | None,
+    dropout: float,
+    causal: bool,
+    window: tuple[int, int],
+) -> Tensor:
+    """One SDPA call a row: exact, nothing padded. Shapes as in `_flash`."""
+    bounds = cu_seqlens.tolist()
+    grouped = query.shape[1] != key.shape[1]
+    rows = []
+    for start, stop in zip(bounds, bounds[1:], strict=False):
+        if stop == start:
+            continue
+        q, k, v = (t[start:stop].transpose(0, 1) for t in (query, key, value))
+        mask = _window_mask(stop - start, window, q.device)
+        rows.append(
+            F.scaled_dot_product_attention(
+                q.unsqueeze(0),
+                k.unsqueeze(0),
+                v.unsqueeze(0),
+                attn_mask=mask,
+                dropout_p=dropout,
+                is_causal=causal and mask is None,
+                scale=scaling,
+                enable_gqa=grouped,
+            )[0].transpose(0, 1)
+        )
+    return torch.cat(rows)
+
+
+def _window_mask(
+    length: int, window: tuple[int, int], device: torch.device
+) -> Tensor | None:
+    """(length, length) True where a token is seen; None where the window is no bound."""
+    left, right = window
+    if left < 0 or left >= length - 1:
+        return None
+    distance = torch.arange(length, device=device)
+    distance = distance[None, :] - distance[:, None]
+    return (distance >= -left) & (distance <= right)
+
+
+def packing_fault(config: Any, device_type: str, dtype: torch.dtype) -> str | None:
+    """Why the padding-free path cannot be used here; None where it can."""
+    from flatout.engine.heads import PACKABLE
+
+    if config.model_type not in PACKABLE:
+        known = ", ".join(sorted(PACKABLE))
+        return f"model type {config.model_type} has no tested packed path ({known} have)"
+    if getattr(config, "classifier_pooling", "cls") == "mean":
+        return "classifier_pooling: mean averages over a row's tokens"
+    if device_type == "cuda" and dtype not in FLASH_DTYPES:
+        return f"the flash kernel computes in bf16 or fp16, not {dtype}"
+    head_dim = getattr(config, "head_dim", None) or (
+        config.hidden_size // config.num_attention_heads
+    )
+    if device_type == "cuda" and (head_dim % 8 or head_dim > MAX_FLASH_HEAD_DIM):
+        return f"head dimension {head_dim} is no multiple of 8 up to {MAX_FLASH_HEAD_DIM}"
+    return None

@@ -1,0 +1,226 @@
+"""Build or load a transformer, and give it flatout's forward pass."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flatout.engine import attention
+from flatout.engine.collation import IGNORED
+from flatout.engine.heads import head_for, position_offset
+from flatout.engine.settings import ModelSettings, SettingsError, Task
+
+logger = logging.getLogger(__name__)
+
+AUTO_CLASS: dict[Task, str] = {
+    "sequence-classification": "AutoModelForSequenceClassification",
+    "regression": "AutoModelForSequenceClassification",
+    "causal-lm": "AutoModelForCausalLM",
+    "masked-lm": "AutoModelForMaskedLM",
+}
+
+
+class ModelError(ValueError):
+    """A model that cannot be built, loaded or used for the task."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What the engine needs to know of a tokenizer."""
+
+    size: int
+    pad_token_id: int
+    mask_token_id: int | None = None
+    special_token_ids: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> Vocabulary:
+        return cls(
+            size=len(tokenizer),
+            pad_token_id=int(tokenizer.pad_token_id),
+            mask_token_id=tokenizer.mask_token_id,
+            special_token_ids=tuple(sorted(set(tokenizer.all_special_ids))),
+        )
+
+
+def build(
+    settings: ModelSettings,
+    vocabulary: Vocabulary,
+    label_names: Sequence[str],
+    max_length: int,
+    attn_implementation: str,
+) -> Any:
+    """A model with fp32 weights on the CPU. Raises ModelError, SettingsError."""
+    import transformers
+
+    attention.register()
+    config = _config(settings, vocabulary, label_names)
+    _check_positions(config, max_length)
+    auto = getattr(transformers, AUTO_CLASS[settings.task])
+    # Without it transformers takes the checkpoint's own type, and a bf16 checkpoint
+    # would be trained without fp32 master weights.
+    options: dict[str, Any] = {
+        "dtype": torch.float32,
+        "attn_implementation": attn_implementation,
+    }
+    try:
+        if settings.name_or_path is None:
+            return auto.from_config(config, **options)
+        return auto.from_pretrained(
+            settings.name_or_path,
+            config=config,
+            revision=settings.revision,
+            trust_remote_code=settings.trust_remote_code,
+            use_safetensors=True,
+            **options,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(_load_fault(settings, error)) from error
+
+
+def _config(
+    settings: ModelSettings, vocabulary: Vocabulary, label_names: Sequence[str]
+) -> Any:
+    import transformers
+
+    extra = dict(settings.config)
+    extra["use_cache"] = False
+    if settings.task == "regression":
+        extra["num_labels"] = 1
+    elif settings.task == "sequence-classification":
+        extra["id2label"] = dict(enumerate(label_names))
+        extra["label2id"] = {name: index for index, name in enumerate(label_names)}
+    if settings.name_or_path is None:
+        extra.setdefault("vocab_size", vocabulary.size)
+        extra.setdefault("pad_token_id", vocabulary.pad_token_id)
+    config = _load_config(settings, extra, transformers)
+    if getattr(config, "pad_token_id", None) is None:
+        config.pad_token_id = vocabulary.pad_token_id
+    if config.vocab_size < vocabulary.size:
+        raise ModelError(
+            f"model.config.vocab_size={config.vocab_size} is smaller than the "
+            f"tokenizer's {vocabulary.size} pieces: raise it, or lower "
+            "tokenize.vocab_size"
+        )
+    return config
+
+
+def _load_config(settings: ModelSettings, extra: dict[str, Any], transformers: Any) -> Any:
+    try:
+        if settings.name_or_path is None:
+            kind = extra.pop("model_type")
+            return transformers.AutoConfig.for_model(kind, **extra)
+        extra.pop("model_type", None)
+        return transformers.AutoConfig.from_pretrained(
+            settings.name_or_path,
+            revision=settings.revision,
+            trust_remote_code=settings.trust_remote_code,
+            **extra,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(_load_fault(settings, error)) from error
+
+
+def _load_fault(settings: ModelSettings, error: Exception) -> str:
+    name, reason = settings.name_or_path, str(error).strip().split("\n")[0]
+    if name is None:
+        return (
+            f"model.config: no {AUTO_CLASS[settings.task]} can be built from "
+            f"{settings.config}: {reason}"
+        )
+    folder = Path(name)
+    if folder.is_dir():
+        needed = [f for f in ("config.json", "model.safetensors") if not (folder / f).exists()]
+        missing = f"; missing there: {', '.join(needed)}" if needed else ""
+        return f"model.name_or_path: {folder} cannot be loaded for task {settings.task}{missing}: {reason}"
+    return (
+        f"model.name_or_path: {name!r} is neither a folder here nor could it be "
+        f"fetched from the Hub (looked for config.json and model.safetensors; "
+        f"revision {settings.revision or 'main'}): {reason}. Set it to a folder that "
+        "holds them, or to null with model.config to train from scratch"
+    )
+
+
+def _check_positions(config: Any, max_length: int) -> None:
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is None:
+        return
+    usable = positions - position_offset(config)
+    if max_length > usable:
+        raise SettingsError(
+            f"tokenize.max_length={max_length} is beyond the model's {usable} "
+            f"positions: set it to at most {usable}"
+            + ("" if usable == positions else f" ({positions} less padding_idx + 1)")
+        )
+
+
+class TaskModel(nn.Module):
+    """A model and its loss over one micro-batch, padded or packed alike.
+
+    forward -> (loss, hits): the summed loss over the targets, fp32 (), and the
+    number of targets whose highest logit is right (), both on the device.
+    """
+
+    def __init__(self, model: Any, task: Task, max_length: int) -> None:
+        super().__init__()
+        self.model = model
+        self.task = task
+        self.max_length = max_length
+        self.head = head_for(task, model.config.model_type)
+        self.offset = position_offset(model.config)
+
+    def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        logits = self.logits(batch)
+        labels = batch["labels"]
+        return summed_loss(logits, labels, self.task), hits(logits, labels)
+
+    def logits(self, batch: dict[str, Tensor]) -> Tensor:
+        """(K, classes or vocabulary) at the batch's targets."""
+        inputs = self._inputs(batch)
+        if self.head is None:
+            return self._whole_model_logits(inputs, batch["target_index"])
+        hidden = self.model.base_model(**inputs).last_hidden_state
+        hidden = hidden.flatten(0, 1)[batch["target_index"]]  # (K, hidden)
+        result: Tensor = self.head(self.model, hidden)
+        return result
+
+    def _inputs(self, batch: dict[str, Tensor]) -> dict[str, Any]:
+        inputs: dict[str, Any] = {"input_ids": batch["input_ids"]}
+        for name in ("attention_mask", "token_type_ids"):
+            if name in batch:
+                inputs[name] = batch[name]
+        if "cu_seqlens" in batch:
+            inputs["position_ids"] = batch["position_ids"] + self.offset
+            inputs["cu_seqlens"] = batch["cu_seqlens"]
+            inputs["max_seqlen"] = self.max_length
+        return inputs
+
+    def _whole_model_logits(self, inputs: dict[str, Any], target_index: Tensor) -> Tensor:
+        logits: Tensor = self.model(**inputs).logits
+        if logits.dim() == 2:  # (B, classes): the model has chosen the tokens itself
+            return logits
+        return logits.flatten(0, 1)[target_index]
+
+
+def summed_loss(logits: Tensor, labels: Tensor, task: Task) -> Tensor:
+    """Cross entropy, or squared error for regression, summed over targets, fp32."""
+    if task == "regression":
+        error = logits.squeeze(-1).float() - labels
+        return torch.where(labels.isnan(), 0.0, error).square().sum()
+    return F.cross_entropy(
+        logits.float(), labels, ignore_index=IGNORED, reduction="sum"
+    )
+
+
+def hits(logits: Tensor, labels: Tensor) -> Tensor:
+    """Targets whose highest logit is right, () int64 (0 for regression)."""
+    if logits.shape[-1] == 1:
+        return labels.new_zeros((), dtype=torch.long)
+    return (logits.argmax(-1) == labels).sum()

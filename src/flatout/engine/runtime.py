@@ -1,0 +1,118 @@
+"""Device, precision, switches and seeds: what the hardware gives and is told."""
+
+from __future__ import annotations
+
+import logging
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from flatout.engine.environment import Ranks, current_ranks, resolve_threads
+from flatout.engine.settings import RuntimeSettings, SettingsError
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What this process computes on, after all `auto` are settled."""
+
+    device: torch.device
+    device_name: str
+    precision: str
+    ranks: Ranks
+    threads: int
+    deterministic: bool = False
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        return DTYPES[self.precision]
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    def autocast(self) -> torch.autocast:
+        """Matrix products in the compute type; parameters stay fp32."""
+        enabled = self.precision != "fp32"
+        dtype = self.compute_dtype if enabled else torch.bfloat16
+        return torch.autocast(self.device.type, dtype=dtype, enabled=enabled)
+
+    def synchronize(self) -> None:
+        if self.is_cuda:
+            torch.cuda.synchronize(self.device)
+
+
+def set_up(settings: RuntimeSettings) -> Runtime:
+    """Choose device and precision, throw PyTorch's switches, seed the generators."""
+    ranks = current_ranks()
+    device = _device(ranks)
+    precision = _precision(settings.precision, device)
+    threads = resolve_threads(settings, ranks.local_world_size)
+    torch.set_num_threads(threads)
+    _switches(settings)
+    seed_all(settings.seed + ranks.rank)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
+    return Runtime(device, name, precision, ranks, threads, settings.deterministic)
+
+
+def _device(ranks: Ranks) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", ranks.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _precision(wanted: str, device: torch.device) -> str:
+    if wanted == "auto":
+        return "bf16" if _fast_bf16(device) else "fp32"
+    if wanted == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        raise SettingsError(
+            f"runtime.precision: {torch.cuda.get_device_name(device)} has no bf16; "
+            "set fp16 or fp32"
+        )
+    if wanted == "fp16" and device.type == "cpu":
+        raise SettingsError("runtime.precision: fp16 needs a GPU; set fp32 (or auto)")
+    return wanted
+
+
+def _fast_bf16(device: torch.device) -> bool:
+    """Tensor cores from Ampere on; on a CPU only with instructions for it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device)[0] >= 8
+    return bool(
+        torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+    )
+
+
+def _switches(settings: RuntimeSettings) -> None:
+    torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = settings.tf32
+    torch.backends.cudnn.benchmark = (
+        settings.cudnn_benchmark and not settings.deterministic
+    )
+    torch.backends.cuda.enable_flash_sdp(settings.flash_sdp)
+    torch.use_deterministic_algorithms(settings.deterministic, warn_only=True)
+
+
+def seed_all(seed: int) -> None:
+    """Python, NumPy and PyTorch (all devices)."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return "CPU"

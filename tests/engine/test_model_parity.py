@@ -1,0 +1,41 @@
+"""Packed equals padded, and both equal the model as transformers runs it."""
+
+import pytest
+import torch
+from flatout.engine.attention import PACKED
+
+from tests.engine.families import CONFIGS, gradient, step_rows, task_model
+from flatout.engine.heads import DECODERS
+
+ENCODER_CASES = [
+    (family, task)
+    for family in sorted(set(CONFIGS) - DECODERS)
+    for task in ("sequence-classification", "regression", "masked-lm")
+]
+DECODER_CASES = [
+    (family, task)
+    for family in sorted(DECODERS)
+    for task in ("sequence-classification", "causal-lm")
+]
+
+
+@pytest.mark.parametrize(("family", "task"), ENCODER_CASES + DECODER_CASES)
+def test_packed_and_padded_give_the_same_loss_and_gradient(family, task):
+    padded = task_model(family, task, "sdpa")
+    packed = task_model(family, task, PACKED)
+    one = gradient(padded, [step_rows(family, task, "random")[0]])
+    other = gradient(packed, [step_rows(family, task, "packed")[0]])
+    shaped = step_rows(family, task, "packed", pad_multiple=64, row_multiple=16)[0]
+    filled = gradient(packed, [shaped])
+    assert one[0] == pytest.approx(other[0], rel=1e-5)
+    torch.testing.assert_close(other[1], one[1], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(filled[1], one[1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("family", "task"), ENCODER_CASES + DECODER_CASES)
+def test_heads_equal_the_whole_model(family, task):
+    model = task_model(family, task, "sdpa")
+    batch = step_rows(family, task, "random")[1].micro_batches[0].tensors()
+    ours = model.logits(batch)
+    model.head = None
+    torch.testing.assert_close(ours, model.logits(batch), rtol=1e-4, atol=1e-5)
