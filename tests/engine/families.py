@@ -58,7 +58,9 @@ def token_rows(task: str, count: int = 24) -> TokenRows:
 
 def task_model(family: str, task: str, implementation: str) -> TaskModel:
     torch.manual_seed(0)
-    settings = ModelSettings(task=task, config={"model_type": family, **CONFIGS[family]})
+    settings = ModelSettings(
+        task=task, config={"model_type": family, **CONFIGS[family]}
+    )
     names = LABEL_NAMES if task == "sequence-classification" else []
     model = build(settings, VOCABULARY, names, MAX_LENGTH, implementation)
     return TaskModel(no_dropout(model), task, MAX_LENGTH)
@@ -93,6 +95,6 @@ def gradient(model: TaskModel, batches) -> tuple[float, torch.Tensor]:
         for micro in batch.micro_batches:
             loss, _ = model(micro.tensors())
             (loss / batch.num_targets).backward()
-            total += float(loss) / batch.num_targets
+            total += loss.item() / batch.num_targets
     grads = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
     return total, torch.cat(grads)

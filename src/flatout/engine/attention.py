@@ -50,7 +50,9 @@ def packed_attention(
     window = _window(sliding_window, causal)
     arguments = (scaling, dropout, causal, window)
     # Rotary embeddings come back in fp32 under autocast; kernels want one dtype.
-    query, key, value = (t[0].transpose(0, 1).to(value.dtype) for t in (query, key, value))
+    query, key, value = (
+        t[0].transpose(0, 1).to(value.dtype) for t in (query, key, value)
+    )
     if query.is_cuda:
         cu_seqlens, max_seqlen = kwargs["cu_seqlens"], kwargs["max_seqlen"]
         out = _flash(query, key, value, cu_seqlens, max_seqlen, *arguments)
@@ -151,7 +153,9 @@ def packing_fault(config: Any, device_type: str, dtype: torch.dtype) -> str | No
 
     if config.model_type not in PACKABLE:
         known = ", ".join(sorted(PACKABLE))
-        return f"model type {config.model_type} has no tested packed path ({known} have)"
+        return (
+            f"model type {config.model_type} has no tested packed path ({known} have)"
+        )
     if getattr(config, "classifier_pooling", "cls") == "mean":
         return "classifier_pooling: mean averages over a row's tokens"
     if device_type == "cuda" and dtype not in FLASH_DTYPES:
@@ -160,5 +164,7 @@ def packing_fault(config: Any, device_type: str, dtype: torch.dtype) -> str | No
         config.hidden_size // config.num_attention_heads
     )
     if device_type == "cuda" and (head_dim % 8 or head_dim > MAX_FLASH_HEAD_DIM):
-        return f"head dimension {head_dim} is no multiple of 8 up to {MAX_FLASH_HEAD_DIM}"
+        return (
+            f"head dimension {head_dim} is no multiple of 8 up to {MAX_FLASH_HEAD_DIM}"
+        )
     return None

@@ -66,9 +66,11 @@ class StepBatch:
     num_targets: int
     """Targets of the global batch: the denominator of its mean loss."""
     num_tokens: int
-    """Real tokens of this rank."""
+    """Real tokens of the global batch."""
     num_padded_tokens: int
-    """Tokens of this rank, padding included."""
+    """Tokens that all ranks compute for it, padding included."""
+    squared_lengths: int
+    """Sum of squared row lengths: what attention costs."""
 
     def pin_memory(self) -> StepBatch:
         """Called by the DataLoader's pinning thread."""
@@ -122,15 +124,23 @@ class Collator:
             setattr(batch, column, self._lay_out(views, batch.input_ids.shape))
         return batch
 
+    def num_padded_tokens(self, lengths: Ints) -> int:
+        """Tokens of the tensor that rows of `lengths` (B,) become."""
+        if self.packed:
+            return _round_up(max(1, int(lengths.sum())), self.pad_multiple)
+        return max(1, len(lengths)) * self._width(lengths)
+
+    def _width(self, lengths: Ints) -> int:
+        longest = int(lengths.max(initial=1))
+        return self.pad_to_length or _round_up(longest, self.pad_multiple)
+
     def num_targets(self, rows: TokenRows, row_ids: Ints, epoch: int) -> int:
         """Targets of the global batch `row_ids` (N,)."""
         if self.task in CLASSIFIES:
             return len(row_ids)
         if self.task == "causal-lm":
             return int((rows.lengths(row_ids) - 1).clip(0).sum())
-        return sum(
-            self._mask_count(np.asarray(view)) for view in rows.views(row_ids)
-        )
+        return sum(self._mask_count(np.asarray(view)) for view in rows.views(row_ids))
 
     def _targets(
         self, rows: TokenRows, row_ids: Ints, sequences: list[Any], epoch: int
@@ -139,7 +149,9 @@ class Collator:
         if self.task in CLASSIFIES:
             return [
                 (np.array([len(ids) - 1 if self.last_token_pools else 0]), label)
-                for ids, label in zip(sequences, self._labels(rows, row_ids), strict=True)
+                for ids, label in zip(
+                    sequences, self._labels(rows, row_ids), strict=True
+                )
             ]
         if self.task == "causal-lm":
             return [(np.arange(len(ids) - 1), ids[1:]) for ids in sequences]
@@ -159,7 +171,9 @@ class Collator:
         candidates = len(ids) - int(np.isin(ids, self.special_token_ids).sum())
         return min(candidates, max(1, round(self.mask_probability * candidates)))
 
-    def _mask(self, ids: npt.NDArray[Any], row: int, epoch: int) -> tuple[Any, Any, Any]:
+    def _mask(
+        self, ids: npt.NDArray[Any], row: int, epoch: int
+    ) -> tuple[Any, Any, Any]:
         """Masked copy, places and labels of a row: a function of (seed, epoch, row).
 
         A fixed share of the row's tokens; of these 80 % become [MASK], 10 % a random
@@ -178,7 +192,7 @@ class Collator:
 
     def _pad(self, sequences: list[Any], targets: list[Any]) -> MicroBatch:
         lengths = np.array([len(ids) for ids in sequences] or [1])
-        width = self.pad_to_length or _round_up(int(lengths.max()), self.pad_multiple)
+        width = self._width(lengths)
         shape = (len(lengths), width)  # (B, T)
         starts = np.arange(len(lengths)) * width
         index, labels = self._join_targets(targets, starts)
@@ -222,9 +236,7 @@ class Collator:
         labels = np.concatenate([labels for _, labels in targets])
         return np.concatenate(places), labels.astype(dtype)
 
-    def _lay_out(
-        self, views: Sequence[Any], shape: Any, fill: int = 0
-    ) -> Tensor:
+    def _lay_out(self, views: Sequence[Any], shape: Any, fill: int = 0) -> Tensor:
         """Rows into one buffer of `shape`: each on a line of its own, or in a row."""
         buffer = np.full(tuple(shape), fill, dtype=np.int64)
         if self.packed:
@@ -243,7 +255,9 @@ def _ignored(dtype: np.dtype[Any]) -> float:
 
 def _fill(values: npt.NDArray[Any], size: int, fill: float) -> Tensor:
     """`values` (n,) followed by `fill` up to `size`."""
-    return torch.from_numpy(np.pad(values, (0, size - len(values)), constant_values=fill))
+    return torch.from_numpy(
+        np.pad(values, (0, size - len(values)), constant_values=fill)
+    )
 
 
 def _round_up(value: int, multiple: int) -> int:
@@ -268,7 +282,8 @@ class StepRows:
     def cut(self, row_ids: Ints, step: int, epoch: int) -> StepBatch:
         """This rank's share of the global batch `row_ids` (N,)."""
         lengths = self.rows.lengths(row_ids)
-        mine = self.planner.plan(lengths).micro_batches[self.rank]
+        plan = self.planner.plan(lengths)
+        mine = plan.micro_batches[self.rank]
         micro = [self.collator.collate(self.rows, row_ids[own], epoch) for own in mine]
         return StepBatch(
             step=step,
@@ -277,8 +292,13 @@ class StepRows:
             row_ids=row_ids,
             num_samples=len(row_ids),
             num_targets=self.collator.num_targets(self.rows, row_ids, epoch),
-            num_tokens=int(sum(lengths[own].sum() for own in mine)),
-            num_padded_tokens=sum(batch.input_ids.numel() for batch in micro),
+            num_tokens=int(lengths.sum()),
+            num_padded_tokens=sum(
+                self.collator.num_padded_tokens(lengths[own])
+                for rank in plan.micro_batches
+                for own in rank
+            ),
+            squared_lengths=int((lengths * lengths).sum()),
         )
 
     def __len__(self) -> int:

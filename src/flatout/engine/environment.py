@@ -68,7 +68,9 @@ def nvidia_gpu_count() -> int:
     """GPUs that CUDA would show, asked of the driver without touching CUDA."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
+        return len(
+            [name for name in visible.split(",") if name.strip() not in ("", "-1")]
+        )
     try:
         import pynvml
 
@@ -147,3 +149,12 @@ def tokenizer_parallelism(enabled: bool) -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = before
+
+
+def free_shared_memory_bytes() -> int | None:
+    """Free bytes of /dev/shm; None where there is none."""
+    try:
+        status = os.statvfs("/dev/shm")  # noqa: S108 - only asked for its size
+    except OSError:
+        return None
+    return status.f_bavail * status.f_frsize

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from flatout.engine import attention
 from flatout.engine.collation import IGNORED
 from flatout.engine.heads import head_for, position_offset
-from flatout.engine.settings import ModelSettings, SettingsError, Task
+from flatout.engine.settings import CLASSIFIES, ModelSettings, SettingsError, Task
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,9 @@ def _config(
     return config
 
 
-def _load_config(settings: ModelSettings, extra: dict[str, Any], transformers: Any) -> Any:
+def _load_config(
+    settings: ModelSettings, extra: dict[str, Any], transformers: Any
+) -> Any:
     try:
         if settings.name_or_path is None:
             kind = extra.pop("model_type")
@@ -137,7 +139,9 @@ def _load_fault(settings: ModelSettings, error: Exception) -> str:
         )
     folder = Path(name)
     if folder.is_dir():
-        needed = [f for f in ("config.json", "model.safetensors") if not (folder / f).exists()]
+        needed = [
+            f for f in ("config.json", "model.safetensors") if not (folder / f).exists()
+        ]
         missing = f"; missing there: {', '.join(needed)}" if needed else ""
         return f"model.name_or_path: {folder} cannot be loaded for task {settings.task}{missing}: {reason}"
     return (
@@ -164,8 +168,8 @@ def _check_positions(config: Any, max_length: int) -> None:
 class TaskModel(nn.Module):
     """A model and its loss over one micro-batch, padded or packed alike.
 
-    forward -> (loss, hits): the summed loss over the targets, fp32 (), and the
-    number of targets whose highest logit is right (), both on the device.
+    forward -> (loss, logits): the summed loss over the targets, fp32 (), and for
+    tasks with one target a row the logits (K, classes), detached.
     """
 
     def __init__(self, model: Any, task: Task, max_length: int) -> None:
@@ -176,10 +180,10 @@ class TaskModel(nn.Module):
         self.head = head_for(task, model.config.model_type)
         self.offset = position_offset(model.config)
 
-    def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         logits = self.logits(batch)
-        labels = batch["labels"]
-        return summed_loss(logits, labels, self.task), hits(logits, labels)
+        loss = summed_loss(logits, batch["labels"], self.task)
+        return loss, logits.detach() if self.task in CLASSIFIES else None
 
     def logits(self, batch: dict[str, Tensor]) -> Tensor:
         """(K, classes or vocabulary) at the batch's targets."""
@@ -202,7 +206,9 @@ class TaskModel(nn.Module):
             inputs["max_seqlen"] = self.max_length
         return inputs
 
-    def _whole_model_logits(self, inputs: dict[str, Any], target_index: Tensor) -> Tensor:
+    def _whole_model_logits(
+        self, inputs: dict[str, Any], target_index: Tensor
+    ) -> Tensor:
         logits: Tensor = self.model(**inputs).logits
         if logits.dim() == 2:  # (B, classes): the model has chosen the tokens itself
             return logits
@@ -217,10 +223,3 @@ def summed_loss(logits: Tensor, labels: Tensor, task: Task) -> Tensor:
     return F.cross_entropy(
         logits.float(), labels, ignore_index=IGNORED, reduction="sum"
     )
-
-
-def hits(logits: Tensor, labels: Tensor) -> Tensor:
-    """Targets whose highest logit is right, () int64 (0 for regression)."""
-    if logits.shape[-1] == 1:
-        return labels.new_zeros((), dtype=torch.long)
-    return (logits.argmax(-1) == labels).sum()

@@ -71,7 +71,11 @@ def _device(ranks: Ranks) -> torch.device:
 def _precision(wanted: str, device: torch.device) -> str:
     if wanted == "auto":
         return "bf16" if _fast_bf16(device) else "fp32"
-    if wanted == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+    if (
+        wanted == "bf16"
+        and device.type == "cuda"
+        and not torch.cuda.is_bf16_supported()
+    ):
         raise SettingsError(
             f"runtime.precision: {torch.cuda.get_device_name(device)} has no bf16; "
             "set fp16 or fp32"

@@ -114,6 +114,8 @@ class SplitSettings(_Model):
     fractions: Fractions = Fractions()
     max_rejected_fraction: float = Field(0.01, ge=0, le=1)
     """Stop when a larger share of the rows cannot be used."""
+    seed: int = Field(0, ge=0, lt=2**63)
+    """Apart from `runtime.seed`: trainings with several seeds share one split."""
 
 
 class TokenizeSettings(_Model):

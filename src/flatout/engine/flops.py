@@ -1,0 +1,77 @@
+"""Floating-point operations of a training step, and what devices can do.
+
+Model FLOPs as in PaLM (Chowdhery et al. 2022, appendix B): 6 a weight and token for
+forward and backward, plus 12 x layers x width x length a token for attention; here
+with the true length of each row, no padding, and the head on targets alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from flatout.engine.timing import Window
+
+PEAK_BF16_TFLOPS = {
+    "H200": 989.5,
+    "H100 PCIe": 756.0,
+    "H100": 989.5,
+    "B200": 2250.0,
+    "A100": 312.0,
+    "A10": 125.0,
+    "L40S": 362.0,
+    "L4": 121.0,
+    "RTX 4090": 165.2,
+    "RTX 3090": 71.0,
+    "V100": 125.0,
+    "T4": 65.0,
+}
+"""Dense bf16 (fp16 where the card has no bf16), from NVIDIA's data sheets."""
+
+
+@dataclass(frozen=True)
+class ModelFlops:
+    """FLOPs of forward and backward."""
+
+    body_parameters: int
+    """Weights that every token passes: no embeddings, no head."""
+    head_parameters: int
+    """Weights that every target passes."""
+    layers: int
+    width: int
+
+    @classmethod
+    def of(cls, model: Any) -> ModelFlops:
+        config = model.config
+        embedding_ids = {
+            id(parameter)
+            for name, module in model.base_model.named_modules()
+            if "embedding" in name.lower() or name in {"wte", "wpe"}
+            for parameter in module.parameters(recurse=False)
+        }
+        base_ids = {id(p) for p in model.base_model.parameters()}
+        body = [p for p in model.base_model.parameters() if id(p) not in embedding_ids]
+        head = [p for p in model.parameters() if id(p) not in base_ids]
+        output = model.get_output_embeddings()
+        tied = output is not None and id(output.weight) in base_ids
+        return cls(
+            body_parameters=sum(p.numel() for p in body),
+            head_parameters=sum(p.numel() for p in head)
+            + (output.weight.numel() if tied else 0),
+            layers=config.num_hidden_layers,
+            width=config.hidden_size,
+        )
+
+    def of_window(self, window: Window) -> float:
+        dense = 6 * self.body_parameters * window.tokens
+        head = 6 * self.head_parameters * window.targets
+        attention = 12 * self.layers * self.width * window.squared_lengths
+        return float(dense + head + attention)
+
+
+def peak_tflops(device_name: str) -> float | None:
+    """Data-sheet peak of a device; None for one that is not in the table."""
+    for name, peak in PEAK_BF16_TFLOPS.items():
+        if name in device_name:
+            return peak
+    return None

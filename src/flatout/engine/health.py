@@ -1,0 +1,76 @@
+"""Is the run healthy: loss at chance level, gradients in the band, finite values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from flatout.engine.batching import Ints
+from flatout.engine.settings import Task
+
+INITIAL_LOSS_TOLERANCE = 0.5
+"""A model trained from scratch starts this near to chance, in nats."""
+GRAD_NORM_BAND = (0.1, 10.0)
+"""Guide C's 0.1 to 1.0, above widened: clipping at 1.0 is what bounds the update."""
+ROWS_SHOWN = 8
+
+
+class NonFiniteError(RuntimeError):
+    """Loss or gradient is NaN or infinite; the step was not applied."""
+
+
+@dataclass(frozen=True)
+class BadStep:
+    """The first step that was not finite."""
+
+    step: int
+    row_ids: Ints
+    learning_rate: float
+    loss: float
+    grad_norm: float
+    last_checkpoint: Path | None
+
+    def error(self) -> NonFiniteError:
+        rows = ", ".join(str(row) for row in self.row_ids[:ROWS_SHOWN].tolist())
+        more = len(self.row_ids) - ROWS_SHOWN
+        saved = (
+            f"the last good checkpoint is {self.last_checkpoint}"
+            if self.last_checkpoint
+            else "there is no checkpoint yet"
+        )
+        return NonFiniteError(
+            f"step {self.step}: loss or gradient is not finite (last loss {self.loss:g}, "
+            f"gradient norm {self.grad_norm:g}) at learning rate "
+            f"{self.learning_rate:g}; rows of the batch: {rows}"
+            + (f" and {more} more" if more > 0 else "")
+            + f". The step was not applied and nothing of it was saved; {saved}. Lower "
+            "train.learning_rate, or look at these rows"
+        )
+
+
+def chance_loss(task: Task, num_classes: int) -> float | None:
+    """Mean loss of a model that knows nothing, ln(classes); None for regression."""
+    return None if task == "regression" else math.log(num_classes)
+
+
+def initial_loss_warning(loss: float, chance: float | None) -> str | None:
+    """A first loss far above chance points at a wrong head, labels or rate."""
+    if chance is None or loss <= chance + INITIAL_LOSS_TOLERANCE:
+        return None
+    return (
+        f"the first loss is {loss:.2f}, chance is {chance:.2f}: check labels, "
+        "tokenizer and model belong together"
+    )
+
+
+def grad_norm_warning(norms: list[float]) -> str | None:
+    """Median gradient norm of the log points outside the healthy band."""
+    finite = sorted(norm for norm in norms if math.isfinite(norm))
+    if not finite:
+        return None
+    median = finite[len(finite) // 2]
+    low, high = GRAD_NORM_BAND
+    if low <= median <= high:
+        return None
+    return f"median gradient norm {median:.3g} is outside {low:g} to {high:g}"

@@ -1,0 +1,104 @@
+"""Frozen results; the unit is in every name."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class LogPoint:
+    """One line of train_history.csv: figures of the window that ends at `step`."""
+
+    step: int
+    epoch: float
+    loss: float
+    learning_rate: float
+    grad_norm: float
+    samples_per_s: float
+    tokens_per_s: float
+    padded_tokens_per_s: float
+    loader_wait_pct: float
+    elapsed_s: float
+    train_accuracy: float | None = None
+
+    def as_metrics(self) -> dict[str, float]:
+        """Names under which a tracking store knows them."""
+        metrics = {
+            "train_samples_per_second": self.samples_per_s,
+            "train_tokens_per_second": self.tokens_per_s,
+            "train_loss": self.loss,
+            "learning_rate": self.learning_rate,
+            "grad_norm": self.grad_norm,
+            "loader_wait_pct": self.loader_wait_pct,
+        }
+        if self.train_accuracy is not None:
+            metrics["train_accuracy"] = self.train_accuracy
+        return metrics
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Mean loss over all targets of a split; accuracy in [0, 1] where it has one."""
+
+    loss: float
+    accuracy: float | None
+    confusion: list[list[int]] | None = None
+    """confusion[true][predicted], rows."""
+
+
+@dataclass(frozen=True)
+class TrainReport:
+    """What a training run reached. Rates are global, over all ranks, between two
+    synchronisations, loader wait included, warm-up and compilation excluded."""
+
+    samples_per_s: float
+    tokens_per_s: float
+    padded_tokens_per_s: float
+    padding_pct: float
+    loader_wait_pct: float
+    mfu_pct: float | None
+    tflops_per_s: float
+    """Model FLOPs a second and device (Chowdhery et al. 2022, appendix B)."""
+    step_ms_p50: float
+    step_ms_p90: float
+    peak_allocated_gib: float
+    peak_reserved_gib: float
+    allocation_retries: int
+    compile_s: float
+    recompiles: int
+    first_batch_s: float
+    evaluate_s: float
+    checkpoint_s: float
+    train_wall_s: float
+    samples: int
+    """Samples trained on in this session."""
+    steps: int
+    """Steps in all, those before a resume included."""
+    epochs: float
+    world_size: int
+    global_batch_size: int
+    token_budget: int
+    strategy: str
+    precision: str
+    attention: str
+    compile: bool
+    cuda_graphs: bool
+    num_workers: int
+    device: str
+    threads: int
+    parameters: int
+    initial_loss: float
+    final_loss: float
+    chance_loss: float | None
+    validation_loss: float
+    validation_accuracy: float | None
+    test_loss: float
+    test_accuracy: float | None
+    resumed_from_step: int | None
+    exit_reason: str = "finished"
+    warnings: list[str] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)

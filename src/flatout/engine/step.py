@@ -1,0 +1,222 @@
+"""One optimizer step: forward, backward, update, and no word with the host.
+
+Losses, hits and norms are summed on the device (`StepSums`) and read at log points.
+With one micro-batch of a shape seen before, the whole step is replayed as a CUDA
+graph: for small batches launching kernels costs more than running them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flatout.engine.collation import IGNORED, MicroBatch, StepBatch
+from flatout.engine.optim import Updater
+from flatout.engine.runtime import Runtime
+from flatout.engine.timing import compile_clock
+
+logger = logging.getLogger(__name__)
+
+EAGER_STEPS = 3
+"""Steps before the first graph: libraries and optimizer state must exist."""
+MAX_GRAPHS = 24
+
+
+@dataclass
+class StepSums:
+    """Device sums since the last log point."""
+
+    loss: Tensor
+    """() sum over steps of this rank's share of the step's mean loss."""
+    hits: Tensor
+    """() right predictions of this rank, in the steps that count them."""
+    judged: Tensor
+    """() predictions that were counted."""
+    last_loss: Tensor
+    last_norm: Tensor
+    first_bad_step: Tensor
+    """() first step that was not finite; NEVER where there is none."""
+
+    NEVER = 2**62
+
+    @classmethod
+    def zeros(cls, device: torch.device) -> StepSums:
+        def scalar(value: float = 0.0, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.full((), value, dtype=dtype, device=device)
+
+        def count(value: int = 0) -> Tensor:
+            return scalar(value, torch.int64)
+
+        return cls(scalar(), count(), count(), scalar(), scalar(), count(cls.NEVER))
+
+    def reset(self) -> None:
+        for total in (self.loss, self.hits, self.judged):
+            total.zero_()
+
+
+class Stepper:
+    """Runs steps of one model on one device.
+
+    `module` maps a dict of tensors to (summed loss, logits or None); wrapped for DDP
+    and compiled already. `no_sync` gives the context in which ranks do not exchange
+    gradients (all micro-batches but the last). `metrics_every` steps the training
+    accuracy is counted; inside a CUDA graph it is at every step, for nothing.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        updater: Updater,
+        runtime: Runtime,
+        *,
+        no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        cuda_graphs: bool = False,
+        metrics_every: int = 1,
+    ) -> None:
+        self.module = module
+        self.updater = updater
+        self.runtime = runtime
+        self.no_sync = no_sync
+        self.metrics_every = metrics_every
+        self.sums = StepSums.zeros(runtime.device)
+        self.step_number = torch.zeros((), dtype=torch.int64, device=runtime.device)
+        self.scaler = _LossScale(runtime) if runtime.precision == "fp16" else None
+        self._graphs = _StepGraphs(self) if cuda_graphs else None
+
+    def __call__(self, batch: StepBatch) -> None:
+        self.step_number.fill_(batch.step)
+        if self._graphs is not None and self._graphs.run(batch):
+            return
+        self.run_eagerly(batch)
+
+    def run_eagerly(self, batch: StepBatch) -> None:
+        """Same as a replayed graph, kernel by kernel."""
+        self.updater.optimizer.zero_grad(set_to_none=True)
+        loss = self._backward(batch)
+        scale = None if self.scaler is None else self.scaler.scale
+        norm, finite = self.updater(loss, scale)
+        if self.scaler is not None:
+            self.scaler.update(finite)
+        self._note(loss, norm, finite)
+
+    def _backward(self, batch: StepBatch) -> Tensor:
+        """Gradients of the global batch's mean loss; this rank's share of it, ()."""
+        # DDP divides the sum of the ranks' gradients by their number.
+        weight = self.runtime.ranks.world_size / batch.num_targets
+        total = torch.zeros((), device=self.runtime.device)
+        last = len(batch.micro_batches) - 1
+        for index, micro in enumerate(batch.micro_batches):
+            with nullcontext() if index == last else self.no_sync():
+                with self.runtime.autocast():
+                    loss, logits = self.module(micro.tensors())
+                scaled = loss * weight
+                if self.scaler is not None:
+                    scaled = scaled * self.scaler.scale
+                scaled.backward()
+            total += loss.detach() / batch.num_targets
+            if logits is not None and self._counts_hits(batch.step):
+                self._count_hits(logits, micro.labels)
+        return total
+
+    def _counts_hits(self, step: int) -> bool:
+        return self._graphs is not None or step % self.metrics_every == 0
+
+    def _count_hits(self, logits: Tensor, labels: Tensor) -> None:
+        """Of logits (K, classes) against labels (K,), IGNORED ones left out."""
+        if labels.is_floating_point():
+            return
+        self.sums.hits += (logits.argmax(-1) == labels).sum()
+        self.sums.judged += (labels != IGNORED).sum()
+
+    def _note(self, loss: Tensor, norm: Tensor, finite: Tensor) -> None:
+        self.sums.loss += loss
+        self.sums.last_loss.copy_(loss)
+        self.sums.last_norm.copy_(norm)
+        if self.scaler is not None:  # fp16 overflows now and then: the scale adapts
+            return
+        bad = torch.where(finite, StepSums.NEVER, self.step_number)
+        torch.minimum(self.sums.first_bad_step, bad, out=self.sums.first_bad_step)
+
+
+class _LossScale:
+    """Dynamic loss scale for fp16 (Micikevicius et al. 2018), kept on the device."""
+
+    GROWTH_INTERVAL = 2000
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.scale = torch.full((), 2.0**16, device=runtime.device)
+        self._good_steps = torch.zeros((), dtype=torch.int32, device=runtime.device)
+
+    def update(self, finite: Tensor) -> None:
+        torch._amp_update_scale_(
+            self.scale,
+            self._good_steps,
+            (~finite).float(),
+            2.0,
+            0.5,
+            self.GROWTH_INTERVAL,
+        )
+
+
+@dataclass
+class _Graph:
+    graph: Any
+    inputs: MicroBatch
+
+
+class _StepGraphs:
+    """A CUDA graph of the whole step for each shape of its one micro-batch."""
+
+    def __init__(self, stepper: Stepper) -> None:
+        self._stepper = stepper
+        self._graphs: dict[tuple[Any, ...], _Graph] = {}
+        self._steps_seen = 0
+        self._pool: Any = None
+
+    def run(self, batch: StepBatch) -> bool:
+        """Replay the step; False where it has to run eagerly."""
+        self._steps_seen += 1
+        if len(batch.micro_batches) != 1 or self._steps_seen <= EAGER_STEPS:
+            return False
+        key = self._key(batch)
+        if key not in self._graphs:
+            if len(self._graphs) >= MAX_GRAPHS:
+                return False
+            self._graphs[key] = self._capture(batch)
+        recorded = self._graphs[key]
+        for name, tensor in batch.micro_batches[0].tensors().items():
+            getattr(recorded.inputs, name).copy_(tensor, non_blocking=True)
+        recorded.graph.replay()
+        return True
+
+    @staticmethod
+    def _key(batch: StepBatch) -> tuple[Any, ...]:
+        shapes = tuple(
+            (name, tuple(tensor.shape))
+            for name, tensor in batch.micro_batches[0].tensors().items()
+        )
+        return (batch.num_targets, shapes)
+
+    def _capture(self, batch: StepBatch) -> _Graph:
+        """Record without running: weights stay as they are."""
+        begin = time.perf_counter()
+        static = MicroBatch(
+            **{n: t.clone() for n, t in batch.micro_batches[0].tensors().items()}
+        )
+        graph = torch.cuda.CUDAGraph()
+        self._stepper.updater.optimizer.zero_grad(set_to_none=True)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, pool=self._pool):
+            recorded = StepBatch(**{**vars(batch), "micro_batches": [static]})
+            self._stepper.run_eagerly(recorded)
+        self._pool = self._pool or graph.pool()
+        compile_clock.add(time.perf_counter() - begin)
+        logger.debug("captured a CUDA graph for %s", self._key(batch))
+        return _Graph(graph, static)

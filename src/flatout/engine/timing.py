@@ -1,0 +1,204 @@
+"""Windows between two synchronisations, and what a run's figures are made of.
+
+A window's rate is its samples over its wall time. Nothing here waits for the
+device; whoever closes a window has synchronised before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from flatout.engine.collation import StepBatch
+
+WARMUP_STEPS = 3
+"""Steps before the first window: allocator, autotuning, first compilation."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Sums over the steps between two log points."""
+
+    steps: int
+    samples: int
+    tokens: int
+    padded_tokens: int
+    squared_lengths: int
+    targets: int
+    wall_s: float
+    wait_s: float
+    step_ms: list[float]
+    clean: bool
+    """No compilation or graph capture fell into it."""
+
+
+@dataclass
+class _Sums:
+    steps: int = 0
+    samples: int = 0
+    tokens: int = 0
+    padded_tokens: int = 0
+    squared_lengths: int = 0
+    targets: int = 0
+    host_wait_s: list[float] = field(default_factory=list)
+    marks: list[tuple[Any, Any]] = field(default_factory=list)
+
+
+class WindowClock:
+    """Collects steps; `close` gives the window and begins the next one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a window now: the device must be idle."""
+        self._sums = _Sums()
+        self._start_s = time.perf_counter()
+        self._start_mark = self._mark()
+        self._compiles = compile_clock.count
+
+    def step_begins(self) -> None:
+        self._step_mark = self._mark()
+
+    def step_ends(self, batch: StepBatch, wait_s: float) -> None:
+        sums = self._sums
+        sums.steps += 1
+        sums.samples += batch.num_samples
+        sums.tokens += batch.num_tokens
+        sums.padded_tokens += batch.num_padded_tokens
+        sums.squared_lengths += batch.squared_lengths
+        sums.targets += batch.num_targets
+        sums.host_wait_s.append(wait_s)
+        sums.marks.append((self._step_mark, self._mark()))
+
+    def close(self) -> Window:
+        """The window up to now. The caller has synchronised with the device."""
+        wall_s = time.perf_counter() - self._start_s
+        sums = self._sums
+        ends = [self._start_mark, *(end for _, end in sums.marks)]
+        begins = [begin for begin, _ in sums.marks]
+        gaps_s = [self._elapsed_s(a, b) for a, b in zip(ends, begins, strict=False)]
+        # A host that waits while the device still computes starves nobody.
+        waits = zip(gaps_s, sums.host_wait_s, strict=True)
+        wait_s = sum(min(gap, wait) for gap, wait in waits)
+        pairs = zip(ends, ends[1:], strict=False)
+        window = Window(
+            steps=sums.steps,
+            samples=sums.samples,
+            tokens=sums.tokens,
+            padded_tokens=sums.padded_tokens,
+            squared_lengths=sums.squared_lengths,
+            targets=sums.targets,
+            wall_s=wall_s,
+            wait_s=wait_s,
+            step_ms=[1000 * self._elapsed_s(a, b) for a, b in pairs],
+            clean=self._compiles == compile_clock.count,
+        )
+        self.begin()
+        return window
+
+    def _mark(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _elapsed_s(self, begin: Any, end: Any) -> float:
+        if not self._cuda:
+            return float(end - begin)
+        return max(0.0, float(begin.elapsed_time(end)) / 1000)
+
+
+class CompileClock:
+    """Seconds and number of compilations in this process (TorchDynamo's callbacks)."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.count = 0
+        self._begin: float | None = None
+        self._listening = False
+
+    def listen(self) -> None:
+        if self._listening:
+            return
+        from torch._dynamo.callback import callback_handler
+
+        callback_handler.register_start_callback(self._started)
+        callback_handler.register_end_callback(self._ended)
+        self._listening = True
+
+    def add(self, seconds: float) -> None:
+        """Time of something like it: the capture of a CUDA graph."""
+        self.seconds += seconds
+        self.count += 1
+
+    def _started(self, *_: Any) -> None:
+        self._begin = time.perf_counter()
+
+    def _ended(self, *_: Any) -> None:
+        if self._begin is not None:
+            self.add(time.perf_counter() - self._begin)
+        self._begin = None
+
+
+compile_clock = CompileClock()
+"""One a process, as TorchDynamo's own callbacks are."""
+
+
+@dataclass
+class Stopwatch:
+    """Seconds spent in named phases beside the steps (evaluation, checkpoints)."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - begin
+            self.seconds[name] = self.seconds.get(name, 0.0) + spent
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Figures over windows; only clean ones, where there is one."""
+
+    samples_per_s: float
+    tokens_per_s: float
+    padded_tokens_per_s: float
+    padding_pct: float
+    loader_wait_pct: float
+    step_ms_p50: float
+    step_ms_p90: float
+
+    @classmethod
+    def over(cls, windows: list[Window]) -> Rates:
+        chosen = steady(windows)
+        wall_s = sum(window.wall_s for window in chosen) or float("nan")
+        tokens = sum(window.tokens for window in chosen)
+        padded = sum(window.padded_tokens for window in chosen)
+        step_ms = [ms for window in chosen for ms in window.step_ms] or [float("nan")]
+        return cls(
+            samples_per_s=sum(window.samples for window in chosen) / wall_s,
+            tokens_per_s=tokens / wall_s,
+            padded_tokens_per_s=padded / wall_s,
+            padding_pct=100 * (1 - tokens / padded) if padded else 0.0,
+            loader_wait_pct=100 * sum(w.wait_s for w in chosen) / wall_s,
+            step_ms_p50=float(np.percentile(step_ms, 50)),
+            step_ms_p90=float(np.percentile(step_ms, 90)),
+        )
+
+
+def steady(windows: list[Window]) -> list[Window]:
+    """Windows without compilation, or all of them where none is without."""
+    return [window for window in windows if window.clean] or windows
