@@ -1,0 +1,22 @@
+"""`flatout`, `python -m flatout`: the options of `kedro run`, packaged or not."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from kedro.framework.cli.utils import find_run_command
+from kedro.framework.project import configure_project
+
+from flatout.quiet import silence_known_warnings
+
+
+def main(*args: Any, **kwargs: Any) -> Any:
+    silence_known_warnings()
+    configure_project("flatout")
+    kwargs["standalone_mode"] = not hasattr(sys, "ps1")
+    return find_run_command("flatout")(*args, **kwargs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,15 @@
+"""Which pipelines there are, and which of them `kedro run` runs."""
+
+from __future__ import annotations
+
+from kedro.framework.project import find_pipelines
+from kedro.pipeline import Pipeline
+
+DEFAULT = ("split", "tokenize", "train")
+
+
+def register_pipelines() -> dict[str, Pipeline]:
+    """Every folder of `pipelines/`; under `--pipelines` only those asked for."""
+    pipelines = find_pipelines(raise_errors=True)
+    default = [pipelines[name] for name in DEFAULT if name in pipelines]
+    return {**pipelines, "__default__": sum(default, start=Pipeline([]))}

@@ -1,0 +1,55 @@
+"""Nodes of the train pipeline: parameters in, the engine's results out."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from flatout.engine.launch import run_training
+
+from flatout.engine.settings import parse_settings
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+
+def train_model(
+    *,
+    train: Dataset,
+    validation: Dataset,
+    test: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    label_names: list[str],
+    runtime: dict[str, Any],
+    model: dict[str, Any],
+    tokenize: dict[str, Any],
+    training: dict[str, Any],
+    paths: dict[str, Any],
+) -> dict[str, Any]:
+    """Train on `train`, choose by `validation`, judge on `test`.
+
+    `paths.checkpoints` is written and read (resume); `paths.metrics` is appended to.
+    """
+    settings = parse_settings(
+        {
+            "runtime": runtime,
+            "model": model,
+            "tokenize": tokenize,
+            "train": training,
+            "paths": paths,
+        }
+    )
+    folder = Path(settings.paths.checkpoints)
+    result = run_training(
+        settings, train, validation, test, tokenizer, label_names, folder
+    )
+    return {
+        "model": (result.model, tokenizer),
+        "last_model": (result.last_model, tokenizer),
+        "report": asdict(result.report),
+        "history": pd.DataFrame(result.history),
+        "confusion": result.confusion,
+    }

@@ -1,0 +1,28 @@
+"""Warnings of libraries that no user of flatout can act on, silenced by their text.
+
+An entry point of the group `kedro.init`: Kedro calls it before it loads plugins.
+"""
+
+from __future__ import annotations
+
+import logging
+
+SILENCED = (
+    # kedro-mlflow defines a `predict` without type hints: shown at every command.
+    "Add type hints to the `predict` method",
+    # Kedro and kedro-mlflow still use the older name of OmegaConf's register_resolver.
+    "register_new_resolver() is deprecated",
+)
+
+
+def silence_known_warnings() -> None:
+    """Drop them where Kedro logs Python's warnings.
+
+    Not a filter of `warnings`: MLflow puts one of its own before all others.
+    """
+    logging.getLogger("py.warnings").addFilter(_is_wanted)
+
+
+def _is_wanted(record: logging.LogRecord) -> bool:
+    text = record.getMessage()
+    return not any(silenced in text for silenced in SILENCED)

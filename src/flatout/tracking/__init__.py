@@ -1,0 +1,21 @@
+"""Runs in MLflow that cost training nothing: a file first, the store behind it.
+
+The engine appends a JSON line a log point. A thread of the Kedro process sends what is
+new; what a dead, slow or locked store did not take waits beside the file, and
+:func:`sync` sends it later.
+"""
+
+from flatout.tracking.forwarder import Forwarder, sync
+from flatout.tracking.outbox import Outbox, RunRecord, begin
+from flatout.tracking.store import close_stale_runs, prepare, unusable_because
+
+__all__ = [
+    "Forwarder",
+    "Outbox",
+    "RunRecord",
+    "begin",
+    "close_stale_runs",
+    "prepare",
+    "sync",
+    "unusable_because",
+]

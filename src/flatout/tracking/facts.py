@@ -1,0 +1,132 @@
+"""Facts about a run: its name, the tags it starts with, the machine and versions."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+from importlib.metadata import PackageNotFoundError, distributions, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from flatout.engine.environment import nvidia_gpu_count, usable_cores
+from flatout.engine.settings import Settings
+from flatout.tracking.store import process_tags
+
+FINAL_METRICS = ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss")
+"""Keep their names; other figures of a report become `report/<name>`."""
+
+REPORT_TAGS = (
+    "device",
+    "precision",
+    "attention",
+    "strategy",
+    "world_size",
+    "token_key",
+    "resumed_from_step",
+)
+
+
+def run_name(settings: Settings, commit: str | None) -> str:
+    """`bert-2x192_cpu_b32_1a2b3c4`: model, device, global batch, commit."""
+    config, gpus = settings.model.config, nvidia_gpu_count()
+    model = settings.model.name_or_path or "-".join(
+        str(part)
+        for part in (
+            config.get("model_type"),
+            "x".join(
+                str(config[key])
+                for key in ("num_hidden_layers", "hidden_size")
+                if key in config
+            ),
+        )
+        if part
+    )
+    device = f"{gpus}gpu" if gpus else "cpu"
+    parts = [Path(model).name, device, f"b{settings.train.global_batch_size}"]
+    return plain_name("_".join([*parts, *([commit[:7]] if commit else [])]))
+
+
+def plain_name(name: str) -> str:
+    """`name` with what a browser, a shell or a file system may misread as dashes."""
+    return re.sub(r"[^\w.+@-]+", "-", name, flags=re.ASCII).strip("-")[:100] or "run"
+
+
+def git_state(folder: Path) -> tuple[str | None, bool]:
+    """Commit of the project and whether files differ from it; (None, False) without."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    return commit, bool(commit and _git(folder, "status", "--porcelain"))
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    program = shutil.which("git")
+    if program is None:
+        return None
+    try:
+        done = subprocess.run(
+            [program, *arguments],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def starting_tags(folder: Path, environment_name: str | None) -> dict[str, str]:
+    """Tags of a run that starts now."""
+    commit, dirty = git_state(folder)
+    versions = {name: _version(name) for name in ("torch", "transformers")}
+    return {
+        **process_tags(),
+        "kedro_env": environment_name or "local",
+        "git_commit": commit or "none",
+        "git_dirty": str(dirty).lower(),
+        **{f"version.{name}": text for name, text in versions.items()},
+        "exit_reason": "running",
+    }
+
+
+def report_tags(report: dict[str, Any]) -> dict[str, str]:
+    return {key: str(report[key]) for key in REPORT_TAGS if report.get(key) is not None}
+
+
+def report_metrics(report: dict[str, Any]) -> dict[str, float]:
+    """Every figure of a train report, for MLflow."""
+    return {
+        key if key in FINAL_METRICS else f"report/{key}": float(value)
+        for key, value in report.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
+
+
+def write_environment(file: Path) -> None:
+    """The machine and the versions of all installed packages, as JSON."""
+    packages = {d.metadata["Name"]: d.version for d in distributions()}
+    facts = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "host": platform.node(),
+        "usable_cores": usable_cores(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "nvidia_gpus": nvidia_gpu_count(),
+        "packages": dict(sorted(packages.items(), key=lambda item: item[0].lower())),
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(facts, indent=1), encoding="utf-8")
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

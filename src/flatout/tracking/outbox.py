@@ -1,0 +1,241 @@
+"""What MLflow is to know of a run, on disk first, and how much of it was sent."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+
+logger = logging.getLogger(__name__)
+
+MAX_BATCH_METRICS = 1000
+MAX_BATCH_PARAMS = 100
+MAX_VALUE_LENGTH = 5000
+ARTIFACTS = ("train_report.json", "train_history.csv", "confusion_matrix.json")
+UNSENT = "unsent"
+
+
+@dataclass
+class RunRecord:
+    """All that MLflow is to know of a run but its points, and how much it knows."""
+
+    tracking_uri: str
+    experiment: str
+    name: str
+    artifact_location: str | None = None
+    run_id: str | None = None
+    status: str = "RUNNING"
+    start_ms: int = field(default_factory=lambda: int(time.time() * 1000))
+    end_ms: int | None = None
+    params: dict[str, str] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Final figures."""
+    sent_bytes: int = 0
+    """Length of the part of the points' file that was sent."""
+    sent_step: int = -1
+    """Last step that was sent; points up to it are not sent again."""
+    sent_params: int = 0
+    sent_tags: dict[str, str] = field(default_factory=dict)
+    complete: bool = False
+    """The store has all of a run that has ended."""
+
+
+class Outbox:
+    """A run's points (`<name>.jsonl`) and record (`<name>.run.json`) on disk."""
+
+    def __init__(self, points: Path, record: RunRecord) -> None:
+        self.points = points
+        self.record = record
+
+    @classmethod
+    def load(cls, points: Path) -> Outbox | None:
+        """The outbox of an earlier run; None where there is none that can be read."""
+        try:
+            text = record_path(points).read_text(encoding="utf-8")
+            return cls(points, RunRecord(**json.loads(text)))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def save(self) -> None:
+        path = record_path(self.points)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(asdict(self.record), indent=1)
+        written = path.with_suffix(".tmp")
+        written.write_text(text, encoding="utf-8")
+        os.replace(written, path)
+
+    def new_points(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Whole lines not sent yet, each with the file's length up to its end."""
+        if not self.points.is_file():
+            return
+        with self.points.open("rb") as file:
+            file.seek(self.record.sent_bytes)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                yield file.tell(), _parsed(line)
+
+    def set_aside(self) -> None:
+        """Move both files where they wait for `kedro flatout sync`."""
+        stamp = f"{self.record.start_ms}-{self.points.stem}"
+        folder = self.points.parent / UNSENT / stamp
+        folder.mkdir(parents=True, exist_ok=True)
+        beside = [self.points.with_name(name) for name in ARTIFACTS]
+        for path in (self.points, record_path(self.points), *beside):
+            if path.exists():
+                os.replace(path, folder / path.name)
+
+
+def record_path(points: Path) -> Path:
+    return points.with_suffix(".run.json")
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    try:
+        point = json.loads(line)
+    except ValueError:
+        return {}
+    return point if isinstance(point, dict) else {}
+
+
+def begin(points: Path, record: RunRecord, *, goes_on: bool) -> Outbox:
+    """Outbox of a run that starts now.
+
+    With `goes_on` the run continues the one that the folder holds, if that did not
+    finish; otherwise what MLflow lacks of that one is set aside.
+    """
+    earlier = Outbox.load(points)
+    if earlier and goes_on and earlier.record.status != "FINISHED":
+        kept = earlier.record
+        kept.status, kept.end_ms, kept.complete = "RUNNING", None, False
+        kept.tags = record.tags
+        return Outbox(points, kept)
+    if earlier and not earlier.record.complete:
+        earlier.set_aside()
+    elif earlier:
+        points.unlink(missing_ok=True)
+    elif points.exists():  # of a training outside Kedro: keep it, send nothing of it
+        record.sent_bytes = points.stat().st_size
+    return Outbox(points, record)
+
+
+def send(outbox: Outbox, client: MlflowClient) -> str:
+    """Send what is new; returns the run's id. What it raises is the store's."""
+    record = outbox.record
+    if record.run_id is None:
+        record.run_id = _create_run(record, client)
+        outbox.save()
+    run_id = record.run_id
+    _send_params_and_tags(outbox, client, run_id)
+    for batch in _batches(outbox.new_points(), record.sent_step):
+        client.log_batch(run_id, metrics=batch.metrics)
+        record.sent_bytes, record.sent_step = batch.end, batch.step
+        outbox.save()
+    return run_id
+
+
+def send_end(outbox: Outbox, client: MlflowClient) -> None:
+    """Send all that is left of a run that has ended, and end it in MLflow too."""
+    record = outbox.record
+    run_id = send(outbox, client)
+    now, step = record.end_ms or int(time.time() * 1000), max(record.sent_step, 0)
+    finals = [Metric(k, v, now, step) for k, v in record.metrics.items()]
+    for start in range(0, len(finals), MAX_BATCH_METRICS):
+        client.log_batch(run_id, metrics=finals[start : start + MAX_BATCH_METRICS])
+    for path in artifacts(outbox):
+        client.log_artifact(run_id, str(path))
+    client.set_terminated(run_id, record.status, record.end_ms)
+    record.complete = True
+    outbox.save()
+
+
+def artifacts(outbox: Outbox) -> list[Path]:
+    """Files of the run beside its points; none that an earlier run left."""
+    folder, started_s = outbox.points.parent, outbox.record.start_ms / 1000
+    named = [folder / name for name in (*ARTIFACTS, "environment.json")]
+    return [p for p in named if p.is_file() and p.stat().st_mtime >= started_s]
+
+
+def _create_run(record: RunRecord, client: MlflowClient) -> str:
+    experiment = client.get_experiment_by_name(record.experiment)
+    experiment_id = (
+        experiment.experiment_id
+        if experiment
+        else client.create_experiment(record.experiment, record.artifact_location)
+    )
+    run = client.create_run(
+        experiment_id, start_time=record.start_ms, run_name=record.name
+    )
+    return str(run.info.run_id)
+
+
+def _send_params_and_tags(outbox: Outbox, client: MlflowClient, run_id: str) -> None:
+    record = outbox.record
+    params = [Param(k, v[:MAX_VALUE_LENGTH]) for k, v in list(record.params.items())]
+    new_params = params[record.sent_params :]
+    tags = {k: v for k, v in dict(record.tags).items() if record.sent_tags.get(k) != v}
+    if not new_params and not tags:
+        return
+    for start in range(0, len(new_params), MAX_BATCH_PARAMS):
+        _log_params(client, run_id, new_params[start : start + MAX_BATCH_PARAMS])
+    if tags:
+        texts = [RunTag(k, v[:MAX_VALUE_LENGTH]) for k, v in tags.items()]
+        client.log_batch(run_id, tags=texts)
+    record.sent_params = len(params)
+    record.sent_tags = {**record.sent_tags, **tags}
+    outbox.save()
+
+
+def _log_params(client: MlflowClient, run_id: str, params: list[Param]) -> None:
+    """A run that goes on may have another value now, which MLflow does not take."""
+    try:
+        client.log_batch(run_id, params=params)
+    except MlflowException as error:
+        if error.error_code != "INVALID_PARAMETER_VALUE":
+            raise
+        logger.warning("MLflow keeps the run's first parameters: %s", error.message)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    metrics: list[Metric]
+    end: int
+    step: int
+
+
+def _batches(
+    points: Iterable[tuple[int, dict[str, Any]]], sent_step: int
+) -> Iterator[_Batch]:
+    """Metrics in lots that MLflow takes; steps up to `sent_step` are left out."""
+    metrics: list[Metric] = []
+    end, last = -1, sent_step
+    for end_of_line, point in points:
+        found = _metrics(point) if point.get("step", -1) > sent_step else []
+        if metrics and len(metrics) + len(found) > MAX_BATCH_METRICS:
+            yield _Batch(metrics, end, last)
+            metrics = []
+        metrics += found
+        end = end_of_line
+        last = max(last, point["step"]) if found else last
+    if end >= 0:
+        yield _Batch(metrics, end, last)
+
+
+def _metrics(point: dict[str, Any]) -> list[Metric]:
+    time_ms = int(point.get("time_s", time.time()) * 1000)
+    values = point.get("metrics") or {}
+    return [
+        Metric(name, float(value), time_ms, int(point["step"]))
+        for name, value in values.items()
+        if isinstance(value, (int, float))
+    ]

@@ -1,0 +1,135 @@
+"""The tracking store: whether it answers, and runs that dead processes left open."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sqlite3
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+from mlflow import MlflowClient
+from mlflow.environment_variables import MLFLOW_RUN_ID
+from mlflow.tracking import fluent
+
+from flatout.engine.environment import set_defaults
+
+HOST_TAG, PID_TAG, STARTED_TAG = "flatout.host", "flatout.pid", "flatout.started_s"
+
+# MLflow's own defaults wait for minutes on a dead server.
+CLIENT_LIMITS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+}
+
+
+def prepare(tracking_uri: str) -> None:
+    """Short limits for this process's MLflow client; the folder of a SQLite file."""
+    set_defaults(CLIENT_LIMITS)
+    file = _sqlite_file(tracking_uri)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+
+
+def unusable_because(tracking_uri: str, limit_s: float = 3.0) -> str | None:
+    """Why the store cannot be used now, or None. Takes `limit_s` at most."""
+    answer: list[str | None] = []
+    probe = threading.Thread(
+        target=lambda: answer.append(_probe(tracking_uri, limit_s)), daemon=True
+    )
+    probe.start()
+    probe.join(limit_s)
+    return answer[0] if answer else f"no answer within {limit_s:g} s"
+
+
+def _probe(tracking_uri: str, limit_s: float) -> str | None:
+    try:
+        file = _sqlite_file(tracking_uri)
+        if file is None:
+            MlflowClient(tracking_uri).search_experiments(max_results=1)
+        else:
+            _take_write_lock(file, limit_s / 2)
+    except Exception as error:
+        return one_line(error)
+    return None
+
+
+def _take_write_lock(file: Path, limit_s: float) -> None:
+    connection = sqlite3.connect(file, timeout=limit_s)
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.rollback()
+    finally:
+        connection.close()
+
+
+def _sqlite_file(tracking_uri: str) -> Path | None:
+    scheme = "sqlite:///"
+    return (
+        Path(tracking_uri.removeprefix(scheme))
+        if tracking_uri.startswith(scheme)
+        else None
+    )
+
+
+def one_line(error: BaseException) -> str:
+    """First line of an error's text, short enough for a warning."""
+    text = str(error).strip().split("\n")[0] or type(error).__name__
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def process_tags() -> dict[str, str]:
+    """Tags by which a later process finds out whether this one still lives."""
+    started_s = psutil.Process().create_time()
+    return {
+        HOST_TAG: socket.gethostname(),
+        PID_TAG: str(os.getpid()),
+        STARTED_TAG: f"{started_s:.2f}",
+    }
+
+
+def process_lives(tags: Mapping[str, Any]) -> bool:
+    """Whether the process of `process_tags` runs; True where it is on another host."""
+    if tags.get(HOST_TAG) != socket.gethostname():
+        return HOST_TAG in tags
+    try:
+        started_s = psutil.Process(int(tags[PID_TAG])).create_time()
+        return abs(started_s - float(tags[STARTED_TAG])) < 1
+    except (psutil.NoSuchProcess, KeyError, ValueError):
+        return False
+
+
+def close_stale_runs(
+    client: MlflowClient, experiment: str, keep: str | None = None
+) -> int:
+    """Set runs of dead processes of this host from RUNNING to KILLED; their number."""
+    found = client.get_experiment_by_name(experiment)
+    if found is None:
+        return 0
+    runs = client.search_runs(
+        [found.experiment_id], filter_string="attributes.status = 'RUNNING'"
+    )
+    stale = [
+        run.info.run_id
+        for run in runs
+        if HOST_TAG in run.data.tags and not process_lives(run.data.tags)
+    ]
+    for run_id in stale:
+        if run_id != keep:
+            client.set_terminated(run_id, "KILLED")
+    return len(set(stale) - {keep})
+
+
+def forget_active_run() -> None:
+    """Close the run in MLflow's fluent API without asking the store, which may hang.
+
+    `mlflow.end_run` would ask it; the run itself is ended by `send_end`.
+    """
+    fluent._active_run_stack.get().clear()
+    MLFLOW_RUN_ID.unset()
