@@ -38,16 +38,25 @@ class Window:
     """No compilation or graph capture fell into it."""
 
 
+@dataclass(frozen=True)
+class _StepMarks:
+    """Points in the device's time: end of the step before, begin and end of this."""
+
+    before: Any
+    begin: Any
+    end: Any
+    host_wait_s: float
+
+
 @dataclass
 class _Sums:
-    steps: int = 0
     samples: int = 0
     tokens: int = 0
     padded_tokens: int = 0
     squared_lengths: int = 0
     targets: int = 0
-    host_wait_s: list[float] = field(default_factory=list)
-    marks: list[tuple[Any, Any]] = field(default_factory=list)
+    wall_s: float = 0.0
+    steps: list[_StepMarks] = field(default_factory=list)
 
 
 class WindowClock:
@@ -58,51 +67,55 @@ class WindowClock:
         self.begin()
 
     def begin(self) -> None:
-        """Start a window now: the device must be idle."""
+        """Start a window now, forgetting the last: the device must be idle."""
         self._sums = _Sums()
-        self._start_s = time.perf_counter()
-        self._start_mark = self._mark()
         self._compiles = compile_clock.count
+        self.resume()
+
+    def pause(self) -> None:
+        """Leave out what follows (the device must be idle) until `resume`."""
+        self._sums.wall_s += time.perf_counter() - self._running_since
+
+    def resume(self) -> None:
+        self._running_since = time.perf_counter()
+        self._last_end = self._mark()
 
     def step_begins(self) -> None:
-        self._step_mark = self._mark()
+        self._step_begin = self._mark()
 
     def step_ends(self, batch: StepBatch, wait_s: float) -> None:
-        sums = self._sums
-        sums.steps += 1
+        """`wait_s`: how long the host waited for this batch."""
+        sums, end = self._sums, self._mark()
         sums.samples += batch.num_samples
         sums.tokens += batch.num_tokens
         sums.padded_tokens += batch.num_padded_tokens
         sums.squared_lengths += batch.squared_lengths
         sums.targets += batch.num_targets
-        sums.host_wait_s.append(wait_s)
-        sums.marks.append((self._step_mark, self._mark()))
+        sums.steps.append(_StepMarks(self._last_end, self._step_begin, end, wait_s))
+        self._last_end = end
 
     def close(self) -> Window:
         """The window up to now. The caller has synchronised with the device."""
-        wall_s = time.perf_counter() - self._start_s
+        self.pause()
         sums = self._sums
-        ends = [self._start_mark, *(end for _, end in sums.marks)]
-        begins = [begin for begin, _ in sums.marks]
-        gaps_s = [self._elapsed_s(a, b) for a, b in zip(ends, begins, strict=False)]
-        # A host that waits while the device still computes starves nobody.
-        waits = zip(gaps_s, sums.host_wait_s, strict=True)
-        wait_s = sum(min(gap, wait) for gap, wait in waits)
-        pairs = zip(ends, ends[1:], strict=False)
         window = Window(
-            steps=sums.steps,
+            steps=len(sums.steps),
             samples=sums.samples,
             tokens=sums.tokens,
             padded_tokens=sums.padded_tokens,
             squared_lengths=sums.squared_lengths,
             targets=sums.targets,
-            wall_s=wall_s,
-            wait_s=wait_s,
-            step_ms=[1000 * self._elapsed_s(a, b) for a, b in pairs],
+            wall_s=sums.wall_s,
+            wait_s=sum(self._starved_s(step) for step in sums.steps),
+            step_ms=[1000 * self._elapsed_s(s.before, s.end) for s in sums.steps],
             clean=self._compiles == compile_clock.count,
         )
         self.begin()
         return window
+
+    def _starved_s(self, step: _StepMarks) -> float:
+        """A host that waits while the device still computes starves nobody."""
+        return min(self._elapsed_s(step.before, step.begin), step.host_wait_s)
 
     def _mark(self) -> Any:
         if not self._cuda:

@@ -1,0 +1,237 @@
+"""What a run notes while it goes: windows, the history, live points, its health.
+
+Between two log points nothing here waits for the device; `log` is where the host
+reads the sums that the device has kept.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flatout.engine import health
+from flatout.engine.assemble import Trainer
+from flatout.engine.collation import StepBatch
+from flatout.engine.optim import learning_rate
+from flatout.engine.report import Evaluation, LogPoint
+from flatout.engine.step import StepSums
+from flatout.engine.timing import WARMUP_STEPS, Stopwatch, Window, WindowClock
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class MetricsFile:
+    """Live points, a JSON line each, flushed at once. Whatever forwards them to a
+    tracking store reads this file: a store that is slow or gone costs no step."""
+
+    path: Path
+    enabled: bool = True
+
+    def start(self, *, keep: bool) -> None:
+        """A new run begins with an empty file; a resumed one goes on in it."""
+        if self.enabled:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if not keep:
+                self.path.write_text("")
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        if self.enabled:
+            line = {"step": step, "time_s": time.time(), "metrics": metrics}
+            with self.path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+@dataclass
+class Recorder:
+    """State of a session beside model and optimizer."""
+
+    trainer: Trainer
+    begin_s: float
+    start_step: int = 0
+    history: list[LogPoint] = field(default_factory=list)
+    windows: list[Window] = field(default_factory=list)
+    samples: int = 0
+    first_batch_s: float = 0.0
+    initial_loss: float = float("nan")
+    best: Evaluation | None = None
+    last_checkpoint: Path | None = None
+    watch: Stopwatch = field(default_factory=Stopwatch)
+
+    def __post_init__(self) -> None:
+        runtime = self.trainer.runtime
+        job = self.trainer.job
+        self.metrics = MetricsFile(job.metrics_file, enabled=runtime.ranks.is_main)
+        self.clock = WindowClock(runtime.device)
+        self._habits = SlowHabits(self.trainer)
+        self._steps_since_log = 0
+        self._loop_begin_s = 0.0
+
+    def start(self, start_step: int) -> None:
+        """The loop begins now, at `start_step`; a rate counts from here on."""
+        self.start_step = start_step
+        self.metrics.start(keep=start_step > 0)
+        self._loop_begin_s = time.perf_counter()
+        self.clock.begin()
+
+    def step_begins(self) -> None:
+        self.clock.step_begins()
+
+    def step_ends(self, batch: StepBatch, wait_s: float, rate: float) -> None:
+        self.clock.step_ends(batch, wait_s)
+        self.samples += batch.num_samples
+        self._steps_since_log += 1
+        self._habits.after_step(batch.step, rate)
+        done_here = batch.step + 1 - self.start_step
+        if done_here == 1:
+            # The one wait outside of log points: how long the first step took.
+            loss = read_loss(self.trainer)
+            self.first_batch_s = time.perf_counter() - self._loop_begin_s
+            if self.start_step == 0:
+                self.initial_loss = loss
+        if done_here == WARMUP_STEPS:
+            self.trainer.runtime.synchronize()
+            self.clock.begin()
+
+    def log_due(self, done: int) -> bool:
+        every = self.trainer.job.settings.train.log_every
+        return done % every == 0 or done == self.trainer.total_steps
+
+    def log(self, batch: StepBatch, rate: float) -> LogPoint:
+        """Read the device's sums, close the window, note a point of the history.
+        Raises NonFiniteError."""
+        figures = _read_sums(self.trainer)  # here the host waits for the device
+        window = self.clock.close()
+        bad_step = int(figures["first_bad_step"])
+        if bad_step < StepSums.NEVER:
+            raise self._bad_step(bad_step, figures).error()
+        point = self._point(window, figures, batch, rate)
+        self._steps_since_log = 0
+        if window.steps:
+            self.windows.append(window)
+        self.history.append(point)
+        self.metrics.write(point.step, point.as_metrics())
+        if self.trainer.runtime.ranks.is_main:
+            logger.info(_line(point, self.trainer.total_steps))
+        return point
+
+    @contextmanager
+    def paused(self, phase: str) -> Iterator[None]:
+        """Time of evaluations and checkpoints is no step time."""
+        self.trainer.runtime.synchronize()
+        self.clock.pause()
+        with self.watch.phase(phase):
+            yield
+            self.trainer.runtime.synchronize()
+        self.clock.resume()
+
+    def note_validation(self, done: int, result: Evaluation) -> bool:
+        """Write it down; True where it is the best so far."""
+        named = {"validation_loss": result.loss}
+        if result.accuracy is not None:
+            named["validation_accuracy"] = result.accuracy
+        self.metrics.write(done, named)
+        if self.trainer.runtime.ranks.is_main:
+            shown = "  ".join(f"{name} {value:.4f}" for name, value in named.items())
+            logger.info("step %d/%d  %s", done, self.trainer.total_steps, shown)
+        if self.best is not None and result.loss >= self.best.loss:
+            return False
+        self.best = result
+        return True
+
+    def _point(
+        self, window: Window, figures: dict[str, float], batch: StepBatch, rate: float
+    ) -> LogPoint:
+        wall_s = window.wall_s or float("nan")
+        done = batch.step + 1
+        judged = figures["judged"]
+        return LogPoint(
+            step=done,
+            epoch=done / self.trainer.data.batches.steps_per_epoch,
+            loss=figures["loss"] / max(1, self._steps_since_log),
+            learning_rate=rate,
+            grad_norm=figures["last_norm"],
+            samples_per_s=window.samples / wall_s,
+            tokens_per_s=window.tokens / wall_s,
+            padded_tokens_per_s=window.padded_tokens / wall_s,
+            loader_wait_pct=100 * window.wait_s / wall_s,
+            elapsed_s=time.perf_counter() - self.begin_s,
+            train_accuracy=figures["hits"] / judged if judged else None,
+        )
+
+    def _bad_step(self, step: int, figures: dict[str, float]) -> health.BadStep:
+        trainer = self.trainer
+        settings = trainer.job.settings.train
+        return health.BadStep(
+            step=step,
+            row_ids=trainer.data.batches.rows(step),
+            learning_rate=learning_rate(settings, step, trainer.total_steps),
+            loss=read_loss(trainer),
+            grad_norm=figures["last_norm"],
+            last_checkpoint=self.last_checkpoint,
+        )
+
+
+def _line(point: LogPoint, total_steps: int) -> str:
+    return (
+        f"step {point.step}/{total_steps}  loss {point.loss:.4f}  "
+        f"{point.samples_per_s:.1f} samples/s  {point.tokens_per_s:.0f} tokens/s  "
+        f"loader wait {point.loader_wait_pct:.1f} %"
+    )
+
+
+def read_loss(trainer: Trainer) -> float:
+    """Mean loss of the last step over all ranks; waits for the device."""
+    loss = trainer.stepper.sums.last_loss.detach().clone()
+    if trainer.runtime.ranks.world_size > 1:
+        torch.distributed.all_reduce(loss)
+    return float(loss)
+
+
+def _read_sums(trainer: Trainer) -> dict[str, float]:
+    """One transfer for all figures; summed over ranks."""
+    sums = trainer.stepper.sums
+    shared = torch.stack([sums.loss.double(), sums.hits.double(), sums.judged.double()])
+    bad = sums.first_bad_step.clone()
+    if trainer.runtime.ranks.world_size > 1:
+        torch.distributed.all_reduce(shared)
+        torch.distributed.all_reduce(bad, op=torch.distributed.ReduceOp.MIN)
+    local = torch.stack([sums.last_norm.double(), bad.double()])
+    names = ("loss", "hits", "judged", "last_norm", "first_bad_step")
+    values = torch.cat([shared, local]).tolist()
+    sums.reset()
+    return dict(zip(names, values, strict=True))
+
+
+class SlowHabits:
+    """What slow loops do at every step (guide B), kept as a measuring stick. By
+    default nothing: the history is a list that is written once, at the end."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._settings = trainer.job.settings.train
+        self._table: Any = None
+
+    def after_step(self, step: int, rate: float) -> None:
+        settings = self._settings
+        if settings.synchronize_every_step:
+            loss = read_loss(self._trainer)
+            if settings.history == "dataframe":
+                self._append(step, loss, rate)
+        every = settings.empty_cache_every
+        if every and (step + 1) % every == 0 and self._trainer.runtime.is_cuda:
+            torch.cuda.empty_cache()
+
+    def _append(self, step: int, loss: float, rate: float) -> None:
+        import pandas as pd
+
+        row = pd.DataFrame([{"step": step, "loss": loss, "learning_rate": rate}])
+        self._table = row if self._table is None else pd.concat([self._table, row])
