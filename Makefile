@@ -1,0 +1,57 @@
+# Everything runs in .venv, made on first use and remade when the locked packages change.
+# Inside an environment of your own, `pip install -c requirements.lock -e .` and the
+# plain commands (kedro run, pytest, ...) do the same.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c requirements.lock
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint format compare ui viz lock clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
+
+.venv/runtime: pyproject.toml requirements.lock
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(INSTALL) -e .
+	touch $@
+
+.venv/dev: .venv/runtime
+	$(INSTALL) -e '.[dev]'
+	touch $@
+
+run: .venv/runtime ## split, tokenize and train on the built-in corpus
+	$(BIN)/kedro run
+
+test: .venv/dev ## all tests
+	$(BIN)/pytest -n 2
+
+lint: .venv/dev ## ruff, mypy (engine, strict), import contracts
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/dev ## let ruff write what it can
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+compare: .venv/runtime ## samples/s of the slow configuration and the default, and the ratio
+	$(BIN)/kedro flatout compare
+
+ui: .venv/runtime ## MLflow on http://127.0.0.1:5000
+	$(BIN)/kedro mlflow ui
+
+viz: .venv/dev ## Kedro-Viz on http://127.0.0.1:4141
+	$(BIN)/kedro viz run --host 127.0.0.1
+
+lock: .venv/dev ## resolve requirements.lock anew, for all supported Pythons
+	$(INSTALL) uv
+	printf 'torch==2.13.0\n' > .venv/constraints
+	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.10 \
+	  --constraints .venv/constraints --upgrade --quiet --no-annotate --no-header \
+	  --no-emit-index-url --no-emit-find-links --output-file requirements.lock
+
+clean: ## remove .venv, caches and builds; data stays
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
