@@ -6,6 +6,7 @@ import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,6 +20,7 @@ from flatout.engine.assemble import (
 )
 from flatout.engine.evaluate import evaluate
 from flatout.engine.loader import StepLoader
+from flatout.engine.model import load_pretrained
 from flatout.engine.optim import learning_rate, set_learning_rate
 from flatout.engine.recorder import Recorder
 from flatout.engine.report import Evaluation, LogPoint, TrainReport
@@ -41,6 +43,14 @@ class TrainResult:
     history: list[LogPoint]
     confusion: list[list[int]] | None
     """On the test split: confusion[true][predicted]."""
+
+    @property
+    def model(self) -> Any:
+        return load_pretrained(self.model_folder)
+
+    @property
+    def last_model(self) -> Any:
+        return load_pretrained(self.last_model_folder)
 
 
 def train(job: TrainJob, runtime: Runtime, wrap: Wrap | None = None) -> TrainResult:

@@ -85,6 +85,15 @@ def build(
         raise ModelError(_load_fault(settings, error)) from error
 
 
+def load_pretrained(folder: Path) -> Any:
+    """A model saved by `save_pretrained`, of the class it was saved from, on the CPU."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    kind = getattr(transformers, config.architectures[0])
+    return kind.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
+
+
 def _config(
     settings: ModelSettings, vocabulary: Vocabulary, label_names: Sequence[str]
 ) -> Any:
