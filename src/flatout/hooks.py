@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,16 @@ from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
 from kedro.io import DataCatalog
 from kedro.pipeline import Pipeline
-from kedro.pipeline.node import Node
 from kedro_mlflow.config.kedro_mlflow_config import KedroMlflowConfig
 from kedro_mlflow.framework.hooks.mlflow_hook import MlflowHook
 from kedro_mlflow.framework.hooks.utils import _assert_mlflow_enabled, _flatten_dict
+from kedro_mlflow.io.catalog.switch_catalog_logging import switch_catalog_logging
+from mlflow import MlflowClient
 
 from flatout import tracking
 from flatout.engine import environment
 from flatout.engine.settings import Settings, SettingsError, parse_settings
-from flatout.tracking import facts, store
-
-logger = logging.getLogger(__name__)
+from flatout.tracking import facts
 
 # Nodes that start processes of their own and must not run inside a runner's.
 TRAINING_NODES = frozenset({"train_model", "run_trials"})
@@ -66,9 +64,8 @@ class EnvironmentHooks:
 class TrackingHooks(MlflowHook):
     """kedro-mlflow's hook with the promise that no tracking store can hurt a run.
 
-    kedro-mlflow opens the run; parameters, points, tags and artifacts go through the
-    outbox (`flatout.tracking`), in a thread. Where the store does not answer at the
-    start, the run goes on without it and the thread keeps trying.
+    Nothing here waits for the store: parameters, points, tags and artifacts go through
+    the outbox (`flatout.tracking`), whose thread opens the run and sends them.
     """
 
     def __init__(self) -> None:
@@ -81,55 +78,35 @@ class TrackingHooks(MlflowHook):
         """Read mlflow.yml. Unlike kedro-mlflow's own, this asks no store anything."""
         self._context = context
         self._settings = checked_settings(context)
-        self._already_active_mlflow = False
         self.mlflow_config = KedroMlflowConfig.model_validate(
             context.config_loader["mlflow"]
         )
-        mlflow.set_tracking_uri(self.mlflow_config.server.mlflow_tracking_uri)
-        context.__setattr__("mlflow", self.mlflow_config)  # `kedro mlflow ui` reads it
+        uri = self.mlflow_config.server.mlflow_tracking_uri
+        tracking.prepare(uri)
+        mlflow.set_tracking_uri(uri)  # for notebooks
+        context.__setattr__("mlflow", self.mlflow_config)  # for `kedro mlflow ui`
 
     @hook_impl
     def before_pipeline_run(
         self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog
     ) -> None:
         names = run_params["pipeline_names"] or ["__default__"]
-        self._is_mlflow_enabled = self._tracks(names)
-        if not self._is_mlflow_enabled:
+        if not self._tracks(names):
+            switch_catalog_logging(catalog, False)
             return
-        self._outbox = outbox = self._begin(pipeline)
-        uri = outbox.record.tracking_uri
-        store.prepare(uri)
-        reason = store.unusable_because(uri)
-        if reason is None:
-            reason = self._open_run(outbox.record, run_params, pipeline, catalog)
-        if reason is not None:
-            logger.warning(
-                "MLflow at %s cannot be used (%s). The run goes on without it: every "
-                "point is in %s, and `kedro flatout sync` sends them later.",
-                uri,
-                reason,
-                outbox.points,
-            )
-        outbox.save()
-        self._forwarder = tracking.Forwarder(outbox)
+        self._outbox = self._begin(run_params, pipeline)
+        self._outbox.save()
+        self._forwarder = tracking.Forwarder(self._outbox, self._connect)
         self._forwarder.start()
         atexit.register(self._end, "KILLED", "interrupted")
 
     @hook_impl
-    def before_node_run(self, node: Node, inputs: dict[str, Any]) -> None:
+    def before_node_run(self, inputs: dict[str, Any]) -> None:
         """Note the node's parameters, flat; the thread sends them in one call."""
-        if self._outbox is None:
+        if self._outbox is None or self._forwarder is None:
             return
-        options = self.mlflow_config.tracking.params.dict_params
-        prefix = "params:"
-        found = {
-            name.removeprefix(prefix): value
-            for name, value in inputs.items()
-            if name.startswith(prefix)
-        }
-        flat = _flatten_dict(found, options.recursive, options.sep)
-        texts = {self.sanitize_param_name(k): str(v) for k, v in flat.items()}
-        self._outbox.record.params.update(texts)
+        self._outbox.record.params.update(self._flat_parameters(inputs))
+        self._forwarder.activate_run()
 
     @hook_impl
     def after_node_run(self, outputs: dict[str, Any]) -> None:
@@ -155,47 +132,41 @@ class TrackingHooks(MlflowHook):
             and _assert_mlflow_enabled(pipeline_names, self.mlflow_config)
         )
 
-    def _begin(self, pipeline: Pipeline) -> tracking.Outbox:
-        config, settings = self.mlflow_config, self._settings
+    def _connect(self) -> MlflowClient:
+        """Log in and make the experiment as mlflow.yml says."""
+        self.mlflow_config.setup(self._context)
+        return MlflowClient()
+
+    def _begin(self, run_params: dict[str, Any], pipeline: Pipeline) -> tracking.Outbox:
+        settings, options = self._settings, self.mlflow_config.tracking
         trains = "train_model" in {node.name for node in pipeline.nodes}
-        metrics, checkpoints = settings.paths.metrics, settings.paths.checkpoints
-        points = Path(metrics) if trains else Path(metrics).with_name("run.jsonl")
+        metrics = Path(settings.paths.metrics)
+        points = metrics if trains else metrics.with_name("run.jsonl")
         facts.write_environment(points.with_name("environment.json"))
-        tags = facts.starting_tags(self._context.project_path, self._context.env)
-        own_name = config.tracking.run.name
+        tags = facts.starting_tags(self._context.project_path, run_params)
+        name = options.run.name or facts.run_name(settings, tags["git_commit"])
         record = tracking.RunRecord(
-            tracking_uri=config.server.mlflow_tracking_uri,
-            experiment=config.tracking.experiment.name,
-            artifact_location=(
-                config.tracking.experiment.create_experiment_kwargs.artifact_location
-            ),
-            name=facts.plain_name(own_name)
-            if own_name
-            else facts.run_name(settings, tags["git_commit"]),
-            run_id=config.tracking.run.id,
+            tracking_uri=self.mlflow_config.server.mlflow_tracking_uri,
+            experiment=options.experiment.name,
+            artifact_location=options.experiment.create_experiment_kwargs.artifact_location,
+            name=facts.plain_name(name),
+            run_id=options.run.id,
             tags=tags,
         )
-        goes_on = trains and settings.train.resume != "never"
-        started = any(Path(checkpoints).glob("[!.]*"))
-        return tracking.begin(points, record, goes_on=goes_on and started)
+        interrupted = any(Path(settings.paths.checkpoints).glob("[!.]*"))
+        goes_on = trains and interrupted and settings.train.resume != "never"
+        return tracking.begin(points, record, goes_on=goes_on)
 
-    def _open_run(
-        self,
-        record: tracking.RunRecord,
-        run_params: dict[str, Any],
-        pipeline: Pipeline,
-        catalog: DataCatalog,
-    ) -> str | None:
-        """Open the run as kedro-mlflow does; the reason where that failed."""
-        options = self.mlflow_config.tracking.run
-        options.id, options.name = record.run_id, record.name
-        try:
-            self.mlflow_config.setup(self._context)
-            super().before_pipeline_run(run_params, pipeline, catalog)
-        except Exception as error:  # tracking never ends a run
-            return store.one_line(error)
-        record.run_id = self.run_id
-        return None
+    def _flat_parameters(self, inputs: dict[str, Any]) -> dict[str, str]:
+        """`train.loader.num_workers: auto`, of a node's `params:` inputs."""
+        options, prefix = self.mlflow_config.tracking.params.dict_params, "params:"
+        found = {
+            name.removeprefix(prefix): value
+            for name, value in inputs.items()
+            if name.startswith(prefix)
+        }
+        flat = _flatten_dict(found, options.recursive, options.sep)
+        return {self.sanitize_param_name(name): str(v) for name, v in flat.items()}
 
     def _end(self, status: str, reason: str) -> None:
         """End the run once, whatever ended it."""
@@ -206,4 +177,3 @@ class TrackingHooks(MlflowHook):
         atexit.unregister(self._end)
         outbox.record.tags["exit_reason"] = reason
         forwarder.finish(status, int(time.time() * 1000))
-        store.forget_active_run()

@@ -7,7 +7,7 @@ new; what a dead, slow or locked store did not take waits beside the file, and
 
 from flatout.tracking.forwarder import Forwarder, sync
 from flatout.tracking.outbox import Outbox, RunRecord, begin
-from flatout.tracking.store import close_stale_runs, prepare, unusable_because
+from flatout.tracking.store import close_stale_runs, prepare
 
 __all__ = [
     "Forwarder",
@@ -17,5 +17,4 @@ __all__ = [
     "close_stale_runs",
     "prepare",
     "sync",
-    "unusable_because",
 ]

@@ -81,13 +81,15 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def starting_tags(folder: Path, environment_name: str | None) -> dict[str, str]:
-    """Tags of a run that starts now."""
+def starting_tags(folder: Path, run_params: dict[str, Any]) -> dict[str, str]:
+    """Tags of a run that starts now; `run_params` as Kedro's hooks get them."""
     commit, dirty = git_state(folder)
+    asked = ("pipeline_names", "runtime_params", "from_nodes", "to_nodes", "tags")
     versions = {name: _version(name) for name in ("torch", "transformers")}
     return {
         **process_tags(),
-        "kedro_env": environment_name or "local",
+        "kedro_env": run_params["env"] or "local",
+        **{f"kedro.{key}": str(run_params[key]) for key in asked if run_params[key]},
         "git_commit": commit or "none",
         "git_dirty": str(dirty).lower(),
         **{f"version.{name}": text for name, text in versions.items()},

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from mlflow import MlflowClient
 
-from flatout.tracking.outbox import UNSENT, Outbox, send, send_end
-from flatout.tracking.store import close_stale_runs, one_line, process_lives
+from flatout.tracking.outbox import Outbox, send, send_end, set_aside_beside
+from flatout.tracking.store import (
+    activate_run,
+    close_stale_runs,
+    forget_active_run,
+    one_line,
+    process_lives,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -25,16 +34,28 @@ class Forwarder:
     After a failure it waits 2 s, then 4 s, ... up to a minute, before it tries again.
     """
 
-    def __init__(self, outbox: Outbox) -> None:
+    def __init__(
+        self, outbox: Outbox, connect: Callable[[], MlflowClient] | None = None
+    ) -> None:
         self._outbox = outbox
+        self._connect = connect or partial(MlflowClient, outbox.record.tracking_uri)
         self._ended = threading.Event()
-        self._failures = 0
+        self._deliveries = self._failures = 0
         self._thread = threading.Thread(
             target=self._run, name="flatout-tracking", daemon=True
         )
 
     def start(self) -> None:
         self._thread.start()
+
+    def activate_run(self) -> None:
+        """Make the run MLflow's active one, where the store has it and answers."""
+        run_id = self._outbox.record.run_id
+        if run_id and self._deliveries and not self._failures:
+            try:
+                activate_run(run_id)
+            except Exception as error:  # tracking never ends a run
+                self._failed(error)
 
     def finish(self, status: str, end_ms: int, *, limit_s: float = END_LIMIT_S) -> bool:
         """Send the rest within `limit_s`; True where the store has all of the run."""
@@ -44,6 +65,7 @@ class Forwarder:
         failing = self._failures > 0
         self._ended.set()
         self._thread.join(END_LIMIT_OF_A_FAILING_STORE_S if failing else limit_s)
+        forget_active_run()
         if not record.complete:
             logger.warning(
                 "MLflow at %s does not have all of this run. The rest is in %s; "
@@ -55,13 +77,14 @@ class Forwarder:
 
     def _run(self) -> None:
         client: MlflowClient | None = None
-        pause = INTERVAL_S
+        pause = 0.0
         while True:
             ended = self._ended.wait(pause)
             try:
                 client = client or self._connected()
                 (send_end if ended else send)(self._outbox, client)
                 self._failures = 0
+                self._deliveries += 1
             except Exception as error:  # tracking never ends a run
                 self._failed(error)
             if ended:
@@ -70,7 +93,7 @@ class Forwarder:
 
     def _connected(self) -> MlflowClient:
         record = self._outbox.record
-        client = MlflowClient(record.tracking_uri)
+        client = self._connect()
         close_stale_runs(client, record.experiment, keep=record.run_id)
         return client
 
@@ -91,13 +114,13 @@ def sync(points: Path) -> list[str]:
 
     Returns a line a run; one that still runs is left to its own process.
     """
-    waiting = sorted((points.parent / UNSENT).glob("*/*.jsonl"))
     lines = []
-    for path in [*waiting, points]:
+    for path in [*set_aside_beside(points), points]:
         outbox = Outbox.load(path)
-        if outbox is None or outbox.record.complete:
-            continue
-        lines.append(_sync_one(outbox))
+        if outbox is not None and not outbox.record.complete:
+            lines.append(_sync_one(outbox))
+        if path != points and outbox is not None and outbox.record.complete:
+            shutil.rmtree(path.parent)
     return lines
 
 

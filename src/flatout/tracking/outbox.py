@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -22,6 +23,7 @@ MAX_BATCH_PARAMS = 100
 MAX_VALUE_LENGTH = 5000
 ARTIFACTS = ("train_report.json", "train_history.csv", "confusion_matrix.json")
 UNSENT = "unsent"
+RECORD_SUFFIX = ".run.json"
 
 
 @dataclass
@@ -56,6 +58,7 @@ class Outbox:
     def __init__(self, points: Path, record: RunRecord) -> None:
         self.points = points
         self.record = record
+        self._saving = threading.Lock()
 
     @classmethod
     def load(cls, points: Path) -> Outbox | None:
@@ -67,12 +70,17 @@ class Outbox:
             return None
 
     def save(self) -> None:
+        """Write the record, whole or not at all. A full disk is no reason to stop."""
         path = record_path(self.points)
-        path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(asdict(self.record), indent=1)
         written = path.with_suffix(".tmp")
-        written.write_text(text, encoding="utf-8")
-        os.replace(written, path)
+        try:
+            with self._saving:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                written.write_text(text, encoding="utf-8")
+                os.replace(written, path)
+        except OSError as error:
+            logger.warning("%s could not be written: %s", path, error)
 
     def new_points(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Whole lines not sent yet, each with the file's length up to its end."""
@@ -97,7 +105,14 @@ class Outbox:
 
 
 def record_path(points: Path) -> Path:
-    return points.with_suffix(".run.json")
+    return points.with_suffix(RECORD_SUFFIX)
+
+
+def set_aside_beside(points: Path) -> list[Path]:
+    """Points' files of the runs that `Outbox.set_aside` moved, oldest first."""
+    records = (points.parent / UNSENT).glob(f"*/*{RECORD_SUFFIX}")
+    names = [path.with_name(path.name.removesuffix(RECORD_SUFFIX)) for path in records]
+    return sorted(path.with_suffix(".jsonl") for path in names)
 
 
 def _parsed(line: bytes) -> dict[str, Any]:

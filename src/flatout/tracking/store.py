@@ -1,15 +1,14 @@
-"""The tracking store: whether it answers, and runs that dead processes left open."""
+"""The tracking store: limits of its client, and runs that dead processes left open."""
 
 from __future__ import annotations
 
 import os
 import socket
-import sqlite3
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import psutil
 from mlflow import MlflowClient
 from mlflow.environment_variables import MLFLOW_RUN_ID
@@ -35,38 +34,6 @@ def prepare(tracking_uri: str) -> None:
     file = _sqlite_file(tracking_uri)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-
-
-def unusable_because(tracking_uri: str, limit_s: float = 3.0) -> str | None:
-    """Why the store cannot be used now, or None. Takes `limit_s` at most."""
-    answer: list[str | None] = []
-    probe = threading.Thread(
-        target=lambda: answer.append(_probe(tracking_uri, limit_s)), daemon=True
-    )
-    probe.start()
-    probe.join(limit_s)
-    return answer[0] if answer else f"no answer within {limit_s:g} s"
-
-
-def _probe(tracking_uri: str, limit_s: float) -> str | None:
-    try:
-        file = _sqlite_file(tracking_uri)
-        if file is None:
-            MlflowClient(tracking_uri).search_experiments(max_results=1)
-        else:
-            _take_write_lock(file, limit_s / 2)
-    except Exception as error:
-        return one_line(error)
-    return None
-
-
-def _take_write_lock(file: Path, limit_s: float) -> None:
-    connection = sqlite3.connect(file, timeout=limit_s)
-    try:
-        connection.execute("BEGIN IMMEDIATE")
-        connection.rollback()
-    finally:
-        connection.close()
 
 
 def _sqlite_file(tracking_uri: str) -> Path | None:
@@ -124,6 +91,13 @@ def close_stale_runs(
         if run_id != keep:
             client.set_terminated(run_id, "KILLED")
     return len(set(stale) - {keep})
+
+
+def activate_run(run_id: str) -> None:
+    """Make it the run of `mlflow.log_...` calls in nodes of the user's own."""
+    active = mlflow.active_run()
+    if active is None or active.info.run_id != run_id:
+        mlflow.start_run(run_id=run_id, nested=active is not None)
 
 
 def forget_active_run() -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from flatout.engine.launch import run_training
 
 from flatout.engine.settings import parse_settings
 
@@ -33,6 +32,9 @@ def train_model(
 
     `paths.checkpoints` is written and read (resume); `paths.metrics` is appended to.
     """
+    # Imports torch, which the pipelines before this one do not need.
+    from flatout.engine.launch import run_training
+
     settings = parse_settings(
         {
             "runtime": runtime,

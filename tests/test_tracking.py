@@ -1,0 +1,238 @@
+"""The outbox and its thread, against real SQLite stores and a closed port."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from flatout import tracking
+from flatout.tracking import facts
+from flatout.tracking.store import process_tags
+
+
+def record(uri: str, tmp_path: Path, **changes) -> tracking.RunRecord:
+    return tracking.RunRecord(
+        tracking_uri=uri,
+        experiment="flatout",
+        name="bert_cpu_b8",
+        artifact_location=str(tmp_path / "artifacts"),
+        **{"tags": {"exit_reason": "running"}, **changes},
+    )
+
+
+def append(points: Path, *steps: int, **metrics: float) -> None:
+    """Lines as the engine writes them."""
+    points.parent.mkdir(parents=True, exist_ok=True)
+    with points.open("a") as file:
+        for step in steps:
+            values = metrics or {"train_loss": 1 / step}
+            line = {"step": step, "time_s": 1_700_000_000 + step, "metrics": values}
+            file.write(json.dumps(line) + "\n")
+
+
+def history(uri: str, run_id: str, metric: str = "train_loss") -> list[tuple]:
+    found = MlflowClient(uri).get_metric_history(run_id, metric)
+    return sorted((m.step, m.value, m.timestamp) for m in found)
+
+
+@pytest.fixture
+def points(tmp_path: Path) -> Path:
+    return tmp_path / "reporting" / "train_metrics.jsonl"
+
+
+@pytest.fixture
+def closed_port() -> str:
+    """URI of a server that is not there."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def run_to_end(outbox: tracking.Outbox, status: str = "FINISHED") -> bool:
+    forwarder = tracking.Forwarder(outbox)
+    forwarder.start()
+    return forwarder.finish(status, outbox.record.start_ms + 5000)
+
+
+def test_a_run_reaches_the_store_whole(store, tmp_path, points):
+    outbox = tracking.begin(points, record(store, tmp_path), goes_on=False)
+    append(points, 2, 4, train_loss=0.5, learning_rate=1e-3)
+    outbox.record.params["train.epochs"] = "3"
+    outbox.record.metrics["test_accuracy"] = 0.75
+    report = points.with_name("train_report.json")
+    report.write_text("{}")
+
+    assert run_to_end(outbox)
+
+    run = MlflowClient(store).get_run(outbox.record.run_id)
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == "bert_cpu_b8"
+    assert run.info.end_time - run.info.start_time == 5000
+    assert run.data.params == {"train.epochs": "3"}
+    assert run.data.metrics["test_accuracy"] == 0.75
+    assert run.data.tags["exit_reason"] == "running"
+    assert history(store, run.info.run_id) == [
+        (2, 0.5, 1_700_000_002_000),
+        (4, 0.5, 1_700_000_004_000),
+    ]
+    assert (tmp_path / "artifacts" / run.info.run_id / "artifacts").exists()
+
+
+def test_points_arrive_while_the_run_goes_on(store, tmp_path, points):
+    outbox = tracking.begin(points, record(store, tmp_path), goes_on=False)
+    forwarder = tracking.Forwarder(outbox)
+    forwarder.start()
+    append(points, 1)
+    deadline = time.monotonic() + 20
+    while outbox.record.sent_step < 1 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [step for step, *_ in history(store, outbox.record.run_id)] == [1]
+    assert forwarder.finish("FINISHED", 0)
+
+
+def test_more_points_than_one_request_takes(store, tmp_path, points):
+    outbox = tracking.begin(points, record(store, tmp_path), goes_on=False)
+    append(points, *range(1, 2502))
+    assert run_to_end(outbox)
+    assert len(history(store, outbox.record.run_id)) == 2501
+
+
+def test_a_half_written_line_waits_and_a_broken_one_is_passed(store, tmp_path, points):
+    outbox = tracking.begin(points, record(store, tmp_path), goes_on=False)
+    append(points, 1)
+    with points.open("a") as file:
+        file.write('not json\n{"event": "evaluated"}\n{"step": 2, "metr')
+    client = MlflowClient(store)
+    from flatout.tracking.outbox import send
+
+    run_id = send(outbox, client)
+    with points.open("a") as file:
+        file.write('ics": {"train_loss": 0.25}, "time_s": 1}\n')
+    send(outbox, client)
+    assert [step for step, *_ in history(store, run_id)] == [1, 2]
+
+
+def test_nothing_is_sent_twice_by_a_run_that_goes_on(store, tmp_path, points):
+    first = tracking.begin(points, record(store, tmp_path), goes_on=False)
+    append(points, 1, 2, 3)
+    run_to_end(first, "KILLED")
+    # Resumed from the checkpoint of step 1: steps 2 and 3 are trained and logged again.
+    second = tracking.begin(points, record(store, tmp_path), goes_on=True)
+    append(points, 2, 3, 4)
+    assert run_to_end(second)
+    assert second.record.run_id == first.record.run_id
+    assert [step for step, *_ in history(store, first.record.run_id)] == [1, 2, 3, 4]
+
+
+def test_a_finished_run_is_not_gone_on_with(store, tmp_path, points):
+    first = tracking.begin(points, record(store, tmp_path), goes_on=False)
+    append(points, 1)
+    run_to_end(first)
+    second = tracking.begin(points, record(store, tmp_path), goes_on=True)
+    assert not points.exists()
+    append(points, 1)
+    assert run_to_end(second)
+    assert second.record.run_id != first.record.run_id
+
+
+@pytest.mark.timeout(60)
+def test_a_dead_server_costs_seconds_and_no_point(store, tmp_path, points, closed_port):
+    tracking.prepare(closed_port)
+    outbox = tracking.begin(points, record(closed_port, tmp_path), goes_on=False)
+    append(points, 1, 2)
+    assert not run_to_end(outbox)
+    assert "not sent" in tracking.sync(points)[0]
+
+    # The next run sets it aside; a sync sends both when the store is there.
+    later = tracking.begin(points, record(closed_port, tmp_path), goes_on=False)
+    append(points, 7)
+    assert not run_to_end(later)
+    for file in points.parent.rglob("*.run.json"):
+        file.write_text(file.read_text().replace(closed_port, store))
+    lines = tracking.sync(points)
+    assert len(lines) == 2
+    runs = [line.rsplit(" ", 1)[1] for line in lines]
+    assert [[s for s, *_ in history(store, run)] for run in runs] == [[1, 2], [7]]
+    assert tracking.sync(points) == []
+
+
+@pytest.mark.timeout(60)
+def test_a_locked_store_costs_seconds_and_no_point(store, tmp_path, points):
+    outbox = tracking.begin(points, record(store, tmp_path), goes_on=False)
+    append(points, 1)
+    lock = sqlite3.connect(store.removeprefix("sqlite:///"))
+    lock.execute("BEGIN EXCLUSIVE")
+    forwarder = tracking.Forwarder(outbox)
+    forwarder.start()
+    assert not forwarder.finish("FINISHED", 0, limit_s=2)
+    lock.rollback()
+    lock.close()
+
+
+def test_runs_of_dead_processes_are_closed(store, tmp_path):
+    client = MlflowClient(store)
+    experiment = client.create_experiment("flatout")
+    tags = process_tags()
+    dead = {**tags, "flatout.started_s": "1.00"}
+    elsewhere = {**dead, "flatout.host": "another-machine"}
+    runs = [
+        client.create_run(experiment, tags=t).info.run_id
+        for t in (tags, dead, elsewhere, {})
+    ]
+    assert tracking.close_stale_runs(client, "flatout") == 1
+    statuses = [client.get_run(run).info.status for run in runs]
+    assert statuses == ["RUNNING", "KILLED", "RUNNING", "RUNNING"]
+
+
+def test_a_parameter_that_changed_keeps_its_first_value(store, tmp_path, points):
+    first = tracking.begin(points, record(store, tmp_path), goes_on=False)
+    first.record.params["train.log_every"] = "20"
+    run_to_end(first, "KILLED")
+    second = tracking.begin(points, record(store, tmp_path), goes_on=True)
+    second.record.params["train.log_every"] = "50"
+    second.record.params["train.epochs"] = "3"
+    assert run_to_end(second)
+    params = MlflowClient(store).get_run(second.record.run_id).data.params
+    assert params == {"train.log_every": "20", "train.epochs": "3"}
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("bert-2x192_cpu_b32", "bert-2x192_cpu_b32"),
+        ("<script>alert('a/b')</script>", "script-alert-a-b-script"),
+        ("ein Lauf, heiß", "ein-Lauf-hei"),
+        ("x" * 300, "x" * 100),
+        ("///", "run"),
+    ],
+)
+def test_names_that_no_browser_or_shell_misreads(name, plain):
+    assert facts.plain_name(name) == plain
+
+
+def test_figures_of_a_report():
+    report = {
+        "test_accuracy": 0.5,
+        "samples_per_s": 10,
+        "device": "cpu",
+        "mfu_pct": None,
+    }
+    assert facts.report_metrics(report) == {
+        "test_accuracy": 0.5,
+        "report/samples_per_s": 10.0,
+    }
+    assert facts.report_tags(report) == {"device": "cpu"}
+
+
+def test_environment_names_every_package(tmp_path):
+    facts.write_environment(tmp_path / "environment.json")
+    written = json.loads((tmp_path / "environment.json").read_text())
+    assert {"torch", "kedro", "mlflow"} <= set(written["packages"])
+    assert written["usable_cores"] <= os.cpu_count()
