@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -17,6 +17,8 @@ Strategy = Literal["fixed", "random", "grouped", "packed"]
 Task = Literal["sequence-classification", "regression", "causal-lm", "masked-lm"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Auto = Literal["auto"]
+Count = Annotated[int, Field(ge=1)]
+CountOrZero = Annotated[int, Field(ge=0)]
 
 CLASSIFIES: frozenset[str] = frozenset({"sequence-classification", "regression"})
 """Tasks with one target a row; the others have one a token."""
@@ -50,19 +52,13 @@ class RuntimeSettings(_Model):
     attention: Literal["auto", "eager", "sdpa", "varlen"] = "auto"
     """`eager` or `sdpa` for padded batches, `varlen` for packed ones. auto: the
     fastest that computes the same."""
-    threads: int | Auto = "auto"
+    threads: Count | Auto = "auto"
     """OMP and MKL threads. auto: 1 beside a GPU, the usable cores without one."""
     environment: dict[str, str] = {
         "MKL_SERVICE_FORCE_INTEL": "1",
         "MKL_THREADING_LAYER": "GNU",
         "TOKENIZERS_PARALLELISM": "false",
     }
-
-    @model_validator(mode="after")
-    def _threads_positive(self) -> RuntimeSettings:
-        if self.threads != "auto" and self.threads < 1:
-            raise ValueError("threads is 'auto' or a number of at least 1")
-        return self
 
 
 class ModelSettings(_Model):
@@ -123,13 +119,13 @@ class TokenizeSettings(_Model):
     """Tokens, special tokens included; longer texts are cut."""
     vocab_size: int = Field(8_000, ge=64)
     """Word pieces of a tokenizer trained here (`model.name_or_path: null`)."""
-    num_processes: int | Auto = "auto"
+    num_processes: Count | Auto = "auto"
     join_texts: bool = False
     """Language models: lay texts end to end in blocks of `max_length`."""
 
 
 class LoaderSettings(_Model):
-    num_workers: int | Auto = "auto"
+    num_workers: CountOrZero | Auto = "auto"
     prefetch_factor: int = Field(2, ge=1)
     """Global batches that each worker prepares ahead."""
     pin_memory: bool = True
@@ -146,7 +142,7 @@ class CheckpointSettings(_Model):
 
 
 class DistributedSettings(_Model):
-    num_processes: int | Auto = "auto"
+    num_processes: Count | Auto = "auto"
     """Processes on this machine. auto: one a GPU; one without GPU."""
     num_machines: int = Field(1, ge=1)
     machine_rank: int = Field(0, ge=0)
@@ -174,7 +170,7 @@ class TrainSettings(_Model):
     strategy: Strategy | Auto = "auto"
     global_batch_size: int = Field(32, ge=1)
     """Samples an optimizer step, over all ranks and micro-batches."""
-    token_budget: int | Auto = "auto"
+    token_budget: Count | Auto = "auto"
     """Most tokens, padding included, of one micro-batch on one device."""
     epochs: float = Field(3, gt=0)
     max_steps: int | None = Field(None, ge=1)
@@ -192,7 +188,7 @@ class TrainSettings(_Model):
     """Steps between two updates of the training accuracy (kept on the device)."""
     error_analysis_every: int | None = Field(1000, ge=1)
     """Steps between two looks at wrongly labelled rows (5 ids each); null: never."""
-    evaluate_every: int | Literal["epoch"] | None = "epoch"
+    evaluate_every: Count | Literal["epoch"] | None = "epoch"
     """Steps, `epoch`, or null for once at the end."""
     compile: bool | Auto = "auto"
     cuda_graphs: bool | Auto = "auto"
@@ -211,24 +207,18 @@ class TrainSettings(_Model):
     checkpoint: CheckpointSettings = CheckpointSettings()
     distributed: DistributedSettings = DistributedSettings()
 
-    @model_validator(mode="after")
-    def _numbers_or_auto(self) -> TrainSettings:
-        if self.token_budget != "auto" and self.token_budget < 1:
-            raise ValueError("token_budget is 'auto' or a number of at least 1")
-        return self
-
 
 BenchmarkMode = Literal["tune", "grid", "ladder", "loader", "peers", "scaling"]
 
 
 class BenchmarkSettings(_Model):
     mode: BenchmarkMode = "tune"
-    batch_sizes: list[int] = Field([8, 16, 32], min_length=1)
+    batch_sizes: list[Count] = Field([8, 16, 32], min_length=1)
     """Global batches of the grid, samples."""
-    num_workers: list[int] = Field([0, 1], min_length=1)
+    num_workers: list[CountOrZero] = Field([0, 1], min_length=1)
     precisions: list[Precision] = Field(["fp32"], min_length=1)
     strategies: list[Strategy] = Field(["grouped", "packed"], min_length=1)
-    token_budgets: list[int] = []
+    token_budgets: list[Count] = []
     """Empty: chosen around the tokens of one global batch."""
     steps_per_trial: int = Field(20, ge=2)
     warmup_steps: int = Field(3, ge=1)
@@ -242,15 +232,6 @@ class BenchmarkSettings(_Model):
     """Guide A asked for three days."""
     profile: bool = False
     resume: bool = True
-
-    @model_validator(mode="after")
-    def _positive_lists(self) -> BenchmarkSettings:
-        for name in ("batch_sizes", "token_budgets"):
-            if any(value < 1 for value in getattr(self, name)):
-                raise ValueError(f"{name} holds a number below 1")
-        if any(value < 0 for value in self.num_workers):
-            raise ValueError("num_workers holds a number below 0")
-        return self
 
 
 class CorpusSettings(_Model):
@@ -300,12 +281,14 @@ def parse_settings(parameters: Mapping[str, Any]) -> Settings:
 
 def _fault_lines(errors: Any) -> list[str]:
     """A line a path; what several branches of a union say is joined by `or`."""
-    by_path: dict[str, list[str]] = {}
+    texts: dict[str, list[str]] = {}
+    values: dict[str, str] = {}
     for fault in errors:
         location = [part for part in fault["loc"] if not _is_union_branch(part)]
         path = ".".join(str(part) for part in location)
-        by_path.setdefault(path, []).append(_fault_text(fault, location))
-    return [f"{path}: {' or '.join(texts)}" for path, texts in by_path.items()]
+        texts.setdefault(path, []).append(_fault_text(fault, location))
+        values[path] = _shown_value(fault)
+    return [f"{path}: {' or '.join(texts[path])}{values[path]}" for path in texts]
 
 
 def _fault_text(fault: Any, location: list[Any]) -> str:
@@ -316,16 +299,23 @@ def _fault_text(fault: Any, location: list[Any]) -> str:
         parent = "".join(f"{part}." for part in location[:-1])
         hint = f"did you mean {parent}{near[0]}?" if near else f"valid: {names}"
         return f"unknown parameter; {hint}"
-    message = fault["msg"].removeprefix("Value error, ")
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    return message.replace("Input should be", "should be").replace("a valid ", "a ")
+
+
+def _shown_value(fault: Any) -> str:
     value = fault["input"]
-    shown = "" if isinstance(value, (dict, BaseModel)) else f" (got {value!r})"
-    return f"{message}{shown}"
+    unknown = fault["type"] == "extra_forbidden"
+    return (
+        "" if unknown or isinstance(value, (dict, BaseModel)) else f" (got {value!r})"
+    )
 
 
 def _is_union_branch(part: object) -> bool:
     """Pydantic names the branch of a union in the path; users do not know those."""
     return isinstance(part, str) and (
-        part in {"int", "float", "bool", "str"} or part.startswith("literal[")
+        part in {"int", "constrained-int", "float", "bool", "str"}
+        or part.startswith("literal[")
     )
 
 

@@ -86,6 +86,8 @@ class Outbox:
         """Whole lines not sent yet, each with the file's length up to its end."""
         if not self.points.is_file():
             return
+        if self.points.stat().st_size < self.record.sent_bytes:
+            self.record.sent_bytes = 0  # a training that started anew emptied it
         with self.points.open("rb") as file:
             file.seek(self.record.sent_bytes)
             for line in file:
