@@ -33,8 +33,8 @@ def build_report(
     )
     return TrainReport(
         **asdict(Rates.over(recorder.windows)),
-        **_efficiency(trainer, recorder.windows),
-        **_memory(runtime),
+        **efficiency(trainer, recorder.windows),
+        **memory(runtime),
         **_chosen(trainer),
         compile_s=compile_clock.seconds,
         recompiles=max(0, compile_clock.count - 1),
@@ -77,7 +77,7 @@ def _chosen(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def _efficiency(trainer: Trainer, windows: list[Window]) -> dict[str, Any]:
+def efficiency(trainer: Trainer, windows: list[Window]) -> dict[str, Any]:
     """Model TFLOPs a second and device over steady windows, and the share of peak."""
     chosen = steady(windows)
     wall_s = sum(window.wall_s for window in chosen) or float("nan")
@@ -91,7 +91,7 @@ def _efficiency(trainer: Trainer, windows: list[Window]) -> dict[str, Any]:
     }
 
 
-def _memory(runtime: Runtime) -> dict[str, Any]:
+def memory(runtime: Runtime) -> dict[str, Any]:
     """Peaks of this rank: of the GPU's allocator, or the process's resident size."""
     if runtime.is_cuda:
         stats = torch.cuda.memory_stats(runtime.device)

@@ -71,6 +71,11 @@ class TokenRows:
         return int(self._table.num_rows)
 
     @property
+    def table(self) -> pa.Table:
+        """All rows, as Arrow holds them."""
+        return self._table
+
+    @property
     def column_names(self) -> list[str]:
         return list(self._table.column_names)
 
