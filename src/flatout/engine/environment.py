@@ -80,6 +80,30 @@ def nvidia_gpu_count() -> int:
         return 0
 
 
+def device_name() -> str:
+    """The device that training would use, asked without touching CUDA."""
+    if nvidia_gpu_count():
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            return str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)))
+        except Exception:  # GPUs were named by CUDA_VISIBLE_DEVICES alone
+            return "GPU"
+    return cpu_name()
+
+
+def cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return "CPU"
+
+
 def resolve_threads(settings: RuntimeSettings, local_world_size: int = 1) -> int:
     """OMP and MKL threads a process: the guide's 1 beside a GPU, else all cores."""
     if settings.threads != "auto":

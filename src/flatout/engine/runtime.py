@@ -9,7 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from flatout.engine.environment import Ranks, current_ranks, resolve_threads
+from flatout.engine.environment import (
+    Ranks,
+    cpu_name,
+    current_ranks,
+    resolve_threads,
+)
 from flatout.engine.settings import RuntimeSettings, SettingsError
 
 logger = logging.getLogger(__name__)
@@ -56,7 +61,7 @@ def set_up(settings: RuntimeSettings) -> Runtime:
     torch.set_num_threads(threads)
     _switches(settings)
     seed_all(settings.seed + ranks.rank)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
     return Runtime(device, name, precision, ranks, threads, settings.deterministic)
 
 
@@ -109,14 +114,3 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-
-
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return "CPU"

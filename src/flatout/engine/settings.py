@@ -216,7 +216,7 @@ class BenchmarkSettings(_Model):
     batch_sizes: list[Count] = Field([8, 16, 32], min_length=1)
     """Global batches of the grid, samples."""
     num_workers: list[CountOrZero] = Field([0, 1], min_length=1)
-    precisions: list[Precision] = Field(["fp32"], min_length=1)
+    precisions: list[Precision | Auto] = Field(["auto"], min_length=1)
     strategies: list[Strategy] = Field(["grouped", "packed"], min_length=1)
     token_budgets: list[Count] = []
     """Empty: chosen around the tokens of one global batch."""
@@ -224,14 +224,23 @@ class BenchmarkSettings(_Model):
     warmup_steps: int = Field(3, ge=1)
     repeats: int = Field(3, ge=1)
     """Windows of `steps_per_trial` steps; the median counts."""
+    min_window_s: float = Field(1.0, ge=0)
+    """A window goes over its steps again until it is at least so long."""
+    max_window_s: float = Field(5.0, gt=0)
+    """Where steps are slow, a window has fewer of them, at least two."""
     trial_timeout_s: float = Field(300, gt=0)
+    """A trial that takes longer is ended; the others go on."""
     memory_headroom: float = Field(0.1, ge=0, lt=1)
+    slow_rows_ms: float = Field(20.0, gt=0)
+    """A batch whose making takes longer is named (mode loader)."""
     free_global_batch: bool = False
     learning_rate_rule: Literal["sqrt", "linear", "none"] = "sqrt"
     deadline_hours: float = Field(72, gt=0)
     """Guide A asked for three days."""
     profile: bool = False
     resume: bool = True
+    folder: str = "data/08_reporting/benchmark_logs"
+    """A folder a mode, in it one a trial: what was asked, its log, its answer."""
 
 
 class CorpusSettings(_Model):
