@@ -1,5 +1,25 @@
-"""Kedro datasets of our own."""
+"""Kedro datasets of our own. Each is imported when first asked for: `split` must not
+pay for transformers and torch."""
 
-from flatout.datasets.transformers_model import TransformersModel
+from __future__ import annotations
 
-__all__ = ["TransformersModel"]
+import importlib
+from typing import Any
+
+_MODULES = {
+    "DocstringCorpus": "docstring_corpus",
+    "KeyedArrowDataset": "keyed_arrow",
+    "KeyedJSONDataset": "keyed_files",
+    "KeyedParquetDataset": "keyed_files",
+    "TextFiles": "text_files",
+    "TokenizerFile": "tokenizer_folder",
+    "TokenizerFolder": "tokenizer_folder",
+    "TransformersModel": "transformers_model",
+}
+__all__ = list(_MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -49,21 +49,75 @@ def arrow_digest(batches: Iterable[Any]) -> str:
 
     A slice, a copy and a memory-mapped file of the same rows agree.
     """
-    hashes: dict[str, Any] = {}
+    columns: dict[str, _ColumnDigest] = {}
     for batch in batches:
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            digest = columns.setdefault(name, _ColumnDigest())
             chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
             for chunk in chunks:
-                state = hashes.setdefault(name, xxhash.xxh3_128(name.encode()))
-                _update(state, chunk)
-    text = json.dumps({name: h.hexdigest() for name, h in sorted(hashes.items())})
+                digest.update(chunk)
+    text = json.dumps({name: c.hexdigest() for name, c in sorted(columns.items())})
     return xxhash.xxh3_128_hexdigest(text.encode())
 
 
-def _update(state: Any, column: Any) -> None:
-    """Feed the hash with nulls, lengths and values, row by row in separate streams.
+class _ColumnDigest:
+    """Hashes of a column's nulls, lengths and values, each a stream of its own."""
 
-    A row's length is hashed apart from its bytes in a stream of its own, so that the
-    cut into batches does not show.
-    """
-    raise NotImplementedError
+    def __init__(self) -> None:
+        self._rows = 0
+        self._nulls = xxhash.xxh3_128()
+        self._lengths = xxhash.xxh3_128()
+        self._values = xxhash.xxh3_128()
+        self._items: _ColumnDigest | None = None
+
+    def update(self, array: Any) -> None:
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        if array.null_count:
+            nulls = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))
+            self._nulls.update((nulls + self._rows).astype(np.int64).tobytes())
+        self._rows += len(array)
+        array = array.drop_null() if array.null_count else array
+        if pa.types.is_nested(array.type):
+            self._add_lengths(pc.list_value_length(array))
+            self._items = self._items or _ColumnDigest()
+            self._items.update(array.flatten())
+        elif _has_bytes(array.type):
+            self._add_lengths(pc.binary_length(array))
+            self._values.update(_bytes_of(array))
+        elif len(array):
+            self._values.update(np.ascontiguousarray(array.to_numpy(False)).data)
+
+    def _add_lengths(self, lengths: Any) -> None:
+        self._lengths.update(lengths.to_numpy(False).astype(np.int64).tobytes())
+
+    def hexdigest(self) -> str:
+        parts = [self._rows, self._nulls.hexdigest(), self._lengths.hexdigest()]
+        items = self._items.hexdigest() if self._items else ""
+        return json.dumps([*parts, self._values.hexdigest(), items])
+
+
+def _has_bytes(kind: Any) -> bool:
+    return any(
+        test(kind)
+        for test in (
+            pa.types.is_string,
+            pa.types.is_large_string,
+            pa.types.is_string_view,
+            pa.types.is_binary,
+            pa.types.is_large_binary,
+        )
+    )
+
+
+def _bytes_of(array: Any) -> memoryview:
+    """The bytes of all values end to end, without a copy."""
+    if pa.types.is_string_view(array.type):
+        array = array.cast(pa.large_string())
+    wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
+    _, offset_buffer, value_buffer = array.buffers()
+    if value_buffer is None or not len(array):
+        return memoryview(b"")
+    offsets = np.frombuffer(offset_buffer, np.int64 if wide else np.int32)
+    start, stop = offsets[array.offset], offsets[array.offset + len(array)]
+    return memoryview(value_buffer)[start:stop]

@@ -1,0 +1,206 @@
+"""The built-in corpus: docstrings of flatout's own dependencies, labelled by package.
+
+Real text with the long tail of real text, on every machine, without a download.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+from collections import deque
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+from kedro.io import AbstractDataset, DatasetError
+
+from flatout.engine.content_key import ContentKey
+from flatout.engine.environment import usable_cores
+from flatout.engine.workers import run_in_order
+
+logger = logging.getLogger(__name__)
+
+PACKAGES = {
+    "torch": "torch",
+    "transformers": "transformers",
+    "sympy": "sympy",
+    "scipy": "scipy",
+    "sklearn": "scikit-learn",
+    "pandas": "pandas",
+    "mlflow": "mlflow",
+    "matplotlib": "matplotlib",
+    "sqlalchemy": "SQLAlchemy",
+    "networkx": "networkx",
+    "plotly": "plotly",
+    "numpy": "numpy",
+}
+"""Module and distribution of each label, in the order in which labels are taken."""
+FORMAT_VERSION = 1
+"""Raise it when the same packages would give other rows."""
+BLOCK_FILES = 48
+_WORKER = "flatout.datasets._docstrings"
+SURPLUS = 1.05
+"""Texts gathered for each one wanted: some are in two packages."""
+
+
+class DocstringCorpus(AbstractDataset[None, Any]):
+    """Read-only rows `text` and `label` (the package's name), nearly as many a label.
+
+    `rows: null` gives every docstring of `labels` packages. What was parsed is kept
+    in `folder` as Parquet, by package versions and sizes.
+    """
+
+    def __init__(
+        self,
+        *,
+        filepath: str,
+        rows: int | None = 12_000,
+        labels: int = 10,
+        metadata: dict[str, Any] | None = None,
+    ) -> None:
+        self._folder = Path(filepath)
+        self._rows, self._labels = rows, labels
+        self.metadata = metadata
+
+    def load(self) -> Any:
+        from datasets import Dataset
+
+        packages = _installed(self._labels)
+        fields = {"format": FORMAT_VERSION, "rows": self._rows, "packages": packages}
+        key = ContentKey(fields)
+        file = self._folder / f"docstrings-{key.digest[:12]}.parquet"
+        if file.is_file():
+            logger.info("docstrings: unchanged, read from %s", file.name)
+        else:
+            logger.info("docstrings: parsing %s", ", ".join(packages))
+            _write(file, _table(list(packages), self._rows), key)
+        return Dataset(pq.read_table(file).replace_schema_metadata())
+
+    def save(self, data: None) -> None:
+        raise DatasetError("the docstring corpus is read-only")
+
+    def _exists(self) -> bool:
+        return True
+
+    def _describe(self) -> dict[str, Any]:
+        return {
+            "filepath": str(self._folder),
+            "rows": self._rows,
+            "labels": self._labels,
+        }
+
+
+def _installed(labels: int) -> dict[str, str]:
+    """The first `labels` packages that are installed, and their versions."""
+    found: dict[str, str] = {}
+    for module, distribution in PACKAGES.items():
+        if importlib.util.find_spec(module) and len(found) < labels:
+            found[module] = metadata.version(distribution)
+    if len(found) < labels:
+        raise DatasetError(
+            f"corpus.labels is {labels}, and {len(found)} of the packages whose "
+            f"docstrings are used are installed ({', '.join(found)}): ask for fewer"
+        )
+    return found
+
+
+def _table(packages: list[str], rows: int | None) -> pa.Table:
+    """Distinct texts, balanced over the packages, ordered by hash."""
+    wanted = None if rows is None else -(-rows // len(packages))
+    texts = _gather(packages, None if wanted is None else int(wanted * SURPLUS))
+    seen: set[str] = set()
+    by_label: dict[str, list[str]] = {}
+    for label, found in texts.items():
+        new = [text for text in dict.fromkeys(found) if text not in seen]
+        seen.update(new)
+        by_label[label] = sorted(new, key=_hash)
+    quotas = _quotas([len(found) for found in by_label.values()], rows)
+    chosen = [
+        (text, label)
+        for (label, found), quota in zip(by_label.items(), quotas, strict=True)
+        for text in found[:quota]
+    ]
+    chosen.sort(key=lambda pair: _hash(pair[0]))
+    columns = list(zip(*chosen, strict=True))
+    return pa.table({"text": list(columns[0]), "label": list(columns[1])})
+
+
+def _hash(text: str) -> int:
+    return xxhash.xxh3_64_intdigest(text.encode())
+
+
+def _quotas(counts: list[int], rows: int | None) -> list[int]:
+    """Rows a label: `rows` in all, as even as the counts allow."""
+    if rows is None or rows >= sum(counts):
+        return counts
+    quotas = [0] * len(counts)
+    left = rows
+    for rank, index in enumerate(sorted(range(len(counts)), key=counts.__getitem__)):
+        quotas[index] = min(counts[index], left // (len(counts) - rank))
+        left -= quotas[index]
+    return quotas
+
+
+def _gather(packages: list[str], wanted: int | None) -> dict[str, list[str]]:
+    """Texts of each package; of files in the order of their names' hashes, until there
+    are `wanted` distinct ones, so that a small corpus costs a small part of parsing."""
+    texts: dict[str, list[str]] = {package: [] for package in packages}
+    full: set[str] = set()
+    asked: deque[str] = deque()
+    tasks = _tasks(packages, full, asked)
+    for answer in run_in_order(_WORKER, None, tasks, usable_cores()):
+        package = asked.popleft()
+        if package in full:  # asked for ahead of time: to count it would make the
+            continue  # corpus depend on the number of cores
+        texts[package] += json.loads(answer)
+        if wanted is not None and len(set(texts[package])) >= wanted:
+            full.add(package)
+    return texts
+
+
+def _tasks(
+    packages: list[str], full: set[str], asked: deque[str]
+) -> Iterator[list[str]]:
+    """Blocks of files, package by package in turn, of those that are not `full`."""
+    blocks = {package: _file_blocks(package) for package in packages}
+    while blocks:
+        for package in list(blocks):
+            files = None if package in full else next(blocks[package], None)
+            if files is None:
+                del blocks[package]
+            else:
+                asked.append(package)
+                yield files
+
+
+def _file_blocks(package: str) -> Iterator[list[str]]:
+    """Python files of a package but its tests, BLOCK_FILES at a time."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None and spec.submodule_search_locations  # noqa: S101
+    root = Path(next(iter(spec.submodule_search_locations)))
+    files = [
+        path.relative_to(root).as_posix()
+        for path in root.rglob("*.py")
+        if not {"tests", "test"} & set(path.relative_to(root).parts)
+    ]
+    files.sort(key=_hash)
+    for start in range(0, len(files), BLOCK_FILES):
+        yield [str(root / name) for name in files[start : start + BLOCK_FILES]]
+
+
+def _write(file: Path, table: pa.Table, key: ContentKey) -> None:
+    """Whole or absent."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(f".{file.name}.writing-{os.getpid()}")
+    fields = json.dumps(dict(key.fields))
+    try:
+        pq.write_table(table.replace_schema_metadata({"flatout_key": fields}), part)
+        os.replace(part, file)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,320 @@
+"""Token rows: encoded on all cores, keyed by everything that decides them."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flatout.engine.arrow_folder import ArrowRecipe
+from flatout.engine.content_key import ContentKey, arrow_digest
+from flatout.engine.encoding import (
+    CHARACTERS_PER_TOKEN,
+    Encoded,
+    EncodeOptions,
+    Encoder,
+    encode_slice,
+    read_rows,
+)
+from flatout.engine.environment import tokenizer_parallelism, usable_cores
+from flatout.engine.joining import JOINED_SCHEMA, join_blocks
+from flatout.engine.settings import Auto, ModelSettings, TokenizeSettings
+from flatout.engine.tokenizer import TokenizerFile
+from flatout.engine.workers import run_in_order
+
+logger = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1
+"""Raise it when the same input would give other token rows."""
+UNIT_BYTES = 1 << 20
+"""Text that is encoded at a time: small, so that no core waits for another."""
+UNIT_ROWS = 20_000
+PROCESS_START_S = 0.35
+"""Measured: a helper process is ready after so long."""
+Task = tuple[str, int, int]
+
+
+class TokensError(ValueError):
+    """Rows that cannot become token rows; says which and what to do."""
+
+
+@dataclass(frozen=True)
+class TokensRecipe(ArrowRecipe):
+    """How to make the token rows of one split."""
+
+    key: ContentKey
+    rows: Any
+    """`datasets.Dataset` with `text`, and `text_pair` and `label` as there are."""
+    name: str
+    tokenizer: TokenizerFile
+    options: EncodeOptions
+    label_names: list[str] | None
+    num_processes: int | Auto
+
+    @property
+    def schema(self) -> Any:
+        """Columns of the token rows."""
+        if self.options.join:
+            return JOINED_SCHEMA
+        fields = [("input_ids", pa.list_(pa.int32()))]
+        if self.makes_type_ids:
+            fields.append(("token_type_ids", pa.list_(pa.int8())))
+        if "label" in self.rows.column_names:
+            fields.append(("labels", pa.float64() if self._regression else pa.int64()))
+        return pa.schema([*fields, ("length", pa.int32())])
+
+    @property
+    def _regression(self) -> bool:
+        return self.label_names is None
+
+    @property
+    def makes_type_ids(self) -> bool:
+        """Whether the tokenizer tells the two texts of a pair apart."""
+        if not self.options.has_pair:
+            return False
+        return 1 in self.tokenizer.backend.encode("a", "b").type_ids
+
+    def batches(self) -> Iterator[Any]:
+        """RecordBatches in the order of the rows. Raises TokensError."""
+        started = time.perf_counter()
+        labels = self._labels()
+        with row_files(self.rows) as files:
+            tasks = [task for file in files for task in plan_tasks(file, self.options)]
+            encoded = self._encode(tasks)
+            if self.options.join:
+                yield from join_blocks(encoded, self.options.max_length)
+            else:
+                yield from self._row_batches(encoded, labels)
+        elapsed_s = time.perf_counter() - started
+        rate = len(self.rows) / max(elapsed_s, 1e-9)
+        logger.info("%s: %s rows/s", self.name, f"{rate:,.0f}")
+
+    def _row_batches(self, encoded: Iterator[Encoded], labels: Any) -> Iterator[Any]:
+        start = 0
+        for part in encoded:
+            stop = start + len(part.lengths)
+            columns = [_lists(part.ids, part.lengths)]
+            if part.type_ids is not None and "token_type_ids" in self.schema.names:
+                columns.append(_lists(part.type_ids, part.lengths))
+            if labels is not None:
+                columns.append(labels[start:stop])
+            columns.append(pa.array(part.lengths))
+            start = stop
+            yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _encode(self, tasks: list[Task]) -> Iterator[Encoded]:
+        """The first task here, to measure; the others where it is fastest."""
+        if not tasks:
+            return
+        encoder = Encoder(self.tokenizer.backend, self.options)
+        tables = {file: read_rows(file) for file in dict.fromkeys(t[0] for t in tasks)}
+        with tokenizer_parallelism(False):
+            started = time.perf_counter()
+            yield _encode_task(encoder, tables, tasks[0])
+            task_s = time.perf_counter() - started
+        processes = choose_processes(task_s, len(tasks) - 1, self.num_processes)
+        if processes == 1:
+            with tokenizer_parallelism(True):
+                for task in tasks[1:]:
+                    yield _encode_task(encoder, tables, task)
+            return
+        setup = {"tokenizer": str(self.tokenizer.path), "options": asdict(self.options)}
+        answers = run_in_order("flatout.engine.encoding", setup, tasks[1:], processes)
+        yield from map(Encoded.from_bytes, answers)
+
+    def _labels(self) -> Any | None:
+        """Targets (N,) as Arrow; None for language models. Raises TokensError."""
+        if "label" not in self.rows.column_names:
+            return None
+        label = self.rows.data.table.column("label").combine_chunks()
+        if self.label_names is None:
+            return label
+        ids = pc.index_in(label, pa.array(self.label_names, pa.string()))
+        if ids.null_count:
+            row = int(np.flatnonzero(ids.is_null().to_numpy(False))[0])
+            raise TokensError(
+                f"{self.name}: {ids.null_count} rows have a label that train never "
+                f"has, the first {label[row].as_py()!r} in row {row}: nothing could "
+                "learn it. Give train such rows, or take these out"
+            )
+        return ids.cast(pa.int64())
+
+
+def _encode_task(encoder: Encoder, tables: dict[str, Any], task: Task) -> Encoded:
+    file, start, stop = task
+    return encode_slice(encoder, tables[file], start, stop)
+
+
+def _lists(values: npt.NDArray[Any], lengths: npt.NDArray[np.int32]) -> Any:
+    """List column over `values` (T,), without a copy."""
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
+
+
+@contextmanager
+def row_files(rows: Any) -> Iterator[list[str]]:
+    """Arrow stream files that hold `rows`: its own, or a temporary one."""
+    files = [entry["filename"] for entry in rows.cache_files]
+    if files and rows._indices is None:
+        yield files
+        return
+    if rows._indices is not None:  # rows were selected or shuffled
+        rows = rows.flatten_indices()
+    with tempfile.TemporaryDirectory() as folder:
+        file = str(Path(folder, "rows.arrow"))
+        table = rows.data.table
+        with pa.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table)
+        yield [file]
+
+
+def plan_tasks(file: str, options: EncodeOptions) -> list[Task]:
+    """Cut the rows of a file into tasks of about UNIT_BYTES to encode."""
+    table = read_rows(file)
+    cost = _cost_bytes(table.column("text"), options)
+    if options.has_pair:
+        cost = cost + _cost_bytes(table.column("text_pair"), options)
+    ends = np.cumsum(cost)
+    tasks, start = [], 0
+    while start < len(cost):
+        done = ends[start - 1] if start else 0
+        stop = int(np.searchsorted(ends, done + UNIT_BYTES, side="right"))
+        stop = min(max(stop, start + 1), start + UNIT_ROWS)
+        tasks.append((file, start, stop))
+        start = stop
+    return tasks
+
+
+def _cost_bytes(texts: Any, options: EncodeOptions) -> npt.NDArray[np.int64]:
+    """Bytes (N,) of each text that will be looked at."""
+    lengths: npt.NDArray[np.int64] = pc.binary_length(texts).to_numpy().astype(np.int64)
+    if options.join:
+        return lengths
+    return np.minimum(lengths, CHARACTERS_PER_TOKEN * options.max_length)
+
+
+def choose_processes(task_s: float, tasks_left: int, wanted: int | Auto) -> int:
+    """Processes that finish first, by the measured time of one task on one core.
+
+    n processes start one after another, then share the work: they need about
+    PROCESS_START_S * n / cores + work / n seconds. One means this process, whose Rust
+    threads share a task but wait while Python copies the ids out.
+    """
+    if wanted != "auto":
+        return wanted
+    cores = usable_cores()
+    work_s = task_s * tasks_left
+    times = {
+        n: PROCESS_START_S * (1 + n / cores) + work_s / n for n in range(2, cores + 1)
+    }
+    times[1] = work_s / (1 + 0.6 * (cores - 1))
+    return min(times, key=times.__getitem__)
+
+
+def tokens_recipe(
+    name: str,
+    rows: Any,
+    tokenizer: TokenizerFile,
+    label_names: list[str],
+    model: ModelSettings,
+    tokenize: TokenizeSettings,
+) -> TokensRecipe:
+    """For the split `name`; `rows` is a `datasets.Dataset`. Raises TokensError."""
+    _check_length(tokenizer, tokenize.max_length)
+    options = _options(rows, tokenizer, model, tokenize)
+    columns = [n for n in ("text", "text_pair", "label") if n in rows.column_names]
+    fields = {
+        "format": FORMAT_VERSION,
+        "rows": arrow_digest([rows.data.table.select(columns)]),
+        "tokenizer": tokenizer.digest,
+        "label_names": label_names,
+        **token_options(model, tokenize),
+    }
+    regression = model.task == "regression"
+    return TokensRecipe(
+        key=ContentKey(fields),
+        rows=rows,
+        name=name,
+        tokenizer=tokenizer,
+        options=options,
+        label_names=None if regression else label_names,
+        num_processes=tokenize.num_processes,
+    )
+
+
+def token_options(model: ModelSettings, tokenize: TokenizeSettings) -> dict[str, Any]:
+    """Parameters that decide the token rows, by their path."""
+    trained = model.name_or_path is None
+    return {
+        "model.task": model.task,
+        "model.name_or_path": model.name_or_path,
+        "model.revision": model.revision,
+        "tokenize.max_length": tokenize.max_length,
+        "tokenize.vocab_size": tokenize.vocab_size if trained else None,
+        "tokenize.join_texts": tokenize.join_texts,
+    }
+
+
+def _options(
+    rows: Any,
+    tokenizer: TokenizerFile,
+    model: ModelSettings,
+    tokenize: TokenizeSettings,
+) -> EncodeOptions:
+    join = tokenize.join_texts
+    if join and model.task not in ("causal-lm", "masked-lm"):
+        raise TokensError(
+            "tokenize.join_texts is for language models, and model.task is "
+            f"{model.task}"
+        )
+    names = ("unk_token", "eos_token", "sep_token", "bos_token")
+    ids = (tokenizer.token_id(name) for name in names)
+    ends_alone = tokenizer.backend.num_special_tokens_to_add(False) > 0
+    return EncodeOptions(
+        max_length=tokenize.max_length,
+        has_pair="text_pair" in rows.column_names,
+        join=join,
+        end_id=tokenizer.token_id("eos_token") if join and not ends_alone else None,
+        empty_id=next((id_ for id_ in ids if id_ is not None), None),
+    )
+
+
+def _check_length(tokenizer: TokenizerFile, max_length: int) -> None:
+    limit = tokenizer.max_positions
+    if limit is not None and max_length > limit:
+        raise TokensError(
+            f"tokenize.max_length is {max_length}, but the model takes rows of at most "
+            f"{limit} tokens: set tokenize.max_length to {limit} or less, or a larger "
+            "model.config.max_position_embeddings where it is trained from scratch"
+        )
+    added = tokenizer.backend.num_special_tokens_to_add(False)
+    if max_length <= added:
+        raise TokensError(
+            f"tokenize.max_length is {max_length}, and the tokenizer adds {added} "
+            "special tokens to each text: no token of the text would be left"
+        )
+
+
+def label_names_of(rows: Any) -> list[str]:
+    """Distinct labels, sorted; as numbers where all of them are whole numbers."""
+    if "label" not in rows.column_names:
+        return []
+    label = rows.data.table.column("label")
+    if pa.types.is_floating(label.type):
+        return []
+    names = pc.unique(label).to_pylist()
+    try:
+        return sorted(names, key=int)
+    except ValueError:
+        return sorted(names)

@@ -1,0 +1,50 @@
+"""Whether token rows on the disk fit the parameters of the run that reads them."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from flatout.engine.arrow_folder import stored_key
+from flatout.engine.content_key import ContentKey, arrow_digest
+from flatout.engine.encode import token_options
+from flatout.engine.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+class StaleTokensError(ValueError):
+    """Token rows that were made with other parameters; names them."""
+
+
+def key_of(tokens: Any) -> ContentKey | None:
+    """The key beside a `datasets.Dataset` that was loaded whole from a folder."""
+    files = tokens.cache_files
+    if not files or tokens._indices is not None:
+        return None
+    return stored_key(Path(files[0]["filename"]).parent)
+
+
+def token_key(tokens: Any) -> str:
+    """Digest of what `tokens` was made from; of its content where that is unknown."""
+    key = key_of(tokens)
+    return key.digest if key else arrow_digest([tokens.data.table])
+
+
+def check_tokens_match(tokens: Any, settings: Settings) -> None:
+    """Raises StaleTokensError naming each parameter that was another when `tokens`
+    was made. Rows without a key (in memory, or made elsewhere) pass with a warning."""
+    key = key_of(tokens)
+    if key is None:
+        logger.warning("the token rows carry no key: taken as they are")
+        return
+    wanted = ContentKey(token_options(settings.model, settings.tokenize))
+    stored = ContentKey({name: key.fields.get(name) for name in wanted.fields})
+    changes = wanted.changes_since(stored)
+    if changes:
+        raise StaleTokensError(
+            "the token rows were made with other parameters (then -> now): "
+            + "; ".join(changes)
+            + ". Run kedro run --pipelines=tokenize, or set the parameters back"
+        )

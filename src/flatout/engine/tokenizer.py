@@ -1,0 +1,338 @@
+"""The tokenizer: a checkpoint's own, or one trained here; checked, right-padding."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import xxhash
+
+from flatout.engine import word_pieces
+from flatout.engine.content_key import ContentKey, arrow_digest
+from flatout.engine.settings import ModelSettings, TokenizeSettings
+
+logger = logging.getLogger(__name__)
+
+FILES = ("tokenizer.json", "tokenizer_config.json")
+FORMAT_VERSION = 1
+NO_LIMIT = int(1e30)
+"""What transformers writes as `model_max_length` where a model has no maximum."""
+
+
+class TokenizerError(ValueError):
+    """A tokenizer that cannot be had or used; says what was looked for."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the table of checks (guide C)."""
+
+    name: str
+    status: Literal["ok", "mended", "warning", "failed"]
+    text: str
+
+
+@dataclass(frozen=True)
+class TokenizerFile:
+    """A saved tokenizer as the encoder needs it: without transformers or torch."""
+
+    folder: Path
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of the files that decide how a text is encoded."""
+        state = xxhash.xxh3_128()
+        for name in FILES:
+            state.update(self._read(name))
+        return str(state.hexdigest())
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        config: dict[str, Any] = json.loads(self._read("tokenizer_config.json"))
+        return config
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "tokenizer.json"
+
+    @property
+    def max_positions(self) -> int | None:
+        """Longest row that the model takes, tokens; None where it has no maximum."""
+        limit = int(self.config.get("model_max_length") or NO_LIMIT)
+        return limit if limit < NO_LIMIT else None
+
+    @cached_property
+    def backend(self) -> Any:
+        """`tokenizers.Tokenizer`, set to neither cut nor pad."""
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_buffer(self._read("tokenizer.json"))
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        return tokenizer
+
+    def token_id(self, name: str) -> int | None:
+        """Number of the special token `name` (`eos_token`, ...), if there is one."""
+        token = self.config.get(name)
+        text = token.get("content") if isinstance(token, dict) else token
+        return None if text is None else self.backend.token_to_id(text)
+
+    def _read(self, name: str) -> bytes:
+        try:
+            return (self.folder / name).read_bytes()
+        except OSError as error:
+            raise TokenizerError(
+                f"{self.folder / name} cannot be read ({error.strerror}): run the "
+                "tokenize pipeline"
+            ) from error
+
+
+@dataclass(frozen=True)
+class TokenizerRecipe:
+    """How to make the tokenizer, and the key of what it is made from."""
+
+    key: ContentKey
+    model: ModelSettings
+    vocab_size: int
+    texts: tuple[Any, ...]
+    """Arrow columns to train on."""
+
+    def write(self, folder: Path) -> None:
+        self.build().save_pretrained(folder)
+
+    def build(self) -> Any:
+        """The `PreTrainedTokenizerFast`. Raises TokenizerError."""
+        if self.model.name_or_path is None:
+            tokenizer = _train(self.texts, self.vocab_size)
+            config = _scratch_config(self.model)
+        else:
+            tokenizer, config = _load(self.model)
+        return _prepare(tokenizer, config, self.model)
+
+
+def tokenizer_recipe(
+    rows: Any, model: ModelSettings, tokenize: TokenizeSettings
+) -> TokenizerRecipe:
+    """For `model.name_or_path`, or to be trained on `rows` (a `datasets.Dataset`)."""
+    fields: dict[str, Any] = {"format": FORMAT_VERSION, "task": model.task}
+    texts: tuple[Any, ...] = ()
+    if model.name_or_path is None:
+        import tokenizers
+
+        names = [n for n in ("text", "text_pair") if n in rows.column_names]
+        texts = tuple(rows.data.table.column(name) for name in names)
+        fields |= {
+            "rows": arrow_digest([rows.data.table.select(names)]),
+            "vocab_size": tokenize.vocab_size,
+            "tokenizers": tokenizers.__version__,
+            "training": word_pieces.FORMAT_VERSION,
+        }
+    else:
+        fields |= {
+            "name_or_path": model.name_or_path,
+            "revision": model.revision,
+            "files": _files_digest(Path(model.name_or_path)),
+        }
+    fields["positions"] = _scratch_config(model)
+    return TokenizerRecipe(ContentKey(fields), model, tokenize.vocab_size, texts)
+
+
+def _files_digest(folder: Path) -> str | None:
+    """Hash of a local checkpoint's tokenizer files; None for a name on the Hub."""
+    if not folder.is_dir():
+        return None
+    state = xxhash.xxh3_128()
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.suffix in (".json", ".txt", ".model", ".jinja"):
+            state.update(path.name.encode() + path.read_bytes())
+    return str(state.hexdigest())
+
+
+def _scratch_config(model: ModelSettings) -> dict[str, Any]:
+    """What `model.config` says on positions and vocabulary."""
+    names = ("model_type", "max_position_embeddings", "n_positions", "vocab_size")
+    return {name: model.config[name] for name in names if name in model.config}
+
+
+def _train(texts: tuple[Any, ...], vocab_size: int) -> Any:
+    import pyarrow as pa
+    from transformers import PreTrainedTokenizerFast
+
+    joined = pa.chunked_array([chunk for column in texts for chunk in column.chunks])
+    pad, unknown, start, end, mask = word_pieces.SPECIAL_TOKENS
+    logger.info("training a tokenizer of %s word pieces", f"{vocab_size:,}")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=word_pieces.train_word_pieces(joined, vocab_size),
+        pad_token=pad,
+        unk_token=unknown,
+        cls_token=start,
+        sep_token=end,
+        mask_token=mask,
+        model_max_length=NO_LIMIT,
+    )
+
+
+def _load(model: ModelSettings) -> tuple[Any, dict[str, Any]]:
+    """A checkpoint's tokenizer, and its config with that of the parameters over it."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    name = str(model.name_or_path)
+    where = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, **where)
+        config = AutoConfig.from_pretrained(name, **where).to_dict()
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise TokenizerError(_not_found(name, error)) from error
+    return tokenizer, {**config, **model.config}
+
+
+def _not_found(name: str, error: Exception) -> str:
+    folder = Path(name)
+    if folder.is_dir():
+        present = sorted(path.name for path in folder.iterdir())[:20]
+        place = (
+            f"The folder {folder.resolve()} holds: {', '.join(present) or 'nothing'}"
+        )
+    else:
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        place = (
+            f"There is no folder {folder.resolve()}; as a name on the Hugging Face Hub "
+            f"it was looked for in the cache {HF_HUB_CACHE} and on the network"
+        )
+    return (
+        f"model.name_or_path {name!r}: its tokenizer could not be loaded. Looked for "
+        "config.json, tokenizer_config.json and tokenizer.json (or vocab.txt, "
+        f"vocab.json with merges.txt, tokenizer.model). {place}. Set "
+        "model.name_or_path to a folder with these files, fill the cache on a machine "
+        f"with network, or set it to null to train from scratch. "
+        f"({type(error).__name__}: "
+        f"{str(error).strip().splitlines()[0]})"
+    )
+
+
+def _prepare(tokenizer: Any, config: dict[str, Any], model: ModelSettings) -> Any:
+    """Apply the rules of guide C; warn or fail by the table of checks."""
+    checks = check_tokenizer(tokenizer, config, model)
+    for check in checks:
+        if check.status == "warning":
+            logger.warning("tokenizer: %s: %s", check.name, check.text)
+    failed = [f"  {c.name}: {c.text}" for c in checks if c.status == "failed"]
+    if failed:
+        raise TokenizerError(
+            f"the tokenizer of {model.name_or_path or 'this run'} cannot be used:\n"
+            + "\n".join(failed)
+        )
+    tokenizer.padding_side = "right"
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = _pad_candidate(tokenizer)
+    limits = (tokenizer.model_max_length, usable_positions(config, tokenizer))
+    tokenizer.model_max_length = min(int(limit or NO_LIMIT) for limit in limits)
+    return tokenizer
+
+
+def _pad_candidate(tokenizer: Any) -> str | None:
+    """Rows are told from padding by their length, so any token will do for it."""
+    names = (tokenizer.eos_token, tokenizer.unk_token, tokenizer.bos_token)
+    return next((name for name in names if name is not None), None)
+
+
+def usable_positions(config: dict[str, Any], tokenizer: Any = None) -> int | None:
+    """Longest row of a model, tokens. RoBERTa's family counts from padding_idx + 1."""
+    for name in ("max_position_embeddings", "n_positions"):
+        if config.get(name):
+            size = int(config[name])
+            break
+    else:
+        return None
+    if config.get("model_type") in _OFFSET_MODELS:
+        pad = config.get("pad_token_id")
+        if pad is None:
+            pad = getattr(tokenizer, "pad_token_id", None)
+        return size - int(1 if pad is None else pad) - 1
+    return size
+
+
+_OFFSET_MODELS = frozenset(
+    {"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "roberta-prelayernorm"}
+    | {"longformer", "mpnet", "data2vec-text", "ibert", "xmod", "layoutlmv3"}
+)
+
+
+def check_tokenizer(
+    tokenizer: Any, config: dict[str, Any], model: ModelSettings
+) -> list[Check]:
+    """The pad-token and side rules of guide C, and what else would go wrong later."""
+    if not getattr(tokenizer, "is_fast", False):
+        text = "it has no tokenizer.json (Rust); convert it with transformers first"
+        return [Check("fast", "failed", text)]
+    return [
+        Check("fast", "ok", "Rust tokenizer"),
+        _check_pad(tokenizer),
+        _check_pad_is_end(tokenizer),
+        _check_side(tokenizer),
+        _check_vocabulary(tokenizer, config, model),
+        _check_mask(tokenizer, model),
+        _check_special(tokenizer),
+    ]
+
+
+def _check_pad(tokenizer: Any) -> Check:
+    if tokenizer.pad_token is not None:
+        return Check("pad token", "ok", repr(tokenizer.pad_token))
+    candidate = _pad_candidate(tokenizer)
+    if candidate is None:
+        return Check(
+            "pad token", "failed", "there is no pad, end, unknown or start token"
+        )
+    return Check("pad token", "mended", f"missing; set to {candidate!r}")
+
+
+def _check_pad_is_end(tokenizer: Any) -> Check:
+    name, end = "pad is not end", tokenizer.eos_token
+    pad = tokenizer.pad_token or _pad_candidate(tokenizer)
+    if end is None or pad != end:
+        return Check(name, "ok", f"pad {pad!r}, end {end!r}")
+    return Check(
+        name,
+        "warning",
+        f"pad and end of sequence are both {end!r}: flatout tells padding by the "
+        "rows' lengths, so the end is still learnt; code that compares token ids would "
+        "skip it",
+    )
+
+
+def _check_side(tokenizer: Any) -> Check:
+    if tokenizer.padding_side == "right":
+        return Check("padding side", "ok", "right")
+    return Check("padding side", "mended", f"{tokenizer.padding_side}; set to right")
+
+
+def _check_vocabulary(
+    tokenizer: Any, config: dict[str, Any], model: ModelSettings
+) -> Check:
+    size, rows = len(tokenizer), config.get("vocab_size")
+    if rows is None or size <= int(rows):
+        return Check("vocabulary", "ok", f"{size:,} tokens")
+    what = "the checkpoint's" if model.name_or_path else "model.config's"
+    text = f"{size:,} tokens, but {what} vocab_size is {int(rows):,}: they must agree"
+    return Check("vocabulary", "failed", text)
+
+
+def _check_mask(tokenizer: Any, model: ModelSettings) -> Check:
+    if model.task != "masked-lm" or tokenizer.mask_token is not None:
+        return Check("mask token", "ok", repr(tokenizer.mask_token))
+    text = "model.task is masked-lm, and this tokenizer has no mask token"
+    return Check("mask token", "failed", text)
+
+
+def _check_special(tokenizer: Any) -> Check:
+    count = tokenizer.backend_tokenizer.num_special_tokens_to_add(False)
+    text = f"{count} added to each text"
+    return Check(
+        "special tokens", "ok", text if count else "none are added by this one"
+    )

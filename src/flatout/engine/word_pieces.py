@@ -1,0 +1,93 @@
+"""A WordPiece tokenizer trained on the train split, the same one every time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+
+from flatout.engine.environment import tokenizer_parallelism
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+TRAINING_BYTES = 32 << 20
+"""More text than this hardly changes the pieces; rows are taken evenly spaced."""
+FORMAT_VERSION = 1
+_CONTINUED = "##"
+
+
+def train_word_pieces(texts: Any, vocab_size: int) -> Tokenizer:
+    """Train on an Arrow column of texts. Lower-cases; keeps accents, Hangul, emoji.
+
+    The library numbers the first letters in the order of a hash map that differs from
+    run to run; giving all of them beforehand, sorted, makes the result repeatable.
+    """
+    sample = list(_sample(texts))
+    letters, rare = _alphabet(sample, vocab_size // 4)
+    first = [*SPECIAL_TOKENS, *(_CONTINUED + letter for letter in letters)]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        special_tokens=first,
+        initial_alphabet=letters,
+        show_progress=False,
+    )
+    tokenizer = _untrained(models.WordPiece(unk_token=SPECIAL_TOKENS[1]))
+    without_rare = (text.translate(rare) for text in sample) if rare else iter(sample)
+    with tokenizer_parallelism(True):
+        tokenizer.train_from_iterator(without_rare, trainer)
+    # Made anew, since the trainer also marks the given letters as special tokens.
+    vocabulary = tokenizer.get_vocab()
+    return _finished(
+        _untrained(models.WordPiece(vocabulary, unk_token=SPECIAL_TOKENS[1]))
+    )
+
+
+def _sample(texts: Any) -> Iterator[str]:
+    """Texts, or evenly spaced ones of TRAINING_BYTES in all."""
+    every = max(1, -(-int(texts.nbytes) // TRAINING_BYTES))
+    for chunk in texts.chunks:
+        yield from chunk.take(np.arange(0, len(chunk), every)).to_pylist()
+
+
+def _alphabet(texts: list[str], limit: int) -> tuple[list[str], dict[int, None]]:
+    """The `limit` commonest characters, sorted; and a table that deletes the others."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(set(text.lower()))
+    ranked = sorted(counts, key=lambda letter: (-counts[letter], letter))
+    letters = [letter for letter in ranked if not letter.isspace()]
+    rare = letters[limit:]
+    deleted = {ord(case): None for c in rare for case in (c, *c.upper()) if len(c) == 1}
+    return sorted(letters[:limit]), deleted
+
+
+def _untrained(model: models.WordPiece) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    # strip_accents takes Hangul apart and drops accents: off.
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        lowercase=True, strip_accents=False
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return tokenizer
+
+
+def _finished(tokenizer: Tokenizer) -> Tokenizer:
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    start, end = SPECIAL_TOKENS[2], SPECIAL_TOKENS[3]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{start} $A {end}",
+        pair=f"{start} $A {end} $B:1 {end}:1",
+        special_tokens=[(name, tokenizer.token_to_id(name)) for name in (start, end)],
+    )
+    tokenizer.decoder = decoders.WordPiece(prefix=_CONTINUED)
+    return tokenizer

@@ -1,0 +1,17 @@
+"""Nodes of the split pipeline. They return recipes: the catalog's datasets compare
+keys and carry one out only where the stored result was made from something else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flatout.engine.raw_texts import open_raw_texts
+from flatout.engine.rows import Columns
+from flatout.engine.settings import SplitSettings, Task
+from flatout.engine.split import plan_split
+
+
+def split_rows(raw_texts: Any, split: dict[str, Any], task: Task) -> dict[str, Any]:
+    """Check the rows of `raw_texts` and deal them to train, validation and test."""
+    settings = SplitSettings.model_validate(split)
+    return plan_split(open_raw_texts(raw_texts), Columns.of(settings, task), settings)

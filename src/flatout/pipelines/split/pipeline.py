@@ -1,0 +1,29 @@
+"""Wiring of the split pipeline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kedro.pipeline import Node, Pipeline
+
+from flatout.pipelines.split.nodes import split_rows
+
+
+def create_pipeline(**_: Any) -> Pipeline:
+    return Pipeline(
+        [
+            Node(
+                func=split_rows,
+                inputs=["raw_texts", "params:split", "params:model.task"],
+                # The quarantine is saved first: it is there when the run stops.
+                outputs={
+                    "rejected_rows": "rejected_rows",
+                    "train_rows": "train_rows",
+                    "validation_rows": "validation_rows",
+                    "test_rows": "test_rows",
+                    "split_report": "split_report",
+                },
+                name="split_rows",
+            ),
+        ]
+    )

@@ -1,0 +1,50 @@
+"""Nodes of the tokenize pipeline. They return recipes: the catalog's datasets compare
+keys and carry one out only where the stored result was made from something else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flatout.engine.encode import TokensRecipe, label_names_of, tokens_recipe
+from flatout.engine.settings import ModelSettings, TokenizeSettings
+from flatout.engine.split import SPLITS
+from flatout.engine.tokenizer import TokenizerFile, TokenizerRecipe, tokenizer_recipe
+
+
+def make_tokenizer(
+    train_rows: Any, model: dict[str, Any], tokenize: dict[str, Any]
+) -> tuple[TokenizerRecipe, TokenizerRecipe]:
+    """The checkpoint's tokenizer, or one trained on `train_rows`; one recipe for the
+    two views of the folder."""
+    recipe = tokenizer_recipe(
+        train_rows,
+        ModelSettings.model_validate(model),
+        TokenizeSettings.model_validate(tokenize),
+    )
+    return recipe, recipe
+
+
+def collect_label_names(train_rows: Any) -> list[str]:
+    """Names of the classes in the order of their numbers; empty without classes."""
+    return label_names_of(train_rows)
+
+
+def encode_rows(
+    train_rows: Any,
+    validation_rows: Any,
+    test_rows: Any,
+    tokenizer_file: TokenizerFile,
+    label_names: list[str],
+    model: dict[str, Any],
+    tokenize: dict[str, Any],
+) -> tuple[TokensRecipe, ...]:
+    """Token rows of the three splits, row for row."""
+    settings = ModelSettings.model_validate(model)
+    options = TokenizeSettings.model_validate(tokenize)
+    splits = zip(SPLITS, (train_rows, validation_rows, test_rows), strict=True)
+    return tuple(
+        tokens_recipe(
+            f"{name}_tokens", rows, tokenizer_file, label_names, settings, options
+        )
+        for name, rows in splits
+    )
