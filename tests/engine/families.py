@@ -56,14 +56,16 @@ def token_rows(task: str, count: int = 24) -> TokenRows:
     return TokenRows(pa.table(columns))
 
 
-def task_model(family: str, task: str, implementation: str) -> TaskModel:
+def task_model(
+    family: str, task: str, implementation: str, whole: bool = False
+) -> TaskModel:
     torch.manual_seed(0)
     settings = ModelSettings(
         task=task, config={"model_type": family, **CONFIGS[family]}
     )
     names = LABEL_NAMES if task == "sequence-classification" else []
     model = build(settings, VOCABULARY, names, MAX_LENGTH, implementation)
-    return TaskModel(no_dropout(model), task, MAX_LENGTH)
+    return TaskModel(no_dropout(model), task, MAX_LENGTH, whole=whole)
 
 
 def step_rows(family: str, task: str, strategy: str, **options) -> StepRows:

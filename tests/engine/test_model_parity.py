@@ -33,9 +33,14 @@ def test_packed_and_padded_give_the_same_loss_and_gradient(family, task):
 
 
 @pytest.mark.parametrize(("family", "task"), ENCODER_CASES + DECODER_CASES)
-def test_heads_equal_the_whole_model(family, task):
-    model = task_model(family, task, "sdpa")
-    batch = step_rows(family, task, "random")[1].micro_batches[0].tensors()
-    ours = model.logits(batch)
-    model.head = None
-    torch.testing.assert_close(ours, model.logits(batch), rtol=1e-4, atol=1e-5)
+def test_heads_and_narrowing_equal_the_whole_model(family, task):
+    batch = step_rows(family, task, "random")[1]
+    ours = task_model(family, task, "sdpa")
+    whole = task_model(family, task, "sdpa", whole=True)
+    tensors = batch.micro_batches[0].tensors()
+    torch.testing.assert_close(
+        ours.logits(tensors), whole.logits(tensors), rtol=1e-4, atol=1e-5
+    )
+    torch.testing.assert_close(
+        gradient(ours, [batch])[1], gradient(whole, [batch])[1], rtol=1e-4, atol=1e-6
+    )

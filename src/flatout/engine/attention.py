@@ -19,6 +19,7 @@ from torch import Tensor, nn
 PACKED = "flatout_packed"
 """Name of the padding-free attention among transformers' implementations."""
 
+PACKED_KERNEL = __import__("os").environ.get("PK", "flash")
 FLASH_DTYPES = frozenset({torch.bfloat16, torch.float16})
 MAX_FLASH_HEAD_DIM = 256
 
@@ -51,11 +52,12 @@ def packed_attention(
     arguments = (scaling, dropout, causal, window)
     # Rotary embeddings come back in fp32 under autocast; kernels want one dtype.
     query, key, value = (
-        t[0].transpose(0, 1).to(value.dtype) for t in (query, key, value)
+        t.squeeze(0).transpose(0, 1).to(value.dtype) for t in (query, key, value)
     )
     if query.is_cuda:
         cu_seqlens, max_seqlen = kwargs["cu_seqlens"], kwargs["max_seqlen"]
-        out = _flash(query, key, value, cu_seqlens, max_seqlen, *arguments)
+        kernel = _row_tiles if PACKED_KERNEL == "rows" else _flash
+        out = kernel(query, key, value, cu_seqlens, max_seqlen, *arguments)
     else:
         out = _row_by_row(query, key, value, kwargs["cu_seqlens"], *arguments)
     return out.unsqueeze(0), None
@@ -98,6 +100,28 @@ def _flash(
         window_size_right=None if right < 0 or causal else right,
     )
     out: Tensor = result[0]
+    return out
+
+
+def _row_tiles(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    scaling: float | None,
+    dropout: float,
+    causal: bool,
+    window: tuple[int, int],
+) -> Tensor:
+    """As `_flash`, in tiles that fit short rows."""
+    from flatout.engine.row_attention import row_attention
+
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    left, right = window
+    out, _, _ = row_attention(
+        query, key, value, cu_seqlens, max_seqlen, scale, dropout, causal, left, right
+    )
     return out
 
 

@@ -41,7 +41,9 @@ class ModelFlops:
     width: int
 
     @classmethod
-    def of(cls, model: Any) -> ModelFlops:
+    def of(cls, model: Any, narrowed: bool = False) -> ModelFlops:
+        """`narrowed`: what is behind the last attention is computed for targets only,
+        and is counted so: work that is not done is no throughput."""
         config = model.config
         embedding_ids = {
             id(parameter)
@@ -52,11 +54,13 @@ class ModelFlops:
         base_ids = {id(p) for p in model.base_model.parameters()}
         body = [p for p in model.base_model.parameters() if id(p) not in embedding_ids]
         head = [p for p in model.parameters() if id(p) not in base_ids]
+        late = _behind_last_attention(model) if narrowed else 0
         output = model.get_output_embeddings()
         tied = output is not None and id(output.weight) in base_ids
         return cls(
-            body_parameters=sum(p.numel() for p in body),
+            body_parameters=sum(p.numel() for p in body) - late,
             head_parameters=sum(p.numel() for p in head)
+            + late
             + (output.weight.numel() if tied else 0),
             layers=config.num_hidden_layers,
             width=config.hidden_size,
@@ -67,6 +71,13 @@ class ModelFlops:
         head = 6 * self.head_parameters * window.targets
         attention = 12 * self.layers * self.width * window.squared_lengths
         return float(dense + head + attention)
+
+
+def _behind_last_attention(model: Any) -> int:
+    """Weights of the last layer behind its attention (see narrowing.py)."""
+    layer = model.base_model.encoder.layer[-1]
+    attended = sum(p.numel() for p in layer.attention.self.parameters())
+    return sum(p.numel() for p in layer.parameters()) - attended
 
 
 def peak_tflops(device_name: str) -> float | None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from flatout.engine import attention
 from flatout.engine.collation import IGNORED
 from flatout.engine.heads import head_for, position_offset
+from flatout.engine.narrowing import narrow_last_layer, narrow_point
 from flatout.engine.settings import CLASSIFIES, ModelSettings, SettingsError, Task
 
 logger = logging.getLogger(__name__)
@@ -181,13 +182,17 @@ class TaskModel(nn.Module):
     tasks with one target a row the logits (K, classes), detached.
     """
 
-    def __init__(self, model: Any, task: Task, max_length: int) -> None:
+    def __init__(
+        self, model: Any, task: Task, max_length: int, *, whole: bool = False
+    ) -> None:
+        """`whole`: run the model as transformers does, head and all, over all tokens."""
         super().__init__()
         self.model = model
         self.task = task
         self.max_length = max_length
-        self.head = head_for(task, model.config.model_type)
+        self.head = None if whole else head_for(task, model.config.model_type)
         self.offset = position_offset(model.config)
+        self.narrowed = self.head is not None and narrow_last_layer(model)
 
     def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         logits = self.logits(batch)
@@ -199,8 +204,11 @@ class TaskModel(nn.Module):
         inputs = self._inputs(batch)
         if self.head is None:
             return self._whole_model_logits(inputs, batch["target_index"])
-        hidden = self.model.base_model(**inputs).last_hidden_state
-        hidden = hidden.flatten(0, 1)[batch["target_index"]]  # (K, hidden)
+        if self.narrowed:
+            narrow_point(self.model).target_index = batch["target_index"]
+        hidden = self.model.base_model(**inputs).last_hidden_state.flatten(0, 1)
+        if not self.narrowed:
+            hidden = hidden[batch["target_index"]]  # (K, hidden)
         result: Tensor = self.head(self.model, hidden)
         return result
 

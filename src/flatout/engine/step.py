@@ -87,6 +87,7 @@ class Stepper:
         self.metrics_every = metrics_every
         self.sums = StepSums.zeros(runtime.device)
         self.step_number = torch.zeros((), dtype=torch.int64, device=runtime.device)
+        self._never = torch.full_like(self.step_number, StepSums.NEVER)
         self.scaler = _LossScale(runtime) if runtime.precision == "fp16" else None
         self._graphs = _StepGraphs(self) if cuda_graphs else None
 
@@ -141,7 +142,7 @@ class Stepper:
         self.sums.last_norm.copy_(norm)
         if self.scaler is not None:  # fp16 overflows now and then: the scale adapts
             return
-        bad = torch.where(finite, StepSums.NEVER, self.step_number)
+        bad = torch.where(finite, self._never, self.step_number)
         torch.minimum(self.sums.first_bad_step, bad, out=self.sums.first_bad_step)
 
 
@@ -213,7 +214,10 @@ class _StepGraphs:
         graph = torch.cuda.CUDAGraph()
         self._stepper.updater.optimizer.zero_grad(set_to_none=True)
         torch.cuda.synchronize()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads (pinning, copies) may go on with what a capture forbids.
+        with torch.cuda.graph(
+            graph, pool=self._pool, capture_error_mode="thread_local"
+        ):
             recorded = StepBatch(**{**vars(batch), "micro_batches": [static]})
             self._stepper.run_eagerly(recorded)
         self._pool = self._pool or graph.pool()

@@ -81,7 +81,7 @@ def efficiency(trainer: Trainer, windows: list[Window]) -> dict[str, Any]:
     """Model TFLOPs a second and device over steady windows, and the share of peak."""
     chosen = steady(windows)
     wall_s = sum(window.wall_s for window in chosen) or float("nan")
-    model_flops = flops.ModelFlops.of(trainer.model.model)
+    model_flops = flops.ModelFlops.of(trainer.model.model, trainer.model.narrowed)
     total = sum(model_flops.of_window(window) for window in chosen)
     tflops = total / wall_s / trainer.runtime.ranks.world_size / 1e12
     peak = flops.peak_tflops(trainer.runtime.device_name)

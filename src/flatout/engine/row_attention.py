@@ -1,0 +1,394 @@
+"""Attention inside rows laid end to end, for rows of tens to hundreds of tokens.
+
+Flash-attention kernels work in tiles of 128 tokens; the median text has half of
+that, and most of such a tile is thrown away. Here tiles are 64 wide, one program
+takes one tile of one row and head, and rows of one tile do their whole backward pass
+in one program. Online softmax and recomputation as in FlashAttention-2 (Dao 2023);
+dropout by counter-based random numbers (Philox, Salmon et al. 2011), drawn again in
+the backward pass instead of being stored. Scores and sums are fp32.
+
+Legend: P tokens, R rows, H query heads, G key heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILE = 64
+
+
+@triton.jit
+def _random_keep(seed, head, q_token, k_index, span, dropout):
+    """(M, N) True where a weight is kept: a function of seed, head and place."""
+    place = q_token[:, None] * span + k_index[None, :]
+    return tl.rand(seed + head, place) >= dropout
+
+
+@triton.jit
+def _visible(q_index, k_index, length, causal: tl.constexpr, left, right):
+    """(M, N) True where a query of the row may look at a key of it."""
+    seen = k_index[None, :] < length
+    distance = k_index[None, :] - q_index[:, None]
+    if causal:
+        seen = seen & (distance <= 0)
+    if left >= 0:
+        seen = seen & (distance >= -left)
+    if right >= 0:
+        seen = seen & (distance <= right)
+    return seen
+
+
+@triton.jit
+def _forward_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bounds_ptr, seed_ptr,
+    q_row, q_head, k_row, k_head, v_row, v_head,
+    tokens, span, scale, dropout, left, right,
+    heads: tl.constexpr, group: tl.constexpr, dim: tl.constexpr,
+    tile: tl.constexpr, causal: tl.constexpr, drops: tl.constexpr,
+):  # fmt: skip
+    row, block, head = tl.program_id(2), tl.program_id(1), tl.program_id(0)
+    start = tl.load(bounds_ptr + row)
+    length = tl.load(bounds_ptr + row + 1) - start
+    if block * tile >= length:
+        return
+    q_index = block * tile + tl.arange(0, tile)
+    inside = q_index < length
+    dims = tl.arange(0, dim)
+    q_token = start + q_index
+    q = tl.load(
+        q_ptr + q_token[:, None] * q_row + head * q_head + dims[None, :],
+        mask=inside[:, None], other=0.0,
+    )  # fmt: skip
+    most = tl.full((tile,), float("-inf"), tl.float32)
+    total = tl.zeros((tile,), tl.float32)
+    result = tl.zeros((tile, dim), tl.float32)
+    last = length
+    if causal:
+        last = tl.minimum(length, (block + 1) * tile)
+    for begin in range(0, last, tile):
+        k_index = begin + tl.arange(0, tile)
+        k_token = start + k_index
+        k_inside = (k_index < length)[:, None]
+        k = tl.load(
+            k_ptr + k_token[:, None] * k_row + (head // group) * k_head + dims[None, :],
+            mask=k_inside, other=0.0,
+        )  # fmt: skip
+        v = tl.load(
+            v_ptr + k_token[:, None] * v_row + (head // group) * v_head + dims[None, :],
+            mask=k_inside, other=0.0,
+        )  # fmt: skip
+        scores = tl.dot(q, tl.trans(k)) * scale
+        seen = _visible(q_index, k_index, length, causal, left, right)
+        scores = tl.where(seen, scores, float("-inf"))
+        new_most = tl.maximum(most, tl.max(scores, 1))
+        safe = tl.where(new_most == float("-inf"), 0.0, new_most)
+        weights = tl.exp(scores - safe[:, None])
+        shrink = tl.exp(most - safe)
+        total = total * shrink + tl.sum(weights, 1)
+        if drops:
+            kept = _random_keep(
+                tl.load(seed_ptr), head, q_token, k_index, span, dropout
+            )
+            weights = tl.where(kept, weights / (1.0 - dropout), 0.0)
+        result = result * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
+        most = new_most
+    result = result / total[:, None]
+    tl.store(
+        out_ptr + (q_token[:, None] * heads + head) * dim + dims[None, :],
+        result.to(out_ptr.dtype.element_ty), mask=inside[:, None],
+    )  # fmt: skip
+    tl.store(lse_ptr + head * tokens + q_token, most + tl.log(total), mask=inside)
+
+
+@triton.jit
+def _pair(
+    q, k, v, grad, lse, delta, seen, scale, dropout, kept, drops: tl.constexpr
+):  # fmt: skip
+    """Weights (M, N) after dropout and gradient of the scores (M, N) of two tiles."""
+    weights = tl.exp(tl.where(seen, tl.dot(q, tl.trans(k)) * scale, float("-inf")) - lse[:, None])
+    grad_weights = tl.dot(grad, tl.trans(v))
+    dropped = weights
+    if drops:
+        inverse = 1.0 / (1.0 - dropout)
+        grad_weights = tl.where(kept, grad_weights * inverse, 0.0)
+        dropped = tl.where(kept, weights * inverse, 0.0)
+    grad_scores = weights * (grad_weights - delta[:, None]) * scale
+    return dropped, grad_scores
+
+
+@triton.jit
+def _key_gradient_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, grad_ptr, lse_ptr, bounds_ptr, seed_ptr,
+    dq_ptr, dk_ptr, dv_ptr, delta_ptr,
+    q_row, q_head, k_row, k_head, v_row, v_head, g_row, g_head,
+    tokens, span, scale, dropout, left, right,
+    heads: tl.constexpr, group: tl.constexpr, dim: tl.constexpr,
+    tile: tl.constexpr, causal: tl.constexpr, drops: tl.constexpr,
+):  # fmt: skip
+    """dk, dv of one key tile, for each query head; all of dq where a row is one tile."""
+    row, block, head = tl.program_id(2), tl.program_id(1), tl.program_id(0)
+    start = tl.load(bounds_ptr + row)
+    length = tl.load(bounds_ptr + row + 1) - start
+    if block * tile >= length:
+        return
+    dims = tl.arange(0, dim)
+    k_index = block * tile + tl.arange(0, tile)
+    k_token = start + k_index
+    k_inside = (k_index < length)[:, None]
+    k = tl.load(
+        k_ptr + k_token[:, None] * k_row + (head // group) * k_head + dims[None, :],
+        mask=k_inside, other=0.0,
+    )  # fmt: skip
+    v = tl.load(
+        v_ptr + k_token[:, None] * v_row + (head // group) * v_head + dims[None, :],
+        mask=k_inside, other=0.0,
+    )  # fmt: skip
+    dk = tl.zeros((tile, dim), tl.float32)
+    dv = tl.zeros((tile, dim), tl.float32)
+    first = 0
+    if causal:
+        first = block * tile
+    for begin in range(first, length, tile):
+        q_index = begin + tl.arange(0, tile)
+        q_token = start + q_index
+        inside = q_index < length
+        q = tl.load(
+            q_ptr + q_token[:, None] * q_row + head * q_head + dims[None, :],
+            mask=inside[:, None], other=0.0,
+        )  # fmt: skip
+        grad = tl.load(
+            grad_ptr + q_token[:, None] * g_row + head * g_head + dims[None, :],
+            mask=inside[:, None], other=0.0,
+        )  # fmt: skip
+        lse = tl.load(lse_ptr + head * tokens + q_token, mask=inside, other=0.0)
+        delta = tl.load(delta_ptr + head * tokens + q_token, mask=inside, other=0.0)
+        seen = _visible(q_index, k_index, length, causal, left, right)
+        seen = seen & inside[:, None]
+        kept = seen
+        if drops:
+            kept = _random_keep(
+                tl.load(seed_ptr), head, q_token, k_index, span, dropout
+            )
+        dropped, grad_scores = _pair(
+            q, k, v, grad, lse, delta, seen, scale, dropout, kept, drops
+        )
+        dv += tl.dot(tl.trans(dropped.to(grad.dtype)), grad)
+        dk += tl.dot(tl.trans(grad_scores.to(q.dtype)), q)
+        if length <= tile:
+            dq = tl.dot(grad_scores.to(k.dtype), k)
+            tl.store(
+                dq_ptr + (q_token[:, None] * heads + head) * dim + dims[None, :],
+                dq.to(dq_ptr.dtype.element_ty), mask=inside[:, None],
+            )  # fmt: skip
+    place = (k_token[:, None] * heads + head) * dim + dims[None, :]
+    tl.store(dk_ptr + place, dk.to(dk_ptr.dtype.element_ty), mask=k_inside)
+    tl.store(dv_ptr + place, dv.to(dv_ptr.dtype.element_ty), mask=k_inside)
+
+
+@triton.jit
+def _query_gradient_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, grad_ptr, lse_ptr, bounds_ptr, seed_ptr,
+    dq_ptr, dk_ptr, dv_ptr, delta_ptr,
+    q_row, q_head, k_row, k_head, v_row, v_head, g_row, g_head,
+    tokens, span, scale, dropout, left, right,
+    heads: tl.constexpr, group: tl.constexpr, dim: tl.constexpr,
+    tile: tl.constexpr, causal: tl.constexpr, drops: tl.constexpr,
+):  # fmt: skip
+    """dq of one query tile, for rows of more than one tile."""
+    row, block, head = tl.program_id(2), tl.program_id(1), tl.program_id(0)
+    start = tl.load(bounds_ptr + row)
+    length = tl.load(bounds_ptr + row + 1) - start
+    if (block * tile >= length) | (length <= tile):
+        return
+    dims = tl.arange(0, dim)
+    q_index = block * tile + tl.arange(0, tile)
+    q_token = start + q_index
+    inside = q_index < length
+    q = tl.load(
+        q_ptr + q_token[:, None] * q_row + head * q_head + dims[None, :],
+        mask=inside[:, None], other=0.0,
+    )  # fmt: skip
+    grad = tl.load(
+        grad_ptr + q_token[:, None] * g_row + head * g_head + dims[None, :],
+        mask=inside[:, None], other=0.0,
+    )  # fmt: skip
+    lse = tl.load(lse_ptr + head * tokens + q_token, mask=inside, other=0.0)
+    delta = tl.load(delta_ptr + head * tokens + q_token, mask=inside, other=0.0)
+    dq = tl.zeros((tile, dim), tl.float32)
+    last = length
+    if causal:
+        last = tl.minimum(length, (block + 1) * tile)
+    for begin in range(0, last, tile):
+        k_index = begin + tl.arange(0, tile)
+        k_token = start + k_index
+        k_inside = (k_index < length)[:, None]
+        k = tl.load(
+            k_ptr + k_token[:, None] * k_row + (head // group) * k_head + dims[None, :],
+            mask=k_inside, other=0.0,
+        )  # fmt: skip
+        v = tl.load(
+            v_ptr + k_token[:, None] * v_row + (head // group) * v_head + dims[None, :],
+            mask=k_inside, other=0.0,
+        )  # fmt: skip
+        seen = _visible(q_index, k_index, length, causal, left, right)
+        seen = seen & inside[:, None]
+        kept = seen
+        if drops:
+            kept = _random_keep(
+                tl.load(seed_ptr), head, q_token, k_index, span, dropout
+            )
+        _, grad_scores = _pair(
+            q, k, v, grad, lse, delta, seen, scale, dropout, kept, drops
+        )
+        dq += tl.dot(grad_scores.to(k.dtype), k)
+    tl.store(
+        dq_ptr + (q_token[:, None] * heads + head) * dim + dims[None, :],
+        dq.to(dq_ptr.dtype.element_ty), mask=inside[:, None],
+    )  # fmt: skip
+
+
+@triton.jit
+def _delta_kernel(
+    out_ptr, grad_ptr, delta_ptr, g_row, g_head, tokens,
+    heads: tl.constexpr, dim: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
+    """Sum over D of output x gradient, for a tile of tokens and one head."""
+    token = tl.program_id(0) * tile + tl.arange(0, tile)
+    head, dims = tl.program_id(1), tl.arange(0, dim)
+    inside = (token < tokens)[:, None]
+    out = tl.load(
+        out_ptr + (token[:, None] * heads + head) * dim + dims[None, :],
+        mask=inside, other=0.0,
+    )  # fmt: skip
+    grad = tl.load(
+        grad_ptr + token[:, None] * g_row + head * g_head + dims[None, :],
+        mask=inside, other=0.0,
+    )  # fmt: skip
+    delta = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
+    tl.store(delta_ptr + head * tokens + token, delta, mask=token < tokens)
+
+
+def _last_dim_contiguous(tensor: Tensor) -> Tensor:
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+@torch.library.custom_op("flatout::row_attention", mutates_args=())
+def row_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bounds: Tensor,
+    max_length: int,
+    scale: float,
+    dropout: float,
+    causal: bool,
+    left: int,
+    right: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(P, H, D), (P, G, D), (P, G, D), bounds (R + 1,) int32 -> out (P, H, D),
+    log-sum-exp (H, P) fp32, seed (1,) int64. `left`, `right`: window, -1 unbounded."""
+    query, key, value = (_last_dim_contiguous(t) for t in (query, key, value))
+    tokens, heads, dim = query.shape
+    out = torch.empty((tokens, heads, dim), dtype=value.dtype, device=query.device)
+    lse = torch.empty((heads, tokens), dtype=torch.float32, device=query.device)
+    seed = torch.randint(0, 2**31 - 1, (1,), device=query.device)
+    _forward_kernel[_grid(heads, max_length, bounds)](
+        query, key, value, out, lse, bounds, seed,
+        query.stride(0), query.stride(1), key.stride(0), key.stride(1),
+        value.stride(0), value.stride(1),
+        tokens, max_length, scale, dropout, left, right,
+        heads=heads, group=heads // key.shape[1], dim=dim,
+        tile=TILE, causal=causal, drops=dropout > 0,
+        num_warps=4, num_stages=2,
+    )  # fmt: skip
+    return out, lse, seed
+
+
+def _grid(heads: int, max_length: int, bounds: Tensor) -> tuple[int, int, int]:
+    return (heads, triton.cdiv(max_length, TILE), bounds.numel() - 1)
+
+
+@row_attention.register_fake
+def _(query, key, value, bounds, max_length, scale, dropout, causal, left, right):  # type: ignore[no-untyped-def]
+    tokens, heads, _ = query.shape
+    return (
+        torch.empty(query.shape, dtype=value.dtype, device=query.device),
+        query.new_empty((heads, tokens), dtype=torch.float32),
+        query.new_empty((1,), dtype=torch.int64),
+    )
+
+
+@torch.library.custom_op("flatout::row_attention_backward", mutates_args=())
+def _row_attention_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    seed: Tensor,
+    bounds: Tensor,
+    max_length: int,
+    scale: float,
+    dropout: float,
+    causal: bool,
+    left: int,
+    right: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients (P, H, D), (P, G, D), (P, G, D)."""
+    query, key, value, grad = (
+        _last_dim_contiguous(t) for t in (query, key, value, grad)
+    )
+    tokens, heads, dim = query.shape
+    group = heads // key.shape[1]
+    delta = torch.empty_like(lse)
+    _delta_kernel[(triton.cdiv(tokens, TILE), heads)](
+        out, grad, delta, grad.stride(0), grad.stride(1), tokens,
+        heads=heads, dim=dim, tile=TILE,
+    )  # fmt: skip
+    dq = torch.empty((tokens, heads, dim), dtype=query.dtype, device=query.device)
+    dk, dv = torch.empty_like(dq), torch.empty_like(dq)
+    arguments = (
+        query, key, value, out, grad, lse, bounds, seed, dq, dk, dv, delta,
+        query.stride(0), query.stride(1), key.stride(0), key.stride(1),
+        value.stride(0), value.stride(1), grad.stride(0), grad.stride(1),
+        tokens, max_length, scale, dropout, left, right,
+    )  # fmt: skip
+    constants = {
+        "heads": heads, "group": group, "dim": dim, "tile": TILE,
+        "causal": causal, "drops": dropout > 0, "num_warps": 4, "num_stages": 1,
+    }  # fmt: skip
+    grid = _grid(heads, max_length, bounds)
+    _key_gradient_kernel[grid](*arguments, **constants)
+    if max_length > TILE:
+        _query_gradient_kernel[grid](*arguments, **constants)
+    if group > 1:  # key heads are shared: add what their query heads found
+        dk, dv = (t.view(tokens, -1, group, dim).sum(2) for t in (dk, dv))
+    return dq, dk, dv
+
+
+@_row_attention_backward.register_fake
+def _(grad, query, key, value, *_):  # type: ignore[no-untyped-def]
+    return (
+        torch.empty(query.shape, dtype=query.dtype, device=query.device),
+        torch.empty(key.shape, dtype=query.dtype, device=query.device),
+        torch.empty(value.shape, dtype=query.dtype, device=query.device),
+    )
+
+
+def _keep_for_backward(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    query, key, value, bounds, *numbers = inputs
+    ctx.save_for_backward(query, key, value, *output, bounds)
+    ctx.numbers = numbers
+    ctx.mark_non_differentiable(output[1], output[2])
+
+
+def _backward(ctx, grad, *_):  # type: ignore[no-untyped-def]
+    gradients = _row_attention_backward(grad, *ctx.saved_tensors, *ctx.numbers)
+    return (*gradients, *([None] * (1 + len(ctx.numbers))))
+
+
+row_attention.register_autograd(_backward, setup_context=_keep_for_backward)
