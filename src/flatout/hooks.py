@@ -12,6 +12,7 @@ from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
 from kedro.io import DataCatalog
 from kedro.pipeline import Pipeline
+from kedro.pipeline.node import Node
 from kedro_mlflow.config.kedro_mlflow_config import KedroMlflowConfig
 from kedro_mlflow.framework.hooks.mlflow_hook import MlflowHook
 from kedro_mlflow.framework.hooks.utils import _assert_mlflow_enabled, _flatten_dict
@@ -25,6 +26,8 @@ from flatout.tracking import facts
 
 # Nodes that start processes of their own and must not run inside a runner's.
 TRAINING_NODES = frozenset({"train_model", "run_trials"})
+
+OPENING_LIMIT_S = 15.0
 
 
 def checked_settings(context: KedroContext) -> Settings:
@@ -101,11 +104,14 @@ class TrackingHooks(MlflowHook):
         atexit.register(self._end, "KILLED", "interrupted")
 
     @hook_impl
-    def before_node_run(self, inputs: dict[str, Any]) -> None:
+    def before_node_run(self, node: Node, inputs: dict[str, Any]) -> None:
         """Note the node's parameters, flat; the thread sends them in one call."""
         if self._outbox is None or self._forwarder is None:
             return
         self._outbox.record.params.update(self._flat_parameters(inputs))
+        if node.name in TRAINING_NODES:
+            # Opening a store takes seconds of Python, which would slow the first steps.
+            self._forwarder.wait_until_tried(OPENING_LIMIT_S)
         self._forwarder.activate_run()
 
     @hook_impl
@@ -133,7 +139,10 @@ class TrackingHooks(MlflowHook):
         )
 
     def _connect(self) -> MlflowClient:
-        """Log in and make the experiment as mlflow.yml says."""
+        """Log in and make the experiment as mlflow.yml says; called in the thread."""
+        # Else it calls mlflow.autolog(disable=True), whose import hooks deadlock with a
+        # main thread that imports transformers. Autologging is off anyhow.
+        self.mlflow_config.tracking.disable_tracking.disable_autologging = False
         self.mlflow_config.setup(self._context)
         return MlflowClient()
 
@@ -142,7 +151,6 @@ class TrackingHooks(MlflowHook):
         trains = "train_model" in {node.name for node in pipeline.nodes}
         metrics = Path(settings.paths.metrics)
         points = metrics if trains else metrics.with_name("run.jsonl")
-        facts.write_environment(points.with_name("environment.json"))
         tags = facts.starting_tags(self._context.project_path, run_params)
         name = options.run.name or facts.run_name(settings, tags["git_commit"])
         record = tracking.RunRecord(
@@ -155,7 +163,9 @@ class TrackingHooks(MlflowHook):
         )
         interrupted = any(Path(settings.paths.checkpoints).glob("[!.]*"))
         goes_on = trains and interrupted and settings.train.resume != "never"
-        return tracking.begin(points, record, goes_on=goes_on)
+        outbox = tracking.begin(points, record, goes_on=goes_on)
+        facts.write_environment(points.with_name("environment.json"))
+        return outbox
 
     def _flat_parameters(self, inputs: dict[str, Any]) -> dict[str, str]:
         """`train.loader.num_workers: auto`, of a node's `params:` inputs."""

@@ -22,16 +22,17 @@ from flatout.tracking.store import (
 
 logger = logging.getLogger(__name__)
 
-INTERVAL_S = 1.0
+# A lot costs the Kedro process about 20 ms of Python, which training may wait for.
+INTERVAL_S = 10.0
 LONGEST_PAUSE_S = 60.0
 END_LIMIT_S = 10.0
 END_LIMIT_OF_A_FAILING_STORE_S = 3.0
 
 
 class Forwarder:
-    """A thread that sends what is new every second, and never raises.
+    """A thread that sends what is new every 10 s, and never raises.
 
-    After a failure it waits 2 s, then 4 s, ... up to a minute, before it tries again.
+    After a failure it waits 20 s, then 40 s, then a minute, before it tries again.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Forwarder:
         self._outbox = outbox
         self._connect = connect or partial(MlflowClient, outbox.record.tracking_uri)
         self._ended = threading.Event()
+        self._tried = threading.Event()
         self._deliveries = self._failures = 0
         self._thread = threading.Thread(
             target=self._run, name="flatout-tracking", daemon=True
@@ -47,6 +49,10 @@ class Forwarder:
 
     def start(self) -> None:
         self._thread.start()
+
+    def wait_until_tried(self, limit_s: float) -> None:
+        """Return when the store was opened, or could not be; after `limit_s` anyhow."""
+        self._tried.wait(limit_s)
 
     def activate_run(self) -> None:
         """Make the run MLflow's active one, where the store has it and answers."""
@@ -87,6 +93,7 @@ class Forwarder:
                 self._deliveries += 1
             except Exception as error:  # tracking never ends a run
                 self._failed(error)
+            self._tried.set()
             if ended:
                 return
             pause = min(INTERVAL_S * 2**self._failures, LONGEST_PAUSE_S)

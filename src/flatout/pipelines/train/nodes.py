@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
 from flatout.engine.settings import parse_settings
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from transformers import PreTrainedTokenizerBase
-
 
 def train_model(
     *,
-    train: Dataset,
-    validation: Dataset,
-    test: Dataset,
-    tokenizer: PreTrainedTokenizerBase,
+    train: Any,
+    validation: Any,
+    test: Any,
+    tokenizer: Any,
     label_names: list[str],
     runtime: dict[str, Any],
     model: dict[str, Any],
@@ -29,6 +25,10 @@ def train_model(
     paths: dict[str, Any],
 ) -> dict[str, Any]:
     """Train on `train`, choose by `validation`, judge on `test`.
+
+    The three are `datasets.Dataset`s of token rows, `tokenizer` is a
+    `PreTrainedTokenizerBase`. Kedro resolves annotations when it starts: with these it
+    would import both libraries then.
 
     `paths.checkpoints` is written and read (resume); `paths.metrics` is appended to.
     """
