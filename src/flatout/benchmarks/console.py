@@ -1,0 +1,183 @@
+"""The table of trials in the terminal, while they run and at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from flatout.engine.trials import TrialResult
+
+MARKS = {
+    "ok": Text("ok", style="green"),
+    "oom": Text("oom", style="yellow"),
+    "error": Text("error", style="red"),
+    "timeout": Text("timeout", style="red"),
+    "runs": Text("runs", style="cyan"),
+}
+COLUMNS = (
+    ("strategy", "strategy"),
+    ("batch", "global_batch_size"),
+    ("budget", "token_budget"),
+    ("workers", "num_workers"),
+    ("type", "precision"),
+    ("I/O ms", "io_ms"),
+    ("forward", "forward_ms"),
+    ("backward", "backward_ms"),
+    ("optim.", "optimizer_ms"),
+    ("total ms", "total_ms"),
+    ("samples/s", "samples_per_s"),
+    ("± %", "samples_per_s_spread_pct"),
+    ("pad %", "padding_pct"),
+    ("GPU %", "gpu_util_pct"),
+    ("GiB", "reserved_memory_gib"),
+)
+"""Guide E's columns, and those that say whether to believe them."""
+
+
+def table(
+    trials: Sequence[TrialResult], best: str | None = None, title: str | None = None
+) -> Table:
+    """Aligned, a line a trial; the line of `best` (a trial_id) is marked."""
+    shown = [
+        (head, name)
+        for head, name in COLUMNS
+        if any(getattr(trial, name) is not None for trial in trials) or not trials
+    ]
+    result = Table(title=title, title_justify="left", header_style="bold", box=None)
+    result.add_column("trial")
+    for head, _ in shown:
+        result.add_column(head, justify="right", no_wrap=True)
+    result.add_column("status")
+    result.add_column("", overflow="fold")
+    for trial in trials:
+        cells = [_cell(getattr(trial, name)) for _, name in shown]
+        mark = MARKS.get(trial.status, Text(trial.status))
+        chosen = trial.trial_id == best
+        remark = "; ".join(part for part in (trial.label, trial.note) if part)
+        result.add_row(
+            f"{'> ' if chosen else '  '}{trial.trial_id}",
+            *cells,
+            mark,
+            remark,
+            style="bold green" if chosen else None,
+        )
+    return result
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}"
+    return str(value)
+
+
+def fastest(trials: Sequence[TrialResult]) -> str | None:
+    """trial_id of the highest end-to-end rate; None where there is none."""
+    rated = [t for t in trials if t.ok and t.kind == "end_to_end" and t.samples_per_s]
+    best = max(rated, key=lambda trial: trial.samples_per_s or 0, default=None)
+    return best.trial_id if best else None
+
+
+@dataclass
+class TrialTable:
+    """Watches a sweep. In a terminal the table grows in place; elsewhere each trial
+    is a line, and the table stands at the end."""
+
+    console: Console = field(default_factory=lambda: Console(stderr=True))
+    trials: list[TrialResult] = field(default_factory=list)
+    expected: int = 0
+    _running: TrialResult | None = None
+    _begin_s: float = field(default_factory=time.perf_counter)
+    _live: Live | None = None
+
+    def __enter__(self) -> TrialTable:
+        if self.console.is_terminal:
+            self._live = Live(console=self.console, refresh_per_second=2)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._running = None
+        final = table(self.trials, fastest(self.trials))
+        if self._live is not None:
+            self._live.update(final, refresh=True)
+            self._live.stop()
+        elif self.trials:
+            # A file is as wide as its longest line.
+            Console(file=self.console.file, width=200).print(final)
+
+    def expect(self, trials: int) -> None:
+        self.expected = trials
+
+    def begins(self, trial: TrialResult) -> None:
+        self._running = trial
+        self._show()
+
+    def ends(self, trial: TrialResult) -> None:
+        self._running = None
+        self.trials.append(trial)
+        self._show()
+        if self._live is None:
+            self.console.print(self._line(trial), soft_wrap=True, highlight=False)
+
+    def _show(self) -> None:
+        if self._live is not None:
+            self._live.update(self._view())
+
+    def _view(self) -> RenderableType:
+        lines = [*self.trials, *([self._running] if self._running else [])]
+        if self._running:
+            lines[-1] = _as_running(self._running)
+        return Group(table(lines, fastest(self.trials)), Text(self.progress))
+
+    @property
+    def progress(self) -> str:
+        """`trial 3 of 12, 1:20 so far, about 3:10 left`."""
+        done, spent_s = len(self.trials), time.perf_counter() - self._begin_s
+        total = max(self.expected, done)
+        left = f", about {_clock(spent_s / done * (total - done))} left" if done else ""
+        return (
+            f"trial {min(done + 1, total)} of {total}, {_clock(spent_s)} so far{left}"
+        )
+
+    def _line(self, trial: TrialResult) -> str:
+        done, total = len(self.trials), max(self.expected, len(self.trials))
+        spent_s = time.perf_counter() - self._begin_s
+        rate = trial.samples_per_s or trial.loader_samples_per_s
+        shown = f"{rate:,.1f} samples/s" if rate else ""
+        words = (
+            trial.label or trial.kind,
+            f"batch {trial.global_batch_size}",
+            f"{trial.strategy}/{trial.token_budget}",
+            f"{trial.num_workers} workers",
+        )
+        left = _clock(spent_s / done * (total - done))
+        return (
+            f"[{done}/{total}] {trial.status:7} {', '.join(words)}  {shown}  "
+            f"{trial.note}  (about {left} left)"
+        )
+
+
+def _as_running(trial: TrialResult) -> TrialResult:
+    from dataclasses import replace
+
+    return replace(trial, status="runs")
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

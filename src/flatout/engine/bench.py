@@ -1,0 +1,212 @@
+"""The sweep's own state: trials run, kept, taken up again after a kill."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+
+from flatout import __version__
+from flatout.engine.environment import device_name, nvidia_gpu_count
+from flatout.engine.flops import peak_tflops
+from flatout.engine.job_files import JobFiles
+from flatout.engine.settings import BenchmarkSettings, Settings, parse_settings
+from flatout.engine.trials import (
+    Answer,
+    Kind,
+    Measure,
+    TrialResult,
+    TrialSpec,
+    run_isolated,
+)
+
+KEPT = frozenset({"ok", "oom"})
+"""Answers that an interrupted sweep does not ask for again."""
+
+
+class Watcher(Protocol):
+    """Sees a sweep while it runs."""
+
+    def expect(self, trials: int) -> None:
+        """So many trials are planned in all."""
+
+    def begins(self, trial: TrialResult) -> None: ...
+
+    def ends(self, trial: TrialResult) -> None: ...
+
+
+class Unwatched:
+    """Nobody looks."""
+
+    def expect(self, trials: int) -> None: ...
+
+    def begins(self, trial: TrialResult) -> None: ...
+
+    def ends(self, trial: TrialResult) -> None: ...
+
+
+@dataclass
+class Bench:
+    """Runs trials of one sweep and keeps what they gave.
+
+    An interrupted sweep leaves `sweep.json` saying so; the next one of the same mode
+    takes up its answers. A finished sweep is measured anew.
+    """
+
+    settings: Settings
+    files: JobFiles
+    folder: Path
+    """A sub-folder a trial: spec.json, log.txt, result.json."""
+    watcher: Watcher = field(default_factory=Unwatched)
+    results: list[TrialResult] = field(default_factory=list)
+    figures: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """All that a trial measured, by trial_id."""
+    reused: int = 0
+    peak: float | None = None
+    """TFLOP/s that one device can do."""
+
+    @property
+    def options(self) -> BenchmarkSettings:
+        return self.settings.benchmark
+
+    def start(self) -> None:
+        """Make the folder ready: kept where a sweep was cut short, else empty."""
+        state = self.folder / "sweep.json"
+        interrupted = state.exists() and json.loads(state.read_text())["running"]
+        if self.folder.exists() and not (interrupted and self.options.resume):
+            shutil.rmtree(self.folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        state.write_text(json.dumps({"running": True, "started_s": time.time()}))
+        self.peak = peak_tflops(device_name())
+
+    def finish(self) -> None:
+        (self.folder / "sweep.json").write_text(json.dumps({"running": False}))
+
+    def run(
+        self,
+        kind: Kind,
+        changes: Mapping[str, Any] | None = None,
+        *,
+        label: str = "",
+        world_size: int = 1,
+        options: Mapping[str, Any] | None = None,
+        base: Settings | None = None,
+    ) -> TrialResult:
+        """Run one trial: `base` (the sweep's settings) with `changes` by path."""
+        settings = with_changes(base or self.settings, changes or {})
+        spec = TrialSpec(
+            kind=kind,
+            mode=self.options.mode,
+            settings=settings,
+            measure=self._measure(),
+            label=label,
+            world_size=world_size,
+            options=dict(options or {}),
+        )
+        key = spec.key(self._context())
+        trial = TrialResult.asked(spec, f"{len(self.results) + 1:03d}", key)
+        self.watcher.begins(trial)
+        answer = self._refused(spec) or self._answer(spec, key)
+        trial = self._filled(trial, answer)
+        self.results.append(trial)
+        self.figures[trial.trial_id] = answer.figures
+        self.watcher.ends(trial)
+        return trial
+
+    def _measure(self) -> Measure:
+        options = self.options
+        return Measure(
+            steps=options.steps_per_trial,
+            warmup_steps=options.warmup_steps,
+            repeats=options.repeats,
+            min_window_s=options.min_window_s,
+            max_window_s=options.max_window_s,
+            headroom=options.memory_headroom,
+            slow_rows_ms=options.slow_rows_ms,
+        )
+
+    def _context(self) -> dict[str, Any]:
+        return {
+            "data": self.files.data_key,
+            "device": device_name(),
+            "versions": versions(),
+        }
+
+    def _refused(self, spec: TrialSpec) -> Answer | None:
+        """What cannot be measured needs no process to say so."""
+        rows, batch = self._train_rows(), spec.settings.train.global_batch_size
+        if batch <= rows:
+            return None
+        note = f"global batch {batch} is larger than the data ({rows} train rows)"
+        return Answer("error", note, 0.0, {})
+
+    def _train_rows(self) -> int:
+        from flatout.engine.tokens import TokenRows
+
+        return len(TokenRows.open(Path(self.files.train)))
+
+    def _answer(self, spec: TrialSpec, key: str) -> Answer:
+        folder = self.folder / key
+        kept = folder / "answer.json"
+        if kept.exists():
+            answer = Answer(**json.loads(kept.read_text()))
+            if answer.status in KEPT:
+                self.reused += 1
+                return answer
+        folder.mkdir(exist_ok=True)
+        asked = {"spec": spec.as_json(), "job": asdict(self.files)}
+        (folder / "spec.json").write_text(json.dumps(asked, indent=1))
+        answer = run_isolated(
+            spec, folder, self.options.trial_timeout_s, self._resident_limit()
+        )
+        part = kept.with_suffix(".part")
+        part.write_text(json.dumps(asdict(answer)))
+        part.replace(kept)
+        return answer
+
+    def _resident_limit(self) -> int | None:
+        """Where the device has no memory of its own, a trial ends before the machine
+        runs out."""
+        if nvidia_gpu_count():
+            return None
+        free = psutil.virtual_memory().available
+        return int(free * (1 - self.options.memory_headroom / 2))
+
+    def _filled(self, trial: TrialResult, answer: Answer) -> TrialResult:
+        tflops = answer.figures.get("tflops_per_s")
+        share = 100 * tflops / self.peak if tflops and self.peak else None
+        return trial.answered(
+            {
+                **answer.figures,
+                "mfu_pct": share,
+                "status": answer.status,
+                "note": answer.note,
+                "elapsed_s": answer.elapsed_s,
+                "log": str(self.folder / trial.key / "log.txt"),
+            }
+        )
+
+
+def with_changes(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+    """`settings` with values set by path (`train.loader.num_workers`), checked anew."""
+    nested = settings.model_dump(mode="json")
+    for path, value in changes.items():
+        *parents, last = path.split(".")
+        level = nested
+        for name in parents:
+            level = level[name]
+        level[last] = value
+    return parse_settings(nested)
+
+
+def versions() -> dict[str, str]:
+    """Of what decides speed, without importing it."""
+    found = {name: version(name) for name in ("torch", "transformers")}
+    return {"flatout": __version__, **found}

@@ -1,0 +1,94 @@
+"""A trial's own process: `python -m flatout.engine.trial FOLDER`.
+
+Reads FOLDER/spec.json and leaves FOLDER/result.json. Tracebacks go to its output,
+which the parent keeps as FOLDER/log.txt.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from flatout.engine.environment import current_ranks
+from flatout.engine.trials import TrialSpec
+
+Figures = dict[str, Any]
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
+
+
+def serve(folder: Path, run: Callable[[TrialSpec, Any, Path], Figures]) -> int:
+    """Answer the spec in `folder` by `run(spec, job, folder)`; the exit status."""
+    _die_with_parent()
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
+    stored = json.loads((folder / "spec.json").read_text())
+    status, note, figures = "ok", "", {}
+    try:
+        from flatout.engine.job_files import JobFiles
+
+        spec = TrialSpec.from_json(stored["spec"])
+        job = JobFiles(**stored["job"]).open(spec.settings, folder)
+        figures = run(spec, job, folder)
+        note = figures.pop("note", "")
+    except Exception as error:
+        traceback.print_exc()
+        status, note = _status(error), _one_line(error)
+    if current_ranks().is_main:
+        _write(folder, {"status": status, "note": note, "figures": figures})
+    return 0
+
+
+def _status(error: Exception) -> str:
+    text = str(error).lower()
+    full = isinstance(error, MemoryError) or any(t in text for t in OUT_OF_MEMORY)
+    return "oom" if full else "error"
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error).strip().split("\n")[0]
+    if type(error).__name__ in ("SettingsError", "ModelError"):
+        return text
+    return f"{type(error).__name__}: {text}"
+
+
+def _write(folder: Path, answer: Mapping[str, Any]) -> None:
+    """Whole or absent: a trial killed here has no result."""
+    part = folder / "result.json.part"
+    part.write_text(json.dumps(answer, indent=1))
+    part.replace(folder / "result.json")
+
+
+def _die_with_parent() -> None:
+    """End when the sweep was killed so hard that it could not end its trials."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def run(spec: TrialSpec, job: Any, folder: Path) -> Figures:
+    from flatout.engine import measure, probes
+
+    kinds: dict[str, Callable[[TrialSpec, Any, Path], Figures]] = {
+        "end_to_end": measure.end_to_end,
+        "compute": measure.compute,
+        "loader": probes.loader,
+        "memory": probes.memory,
+        "device": probes.device,
+    }
+    return kinds[spec.kind](spec, job, folder)
+
+
+if __name__ == "__main__":
+    raise SystemExit(serve(Path(sys.argv[1]), run))
