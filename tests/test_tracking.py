@@ -14,6 +14,7 @@ from mlflow import MlflowClient
 
 from flatout import tracking
 from flatout.tracking import facts
+from flatout.tracking.outbox import send
 from flatout.tracking.store import process_tags
 
 
@@ -91,7 +92,7 @@ def test_points_arrive_while_the_run_goes_on(store, tmp_path, points):
     forwarder.start()
     append(points, 1)
     deadline = time.monotonic() + 20
-    while outbox.record.sent_step < 1 and time.monotonic() < deadline:
+    while outbox.record.sent_bytes == 0 and time.monotonic() < deadline:
         time.sleep(0.05)
     assert [step for step, *_ in history(store, outbox.record.run_id)] == [1]
     assert forwarder.finish("FINISHED", 0)
@@ -110,8 +111,6 @@ def test_a_half_written_line_waits_and_a_broken_one_is_passed(store, tmp_path, p
     with points.open("a") as file:
         file.write('not json\n{"event": "evaluated"}\n{"step": 2, "metr')
     client = MlflowClient(store)
-    from flatout.tracking.outbox import send
-
     run_id = send(outbox, client)
     with points.open("a") as file:
         file.write('ics": {"train_loss": 0.25}, "time_s": 1}\n')
@@ -121,14 +120,30 @@ def test_a_half_written_line_waits_and_a_broken_one_is_passed(store, tmp_path, p
 
 def test_nothing_is_sent_twice_by_a_run_that_goes_on(store, tmp_path, points):
     first = tracking.begin(points, record(store, tmp_path), goes_on=False)
-    append(points, 1, 2, 3)
+    append(points, 1, 2)
     run_to_end(first, "KILLED")
-    # Resumed from the checkpoint of step 1: steps 2 and 3 are trained and logged again.
+    append(points, 3)  # written before the kill, not sent
+    # Resumed from the checkpoint of step 1: steps 2 and 3 are trained and logged again,
+    # the evaluation at step 3 is new.
     second = tracking.begin(points, record(store, tmp_path), goes_on=True)
-    append(points, 2, 3, 4)
+    append(points, 2, 3)
+    append(points, 3, validation_loss=0.5)
+    append(points, 4)
     assert run_to_end(second)
-    assert second.record.run_id == first.record.run_id
-    assert [step for step, *_ in history(store, first.record.run_id)] == [1, 2, 3, 4]
+    run_id = second.record.run_id
+    assert run_id == first.record.run_id
+    assert [step for step, *_ in history(store, run_id)] == [1, 2, 3, 4]
+    assert [step for step, *_ in history(store, run_id, "validation_loss")] == [3]
+
+
+def test_points_of_a_step_that_was_sent_already(store, tmp_path, points):
+    outbox = tracking.begin(points, record(store, tmp_path), goes_on=False)
+    client = MlflowClient(store)
+    append(points, 8)
+    run_id = send(outbox, client)
+    append(points, 8, validation_loss=0.5)
+    send(outbox, client)
+    assert [step for step, *_ in history(store, run_id, "validation_loss")] == [8]
 
 
 def test_a_finished_run_is_not_gone_on_with(store, tmp_path, points):

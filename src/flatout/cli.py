@@ -45,7 +45,8 @@ def flatout() -> None:
 @flatout.command()
 @env_option
 @click.option("--data-dir", help="Folder of the run's data. Default: data.")
-def sync(env: str | None, data_dir: str | None) -> None:
+@click.option("--tracking-uri", help="Another store than the runs were meant for.")
+def sync(env: str | None, data_dir: str | None, tracking_uri: str | None) -> None:
     """Send to MLflow what it lacks of this folder's runs."""
     from flatout import tracking
 
@@ -54,10 +55,11 @@ def sync(env: str | None, data_dir: str | None) -> None:
         context = session.load_context()
         settings = parse_settings(context.config_loader["parameters"])
     points = Path(settings.paths.metrics)
+    tracking.prepare(tracking_uri or "")
     lines = [
         line
         for file in (points, points.with_name("run.jsonl"))
-        for line in tracking.sync(file)
+        for line in tracking.sync(file, tracking_uri)
     ]
     for line in lines or ["MLflow has all of the runs in this folder."]:
         click.echo(line)

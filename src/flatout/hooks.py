@@ -185,5 +185,6 @@ class TrackingHooks(MlflowHook):
         outbox, forwarder = self._outbox, self._forwarder
         self._outbox = self._forwarder = None
         atexit.unregister(self._end)
-        outbox.record.tags["exit_reason"] = reason
+        if outbox.record.tags.get("exit_reason") == "running":  # no report told better
+            outbox.record.tags["exit_reason"] = reason
         forwarder.finish(status, int(time.time() * 1000))

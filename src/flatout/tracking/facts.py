@@ -29,6 +29,7 @@ REPORT_TAGS = (
     "world_size",
     "token_key",
     "resumed_from_step",
+    "exit_reason",
 )
 
 

@@ -116,27 +116,30 @@ class Forwarder:
             )
 
 
-def sync(points: Path) -> list[str]:
+def sync(points: Path, tracking_uri: str | None = None) -> list[str]:
     """Send what MLflow lacks of the run at `points` and of those set aside before it.
 
-    Returns a line a run; one that still runs is left to its own process.
+    `tracking_uri`: another store than the one that each was meant for. Returns a line
+    a run; one that still runs is left to its own process.
     """
     lines = []
     for path in [*set_aside_beside(points), points]:
         outbox = Outbox.load(path)
         if outbox is not None and not outbox.record.complete:
-            lines.append(_sync_one(outbox))
+            lines.append(_sync_one(outbox, tracking_uri))
         if path != points and outbox is not None and outbox.record.complete:
             shutil.rmtree(path.parent)
     return lines
 
 
-def _sync_one(outbox: Outbox) -> str:
+def _sync_one(outbox: Outbox, tracking_uri: str | None) -> str:
     record = outbox.record
     if record.end_ms is None and process_lives(record.tags):
         return f"{record.name}: still running, it sends its points itself"
     if record.end_ms is None:
         record.status = "KILLED"
+    if tracking_uri and tracking_uri != record.tracking_uri:
+        outbox.readdress(tracking_uri)
     try:
         send_end(outbox, MlflowClient(record.tracking_uri))
     except Exception as error:

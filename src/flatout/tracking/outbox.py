@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,12 @@ class RunRecord:
     """Final figures."""
     sent_bytes: int = 0
     """Length of the part of the points' file that was sent."""
-    sent_step: int = -1
-    """Last step that was sent; points up to it are not sent again."""
+    last_step: int = 0
+    """Last step that was sent."""
+    known_bytes: int = 0
+    """Length of the points' file when the run last went on after an interruption."""
+    known_steps: dict[str, int] = field(default_factory=dict)
+    """Last step of each metric in that part: what comes again later is not sent."""
     sent_params: int = 0
     sent_tags: dict[str, str] = field(default_factory=dict)
     complete: bool = False
@@ -95,6 +99,24 @@ class Outbox:
                     return
                 yield file.tell(), _parsed(line)
 
+    def note_known_points(self) -> None:
+        """A training that goes on repeats the steps after its checkpoint."""
+        record, sent = self.record, self.record.sent_bytes
+        record.sent_bytes = 0
+        for end, point in self.new_points():
+            record.known_bytes = end
+            for metric in _metrics(point):
+                before = record.known_steps.get(metric.key, -1)
+                record.known_steps[metric.key] = max(before, metric.step)
+        record.sent_bytes = sent
+
+    def readdress(self, tracking_uri: str) -> None:
+        """Send the whole run to another store, which knows nothing of it yet."""
+        record = self.record
+        record.tracking_uri, record.artifact_location = tracking_uri, None
+        record.run_id, record.sent_tags = None, {}
+        record.sent_bytes, record.sent_params = 0, 0
+
     def set_aside(self) -> None:
         """Move both files where they wait for `kedro flatout sync`."""
         stamp = f"{self.record.start_ms}-{self.points.stem}"
@@ -136,7 +158,8 @@ def begin(points: Path, record: RunRecord, *, goes_on: bool) -> Outbox:
         kept = earlier.record
         kept.status, kept.end_ms, kept.complete = "RUNNING", None, False
         kept.tags = record.tags
-        return Outbox(points, kept)
+        earlier.note_known_points()
+        return earlier
     if earlier and not earlier.record.complete:
         earlier.set_aside()
     elif earlier:
@@ -154,9 +177,10 @@ def send(outbox: Outbox, client: MlflowClient) -> str:
         outbox.save()
     run_id = record.run_id
     _send_params_and_tags(outbox, client, run_id)
-    for batch in _batches(outbox.new_points(), record.sent_step):
-        client.log_batch(run_id, metrics=batch.metrics)
-        record.sent_bytes, record.sent_step = batch.end, batch.step
+    for metrics, end in _lots(outbox):
+        client.log_batch(run_id, metrics=metrics)
+        record.sent_bytes = end
+        record.last_step = max([record.last_step, *(m.step for m in metrics)])
         outbox.save()
     return run_id
 
@@ -165,8 +189,8 @@ def send_end(outbox: Outbox, client: MlflowClient) -> None:
     """Send all that is left of a run that has ended, and end it in MLflow too."""
     record = outbox.record
     run_id = send(outbox, client)
-    now, step = record.end_ms or int(time.time() * 1000), max(record.sent_step, 0)
-    finals = [Metric(k, v, now, step) for k, v in record.metrics.items()]
+    now = record.end_ms or int(time.time() * 1000)
+    finals = [Metric(k, v, now, record.last_step) for k, v in record.metrics.items()]
     for start in range(0, len(finals), MAX_BATCH_METRICS):
         client.log_batch(run_id, metrics=finals[start : start + MAX_BATCH_METRICS])
     for path in artifacts(outbox):
@@ -223,34 +247,29 @@ def _log_params(client: MlflowClient, run_id: str, params: list[Param]) -> None:
         logger.warning("MLflow keeps the run's first parameters: %s", error.message)
 
 
-@dataclass(frozen=True)
-class _Batch:
-    metrics: list[Metric]
-    end: int
-    step: int
-
-
-def _batches(
-    points: Iterable[tuple[int, dict[str, Any]]], sent_step: int
-) -> Iterator[_Batch]:
-    """Metrics in lots that MLflow takes; steps up to `sent_step` are left out."""
-    metrics: list[Metric] = []
-    end, last = -1, sent_step
-    for end_of_line, point in points:
-        found = _metrics(point) if point.get("step", -1) > sent_step else []
-        if metrics and len(metrics) + len(found) > MAX_BATCH_METRICS:
-            yield _Batch(metrics, end, last)
-            metrics = []
-        metrics += found
+def _lots(outbox: Outbox) -> Iterator[tuple[list[Metric], int]]:
+    """New metrics in lots that MLflow takes, each with the file's length up to it."""
+    record = outbox.record
+    lot: list[Metric] = []
+    end = record.sent_bytes
+    for end_of_line, point in outbox.new_points():
+        again = record.known_steps if end_of_line > record.known_bytes else {}
+        found = [m for m in _metrics(point) if m.step > again.get(m.key, -1)]
+        if lot and len(lot) + len(found) > MAX_BATCH_METRICS:
+            yield lot, end
+            lot = []
+        lot += found
         end = end_of_line
-        last = max(last, point["step"]) if found else last
-    if end >= 0:
-        yield _Batch(metrics, end, last)
+    if end > record.sent_bytes:
+        yield lot, end
 
 
 def _metrics(point: dict[str, Any]) -> list[Metric]:
+    """Of a point as the engine writes it; nothing of any other line."""
+    values = point.get("metrics")
+    if not isinstance(values, dict) or "step" not in point:
+        return []
     time_ms = int(point.get("time_s", time.time()) * 1000)
-    values = point.get("metrics") or {}
     return [
         Metric(name, float(value), time_ms, int(point["step"]))
         for name, value in values.items()

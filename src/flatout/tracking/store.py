@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Mapping
@@ -31,6 +32,8 @@ CLIENT_LIMITS = {
 def prepare(tracking_uri: str) -> None:
     """Short limits for this process's MLflow client; the folder of a SQLite file."""
     set_defaults(CLIENT_LIMITS)
+    # Says for a new SQLite file that it makes tables, in a log format of its own.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
     file = _sqlite_file(tracking_uri)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
