@@ -14,6 +14,7 @@ K is the number of rows (one target a row) or of target tokens (language models)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -48,17 +49,24 @@ class MicroBatch:
         named = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         return {name: value for name, value in named.items() if value is not None}
 
-    def map(self, function: Any) -> MicroBatch:
-        return replace(self, **{n: function(t) for n, t in self.tensors().items()})
+
+Layout = list[dict[str, tuple[int, torch.dtype, tuple[int, ...]]]]
+"""For each micro-batch: name -> offset in bytes, type and shape in the buffer."""
 
 
 @dataclass
 class StepBatch:
-    """What one rank needs for one optimizer step."""
+    """What one rank needs for one optimizer step.
+
+    All tensors lie in one buffer: handing it to another process, pinning it and
+    copying it to the device are one operation each.
+    """
 
     step: int
     epoch: int
-    micro_batches: list[MicroBatch]
+    buffer: Tensor
+    """(bytes,) uint8."""
+    layout: Layout
     row_ids: Ints
     """(N,) rows of the global batch, over all ranks."""
     num_samples: int
@@ -72,17 +80,48 @@ class StepBatch:
     squared_lengths: int
     """Sum of squared row lengths: what attention costs."""
 
+    @property
+    def micro_batches(self) -> list[MicroBatch]:
+        """Views into the buffer."""
+        return [
+            MicroBatch(**{n: _view(self.buffer, *place) for n, place in part.items()})
+            for part in self.layout
+        ]
+
     def pin_memory(self) -> StepBatch:
         """Called by the DataLoader's pinning thread."""
-        pinned = [micro.map(Tensor.pin_memory) for micro in self.micro_batches]
-        return replace(self, micro_batches=pinned)
+        return replace(self, buffer=self.buffer.pin_memory())
 
     def to(self, device: torch.device) -> StepBatch:
-        moved = [
-            micro.map(lambda tensor: tensor.to(device, non_blocking=True))
-            for micro in self.micro_batches
-        ]
-        return replace(self, micro_batches=moved)
+        return replace(self, buffer=self.buffer.to(device, non_blocking=True))
+
+
+ALIGNMENT = 64
+"""Bytes; a tensor begins at a multiple of it."""
+
+
+def flatten(micro_batches: list[MicroBatch]) -> tuple[Tensor, Layout]:
+    """All tensors into one buffer (bytes,), and where each of them lies."""
+    layout: Layout = []
+    size = 0
+    for micro in micro_batches:
+        places = {}
+        for name, tensor in micro.tensors().items():
+            places[name] = (size, tensor.dtype, tuple(tensor.shape))
+            size = _round_up(size + tensor.nbytes, ALIGNMENT)
+        layout.append(places)
+    buffer = torch.empty(size, dtype=torch.uint8)
+    for micro, places in zip(micro_batches, layout, strict=True):
+        for name, tensor in micro.tensors().items():
+            _view(buffer, *places[name]).copy_(tensor)
+    return buffer, layout
+
+
+def _view(
+    buffer: Tensor, offset: int, dtype: torch.dtype, shape: tuple[int, ...]
+) -> Tensor:
+    size = math.prod(shape) * dtype.itemsize
+    return buffer[offset : offset + size].view(dtype).view(shape)
 
 
 @dataclass(frozen=True)
@@ -284,11 +323,14 @@ class StepRows:
         lengths = self.rows.lengths(row_ids)
         plan = self.planner.plan(lengths)
         mine = plan.micro_batches[self.rank]
-        micro = [self.collator.collate(self.rows, row_ids[own], epoch) for own in mine]
+        buffer, layout = flatten(
+            [self.collator.collate(self.rows, row_ids[own], epoch) for own in mine]
+        )
         return StepBatch(
             step=step,
             epoch=epoch,
-            micro_batches=micro,
+            buffer=buffer,
+            layout=layout,
             row_ids=row_ids,
             num_samples=len(row_ids),
             num_targets=self.collator.num_targets(self.rows, row_ids, epoch),

@@ -120,9 +120,7 @@ def _ready(batch: StepBatch, side: torch.cuda.Stream) -> StepBatch:
     """Order this stream after the copies, and keep the memory until it is done."""
     current = torch.cuda.current_stream()
     current.wait_stream(side)
-    for micro in batch.micro_batches:
-        for tensor in micro.tensors().values():
-            tensor.record_stream(current)
+    batch.buffer.record_stream(current)
     return batch
 
 

@@ -28,16 +28,16 @@ def _random_keep(seed, head, q_token, k_index, span, dropout):
 
 
 @triton.jit
-def _visible(q_index, k_index, length, causal: tl.constexpr, left, right):
+def _visible(
+    q_index, k_index, length, left, right, causal: tl.constexpr, windowed: tl.constexpr
+):  # fmt: skip
     """(M, N) True where a query of the row may look at a key of it."""
-    seen = k_index[None, :] < length
     distance = k_index[None, :] - q_index[:, None]
+    seen = (k_index[None, :] < length) & (q_index[:, None] < length)
     if causal:
         seen = seen & (distance <= 0)
-    if left >= 0:
-        seen = seen & (distance >= -left)
-    if right >= 0:
-        seen = seen & (distance <= right)
+    if windowed:
+        seen = seen & (distance >= -left) & (distance <= right)
     return seen
 
 
@@ -47,7 +47,8 @@ def _forward_kernel(
     q_row, q_head, k_row, k_head, v_row, v_head,
     tokens, span, scale, dropout, left, right,
     heads: tl.constexpr, group: tl.constexpr, dim: tl.constexpr,
-    tile: tl.constexpr, causal: tl.constexpr, drops: tl.constexpr,
+    tile: tl.constexpr, causal: tl.constexpr, windowed: tl.constexpr,
+    drops: tl.constexpr,
 ):  # fmt: skip
     row, block, head = tl.program_id(2), tl.program_id(1), tl.program_id(0)
     start = tl.load(bounds_ptr + row)
@@ -81,7 +82,7 @@ def _forward_kernel(
             mask=k_inside, other=0.0,
         )  # fmt: skip
         scores = tl.dot(q, tl.trans(k)) * scale
-        seen = _visible(q_index, k_index, length, causal, left, right)
+        seen = _visible(q_index, k_index, length, left, right, causal, windowed)
         scores = tl.where(seen, scores, float("-inf"))
         new_most = tl.maximum(most, tl.max(scores, 1))
         safe = tl.where(new_most == float("-inf"), 0.0, new_most)
@@ -95,6 +96,7 @@ def _forward_kernel(
             weights = tl.where(kept, weights / (1.0 - dropout), 0.0)
         result = result * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
         most = new_most
+    total = tl.where(inside, total, 1.0)
     result = result / total[:, None]
     tl.store(
         out_ptr + (q_token[:, None] * heads + head) * dim + dims[None, :],
@@ -126,7 +128,8 @@ def _key_gradient_kernel(
     q_row, q_head, k_row, k_head, v_row, v_head, g_row, g_head,
     tokens, span, scale, dropout, left, right,
     heads: tl.constexpr, group: tl.constexpr, dim: tl.constexpr,
-    tile: tl.constexpr, causal: tl.constexpr, drops: tl.constexpr,
+    tile: tl.constexpr, causal: tl.constexpr, windowed: tl.constexpr,
+    drops: tl.constexpr,
 ):  # fmt: skip
     """dk, dv of one key tile, for each query head; all of dq where a row is one tile."""
     row, block, head = tl.program_id(2), tl.program_id(1), tl.program_id(0)
@@ -165,8 +168,7 @@ def _key_gradient_kernel(
         )  # fmt: skip
         lse = tl.load(lse_ptr + head * tokens + q_token, mask=inside, other=0.0)
         delta = tl.load(delta_ptr + head * tokens + q_token, mask=inside, other=0.0)
-        seen = _visible(q_index, k_index, length, causal, left, right)
-        seen = seen & inside[:, None]
+        seen = _visible(q_index, k_index, length, left, right, causal, windowed)
         kept = seen
         if drops:
             kept = _random_keep(
@@ -195,7 +197,8 @@ def _query_gradient_kernel(
     q_row, q_head, k_row, k_head, v_row, v_head, g_row, g_head,
     tokens, span, scale, dropout, left, right,
     heads: tl.constexpr, group: tl.constexpr, dim: tl.constexpr,
-    tile: tl.constexpr, causal: tl.constexpr, drops: tl.constexpr,
+    tile: tl.constexpr, causal: tl.constexpr, windowed: tl.constexpr,
+    drops: tl.constexpr,
 ):  # fmt: skip
     """dq of one query tile, for rows of more than one tile."""
     row, block, head = tl.program_id(2), tl.program_id(1), tl.program_id(0)
@@ -233,8 +236,7 @@ def _query_gradient_kernel(
             v_ptr + k_token[:, None] * v_row + (head // group) * v_head + dims[None, :],
             mask=k_inside, other=0.0,
         )  # fmt: skip
-        seen = _visible(q_index, k_index, length, causal, left, right)
-        seen = seen & inside[:, None]
+        seen = _visible(q_index, k_index, length, left, right, causal, windowed)
         kept = seen
         if drops:
             kept = _random_keep(
@@ -301,7 +303,7 @@ def row_attention(
         value.stride(0), value.stride(1),
         tokens, max_length, scale, dropout, left, right,
         heads=heads, group=heads // key.shape[1], dim=dim,
-        tile=TILE, causal=causal, drops=dropout > 0,
+        tile=TILE, causal=causal, windowed=left >= 0, drops=dropout > 0,
         num_warps=4, num_stages=2,
     )  # fmt: skip
     return out, lse, seed
@@ -359,7 +361,7 @@ def _row_attention_backward(
     )  # fmt: skip
     constants = {
         "heads": heads, "group": group, "dim": dim, "tile": TILE,
-        "causal": causal, "drops": dropout > 0, "num_warps": 4, "num_stages": 1,
+        "causal": causal, "windowed": left >= 0, "drops": dropout > 0, "num_warps": 4, "num_stages": 1,
     }  # fmt: skip
     grid = _grid(heads, max_length, bounds)
     _key_gradient_kernel[grid](*arguments, **constants)

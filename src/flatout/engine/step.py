@@ -11,13 +11,13 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from flatout.engine.collation import IGNORED, MicroBatch, StepBatch
+from flatout.engine.collation import IGNORED, StepBatch
 from flatout.engine.optim import Updater
 from flatout.engine.runtime import Runtime
 from flatout.engine.timing import compile_clock
@@ -155,6 +155,10 @@ class _LossScale:
         self.scale = torch.full((), 2.0**16, device=runtime.device)
         self._good_steps = torch.zeros((), dtype=torch.int32, device=runtime.device)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps of it."""
+        return {"loss_scale/scale": self.scale, "loss_scale/steps": self._good_steps}
+
     def update(self, finite: Tensor) -> None:
         torch._amp_update_scale_(
             self.scale,
@@ -169,48 +173,38 @@ class _LossScale:
 @dataclass
 class _Graph:
     graph: Any
-    inputs: MicroBatch
+    buffer: Tensor
+    """Where the graph reads its batch."""
 
 
 class _StepGraphs:
-    """A CUDA graph of the whole step for each shape of its one micro-batch."""
+    """A CUDA graph of the whole step for each shape of its micro-batches."""
 
     def __init__(self, stepper: Stepper) -> None:
         self._stepper = stepper
-        self._graphs: dict[tuple[Any, ...], _Graph] = {}
+        self._graphs: dict[str, _Graph] = {}
         self._steps_seen = 0
         self._pool: Any = None
 
     def run(self, batch: StepBatch) -> bool:
         """Replay the step; False where it has to run eagerly."""
         self._steps_seen += 1
-        if len(batch.micro_batches) != 1 or self._steps_seen <= EAGER_STEPS:
+        if self._steps_seen <= EAGER_STEPS:
             return False
-        key = self._key(batch)
+        key = f"{batch.num_targets} {batch.layout}"
         if key not in self._graphs:
             if len(self._graphs) >= MAX_GRAPHS:
                 return False
             self._graphs[key] = self._capture(batch)
         recorded = self._graphs[key]
-        for name, tensor in batch.micro_batches[0].tensors().items():
-            getattr(recorded.inputs, name).copy_(tensor, non_blocking=True)
+        recorded.buffer.copy_(batch.buffer, non_blocking=True)
         recorded.graph.replay()
         return True
-
-    @staticmethod
-    def _key(batch: StepBatch) -> tuple[Any, ...]:
-        shapes = tuple(
-            (name, tuple(tensor.shape))
-            for name, tensor in batch.micro_batches[0].tensors().items()
-        )
-        return (batch.num_targets, shapes)
 
     def _capture(self, batch: StepBatch) -> _Graph:
         """Record without running: weights stay as they are."""
         begin = time.perf_counter()
-        static = MicroBatch(
-            **{n: t.clone() for n, t in batch.micro_batches[0].tensors().items()}
-        )
+        buffer = batch.buffer.clone()
         graph = torch.cuda.CUDAGraph()
         self._stepper.updater.optimizer.zero_grad(set_to_none=True)
         torch.cuda.synchronize()
@@ -218,9 +212,8 @@ class _StepGraphs:
         with torch.cuda.graph(
             graph, pool=self._pool, capture_error_mode="thread_local"
         ):
-            recorded = StepBatch(**{**vars(batch), "micro_batches": [static]})
-            self._stepper.run_eagerly(recorded)
+            self._stepper.run_eagerly(replace(batch, buffer=buffer))
         self._pool = self._pool or graph.pool()
         compile_clock.add(time.perf_counter() - begin)
-        logger.debug("captured a CUDA graph for %s", self._key(batch))
-        return _Graph(graph, static)
+        logger.debug("captured a CUDA graph for %s", batch.layout)
+        return _Graph(graph, buffer)
