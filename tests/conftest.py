@@ -48,11 +48,13 @@ def store(empty_store: Path, tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/mlflow.db"
 
 
-def kedro(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def kedro(
+    *arguments: str, cwd: Path = PROJECT, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """`kedro ...` in the project, as a user types it; output as one text."""
     return subprocess.run(
         [sys.executable, "-m", "kedro", *arguments],
-        cwd=PROJECT,
+        cwd=cwd,
         env={**os.environ, "COLUMNS": "200", **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

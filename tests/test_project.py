@@ -1,0 +1,270 @@
+"""The project as its user meets it: real commands, real files, a real store."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from kedro.framework.project import pipelines
+from kedro.framework.session import KedroSession
+from kedro.framework.startup import bootstrap_project
+from mlflow import MlflowClient
+
+from flatout.engine.settings import Settings, parse_settings
+from tests.conftest import PROJECT, kedro
+
+ENVIRONMENTS = ("local", "test", "slow")
+LIVE_METRICS = {
+    "train_samples_per_second",
+    "train_tokens_per_second",
+    "train_loss",
+    "learning_rate",
+    "grad_norm",
+    "loader_wait_pct",
+}
+
+
+class Run(NamedTuple):
+    data: Path
+    output: str
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A `kedro run --env=test` in a folder of its own."""
+    data = tmp_path_factory.mktemp("data")
+    done = kedro("run", "--env=test", f"--params=data_dir={data}")
+    assert done.returncode == 0, done.stdout
+    return Run(data, done.stdout)
+
+
+@pytest.fixture
+def tokens(finished: Run, tmp_path: Path) -> Path:
+    """A data folder with tokens and no training."""
+    data = tmp_path / "data"
+    for name in ("05_model_input", "06_models"):
+        shutil.copytree(finished.data / name, data / name)
+    shutil.rmtree(data / "06_models" / "checkpoints")
+    return data
+
+
+def context_of(environment: str):
+    bootstrap_project(PROJECT)
+    return KedroSession.create(PROJECT, env=environment).load_context()
+
+
+def test_a_run_leaves_the_files_that_scripts_rely_on(finished):
+    for name in (
+        "02_intermediate/rejected_rows.parquet",
+        "05_model_input/train_tokens",
+        "06_models/model/model.safetensors",
+        "06_models/last_model/model.safetensors",
+        "08_reporting/token_report.json",
+        "08_reporting/train_report.json",
+        "08_reporting/train_history.csv",
+        "08_reporting/train_metrics.jsonl",
+        "08_reporting/confusion_matrix.json",
+        "mlflow.db",
+    ):
+        assert (finished.data / name).exists(), name
+
+
+def test_history_has_a_line_a_log_point(finished):
+    with (finished.data / "08_reporting/train_history.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["step"] for row in rows] == ["2", "4", "6", "8"]
+    report = json.loads((finished.data / "08_reporting/train_report.json").read_text())
+    assert report["samples"] == 8 * 16
+    assert report["final_loss"] == float(rows[-1]["loss"])
+
+
+def test_the_saved_model_stands_alone(finished):
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    folder = finished.data / "06_models/model"
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    logits = model(**tokenizer("a docstring", return_tensors="pt")).logits
+    assert logits.shape == (1, 4)
+
+
+def test_the_run_is_in_the_tracking_store(finished):
+    client = MlflowClient(f"sqlite:///{finished.data}/mlflow.db")
+    experiment = client.get_experiment_by_name("flatout")
+    [run] = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name.startswith("bert-2x32_cpu_b16")
+    for metric in LIVE_METRICS:
+        steps = [m.step for m in client.get_metric_history(run.info.run_id, metric)]
+        assert sorted(steps) == [2, 4, 6, 8], metric
+    report = json.loads((finished.data / "08_reporting/train_report.json").read_text())
+    assert run.data.metrics["test_accuracy"] == report["test_accuracy"]
+    assert run.data.metrics["report/samples_per_s"] == report["samples_per_s"]
+    assert run.data.params["train.global_batch_size"] == "16"
+    assert run.data.params["model.config.hidden_size"] == "32"
+    assert run.data.params["split.fractions.train"] == "0.8"
+    tags = run.data.tags
+    assert tags["exit_reason"] == "finished"
+    assert tags["kedro_env"] == "test"
+    assert tags["precision"] == report["precision"]
+    artifacts = {a.path for a in client.list_artifacts(run.info.run_id)}
+    assert {
+        "train_report.json",
+        "train_history.csv",
+        "confusion_matrix.json",
+        "environment.json",
+    } <= artifacts
+
+
+def test_a_dead_tracking_server_hurts_nobody(tokens, store):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        dead = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    done = kedro(
+        "run",
+        "--env=test",
+        "--pipelines=train",
+        f"--params=data_dir={tokens}",
+        MLFLOW_TRACKING_URI=dead,
+    )
+    assert done.returncode == 0, done.stdout
+    assert f"MLflow at {dead} takes nothing at the moment" in done.stdout
+    assert "`kedro flatout sync` sends it" in " ".join(done.stdout.split())
+    lines = (tokens / "08_reporting/train_metrics.jsonl").read_text().splitlines()
+    logged = [p["step"] for p in map(json.loads, lines) if "train_loss" in p["metrics"]]
+    assert logged == [2, 4, 6, 8]
+
+    sent = kedro("flatout", "sync", f"--data-dir={tokens}", f"--tracking-uri={store}")
+    assert sent.returncode == 0, sent.stdout
+    client = MlflowClient(store)
+    experiment = client.get_experiment_by_name("flatout")
+    [run] = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    steps = {m.step for m in client.get_metric_history(run.info.run_id, "train_loss")}
+    assert steps == {2, 4, 6, 8}
+    assert run.data.params["train.global_batch_size"] == "16"
+
+
+def test_split_never_imports_torch(finished):
+    code = f"""
+import sys
+from kedro.framework.session import KedroSession
+from kedro.framework.startup import bootstrap_project
+bootstrap_project({str(PROJECT)!r})
+with KedroSession.create(
+    {str(PROJECT)!r}, env="test", runtime_params={{"data_dir": {str(finished.data)!r}}}
+) as session:
+    session.run(pipeline_names=["split"])
+print("imported:", sorted({{"torch", "transformers", "accelerate"}} & set(sys.modules)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith("imported: []")
+
+
+def test_bad_parameters_end_a_run_before_it_begins(tmp_path):
+    done = kedro(
+        "run",
+        "--env=test",
+        f"--params=data_dir={tmp_path},train.global_batchsize=8,tokenize.max_length=0",
+    )
+    assert done.returncode == 2
+    assert "2 parameters cannot be used; nothing was run" in done.stdout
+    assert "tokenize.max_length: should be greater than or equal to 2" in done.stdout
+    assert "did you mean train.global_batch_size?" in done.stdout
+    assert "Traceback" not in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_training_refuses_a_parallel_runner(tokens):
+    done = kedro(
+        "run",
+        "--env=test",
+        "--pipelines=train",
+        "--runner=ParallelRunner",
+        f"--params=data_dir={tokens}",
+    )
+    assert done.returncode == 2
+    assert "train_model cannot run in a ParallelRunner" in done.stdout
+    assert "train.distributed.num_processes sets how many" in done.stdout
+
+
+@pytest.mark.parametrize("environment", ENVIRONMENTS)
+def test_every_environment_has_valid_parameters(environment):
+    parse_settings(context_of(environment).config_loader["parameters"])
+
+
+def test_base_spells_out_every_parameter():
+    """So that conf/base is the list of all knobs, with their defaults."""
+
+    def leaves(tree: dict, prefix: str = "") -> set[str]:
+        found = set()
+        for key, value in tree.items():
+            nested = isinstance(value, dict) and value and key != "environment"
+            if nested and prefix + key != "model.config":
+                found |= leaves(value, f"{prefix}{key}.")
+            else:
+                found.add(prefix + key)
+        return found
+
+    written = leaves(context_of("local").config_loader["parameters"])
+    known = leaves(Settings().model_dump())
+    assert written == known - {"data_dir", "corpus.rows", "corpus.labels"}
+
+
+@pytest.mark.parametrize("environment", ENVIRONMENTS)
+def test_every_free_input_is_in_the_catalog(environment):
+    context = context_of(environment)
+    catalog = context.catalog
+    pipelines.set_requested(None)
+    assert {"split", "tokenize", "train", "benchmark"} <= set(pipelines)
+    for name, pipeline in pipelines.items():
+        missing = {entry for entry in pipeline.inputs() if entry not in catalog}
+        assert missing == set(), name
+        # Models and data sets in memory would be copied at every hand-over.
+        in_memory = {e for e in pipeline.outputs() if e not in catalog}
+        assert in_memory == set(), name
+
+
+def test_the_default_pipeline_is_split_tokenize_train():
+    context_of("local")
+    pipelines.set_requested(None)
+    parts = [pipelines[name] for name in ("split", "tokenize", "train")]
+    expected = {node.name for part in parts for node in part.nodes}
+    assert {node.name for node in pipelines["__default__"].nodes} == expected
+
+
+def test_kedro_viz_shows_the_pipelines_with_layers(tmp_path):
+    for name in ("conf", "src"):  # viz builds into its project
+        shutil.copytree(PROJECT / name, tmp_path / name)
+    shutil.copy(PROJECT / "pyproject.toml", tmp_path)
+    done = kedro("viz", "build", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    shown = json.loads((tmp_path / "build/api/main").read_text())
+    names = {pipeline["id"] for pipeline in shown["pipelines"]}
+    assert {"__default__", "split", "tokenize", "train", "benchmark"} <= names
+    assert shown["layers"] == [
+        "raw",
+        "intermediate",
+        "primary",
+        "feature",
+        "model_input",
+        "models",
+        "reporting",
+    ]
