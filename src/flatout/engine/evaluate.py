@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flatout.engine.batching import GlobalBatches, Ints, Planner
 from flatout.engine.collation import IGNORED, Collator, StepRows
+from flatout.engine.heartbeat import heartbeat
 from flatout.engine.model import TaskModel, summed_loss
 from flatout.engine.report import Evaluation
 from flatout.engine.runtime import Runtime
@@ -44,6 +45,7 @@ def evaluate(
     sums = _zeros(runtime.device, num_classes)
     with _evaluating(model):
         for step_rows, row_ids in _batches(rows, planner, collator, runtime):
+            heartbeat.beat()
             batch = step_rows.cut(row_ids, 0, EVALUATION_EPOCH).to(runtime.device)
             for micro in batch.micro_batches:
                 with runtime.autocast():

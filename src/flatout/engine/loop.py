@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from flatout.engine.assemble import (
     Trainer,
     TrainJob,
-    Wrap,
     assemble,
     make_collator,
     make_planner,
 )
+from flatout.engine.distributed import Team
 from flatout.engine.evaluate import evaluate
 from flatout.engine.loader import StepLoader
 from flatout.engine.model import load_pretrained
@@ -25,6 +23,7 @@ from flatout.engine.optim import learning_rate, set_learning_rate
 from flatout.engine.recorder import Recorder
 from flatout.engine.report import Evaluation, LogPoint, TrainReport
 from flatout.engine.runtime import Runtime
+from flatout.engine.session import Session
 from flatout.engine.summary import build_report
 from flatout.engine.timing import compile_clock
 from flatout.engine.tokens import TokenRows
@@ -53,38 +52,41 @@ class TrainResult:
         return load_pretrained(self.last_model_folder)
 
 
-def train(job: TrainJob, runtime: Runtime, wrap: Wrap | None = None) -> TrainResult:
-    """Train `job` on this rank. Raises NonFiniteError, SettingsError, ModelError."""
+def train(job: TrainJob, runtime: Runtime, team: Team | None = None) -> TrainResult:
+    """Train `job` on this rank, together with those of `team`. Raises SettingsError,
+    ModelError, CheckpointError, NonFiniteError, OutOfMemory, Interrupted."""
     begin_s = time.perf_counter()
     compile_clock.listen()
-    trainer = assemble(job, runtime, wrap)
+    trainer = assemble(job, runtime, team.wrap if team else None)
     announce(trainer)
     recorder = Recorder(trainer, begin_s)
-    start_step, total_steps = 0, trainer.total_steps
-    loader = StepLoader(
-        trainer.data, job.settings.train.loader, runtime, start_step, total_steps
-    )
-    trainer.model.train()
-    recorder.start(start_step)
-    for batch in loader:
-        rate = learning_rate(job.settings.train, batch.step, total_steps)
-        set_learning_rate(trainer.optimizer, rate)
-        recorder.step_begins()
-        trainer.stepper(batch)
-        recorder.step_ends(batch, loader.wait_s, rate)
-        done = batch.step + 1
-        if recorder.log_due(done):
-            recorder.log(batch, rate)
-        if evaluation_due(trainer, done):
-            with recorder.paused("evaluate"):
-                result = evaluate_split(trainer, job.validation)
-            if recorder.note_validation(done, result):
-                with recorder.paused("checkpoint"):
-                    save_model(trainer, "best")
-    test = finish(trainer, recorder)
+    with Session(trainer, recorder, team) as session:
+        start_step, total_steps = session.resume(), trainer.total_steps
+        loader = StepLoader(
+            trainer.data, job.settings.train.loader, runtime, start_step, total_steps
+        )
+        trainer.model.train()
+        recorder.start(start_step)
+        for batch in loader:
+            rate = learning_rate(job.settings.train, batch.step, total_steps)
+            set_learning_rate(trainer.optimizer, rate)
+            recorder.step_begins()
+            trainer.stepper(batch)
+            recorder.step_ends(batch, loader.wait_s, rate)
+            done = batch.step + 1
+            if recorder.log_due(done):
+                recorder.log(batch, rate)
+            if evaluation_due(trainer, done):
+                with recorder.paused("evaluate"):
+                    result = evaluate_split(trainer, job.validation)
+                if recorder.note_validation(done, result):
+                    with recorder.paused("checkpoint"):
+                        session.keep_best(done)
+            session.step_done(done)
+        test = finish(trainer, recorder, session)
     return TrainResult(
-        model_folder=job.work_folder / "best",
-        last_model_folder=job.work_folder / "last",
+        model_folder=session.best_model,
+        last_model_folder=session.last_model,
         report=build_report(recorder, loader, test, "finished"),
         history=recorder.history,
         confusion=test.confusion,
@@ -141,19 +143,10 @@ def evaluate_split(trainer: Trainer, rows: TokenRows) -> Evaluation:
     )
 
 
-def save_model(trainer: Trainer, name: str) -> None:
-    """`save_pretrained` under the work folder: safetensors, plain transformers."""
-    if trainer.runtime.ranks.is_main:
-        trainer.model.model.save_pretrained(trainer.job.work_folder / name)
-    if trainer.runtime.ranks.world_size > 1:
-        torch.distributed.barrier()
-
-
-def finish(trainer: Trainer, recorder: Recorder) -> Evaluation:
+def finish(trainer: Trainer, recorder: Recorder, session: Session) -> Evaluation:
     """Save the last model, test the best one and note its figures."""
     with recorder.paused("checkpoint"):
-        save_model(trainer, "last")
-        load_weights(trainer, trainer.job.work_folder / "best")
+        session.end_with_best()
     with recorder.paused("evaluate"):
         test = evaluate_split(trainer, trainer.job.test)
     named = {"test_loss": test.loss}
@@ -161,11 +154,3 @@ def finish(trainer: Trainer, recorder: Recorder) -> Evaluation:
         named["test_accuracy"] = test.accuracy
     recorder.metrics.write(trainer.total_steps, named)
     return test
-
-
-def load_weights(trainer: Trainer, folder: Path) -> None:
-    """Weights of a saved model into the one that is trained."""
-    from safetensors.torch import load_model
-
-    device = str(trainer.runtime.device)
-    load_model(trainer.model.model, folder / "model.safetensors", device=device)

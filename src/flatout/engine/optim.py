@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from flatout.engine.settings import TrainSettings
 
@@ -77,6 +78,8 @@ class Updater:
         """Gradient norm before clipping (), and whether it was finite () bool."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
+        if isinstance(norm, DTensor):  # of a sharded model: each rank has a part of it
+            norm = norm.full_tensor()
         if scale is not None:
             norm = norm / scale
         finite = torch.isfinite(norm) & torch.isfinite(loss)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ import torch
 from flatout.engine import health
 from flatout.engine.assemble import Trainer
 from flatout.engine.collation import StepBatch
+from flatout.engine.heartbeat import heartbeat
 from flatout.engine.optim import learning_rate
 from flatout.engine.report import Evaluation, LogPoint
 from flatout.engine.step import StepSums
@@ -36,15 +38,30 @@ class MetricsFile:
     path: Path
     enabled: bool = True
 
-    def start(self, *, keep: bool) -> None:
-        """A new run begins with an empty file; a resumed one goes on in it."""
-        if self.enabled:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            if not keep:
-                self.path.write_text("")
+    _written: set[tuple[int, str]] = field(default_factory=set)
+    """(step, metric) of points that an interrupted session wrote already."""
+
+    def start(self, start_step: int) -> None:
+        """A new run begins with an empty file. A resumed one goes on in it, and points
+        that are there already are not written again."""
+        if not self.enabled:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []
+        if start_step == 0 or not lines:
+            self.path.write_text("")
+            return
+        torn = len(lines.pop())  # a line that a kill has cut short
+        os.truncate(self.path, self.path.stat().st_size - torn)
+        for line in reversed(lines):
+            point = json.loads(line)
+            if point["step"] < start_step:
+                break
+            self._written |= {(point["step"], name) for name in point["metrics"]}
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
-        if self.enabled:
+        metrics = {n: v for n, v in metrics.items() if (step, n) not in self._written}
+        if self.enabled and metrics:
             line = {"step": step, "time_s": time.time(), "metrics": metrics}
             with self.path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
@@ -63,7 +80,10 @@ class Recorder:
     first_batch_s: float = 0.0
     initial_loss: float = float("nan")
     best: Evaluation | None = None
+    best_folder: str | None = None
+    """Name of the folder of the best model so far."""
     last_checkpoint: Path | None = None
+    warnings: list[str] = field(default_factory=list)
     watch: Stopwatch = field(default_factory=Stopwatch)
 
     def __post_init__(self) -> None:
@@ -74,11 +94,36 @@ class Recorder:
         self._habits = SlowHabits(self.trainer)
         self._steps_since_log = 0
         self._loop_begin_s = 0.0
+        self._elapsed_before_s = 0.0
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it: JSON values, and frozen results."""
+        return {
+            "history": list(self.history),
+            "best": self.best,
+            "best_folder": self.best_folder,
+            "initial_loss": self.initial_loss,
+            "steps_since_log": self._steps_since_log,
+            "elapsed_s": self._elapsed_s(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The opposite of `state`."""
+        self.history = [LogPoint(**point) for point in state["history"]]
+        self.best = state["best"] and Evaluation(**state["best"])
+        self.best_folder = state["best_folder"]
+        self.initial_loss = state["initial_loss"]
+        self._steps_since_log = state["steps_since_log"]
+        self._elapsed_before_s = state["elapsed_s"]
+
+    def _elapsed_s(self) -> float:
+        """Over all sessions of the run."""
+        return self._elapsed_before_s + time.perf_counter() - self.begin_s
 
     def start(self, start_step: int) -> None:
         """The loop begins now, at `start_step`; a rate counts from here on."""
         self.start_step = start_step
-        self.metrics.start(keep=start_step > 0)
+        self.metrics.start(start_step)
         self._loop_begin_s = time.perf_counter()
         self.clock.begin()
 
@@ -128,7 +173,7 @@ class Recorder:
         """Time of evaluations and checkpoints is no step time."""
         self.trainer.runtime.synchronize()
         self.clock.pause()
-        with self.watch.phase(phase):
+        with self.watch.phase(phase), heartbeat.phase(phase):
             yield
             self.trainer.runtime.synchronize()
         self.clock.resume()
@@ -163,7 +208,7 @@ class Recorder:
             tokens_per_s=window.tokens / wall_s,
             padded_tokens_per_s=window.padded_tokens / wall_s,
             loader_wait_pct=100 * window.wait_s / wall_s,
-            elapsed_s=time.perf_counter() - self.begin_s,
+            elapsed_s=self._elapsed_s(),
             train_accuracy=figures["hits"] / judged if judged else None,
         )
 

@@ -122,7 +122,7 @@ def _warnings(recorder: Recorder, chance: float | None) -> list[str]:
     if trainer.runtime.ranks.is_main:
         for text in texts:
             logger.warning(text)
-    return [*trainer.choices.notes, *texts]
+    return [*trainer.choices.notes, *texts, *recorder.warnings]
 
 
 def versions() -> dict[str, str]:

@@ -148,6 +148,10 @@ class CompileClock:
         callback_handler.register_end_callback(self._ended)
         self._listening = True
 
+    @property
+    def running(self) -> bool:
+        return self._begin is not None
+
     def add(self, seconds: float) -> None:
         """Time of something like it: the capture of a CUDA graph."""
         self.seconds += seconds

@@ -1,0 +1,77 @@
+"""What makes a training the same training, and what may change from run to run.
+
+A checkpoint goes on only under the same identity. Settings belong to it unless they
+are named here as execution: how fast, where and how visibly, never what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from flatout.engine.assemble import TrainJob
+
+EXECUTION = (
+    "data_dir",
+    "corpus",  # what comes of these three is in the token rows: `data_key`
+    "split",
+    "tokenize.num_processes",
+    "tokenize.vocab_size",
+    "tokenize.join_texts",
+    "benchmark",
+    "paths",
+    "runtime.deterministic",
+    "runtime.tf32",
+    "runtime.cudnn_benchmark",
+    "runtime.flash_sdp",
+    "runtime.attention",
+    "runtime.threads",
+    "runtime.environment",
+    "model.trust_remote_code",
+    "train.strategy",
+    "train.token_budget",
+    "train.log_every",
+    "train.metrics_every",
+    "train.error_analysis_every",
+    "train.evaluate_every",
+    "train.compile",
+    "train.cuda_graphs",
+    "train.gradient_checkpointing",
+    "train.fused_optimizer",
+    "train.resume",
+    "train.on_oom",
+    "train.deadline_hours",
+    "train.synchronize_every_step",
+    "train.history",
+    "train.empty_cache_every",
+    "train.loader",
+    "train.checkpoint",
+    "train.distributed",
+)
+"""Settings, or groups of them, that a run may be resumed with another value of."""
+
+
+def identity(job: TrainJob) -> dict[str, Any]:
+    """Settings that decide what is trained, by dotted name, and the data."""
+    return {
+        **{
+            name: value
+            for name, value in _flat(job.settings.model_dump(mode="json"))
+            if not _is_execution(name)
+        },
+        "label_names": list(job.label_names),
+        "train rows": len(job.train),
+        "token rows": job.data_key,
+    }
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _is_execution(name: str) -> bool:
+    return any(name == entry or name.startswith(f"{entry}.") for entry in EXECUTION)

@@ -1,0 +1,52 @@
+"""Models on the disk as `save_pretrained` leaves them, and back into training.
+
+A sharded model is gathered first, so that any saved one loads with `from_pretrained`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from flatout.engine.assemble import Trainer
+from flatout.engine.checkpoint import fill_tensors, named_tensors
+from flatout.engine.checkpoint_folder import write_whole
+from flatout.engine.model import load_pretrained
+
+
+def save_model(trainer: Trainer, folder: Path) -> None:
+    """`save_pretrained` to `folder`, whole or not at all; all ranks call it."""
+    model, ranks = trainer.model.model, trainer.runtime.ranks
+    weights = _gathered(model)
+    if ranks.is_main:
+        write_whole(
+            folder, lambda hidden: model.save_pretrained(hidden, state_dict=weights)
+        )
+    if ranks.world_size > 1:
+        torch.distributed.barrier()
+
+
+def _gathered(model: nn.Module) -> dict[str, Tensor] | None:
+    """All weights on the host, tied ones shared; None where nothing is sharded."""
+    state = model.state_dict(keep_vars=True)
+    if not any(isinstance(tensor, DTensor) for tensor in state.values()):
+        return None
+    whole: dict[int, Tensor] = {}
+    for tensor in state.values():
+        if id(tensor) not in whole:
+            value = tensor.detach()
+            full = value.full_tensor() if isinstance(value, DTensor) else value
+            whole[id(tensor)] = full.cpu()
+    return {name: whole[id(tensor)] for name, tensor in state.items()}
+
+
+def load_weights(trainer: Trainer, folder: Path, control: Any) -> None:
+    """Weights of a saved model, read by the main rank, into the one in training."""
+    values = None
+    if trainer.runtime.ranks.is_main:
+        values = named_tensors(load_pretrained(folder))
+    fill_tensors(named_tensors(trainer.model.model), values, trainer.runtime, control)

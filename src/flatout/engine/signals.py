@@ -1,0 +1,66 @@
+"""SIGTERM and Ctrl-C: the step is finished, the run saved, the process left."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+STOPPING = (signal.SIGTERM, signal.SIGINT)
+
+
+class Interrupted(SystemExit):
+    """A run that was told to stop and has stopped: exit status 143 or 130.
+
+    Not an error: nothing failed, and the same command goes on where it stopped.
+    """
+
+    def __init__(self, signum: int, message: str = "") -> None:
+        super().__init__(128 + signum)
+        self.signum = signum
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class StopSignals:
+    """Notes SIGTERM and SIGINT inside a `with` block. A second Ctrl-C ends the
+    process at once. Outside the main thread nothing is caught."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._before: dict[int, Any] = {}
+        self._owner = 0
+
+    def __enter__(self) -> StopSignals:
+        self._owner = os.getpid()
+        if threading.current_thread() is threading.main_thread():
+            for signum in STOPPING:
+                self._before[signum] = signal.signal(signum, self._note)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+        self._before.clear()
+
+    def _note(self, signum: int, _frame: FrameType | None) -> None:
+        if os.getpid() != self._owner:  # a forked loader worker: its parent decides
+            return
+        if signum == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if self.received is None:
+            self.received = signum
+            name = signal.Signals(signum).name
+            logger.warning("%s: finishing this step, then saving and leaving", name)
