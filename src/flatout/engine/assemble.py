@@ -15,6 +15,7 @@ from torch import nn
 from flatout.engine import attention
 from flatout.engine.batching import GlobalBatches, Planner
 from flatout.engine.collation import Collator, StepRows
+from flatout.engine.dropout import Noise, replace_dropout
 from flatout.engine.heads import DECODERS
 from flatout.engine.model import ModelError, TaskModel, Vocabulary, build
 from flatout.engine.optim import Updater, build_adamw
@@ -120,6 +121,7 @@ def assemble(job: TrainJob, runtime: Runtime, wrap: Wrap | None = None) -> Train
         no_sync=getattr(wrapped, "no_sync", nullcontext),
         cuda_graphs=choices.cuda_graphs,
         metrics_every=settings.train.metrics_every,
+        noise=noise,
     )
     data = step_rows(job, runtime, choices, task_model.model.config)
     total = data.batches.total_steps(settings.train.epochs, settings.train.max_steps)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engine.collation import IGNORED, StepBatch
+from flatout.engine.dropout import Noise
 from flatout.engine.optim import Updater
 from flatout.engine.runtime import Runtime
 from flatout.engine.timing import compile_clock
@@ -79,12 +80,14 @@ class Stepper:
         no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext,
         cuda_graphs: bool = False,
         metrics_every: int = 1,
+        noise: Noise | None = None,
     ) -> None:
         self.module = module
         self.updater = updater
         self.runtime = runtime
         self.no_sync = no_sync
         self.metrics_every = metrics_every
+        self.noise = noise
         self.sums = StepSums.zeros(runtime.device)
         self.step_number = torch.zeros((), dtype=torch.int64, device=runtime.device)
         self._never = torch.full_like(self.step_number, StepSums.NEVER)
@@ -114,6 +117,8 @@ class Stepper:
         total = torch.zeros((), device=self.runtime.device)
         last = len(batch.micro_batches) - 1
         for index, micro in enumerate(batch.micro_batches):
+            if self.noise is not None:
+                self.noise.draw()
             with nullcontext() if index == last else self.no_sync():
                 with self.runtime.autocast():
                     loss, logits = self.module(micro.tensors())

@@ -1,0 +1,72 @@
+"""Dropout whose random numbers cost next to nothing inside a compiled kernel.
+
+PyTorch draws each number with ten rounds of Philox; compiled into the kernel of a
+residual and LayerNorm that is three times the kernel's memory traffic (428 us instead
+of about 130 for 70,000 x 768 on an H200). Here a number is a 32-bit hash of (seed,
+place): two multiplications. The seed changes with every forward pass; each element is
+kept with probability 1 - p, independently as far as the tests of the hash can tell.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+GOLDEN = -1640531527
+"""2**32 / golden ratio as a signed 32-bit number."""
+MULTIPLIERS = (0x7FEB352D, -2073254261)
+"""Of lowbias32 (C. Wellons 2018), signed."""
+
+
+class Noise:
+    """The seed that all dropouts of a model share, () int32 on the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.seed = torch.zeros((), dtype=torch.int32, device=device)
+
+    def draw(self) -> None:
+        """A new seed for the next forward pass, from PyTorch's own generator."""
+        self.seed.random_(0, 2**31 - 1)
+
+
+def keep_mask(shape: torch.Size, p: float, seed: Tensor, salt: int) -> Tensor:
+    """Bool of `shape`, True with probability 1 - p. `seed` () int32."""
+    bits = torch.arange(shape.numel(), dtype=torch.int32, device=seed.device)
+    bits = scramble(bits ^ scramble(seed + salt * GOLDEN % 2**31))
+    return ((bits & 0x7FFFFFFF) >= int(p * 2**31)).view(shape)
+
+
+def scramble(bits: Tensor) -> Tensor:
+    """Hash of int32 numbers, element by element; shifts are logical."""
+    bits = (bits ^ ((bits >> 16) & 0xFFFF)) * MULTIPLIERS[0]
+    bits = (bits ^ ((bits >> 15) & 0x1FFFF)) * MULTIPLIERS[1]
+    return bits ^ ((bits >> 16) & 0xFFFF)
+
+
+class HashDropout(nn.Module):
+    """In place of nn.Dropout; `p` is read by models that pass it to attention."""
+
+    def __init__(self, p: float, noise: Noise, salt: int) -> None:
+        super().__init__()
+        self.p = p
+        self.salt = salt
+        self._noise = noise
+
+    def forward(self, states: Tensor) -> Tensor:
+        if not self.training:
+            return states
+        kept = keep_mask(states.shape, self.p, self._noise.seed, self.salt)
+        return torch.where(kept, states / (1 - self.p), 0.0)
+
+
+def replace_dropout(model: nn.Module, noise: Noise) -> int:
+    """Put HashDropout in every place of nn.Dropout; the number of places."""
+    places = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if type(child) is nn.Dropout and child.p > 0
+    ]
+    for salt, (parent, name, child) in enumerate(places, 1):
+        setattr(parent, name, HashDropout(child.p, noise, salt))
+    return len(places)
