@@ -11,6 +11,7 @@ _MODULES = {
     "KeyedArrowDataset": "keyed_arrow",
     "KeyedJSONDataset": "keyed_files",
     "KeyedParquetDataset": "keyed_files",
+    "KeyedPlotlyDataset": "keyed_files",
     "TextFiles": "text_files",
     "TokenizerFile": "tokenizer_folder",
     "TokenizerFolder": "tokenizer_folder",

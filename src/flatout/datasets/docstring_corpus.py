@@ -30,15 +30,15 @@ PACKAGES = {
     "torch": "torch",
     "transformers": "transformers",
     "sympy": "sympy",
-    "scipy": "scipy",
     "sklearn": "scikit-learn",
     "pandas": "pandas",
     "mlflow": "mlflow",
     "matplotlib": "matplotlib",
     "sqlalchemy": "SQLAlchemy",
+    "databricks": "databricks-sdk",
+    "fontTools": "fonttools",
+    "scipy": "scipy",
     "networkx": "networkx",
-    "plotly": "plotly",
-    "numpy": "numpy",
 }
 """Module and distribution of each label, in the order in which labels are taken."""
 FORMAT_VERSION = 1

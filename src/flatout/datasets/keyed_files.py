@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from kedro.io import AbstractDataset, DatasetError
+from kedro_datasets._typing import PlotlyPreview
 
 from flatout.datasets._keyed import dataset_errors, log_changes
 from flatout.engine.content_key import ContentKey
@@ -105,7 +106,32 @@ class KeyedJSONDataset(_KeyedFile):
         return fields
 
     def _write(self, path: Path, data: Any) -> None:
-        value = {**data.value(), KEY_NAME: dict(data.key.fields)}
+        value: dict[str, Any] = {**data.value(), KEY_NAME: dict(data.key.fields)}
         path.write_text(
             json.dumps(value, indent=2, ensure_ascii=False), encoding="utf-8"
         )
+
+
+class KeyedPlotlyDataset(_KeyedFile):
+    """A figure of Plotly as JSON, its key in `layout.meta`. Loads as a figure."""
+
+    def load(self) -> Any:
+        import plotly.io
+
+        if not self._exists():
+            raise self._missing()
+        return plotly.io.from_json(self._file.read_text(encoding="utf-8"))
+
+    def preview(self) -> PlotlyPreview:
+        """What Kedro-Viz shows at the node."""
+        return PlotlyPreview(json.loads(self._file.read_text(encoding="utf-8")))
+
+    def _read_key(self) -> dict[str, Any]:
+        figure = json.loads(self._file.read_text(encoding="utf-8"))
+        fields: dict[str, Any] = figure["layout"]["meta"][KEY_NAME]
+        return fields
+
+    def _write(self, path: Path, data: Any) -> None:
+        figure = data.value()
+        figure["layout"]["meta"] = {KEY_NAME: dict(data.key.fields)}
+        path.write_text(json.dumps(figure), encoding="utf-8")

@@ -45,6 +45,10 @@ class ArrowRecipe(ABC):
     def batches(self) -> Iterator[Any]:
         """The rows as record batches."""
 
+    def facts(self) -> dict[str, Any]:
+        """What was counted on the way; asked for once the batches are through."""
+        return {}
+
     def to_dataset(self) -> Any:
         """The rows as a `datasets.Dataset` in memory."""
         from datasets import Dataset
@@ -87,6 +91,12 @@ def stored_key(folder: Path) -> ContentKey | None:
     return None if stored is None else ContentKey(stored["fields"])
 
 
+def stored_facts(folder: Path) -> dict[str, Any]:
+    """What the recipe counted while it was carried out."""
+    stored = _read_key_file(folder)
+    return {} if stored is None else dict(stored.get("facts", {}))
+
+
 def _read_key_file(folder: Path) -> dict[str, Any] | None:
     try:
         stored = json.loads((folder / KEY_FILE).read_text(encoding="utf-8"))
@@ -99,16 +109,20 @@ def write_recipe(folder: Path, recipe: ArrowRecipe) -> int:
     """Write the rows of `recipe` to `folder`, whole or not at all. Returns rows."""
     rows = 0
 
-    def fill(target: Path) -> None:
+    def fill(target: Path) -> dict[str, Any]:
         nonlocal rows
         rows = _write_tables(target, recipe)
+        return recipe.facts()
 
     write_whole(folder, recipe.key, fill)
     return rows
 
 
-def write_whole(folder: Path, key: ContentKey, fill: Callable[[Path], None]) -> None:
-    """Let `fill` write files into a new folder, then put it in `folder`'s place.
+def write_whole(
+    folder: Path, key: ContentKey, fill: Callable[[Path], dict[str, Any]]
+) -> None:
+    """Let `fill` write files into a new folder, then put it in `folder`'s place. What
+    `fill` returns is kept beside the key.
 
     Raises StorageError where the disk is full or not writable; what `folder` held
     before is untouched then.
@@ -120,8 +134,8 @@ def write_whole(folder: Path, key: ContentKey, fill: Callable[[Path], None]) -> 
     )
     try:
         target.mkdir()
-        fill(target)
-        _write_key_file(target, key)
+        facts = fill(target)
+        _write_key_file(target, key, facts)
         _replace(folder, target)
     except BaseException as error:
         shutil.rmtree(target, ignore_errors=True)
@@ -147,11 +161,16 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _write_key_file(folder: Path, key: ContentKey) -> None:
+def _write_key_file(folder: Path, key: ContentKey, facts: dict[str, Any]) -> None:
     files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     for name in files:
         _sync(folder / name)
-    record = {"digest": key.digest, "fields": dict(key.fields), "files": files}
+    record = {
+        "digest": key.digest,
+        "fields": dict(key.fields),
+        "facts": facts,
+        "files": files,
+    }
     text = json.dumps(record, indent=2, ensure_ascii=False)
     (folder / KEY_FILE).write_text(text, encoding="utf-8")
     _sync(folder / KEY_FILE)

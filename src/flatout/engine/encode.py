@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,10 @@ class TokensRecipe(ArrowRecipe):
     options: EncodeOptions
     label_names: list[str] | None
     num_processes: int | Auto
+    _facts: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def facts(self) -> dict[str, Any]:
+        return self._facts
 
     @property
     def schema(self) -> Any:
@@ -100,7 +104,7 @@ class TokensRecipe(ArrowRecipe):
         logger.info("%s: %s rows/s", self.name, f"{rate:,.0f}")
 
     def _row_batches(self, encoded: Iterator[Encoded], labels: Any) -> Iterator[Any]:
-        start = 0
+        start = cut = 0
         for part in encoded:
             stop = start + len(part.lengths)
             columns = [_lists(part.ids, part.lengths)]
@@ -109,7 +113,8 @@ class TokensRecipe(ArrowRecipe):
             if labels is not None:
                 columns.append(labels[start:stop])
             columns.append(pa.array(part.lengths))
-            start = stop
+            start, cut = stop, cut + part.num_cut
+            self._facts["cut_rows"] = cut
             yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _encode(self, tasks: list[Task]) -> Iterator[Encoded]:

@@ -38,6 +38,8 @@ class BrokenRow:
     row: int
     reason: str
     excerpt: str
+    lines: int = 1
+    """Lines of the file that were read as this row."""
 
 
 @dataclass(frozen=True)

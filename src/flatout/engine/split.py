@@ -11,8 +11,6 @@ split of fraction f. With a group column the group's name is hashed instead.
 
 from __future__ import annotations
 
-import logging
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,55 +19,34 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
-import xxhash
 
 from flatout.engine.arrow_folder import ArrowRecipe
 from flatout.engine.content_key import ContentKey
-from flatout.engine.raw_texts import Kind, RawTexts, RawTextsError
+from flatout.engine.raw_texts import Kind, RawTexts
+from flatout.engine.row_facts import FactCollector, RowFacts
+from flatout.engine.row_hashes import repeats, scrambled
 from flatout.engine.rows import (
     REJECTED_SCHEMA,
-    CheckedBatch,
     Columns,
     check_batch,
     rejected_batch,
 )
 from flatout.engine.settings import SplitSettings
+from flatout.engine.split_report import (
+    DUPLICATE,
+    REJECTED,
+    SPLITS,
+    Codes,
+    split_report,
+    too_many_text,
+)
 
-logger = logging.getLogger(__name__)
-
-SPLITS = ("train", "validation", "test")
-REJECTED, DUPLICATE = -1, -2
 FORMAT_VERSION = 1
 """Raise it when the same input would give other rows."""
-
-Hashes = npt.NDArray[np.uint64]
-Codes = npt.NDArray[np.int8]
 
 
 class SplitError(ValueError):
     """Rows that make no usable split; names rows, reasons and what to do."""
-
-
-@dataclass(frozen=True)
-class _Facts:
-    """What the first pass keeps of the good rows, N in all. About 50 bytes a row."""
-
-    exact: Hashes
-    """(N, 2) 128-bit hash of the text (and its pair)."""
-    near: Hashes
-    """(N,) hash of the text in one form."""
-    groups: Hashes | None
-    labels: npt.NDArray[np.int32]
-    label_names: list[str]
-    label_kinds: npt.NDArray[np.uint8]
-    sources: npt.NDArray[np.int32]
-    source_names: list[str]
-    rows: npt.NDArray[np.int64]
-    positions: npt.NDArray[np.int64]
-    """(N,) place among the rows that were cut into columns, good or not."""
-    num_cut: int
-    num_raw: int
 
 
 class SplitPlan:
@@ -82,7 +59,7 @@ class SplitPlan:
         self.raw, self.columns, self.settings = raw, columns, settings
 
     @cached_property
-    def _read(self) -> tuple[_Facts, list[Any]]:
+    def _read(self) -> tuple[RowFacts, list[Any]]:
         return _first_pass(self.raw, self.columns)
 
     @cached_property
@@ -90,7 +67,7 @@ class SplitPlan:
         """Codes (N,) of the good rows, and batches of rows rejected on the whole."""
         facts, _ = self._read
         codes = _assign(facts, self.settings)
-        codes[_repeats(facts.exact)] = DUPLICATE
+        codes[repeats(facts.exact)] = DUPLICATE
         late = []
         if self.columns.label and not self.columns.regression:
             late = [*_reject_odd_kinds(facts, codes), *_reject_unseen(facts, codes)]
@@ -113,16 +90,13 @@ class SplitPlan:
     @cached_property
     def report(self) -> dict[str, Any]:
         """Counts, shares and leaks; checks that no row is unaccounted for."""
-        return _report(self._read[0], self._decided[0], self.rejected)
+        return split_report(self._read[0], self._decided[0], self.rejected)
 
     def check_usable(self) -> None:
         """Raises SplitError where too much was rejected, or a split is unusable."""
-        report, settings = self.report, self.settings
-        if report["rows_in"] == 0:
-            raise SplitError("raw_texts is empty: it has columns but no rows")
-        share = report["rejected"] / report["rows_in"]
-        if share > settings.max_rejected_fraction:
-            raise SplitError(_too_many(report, self.rejected, settings, share))
+        report, limit = self.report, self.settings.max_rejected_fraction
+        if report["rejected"] > limit * report["rows_in"]:
+            raise SplitError(too_many_text(report, self.rejected, limit))
         if self.columns.label and not self.columns.regression:
             _check_labels(report)
         empty = [name for name in SPLITS if report["rows_out"][name] == 0]
@@ -133,130 +107,27 @@ class SplitPlan:
             )
 
 
-def _first_pass(raw: RawTexts, columns: Columns) -> tuple[_Facts, list[Any]]:
-    collected = _Collector()
+def _first_pass(raw: RawTexts, columns: Columns) -> tuple[RowFacts, list[Any]]:
+    collected = FactCollector()
     for batch in raw.batches(columns.names):
         checked = check_batch(batch, columns)
         collected.add(checked, batch.source, len(batch.rows), len(batch.broken))
+    if not collected.num_raw:
+        raise SplitError("raw_texts is empty: it has columns but no rows")
     return collected.facts(), collected.rejected
 
 
-class _Collector:
-    """Gathers _Facts batch by batch."""
-
-    def __init__(self) -> None:
-        self.parts: dict[str, list[npt.NDArray[Any]]] = {}
-        self.label_codes: dict[str, int] = {}
-        self.source_codes: dict[str, int] = {}
-        self.rejected: list[Any] = []
-        self.num_cut = self.num_raw = 0
-
-    def add(self, checked: CheckedBatch, source: str, cut: int, broken: int) -> None:
-        table = checked.table
-        exact, near = content_hashes(table)
-        code = self.source_codes.setdefault(source, len(self.source_codes))
-        self._keep(
-            exact=exact,
-            near=near,
-            label_kinds=checked.label_kinds,
-            labels=self._label_codes(table),
-            sources=np.full(table.num_rows, code, np.int32),
-            rows=table.column("source_row").to_numpy(),
-            positions=np.flatnonzero(checked.good) + self.num_cut,
-        )
-        if checked.groups is not None:
-            self._keep(groups=_group_hashes(checked.groups))
-        if checked.rejected.num_rows:
-            self.rejected.append(checked.rejected)
-        self.num_cut += cut
-        self.num_raw += cut + broken
-
-    def _keep(self, **arrays: npt.NDArray[Any]) -> None:
-        for name, array in arrays.items():
-            self.parts.setdefault(name, []).append(array)
-
-    def _label_codes(self, table: Any) -> npt.NDArray[np.int32]:
-        if "label" not in table.schema.names or not pa.types.is_string(
-            table.column("label").type
-        ):
-            return np.zeros(table.num_rows, np.int32)
-        encoded = table.column("label").dictionary_encode()
-        codes = [
-            self.label_codes.setdefault(name, len(self.label_codes))
-            for name in encoded.dictionary.to_pylist()
-        ]
-        found: npt.NDArray[np.int32] = np.array(codes, np.int32)[
-            encoded.indices.to_numpy(zero_copy_only=False)
-        ]
-        return found
-
-    def facts(self) -> _Facts:
-        if not self.parts:
-            raise SplitError("raw_texts is empty: it has columns but no rows")
-        joined: dict[str, Any] = {
-            name: np.concatenate(parts) for name, parts in self.parts.items()
-        }
-        return _Facts(
-            **{"groups": None, **joined},
-            label_names=list(self.label_codes),
-            source_names=list(self.source_codes),
-            num_cut=self.num_cut,
-            num_raw=self.num_raw,
-        )
-
-
-def content_hashes(table: Any) -> tuple[Hashes, Hashes]:
-    """Exact (N, 2) and near (N,) hashes of the texts of N rows."""
-    texts = table.column("text").to_pylist()
-    if "text_pair" in table.schema.names:
-        pairs = table.column("text_pair").to_pylist()
-        texts = [f"{a}\x1f{b}" for a, b in zip(texts, pairs, strict=True)]
-    digests = b"".join([xxhash.xxh3_128_digest(text.encode()) for text in texts])
-    near = [xxhash.xxh3_64_intdigest(one_form(text).encode()) for text in texts]
-    exact = np.frombuffer(digests, np.uint64).reshape(-1, 2)
-    return exact, np.array(near, np.uint64)
-
-
-def one_form(text: str) -> str:
-    """Text without differences of case, white space and Unicode composition."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
-
-
-def _group_hashes(groups: Any) -> Hashes:
-    names = map(str, groups.to_pylist())
-    return np.array([xxhash.xxh3_64_intdigest(n.encode()) for n in names], np.uint64)
-
-
-def _assign(facts: _Facts, settings: SplitSettings) -> Codes:
+def _assign(facts: RowFacts, settings: SplitSettings) -> Codes:
     """Split codes (N,) from the hashes alone."""
     hashes = facts.near if facts.groups is None else facts.groups
     fractions = settings.fractions
     bounds = np.array([fractions.train, fractions.train + fractions.validation])
-    places = _scrambled(hashes, settings.seed).astype(np.float64) / 2.0**64
+    places = scrambled(hashes, settings.seed).astype(np.float64) / 2.0**64
     codes: Codes = np.searchsorted(bounds, places, side="right").astype(np.int8)
     return codes
 
 
-def _scrambled(hashes: Hashes, seed: int) -> Hashes:
-    """SplitMix64 of hash and seed: another seed, another independent split."""
-    with np.errstate(over="ignore"):
-        z = hashes + np.uint64((seed + 1) * 0x9E3779B97F4A7C15 % 2**64)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: Hashes = z ^ (z >> np.uint64(31))
-    return mixed
-
-
-def _repeats(exact: Hashes) -> npt.NDArray[np.bool_]:
-    """(N,) true where an earlier row has the same text."""
-    order = np.lexsort((exact[:, 1], exact[:, 0]))  # stable: first rows come first
-    same = (exact[order[1:]] == exact[order[:-1]]).all(axis=1)
-    repeats = np.zeros(len(exact), dtype=bool)
-    repeats[order[1:][same]] = True
-    return repeats
-
-
-def _reject_odd_kinds(facts: _Facts, codes: Codes) -> list[Any]:
+def _reject_odd_kinds(facts: RowFacts, codes: Codes) -> list[Any]:
     """Labels that are text where most are numbers, or the other way round."""
     used = codes >= 0
     numbers = used & (facts.label_kinds == Kind.NUMBER)
@@ -268,7 +139,7 @@ def _reject_odd_kinds(facts: _Facts, codes: Codes) -> list[Any]:
     return _reject(facts, codes, numbers, "is a number where most labels are text")
 
 
-def _reject_unseen(facts: _Facts, codes: Codes) -> list[Any]:
+def _reject_unseen(facts: RowFacts, codes: Codes) -> list[Any]:
     """Labels without a row in train: nothing could learn them."""
     size = len(facts.label_names)
     in_train = np.bincount(facts.labels[codes == 0], minlength=size) > 0
@@ -277,7 +148,7 @@ def _reject_unseen(facts: _Facts, codes: Codes) -> list[Any]:
 
 
 def _reject(
-    facts: _Facts, codes: Codes, chosen: npt.NDArray[np.bool_], what: str
+    facts: RowFacts, codes: Codes, chosen: npt.NDArray[np.bool_], what: str
 ) -> list[Any]:
     codes[chosen] = REJECTED
     batches = []
@@ -292,76 +163,6 @@ def _reject(
     return batches
 
 
-def _report(facts: _Facts, codes: Codes, rejected: Any) -> dict[str, Any]:
-    out = {name: int((codes == code).sum()) for code, name in enumerate(SPLITS)}
-    repeats = codes == DUPLICATE
-    report = {
-        "rows_in": facts.num_raw,
-        "rows_out": out,
-        "rejected": rejected.num_rows,
-        "rejected_by_reason": _counts(rejected),
-        "duplicates": int(repeats.sum()),
-        **_near_duplicates(facts, codes),
-        "texts_in_two_splits": _in_two_splits(facts.exact[:, 0], codes),
-        "groups_in_two_splits": _in_two_splits(facts.groups, codes),
-        **_label_report(facts, codes),
-    }
-    accounted = sum(out.values()) + report["rejected"] + report["duplicates"]
-    if accounted != facts.num_raw:
-        raise AssertionError(f"{facts.num_raw} rows in, {accounted} accounted for")
-    if report["texts_in_two_splits"] or report["groups_in_two_splits"]:
-        raise AssertionError("a text or a group is in two splits")
-    return report
-
-
-def _counts(rejected: Any) -> dict[str, int]:
-    counted = rejected.column("reason").value_counts().to_pylist()
-    pairs = [(entry["values"], entry["counts"]) for entry in counted]
-    return dict(sorted(pairs, key=lambda pair: (-pair[1], pair[0])))
-
-
-def _near_duplicates(facts: _Facts, codes: Codes) -> dict[str, int]:
-    """Rows that differ from an earlier kept one only in case, space or composition."""
-    near = facts.near[codes >= 0]
-    return {
-        "near_duplicates": int(len(near) - len(np.unique(near))),
-        "near_duplicates_in_two_splits": _in_two_splits(facts.near, codes),
-    }
-
-
-def _in_two_splits(hashes: Hashes | None, codes: Codes) -> int:
-    """How many values of `hashes` are found in more than one split."""
-    if hashes is None:
-        return 0
-    parts = [np.unique(hashes[codes == code]) for code in range(len(SPLITS))]
-    together = np.concatenate(parts)
-    _, counts = np.unique(together, return_counts=True)
-    return int((counts > 1).sum())
-
-
-def _label_report(facts: _Facts, codes: Codes) -> dict[str, Any]:
-    if not facts.label_names:
-        return {}
-    size, shares = len(facts.label_names), {}
-    for code, split in enumerate(SPLITS):
-        counts = np.bincount(facts.labels[codes == code], minlength=size)
-        total = max(1, int(counts.sum()))
-        pairs = zip(facts.label_names, (counts / total).tolist(), strict=True)
-        shares[split] = {name: round(s, 6) for name, s in sorted(pairs) if s}
-    used = np.bincount(facts.labels[codes >= 0], minlength=size)
-    once = [facts.label_names[i] for i in np.flatnonzero(used == 1)]
-    return {
-        "labels": int((used > 0).sum()),
-        "label_shares": shares,
-        "labels_seen_once": {n: _row_of(facts, codes, n) for n in sorted(once)},
-    }
-
-
-def _row_of(facts: _Facts, codes: Codes, name: str) -> int:
-    index = facts.label_names.index(name)
-    return int(facts.rows[(codes >= 0) & (facts.labels == index)][0])
-
-
 def _check_labels(report: dict[str, Any]) -> None:
     if report["labels"] == 1:
         (name,) = report["label_shares"]["train"]
@@ -369,25 +170,6 @@ def _check_labels(report: dict[str, Any]) -> None:
             f"every row has the label {name!r}: there is nothing to tell apart. Check "
             "split.label_column"
         )
-
-
-def _too_many(
-    report: dict[str, Any], rejected: Any, settings: SplitSettings, share: float
-) -> str:
-    lines = []
-    for reason, count in report["rejected_by_reason"].items():
-        chosen = rejected.filter(pc.equal(rejected.column("reason"), reason))
-        rows = ", ".join(map(str, chosen.column("row").to_pylist()[:5]))
-        more = ", ..." if count > 5 else ""
-        lines.append(f"  {count} x {reason}: rows {rows}{more} (counted from 0)")
-    return (
-        f"{report['rejected']} of {report['rows_in']} rows ({share:.1%}) cannot be "
-        "used, more than split.max_rejected_fraction "
-        f"{settings.max_rejected_fraction:g}:\n"
-        + "\n".join(lines[:20])
-        + "\nAll of them are in rejected_rows. Mend the data or the column names, or "
-        "raise split.max_rejected_fraction"
-    )
 
 
 @dataclass(frozen=True)
@@ -462,4 +244,3 @@ def plan_split(
 
 
 _RESULTS = ("rejected_rows", *(f"{s}_rows" for s in SPLITS), "split_report")
-__all__ = ["RawTextsError", "RowsRecipe", "SplitError", "SplitPlan", "plan_split"]

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.arrow_folder import stored_key
+from flatout.engine.arrow_folder import stored_facts, stored_key
 from flatout.engine.content_key import ContentKey, arrow_digest
 from flatout.engine.encode import token_options
 from flatout.engine.settings import Settings
@@ -24,6 +24,12 @@ def key_of(tokens: Any) -> ContentKey | None:
     if not files or tokens._indices is not None:
         return None
     return stored_key(Path(files[0]["filename"]).parent)
+
+
+def facts_of(tokens: Any) -> dict[str, Any]:
+    """What was counted while `tokens` was made, as `cut_rows`; empty if unknown."""
+    files = tokens.cache_files
+    return stored_facts(Path(files[0]["filename"]).parent) if files else {}
 
 
 def token_key(tokens: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +12,7 @@ from typing import Any, Literal
 import xxhash
 
 from flatout.engine import word_pieces
+from flatout.engine.arrow_folder import stored_facts
 from flatout.engine.content_key import ContentKey, arrow_digest
 from flatout.engine.settings import ModelSettings, TokenizeSettings
 
@@ -60,6 +61,11 @@ class TokenizerFile:
         return self.folder / "tokenizer.json"
 
     @property
+    def checks(self) -> list[dict[str, str]]:
+        """The table of checks, as it was when the tokenizer was made."""
+        return list(stored_facts(self.folder).get("checks", []))
+
+    @property
     def max_positions(self) -> int | None:
         """Longest row that the model takes, tokens; None where it has no maximum."""
         limit = int(self.config.get("model_max_length") or NO_LIMIT)
@@ -101,17 +107,21 @@ class TokenizerRecipe:
     texts: tuple[Any, ...]
     """Arrow columns to train on."""
 
-    def write(self, folder: Path) -> None:
-        self.build().save_pretrained(folder)
+    def write(self, folder: Path) -> dict[str, Any]:
+        """Save it; returns the table of checks, which is kept with it."""
+        tokenizer, checks = self.build()
+        tokenizer.save_pretrained(folder)
+        return {"checks": [asdict(check) for check in checks]}
 
-    def build(self) -> Any:
-        """The `PreTrainedTokenizerFast`. Raises TokenizerError."""
+    def build(self) -> tuple[Any, list[Check]]:
+        """The `PreTrainedTokenizerFast` and its checks. Raises TokenizerError."""
         if self.model.name_or_path is None:
             tokenizer = _train(self.texts, self.vocab_size)
             config = _scratch_config(self.model)
         else:
             tokenizer, config = _load(self.model)
-        return _prepare(tokenizer, config, self.model)
+        checks = check_tokenizer(tokenizer, config, self.model)
+        return _prepare(tokenizer, config, checks), checks
 
 
 def tokenizer_recipe(
@@ -215,16 +225,15 @@ def _not_found(name: str, error: Exception) -> str:
     )
 
 
-def _prepare(tokenizer: Any, config: dict[str, Any], model: ModelSettings) -> Any:
+def _prepare(tokenizer: Any, config: dict[str, Any], checks: list[Check]) -> Any:
     """Apply the rules of guide C; warn or fail by the table of checks."""
-    checks = check_tokenizer(tokenizer, config, model)
     for check in checks:
         if check.status == "warning":
             logger.warning("tokenizer: %s: %s", check.name, check.text)
     failed = [f"  {c.name}: {c.text}" for c in checks if c.status == "failed"]
     if failed:
         raise TokenizerError(
-            f"the tokenizer of {model.name_or_path or 'this run'} cannot be used:\n"
+            f"the tokenizer {tokenizer.name_or_path!r} cannot be used:\n"
             + "\n".join(failed)
         )
     tokenizer.padding_side = "right"

@@ -6,8 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 from flatout.engine.encode import TokensRecipe, label_names_of, tokens_recipe
-from flatout.engine.settings import ModelSettings, TokenizeSettings
-from flatout.engine.split import SPLITS
+from flatout.engine.pictures import LengthFigure
+from flatout.engine.settings import ModelSettings, TokenizeSettings, TrainSettings
+from flatout.engine.split_report import SPLITS
+from flatout.engine.statistics import TokenReport, token_report
 from flatout.engine.tokenizer import TokenizerFile, TokenizerRecipe, tokenizer_recipe
 
 
@@ -48,3 +50,21 @@ def encode_rows(
         )
         for name, rows in splits
     )
+
+
+def describe_tokens(
+    train_tokens: Any,
+    validation_tokens: Any,
+    test_tokens: Any,
+    tokenizer_file: TokenizerFile,
+    tokenize: dict[str, Any],
+    train: dict[str, Any],
+) -> tuple[TokenReport, LengthFigure]:
+    """Lengths, cuts, vocabulary use and padding: as figures and as a picture."""
+    report = token_report(
+        dict(zip(SPLITS, (train_tokens, validation_tokens, test_tokens), strict=True)),
+        tokenizer_file,
+        TrainSettings.model_validate(train),
+        TokenizeSettings.model_validate(tokenize),
+    )
+    return report, LengthFigure(report)

@@ -8,6 +8,7 @@ from kedro.pipeline import Node, Pipeline
 
 from flatout.pipelines.tokenize.nodes import (
     collect_label_names,
+    describe_tokens,
     encode_rows,
     make_tokenizer,
 )
@@ -37,6 +38,17 @@ def create_pipeline(**_: Any) -> Pipeline:
                 inputs=[*ROWS, "tokenizer_file", "label_names", *PARAMETERS],
                 outputs=TOKENS,
                 name="encode_rows",
+            ),
+            Node(
+                func=describe_tokens,
+                inputs=[
+                    *TOKENS,
+                    "tokenizer_file",
+                    "params:tokenize",
+                    "params:train",
+                ],
+                outputs=["token_report", "token_figure"],
+                name="describe_tokens",
             ),
         ]
     )

@@ -1,0 +1,65 @@
+"""Hashes of rows: the same text, nearly the same text, and a place in [0, 1)."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+Hashes = npt.NDArray[np.uint64]
+
+
+def content_hashes(table: Any) -> tuple[Hashes, Hashes]:
+    """Exact (N, 2) and near (N,) hashes of the texts of N rows."""
+    texts = table.column("text").to_pylist()
+    if "text_pair" in table.schema.names:
+        pairs = table.column("text_pair").to_pylist()
+        texts = [f"{a}\x1f{b}" for a, b in zip(texts, pairs, strict=True)]
+    digests = b"".join([xxhash.xxh3_128_digest(text.encode()) for text in texts])
+    near = [xxhash.xxh3_64_intdigest(one_form(text).encode()) for text in texts]
+    exact = np.frombuffer(digests, np.uint64).reshape(-1, 2)
+    return exact, np.array(near, np.uint64)
+
+
+def one_form(text: str) -> str:
+    """Text without differences of case, white space and Unicode composition."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def group_hashes(groups: Any) -> Hashes:
+    names = map(str, groups.to_pylist())
+    return np.array([xxhash.xxh3_64_intdigest(n.encode()) for n in names], np.uint64)
+
+
+def scrambled(hashes: Hashes, seed: int) -> Hashes:
+    """SplitMix64 of hash and seed: another seed, another independent split."""
+    with np.errstate(over="ignore"):
+        z = hashes + np.uint64((seed + 1) * 0x9E3779B97F4A7C15 % 2**64)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: Hashes = z ^ (z >> np.uint64(31))
+    return mixed
+
+
+def repeats(exact: Hashes) -> npt.NDArray[np.bool_]:
+    """(N,) true where an earlier row has the same text."""
+    order = np.lexsort((exact[:, 1], exact[:, 0]))  # stable: first rows come first
+    same = (exact[order[1:]] == exact[order[:-1]]).all(axis=1)
+    repeats = np.zeros(len(exact), dtype=bool)
+    repeats[order[1:][same]] = True
+    return repeats
+
+
+def in_two_splits(
+    hashes: Hashes | None, codes: npt.NDArray[np.int8], num_splits: int
+) -> int:
+    """How many values of `hashes` (N,) are found under more than one code (N,)."""
+    if hashes is None:
+        return 0
+    parts = [np.unique(hashes[codes == code]) for code in range(num_splits)]
+    together = np.concatenate(parts)
+    _, counts = np.unique(together, return_counts=True)
+    return int((counts > 1).sum())
