@@ -104,9 +104,14 @@ def assemble(job: TrainJob, runtime: Runtime, wrap: Wrap | None = None) -> Train
     choices = choose(job, runtime, probe.config)
     model = _with_attention(probe, choices.attention)
     task_model = TaskModel(model, settings.model.task, settings.tokenize.max_length)
+    task_model.fused_head = _fused_head(task_model, runtime)
     task_model.to(runtime.device)
     if settings.train.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
+    noise = None
+    if choices.compile and runtime.is_cuda:
+        noise = Noise(runtime.device)
+        replace_dropout(model, noise)
     wrapped = (wrap or _alone)(task_model, _compiled if choices.compile else None)
     optimizer = build_adamw(
         task_model,
@@ -148,7 +153,7 @@ def choose(job: TrainJob, runtime: Runtime, config: Any) -> Choices:
     graphs = _cuda_graphs(job, runtime, strategy)
     return Choices(
         strategy=strategy,
-        attention=_attention(job.settings.runtime.attention, strategy),
+        attention=_attention(job.settings, runtime, config, strategy),
         token_budget=_token_budget(job, runtime, strategy),
         compile=_compile(train.compile, runtime, notes),
         cuda_graphs=graphs,
@@ -170,9 +175,13 @@ def _strategy(job: TrainJob, runtime: Runtime, config: Any) -> tuple[str, str | 
     return "grouped", f"no packing, rows are grouped by length instead: {fault}"
 
 
-def _attention(wanted: str, strategy: str) -> str:
+def _attention(
+    settings: Settings, runtime: Runtime, config: Any, strategy: str
+) -> str:
+    wanted, max_length = settings.runtime.attention, settings.tokenize.max_length
     if strategy == "packed":
-        return attention.PACKED
+        short = wanted == "auto" and attention.short_rows_fit(config, max_length)
+        return attention.ROWS if short and runtime.is_cuda else attention.PACKED
     if wanted == "varlen":
         raise SettingsError(
             f"runtime.attention: varlen needs train.strategy: packed, not {strategy}; "
@@ -240,6 +249,20 @@ def _with_attention(model: Any, implementation: str) -> Any:
 
 def _alone(model: TaskModel, compile_module: Compile | None) -> nn.Module:
     return compile_module(model) if compile_module else model
+
+
+def _fused_head(task_model: TaskModel, runtime: Runtime) -> bool:
+    """On a GPU, where a language model's head is one matrix."""
+    from importlib.util import find_spec
+
+    output = task_model.model.get_output_embeddings()
+    return (
+        runtime.is_cuda
+        and task_model.task == "causal-lm"
+        and task_model.head is not None
+        and getattr(output, "bias", None) is None
+        and find_spec("triton") is not None
+    )
 
 
 def _compiled(module: nn.Module) -> nn.Module:

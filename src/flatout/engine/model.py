@@ -192,24 +192,44 @@ class TaskModel(nn.Module):
         self.max_length = max_length
         self.head = None if whole else head_for(task, model.config.model_type)
         self.offset = position_offset(model.config)
+        self.fused_head = False
+        """Loss of a language model's head without its logits (linear_loss.py)."""
         self.narrowed = self.head is not None and narrow_last_layer(model)
 
     def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        if self.fused_head:
+            return self._fused_loss(batch), None
         logits = self.logits(batch)
         loss = summed_loss(logits, batch["labels"], self.task)
         return loss, logits.detach() if self.task in CLASSIFIES else None
 
     def logits(self, batch: dict[str, Tensor]) -> Tensor:
         """(K, classes or vocabulary) at the batch's targets."""
-        inputs = self._inputs(batch)
         if self.head is None:
+            inputs = self._inputs(batch)
             return self._whole_model_logits(inputs, batch["target_index"])
+        result: Tensor = self.head(self.model, self._target_states(batch))
+        return result
+
+    def _fused_loss(self, batch: dict[str, Tensor]) -> Tensor:
+        from flatout.engine.linear_loss import linear_cross_entropy
+
+        hidden = self._target_states(batch)
+        if torch.is_autocast_enabled(hidden.device.type):
+            hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
+        weight = self.model.get_output_embeddings().weight
+        loss: Tensor = linear_cross_entropy(hidden, weight, batch["labels"])[0]
+        return loss
+
+    def _target_states(self, batch: dict[str, Tensor]) -> Tensor:
+        """Last hidden states (K, hidden) of the targets."""
+        inputs = self._inputs(batch)
         if self.narrowed:
             narrow_point(self.model).target_index = batch["target_index"]
         hidden = self.model.base_model(**inputs).last_hidden_state.flatten(0, 1)
         if not self.narrowed:
-            hidden = hidden[batch["target_index"]]  # (K, hidden)
-        result: Tensor = self.head(self.model, hidden)
+            hidden = hidden[batch["target_index"]]
+        result: Tensor = hidden
         return result
 
     def _inputs(self, batch: dict[str, Tensor]) -> dict[str, Any]:
