@@ -21,6 +21,7 @@ from mlflow import MlflowClient
 
 from flatout import tracking
 from flatout.engine import environment
+from flatout.engine.checkpoint_folder import finish, is_interrupted
 from flatout.engine.settings import Settings, SettingsError, parse_settings
 from flatout.tracking import facts
 
@@ -54,6 +55,19 @@ class ParameterHooks:
                 "ThreadRunner: training starts its own processes, one a device. Leave "
                 "--runner out; train.distributed.num_processes sets how many."
             )
+
+
+class HandOverHooks:
+    """Ends a training's resumability where its results are safe in the catalog."""
+
+    @hook_impl
+    def after_context_created(self, context: KedroContext) -> None:
+        self._folder = Path(checked_settings(context).paths.checkpoints)
+
+    @hook_impl
+    def after_pipeline_run(self, pipeline: Pipeline) -> None:
+        if "train_model" in {node.name for node in pipeline.nodes}:
+            finish(self._folder)
 
 
 class EnvironmentHooks:
@@ -161,7 +175,7 @@ class TrackingHooks(MlflowHook):
             run_id=options.run.id,
             tags=tags,
         )
-        interrupted = any(Path(settings.paths.checkpoints).glob("[!.]*"))
+        interrupted = is_interrupted(Path(settings.paths.checkpoints))
         goes_on = trains and interrupted and settings.train.resume != "never"
         outbox = tracking.begin(points, record, goes_on=goes_on)
         facts.write_environment(points.with_name("environment.json"))

@@ -7,8 +7,14 @@ from pathlib import Path
 from kedro.utils import find_kedro_project
 
 from flatout.engine.environment import tracking_uri
-from flatout.hooks import EnvironmentHooks, ParameterHooks, TrackingHooks
+from flatout.hooks import (
+    EnvironmentHooks,
+    HandOverHooks,
+    ParameterHooks,
+    TrackingHooks,
+)
 from flatout.quiet import silence_known_warnings
+from flatout.sessions import session_class
 
 silence_known_warnings()
 
@@ -47,5 +53,7 @@ CONFIG_LOADER_ARGS = {
 # Registered here, guarded and in order, in place of kedro-mlflow's own.
 DISABLE_HOOKS_FOR_PLUGINS = ("kedro_mlflow",)
 
+SESSION_CLASS = session_class()
+
 # Kedro calls them last to first.
-HOOKS = (TrackingHooks(), EnvironmentHooks(), ParameterHooks())
+HOOKS = (HandOverHooks(), TrackingHooks(), EnvironmentHooks(), ParameterHooks())

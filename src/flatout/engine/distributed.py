@@ -92,6 +92,10 @@ class Team:
         for tensor in (*model.parameters(), *model.buffers()):
             torch.distributed.broadcast(tensor.detach(), src=0)
 
+    def leave(self) -> None:
+        """After the last word to the others."""
+        self.accelerator.end_training()
+
     def check_equal(self, facts: Mapping[str, Any]) -> None:
         """Raises SettingsError that names the rank and what differs there."""
         everybody: list[Any] = [None] * torch.distributed.get_world_size()

@@ -154,6 +154,18 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     return {**inherited, **extra}
 
 
+def rank_environment() -> dict[str, str]:
+    """This process's environment, for the program that takes its place as a rank."""
+    root = str(Path(__file__).parents[2])
+    return {**os.environ, **python_path(root)}
+
+
+def python_path(folder: str) -> dict[str, str]:
+    """PYTHONPATH with `folder` before what it holds."""
+    inherited = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": f"{folder}{os.pathsep}{inherited}" if inherited else folder}
+
+
 _RANK_VARIABLES = frozenset(
     {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"}
     | {"ROLE_RANK", "ROLE_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}

@@ -104,8 +104,9 @@ class Heartbeat:
         self._armed_s = self._progress_s
         if self._phase in LONG_PHASES:
             limit_s *= LONG_PHASE_FACTOR
-        with suppress(ValueError, OSError):  # a standard error without a file
-            faulthandler.dump_traceback_later(limit_s, file=sys.__stderr__)
+        if sys.__stderr__ is not None:
+            with suppress(ValueError, OSError):  # a standard error without a file
+                faulthandler.dump_traceback_later(limit_s, file=sys.__stderr__)
 
     def _write(self) -> None:
         phase = "compile" if self.is_compiling() else self._phase

@@ -53,19 +53,25 @@ class StepLoader:
         check_shared_memory(self.data, self.settings, self.num_workers)
 
     def __iter__(self) -> Iterator[StepBatch]:
-        batches = self._host_batches()
-        if self.runtime.is_cuda:
-            batches = _prefetch_to_device(batches, self.runtime.device)
-        return self._timed(batches)
-
-    def _timed(self, batches: Iterator[StepBatch]) -> Iterator[StepBatch]:
+        self._batches = self._from_start()
         while True:
             begin = time.perf_counter()
-            batch = next(batches, None)
+            batch = next(self._batches, None)
             self.wait_s = time.perf_counter() - begin
             if batch is None:
                 return
             yield batch
+
+    def restart(self, data: StepRows, step: int) -> None:
+        """Go on with `step`, cut as `data` says."""
+        self.data, self.start = data, step
+        self._batches = self._from_start()
+
+    def _from_start(self) -> Iterator[StepBatch]:
+        batches = self._host_batches()
+        if self.runtime.is_cuda:
+            batches = _prefetch_to_device(batches, self.runtime.device)
+        return batches
 
     def _host_batches(self) -> Iterator[StepBatch]:
         for steps in self._step_ranges():

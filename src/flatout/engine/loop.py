@@ -17,8 +17,10 @@ from flatout.engine.assemble import (
 )
 from flatout.engine.distributed import Team
 from flatout.engine.evaluate import evaluate
+from flatout.engine.identity import identity
 from flatout.engine.loader import StepLoader
 from flatout.engine.model import load_pretrained
+from flatout.engine.oom import shrink
 from flatout.engine.optim import learning_rate, set_learning_rate
 from flatout.engine.recorder import Recorder
 from flatout.engine.report import Evaluation, LogPoint, TrainReport
@@ -57,6 +59,8 @@ def train(job: TrainJob, runtime: Runtime, team: Team | None = None) -> TrainRes
     ModelError, CheckpointError, NonFiniteError, OutOfMemory, Interrupted."""
     begin_s = time.perf_counter()
     compile_clock.listen()
+    if team:
+        team.check_equal(identity(job))
     trainer = assemble(job, runtime, team.wrap if team else None)
     announce(trainer)
     recorder = Recorder(trainer, begin_s)
@@ -71,7 +75,12 @@ def train(job: TrainJob, runtime: Runtime, team: Team | None = None) -> TrainRes
             rate = learning_rate(job.settings.train, batch.step, total_steps)
             set_learning_rate(trainer.optimizer, rate)
             recorder.step_begins()
-            trainer.stepper(batch)
+            try:
+                trainer.stepper(batch)
+            except (RuntimeError, MemoryError) as error:
+                shrink(trainer, error, batch.step)
+                loader.restart(trainer.data, batch.step)
+                continue
             recorder.step_ends(batch, loader.wait_s, rate)
             done = batch.step + 1
             if recorder.log_due(done):

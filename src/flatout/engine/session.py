@@ -60,8 +60,6 @@ class Session:
         self._agreement = Agreement(self._ranks, self._control, every)
         self._first_step = self._saved_step = 0
         self._saved_s = time.monotonic()
-        if team:
-            team.check_equal(self._identity)
 
     def __enter__(self) -> Session:
         if self._ranks.is_main:

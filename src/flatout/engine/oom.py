@@ -1,0 +1,87 @@
+"""Memory that runs out: a smaller token budget, or the one to try."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from dataclasses import replace
+
+import torch
+
+from flatout.engine.assemble import Trainer
+
+logger = logging.getLogger(__name__)
+
+_TEXTS = ("out of memory", "can't allocate memory", "cannot allocate memory")
+
+
+class OutOfMemory(RuntimeError):
+    """A micro-batch does not fit, and nothing smaller may be tried here."""
+
+    exit_code = 4
+
+    def __init__(self, message: str, budget_to_try: int | None) -> None:
+        super().__init__(message)
+        self.budget_to_try = budget_to_try
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(
+        text in str(error).lower() for text in _TEXTS
+    )
+
+
+def shrink(trainer: Trainer, error: RuntimeError | MemoryError, step: int) -> None:
+    """Halve the token budget: the global batch stays, in more micro-batches. Raises
+    OutOfMemory where the settings do not allow it; any other error as it is."""
+    if not is_out_of_memory(error):
+        raise error
+    budget, half = trainer.choices.token_budget, half_budget(trainer)
+    if not _may_shrink(trainer) or half == budget:
+        smallest = half == budget
+        raise OutOfMemory(
+            _message(step, budget, half), None if smallest else half
+        ) from error
+    logger.warning(
+        "out of memory at step %d with token budget %d: going on with %d",
+        step,
+        budget,
+        half,
+    )
+    trainer.choices = replace(trainer.choices, token_budget=half)
+    planner = replace(trainer.data.planner, token_budget=half)
+    trainer.data = replace(trainer.data, planner=planner)
+    trainer.optimizer.zero_grad(set_to_none=True)
+    traceback.clear_frames(error.__traceback__)  # they hold the activations
+    if trainer.runtime.is_cuda:
+        torch.cuda.empty_cache()
+
+
+def half_budget(trainer: Trainer) -> int:
+    """Half the token budget, and at least the longest row."""
+    longest = int(trainer.data.rows.all_lengths.max())
+    if trainer.choices.strategy == "fixed":
+        longest = trainer.data.planner.max_length
+    return max(longest, trainer.choices.token_budget // 2)
+
+
+def _may_shrink(trainer: Trainer) -> bool:
+    """One rank alone cannot: the others wait for it in the middle of the step. There
+    the launcher starts all again with the smaller budget."""
+    alone = trainer.runtime.ranks.world_size == 1
+    return trainer.job.settings.train.on_oom == "shrink" and alone
+
+
+def _message(step: int, budget: int, half: int) -> str:
+    if half == budget:
+        return (
+            f"out of memory at step {step}: one row does not fit. Lower "
+            "tokenize.max_length, set train.gradient_checkpointing: true, or take a "
+            "smaller model"
+        )
+    return (
+        f"out of memory at step {step} with token budget {budget}: set "
+        f"train.token_budget: {half} (the global batch stays), or train.on_oom: shrink"
+    )
