@@ -9,10 +9,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import platform
 import shutil
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ KEY_FILE = "flatout_key.json"
 MERGE_BYTES = 32 << 20
 """Small record batches are merged up to this size before they are written."""
 SHARD_BYTES = 1 << 30
+REPLACE_ATTEMPTS = 3
 
 
 class StorageError(OSError):
@@ -129,9 +132,8 @@ def write_whole(
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     _sweep(folder)
-    target = folder.with_name(
-        f".{folder.name}.writing-{os.getpid()}-{uuid.uuid4().hex}"
-    )
+    mark = f"{platform.node()}-{os.getpid()}-{uuid.uuid4().hex}"
+    target = folder.with_name(f".{folder.name}.writing-{mark}")
     try:
         target.mkdir()
         facts = fill(target)
@@ -145,8 +147,8 @@ def write_whole(
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed processes left half-written beside `folder`."""
-    for rest in folder.parent.glob(f".{folder.name}.writing-*"):
+    """Remove what killed processes of this machine left half-written."""
+    for rest in folder.parent.glob(f".{folder.name}.writing-{platform.node()}-*"):
         if not _is_alive(int(rest.name.rsplit("-", 2)[1])):
             shutil.rmtree(rest, ignore_errors=True)
 
@@ -188,12 +190,19 @@ def _sync(path: Path) -> None:
 def _replace(folder: Path, target: Path) -> None:
     """Put `target` in the place of `folder`. Readers that mapped the old files keep
     them; a crash between the two renames leaves no folder, never a mixed one."""
-    old = target.with_name(target.name + ".old")
-    if folder.exists():
-        os.rename(folder, old)
-    os.rename(target, folder)
+    for attempt in range(REPLACE_ATTEMPTS):
+        old = target.with_name(f"{target.name}.old{attempt}")
+        with suppress(FileNotFoundError):  # another process moved it just now
+            os.rename(folder, old)
+        try:
+            os.rename(target, folder)
+            break
+        except OSError:  # another process put its own there just now
+            if attempt == REPLACE_ATTEMPTS - 1:
+                raise
+        finally:
+            shutil.rmtree(old, ignore_errors=True)
     _sync(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _storage_error(folder: Path, error: OSError) -> StorageError:

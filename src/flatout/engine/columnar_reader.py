@@ -30,7 +30,7 @@ class ParquetReader(FileReader):
 
     def _table(self) -> pq.ParquetFile:
         try:
-            return pq.ParquetFile(self.path)
+            return pq.ParquetFile(self.path, page_checksum_verification=True)
         except pa.ArrowException as error:
             raise self._corrupt(error) from error
 

@@ -11,6 +11,7 @@ split of fraction f. With a group column the group's name is hashed instead.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,6 +41,8 @@ from flatout.engine.split_report import (
     split_report,
     too_many_text,
 )
+
+logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 """Raise it when the same input would give other rows."""
@@ -90,7 +93,10 @@ class SplitPlan:
     @cached_property
     def report(self) -> dict[str, Any]:
         """Counts, shares and leaks; checks that no row is unaccounted for."""
-        return split_report(self._read[0], self._decided[0], self.rejected)
+        report = split_report(self._read[0], self._decided[0], self.rejected)
+        for label, row in report.get("labels_seen_once", {}).items():
+            logger.warning("label %r is seen only once, in row %d", label, row)
+        return report
 
     def check_usable(self) -> None:
         """Raises SplitError where too much was rejected, or a split is unusable."""

@@ -33,7 +33,7 @@ def train_word_pieces(texts: Any, vocab_size: int) -> Tokenizer:
     run to run; giving all of them beforehand, sorted, makes the result repeatable.
     """
     sample = list(_sample(texts))
-    letters, rare = _alphabet(sample, vocab_size // 4)
+    letters, rare = _alphabet(sample, vocab_size // 3)
     first = [*SPECIAL_TOKENS, *(_CONTINUED + letter for letter in letters)]
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,

@@ -1,0 +1,71 @@
+"""The built-in corpus: real text of the installed packages, the same every time."""
+
+from __future__ import annotations
+
+import pytest
+from kedro.io import DatasetError
+
+from flatout.datasets import DocstringCorpus
+from flatout.datasets._docstrings import docstrings
+from flatout.datasets.docstring_corpus import _quotas
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("raw")
+    return folder, DocstringCorpus(filepath=str(folder), rows=61, labels=2).load()
+
+
+def test_rows_are_balanced_distinct_and_labelled_by_package(corpus):
+    _, rows = corpus
+    labels = rows["label"][:]
+    counts = {name: labels.count(name) for name in ("torch", "transformers")}
+    assert sorted(counts.values()) == [30, 31]
+    assert len(set(rows["text"][:])) == 61
+
+
+def test_the_rows_are_the_same_each_time_and_read_from_the_cache(corpus, tmp_path, caplog):
+    folder, rows = corpus
+    caplog.set_level("INFO")
+    again = DocstringCorpus(filepath=str(folder), rows=61, labels=2).load()
+    assert "docstrings: unchanged, read from" in caplog.text
+    afresh = DocstringCorpus(filepath=str(tmp_path), rows=61, labels=2).load()
+    assert "docstrings: parsing torch, transformers" in caplog.text
+    assert again["text"][:] == afresh["text"][:] == rows["text"][:]
+
+
+def test_the_corpus_is_read_only(corpus):
+    folder, rows = corpus
+    with pytest.raises(DatasetError, match="read-only"):
+        DocstringCorpus(filepath=str(folder)).save(rows)
+
+
+def test_more_labels_than_packages(tmp_path):
+    with pytest.raises(DatasetError, match=r"corpus\.labels is 99, and 12 of the packages"):
+        DocstringCorpus(filepath=str(tmp_path), labels=99).load()
+
+
+def test_docstrings_are_whole_and_broken_files_give_none(tmp_path):
+    good = tmp_path / "good.py"
+    good.write_text(
+        '"""Module text of\n\n    three lines."""\nclass A:\n    """Only two."""\n'
+        "    def f(self):\n        '''A method's own text.'''\n"
+    )
+    assert docstrings(good) == ["Module text of\n\nthree lines.", "A method's own text."]
+    bad = tmp_path / "bad.py"
+    bad.write_text("def (")
+    assert docstrings(bad) == []
+
+
+@pytest.mark.parametrize(
+    ("counts", "rows", "quotas"),
+    [
+        ([10, 10, 10], 9, [3, 3, 3]),
+        ([1, 10, 10], 9, [1, 4, 4]),
+        ([10, 10, 10], 10, [3, 3, 4]),
+        ([2, 3], 99, [2, 3]),
+        ([2, 3], None, [2, 3]),
+    ],
+)
+def test_quotas_are_as_even_as_the_counts_allow(counts, rows, quotas):
+    assert _quotas(counts, rows) == quotas

@@ -1,0 +1,241 @@
+"""Stored results: kept when unchanged, made again by name of what changed, never half."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+
+import datasets
+import pandas as pd
+import pyarrow as pa
+import pytest
+from kedro.io import DatasetError
+
+from flatout.datasets import (
+    KeyedArrowDataset,
+    KeyedJSONDataset,
+    KeyedParquetDataset,
+    KeyedPlotlyDataset,
+)
+from flatout.engine.arrow_folder import ArrowRecipe
+from flatout.engine.content_key import ContentKey
+
+SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("length", pa.int32())])
+
+
+@dataclass(frozen=True)
+class Rows(ArrowRecipe):
+    """`count` rows; counts how often it is carried out."""
+
+    key: ContentKey
+    count: int
+    runs: list
+
+    schema = SCHEMA
+
+    def batches(self):
+        self.runs.append(1)
+        for start in range(0, self.count, 1000):
+            ids = [[i] * (1 + i % 3) for i in range(start, min(start + 1000, self.count))]
+            lengths = list(map(len, ids))
+            yield pa.RecordBatch.from_arrays(
+                [pa.array(ids, pa.list_(pa.int32())), pa.array(lengths, pa.int32())],
+                schema=SCHEMA,
+            )
+
+
+def recipe(count=2500, **fields):
+    return Rows(ContentKey({"rows": count, **fields}), count, [])
+
+
+def test_what_is_written_is_what_datasets_writes(tmp_path):
+    dataset = KeyedArrowDataset(filepath=str(tmp_path / "tokens"))
+    dataset.save(recipe())
+    loaded = datasets.load_from_disk(str(tmp_path / "tokens"))
+    recipe().to_dataset().save_to_disk(str(tmp_path / "theirs"))
+    theirs = datasets.load_from_disk(str(tmp_path / "theirs"))
+    assert loaded.features == theirs.features
+    assert loaded.data.table.equals(theirs.data.table)
+    mine, other = (
+        json.loads((tmp_path / name / "state.json").read_text()) for name in ("tokens", "theirs")
+    )
+    assert {**mine, "_fingerprint": ""} == {**other, "_fingerprint": ""}
+    assert dataset.load().data.table.equals(theirs.data.table)
+
+
+def test_unchanged_rows_are_kept_and_it_says_so(tmp_path, caplog):
+    caplog.set_level("INFO")
+    dataset = KeyedArrowDataset(filepath=str(tmp_path / "train_tokens"))
+    dataset.save(recipe())
+    again = recipe()
+    dataset.save(again)
+    assert again.runs == []
+    assert "train_tokens: unchanged, kept" in caplog.text
+
+
+def test_a_changed_key_names_the_field_and_replaces_the_folder(tmp_path, caplog):
+    caplog.set_level("INFO")
+    dataset = KeyedArrowDataset(filepath=str(tmp_path / "train_tokens"))
+    dataset.save(recipe(100, max_length=320))
+    dataset.save(recipe(100, max_length=128))
+    assert "train_tokens: made again, because of max_length: 320 -> 128" in caplog.text
+    assert [path.name for path in tmp_path.iterdir()] == ["train_tokens"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "no key"])
+def test_a_damaged_folder_is_made_again(tmp_path, damage):
+    dataset = KeyedArrowDataset(filepath=str(tmp_path / "tokens"))
+    dataset.save(recipe())
+    file = next((tmp_path / "tokens").glob("*.arrow"))
+    if damage == "cut":
+        file.write_bytes(file.read_bytes()[:100])
+    elif damage == "gone":
+        file.unlink()
+    else:
+        (tmp_path / "tokens" / "flatout_key.json").write_text("{")
+    again = recipe()
+    dataset.save(again)
+    assert again.runs == [1] and len(dataset.load()) == 2500
+
+
+def test_readers_keep_the_rows_they_mapped(tmp_path):
+    dataset = KeyedArrowDataset(filepath=str(tmp_path / "tokens"))
+    dataset.save(recipe(10))
+    mapped = dataset.load()
+    dataset.save(recipe(20))
+    assert len(mapped) == 10 and mapped[9]["input_ids"] == [9]
+
+
+def test_no_rows_at_all_is_still_a_data_set(tmp_path):
+    dataset = KeyedArrowDataset(filepath=str(tmp_path / "tokens"))
+    dataset.save(recipe(0))
+    assert len(dataset.load()) == 0
+
+
+def test_a_dataset_made_elsewhere_is_keyed_by_its_rows(tmp_path, caplog):
+    caplog.set_level("INFO")
+    dataset = KeyedArrowDataset(filepath=str(tmp_path / "rows"))
+    rows = datasets.Dataset.from_dict({"text": list("abcd")})
+    dataset.save(rows)
+    dataset.save(datasets.Dataset.from_dict({"text": list("abcd")}))
+    assert "rows: unchanged, kept" in caplog.text
+    dataset.save(rows.select([2, 0]))
+    assert dataset.load()["text"][:] == ["c", "a"]
+
+
+def test_loading_what_is_not_there_says_what_to_run(tmp_path):
+    with pytest.raises(DatasetError, match="kedro run --pipelines=split,tokenize"):
+        KeyedArrowDataset(filepath=str(tmp_path / "tokens")).load()
+
+
+def test_something_else_is_refused(tmp_path):
+    with pytest.raises(DatasetError, match="a recipe or a datasets.Dataset is saved here"):
+        KeyedArrowDataset(filepath=str(tmp_path / "tokens")).save([1])
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path):
+    dataset = KeyedArrowDataset(filepath=str(tmp_path / "tokens"))
+    dataset.save(recipe(10))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(DatasetError) as error:
+            dataset.save(recipe(100_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert str(error.value) == (
+        f"{tmp_path / 'tokens'} could not be written: the disk is full (or a limit on "
+        "file size was met). Nothing was changed there. Free space, or keep the data "
+        "elsewhere with --params=data_dir=/another/disk"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
+    assert len(dataset.load()) == 10
+
+
+KILLED = """
+    import pathlib, sys, time
+    import pyarrow as pa
+    from flatout.engine.arrow_folder import ArrowRecipe, write_recipe
+    from flatout.engine.content_key import ContentKey
+
+    class Slow(ArrowRecipe):
+        key = ContentKey({"rows": 9})
+        schema = pa.schema([("length", pa.int32())])
+        def batches(self):
+            for _ in range(9):
+                yield pa.record_batch([pa.array(range(1 << 20), pa.int32())], schema=self.schema)
+            print("halfway", flush=True)
+            time.sleep(60)
+
+    write_recipe(pathlib.Path(sys.argv[1]), Slow())
+"""
+
+
+@pytest.mark.process
+def test_a_killed_writer_leaves_the_old_rows_and_no_rubbish(tmp_path):
+    dataset = KeyedArrowDataset(filepath=str(tmp_path / "tokens"))
+    dataset.save(recipe(10))
+    code = textwrap.dedent(KILLED)
+    command = [sys.executable, "-c", code, str(tmp_path / "tokens")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout.readline() == b"halfway\n"
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert len(list(tmp_path.iterdir())) == 2  # the half-written folder is beside
+    assert len(dataset.load()) == 10
+    dataset.save(recipe(20))
+    assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
+    assert len(dataset.load()) == 20
+
+
+@dataclass(frozen=True)
+class Value:
+    key: ContentKey
+    found: dict
+
+    def value(self):
+        return self.found
+
+    def table(self):
+        return pa.table(self.found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        (KeyedJSONDataset, {"rows": 3, "word": "\ud55c"}, {"rows": 3, "word": "\ud55c"}),
+        (KeyedParquetDataset, {"row": [1, 2]}, pd.DataFrame({"row": [1, 2]})),
+    ],
+)
+def test_single_files_hold_their_key(tmp_path, caplog, kind, value, expected):
+    caplog.set_level("INFO")
+    dataset = kind(filepath=str(tmp_path / "new" / "report.file"))
+    dataset.save(Value(ContentKey({"a": 1}), value))
+    dataset.save(Value(ContentKey({"a": 1}), {"never": ["written"]}))
+    assert "report: unchanged, kept" in caplog.text
+    loaded = dataset.load()
+    assert loaded.equals(expected) if kind is KeyedParquetDataset else loaded == expected
+    dataset.save(Value(ContentKey({"a": 2}), value))
+    assert "report: made again, because of a: 1 -> 2" in caplog.text
+
+
+def test_a_figure_is_plotlys_and_kedro_viz_can_show_it(tmp_path):
+    dataset = KeyedPlotlyDataset(filepath=str(tmp_path / "figure.json"))
+    figure = {"data": [{"type": "bar", "x": [1], "y": [2]}], "layout": {}}
+    dataset.save(Value(ContentKey({"a": 1}), figure))
+    assert dataset.load().data[0].y == (2,)
+    assert dataset.preview()["data"] == figure["data"]
+    assert KeyedPlotlyDataset.preview.__annotations__["return"] == "PlotlyPreview"
+
+
+def test_missing_files_say_so(tmp_path):
+    for kind in (KeyedJSONDataset, KeyedParquetDataset, KeyedPlotlyDataset):
+        with pytest.raises(DatasetError, match="is not there: run the pipeline"):
+            kind(filepath=str(tmp_path / "no.file")).load()

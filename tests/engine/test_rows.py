@@ -1,0 +1,148 @@
+"""Which rows are used, and what is said of the others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from flatout.engine.raw_texts import RawTextsError, open_raw_texts
+from flatout.engine.rows import Columns, check_batch
+from flatout.engine.settings import SplitSettings
+
+CLASSES = Columns("text", None, "label", None)
+
+
+def checked(data, columns=CLASSES):
+    """Rows that pass, and {row: reason} of those that do not."""
+    raw = open_raw_texts(data)
+    batches = [check_batch(b, columns) for b in raw.batches(columns.names)]
+    rows = [row for b in batches for row in b.table.to_pylist()]
+    rejected = [row for b in batches for row in b.rejected.to_pylist()]
+    return rows, {row["row"]: row["reason"] for row in rejected}
+
+
+def test_good_rows_keep_text_label_and_their_number():
+    rows, rejected = checked(pd.DataFrame({"text": ["a b", "c"], "label": ["x", "y"]}))
+    assert rows == [
+        {"text": "a b", "label": "x", "source_row": 0},
+        {"text": "c", "label": "y", "source_row": 1},
+    ]
+    assert rejected == {}
+
+
+def test_texts_that_are_null_empty_or_no_text_are_named_by_row():
+    texts = ["good", None, "", " \t\n", 7, "a\x00b", "bad \ud800", ["list"], float("nan")]
+    frame = pd.DataFrame({"text": pd.Series(texts, dtype=object), "label": "x"})
+    rows, rejected = checked(frame)
+    assert [row["source_row"] for row in rows] == [0]
+    assert rejected == {
+        1: "text is missing",
+        2: "text is empty",
+        3: "text is empty",
+        4: "text is a number, not text",
+        5: "text holds a NUL byte (UTF-16 or binary data?)",
+        6: "text is not valid Unicode",
+        7: "text is not text",
+        8: "text is missing",
+    }
+
+
+def test_words_for_missing_are_words():
+    rows, rejected = checked(pd.DataFrame({"text": ["NA", "null", "nan"], "label": "x"}))
+    assert [row["text"] for row in rows] == ["NA", "null", "nan"]
+    assert rejected == {}
+
+
+def test_a_column_of_numbers_is_no_text():
+    _, rejected = checked(pd.DataFrame({"text": [1, 2], "label": ["x", "y"]}))
+    assert rejected == dict.fromkeys((0, 1), "text is int64, not text")
+
+
+def test_bytes_that_are_not_utf8_cost_their_row_only():
+    buffers = [None, pa.py_buffer(np.array([0, 2, 4], np.int32)), pa.py_buffer(b"ok\xff\xfe")]
+    texts = pa.Array.from_buffers(pa.string(), 2, buffers)
+    rows, rejected = checked(pa.table({"text": texts, "label": ["x", "y"]}))
+    assert [row["text"] for row in rows] == ["ok"]
+    assert rejected == {1: "text is not valid UTF-8"}
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        (["b", "a"], ["b", "a"]),
+        ([3, 1], ["3", "1"]),
+        ([1.0, 2.0], ["1", "2"]),
+        ([True, False], ["true", "false"]),
+    ],
+)
+def test_labels_of_several_kinds_become_names(values, names):
+    rows, _ = checked(pd.DataFrame({"text": ["t", "u"], "label": values}))
+    assert [row["label"] for row in rows] == names
+
+
+def test_labels_that_are_missing_or_no_labels():
+    labels = pd.Series([None, " ", ["x"], "x"], dtype=object)
+    rows, rejected = checked(pd.DataFrame({"text": list("abcd"), "label": labels}))
+    assert [row["source_row"] for row in rows] == [3]
+    assert rejected == {
+        0: "label is missing",
+        1: "label is empty",
+        2: "label is neither text nor a number",
+    }
+
+
+def test_targets_of_a_regression_are_finite_numbers():
+    columns = Columns("text", None, "label", None, regression=True)
+    labels = ["0.5", "x", None, "inf", "2"]
+    rows, rejected = checked(pd.DataFrame({"text": list("abcde"), "label": labels}), columns)
+    assert [row["label"] for row in rows] == [0.5, 2.0]
+    assert rejected == {
+        1: "label is not a finite number (model.task is regression)",
+        2: "label is missing",
+        3: "label is not a finite number (model.task is regression)",
+    }
+
+
+def test_pairs_and_groups_must_be_there():
+    columns = Columns("text", "other", "label", "who")
+    frame = pd.DataFrame(
+        {"text": ["a", "b", "c"], "other": ["d", None, "f"], "label": "x"}
+        | {"who": ["p", "q", None]}
+    )
+    rows, rejected = checked(frame, columns)
+    assert rows == [{"text": "a", "text_pair": "d", "label": "x", "source_row": 0}]
+    assert rejected == {1: "other is missing", 2: "who is missing"}
+
+
+def test_excerpts_are_short_and_printable():
+    frame = pd.DataFrame({"text": ["x" * 500 + "\x00", "ok"], "label": "a"})
+    raw = open_raw_texts(frame)
+    (batch,) = raw.batches(["text", "label"])
+    (row,) = check_batch(batch, CLASSES).rejected.to_pylist()
+    assert row["excerpt"] == "x" * 80
+    assert (row["source"], row["row"]) == ("raw_texts", 0)
+
+
+def test_missing_and_double_columns_are_named_with_what_there_is():
+    columns = Columns("txt", None, "label", None)
+    raw = open_raw_texts(pa.table([["a"], ["x"], ["y"]], names=["text", "label", "label"]))
+    with pytest.raises(RawTextsError) as error:
+        columns.check_present(raw)
+    assert str(error.value) == (
+        "raw_texts has the columns 'text', 'label', 'label'; split.text_column is 'txt', "
+        "which is not there; split.label_column is 'label', which is there twice. Set the "
+        "names in conf/base/parameters_split.yml"
+    )
+
+
+def test_tasks_with_labels_need_a_label_column():
+    settings = SplitSettings(label_column=None)
+    with pytest.raises(RawTextsError, match=r"needs labels: set split\.label_column"):
+        Columns.of(settings, "sequence-classification")
+    assert Columns.of(settings, "causal-lm").names == ["text"]
+
+
+def test_language_models_ignore_labels():
+    assert Columns.of(SplitSettings(), "masked-lm").label is None

@@ -1,0 +1,229 @@
+"""Splits: stable, without leaks, every row accounted for."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flatout.engine.raw_texts import open_raw_texts
+from flatout.engine.rows import Columns
+from flatout.engine.settings import Fractions, SplitSettings
+from flatout.engine.split import SplitError, plan_split
+
+CLASSES = Columns("text", None, "label", None)
+NAMES = ("train_rows", "validation_rows", "test_rows")
+
+
+def frame_of(count, labels=3):
+    return pd.DataFrame(
+        {
+            "text": [f"text number {i} of many" for i in range(count)],
+            "label": [f"label {i % labels}" for i in range(count)],
+        }
+    )
+
+
+def split(data, columns=CLASSES, **options):
+    recipes = plan_split(open_raw_texts(data), columns, SplitSettings(**options))
+    parts = {name: recipes[name].to_dataset() for name in NAMES}
+    return parts, recipes["split_report"].value(), recipes["rejected_rows"].table()
+
+
+def texts_of(parts):
+    return {name: set(rows["text"]) for name, rows in parts.items()}
+
+
+def test_fractions_are_met_and_all_rows_are_there():
+    parts, report, rejected = split(frame_of(6000))
+    sizes = [len(parts[name]) for name in NAMES]
+    assert sum(sizes) == 6000
+    for size, fraction in zip(sizes, (0.8, 0.1, 0.1), strict=True):
+        spread = math.sqrt(6000 * fraction * (1 - fraction))
+        assert abs(size - 6000 * fraction) < 4 * spread
+    assert rejected.num_rows == 0
+    assert report["rows_out"] == dict(
+        zip(("train", "validation", "test"), sizes, strict=True)
+    )
+
+
+def test_labels_are_spread_within_the_chance_of_independent_draws():
+    _, report, _ = split(frame_of(6000))
+    for name, size in report["rows_out"].items():
+        for share in report["label_shares"][name].values():
+            assert abs(share - 1 / 3) < 4 * math.sqrt(2 / 9 / size)
+
+
+@given(st.integers(60, 400), st.integers(0, 300), st.randoms(use_true_random=False))
+@settings(max_examples=15, deadline=None)
+def test_a_row_keeps_its_split_when_rows_are_added_or_moved(count, more, random):
+    before, _, _ = split(frame_of(count), fractions=Fractions(train=0.6, validation=0.2, test=0.2))
+    grown = frame_of(count + more).sample(frac=1, random_state=random.randrange(2**32))
+    after, _, _ = split(grown, fractions=Fractions(train=0.6, validation=0.2, test=0.2))
+    for name in NAMES:
+        assert set(before[name]["text"]) <= set(after[name]["text"])
+
+
+def test_another_seed_gives_another_split():
+    first, second = (texts_of(split(frame_of(500), seed=seed)[0]) for seed in (0, 1))
+    assert first["test_rows"] != second["test_rows"]
+
+
+def test_exact_duplicates_are_dropped_and_counted():
+    frame = pd.concat([frame_of(300), frame_of(40)], ignore_index=True)
+    parts, report, _ = split(frame)
+    assert (report["rows_in"], report["duplicates"]) == (340, 40)
+    assert sum(len(rows) for rows in parts.values()) == 300
+    assert report["texts_in_two_splits"] == 0
+
+
+def test_near_duplicates_are_counted_and_share_a_split():
+    frame = frame_of(300)
+    loud = frame.assign(text=frame["text"].str.upper().str.replace(" ", "\n  "))
+    parts, report, _ = split(pd.concat([frame, loud], ignore_index=True))
+    assert (report["near_duplicates"], report["near_duplicates_in_two_splits"]) == (300, 0)
+    for texts in texts_of(parts).values():
+        assert {" ".join(t.lower().split()) for t in texts} == {
+            t for t in texts if t.islower() and "\n" not in t
+        }
+
+
+def test_hangul_composed_and_decomposed_is_nearly_the_same():
+    frame = frame_of(300)
+    frame.loc[298, "text"], frame.loc[299, "text"] = "\uac00", "\u1100\u1161"
+    assert split(frame)[1]["near_duplicates"] == 1
+
+
+def test_groups_are_never_divided():
+    frame = frame_of(600).assign(who=[f"patient {i % 50}" for i in range(600)])
+    columns = Columns("text", None, "label", "who")
+    parts, report, _ = split(frame, columns, group_column="who")
+    owner = dict(zip(frame["text"], frame["who"], strict=True))
+    groups = [{owner[text] for text in texts} for texts in texts_of(parts).values()]
+    assert not groups[0] & groups[1] and not groups[1] & groups[2]
+    assert report["groups_in_two_splits"] == 0
+
+
+def test_one_text_in_two_groups_is_kept_once():
+    frame = frame_of(600).assign(who=[f"patient {i % 50}" for i in range(600)])
+    again = frame.head(30).assign(who="somebody else")
+    columns = Columns("text", None, "label", "who")
+    _, report, _ = split(pd.concat([frame, again], ignore_index=True), columns)
+    assert (report["duplicates"], report["texts_in_two_splits"]) == (30, 0)
+
+
+def test_pairs_are_the_same_only_if_both_texts_are():
+    frame = frame_of(400).assign(other=["p", "q"] * 200)
+    frame["text"] = [f"t {i // 2}" for i in range(400)]
+    columns = Columns("text", "other", "label", None)
+    assert split(frame, columns)[1]["duplicates"] == 0
+
+
+def test_every_row_is_accounted_for():
+    frame = frame_of(1000)
+    frame.loc[5, "text"], frame.loc[6, "text"] = None, ""
+    frame = pd.concat([frame, frame.iloc[10:13]], ignore_index=True)
+    parts, report, rejected = split(frame)
+    out = sum(len(rows) for rows in parts.values())
+    assert out + rejected.num_rows + report["duplicates"] == report["rows_in"] == 1003
+    assert report["rejected_by_reason"] == {"text is empty": 1, "text is missing": 1}
+
+
+def test_too_many_rejected_rows_stop_the_run_with_reasons_and_rows():
+    frame = frame_of(100)
+    frame.loc[:5, "text"] = None
+    with pytest.raises(SplitError) as error:
+        split(frame)
+    assert str(error.value) == (
+        "6 of 100 rows (6.0%) cannot be used, more than split.max_rejected_fraction "
+        "0.01:\n  6 x text is missing: rows 0, 1, 2, 3, 4, ... (counted from 0)\nAll of "
+        "them are in rejected_rows. Mend the data or the column names, or raise "
+        "split.max_rejected_fraction"
+    )
+
+
+def test_the_quarantine_can_be_written_when_the_run_stops():
+    frame = frame_of(100)
+    frame.loc[:5, "text"] = None
+    recipes = plan_split(open_raw_texts(frame), CLASSES, SplitSettings())
+    assert recipes["rejected_rows"].table().num_rows == 6
+
+
+def test_labels_of_mixed_types():
+    frame = frame_of(600)
+    frame["label"] = pd.Series([i % 3 for i in range(599)] + ["two"], dtype=object)
+    _, _, rejected = split(frame)
+    assert rejected.to_pylist() == [
+        {
+            "source": "raw_texts",
+            "row": 599,
+            "reason": "label 'two' is text where most labels are numbers",
+            "excerpt": "two",
+        }
+    ]
+
+
+def test_a_label_that_train_has_never_seen_is_rejected_by_name():
+    frame = frame_of(2000)
+    parts, _, _ = split(frame)
+    row = frame.index[frame["text"] == parts["validation_rows"][0]["text"]][0]
+    frame.loc[row, "label"] = "rare"
+    _, report, _ = split(frame)
+    assert report["rejected_by_reason"] == {"label 'rare' has no row in the train split": 1}
+
+
+def test_a_label_seen_once_is_named_with_its_row(caplog):
+    frame = frame_of(2000)
+    parts, _, _ = split(frame)
+    row = int(frame.index[frame["text"] == parts["train_rows"][0]["text"]][0])
+    frame.loc[row, "label"] = "rare"
+    _, report, _ = split(frame)
+    assert report["labels_seen_once"] == {"rare": row}
+    assert f"label 'rare' is seen only once, in row {row}" in caplog.text
+
+
+def test_a_single_label():
+    with pytest.raises(SplitError, match="every row has the label 'label 0'"):
+        split(frame_of(200, labels=1))
+
+
+def test_no_rows():
+    with pytest.raises(SplitError, match="raw_texts is empty: it has columns but no rows"):
+        split(pa.table({"text": pa.array([], pa.string()), "label": pa.array([], pa.string())}))
+
+
+def test_too_few_rows_for_three_splits():
+    with pytest.raises(SplitError, match="4 rows are too few for"):
+        split(frame_of(4, labels=2), max_rejected_fraction=1.0)
+
+
+def test_unlabelled_text():
+    parts, report, _ = split(frame_of(300)[["text"]], Columns("text", None, None, None))
+    assert parts["train_rows"].column_names == ["text", "source_row"]
+    assert "labels" not in report
+
+
+def test_a_key_changes_with_data_and_options_and_only_then():
+    def key(data, **options):
+        raw = open_raw_texts(data)
+        return plan_split(raw, CLASSES, SplitSettings(**options))["train_rows"].key
+
+    frame = frame_of(300)
+    assert key(frame).digest == key(frame.copy()).digest
+    assert key(frame).digest == key(pa.Table.from_pandas(frame)).digest
+    other = frame.assign(text=frame["text"].replace("text number 7 of many", "else"))
+    (change,) = key(other).changes_since(key(frame))
+    assert change.startswith("raw_texts: ")
+    assert key(frame, seed=3).changes_since(key(frame)) == ["seed: 0 -> 3"]
+
+
+def test_one_huge_text():
+    frame = frame_of(300)
+    frame.loc[7, "text"] = "word " * 10_000_000
+    parts, report, _ = split(frame)
+    assert report["rejected"] == 0
+    assert max(max(map(len, rows["text"])) for rows in parts.values()) == 50_000_000

@@ -1,0 +1,299 @@
+"""Files of every kind, and everything that is wrong with files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+
+from flatout.engine.file_reader import Format
+from flatout.engine.raw_texts import RawTextsError
+from flatout.engine.rows import Columns
+from flatout.engine.settings import SplitSettings
+from flatout.engine.split import SplitError, plan_split
+from flatout.engine.text_files import TextFiles
+
+COLUMNS = ["text", "label"]
+GOOD = {"text": ["one NA", "null", "two\nlines, \"quoted\""], "label": ["007", "nan", "x"]}
+
+
+def rows_of(files):
+    """[(source, row, text, label)] and [(row, reason, excerpt)] of all batches."""
+    rows, broken = [], []
+    for batch in files.batches(COLUMNS):
+        values = [batch.columns[name].to_pylist() for name in COLUMNS]
+        rows += list(zip([batch.source] * len(batch.rows), batch.rows.tolist(), *values))
+        broken += [(b.row, b.reason, b.excerpt) for b in batch.broken]
+    return rows, broken
+
+
+def write(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+CSV = 'text,label\none NA,007\nnull,nan\n"two\nlines, ""quoted""",x\n'
+
+
+def write_all_kinds(folder):
+    """The same three rows as each kind of file."""
+    table = pa.table(GOOD)
+    pq.write_table(table, folder / "a.parquet")
+    pyarrow.feather.write_feather(table, folder / "a.feather")
+    with pa.ipc.new_stream(folder / "a.arrow", table.schema) as writer:
+        writer.write_table(table)
+    lines = [json.dumps(row) for row in table.to_pylist()]
+    write(folder / "a.jsonl", "\n".join(lines) + "\n")
+    write(folder / "a.csv", CSV)
+    write(folder / "a.tsv", CSV.replace(",", "\t").replace("lines\t", "lines,"))
+    write(folder / "a.csv.gz", gzip.compress(CSV.encode()))
+
+
+@pytest.mark.parametrize(
+    "suffix", ["parquet", "feather", "arrow", "jsonl", "csv", "tsv", "csv.gz"]
+)
+def test_each_kind_of_file_gives_the_same_rows(tmp_path, suffix):
+    write_all_kinds(tmp_path)
+    files = TextFiles(tmp_path / f"a.{suffix}")
+    rows, broken = rows_of(files)
+    texts = zip(GOOD["text"], GOOD["label"], strict=True)
+    assert rows == [(f"a.{suffix}", i, *pair) for i, pair in enumerate(texts)]
+    assert broken == []
+    assert files.column_names == COLUMNS
+
+
+def test_a_folder_of_shards_is_read_in_the_order_of_names(tmp_path):
+    write(tmp_path / "b" / "2.csv", "text,label\nsecond,y\n")
+    write(tmp_path / "1.csv", "text,label\nfirst,x\n")
+    write(tmp_path / "_SUCCESS", "")
+    rows, _ = rows_of(TextFiles(tmp_path))
+    assert rows == [("1.csv", 0, "first", "x"), ("b/2.csv", 0, "second", "y")]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1", "cp949", "utf-16"])
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_encodings_named_in_the_catalog(tmp_path, encoding, suffix):
+    word = "\ud55c\uad6d\uc5b4" if encoding not in ("latin-1",) else "caf\xe9"
+    content = f"text,label\n{word},x\n" if suffix == "csv" else (
+        json.dumps({"text": word, "label": "x"}, ensure_ascii=False) + "\n"
+    )
+    path = write(tmp_path / f"a.{suffix}", content.encode(encoding))
+    rows, _ = rows_of(TextFiles(path, Format(encoding=encoding)))
+    assert rows == [(f"a.{suffix}", 0, word, "x")]
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path):
+    path = write(tmp_path / "a.csv", "\ufefftext,label\na,x\n")
+    assert TextFiles(path).column_names == COLUMNS
+
+
+def test_wrong_encoding_names_the_byte_and_the_line(tmp_path):
+    path = write(tmp_path / "a.csv", "text,label\ngood,x\ncaf\xe9,y\n".encode("latin-1"))
+    with pytest.raises(RawTextsError) as error:
+        rows_of(TextFiles(path))
+    assert str(error.value) == (
+        f"{path} is not utf-8: byte 0xe9 at offset 21, line 3. Name the file's encoding "
+        "in the catalog, as in encoding: latin-1 (or cp949, utf-16)"
+    )
+
+
+def test_too_many_and_too_few_fields_cost_their_row(tmp_path):
+    path = write(tmp_path / "a.csv", "text,label\na,x\nb,y,z\nc,x\nd\ne,y\n")
+    rows, broken = rows_of(TextFiles(path))
+    assert [(row, text) for _, row, text, _ in rows] == [(0, "a"), (2, "c"), (4, "e")]
+    assert broken == [
+        (1, "3 fields where 2 are expected", "b,y,z"),
+        (3, "1 fields where 2 are expected", "d"),
+    ]
+
+
+@pytest.mark.parametrize("line", ['"b never closed,x', 'b,"never closed'])
+def test_an_unclosed_quote_names_its_row(tmp_path, line):
+    rest = "".join(f"t{i},y\n" for i in range(50))
+    path = write(tmp_path / "a.csv", f"text,label\na,x\n{line}\n{rest}")
+    with pytest.raises(RawTextsError) as error:
+        rows_of(TextFiles(path))
+    text = str(error.value)
+    assert text.startswith(f"{path}: the quote opened in row 1 (counted from 0; ")
+    assert "never closed, so the rest of the file was read as part of that row" in text
+    assert "set quote_char: null" in text
+
+
+def test_lines_swallowed_by_a_quote_are_rejected_one_by_one(tmp_path):
+    path = write(tmp_path / "a.csv", 'text,label\na,x\n"b,x\nc,y\nd",y,z\ne,x\n')
+    rows, broken = rows_of(TextFiles(path))
+    assert [text for *_, text, _ in rows] == ["a", "e"]
+    reason = "3 fields where 2 are expected" if len(broken) == 1 else broken[0][1]
+    assert len(broken) == 3
+    assert reason.endswith("(a quote over several lines: is it closed?)")
+
+
+def test_quotes_as_ordinary_characters(tmp_path):
+    path = write(tmp_path / "a.csv", 'text,label\n"b,x\n5" pipe,y\n')
+    rows, _ = rows_of(TextFiles(path, Format(quote_char=None)))
+    assert [text for *_, text, _ in rows] == ['"b', '5" pipe']
+
+
+def test_an_inch_sign_is_no_unclosed_quote(tmp_path):
+    path = write(tmp_path / "a.csv", 'text,label\n5" pipe,x\nb,y\n')
+    rows, broken = rows_of(TextFiles(path))
+    assert [text for *_, text, _ in rows] == ['5" pipe', "b"] and not broken
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_an_empty_file(tmp_path, suffix):
+    path = write(tmp_path / f"a.{suffix}", "")
+    with pytest.raises(RawTextsError, match=r"is empty \(0 bytes\)"):
+        _ = TextFiles(path).column_names
+
+
+def test_a_header_and_nothing_else(tmp_path):
+    path = write(tmp_path / "a.csv", "text,label\n")
+    plan = plan_split(TextFiles(path), Columns(*COLUMNS[:1], None, "label", None), SplitSettings())
+    with pytest.raises(SplitError, match="raw_texts is empty: it has columns but no rows"):
+        plan["train_rows"].to_dataset()
+
+
+def test_a_column_that_is_there_twice(tmp_path):
+    path = write(tmp_path / "a.csv", "text,text,label\na,b,x\n")
+    with pytest.raises(RawTextsError, match="split.text_column is 'text', which is there twice"):
+        Columns("text", None, "label", None).check_present(TextFiles(path))
+
+
+def test_nul_bytes_are_rejected_with_a_hint(tmp_path):
+    path = write(tmp_path / "a.csv", b"text,label\na\x00b,x\nc,y\n")
+    plan = plan_split(TextFiles(path), Columns("text", None, "label", None), SplitSettings())
+    (row,) = plan["rejected_rows"].table().to_pylist()[:1]
+    assert row == {
+        "source": "a.csv",
+        "row": 0,
+        "reason": "text holds a NUL byte (UTF-16 or binary data?)",
+        "excerpt": "a\\0b",
+    }
+
+
+def test_bad_json_lines_cost_their_line(tmp_path):
+    lines = [b'{"text": "a", "label": 1}', b'{"text": "b", "label": ', b"[1]", b'"text"']
+    lines += [b'{"text": "c", "label": "two"}', b'{"label": 3}', b'{"text": "\xff"}']
+    path = write(tmp_path / "a.jsonl", b"\n".join(lines))
+    rows, broken = rows_of(TextFiles(path))
+    assert [row[1:] for row in rows] == [(0, "a", "1"), (4, "c", "two"), (5, None, "3")]
+    assert [(row, reason.split(":")[0]) for row, reason, _ in broken] == [
+        (1, "not valid JSON"),
+        (2, "not a JSON object"),
+        (3, "not a JSON object"),
+        (6, "not valid UTF-8"),
+    ]
+
+
+def test_dates_in_json_stay_text(tmp_path):
+    path = write(tmp_path / "a.jsonl", '{"text": "2020-01-01", "label": "x"}\n' * 3)
+    assert [row[2] for row in rows_of(TextFiles(path))[0]] == ["2020-01-01"] * 3
+
+
+def test_one_json_array_is_not_json_lines(tmp_path):
+    path = write(tmp_path / "a.json", '[{"text": "a"}]')
+    with pytest.raises(RawTextsError, match="is one JSON array; give one object a line"):
+        _ = TextFiles(path).column_names
+
+
+def test_one_corrupt_shard_is_named(tmp_path):
+    for name in "abc":
+        pq.write_table(pa.table(GOOD), tmp_path / f"{name}.parquet")
+    path = tmp_path / "b.parquet"
+    write(path, path.read_bytes()[:-20])
+    with pytest.raises(RawTextsError) as error:
+        _ = TextFiles(tmp_path).column_names
+    assert str(error.value).startswith(f"{path} cannot be read (")
+    assert "Write this shard again, or take it out of the folder" in str(error.value)
+
+
+def test_damage_inside_a_shard_is_found_while_reading(tmp_path):
+    table = pa.table({"text": [f"text {i}" * 20 for i in range(5000)], "label": ["x"] * 5000})
+    path = tmp_path / "a.parquet"
+    pq.write_table(table, path, write_page_checksum=True, compression="zstd")
+    data = bytearray(path.read_bytes())
+    data[300:400] = bytes(100)
+    write(path, bytes(data))
+    with pytest.raises(RawTextsError, match="a.parquet cannot be read"):
+        rows_of(TextFiles(path))
+
+
+def test_shards_must_agree_on_columns(tmp_path):
+    write(tmp_path / "a.csv", "text,label\na,x\n")
+    write(tmp_path / "b.csv", "text\nb\n")
+    with pytest.raises(RawTextsError, match=r"b\.csv lacks label, which a\.csv has"):
+        _ = TextFiles(tmp_path).column_names
+
+
+def test_a_folder_without_shards_says_what_it_holds(tmp_path):
+    write(tmp_path / "notes.txt", "hello")
+    with pytest.raises(RawTextsError, match=r"it holds notes\.txt"):
+        _ = TextFiles(tmp_path).files
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(RawTextsError, match="is not there: set filepath of raw_texts"):
+        _ = TextFiles(tmp_path / "no.csv").files
+
+
+def test_an_unknown_kind_of_file(tmp_path):
+    path = write(tmp_path / "a.xlsx", "PK")
+    with pytest.raises(RawTextsError, match="what kind of file is this"):
+        _ = TextFiles(path).column_names
+
+
+@contextmanager
+def nobody():
+    """As a user who is not root, whom permissions do not bind."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_without_permission_to_read(tmp_path, what):
+    folder = tmp_path / "data"
+    path = write(folder / "a.csv", "text,label\na,x\n")
+    for parent in [*tmp_path.parents[:2], tmp_path]:
+        parent.chmod(0o755)
+    (folder if what == "folder" else path).chmod(0)
+    try:
+        with nobody(), pytest.raises(RawTextsError, match="may not be read: give this user"):
+            _ = TextFiles(folder).column_names
+    finally:
+        folder.chmod(0o755)
+
+
+def test_a_row_longer_than_a_block_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr("flatout.engine.csv_reader.BLOCK_BYTES", 1 << 12)
+    path = write(tmp_path / "a.csv", "text,label\n" + "a" * 10_000 + ",x\nb,y\n")
+    with pytest.raises(RawTextsError, match="Is a quote never closed"):
+        rows_of(TextFiles(path))
+
+
+def test_a_text_of_50_mb(tmp_path):
+    path = write(tmp_path / "a.csv", "text,label\n" + "word " * 10_000_000 + ",x\nb,y\n")
+    rows, _ = rows_of(TextFiles(path))
+    assert [len(row[2]) for row in rows] == [50_000_000, 1]
+
+
+def test_a_digest_follows_content_and_form(tmp_path):
+    path = write(tmp_path / "a.csv", CSV)
+    first = TextFiles(path).digest(COLUMNS)
+    assert TextFiles(path).digest(COLUMNS) == first
+    assert TextFiles(path, Format(quote_char=None)).digest(COLUMNS) != first
+    write(path, CSV.replace("null", "nothing"))
+    assert TextFiles(path).digest(COLUMNS) != first

@@ -1,0 +1,202 @@
+"""The tokenizer: trained or loaded, checked, and clear about what is wrong."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import datasets
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from flatout.engine.arrow_folder import write_whole
+from flatout.engine.settings import ModelSettings, TokenizeSettings
+from flatout.engine.tokenizer import (
+    TokenizerError,
+    TokenizerFile,
+    check_tokenizer,
+    tokenizer_recipe,
+    usable_positions,
+)
+from flatout.engine.word_pieces import SPECIAL_TOKENS, train_word_pieces
+
+TEXTS = [
+    "The quick brown fox jumps over the lazy dog.",
+    "\ud55c\uad6d\uc5b4 \ubb38\uc7a5\uc744 \uadf8\ub300\ub85c \ub450\uc5b4\ub77c",
+    "emoji \U0001f600 and \U0001f1f0\U0001f1f7 stay, caf\xe9 too",
+] * 20
+ROWS = datasets.Dataset.from_dict({"text": TEXTS})
+SCRATCH = ModelSettings(config={"model_type": "bert"})
+
+
+def column(texts):
+    return datasets.Dataset.from_dict({"text": texts}).data.table.column("text")
+
+
+def saved(recipe, folder):
+    write_whole(folder, recipe.key, recipe.write)
+    return TokenizerFile(folder)
+
+
+def test_training_twice_gives_the_same_tokenizer():
+    first, second = (train_word_pieces(column(TEXTS), 300).to_str() for _ in range(2))
+    assert first == second
+
+
+def test_special_tokens_come_first_and_pieces_fill_the_vocabulary():
+    tokenizer = train_word_pieces(column(TEXTS), 130)
+    assert [tokenizer.id_to_token(i) for i in range(5)] == list(SPECIAL_TOKENS)
+    assert tokenizer.get_vocab_size() == 130
+    encoding = tokenizer.encode("the", "the the")
+    assert encoding.tokens == ["[CLS]", "the", "[SEP]", "the", "the", "[SEP]"]
+    assert encoding.type_ids == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("text", TEXTS[:3])
+def test_hangul_emoji_and_accents_stay_whole(text):
+    tokenizer = train_word_pieces(column(TEXTS), 400)
+    encoding = tokenizer.encode(text)
+    assert "[UNK]" not in encoding.tokens
+    squeezed = tokenizer.decode(encoding.ids).replace(" ", "")
+    assert squeezed == text.lower().replace(" ", "")
+
+
+def test_rare_letters_do_not_crowd_out_the_pieces():
+    rare = [chr(0x4E00 + i) for i in range(500)]
+    tokenizer = train_word_pieces(column(TEXTS + rare), 150)
+    letters = [token for token in tokenizer.get_vocab() if token.startswith("##")]
+    assert tokenizer.get_vocab_size() == 150
+    assert sum(len(token) == 3 for token in letters) == 50
+    assert "[UNK]" not in tokenizer.encode("the quick brown fox").tokens
+
+
+def test_a_trained_tokenizer_opens_in_transformers(tmp_path):
+    model = ModelSettings(config={"model_type": "bert", "max_position_embeddings": 128})
+    file = saved(tokenizer_recipe(ROWS, model, TokenizeSettings(vocab_size=130)), tmp_path / "t")
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "t")
+    assert (loaded.padding_side, loaded.model_max_length, len(loaded)) == ("right", 128, 130)
+    assert (loaded.pad_token, loaded.mask_token) == ("[PAD]", "[MASK]")
+    assert file.max_positions == 128
+    assert file.token_id("cls_token") == loaded.cls_token_id
+    assert loaded("the dog")["input_ids"] == file.backend.encode("the dog").ids
+    assert {check["status"] for check in file.checks} == {"ok"}
+
+
+def test_the_key_follows_the_texts_and_the_size():
+    def key(rows=ROWS, **options):
+        return tokenizer_recipe(rows, SCRATCH, TokenizeSettings(**options)).key
+
+    assert key().digest == key().digest
+    assert key(vocab_size=300).changes_since(key()) == ["vocab_size: 8000 -> 300"]
+    assert key(max_length=64).digest == key().digest
+    (change,) = key(ROWS.select(range(10))).changes_since(key())
+    assert change.startswith("rows: ")
+
+
+def byte_level(**tokens):
+    """A tokenizer like GPT-2's: no pad, start or unknown token, nothing added."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<|end|>"],
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **tokens)
+
+
+def checkpoint(folder, tokenizer, **config):
+    tokenizer.save_pretrained(folder)
+    config = {"model_type": "gpt2", "vocab_size": 400, "n_positions": 64, **config}
+    (folder / "config.json").write_text(json.dumps(config))
+    return ModelSettings(name_or_path=str(folder), task=config.pop("task", "causal-lm"))
+
+
+def test_a_missing_pad_token_becomes_the_end_and_it_warns(tmp_path, caplog):
+    tokenizer = byte_level(eos_token="<|end|>", padding_side="left")
+    model = checkpoint(tmp_path / "gpt2", tokenizer)
+    file = saved(tokenizer_recipe(ROWS, model, TokenizeSettings()), tmp_path / "t")
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "t")
+    assert (loaded.pad_token, loaded.padding_side) == ("<|end|>", "right")
+    assert file.max_positions == 64
+    assert "pad and end of sequence are both '<|end|>'" in caplog.text
+    found = {check["name"]: check["status"] for check in file.checks}
+    assert (found["pad token"], found["padding side"]) == ("mended", "mended")
+    assert found["pad is not end"] == "warning"
+
+
+def test_text_survives_a_byte_level_tokenizer(tmp_path):
+    model = checkpoint(tmp_path / "gpt2", byte_level(eos_token="<|end|>"))
+    file = saved(tokenizer_recipe(ROWS, model, TokenizeSettings()), tmp_path / "t")
+    loaded = AutoTokenizer.from_pretrained(file.folder)
+    for text in TEXTS[:3]:
+        assert loaded.decode(file.backend.encode(text).ids) == text
+
+
+def test_no_token_that_could_pad(tmp_path):
+    model = checkpoint(tmp_path / "gpt2", byte_level())
+    with pytest.raises(TokenizerError, match="there is no pad, end, unknown or start token"):
+        tokenizer_recipe(ROWS, model, TokenizeSettings()).build()
+
+
+def test_a_vocabulary_larger_than_the_models(tmp_path):
+    model = checkpoint(tmp_path / "gpt2", byte_level(eos_token="<|end|>"), vocab_size=10)
+    with pytest.raises(TokenizerError, match=r"\d+ tokens, but the checkpoint's vocab_size is 10"):
+        tokenizer_recipe(ROWS, model, TokenizeSettings()).build()
+
+
+def test_masked_lm_needs_a_mask_token(tmp_path):
+    model = checkpoint(tmp_path / "gpt2", byte_level(eos_token="<|end|>"))
+    model = model.model_copy(update={"task": "masked-lm"})
+    with pytest.raises(TokenizerError, match="this tokenizer has no mask token"):
+        tokenizer_recipe(ROWS, model, TokenizeSettings()).build()
+
+
+def test_a_tokenizer_without_rust():
+    (check,) = check_tokenizer(SimpleNamespace(is_fast=False), {}, SCRATCH)
+    assert (check.name, check.status) == ("fast", "failed")
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"model_type": "bert", "max_position_embeddings": 512}, 512),
+        ({"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1}, 512),
+        ({"model_type": "roberta", "max_position_embeddings": 514}, 512),
+        ({"model_type": "gpt2", "n_positions": 1024}, 1024),
+        ({"model_type": "t5"}, None),
+    ],
+)
+def test_positions_that_rows_may_use(config, expected):
+    assert usable_positions(config) == expected
+
+
+def test_a_folder_without_a_tokenizer_says_what_was_looked_for(tmp_path):
+    (tmp_path / "README.md").write_text("nothing")
+    model = ModelSettings(name_or_path=str(tmp_path))
+    with pytest.raises(TokenizerError) as error:
+        tokenizer_recipe(ROWS, model, TokenizeSettings()).build()
+    text = str(error.value)
+    assert "Looked for config.json, tokenizer_config.json and tokenizer.json" in text
+    assert f"{tmp_path} holds: README.md" in text
+    assert "Set model.name_or_path to a folder with these files" in text
+
+
+def test_a_name_that_is_nowhere_names_the_cache():
+    model = ModelSettings(name_or_path="nobody/no-such-model")
+    with pytest.raises(TokenizerError, match="it was looked for in the cache"):
+        tokenizer_recipe(ROWS, model, TokenizeSettings()).build()
+
+
+def test_a_checkpoints_files_are_part_of_the_key(tmp_path):
+    model = checkpoint(tmp_path / "gpt2", byte_level(eos_token="<|end|>"))
+    before = tokenizer_recipe(ROWS, model, TokenizeSettings()).key
+    checkpoint(tmp_path / "gpt2", byte_level(eos_token="<|end|>"), n_positions=32)
+    after = tokenizer_recipe(ROWS, model, TokenizeSettings()).key
+    assert [change.split(":")[0] for change in after.changes_since(before)] == ["files"]
