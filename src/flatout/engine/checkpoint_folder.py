@@ -105,10 +105,12 @@ def write_whole(target: Path, fill: Callable[[Path], None]) -> None:
 
 
 def put_in_place(hidden: Path, target: Path) -> None:
+    old = target.with_name(f".old-{target.name}-{uuid.uuid4().hex}")
     if target.exists():
-        os.rename(target, target.with_name(f".old-{target.name}-{uuid.uuid4().hex}"))
+        os.rename(target, old)
     os.rename(hidden, target)
     sync(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def sync(path: Path) -> None:
@@ -249,4 +251,5 @@ def finish(folder: Path) -> None:
     """Nothing is left to resume from: called when a run's results are in good hands."""
     for path in step_folders(folder):
         discard(path)
+    sweep(folder, ".old-*")
     (folder / RESULT).unlink(missing_ok=True)

@@ -50,7 +50,7 @@ def follow() -> None:
     path.touch(mode=0o600)
     path.write_text(spec, encoding="utf-8")
     # A new program in this process: variables for MKL and OpenMP come before torch.
-    command = [sys.executable, "-m", "flatout.engine.rank", str(folder)]
+    command = [sys.executable, "-m", "flatout.engine.rank", str(folder), "--remove"]
     os.execve(sys.executable, command, environment.rank_environment())  # noqa: S606
 
 

@@ -1,13 +1,15 @@
-"""The process of one rank: `python -m flatout.engine.rank FOLDER`, by a launcher.
+"""The process of one rank: `python -m flatout.engine.rank FOLDER [--remove]`.
 
 FOLDER/spec.json says what to train. The main rank leaves the result in the job's own
-folder; an error goes to the file that torchelastic names.
+folder; an error goes to the file that torchelastic names. With `--remove` the folder
+is this rank's alone, and is removed.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -90,4 +92,8 @@ def _open_job(spec: dict[str, Any], settings: Settings) -> TrainJob:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    try:
+        main(Path(sys.argv[1]))
+    finally:
+        if "--remove" in sys.argv[2:]:
+            shutil.rmtree(sys.argv[1], ignore_errors=True)
