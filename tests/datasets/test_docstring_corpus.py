@@ -24,7 +24,9 @@ def test_rows_are_balanced_distinct_and_labelled_by_package(corpus):
     assert len(set(rows["text"][:])) == 61
 
 
-def test_the_rows_are_the_same_each_time_and_read_from_the_cache(corpus, tmp_path, caplog):
+def test_the_rows_are_the_same_each_time_and_read_from_the_cache(
+    corpus, tmp_path, caplog
+):
     folder, rows = corpus
     caplog.set_level("INFO")
     again = DocstringCorpus(filepath=str(folder), rows=61, labels=2).load()
@@ -41,7 +43,9 @@ def test_the_corpus_is_read_only(corpus):
 
 
 def test_more_labels_than_packages(tmp_path):
-    with pytest.raises(DatasetError, match=r"corpus\.labels is 99, and 12 of the packages"):
+    with pytest.raises(
+        DatasetError, match=r"corpus\.labels is 99, and 12 of the packages"
+    ):
         DocstringCorpus(filepath=str(tmp_path), labels=99).load()
 
 
@@ -51,7 +55,10 @@ def test_docstrings_are_whole_and_broken_files_give_none(tmp_path):
         '"""Module text of\n\n    three lines."""\nclass A:\n    """Only two."""\n'
         "    def f(self):\n        '''A method's own text.'''\n"
     )
-    assert docstrings(good) == ["Module text of\n\nthree lines.", "A method's own text."]
+    assert docstrings(good) == [
+        "Module text of\n\nthree lines.",
+        "A method's own text.",
+    ]
     bad = tmp_path / "bad.py"
     bad.write_text("def (")
     assert docstrings(bad) == []

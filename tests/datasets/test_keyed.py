@@ -1,4 +1,4 @@
-"""Stored results: kept when unchanged, made again by name of what changed, never half."""
+"""Stored results: kept when unchanged, made again by name of the change, never half."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ class Rows(ArrowRecipe):
     def batches(self):
         self.runs.append(1)
         for start in range(0, self.count, 1000):
-            ids = [[i] * (1 + i % 3) for i in range(start, min(start + 1000, self.count))]
+            ids = [
+                [i] * (1 + i % 3) for i in range(start, min(start + 1000, self.count))
+            ]
             lengths = list(map(len, ids))
             yield pa.RecordBatch.from_arrays(
                 [pa.array(ids, pa.list_(pa.int32())), pa.array(lengths, pa.int32())],
@@ -62,7 +64,8 @@ def test_what_is_written_is_what_datasets_writes(tmp_path):
     assert loaded.features == theirs.features
     assert loaded.data.table.equals(theirs.data.table)
     mine, other = (
-        json.loads((tmp_path / name / "state.json").read_text()) for name in ("tokens", "theirs")
+        json.loads((tmp_path / name / "state.json").read_text())
+        for name in ("tokens", "theirs")
     )
     assert {**mine, "_fingerprint": ""} == {**other, "_fingerprint": ""}
     assert dataset.load().data.table.equals(theirs.data.table)
@@ -134,7 +137,7 @@ def test_loading_what_is_not_there_says_what_to_run(tmp_path):
 
 
 def test_something_else_is_refused(tmp_path):
-    with pytest.raises(DatasetError, match="a recipe or a datasets.Dataset is saved here"):
+    with pytest.raises(DatasetError, match="a recipe or a datasets"):
         KeyedArrowDataset(filepath=str(tmp_path / "tokens")).save([1])
 
 
@@ -168,7 +171,8 @@ KILLED = """
         schema = pa.schema([("length", pa.int32())])
         def batches(self):
             for _ in range(9):
-                yield pa.record_batch([pa.array(range(1 << 20), pa.int32())], schema=self.schema)
+                numbers = pa.array(range(1 << 20), pa.int32())
+                yield pa.record_batch([numbers], schema=self.schema)
             print("halfway", flush=True)
             time.sleep(60)
 
@@ -210,7 +214,11 @@ class Value:
 @pytest.mark.parametrize(
     ("kind", "value", "expected"),
     [
-        (KeyedJSONDataset, {"rows": 3, "word": "\ud55c"}, {"rows": 3, "word": "\ud55c"}),
+        (
+            KeyedJSONDataset,
+            {"rows": 3, "word": "\ud55c"},
+            {"rows": 3, "word": "\ud55c"},
+        ),
         (KeyedParquetDataset, {"row": [1, 2]}, pd.DataFrame({"row": [1, 2]})),
     ],
 )
@@ -221,7 +229,9 @@ def test_single_files_hold_their_key(tmp_path, caplog, kind, value, expected):
     dataset.save(Value(ContentKey({"a": 1}), {"never": ["written"]}))
     assert "report: unchanged, kept" in caplog.text
     loaded = dataset.load()
-    assert loaded.equals(expected) if kind is KeyedParquetDataset else loaded == expected
+    assert (
+        loaded.equals(expected) if kind is KeyedParquetDataset else loaded == expected
+    )
     dataset.save(Value(ContentKey({"a": 2}), value))
     assert "report: made again, because of a: 1 -> 2" in caplog.text
 

@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from flatout.engine.content_key import ContentKey, arrow_digest
 
 ROWS = st.lists(
-    st.tuples(st.one_of(st.none(), st.text(max_size=6)), st.lists(st.integers(0, 9), max_size=4)),
+    st.tuples(
+        st.one_of(st.none(), st.text(max_size=6)),
+        st.lists(st.integers(0, 9), max_size=4),
+    ),
     min_size=1,
     max_size=30,
 )
@@ -20,7 +23,10 @@ ROWS = st.lists(
 def table_of(rows):
     texts, ids = zip(*rows, strict=True)
     return pa.table(
-        {"text": pa.array(texts, pa.string()), "ids": pa.array(ids, pa.list_(pa.int32()))}
+        {
+            "text": pa.array(texts, pa.string()),
+            "ids": pa.array(ids, pa.list_(pa.int32())),
+        }
     )
 
 
@@ -73,11 +79,16 @@ def test_dictionaries_are_their_values():
 
 
 def test_a_key_does_not_depend_on_the_order_of_its_fields():
-    assert ContentKey({"a": 1, "b": [2]}).digest == ContentKey({"b": [2], "a": 1}).digest
+    assert (
+        ContentKey({"a": 1, "b": [2]}).digest == ContentKey({"b": [2], "a": 1}).digest
+    )
 
 
 def test_changes_name_the_fields():
-    now, then = ContentKey({"a": 1, "b": "x", "new": None}), ContentKey({"a": 1, "b": "y"})
+    now, then = (
+        ContentKey({"a": 1, "b": "x", "new": None}),
+        ContentKey({"a": 1, "b": "y"}),
+    )
     assert now.changes_since(then) == ['b: "y" -> "x"', "new: absent -> null"]
 
 

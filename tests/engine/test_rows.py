@@ -33,7 +33,17 @@ def test_good_rows_keep_text_label_and_their_number():
 
 
 def test_texts_that_are_null_empty_or_no_text_are_named_by_row():
-    texts = ["good", None, "", " \t\n", 7, "a\x00b", "bad \ud800", ["list"], float("nan")]
+    texts = [
+        "good",
+        None,
+        "",
+        " \t\n",
+        7,
+        "a\x00b",
+        "bad \ud800",
+        ["list"],
+        float("nan"),
+    ]
     frame = pd.DataFrame({"text": pd.Series(texts, dtype=object), "label": "x"})
     rows, rejected = checked(frame)
     assert [row["source_row"] for row in rows] == [0]
@@ -50,7 +60,9 @@ def test_texts_that_are_null_empty_or_no_text_are_named_by_row():
 
 
 def test_words_for_missing_are_words():
-    rows, rejected = checked(pd.DataFrame({"text": ["NA", "null", "nan"], "label": "x"}))
+    rows, rejected = checked(
+        pd.DataFrame({"text": ["NA", "null", "nan"], "label": "x"})
+    )
     assert [row["text"] for row in rows] == ["NA", "null", "nan"]
     assert rejected == {}
 
@@ -61,7 +73,11 @@ def test_a_column_of_numbers_is_no_text():
 
 
 def test_bytes_that_are_not_utf8_cost_their_row_only():
-    buffers = [None, pa.py_buffer(np.array([0, 2, 4], np.int32)), pa.py_buffer(b"ok\xff\xfe")]
+    buffers = [
+        None,
+        pa.py_buffer(np.array([0, 2, 4], np.int32)),
+        pa.py_buffer(b"ok\xff\xfe"),
+    ]
     texts = pa.Array.from_buffers(pa.string(), 2, buffers)
     rows, rejected = checked(pa.table({"text": texts, "label": ["x", "y"]}))
     assert [row["text"] for row in rows] == ["ok"]
@@ -96,7 +112,9 @@ def test_labels_that_are_missing_or_no_labels():
 def test_targets_of_a_regression_are_finite_numbers():
     columns = Columns("text", None, "label", None, regression=True)
     labels = ["0.5", "x", None, "inf", "2"]
-    rows, rejected = checked(pd.DataFrame({"text": list("abcde"), "label": labels}), columns)
+    rows, rejected = checked(
+        pd.DataFrame({"text": list("abcde"), "label": labels}), columns
+    )
     assert [row["label"] for row in rows] == [0.5, 2.0]
     assert rejected == {
         1: "label is not a finite number (model.task is regression)",
@@ -127,13 +145,15 @@ def test_excerpts_are_short_and_printable():
 
 def test_missing_and_double_columns_are_named_with_what_there_is():
     columns = Columns("txt", None, "label", None)
-    raw = open_raw_texts(pa.table([["a"], ["x"], ["y"]], names=["text", "label", "label"]))
+    raw = open_raw_texts(
+        pa.table([["a"], ["x"], ["y"]], names=["text", "label", "label"])
+    )
     with pytest.raises(RawTextsError) as error:
         columns.check_present(raw)
     assert str(error.value) == (
-        "raw_texts has the columns 'text', 'label', 'label'; split.text_column is 'txt', "
-        "which is not there; split.label_column is 'label', which is there twice. Set the "
-        "names in conf/base/parameters_split.yml"
+        "raw_texts has the columns 'text', 'label', 'label'; split.text_column is "
+        "'txt', which is not there; split.label_column is 'label', which is there "
+        "twice. Set the names in conf/base/parameters_split.yml"
     )
 
 

@@ -61,7 +61,9 @@ def test_labels_are_spread_within_the_chance_of_independent_draws():
 @given(st.integers(60, 400), st.integers(0, 300), st.randoms(use_true_random=False))
 @settings(max_examples=15, deadline=None)
 def test_a_row_keeps_its_split_when_rows_are_added_or_moved(count, more, random):
-    before, _, _ = split(frame_of(count), fractions=Fractions(train=0.6, validation=0.2, test=0.2))
+    before, _, _ = split(
+        frame_of(count), fractions=Fractions(train=0.6, validation=0.2, test=0.2)
+    )
     grown = frame_of(count + more).sample(frac=1, random_state=random.randrange(2**32))
     after, _, _ = split(grown, fractions=Fractions(train=0.6, validation=0.2, test=0.2))
     for name in NAMES:
@@ -85,7 +87,10 @@ def test_near_duplicates_are_counted_and_share_a_split():
     frame = frame_of(300)
     loud = frame.assign(text=frame["text"].str.upper().str.replace(" ", "\n  "))
     parts, report, _ = split(pd.concat([frame, loud], ignore_index=True))
-    assert (report["near_duplicates"], report["near_duplicates_in_two_splits"]) == (300, 0)
+    assert (report["near_duplicates"], report["near_duplicates_in_two_splits"]) == (
+        300,
+        0,
+    )
     for texts in texts_of(parts).values():
         assert {" ".join(t.lower().split()) for t in texts} == {
             t for t in texts if t.islower() and "\n" not in t
@@ -140,8 +145,8 @@ def test_too_many_rejected_rows_stop_the_run_with_reasons_and_rows():
         split(frame)
     assert str(error.value) == (
         "6 of 100 rows (6.0%) cannot be used, more than split.max_rejected_fraction "
-        "0.01:\n  6 x text is missing: rows 0, 1, 2, 3, 4, ... (counted from 0)\nAll of "
-        "them are in rejected_rows. Mend the data or the column names, or raise "
+        "0.01:\n  6 x text is missing: rows 0, 1, 2, 3, 4, ... (counted from 0)\nAll "
+        "of them are in rejected_rows. Mend the data or the column names, or raise "
         "split.max_rejected_fraction"
     )
 
@@ -173,7 +178,9 @@ def test_a_label_that_train_has_never_seen_is_rejected_by_name():
     row = frame.index[frame["text"] == parts["validation_rows"][0]["text"]][0]
     frame.loc[row, "label"] = "rare"
     _, report, _ = split(frame)
-    assert report["rejected_by_reason"] == {"label 'rare' has no row in the train split": 1}
+    assert report["rejected_by_reason"] == {
+        "label 'rare' has no row in the train split": 1
+    }
 
 
 def test_a_label_seen_once_is_named_with_its_row(caplog):
@@ -192,8 +199,14 @@ def test_a_single_label():
 
 
 def test_no_rows():
-    with pytest.raises(SplitError, match="raw_texts is empty: it has columns but no rows"):
-        split(pa.table({"text": pa.array([], pa.string()), "label": pa.array([], pa.string())}))
+    with pytest.raises(
+        SplitError, match="raw_texts is empty: it has columns but no rows"
+    ):
+        split(
+            pa.table(
+                {"text": pa.array([], pa.string()), "label": pa.array([], pa.string())}
+            )
+        )
 
 
 def test_too_few_rows_for_three_splits():

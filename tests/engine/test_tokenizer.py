@@ -1,5 +1,7 @@
 """The tokenizer: trained or loaded, checked, and clear about what is wrong."""
 
+# ruff: noqa: S106 - tokens of a text are no passwords
+
 from __future__ import annotations
 
 import json
@@ -73,9 +75,15 @@ def test_rare_letters_do_not_crowd_out_the_pieces():
 
 def test_a_trained_tokenizer_opens_in_transformers(tmp_path):
     model = ModelSettings(config={"model_type": "bert", "max_position_embeddings": 128})
-    file = saved(tokenizer_recipe(ROWS, model, TokenizeSettings(vocab_size=130)), tmp_path / "t")
+    file = saved(
+        tokenizer_recipe(ROWS, model, TokenizeSettings(vocab_size=130)), tmp_path / "t"
+    )
     loaded = AutoTokenizer.from_pretrained(tmp_path / "t")
-    assert (loaded.padding_side, loaded.model_max_length, len(loaded)) == ("right", 128, 130)
+    assert (loaded.padding_side, loaded.model_max_length, len(loaded)) == (
+        "right",
+        128,
+        130,
+    )
     assert (loaded.pad_token, loaded.mask_token) == ("[PAD]", "[MASK]")
     assert file.max_positions == 128
     assert file.token_id("cls_token") == loaded.cls_token_id
@@ -141,13 +149,19 @@ def test_text_survives_a_byte_level_tokenizer(tmp_path):
 
 def test_no_token_that_could_pad(tmp_path):
     model = checkpoint(tmp_path / "gpt2", byte_level())
-    with pytest.raises(TokenizerError, match="there is no pad, end, unknown or start token"):
+    with pytest.raises(
+        TokenizerError, match="there is no pad, end, unknown or start token"
+    ):
         tokenizer_recipe(ROWS, model, TokenizeSettings()).build()
 
 
 def test_a_vocabulary_larger_than_the_models(tmp_path):
-    model = checkpoint(tmp_path / "gpt2", byte_level(eos_token="<|end|>"), vocab_size=10)
-    with pytest.raises(TokenizerError, match=r"\d+ tokens, but the checkpoint's vocab_size is 10"):
+    model = checkpoint(
+        tmp_path / "gpt2", byte_level(eos_token="<|end|>"), vocab_size=10
+    )
+    with pytest.raises(
+        TokenizerError, match=r"\d+ tokens, but the checkpoint's vocab_size is 10"
+    ):
         tokenizer_recipe(ROWS, model, TokenizeSettings()).build()
 
 
@@ -167,7 +181,14 @@ def test_a_tokenizer_without_rust():
     ("config", "expected"),
     [
         ({"model_type": "bert", "max_position_embeddings": 512}, 512),
-        ({"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1}, 512),
+        (
+            {
+                "model_type": "roberta",
+                "max_position_embeddings": 514,
+                "pad_token_id": 1,
+            },
+            512,
+        ),
         ({"model_type": "roberta", "max_position_embeddings": 514}, 512),
         ({"model_type": "gpt2", "n_positions": 1024}, 1024),
         ({"model_type": "t5"}, None),

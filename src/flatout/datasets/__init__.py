@@ -8,6 +8,7 @@ from typing import Any
 
 _MODULES = {
     "DocstringCorpus": "docstring_corpus",
+    "HubTexts": "hub_texts",
     "KeyedArrowDataset": "keyed_arrow",
     "KeyedJSONDataset": "keyed_files",
     "KeyedParquetDataset": "keyed_files",

@@ -19,7 +19,7 @@ def log_changes(name: str, key: ContentKey, stored: ContentKey | None) -> None:
         logger.info("%s: not there yet, making it", name)
     else:
         changes = (
-            "; ".join(key.changes_since(stored)) or "files are missing or cut short"
+            "; ".join(key.changes_since(stored)) or "files that are missing or changed"
         )
         logger.info("%s: made again, because of %s", name, changes)
 

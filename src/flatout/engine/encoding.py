@@ -169,7 +169,8 @@ class Encoder:
         yield before
         while text:
             piece = text[:PIECE_CHARACTERS]
-            piece = piece if len(piece) == len(text) else _up_to_space(piece)
+            if len(piece) < len(text):
+                piece = _up_to_space(piece) or piece
             yield self._tokenizer.encode(piece, add_special_tokens=False).ids
             text = text[len(piece) :]
         yield after
@@ -183,9 +184,9 @@ class Encoder:
 
 
 def _up_to_space(text: str) -> str:
-    """`text` cut before its last space; whole where it has none."""
-    head, _, _ = text.rpartition(" ")
-    return head or text
+    """`text` cut before its last space; nothing where it has none, since a word that
+    is cut may have other tokens than its head."""
+    return text.rpartition(" ")[0]
 
 
 def _flat(rows: list[list[int]], typecode: str) -> Any:

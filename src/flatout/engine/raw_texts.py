@@ -82,7 +82,7 @@ def open_raw_texts(data: Any) -> RawTexts:
         raise RawTextsError(
             f"raw_texts holds several splits ({', '.join(data)}), and flatout makes "
             "its own. Name one in the catalog, or join them: "
-            "dataset_kwargs (of a file: load_args): {split: " + "+".join(data) + "}"
+            "split: " + "+".join(data)
         )
     raise RawTextsError(
         f"raw_texts is a {kind}; it must be a datasets.Dataset, a pandas DataFrame or "

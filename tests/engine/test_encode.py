@@ -1,0 +1,395 @@
+"""Token rows: the ids that transformers gives, whatever the route."""
+
+# ruff: noqa: S106 - tokens of a text are no passwords
+
+from __future__ import annotations
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from flatout.engine import encode, encoding
+from flatout.engine.arrow_folder import write_recipe, write_whole
+from flatout.engine.encode import (
+    TokensError,
+    choose_processes,
+    label_names_of,
+    tokens_recipe,
+)
+from flatout.engine.encoding import Encoded, EncodeOptions, Encoder
+from flatout.engine.settings import ModelSettings, Settings, TokenizeSettings
+from flatout.engine.token_keys import StaleTokensError, check_tokens_match, token_key
+from flatout.engine.tokenizer import TokenizerFile, tokenizer_recipe
+from flatout.engine.word_pieces import train_word_pieces
+
+WORDS = "the quick brown fox jumps over a lazy \ud55c\uad6d\uc5b4 \U0001f600".split()
+MODEL = ModelSettings(config={"model_type": "bert", "max_position_embeddings": 64})
+TOKENIZE = TokenizeSettings(max_length=16, vocab_size=200)
+
+
+def texts_of(count, seed=0):
+    """Texts with a long tail: most are short, some many times `max_length`."""
+    random = np.random.default_rng(seed)
+    sizes = np.minimum(random.pareto(1.0, count) * 4 + 1, 400).astype(int)
+    return [" ".join(random.choice(WORDS, size)) for size in sizes]
+
+
+def rows_of(texts, **columns):
+    return datasets.Dataset.from_dict({"text": texts, **columns})
+
+
+@pytest.fixture(scope="module")
+def word_pieces(tmp_path_factory):
+    recipe = tokenizer_recipe(rows_of(texts_of(300)), MODEL, TOKENIZE)
+    folder = tmp_path_factory.mktemp("tokenizer") / "t"
+    write_whole(folder, recipe.key, recipe.write)
+    return TokenizerFile(folder)
+
+
+def bpe(folder, space):
+    """Byte-level (`space` is a letter of the token) or Metaspace pieces."""
+    tokenizer = Tokenizer(models.BPE(unk_token=None))
+    tokenizer.pre_tokenizer = space
+    trainer = trainers.BpeTrainer(
+        vocab_size=500,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts_of(300), trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>"
+    )
+    wrapped.save_pretrained(folder)
+    return TokenizerFile(folder)
+
+
+def recipe_of(tokenizer, rows, names=None, model=MODEL, tokenize=TOKENIZE):
+    names = label_names_of(rows) if names is None else names
+    return tokens_recipe("train_tokens", rows, tokenizer, names, model, tokenize)
+
+
+def test_ids_labels_and_lengths_of_each_row(word_pieces):
+    texts = texts_of(500)
+    rows = rows_of(texts, label=[["b", "a", "c"][i % 3] for i in range(500)])
+    tokens = recipe_of(word_pieces, rows).to_dataset()
+    theirs = AutoTokenizer.from_pretrained(word_pieces.folder)
+    expected = theirs(texts, truncation=True, max_length=16)["input_ids"]
+    assert tokens["input_ids"][:] == expected
+    assert tokens["length"][:] == list(map(len, expected))
+    assert tokens["labels"][:] == [[1, 0, 2][i % 3] for i in range(500)]
+    kinds = {
+        name: str(kind)
+        for name, kind in zip(
+            tokens.column_names, tokens.data.schema.types, strict=True
+        )
+    }
+    assert kinds == {
+        "input_ids": "list<item: int32>",
+        "labels": "int64",
+        "length": "int32",
+    }
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        pre_tokenizers.Metaspace(),
+        pre_tokenizers.Whitespace(),
+    ],
+)
+def test_long_texts_give_what_the_whole_text_gives(tmp_path, space):
+    file = bpe(tmp_path, space)
+    texts = texts_of(400, seed=1)
+    tokens = recipe_of(file, rows_of(texts)).to_dataset()
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert (
+        tokens["input_ids"][:]
+        == theirs(texts, truncation=True, max_length=16)["input_ids"]
+    )
+
+
+@given(
+    st.lists(
+        st.text(alphabet="ab \n\t\ud55c.,\U0001f600", min_size=1, max_size=300),
+        max_size=8,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_heads_are_exact_for_any_text(texts):
+    tokenizer = train_word_pieces(
+        pa.chunked_array([["ab ba aab \ud55c \U0001f600 .,"] * 3]), 100
+    )
+    encoder = Encoder(
+        Tokenizer.from_str(tokenizer.to_str()), EncodeOptions(max_length=8, empty_id=1)
+    )
+    encoded = encoder.encode(pa.array(texts, pa.string()))
+    tokenizer.enable_truncation(8)
+    expected = [tokenizer.encode(text) for text in texts]
+    assert encoded.ids.tolist() == [id_ for e in expected for id_ in e.ids]
+    assert encoded.num_cut == sum(bool(e.overflowing) for e in expected)
+
+
+def test_the_cut_rows_are_counted_exactly(word_pieces, tmp_path):
+    texts = texts_of(500)
+    recipe = recipe_of(word_pieces, rows_of(texts))
+    write_recipe(tmp_path / "tokens", recipe)
+    theirs = AutoTokenizer.from_pretrained(word_pieces.folder)
+    assert recipe.facts() == {
+        "cut_rows": sum(len(ids) > 16 for ids in theirs(texts)["input_ids"])
+    }
+
+
+@pytest.mark.process
+def test_helper_processes_give_the_same_rows_in_the_same_order(
+    word_pieces, monkeypatch
+):
+    monkeypatch.setattr(encode, "UNIT_BYTES", 4_000)
+    rows = rows_of(texts_of(800), label=[str(i % 7) for i in range(800)])
+    alone = recipe_of(
+        word_pieces, rows, tokenize=TOKENIZE.model_copy(update={"num_processes": 1})
+    )
+    shared = recipe_of(
+        word_pieces, rows, tokenize=TOKENIZE.model_copy(update={"num_processes": 2})
+    )
+    assert alone.key.digest == shared.key.digest
+    assert alone.to_dataset().to_dict() == shared.to_dataset().to_dict()
+
+
+@pytest.mark.parametrize(
+    ("task_s", "tasks", "expected"),
+    [(0.01, 3, 1), (1.0, 0, 1), (1.0, 200, 8), (0.5, 8, 1)],
+)
+def test_the_number_of_processes_follows_the_measured_work(
+    monkeypatch, task_s, tasks, expected
+):
+    monkeypatch.setattr(encode, "usable_cores", lambda: 8)
+    assert choose_processes(task_s, tasks, "auto") == expected
+    assert choose_processes(task_s, tasks, 3) == 3
+
+
+def test_tasks_cover_all_rows_once_and_are_of_one_size(word_pieces, monkeypatch):
+    monkeypatch.setattr(encode, "UNIT_BYTES", 2_000)
+    rows = rows_of(texts_of(700))
+    options = EncodeOptions(max_length=16)
+    with encode.row_files(rows) as (file,):
+        tasks = encode.plan_tasks(file, options)
+    spans = [(start, stop) for _, start, stop in tasks]
+    assert [start for start, _ in spans] == [0] + [stop for _, stop in spans[:-1]]
+    assert spans[-1][1] == 700
+    read = [min(len(t.encode()), 6 * 16) for t in rows["text"]]
+    sizes = [sum(read[start:stop]) for start, stop in spans]
+    assert max(sizes) <= 2_000 and min(sizes[:-1]) > 1_800
+
+
+def test_rows_that_were_selected_are_the_rows_encoded(word_pieces):
+    rows = rows_of(texts_of(50)).select([7, 3, 30])
+    tokens = recipe_of(word_pieces, rows).to_dataset()
+    theirs = AutoTokenizer.from_pretrained(word_pieces.folder)
+    assert (
+        tokens["input_ids"][:]
+        == theirs(rows["text"][:], truncation=True, max_length=16)["input_ids"]
+    )
+
+
+def test_pairs_have_type_ids_and_are_cut_together(word_pieces):
+    texts, pairs = texts_of(200), texts_of(200, seed=2)
+    rows = rows_of(texts, text_pair=pairs)
+    tokens = recipe_of(word_pieces, rows).to_dataset()
+    theirs = AutoTokenizer.from_pretrained(word_pieces.folder)
+    expected = theirs(texts, pairs, truncation=True, max_length=16)
+    assert tokens["input_ids"][:] == expected["input_ids"]
+    ids = word_pieces.backend.encode("a", "b")
+    assert ids.type_ids[-1] == 1
+    for row, length in zip(
+        tokens["token_type_ids"][:], tokens["length"][:], strict=True
+    ):
+        assert len(row) == length and set(row) == {0, 1} and row == sorted(row)
+
+
+def test_targets_of_a_regression_stay_numbers(word_pieces):
+    model = MODEL.model_copy(update={"task": "regression"})
+    rows = rows_of(["a b", "c"], label=[0.25, -3.0])
+    tokens = recipe_of(word_pieces, rows, model=model).to_dataset()
+    assert tokens["labels"][:] == [0.25, -3.0]
+
+
+def test_unlabelled_rows_have_no_labels(word_pieces):
+    model = MODEL.model_copy(update={"task": "masked-lm"})
+    assert recipe_of(
+        word_pieces, rows_of(["a"]), model=model
+    ).to_dataset().column_names == [
+        "input_ids",
+        "length",
+    ]
+
+
+def test_a_text_without_tokens_gets_one(tmp_path):
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>"
+    ).save_pretrained(tmp_path)
+    tokens = recipe_of(TokenizerFile(tmp_path), rows_of(["a a", " ", "a"])).to_dataset()
+    assert tokens["input_ids"][:] == [[1, 1], [0], [1]]
+    assert tokens["length"][:] == [2, 1, 1]
+
+
+def test_a_label_that_train_never_has(word_pieces):
+    rows = rows_of(["a", "b", "c"], label=["x", "y", "z"])
+    with pytest.raises(TokensError) as error:
+        recipe_of(word_pieces, rows, names=["x", "y"]).to_dataset()
+    assert str(error.value) == (
+        "train_tokens: 1 rows have a label that train never has, the first 'z' in row "
+        "2: nothing could learn it. Give train such rows, or take these out"
+    )
+
+
+def test_rows_longer_than_the_model_takes(word_pieces):
+    with pytest.raises(TokensError) as error:
+        recipe_of(word_pieces, rows_of(["a"]), tokenize=TokenizeSettings(max_length=65))
+    assert str(error.value).startswith(
+        "tokenize.max_length is 65, but the model takes rows of at most 64 tokens: set "
+        "tokenize.max_length to 64 or less"
+    )
+
+
+def test_no_room_for_a_token_of_the_text(word_pieces):
+    with pytest.raises(TokensError, match="no token of the text would be left"):
+        recipe_of(word_pieces, rows_of(["a"]), tokenize=TokenizeSettings(max_length=2))
+
+
+@pytest.mark.parametrize("text", ["word " * 10_000_000, "x" * 1_000_000])
+def test_one_huge_text(word_pieces, text):
+    tokens = recipe_of(word_pieces, rows_of(["a b", text])).to_dataset()
+    theirs = AutoTokenizer.from_pretrained(word_pieces.folder)
+    assert (
+        tokens[1]["input_ids"]
+        == theirs(text[:1000], truncation=True, max_length=16)["input_ids"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        (["10", "9", "9"], ["9", "10"]),
+        (["b", "10", "a"], ["10", "a", "b"]),
+        ([0.5, 0.25, 1.0], []),
+    ],
+)
+def test_names_of_labels(labels, names):
+    assert label_names_of(rows_of(["a", "b", "c"], label=labels)) == names
+
+
+def test_encoded_rows_travel_as_bytes():
+    encoded = Encoded(
+        np.arange(5, dtype=np.int32),
+        np.array([2, 3], np.int32),
+        1,
+        np.zeros(5, np.int8),
+    )
+    back = Encoded.from_bytes(encoded.to_bytes())
+    assert back.ids.tolist() == [0, 1, 2, 3, 4] and back.lengths.tolist() == [2, 3]
+    assert (back.num_cut, back.type_ids.tolist()) == (1, [0] * 5)
+
+
+def settings_of(model=MODEL, tokenize=TOKENIZE):
+    return Settings(model=model, tokenize=tokenize)
+
+
+def test_tokens_of_other_parameters_are_refused_by_name(word_pieces, tmp_path):
+    write_recipe(tmp_path / "tokens", recipe_of(word_pieces, rows_of(["a b"])))
+    tokens = datasets.load_from_disk(str(tmp_path / "tokens"))
+    check_tokens_match(tokens, settings_of())
+    other = settings_of(tokenize=TokenizeSettings(max_length=32, vocab_size=100))
+    with pytest.raises(StaleTokensError) as error:
+        check_tokens_match(tokens, other)
+    assert str(error.value) == (
+        "the token rows were made with other parameters (then -> now): "
+        "tokenize.max_length: 16 -> 32; tokenize.vocab_size: 200 -> 100. Run kedro run "
+        "--pipelines=tokenize, or set the parameters back"
+    )
+
+
+def test_tokens_without_a_key_pass_with_a_warning(word_pieces, caplog):
+    tokens = recipe_of(word_pieces, rows_of(["a b"])).to_dataset()
+    check_tokens_match(tokens, settings_of())
+    assert "carry no key" in caplog.text
+    assert token_key(tokens) == token_key(tokens.select(range(1)))
+
+
+def test_the_key_of_stored_tokens_is_their_digest(word_pieces, tmp_path):
+    recipe = recipe_of(word_pieces, rows_of(["a b"]))
+    write_recipe(tmp_path / "tokens", recipe)
+    assert (
+        token_key(datasets.load_from_disk(str(tmp_path / "tokens")))
+        == recipe.key.digest
+    )
+
+
+def test_join_texts_is_for_language_models(word_pieces):
+    with pytest.raises(TokensError, match="join_texts is for language models"):
+        recipe_of(
+            word_pieces,
+            rows_of(["a"]),
+            tokenize=TokenizeSettings(max_length=16, join_texts=True),
+        )
+
+
+@pytest.mark.parametrize("size", [7, 1000])
+def test_joined_texts_keep_every_token_and_the_documents_bounds(
+    word_pieces, monkeypatch, size
+):
+    monkeypatch.setattr(encode, "UNIT_BYTES", size)
+    monkeypatch.setattr(encoding, "PIECE_CHARACTERS", 200)
+    model = MODEL.model_copy(update={"task": "causal-lm"})
+    texts = texts_of(60)
+    tokenize = TokenizeSettings(max_length=16, join_texts=True)
+    blocks = recipe_of(
+        word_pieces, rows_of(texts), model=model, tokenize=tokenize
+    ).to_dataset()
+    theirs = AutoTokenizer.from_pretrained(word_pieces.folder)
+    documents = theirs(texts)["input_ids"]
+    assert [i for ids in blocks["input_ids"] for i in ids] == [
+        i for ids in documents for i in ids
+    ]
+    assert blocks["length"][:-1] == [16] * (len(blocks) - 1)
+    ends, position = set(), 0
+    for ids in documents:
+        position += len(ids)
+        ends.add(position)
+    found, position = set(), 0
+    for parts in blocks["document_lengths"]:
+        for part in parts:
+            position += part
+            found.add(position)
+    block_ends = {16 * i for i in range(1, len(blocks))}
+    assert found == ends | block_ends | {position}
+
+
+def test_documents_are_told_apart_by_the_end_token(tmp_path):
+    file = bpe(tmp_path, pre_tokenizers.ByteLevel(add_prefix_space=False))
+    plain = file.backend
+    plain.post_processor = processors.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="</s>").save_pretrained(
+        tmp_path
+    )
+    file = TokenizerFile(tmp_path)
+    model = ModelSettings(task="causal-lm", config={"model_type": "gpt2"})
+    tokenize = TokenizeSettings(max_length=64, join_texts=True)
+    (row,) = recipe_of(
+        file, rows_of(["the fox", "a dog"]), model=model, tokenize=tokenize
+    ).to_dataset()
+    first, second = (file.backend.encode(text).ids for text in ("the fox", "a dog"))
+    assert row["input_ids"] == [*first, 1, *second, 1]
+    assert row["document_lengths"] == [len(first) + 1, len(second) + 1]

@@ -1,0 +1,133 @@
+"""Figures on token rows, counted by hand."""
+
+from __future__ import annotations
+
+import json
+
+import datasets
+import numpy as np
+import pytest
+
+from flatout.engine.arrow_folder import write_recipe, write_whole
+from flatout.engine.encode import tokens_recipe
+from flatout.engine.pictures import LengthFigure
+from flatout.engine.settings import ModelSettings, TokenizeSettings, TrainSettings
+from flatout.engine.statistics import (
+    histogram,
+    length_summary,
+    padding_shares,
+    token_report,
+    vocabulary_use,
+)
+from flatout.engine.tokenizer import TokenizerFile, tokenizer_recipe
+
+
+def tokens_of(rows):
+    return datasets.Dataset.from_dict(
+        {"input_ids": rows, "length": list(map(len, rows))}
+    )
+
+
+def test_lengths():
+    assert length_summary(np.array([1, 2, 3, 4, 10])) == {
+        "min": 1.0,
+        "median": 3.0,
+        "p90": 7.6,
+        "p99": 9.8,
+        "max": 10.0,
+        "mean": 4.0,
+    }
+
+
+def test_a_histogram_counts_every_row_once():
+    lengths = np.array([1, 1, 5, 80])
+    found = histogram(lengths)
+    assert sum(found["counts"]) == 4
+    assert (found["edges"][1], found["counts"][0], found["counts"][2]) == (2, 2, 1)
+    assert found["edges"][-1] > 80
+
+
+def test_vocabulary_use():
+    assert vocabulary_use(tokens_of([[1, 2], [2, 5]]), 10) == {
+        "size": 10,
+        "used": 3,
+        "used_share": 0.3,
+    }
+
+
+@pytest.mark.parametrize(
+    ("strategy", "share"),
+    [("fixed", 1 - 20 / 64), ("random", 1 - 20 / 32), ("packed", 0.0)],
+)
+def test_padding_of_one_batch(strategy, share):
+    lengths = np.array([2, 2, 8, 8])
+    train = TrainSettings(global_batch_size=4)
+    assert padding_shares(lengths, train, max_length=16)[strategy] == pytest.approx(
+        share
+    )
+
+
+def test_grouping_never_pads_more_than_chance():
+    lengths = np.random.default_rng(0).integers(1, 300, 2000)
+    shares = padding_shares(lengths, TrainSettings(global_batch_size=32), 320)
+    assert (
+        0
+        == shares["packed"]
+        < shares["grouped"]
+        < shares["random"]
+        < shares["fixed"]
+        < 1
+    )
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """Report over real token rows of three splits on the disk."""
+    folder = tmp_path_factory.mktemp("data")
+    model = ModelSettings(config={"model_type": "bert"})
+    tokenize = TokenizeSettings(max_length=8, vocab_size=64)
+    rows = datasets.Dataset.from_dict({"text": ["a b c"] * 6 + ["a b c d e f g h"] * 2})
+    made = tokenizer_recipe(rows, model, tokenize)
+    write_whole(folder / "tokenizer", made.key, made.write)
+    tokenizer = TokenizerFile(folder / "tokenizer")
+    tokens = {}
+    for name in ("train", "validation", "test"):
+        recipe = tokens_recipe(f"{name}_tokens", rows, tokenizer, [], model, tokenize)
+        write_recipe(folder / name, recipe)
+        tokens[name] = datasets.load_from_disk(str(folder / name))
+    return token_report(tokens, tokenizer, TrainSettings(), tokenize)
+
+
+def test_a_report_on_stored_tokens(stored):
+    value = stored.value()
+    train = value["splits"]["train"]
+    assert (train["rows"], train["tokens"]) == (8, 6 * 5 + 2 * 8)
+    assert (train["cut_rows"], train["cut_share"]) == (2, 0.25)
+    assert train["unknown_share"] == 0.0
+    assert value["vocabulary"]["used"] == 2 + 6  # [CLS], [SEP], a to f
+    assert {check["name"] for check in value["tokenizer_checks"]} >= {
+        "pad token",
+        "fast",
+    }
+    json.dumps(value)
+
+
+def test_the_key_follows_the_batch_size(stored):
+    other = token_report(
+        stored.tokens,
+        stored.tokenizer,
+        TrainSettings(global_batch_size=7),
+        stored.tokenize,
+    )
+    assert other.key.changes_since(stored.key) == ["global_batch_size: 32 -> 7"]
+
+
+def test_the_figure_is_one_that_plotly_accepts(stored):
+    import plotly.graph_objects as go
+
+    figure = go.Figure(LengthFigure(stored).value())
+    assert sum(figure.data[0].y) == 8
+    assert list(figure.data[1].x) == ["fixed", "random", "grouped", "packed"]
+    assert figure.layout.title.text == (
+        "8 training rows: median 5, mean 5.75 tokens, 25.0 % of them cut"
+    )

@@ -1,0 +1,182 @@
+"""The tokenize pipeline: wiring, a run on real rows, what a change makes again."""
+
+from __future__ import annotations
+
+import datasets
+import pytest
+from kedro.io import DataCatalog, DatasetError, MemoryDataset
+from kedro.runner import SequentialRunner
+from kedro_datasets.json import JSONDataset
+
+from flatout.datasets import (
+    KeyedArrowDataset,
+    KeyedJSONDataset,
+    KeyedPlotlyDataset,
+    TokenizerFile,
+    TokenizerFolder,
+)
+from flatout.pipelines.tokenize import create_pipeline
+
+SPLITS = ("train", "validation", "test")
+MODEL = {"task": "sequence-classification", "config": {"model_type": "bert"}}
+
+
+def rows_of(count):
+    return datasets.Dataset.from_dict(
+        {
+            "text": [
+                f"some words about number {i} " * (1 + i % 9) for i in range(count)
+            ],
+            "label": [("even", "odd")[i % 2] for i in range(count)],
+        }
+    )
+
+
+def catalog_of(folder, model=MODEL, rows=rows_of, **tokenize):
+    tokenizer = str(folder / "tokenizer")
+    sizes = zip(SPLITS, (80, 10, 10), strict=True)
+    return DataCatalog(
+        {
+            **{
+                f"{name}_rows": MemoryDataset(rows(n), copy_mode="assign")
+                for name, n in sizes
+            },
+            "params:model": MemoryDataset(model),
+            "params:tokenize": MemoryDataset(
+                {"max_length": 24, "vocab_size": 90, **tokenize}
+            ),
+            "params:train": MemoryDataset({"global_batch_size": 8}),
+            "tokenizer": TokenizerFolder(filepath=tokenizer),
+            "tokenizer_file": TokenizerFile(filepath=tokenizer),
+            "label_names": JSONDataset(filepath=str(folder / "label_names.json")),
+            **{
+                f"{name}_tokens": KeyedArrowDataset(
+                    filepath=str(folder / f"{name}_tokens")
+                )
+                for name in SPLITS
+            },
+            "token_report": KeyedJSONDataset(
+                filepath=str(folder / "token_report.json")
+            ),
+            "token_figure": KeyedPlotlyDataset(
+                filepath=str(folder / "token_lengths.json")
+            ),
+        }
+    )
+
+
+def run(catalog):
+    SequentialRunner().run(create_pipeline(), catalog)
+    return catalog
+
+
+def test_what_goes_in_and_comes_out():
+    pipeline = create_pipeline()
+    assert pipeline.inputs() == {
+        *(f"{name}_rows" for name in SPLITS),
+        "params:model",
+        "params:tokenize",
+        "params:train",
+    }
+    assert pipeline.outputs() == {"tokenizer", "token_report", "token_figure"}
+
+
+def test_rows_become_tokens(tmp_path):
+    catalog = run(catalog_of(tmp_path))
+    tokens, rows = catalog["train_tokens"].load(), catalog["train_rows"].load()
+    tokenizer = catalog["tokenizer"].load()
+    assert (
+        tokens["input_ids"][:]
+        == tokenizer(rows["text"][:], truncation=True, max_length=24).input_ids
+    )
+    assert catalog["label_names"].load() == ["even", "odd"]
+    assert tokens["labels"][:] == [0, 1] * 40
+    assert catalog["token_report"].load()["splits"]["test"]["rows"] == 10
+    assert len(catalog["token_figure"].load().data) == 2
+
+
+def test_a_second_run_keeps_everything_and_says_so(tmp_path, caplog):
+    caplog.set_level("INFO")
+    run(catalog_of(tmp_path))
+    caplog.clear()
+    run(catalog_of(tmp_path))
+    names = (
+        "tokenizer",
+        *(f"{name}_tokens" for name in SPLITS),
+        "token_report",
+        "token_lengths",
+    )
+    for name in names:
+        assert f"{name}: unchanged, kept" in caplog.text
+    assert "rows/s" not in caplog.text
+
+
+def test_another_length_encodes_again_but_trains_no_tokenizer(tmp_path, caplog):
+    caplog.set_level("INFO")
+    run(catalog_of(tmp_path))
+    caplog.clear()
+    run(catalog_of(tmp_path, max_length=12))
+    assert "tokenizer: unchanged, kept" in caplog.text
+    assert (
+        "train_tokens: made again, because of tokenize.max_length: 24 -> 12"
+        in caplog.text
+    )
+
+
+def test_other_rows_train_again_and_encode_again(tmp_path, caplog):
+    caplog.set_level("INFO")
+    run(catalog_of(tmp_path))
+    caplog.clear()
+    run(catalog_of(tmp_path, rows=lambda n: rows_of(n + 5)))
+    assert "tokenizer: made again, because of rows: " in caplog.text
+    assert "train_tokens: made again, because of rows: " in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (
+            ('"lowercase":true', '"lowercase":false'),
+            "tokenizer: made again, because of files that are missing or changed",
+        ),
+        (
+            ('"max_input_chars_per_word":100', '"max_input_chars_per_word":101'),
+            "train_tokens: made again, because of tokenizer: ",
+        ),
+    ],
+)
+def test_an_edited_tokenizer_never_fits_old_tokens(tmp_path, caplog, edit, message):
+    caplog.set_level("INFO")
+    run(catalog_of(tmp_path))
+    file = tmp_path / "tokenizer" / "tokenizer.json"
+    text = file.read_text().replace(": ", ":")
+    assert edit[0] in text
+    file.write_text(
+        file.read_text().replace(edit[0].replace(":", ": "), edit[1].replace(":", ": "))
+    )
+    caplog.clear()
+    run(catalog_of(tmp_path))
+    assert message in caplog.text
+
+
+def test_bad_lengths_stop_before_anything_is_written(tmp_path):
+    model = {**MODEL, "config": {"model_type": "bert", "max_position_embeddings": 16}}
+    with pytest.raises(
+        ValueError, match="max_length is 24, but the model takes rows of at most 16"
+    ):
+        run(catalog_of(tmp_path, model=model))
+    assert not (tmp_path / "train_tokens").exists()
+
+
+def test_a_missing_checkpoint_keeps_the_text_of_its_error(tmp_path):
+    model = {**MODEL, "name_or_path": str(tmp_path / "nowhere")}
+    with pytest.raises(
+        DatasetError, match=r"its tokenizer could not be loaded\. Looked for"
+    ):
+        run(catalog_of(tmp_path, model=model))
+
+
+def test_a_tokenizer_that_is_not_there_says_what_to_run(tmp_path):
+    for kind in (TokenizerFolder, TokenizerFile):
+        with pytest.raises(DatasetError, match="kedro run --pipelines=tokenize"):
+            kind(filepath=str(tmp_path)).load()
