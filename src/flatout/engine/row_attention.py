@@ -22,7 +22,7 @@ TILE = 64
 LOG2_E = 1.4426950408889634
 LN_2 = tl.constexpr(0.6931471805599453)
 FORWARD = {"num_warps": 4, "num_stages": 2}
-BACKWARD = {"num_warps": 4, "num_stages": 1}
+BACKWARD = {"num_warps": 4, "num_stages": 3}
 """Launch options, measured on an H200 at head dimension 64."""
 
 
