@@ -248,8 +248,11 @@ def set_aside(paths: list[Path]) -> None:
 
 
 def finish(folder: Path) -> None:
-    """Nothing is left to resume from: called when a run's results are in good hands."""
-    for path in step_folders(folder):
-        discard(path)
-    sweep(folder, ".old-*")
-    (folder / RESULT).unlink(missing_ok=True)
+    """Nothing is left to resume from: called when a run's results are in good hands.
+    The best model and the last one stay."""
+    path = folder / RESULT
+    best = None
+    if path.is_file():
+        best = json.loads(path.read_text(encoding="utf-8"))["model_folder"]
+    prune(folder, 0, best)
+    path.unlink(missing_ok=True)

@@ -44,11 +44,8 @@ def run_training(
     label_names: Sequence[str],
     folder: Path,
 ) -> TrainResult:
-    """Train on three token Datasets; checkpoints and models go under `folder`.
-
-    The result stays in `folder` until `checkpoint_folder.finish`: the same call by a
-    later process, after this one died with the result in its hands, gives it at once.
-    """
+    """Train on three token Datasets; checkpoints and models go under `folder`, where
+    the result stays until `checkpoint_folder.finish` (see `collect`)."""
     splits = {
         "train": TokenRows.from_dataset(train_tokens),
         "validation": TokenRows.from_dataset(validation_tokens),
@@ -64,6 +61,12 @@ def run_training(
         metrics_file=Path(settings.paths.metrics).absolute(),
         data_key=xxhash.xxh3_128_hexdigest("".join(keys).encode()),
     )
+    return collect(job)
+
+
+def collect(job: TrainJob) -> TrainResult:
+    """Train `job`; or give at once what a process before this one trained, and died
+    with before it was put where it belongs. `checkpoint_folder.finish` ends that."""
     return take_over(job) or _train(job)
 
 

@@ -101,6 +101,9 @@ class StepLoader:
             batch_size=None,
             sampler=steps,
             num_workers=self.num_workers,
+            # Else each iteration draws from the generator that dropout uses, and a
+            # resumed run draws other numbers than one that was never interrupted.
+            generator=torch.Generator(),
             pin_memory=self.settings.pin_memory and self.runtime.is_cuda,
             **workers,
         )

@@ -90,7 +90,7 @@ def train(job: TrainJob, runtime: Runtime, team: Team | None = None) -> TrainRes
                     result = evaluate_split(trainer, job.validation)
                 if recorder.note_validation(done, result):
                     with recorder.paused("checkpoint"):
-                        session.keep_best(done)
+                        session.keep_best(done, result)
             session.step_done(done)
         test = finish(trainer, recorder, session)
     return TrainResult(

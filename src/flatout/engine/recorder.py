@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ class MetricsFile:
 
     _written: set[tuple[int, str]] = field(default_factory=set)
     """(step, metric) of points that an interrupted session wrote already."""
+    _waiting: list[str] = field(default_factory=list)
 
     def start(self, start_step: int) -> None:
         """A new run begins with an empty file. A resumed one goes on in it, and points
@@ -63,8 +64,21 @@ class MetricsFile:
         metrics = {n: v for n, v in metrics.items() if (step, n) not in self._written}
         if self.enabled and metrics:
             line = {"step": step, "time_s": time.time(), "metrics": metrics}
+            self._waiting.append(json.dumps(line) + "\n")
+            self._write_waiting()
+
+    def _write_waiting(self) -> None:
+        """A full disk costs no run: points wait until there is room."""
+        size = self.path.stat().st_size if self.path.exists() else 0
+        try:
             with self.path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+                file.writelines(self._waiting)
+            self._waiting.clear()
+        except OSError as error:
+            if len(self._waiting) == 1:
+                logger.warning("%s cannot be written now: %s", self.path, error)
+            with suppress(OSError):
+                os.truncate(self.path, size)  # no part of a line stays
 
 
 @dataclass
@@ -187,15 +201,13 @@ class Recorder:
         if self.trainer.runtime.ranks.is_main:
             shown = "  ".join(f"{name} {value:.4f}" for name, value in named.items())
             logger.info("step %d/%d  %s", done, self.trainer.total_steps, shown)
-        if self.best is not None and result.loss >= self.best.loss:
-            return False
-        self.best = result
-        return True
+        return self.best is None or result.loss < self.best.loss
 
     def _point(
         self, window: Window, figures: dict[str, float], batch: StepBatch, rate: float
     ) -> LogPoint:
-        wall_s = window.wall_s or float("nan")
+        # Without a step behind the warm-up there is no rate.
+        wall_s = window.wall_s if window.steps else float("nan")
         done = batch.step + 1
         judged = figures["judged"]
         return LogPoint(

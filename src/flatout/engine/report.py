@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -23,7 +24,7 @@ class LogPoint:
     train_accuracy: float | None = None
 
     def as_metrics(self) -> dict[str, float]:
-        """Names under which a tracking store knows them."""
+        """Names under which a tracking store knows them; no rates of a warm-up."""
         metrics = {
             "train_samples_per_second": self.samples_per_s,
             "train_tokens_per_second": self.tokens_per_s,
@@ -34,7 +35,7 @@ class LogPoint:
         }
         if self.train_accuracy is not None:
             metrics["train_accuracy"] = self.train_accuracy
-        return metrics
+        return {name: v for name, v in metrics.items() if not math.isnan(v)}
 
 
 @dataclass(frozen=True)

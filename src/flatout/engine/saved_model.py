@@ -8,26 +8,33 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from flatout.engine.assemble import Trainer
-from flatout.engine.checkpoint import fill_tensors, named_tensors
+from flatout.engine.checkpoint import broadcast, fill_tensors, named_tensors
 from flatout.engine.checkpoint_folder import write_whole
 from flatout.engine.model import load_pretrained
 
 
-def save_model(trainer: Trainer, folder: Path) -> None:
-    """`save_pretrained` to `folder`, whole or not at all; all ranks call it."""
-    model, ranks = trainer.model.model, trainer.runtime.ranks
+class SaveError(OSError):
+    """A model could not be written: a full disk, most often."""
+
+
+def save_model(trainer: Trainer, folder: Path, control: Any) -> None:
+    """`save_pretrained` to `folder`, whole or not at all; all ranks call it, and all
+    go on after it. Raises SaveError on all of them."""
+    model, fault = trainer.model.model, None
     weights = _gathered(model)
-    if ranks.is_main:
-        write_whole(
-            folder, lambda hidden: model.save_pretrained(hidden, state_dict=weights)
-        )
-    if ranks.world_size > 1:
-        torch.distributed.barrier()
+    if trainer.runtime.ranks.is_main:
+        try:
+            write_whole(
+                folder, lambda hidden: model.save_pretrained(hidden, state_dict=weights)
+            )
+        except Exception as error:  # each library has its own for a full disk
+            fault = f"{folder} was not saved: {error}"
+    if fault := broadcast(fault, control):
+        raise SaveError(fault)
 
 
 def _gathered(model: nn.Module) -> dict[str, Tensor] | None:

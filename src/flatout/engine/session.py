@@ -25,8 +25,9 @@ from flatout.engine.distributed import Agreement, Team
 from flatout.engine.heartbeat import heartbeat
 from flatout.engine.identity import identity
 from flatout.engine.recorder import Recorder
+from flatout.engine.report import Evaluation
 from flatout.engine.resume import Resume, resume_line
-from flatout.engine.saved_model import load_weights, save_model
+from flatout.engine.saved_model import SaveError, load_weights, save_model
 from flatout.engine.signals import Interrupted, StopSignals
 from flatout.engine.summary import versions
 from flatout.engine.timing import compile_clock
@@ -58,6 +59,7 @@ class Session:
         self._writer = CheckpointWriter(self.folder, settings.checkpoint.keep)
         every = settings.checkpoint.every_steps
         self._agreement = Agreement(self._ranks, self._control, every)
+        self._faults: list[str] = []
         self._first_step = self._saved_step = 0
         self._saved_s = time.monotonic()
 
@@ -117,17 +119,22 @@ class Session:
             self._save(done)
         self._note_saved()
 
-    def keep_best(self, done: int) -> None:
-        """Save the model as the best so far."""
+    def keep_best(self, done: int, result: Evaluation) -> None:
+        """Save the model as the best so far; where that fails the one before stays."""
         name = best_folder(done)
-        save_model(self.trainer, self.folder / name)
-        self.recorder.best_folder = name
+        try:
+            save_model(self.trainer, self.folder / name, self._control)
+        except SaveError as error:
+            logger.warning("%s; the best model before it is kept", error)
+            self._faults.append(str(error))
+            return
+        self.recorder.best, self.recorder.best_folder = result, name
         if self._ranks.is_main and not self._writer.busy:
             prune(self.folder, self._settings.checkpoint.keep, name)
 
     def end_with_best(self) -> None:
         """Save the model as the last one; go on with the best."""
-        save_model(self.trainer, self.last_model)
+        save_model(self.trainer, self.last_model, self._control)
         load_weights(self.trainer, self.best_model, self._control)
 
     @property
@@ -231,4 +238,4 @@ class Session:
     def _note_saved(self) -> None:
         if self._writer.newest is not None:
             self.recorder.last_checkpoint = self._writer.newest.folder
-        self.recorder.warnings = list(self._writer.faults)
+        self.recorder.warnings = [*self._faults, *self._writer.faults]
