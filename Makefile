@@ -38,6 +38,7 @@ format: .venv/dev ## let ruff write what it can
 	$(BIN)/ruff format
 
 compare: .venv/runtime ## samples/s of the slow configuration and the default, and the ratio
+	$(BIN)/kedro run --pipelines=split,tokenize
 	$(BIN)/kedro flatout compare
 
 ui: .venv/runtime ## MLflow on http://127.0.0.1:5000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,26 @@ import click
 from kedro.framework.cli.project import run as kedro_run
 from kedro.framework.cli.utils import env_option
 from kedro.framework.session import KedroSession
+from kedro.io import DatasetError
 
-from flatout.engine.settings import SettingsError, parse_settings
+from flatout.engine.settings import parse_settings
+
+logger = logging.getLogger(__name__)
 
 
 class Fault(click.ClickException):
-    """An error of the user's input, shown as its text alone."""
+    """An error that flatout knows: its text says what to do, a traceback would not."""
 
-    exit_code = 2
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        usual = 3 if isinstance(error, DatasetError) else 2
+        self.exit_code = getattr(error, "exit_code", usual)
+
+
+def _is_known(error: Exception) -> bool:
+    """Errors of flatout's own, and those that the catalog's datasets raise."""
+    own = type(error).__module__.startswith("flatout.")
+    return own or isinstance(error, DatasetError)
 
 
 @click.group(name="flatout")
@@ -33,13 +46,39 @@ def cli() -> None:
 def run(**options: Any) -> Any:
     try:
         return kedro_run.callback(**options)
-    except SettingsError as error:
-        raise Fault(str(error)) from error
+    except Exception as error:
+        if not _is_known(error):
+            raise
+        logger.debug("traceback of the error below", exc_info=True)
+        raise Fault(error) from error
 
 
 @cli.group()
 def flatout() -> None:
-    """What only flatout has: sync."""
+    """What only flatout has."""
+
+
+@flatout.command()
+@click.option("--env", default="local", show_default=True, help="The fast side.")
+@click.option("--slow-env", default="slow", show_default=True)
+@click.option("--global-batch-size", default=16, show_default=True, help="Of both.")
+@click.option("--steps", default=40, show_default=True, help="Optimizer steps of each.")
+@click.option("--data-dir", help="Folder of the run's data. Default: data.")
+def compare(data_dir: str | None, **options: Any) -> None:
+    """Train in two environments on the same tokens; print samples/s and the ratio."""
+    from flatout import compare as comparison
+
+    folder, uri, project = _project_facts(data_dir)
+    if not comparison.has_tokens(folder):
+        raise click.ClickException(
+            f"no tokens in {folder}: run kedro run --pipelines=split,tokenize first"
+        )
+    try:
+        result = comparison.compare(project, folder, tracking_uri=uri, **options)
+    except comparison.CompareError as error:
+        raise Fault(error) from error
+    for line in result.lines():
+        click.echo(line)
 
 
 @flatout.command()
@@ -65,3 +104,12 @@ def sync(env: str | None, data_dir: str | None, tracking_uri: str | None) -> Non
         click.echo(line)
     if any(": not sent" in line for line in lines):
         raise SystemExit(1)
+
+
+def _project_facts(data_dir: str | None) -> tuple[Path, str, Path]:
+    """Data folder, tracking store, project folder."""
+    extra = {"data_dir": data_dir} if data_dir else {}
+    with KedroSession.create(runtime_params=extra) as session:
+        context = session.load_context()
+    folder = context.project_path / (data_dir or "data")
+    return folder, context.mlflow.server.mlflow_tracking_uri, context.project_path

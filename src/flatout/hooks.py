@@ -176,7 +176,7 @@ class TrackingHooks(MlflowHook):
             tags=tags,
         )
         interrupted = is_interrupted(Path(settings.paths.checkpoints))
-        goes_on = trains and interrupted and settings.train.resume != "never"
+        goes_on = trains and interrupted and settings.train.resume == "auto"
         outbox = tracking.begin(points, record, goes_on=goes_on)
         facts.write_environment(points.with_name("environment.json"))
         return outbox
