@@ -96,6 +96,21 @@ def test_the_saved_model_stands_alone(finished):
     assert logits.shape == (1, 4)
 
 
+def test_a_checkpoint_keeps_its_own_sizes(finished):
+    """Those of `model.config` in conf/base are for training from scratch."""
+    from flatout.engine.model import Vocabulary, build
+
+    context = context_of("local")
+    parameters = context.config_loader["parameters"]
+    checkpoint = str(finished.data / "06_models/model")
+    parameters["model"]["name_or_path"] = checkpoint
+    parameters["model"]["overrides"] = {"hidden_dropout_prob": 0.25}
+    settings = parse_settings(parameters).model
+    model = build(settings, Vocabulary(600, 0), list("abcd"), 64, "eager")
+    assert model.config.hidden_size == 32
+    assert model.config.hidden_dropout_prob == 0.25
+
+
 def test_the_run_is_in_the_tracking_store(finished):
     client = MlflowClient(f"sqlite:///{finished.data}/mlflow.db")
     experiment = client.get_experiment_by_name("flatout")

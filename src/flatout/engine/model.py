@@ -100,7 +100,7 @@ def _config(
 ) -> Any:
     import transformers
 
-    extra = dict(settings.config)
+    extra = dict(settings.applied_config)
     extra["use_cache"] = False
     if settings.task == "regression":
         extra["num_labels"] = 1

@@ -69,9 +69,16 @@ class ModelSettings(_Model):
     revision: str | None = None
     trust_remote_code: bool = False
     config: dict[str, Any] = {}
-    """Without `name_or_path`: `model_type` and its sizes. With it: overrides."""
+    """From scratch: `model_type` and its sizes. Not read with `name_or_path`."""
+    overrides: dict[str, Any] = {}
+    """What to change in a checkpoint's config. Not read without `name_or_path`."""
     mask_probability: float = Field(0.15, gt=0, lt=1)
     """masked-lm: share of tokens that are targets (BERT: Devlin et al. 2018)."""
+
+    @property
+    def applied_config(self) -> dict[str, Any]:
+        """The one of `config` and `overrides` that counts."""
+        return self.config if self.name_or_path is None else self.overrides
 
     @model_validator(mode="after")
     def _loadable(self) -> ModelSettings:
@@ -226,8 +233,12 @@ class BenchmarkSettings(_Model):
     """Windows of `steps_per_trial` steps; the median counts."""
     min_window_s: float = Field(1.0, ge=0)
     """A window goes over its steps again until it is at least so long."""
-    max_window_s: float = Field(5.0, gt=0)
+    max_window_s: float = Field(2.5, gt=0)
     """Where steps are slow, a window has fewer of them, at least two."""
+    tune_minutes: float = Field(5.0, gt=0)
+    """Mode tune explores no further then, and confirms what it has."""
+    max_minutes: float | None = Field(None, gt=0)
+    """Any mode begins no trial after it; the next run goes on."""
     trial_timeout_s: float = Field(300, gt=0)
     """A trial that takes longer is ended; the others go on."""
     memory_headroom: float = Field(0.1, ge=0, lt=1)
@@ -271,6 +282,8 @@ class Settings(_Model):
     tokenize: TokenizeSettings = TokenizeSettings()
     train: TrainSettings = TrainSettings()
     benchmark: BenchmarkSettings = BenchmarkSettings()
+    tuned: dict[str, Any] = {}
+    """Where conf/tuned comes from; written by the benchmark, read by nothing else."""
     paths: PathSettings = PathSettings()
 
 

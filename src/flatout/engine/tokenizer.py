@@ -197,7 +197,7 @@ def _load(model: ModelSettings) -> tuple[Any, dict[str, Any]]:
         config = AutoConfig.from_pretrained(name, **where).to_dict()
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise TokenizerError(_not_found(name, error)) from error
-    return tokenizer, {**config, **model.config}
+    return tokenizer, {**config, **model.applied_config}
 
 
 def _not_found(name: str, error: Exception) -> str:
