@@ -25,7 +25,6 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from flatout.engine.assemble import Trainer
 from flatout.engine.checkpoint_folder import Checkpoint, CheckpointError
@@ -114,7 +113,7 @@ class Snapshots:
         )
 
     def _copy(self, key: str, tensor: Tensor) -> Tensor:
-        whole = _whole(tensor)  # a collective where the model is sharded
+        whole = whole_tensor(tensor)
         if not self.trainer.runtime.ranks.is_main:
             return whole
         buffer = self._buffers.get(key)
@@ -139,9 +138,18 @@ class Snapshots:
         }
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def is_sharded(tensor: Tensor) -> bool:
+    """A DTensor; importing that class takes a second, which most runs need not pay."""
+    return hasattr(tensor, "full_tensor")
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """All of it, detached; a collective where it is sharded."""
     tensor = tensor.detach()
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if not is_sharded(tensor):
+        return tensor
+    result: Tensor = tensor.full_tensor()  # type: ignore[operator]
+    return result
 
 
 def _host_like(tensor: Tensor) -> Tensor:
@@ -273,9 +281,13 @@ def fill_tensors(
         if control is not None:
             group = None if whole.is_cuda else control
             torch.distributed.broadcast(whole, src=0, group=group)
-        if isinstance(target, DTensor):
-            whole = distribute_tensor(whole, target.device_mesh, target.placements)
-        target.copy_(whole)
+        target.copy_(_sharded_like(target, whole) if is_sharded(target) else whole)
+
+
+def _sharded_like(target: Any, whole: Tensor) -> Tensor:
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(whole, target.device_mesh, target.placements)
 
 
 def _shape_faults(targets: Mapping[str, Tensor], values: Named) -> list[str]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from flatout.engine.settings import TrainSettings
 
@@ -78,7 +77,7 @@ class Updater:
         """Gradient norm before clipping (), and whether it was finite () bool."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
-        if isinstance(norm, DTensor):  # of a sharded model: each rank has a part of it
+        if hasattr(norm, "full_tensor"):  # of a sharded model: a part on each rank
             norm = norm.full_tensor()
         if scale is not None:
             norm = norm / scale

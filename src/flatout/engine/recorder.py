@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -238,8 +239,10 @@ class Recorder:
 
 
 def _line(point: LogPoint, total_steps: int) -> str:
-    return (
-        f"step {point.step}/{total_steps}  loss {point.loss:.4f}  "
+    begin = f"step {point.step}/{total_steps}  loss {point.loss:.4f}  "
+    if math.isnan(point.samples_per_s):
+        return f"{begin}(warm-up, no rate yet)"
+    return begin + (
         f"{point.samples_per_s:.1f} samples/s  {point.tokens_per_s:.0f} tokens/s  "
         f"loader wait {point.loader_wait_pct:.1f} %"
     )

@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from flatout.engine.assemble import Trainer
-from flatout.engine.checkpoint import broadcast, fill_tensors, named_tensors
+from flatout.engine.checkpoint import (
+    broadcast,
+    fill_tensors,
+    is_sharded,
+    named_tensors,
+    whole_tensor,
+)
 from flatout.engine.checkpoint_folder import write_whole
 from flatout.engine.model import load_pretrained
 
@@ -40,14 +45,12 @@ def save_model(trainer: Trainer, folder: Path, control: Any) -> None:
 def _gathered(model: nn.Module) -> dict[str, Tensor] | None:
     """All weights on the host, tied ones shared; None where nothing is sharded."""
     state = model.state_dict(keep_vars=True)
-    if not any(isinstance(tensor, DTensor) for tensor in state.values()):
+    if not any(is_sharded(tensor) for tensor in state.values()):
         return None
     whole: dict[int, Tensor] = {}
     for tensor in state.values():
         if id(tensor) not in whole:
-            value = tensor.detach()
-            full = value.full_tensor() if isinstance(value, DTensor) else value
-            whole[id(tensor)] = full.cpu()
+            whole[id(tensor)] = whole_tensor(tensor).cpu()
     return {name: whole[id(tensor)] for name, tensor in state.items()}
 
 

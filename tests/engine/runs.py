@@ -1,0 +1,97 @@
+"""Small trainings for the tests of launching, checkpoints and faults."""
+
+from __future__ import annotations
+
+import json
+import logging
+from contextlib import contextmanager
+from pathlib import Path
+
+from flatout.engine.assemble import TrainJob
+from flatout.engine.settings import parse_settings
+from tests.engine.families import CONFIGS, LABEL_NAMES, VOCABULARY, token_rows
+
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+class Crash(BaseException):
+    """What a kill leaves behind, without leaving the process."""
+
+
+def make_job(folder: Path, *, config=None, rows=60, seed=0, data_key="k", **train):
+    """12 steps of 16 samples in 3 epochs, several micro-batches a step."""
+    settings = parse_settings(
+        {
+            "runtime": {"seed": seed, "precision": "fp32", "threads": 1},
+            "model": {
+                "config": {"model_type": "bert", **CONFIGS["bert"], **(config or {})}
+            },
+            "tokenize": {"max_length": 24},
+            "train": {
+                "global_batch_size": 16,
+                "token_budget": 120,
+                "epochs": 3,
+                "log_every": 3,
+                "learning_rate": 1e-3,
+                "error_analysis_every": None,
+                "distributed": {"num_processes": 1},
+                **train,
+            },
+        }
+    )
+    task = "sequence-classification"
+    return TrainJob(
+        settings,
+        token_rows(task, rows),
+        token_rows(task, 20),
+        token_rows(task, 21),
+        VOCABULARY,
+        tuple(LABEL_NAMES),
+        folder / "run",
+        folder / "metrics.jsonl",
+        data_key,
+    )
+
+
+def curve(result) -> list[tuple]:
+    """What a run must give bit for bit, whatever befell it."""
+    return [
+        (p.step, p.loss.hex(), p.grad_norm.hex(), p.learning_rate.hex())
+        for p in result.history
+    ]
+
+
+def points(job: TrainJob) -> list[tuple[int, str, str]]:
+    """(step, metric, value) of the metrics file, but those that are times."""
+    lines = job.metrics_file.read_text().splitlines()
+    return [
+        (point["step"], name, float(value).hex())
+        for point in map(json.loads, lines)
+        for name, value in point["metrics"].items()
+        if "per_second" not in name and "wait" not in name
+    ]
+
+
+@contextmanager
+def when_logged(text: str, action):
+    """Call `action` at the first line of the engine's log that begins with `text`."""
+    logger, handler = logging.getLogger("flatout.engine"), logging.Handler()
+    level = logger.level
+
+    def emit(record):
+        if record.getMessage().startswith(text) and handler in logger.handlers:
+            logger.removeHandler(handler)
+            action()
+
+    handler.emit = emit
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+def crash():
+    raise Crash

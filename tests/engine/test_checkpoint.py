@@ -1,0 +1,285 @@
+"""Checkpoints are whole or absent, sound or passed over, and cost no run."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from flatout.engine import checkpoint_folder as folders
+from flatout.engine.assemble import assemble
+from flatout.engine.checkpoint import (
+    Snapshots,
+    UnsoundStateError,
+    named_tensors,
+    restore,
+)
+from flatout.engine.checkpoint_folder import (
+    CheckpointError,
+    Manifest,
+    newest_sound,
+    open_checkpoint,
+    prune,
+    read_manifest,
+    step_folders,
+    write_checkpoint,
+)
+from flatout.engine.checkpoint_writer import CheckpointWriter
+from flatout.engine.health import NonFiniteError
+from flatout.engine.launch import run_job
+from flatout.engine.recorder import Recorder
+from flatout.engine.runtime import set_up
+from tests.engine.runs import Crash, crash, make_job, when_logged
+
+FILES = (
+    "model.safetensors",
+    "optimizer.safetensors",
+    "ranks.safetensors",
+    "state.json",
+    "manifest.json",
+)
+
+
+def manifest(step: int, best: str | None = None) -> Manifest:
+    return Manifest(step, 100, 1, {"train.epochs": 3}, best)
+
+
+def fill(folder: Path) -> None:
+    for name in FILES[:-1]:
+        (folder / name).write_bytes(name.encode() * 50)
+
+
+@pytest.fixture()
+def trainer(tmp_path):
+    job = make_job(tmp_path)
+    trainer = assemble(job, set_up(job.settings.runtime))
+    for step in range(2):
+        trainer.stepper(trainer.data[step])
+    return trainer
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    written = write_checkpoint(tmp_path, manifest(7), fill)
+    assert written.folder.name == "step-000000007"
+    assert open_checkpoint(written.folder) == written
+    assert sorted(written.manifest.files) == sorted(FILES[:-1])
+    assert list(tmp_path.glob(".*")) == []
+
+
+@pytest.mark.parametrize("harm", ["cut in half", "one bit", "empty", "absent"])
+@pytest.mark.parametrize("name", FILES)
+def test_any_harm_to_any_file_is_found_and_the_older_one_is_used(tmp_path, name, harm):
+    older = write_checkpoint(tmp_path, manifest(3), fill)
+    newer = write_checkpoint(tmp_path, manifest(4), fill)
+    path = newer.folder / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(
+        {"cut in half": data[: len(data) // 2], "one bit": data}.get(harm, b"")
+    )
+    if harm == "absent":
+        path.unlink()
+    found, faults = newest_sound(tmp_path)
+    assert found == older
+    assert len(faults) == 1 and name in faults[0]
+
+
+def test_a_write_that_is_cut_short_leaves_what_was_there(tmp_path):
+    before = write_checkpoint(tmp_path, manifest(3), fill)
+
+    def fail(folder):
+        fill(folder)
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError):
+        write_checkpoint(tmp_path, manifest(3), fail)
+    assert newest_sound(tmp_path) == (before, [])
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000003"]
+
+
+def test_the_name_comes_last(tmp_path, monkeypatch):
+    """Until the rename nothing counts as a checkpoint; the rename itself is atomic."""
+    seen = []
+    real = folders.put_in_place
+
+    def look(hidden, target):
+        seen.append((step_folders(tmp_path), sorted(p.name for p in hidden.iterdir())))
+        real(hidden, target)
+
+    monkeypatch.setattr(folders, "put_in_place", look)
+    write_checkpoint(tmp_path, manifest(3), fill)
+    assert seen == [([], sorted(FILES))]
+
+
+def test_the_newest_are_kept_and_the_best_models_they_name(tmp_path):
+    for step in (2, 4, 6):
+        (tmp_path / folders.best_folder(step)).mkdir()
+    for step in (3, 5, 7, 8):
+        best = folders.best_folder({3: 2, 5: 4, 7: 6, 8: 6}[step])
+        write_checkpoint(tmp_path, manifest(step, best), fill)
+    prune(tmp_path, 3, folders.best_folder(6))
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [
+        *("best-000000004", "best-000000006"),
+        *("step-000000005", "step-000000007", "step-000000008"),
+    ]
+
+
+def test_a_checkpoint_holds_no_pickle_and_reads_none(tmp_path):
+    """A planted pickle does not match its hash, and nothing would unpickle it."""
+    job = make_job(tmp_path, checkpoint={"every_steps": 2})
+    with pytest.raises(Crash), when_logged("step 6/12  loss", crash):
+        run_job(job)
+    newest = step_folders(job.work_folder)[0]
+    for path in newest.iterdir():
+        if path.suffix == ".safetensors":
+            assert load_file(path)
+        else:
+            assert json.loads(path.read_text())
+    marker = tmp_path / "ran"
+
+    class Evil:
+        def __reduce__(self):
+            return Path.touch, (marker,)
+
+    for name in FILES:
+        (newest / name).write_bytes(pickle.dumps(Evil()))
+        with pytest.raises(CheckpointError):
+            open_checkpoint(newest)
+    assert not marker.exists()
+
+
+def test_a_snapshot_does_not_change_with_the_training(trainer):
+    recorder = Recorder(trainer, 0.0)
+    before = {n: t.detach().clone() for n, t in named_tensors(trainer.model).items()}
+    snapshot = Snapshots(trainer, recorder).take()
+    trainer.stepper(trainer.data[2])
+    changed = named_tensors(trainer.model)
+    assert any(not torch.equal(changed[name], before[name]) for name in before)
+    assert all(torch.equal(snapshot.model[name], before[name]) for name in before)
+
+
+def test_all_state_comes_back(trainer, tmp_path):
+    recorder = Recorder(trainer, 0.0)
+    snapshot = Snapshots(trainer, recorder).take()
+    saved = write_checkpoint(tmp_path, manifest(2), snapshot.write)
+    for step in (2, 3):
+        trainer.stepper(trainer.data[step])
+    expected = {n: t.detach().clone() for n, t in named_tensors(trainer.model).items()}
+    sums = float(trainer.stepper.sums.loss)
+    other = assemble(trainer.job, trainer.runtime)
+    assert restore(saved, other, Recorder(other, 0.0), None) == 2
+    for step in (2, 3):
+        other.stepper(other.data[step])
+    found = named_tensors(other.model)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert float(other.stepper.sums.loss) == sums
+
+
+def test_weights_of_another_shape_are_refused_by_name(trainer, tmp_path):
+    snapshot = Snapshots(trainer, Recorder(trainer, 0.0)).take()
+    name = "model.classifier.weight"
+    snapshot.model[name] = torch.zeros(7, 16)
+    saved = write_checkpoint(tmp_path, manifest(2), snapshot.write)
+    with pytest.raises(CheckpointError, match=r"classifier\.weight: \(7, 16\) there"):
+        restore(saved, trainer, Recorder(trainer, 0.0), None)
+
+
+def test_weights_that_are_not_finite_are_never_saved(trainer, tmp_path):
+    snapshot = Snapshots(trainer, Recorder(trainer, 0.0)).take()
+    snapshot.model["model.classifier.bias"][1] = float("nan")
+    with pytest.raises(UnsoundStateError, match=r"classifier\.bias"):
+        write_checkpoint(tmp_path, manifest(2), snapshot.write)
+    assert list(tmp_path.glob("*step-*")) == []
+
+
+def test_after_a_step_that_was_not_finite_nothing_is_saved(tmp_path):
+    """The step is not applied and found at the next log point; a checkpoint between
+    the two would let a later run go on without that step."""
+    job = make_job(
+        tmp_path,
+        learning_rate=1e30,
+        schedule="constant",
+        warmup_fraction=0.0,
+        log_every=12,
+        checkpoint={"every_steps": 1, "keep": 50},
+    )
+    with pytest.raises(NonFiniteError) as stopped:
+        run_job(job)
+    bad_step = int(str(stopped.value).split(":")[0].removeprefix("step "))
+    steps = [read_manifest(path).step for path in step_folders(job.work_folder)]
+    assert max(steps, default=0) <= bad_step
+    for path in step_folders(job.work_folder):
+        weights = load_file(path / "model.safetensors")
+        assert all(bool(torch.isfinite(t).all()) for t in weights.values())
+
+
+class SlowSnapshot:
+    """Writes when it is told to."""
+
+    def __init__(self):
+        self.go = threading.Event()
+
+    def write(self, folder):
+        self.go.wait(10)
+        fill(folder)
+
+
+def test_the_writer_works_beside_the_training_and_one_at_a_time(tmp_path):
+    writer = CheckpointWriter(tmp_path, keep=2)
+    first, second = SlowSnapshot(), SlowSnapshot()
+    writer.start(first, manifest(1))
+    assert writer.busy and step_folders(tmp_path) == []
+    waiting = threading.Thread(target=writer.start, args=(second, manifest(2)))
+    waiting.start()
+    time.sleep(0.05)
+    assert waiting.is_alive()  # two saves never overlap
+    first.go.set()
+    waiting.join(10)
+    assert [path.name for path in step_folders(tmp_path)] == ["step-000000001"]
+    second.go.set()
+    writer.wait()
+    assert writer.newest.manifest.step == 2
+    assert writer.faults == []
+
+
+def test_a_fault_of_the_writer_is_told_and_the_older_checkpoint_stays(tmp_path, caplog):
+    class Full:
+        def write(self, folder):
+            fill(folder)
+            raise RuntimeError("unexpected pos 64 vs 0")  # what torch says of it
+
+    writer = CheckpointWriter(tmp_path, keep=2)
+    good = SlowSnapshot()
+    good.go.set()
+    writer.start(good, manifest(1))
+    writer.start(Full(), manifest(2))
+    writer.wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]
+    assert "step 2 was not saved (unexpected pos 64 vs 0)" in caplog.text
+    assert len(writer.faults) == 1
+
+
+def test_a_full_disk_costs_checkpoints_and_no_run(tmp_path, monkeypatch):
+    """Every write to the folder fails from step 4 to step 8."""
+    from flatout.engine import checkpoint_writer
+
+    real = checkpoint_writer.write_checkpoint
+
+    def full(folder, facts, write):
+        if 4 <= facts.step <= 8:
+            raise OSError(28, "No space left on device")
+        return real(folder, facts, write)
+
+    monkeypatch.setattr(checkpoint_writer, "write_checkpoint", full)
+    job = make_job(tmp_path, checkpoint={"every_steps": 2, "keep": 2})
+    result = run_job(job)
+    assert result.report.steps == 12
+    told = [text for text in result.report.warnings if "No space left" in text]
+    assert told and "the newest one is" in told[0]

@@ -1,0 +1,272 @@
+"""A run that was interrupted goes on as if it had not been."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from flatout.engine.checkpoint_folder import (
+    CheckpointError,
+    file_hash,
+    finish,
+    is_interrupted,
+    read_manifest,
+    step_folders,
+)
+from flatout.engine.launch import collect, run_job
+from flatout.engine.settings import SettingsError
+from flatout.engine.signals import Interrupted
+from tests.engine.runs import Crash, crash, curve, make_job, points, when_logged
+
+EVERY_2 = {"checkpoint": {"every_steps": 2, "keep": 2}}
+
+
+def weights(result) -> tuple[str, str]:
+    folders = (result.model_folder, result.last_model_folder)
+    return tuple(file_hash(folder / "model.safetensors") for folder in folders)
+
+
+def crashed(job, text: str) -> None:
+    with pytest.raises(Crash), when_logged(text, crash):
+        run_job(job)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The run that all others must equal: dropout on."""
+    job = make_job(tmp_path_factory.mktemp("undisturbed"), evaluate_every=3)
+    result = run_job(job)
+    return curve(result), weights(result), sorted(points(job)), result.report
+
+
+def check(job, result, undisturbed) -> None:
+    history, hashes, lines, report = undisturbed
+    assert curve(result) == history
+    assert weights(result) == hashes
+    assert sorted(points(job)) == lines
+    assert result.report.test_loss == report.test_loss
+    assert result.report.initial_loss == report.initial_loss
+
+
+@pytest.mark.parametrize(
+    "moments",
+    [
+        ["step 3/12  loss"],  # in the first epoch, before its first evaluation
+        ["step 6/12  validation_loss"],  # in an evaluation inside of an epoch
+        ["step 9/12  loss"],
+        ["step 12/12  validation_loss"],  # all steps done, nothing tested
+        ["step 3/12  loss", "step 6/12  loss", "step 6/12  validation", "step 12/12"],
+    ],
+    ids=["step 3", "evaluation", "step 9", "end", "four times"],
+)
+def test_the_run_after_a_crash_equals_the_undisturbed_one(
+    tmp_path, undisturbed, moments
+):
+    job = make_job(tmp_path, evaluate_every=3, **EVERY_2)
+    for moment in moments:
+        crashed(job, moment)
+    result = run_job(job)
+    assert result.report.resumed_from_step in range(2, 13)
+    check(job, result, undisturbed)
+
+
+def test_a_checkpoint_inside_of_a_window_keeps_the_windows_sums(tmp_path, undisturbed):
+    """log_every 3, checkpoints at 2, 4, ...: the loss of step 6 spans the crash."""
+    job = make_job(tmp_path, evaluate_every=3, **EVERY_2)
+    crashed(job, "step 6/12  loss")
+    newest = read_manifest(step_folders(job.work_folder)[0])
+    assert newest.step in (4, 5)
+    check(job, run_job(job), undisturbed)
+
+
+def test_settings_of_the_execution_may_change_on_the_way(tmp_path, undisturbed):
+    job = make_job(tmp_path, evaluate_every=3, **EVERY_2)
+    crashed(job, "step 9/12  loss")
+    other = make_job(
+        tmp_path,
+        evaluate_every=3,
+        strategy="grouped",
+        token_budget=1000,
+        loader={"num_workers": 1},
+        checkpoint={"every_steps": 5, "keep": 1},
+    )
+    result = run_job(other)
+    assert result.report.resumed_from_step in (7, 8)
+    assert [entry[0] for entry in curve(result)] == [3, 6, 9, 12]
+    assert curve(result)[:2] == undisturbed[0][:2]
+
+
+def test_resume_takes_the_newest_sound_checkpoint(tmp_path, undisturbed, caplog):
+    job = make_job(tmp_path, evaluate_every=3, **EVERY_2)
+    crashed(job, "step 9/12  loss")
+    newest, older = step_folders(job.work_folder)
+    sound = read_manifest(older).step
+    data = bytearray((newest / "optimizer.safetensors").read_bytes())
+    data[-7] ^= 1
+    (newest / "optimizer.safetensors").write_bytes(data)
+    result = run_job(job)
+    assert result.report.resumed_from_step == sound
+    assert "optimizer.safetensors was changed after it was written" in caplog.text
+    check(job, result, undisturbed)
+
+
+def test_no_sound_checkpoint_is_no_reason_to_start_anew(tmp_path):
+    job = make_job(tmp_path, **EVERY_2)
+    crashed(job, "step 6/12  loss")
+    for folder in step_folders(job.work_folder):
+        (folder / "state.json").unlink()
+    with pytest.raises(CheckpointError, match=r"none of the . .*state\.json is miss"):
+        run_job(job)
+
+
+def test_changed_settings_and_tokens_are_refused_by_name(tmp_path):
+    job = make_job(tmp_path, **EVERY_2)
+    crashed(job, "step 6/12  loss")
+    train = job.settings.train.model_copy(
+        update={"learning_rate": 0.5, "adam_beta1": 0.8}
+    )
+    settings = job.settings.model_copy(update={"train": train})
+    other = replace(job, settings=settings, data_key="other")
+    with pytest.raises(CheckpointError) as refused:
+        run_job(other)
+    text = str(refused.value)
+    assert "train.learning_rate: 0.001 -> 0.5" in text
+    assert "train.adam_beta1: 0.9 -> 0.8" in text
+    assert "token rows: 'k' -> 'other'" in text
+    assert "train.resume: never" in text
+    assert step_folders(job.work_folder)  # nothing was touched
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    job = make_job(tmp_path, **EVERY_2)
+    crashed(job, "step 6/12  loss")
+    config = {**job.settings.model.config, "hidden_size": 32}
+    model = job.settings.model.model_copy(update={"config": config})
+    other = replace(job, settings=job.settings.model_copy(update={"model": model}))
+    with pytest.raises(CheckpointError, match=r"model\.config\.hidden_size: 16 -> 32"):
+        run_job(other)
+
+
+def test_never_starts_anew_and_no_later_resume_meets_the_old_run(tmp_path):
+    job = make_job(tmp_path, **EVERY_2)
+    crashed(job, "step 9/12  loss")
+    fresh = make_job(tmp_path, resume="never", **EVERY_2)
+    crashed(fresh, "step 3/12  loss")
+    steps = [read_manifest(path).step for path in step_folders(job.work_folder)]
+    assert steps == [2]
+    assert run_job(job).report.resumed_from_step == 2
+
+
+def test_resume_from_a_named_checkpoint_brings_its_best_model(tmp_path, undisturbed):
+    source = make_job(tmp_path / "a", evaluate_every=3, **EVERY_2)
+    crashed(source, "step 9/12  loss")
+    named = str(step_folders(source.work_folder)[0])
+    job = make_job(tmp_path / "b", evaluate_every=3, resume=named, **EVERY_2)
+    result = run_job(job)
+    assert result.report.resumed_from_step in (7, 8)
+    assert curve(result) == undisturbed[0]
+    assert weights(result) == undisturbed[1]
+
+
+def test_a_named_checkpoint_that_does_not_exist_is_refused(tmp_path):
+    job = make_job(tmp_path, resume=str(tmp_path / "nowhere"))
+    with pytest.raises(CheckpointError, match=r"there is no folder .*nowhere"):
+        run_job(job)
+
+
+def test_a_finished_run_is_not_resumed(tmp_path):
+    job = make_job(tmp_path, **EVERY_2)
+    run_job(job)
+    assert not is_interrupted(job.work_folder)
+    again = run_job(job)
+    assert again.report.resumed_from_step is None
+    assert again.report.samples == 180
+
+
+def test_a_result_that_nobody_took_is_handed_over_later(tmp_path):
+    job = make_job(tmp_path, **EVERY_2)
+    first = collect(job)  # and the process that asked dies here
+    assert is_interrupted(job.work_folder)
+    assert step_folders(job.work_folder) == []
+    second = collect(job)
+    assert second.report == first.report
+    assert curve(second) == curve(first)
+    assert weights(second) == weights(first)
+    finish(job.work_folder)
+    assert not is_interrupted(job.work_folder)
+
+
+def test_rates_after_a_resume_count_the_steps_of_this_session(tmp_path):
+    job = make_job(tmp_path, log_every=1, **EVERY_2)
+    crashed(job, "step 9/12  loss")
+    report = run_job(job).report
+    rows = [16, 16, 16, 12] * 3  # of each step: an epoch has 60
+    assert report.samples == sum(rows[report.resumed_from_step :])
+    assert report.steps == 12
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_leaves_with_its_status(tmp_path, undisturbed, signum):
+    job = make_job(tmp_path, evaluate_every=3, checkpoint={"every_minutes": None})
+    kill = lambda: os.kill(os.getpid(), signum)  # noqa: E731
+    before = signal.getsignal(signum)
+    with pytest.raises(Interrupted) as stopped, when_logged("step 6/12  loss", kill):
+        run_job(job)
+    assert stopped.value.code == 128 + signum
+    assert "stopped after step 6 of 12: saved" in str(stopped.value)
+    assert signal.getsignal(signum) is before
+    result = run_job(job)
+    assert result.report.resumed_from_step == 6
+    check(job, result, undisturbed)
+
+
+def test_a_torn_last_line_of_the_metrics_file_is_cut_off(tmp_path, undisturbed):
+    job = make_job(tmp_path, evaluate_every=3, **EVERY_2)
+    crashed(job, "step 9/12  loss")
+    with job.metrics_file.open("a") as file:
+        file.write('{"step": 9, "time_s": 17')
+    check(job, run_job(job), undisturbed)
+
+
+def test_two_runs_in_one_folder_are_refused(tmp_path, monkeypatch):
+    from filelock import FileLock
+
+    from flatout.engine import session
+
+    monkeypatch.setattr(session, "LOCK_WAIT_S", 0.1)
+    job = make_job(tmp_path)
+    job.work_folder.mkdir(parents=True)
+    with FileLock(job.work_folder / ".lock"):
+        with pytest.raises(CheckpointError, match="another training works in"):
+            run_job(job)
+
+
+def test_a_checkpoint_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(CheckpointError, match=r"cannot be written .*paths\.checkpoi"):
+        run_job(make_job(tmp_path))
+
+
+def test_generators_of_other_libraries_go_on_too(tmp_path):
+    """What a user's own model may draw from."""
+    from flatout.engine.checkpoint import _set_generators, generator_state
+    from flatout.engine.runtime import set_up
+
+    runtime = set_up(make_job(tmp_path).settings.runtime)
+    random.gauss(0, 1)
+    state = generator_state(runtime)
+    drawn = (random.gauss(0, 1), np.random.rand(), torch.rand(2).tolist())
+    _set_generators({name: t.clone() for name, t in state.items()}, runtime)
+    assert (random.gauss(0, 1), np.random.rand(), torch.rand(2).tolist()) == drawn
+
+
+def test_more_processes_than_devices_are_refused(tmp_path):
+    job = make_job(tmp_path, distributed={"num_processes": 4096})
+    with pytest.raises(SettingsError, match=r"num_processes=4096.*set it to at most"):
+        run_job(job)
