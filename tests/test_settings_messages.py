@@ -12,8 +12,8 @@ def faults(parameters: dict) -> list[str]:
         parse_settings(parameters)
     head, *lines = str(caught.value).split("\n")
     assert head == (
-        f"{len(lines)} parameter{'s' if len(lines) > 1 else ''} cannot be used; nothing "
-        "was run. Mend them in conf/ or on the command line (--params):"
+        f"{len(lines)} parameter{'s' if len(lines) > 1 else ''} cannot be used; "
+        "nothing was run. Mend them in conf/ or on the command line (--params):"
     )
     return [line.removeprefix("  ") for line in lines]
 
@@ -57,16 +57,18 @@ def test_all_faults_come_in_one_message():
         ),
         (
             {"model": {"config": {}}},
-            "model: give name_or_path (a checkpoint) or config.model_type (from scratch)",
+            "model: give name_or_path (a checkpoint) or config.model_type (from "
+            "scratch)",
         ),
         (
             {"model": {"name_or_path": "org/model", "trust_remote_code": True}},
-            "model: trust_remote_code runs code from the model's repository: pin it with "
-            "revision (a commit hash)",
+            "model: trust_remote_code runs code from the model's repository: pin it "
+            "with revision (a commit hash)",
         ),
         (
             {"train": {"distributed": {"num_machines": 2}}},
-            "train.distributed: num_machines over 1 needs rendezvous_endpoint: host:port",
+            "train.distributed: num_machines over 1 needs rendezvous_endpoint: "
+            "host:port",
         ),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import torch
+
 from flatout.engine.batching import GlobalBatches, Planner
 from flatout.engine.collation import Collator, StepRows
 from flatout.engine.heads import DECODERS

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from flatout.engine.attention import PACKED
 
-from tests.engine.families import CONFIGS, gradient, step_rows, task_model
+from flatout.engine.attention import PACKED
 from flatout.engine.heads import DECODERS
+from tests.engine.families import CONFIGS, gradient, step_rows, task_model
 
 ENCODER_CASES = [
     (family, task)
