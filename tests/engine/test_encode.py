@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from flatout.engine import encode, encoding
+from flatout.engine import encode, plain_encoder
 from flatout.engine.arrow_folder import write_recipe, write_whole
 from flatout.engine.encode import (
     TokensError,
@@ -21,7 +21,9 @@ from flatout.engine.encode import (
     label_names_of,
     tokens_recipe,
 )
-from flatout.engine.encoding import Encoded, EncodeOptions, Encoder
+from flatout.engine.encoded import Encoded
+from flatout.engine.encoding import Encoder
+from flatout.engine.plain_encoder import EncodeOptions
 from flatout.engine.settings import ModelSettings, Settings, TokenizeSettings
 from flatout.engine.token_keys import StaleTokensError, check_tokens_match, token_key
 from flatout.engine.tokenizer import TokenizerFile, tokenizer_recipe
@@ -137,7 +139,7 @@ def test_heads_are_exact_for_any_text(texts):
     tokenizer.enable_truncation(8)
     expected = [tokenizer.encode(text) for text in texts]
     assert encoded.ids.tolist() == [id_ for e in expected for id_ in e.ids]
-    assert encoded.num_cut == sum(bool(e.overflowing) for e in expected)
+    assert encoded.cut.tolist() == [bool(e.overflowing) for e in expected]
 
 
 def test_the_cut_rows_are_counted_exactly(word_pieces, tmp_path):
@@ -291,16 +293,16 @@ def test_names_of_labels(labels, names):
     assert label_names_of(rows_of(["a", "b", "c"], label=labels)) == names
 
 
-def test_encoded_rows_travel_as_bytes():
-    encoded = Encoded(
-        np.arange(5, dtype=np.int32),
-        np.array([2, 3], np.int32),
-        1,
-        np.zeros(5, np.int8),
+@pytest.mark.parametrize("type_ids", [None, np.arange(5, dtype=np.int8)])
+def test_encoded_rows_travel_as_bytes(type_ids):
+    ids, lengths = np.arange(5, dtype=np.int32), np.array([2, 3], np.int32)
+    back = Encoded.from_bytes(
+        Encoded(ids, lengths, np.array([True, False]), type_ids).to_bytes()
     )
-    back = Encoded.from_bytes(encoded.to_bytes())
     assert back.ids.tolist() == [0, 1, 2, 3, 4] and back.lengths.tolist() == [2, 3]
-    assert (back.num_cut, back.type_ids.tolist()) == (1, [0] * 5)
+    assert back.cut.tolist() == [True, False]
+    assert (back.type_ids is None) == (type_ids is None)
+    assert type_ids is None or back.type_ids.tolist() == type_ids.tolist()
 
 
 def settings_of(model=MODEL, tokenize=TOKENIZE):
@@ -351,7 +353,7 @@ def test_joined_texts_keep_every_token_and_the_documents_bounds(
     word_pieces, monkeypatch, size
 ):
     monkeypatch.setattr(encode, "UNIT_BYTES", size)
-    monkeypatch.setattr(encoding, "PIECE_CHARACTERS", 200)
+    monkeypatch.setattr(plain_encoder, "PIECE_CHARACTERS", 200)
     model = MODEL.model_copy(update={"task": "causal-lm"})
     texts = texts_of(60)
     tokenize = TokenizeSettings(max_length=16, join_texts=True)

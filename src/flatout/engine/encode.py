@@ -18,16 +18,11 @@ import pyarrow.compute as pc
 
 from flatout.engine.arrow_folder import ArrowRecipe
 from flatout.engine.content_key import ContentKey, arrow_digest
-from flatout.engine.encoding import (
-    CHARACTERS_PER_TOKEN,
-    Encoded,
-    EncodeOptions,
-    Encoder,
-    encode_slice,
-    read_rows,
-)
+from flatout.engine.encoded import Encoded
+from flatout.engine.encoding import Encoder, encode_slice, read_rows
 from flatout.engine.environment import tokenizer_parallelism, usable_cores
 from flatout.engine.joining import JOINED_SCHEMA, join_blocks
+from flatout.engine.plain_encoder import CHARACTERS_PER_TOKEN, EncodeOptions
 from flatout.engine.settings import Auto, ModelSettings, TokenizeSettings
 from flatout.engine.tokenizer import TokenizerFile
 from flatout.engine.workers import run_in_order
@@ -113,7 +108,7 @@ class TokensRecipe(ArrowRecipe):
             if labels is not None:
                 columns.append(labels[start:stop])
             columns.append(pa.array(part.lengths))
-            start, cut = stop, cut + part.num_cut
+            start, cut = stop, cut + int(part.cut.sum())
             self._facts["cut_rows"] = cut
             yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
 

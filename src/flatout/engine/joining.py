@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flatout.engine.encoding import Encoded
+from flatout.engine.encoded import Encoded
 
 JOINED_SCHEMA = pa.schema(
     [
