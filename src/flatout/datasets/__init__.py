@@ -9,6 +9,7 @@ from typing import Any
 _MODULES = {
     "DocstringCorpus": "docstring_corpus",
     "HubTexts": "hub_texts",
+    "KeptTable": "benchmark_files",
     "KeyedArrowDataset": "keyed_arrow",
     "KeyedJSONDataset": "keyed_files",
     "KeyedParquetDataset": "keyed_files",
@@ -17,6 +18,7 @@ _MODULES = {
     "TokenizerFile": "tokenizer_folder",
     "TokenizerFolder": "tokenizer_folder",
     "TransformersModel": "transformers_model",
+    "TunedParameters": "benchmark_files",
 }
 __all__ = list(_MODULES)
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
 
-from flatout import __version__
 from flatout.engine.environment import device_name, nvidia_gpu_count
 from flatout.engine.flops import peak_tflops
 from flatout.engine.job_files import JobFiles
+from flatout.engine.launch import resolve_processes
+from flatout.engine.recommend import versions
 from flatout.engine.settings import BenchmarkSettings, Settings, parse_settings
+from flatout.engine.tokens import TokenRows
 from flatout.engine.trials import (
     Answer,
     Kind,
@@ -29,6 +32,14 @@ from flatout.engine.trials import (
 
 KEPT = frozenset({"ok", "oom"})
 """Answers that an interrupted sweep does not ask for again."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Of the train rows, in tokens."""
+
+    mean_tokens: float
+    longest: int
 
 
 class Watcher(Protocol):
@@ -68,9 +79,60 @@ class Bench:
     results: list[TrialResult] = field(default_factory=list)
     figures: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """All that a trial measured, by trial_id."""
+    asked: dict[str, Settings] = field(default_factory=dict)
+    """The settings of each, by trial_id."""
     reused: int = 0
-    peak: float | None = None
-    """TFLOP/s that one device can do."""
+    profile: dict[str, Any] | None = None
+    """Files that the profile of the chosen trial left."""
+    begin_s: float = field(default_factory=time.perf_counter)
+
+    @cached_property
+    def _rows(self) -> TokenRows:
+        return TokenRows.open(Path(self.files.train))
+
+    @property
+    def train_rows(self) -> int:
+        return len(self._rows)
+
+    @cached_property
+    def lengths(self) -> Lengths:
+        all_lengths = self._rows.all_lengths
+        return Lengths(float(all_lengths.mean()), int(all_lengths.max()))
+
+    @cached_property
+    def processes(self) -> int:
+        """Devices of this machine that training will use."""
+        return resolve_processes(self.settings.train.distributed)
+
+    @cached_property
+    def device(self) -> str:
+        return device_name()
+
+    @property
+    def peak_tflops(self) -> float | None:
+        """Of one device: from its data sheet, else as a trial has measured it."""
+        measured = [f.get("peak_tflops_measured") for f in self.figures.values()]
+        known = [value for value in measured if value]
+        return peak_tflops(self.device) or (known[0] if known else None)
+
+    @property
+    def memory_gib(self) -> float | None:
+        """The device's own, or the machine's."""
+        known = [f["memory_gib"] for f in self.figures.values() if "memory_gib" in f]
+        return known[0] if known else None
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.perf_counter() - self.begin_s
+
+    def out_of_time(self, share: float = 1.0) -> bool:
+        """Whether `share` of the time limit is over."""
+        options = self.options
+        limits = [options.max_minutes]
+        if options.mode == "tune":
+            limits.append(options.tune_minutes)
+        minutes = min((limit for limit in limits if limit), default=math.inf)
+        return self.elapsed_s > 60 * share * minutes
 
     @property
     def options(self) -> BenchmarkSettings:
@@ -84,9 +146,10 @@ class Bench:
             shutil.rmtree(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         state.write_text(json.dumps({"running": True, "started_s": time.time()}))
-        self.peak = peak_tflops(device_name())
+        self.begin_s = time.perf_counter()
 
     def finish(self) -> None:
+        """Nothing is left to do: the next sweep begins anew."""
         (self.folder / "sweep.json").write_text(json.dumps({"running": False}))
 
     def run(
@@ -95,11 +158,12 @@ class Bench:
         changes: Mapping[str, Any] | None = None,
         *,
         label: str = "",
-        world_size: int = 1,
+        world_size: int | None = None,
         options: Mapping[str, Any] | None = None,
         base: Settings | None = None,
     ) -> TrialResult:
-        """Run one trial: `base` (the sweep's settings) with `changes` by path."""
+        """Run one trial: `base` (the sweep's settings) with `changes` by path. Steps
+        run on as many devices as training will, unless `world_size` says otherwise."""
         settings = with_changes(base or self.settings, changes or {})
         spec = TrialSpec(
             kind=kind,
@@ -107,11 +171,12 @@ class Bench:
             settings=settings,
             measure=self._measure(),
             label=label,
-            world_size=world_size,
+            world_size=world_size or self._world_size(kind),
             options=dict(options or {}),
         )
         key = spec.key(self._context())
         trial = TrialResult.asked(spec, f"{len(self.results) + 1:03d}", key)
+        self.asked[trial.trial_id] = settings
         self.watcher.begins(trial)
         answer = self._refused(spec) or self._answer(spec, key)
         trial = self._filled(trial, answer)
@@ -119,6 +184,9 @@ class Bench:
         self.figures[trial.trial_id] = answer.figures
         self.watcher.ends(trial)
         return trial
+
+    def _world_size(self, kind: Kind) -> int:
+        return self.processes if kind in ("end_to_end", "compute") else 1
 
     def _measure(self) -> Measure:
         options = self.options
@@ -135,22 +203,17 @@ class Bench:
     def _context(self) -> dict[str, Any]:
         return {
             "data": self.files.data_key,
-            "device": device_name(),
+            "device": self.device,
             "versions": versions(),
         }
 
     def _refused(self, spec: TrialSpec) -> Answer | None:
         """What cannot be measured needs no process to say so."""
-        rows, batch = self._train_rows(), spec.settings.train.global_batch_size
+        rows, batch = self.train_rows, spec.settings.train.global_batch_size
         if batch <= rows:
             return None
         note = f"global batch {batch} is larger than the data ({rows} train rows)"
         return Answer("error", note, 0.0, {})
-
-    def _train_rows(self) -> int:
-        from flatout.engine.tokens import TokenRows
-
-        return len(TokenRows.open(Path(self.files.train)))
 
     def _answer(self, spec: TrialSpec, key: str) -> Answer:
         folder = self.folder / key
@@ -181,7 +244,8 @@ class Bench:
 
     def _filled(self, trial: TrialResult, answer: Answer) -> TrialResult:
         tflops = answer.figures.get("tflops_per_s")
-        share = 100 * tflops / self.peak if tflops and self.peak else None
+        peak = self.peak_tflops
+        share = 100 * tflops / peak if tflops and peak else None
         return trial.answered(
             {
                 **answer.figures,
@@ -204,9 +268,3 @@ def with_changes(settings: Settings, changes: Mapping[str, Any]) -> Settings:
             level = level[name]
         level[last] = value
     return parse_settings(nested)
-
-
-def versions() -> dict[str, str]:
-    """Of what decides speed, without importing it."""
-    found = {name: version(name) for name in ("torch", "transformers")}
-    return {"flatout": __version__, **found}

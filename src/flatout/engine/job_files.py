@@ -46,6 +46,18 @@ class JobFiles:
             data_key=token_key(splits["train"]),
         )
 
+    @classmethod
+    def of_datasets(
+        cls,
+        splits: Mapping[str, Any],
+        tokenizer: Any,
+        label_names: Sequence[str],
+        folder: Path,
+    ) -> JobFiles:
+        """Of token Datasets and a transformers tokenizer."""
+        rows = {name: TokenRows.from_dataset(found) for name, found in splits.items()}
+        return cls.of(rows, Vocabulary.of(tokenizer), label_names, folder)
+
     def open(self, settings: Settings, work_folder: Path) -> TrainJob:
         vocabulary = dict(self.vocabulary)
         special = tuple(vocabulary.pop("special_token_ids"))

@@ -13,63 +13,26 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
+import torch
 
 from flatout.engine.assemble import Trainer, TrainJob, assemble
-from flatout.engine.batching import GlobalBatches
-from flatout.engine.collation import StepBatch, StepRows
+from flatout.engine.blocks import ENDLESS, BlockRows
+from flatout.engine.collation import StepBatch
+from flatout.engine.distributed import Team
 from flatout.engine.loader import StepLoader
 from flatout.engine.optim import learning_rate, set_learning_rate
-from flatout.engine.phases import phase_ms
+from flatout.engine.phases import launch_ms, phase_ms
 from flatout.engine.recorder import Recorder
 from flatout.engine.runtime import Runtime, set_up
 from flatout.engine.summary import efficiency, memory
-from flatout.engine.timing import Rates, Window, WindowClock, compile_clock
-from flatout.engine.tokens import TokenRows
+from flatout.engine.timing import Rates, Window, WindowClock, compile_clock, steady
 from flatout.engine.trials import Measure, TrialSpec
 from flatout.engine.utilisation import GpuSampler
 
-CANDIDATE_BLOCKS = 64
 PHASE_STEPS = 8
+PHASE_SECONDS = 2.0
 SPREAD_LIMIT_PCT = 5.0
 """Windows further apart than this are said to be so."""
-ENDLESS = 2**40
-
-
-@dataclass(frozen=True)
-class BlockRows(StepRows):
-    """The same `period` steps over and over, from `first` on: every window measures
-    the same rows. Steps are numbered from 0 without a gap."""
-
-    first: int = 0
-    period: int = 1
-
-    def __getitem__(self, index: int) -> StepBatch:
-        batch = super().__getitem__(self.first + index % self.period)
-        return replace(batch, step=index)
-
-    @classmethod
-    def of(cls, data: StepRows, steps: int) -> BlockRows:
-        first, period = representative_block(data.rows, data.batches, steps)
-        parts = (data.rows, data.batches, data.planner, data.collator, data.rank)
-        return cls(*parts, first=first, period=period)
-
-
-def representative_block(
-    rows: TokenRows, batches: GlobalBatches, steps: int
-) -> tuple[int, int]:
-    """First step and number of steps of the first epoch whose mean length is nearest
-    to that of all rows, so that few steps speak for an epoch."""
-    whole = max(1, len(rows) // batches.batch_size)
-    steps = min(steps, whole)
-    starts = np.unique(np.linspace(0, whole - steps, CANDIDATE_BLOCKS).astype(int))
-    mean = float(rows.all_lengths.mean())
-
-    def distance(start: int) -> float:
-        block = [batches.rows(step) for step in range(start, start + steps)]
-        return abs(float(rows.lengths(np.concatenate(block)).mean()) - mean)
-
-    return min(starts.tolist(), key=distance), steps
 
 
 class Driver:
@@ -148,7 +111,8 @@ def _measured(
 ) -> dict[str, Any]:
     runtime = set_up(job.settings.runtime)
     compile_clock.listen()
-    trainer = assemble(job, runtime)
+    team = _join(job, runtime)
+    trainer = assemble(job, runtime, team.wrap if team else None)
     trainer.model.train()
     driver = Driver(trainer)
     first_step_s, step_s = _warm_up(
@@ -158,12 +122,15 @@ def _measured(
     steady_feed = feed(trainer, steps)
     with GpuSampler(runtime) as sampler:
         windows = _windows(driver, steady_feed, spec.measure, step_s)
-    phases = phase_ms(
-        trainer, steady_feed.batches, min(PHASE_STEPS, steady_feed.period)
-    )
+    few = max(2, min(PHASE_STEPS, int(PHASE_SECONDS / step_s)))
+    host_ms = launch_ms(trainer, steady_feed.batches, few)
+    phases = phase_ms(trainer, steady_feed.batches, few)
+    if team:
+        team.leave()
     return {
         **_rates(windows),
         **phases,
+        "host_ms": host_ms,
         **_memory(runtime),
         **_settled(trainer, steady_feed),
         "tflops_per_s": efficiency(trainer, windows)["tflops_per_s"],
@@ -173,6 +140,22 @@ def _measured(
         "recompiles": max(0, compile_clock.count - 1),
         "note": _note(trainer, windows),
     }
+
+
+def _join(job: TrainJob, runtime: Runtime) -> Team | None:
+    """The other ranks, where this process is one of several."""
+    if runtime.ranks.world_size == 1:
+        return None
+    return Team.join(job.settings.train.distributed, runtime)
+
+
+def _agreed(value: float, runtime: Runtime) -> float:
+    """The highest of all ranks: they must take the same number of steps."""
+    if runtime.ranks.world_size == 1:
+        return value
+    shared = torch.tensor(value, dtype=torch.float64, device=runtime.device)
+    torch.distributed.all_reduce(shared, op=torch.distributed.ReduceOp.MAX)
+    return float(shared)
 
 
 def _warm_up(driver: Driver, feed: Feed, measure: Measure) -> tuple[float, float]:
@@ -188,7 +171,8 @@ def _warm_up(driver: Driver, feed: Feed, measure: Measure) -> tuple[float, float
     for _ in range(2):
         feed.step(driver)
     driver.synchronize()
-    return cold_s, (time.perf_counter() - begin) / 2
+    step_s = (time.perf_counter() - begin) / 2
+    return cold_s, _agreed(step_s, driver.trainer.runtime)
 
 
 def _block_steps(measure: Measure, step_s: float) -> int:
@@ -199,8 +183,8 @@ def _block_steps(measure: Measure, step_s: float) -> int:
 def _windows(
     driver: Driver, feed: Feed, measure: Measure, step_s: float
 ) -> list[Window]:
-    """Windows over whole blocks. Compilations and graph captures spoil a window: more
-    are taken then."""
+    """Windows over whole blocks, fastest first. Where compilations, graph captures or
+    other processes spoil some, up to twice as many and one more are taken."""
     feed.step(driver)  # starts the loader's workers
     passes = max(1, round(measure.min_window_s / (feed.period * step_s)))
     windows: list[Window] = []
@@ -211,21 +195,34 @@ def _windows(
             feed.step(driver)
         driver.synchronize()
         windows.append(driver.clock.close())
-        if sum(window.clean for window in windows) >= measure.repeats:
+        chosen = fastest_windows(windows, measure.repeats)
+        enough = len(chosen) == measure.repeats
+        unsteady = not enough or spread_pct(chosen) > SPREAD_LIMIT_PCT
+        if not _agreed(float(unsteady), driver.trainer.runtime):
             break
-    clean = [window for window in windows if window.clean]
-    return clean or windows
+    return chosen
+
+
+def fastest_windows(windows: list[Window], count: int) -> list[Window]:
+    """The fastest `count` among clean windows: all go over the same rows, so what is
+    slower was disturbed, by a compilation or by another process."""
+    return sorted(steady(windows), key=lambda window: window.wall_s)[:count]
+
+
+def spread_pct(windows: list[Window]) -> float:
+    """(highest - lowest) / median of the rates."""
+    rates = [window.samples / window.wall_s for window in windows]
+    return 100 * (max(rates) - min(rates)) / median(rates)
 
 
 def _rates(windows: list[Window]) -> dict[str, Any]:
-    """Of the window with the median rate; p90 over all steps."""
-    rates = [window.samples / window.wall_s for window in windows]
-    middle = windows[int(np.argsort(rates)[len(rates) // 2])]
+    """Of the window with the median rate (they come ordered); p90 over all steps."""
+    middle = windows[len(windows) // 2]
     figures = Rates.over([middle])
     return {
-        "samples_per_s": median(rates) if len(rates) % 2 else figures.samples_per_s,
-        "samples_per_s_spread_pct": 100 * (max(rates) - min(rates)) / median(rates),
-        "window_samples_per_s": rates,
+        "samples_per_s": figures.samples_per_s,
+        "samples_per_s_spread_pct": spread_pct(windows),
+        "window_samples_per_s": [w.samples / w.wall_s for w in windows],
         "tokens_per_s": figures.tokens_per_s,
         "padding_pct": figures.padding_pct,
         "io_ms": 1000 * middle.wait_s / middle.steps,
@@ -261,7 +258,7 @@ def _settled(trainer: Trainer, feed: Feed) -> dict[str, Any]:
 
 def _note(trainer: Trainer, windows: list[Window]) -> str:
     notes = list(trainer.choices.notes)
-    spread = _rates(windows)["samples_per_s_spread_pct"]
+    spread = spread_pct(windows)
     if spread > SPREAD_LIMIT_PCT:
         notes.append(f"windows differ by {spread:.0f} %")
     if not all(window.clean for window in windows):

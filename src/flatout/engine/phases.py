@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from statistics import median
 from typing import Any
 
 import torch
@@ -54,6 +55,23 @@ def phase_ms(
         phased_step(trainer.stepper, next(batches), clock)
     trainer.runtime.synchronize()
     return {f"{name}_ms": clock.total_ms(name) / steps for name in PHASES}
+
+
+def launch_ms(
+    trainer: Trainer, batches: Iterator[StepBatch], steps: int
+) -> float | None:
+    """Time until a step's last kernel is launched, into an empty queue; the median of
+    `steps`. None where launching is computing, on a CPU."""
+    if not trainer.runtime.is_cuda:
+        return None
+    taken = []
+    for _ in range(steps):
+        batch = next(batches)
+        trainer.runtime.synchronize()
+        begin = time.perf_counter()
+        trainer.stepper(batch)
+        taken.append(1000 * (time.perf_counter() - begin))
+    return median(taken)
 
 
 def phased_step(stepper: Stepper, batch: StepBatch, clock: PhaseClock) -> None:

@@ -12,9 +12,10 @@ import torch
 
 from flatout.engine.assemble import TrainJob, build_model, choose, step_rows
 from flatout.engine.batching import Ints
+from flatout.engine.blocks import ENDLESS, BlockRows
 from flatout.engine.collation import StepRows
 from flatout.engine.loader import StepLoader
-from flatout.engine.measure import ENDLESS, SPREAD_LIMIT_PCT, BlockRows
+from flatout.engine.measure import SPREAD_LIMIT_PCT
 from flatout.engine.runtime import DTYPES, Runtime, set_up
 from flatout.engine.trials import Measure, TrialSpec
 
@@ -169,7 +170,3 @@ def _memory_bytes(runtime: Runtime) -> int:
     import psutil
 
     return int(psutil.virtual_memory().total)
-
-
-def memory(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    raise NotImplementedError

@@ -78,14 +78,15 @@ def _die_with_parent() -> None:
 
 
 def run(spec: TrialSpec, job: Any, folder: Path) -> Figures:
-    from flatout.engine import measure, probes
+    from flatout.engine import measure, memory_probe, probes, profile
 
     kinds: dict[str, Callable[[TrialSpec, Any, Path], Figures]] = {
         "end_to_end": measure.end_to_end,
         "compute": measure.compute,
         "loader": probes.loader,
-        "memory": probes.memory,
+        "memory": memory_probe.memory,
         "device": probes.device,
+        "profile": profile.profile,
     }
     return kinds[spec.kind](spec, job, folder)
 

@@ -23,9 +23,10 @@ import xxhash
 from flatout.engine.environment import child_environment, training_environment
 from flatout.engine.settings import Settings, parse_settings
 
-Kind = Literal["end_to_end", "compute", "loader", "memory", "device", "peer"]
+Kind = Literal["end_to_end", "compute", "loader", "memory", "device", "profile", "peer"]
 """What a trial measures: training whole; its steps on batches that lie on the device
-already; the loader alone; the largest token budget; the device's peak; the peer."""
+already; the loader alone; the largest token budget; the device's peak; where the time
+of a few steps goes, operator by operator; the peer."""
 
 MODULES: dict[str, str] = {"peer": "flatout.benchmarks.peers"}
 """Modules that run a kind; the others are run by `flatout.engine.trial`."""
@@ -49,7 +50,6 @@ class Measure:
     """Where steps are slow, a block has fewer of them."""
     headroom: float = 0.1
     """Share of the device's memory that stays free."""
-    profile: bool = False
     slow_rows_ms: float = 20.0
 
 
@@ -131,6 +131,8 @@ class TrialResult:
     """(highest - lowest) / median over the windows."""
     loader_samples_per_s: float | None = None
     """Rate of the loader alone."""
+    host_ms: float | None = None
+    """Time the host needs to launch a step (GPU)."""
     first_step_s: float | None = None
     """Cold: workers started, first batch, compilation, first step."""
     tflops_per_s: float | None = None

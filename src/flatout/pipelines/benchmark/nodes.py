@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +27,13 @@ def run_trials(
     tokenize: dict[str, Any],
     training: dict[str, Any],
     benchmark: dict[str, Any],
-) -> pd.DataFrame:
+) -> dict[str, Any]:
     """Measure trials in processes of their own; logs go under `benchmark.folder`."""
+    # Imports torch, which the pipelines before this one do not need.
     from flatout.benchmarks.console import TrialTable
     from flatout.engine.job_files import JobFiles
-    from flatout.engine.model import Vocabulary
+    from flatout.engine.outcome import summarise
     from flatout.engine.search import search
-    from flatout.engine.tokens import TokenRows
 
     settings = parse_settings(
         {
@@ -43,13 +44,34 @@ def run_trials(
             "benchmark": benchmark,
         }
     )
-    splits = {"train": train, "validation": validation, "test": test}
-    files = JobFiles.of(
-        {name: TokenRows.from_dataset(rows) for name, rows in splits.items()},
-        Vocabulary.of(tokenizer),
+    files = JobFiles.of_datasets(
+        {"train": train, "validation": validation, "test": test},
+        tokenizer,
         label_names,
         Path(settings.benchmark.folder) / "rows",
     )
     with TrialTable() as watcher:
-        bench = search(settings, files, watcher)
-    return pd.DataFrame(bench.results)
+        sweep = search(settings, files, watcher)
+    return {
+        "trials": pd.DataFrame(sweep.bench.results),
+        "ladder": pd.DataFrame([asdict(step) for step in sweep.ladder]),
+        "summary": summarise(sweep),
+    }
+
+
+def write_tuned(summary: dict[str, Any]) -> str:
+    """Text of the tuned environment's parameters; empty where none are recommended."""
+    from flatout.benchmarks.tuned import parameters_text
+
+    return parameters_text(summary)
+
+
+def show_benchmark(
+    trials: pd.DataFrame, summary: dict[str, Any], ladder: pd.DataFrame
+) -> dict[str, Any]:
+    """Four figures and a page of Markdown."""
+    from flatout.benchmarks.figures import all_figures
+    from flatout.benchmarks.report import report_text
+
+    figures = all_figures(trials, summary, ladder)
+    return {**figures, "report": report_text(summary, trials, ladder)}

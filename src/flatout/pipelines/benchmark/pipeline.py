@@ -6,7 +6,7 @@ from typing import Any
 
 from kedro.pipeline import Node, Pipeline
 
-from flatout.pipelines.benchmark.nodes import run_trials
+from flatout.pipelines.benchmark.nodes import run_trials, show_benchmark, write_tuned
 
 
 def create_pipeline(**_: Any) -> Pipeline:
@@ -26,8 +26,34 @@ def create_pipeline(**_: Any) -> Pipeline:
                     "training": "params:train",
                     "benchmark": "params:benchmark",
                 },
-                outputs="benchmark_trials",
+                outputs={
+                    "trials": "benchmark_trials",
+                    "ladder": "benchmark_ladder",
+                    "summary": "benchmark_summary",
+                },
                 name="run_trials",
-            )
+            ),
+            Node(
+                func=show_benchmark,
+                inputs={
+                    "trials": "benchmark_trials",
+                    "summary": "benchmark_summary",
+                    "ladder": "benchmark_ladder",
+                },
+                outputs={
+                    "throughput": "benchmark_throughput",
+                    "phases": "benchmark_phases",
+                    "memory": "benchmark_memory",
+                    "ladder": "benchmark_waterfall",
+                    "report": "benchmark_report",
+                },
+                name="show_benchmark",
+            ),
+            Node(
+                func=write_tuned,
+                inputs={"summary": "benchmark_summary"},
+                outputs="tuned_parameters",
+                name="write_tuned",
+            ),
         ]
     )

@@ -1,0 +1,95 @@
+"""Results of the benchmark that not every mode makes: what was there stays."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from kedro.io import AbstractDataset, DatasetError
+
+logger = logging.getLogger(__name__)
+
+READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+
+
+class KeptTable(AbstractDataset[pd.DataFrame, pd.DataFrame]):
+    """A CSV file. An empty table leaves the file as it is; a missing file loads as an
+    empty table."""
+
+    def __init__(
+        self, *, filepath: str, metadata: dict[str, Any] | None = None
+    ) -> None:
+        self._path = Path(filepath)
+        self.metadata = metadata
+
+    def load(self) -> pd.DataFrame:
+        return pd.read_csv(self._path) if self._path.exists() else pd.DataFrame()
+
+    def save(self, data: pd.DataFrame) -> None:
+        if len(data):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            data.to_csv(self._path, index=False)
+
+    def _exists(self) -> bool:
+        return self._path.exists()
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": str(self._path)}
+
+
+class TunedParameters(AbstractDataset[str, str]):
+    """The parameters file of a Kedro environment, as text. An empty text leaves the
+    file as it is. Where it cannot be written (a read-only conf/), the text goes to
+    `fallback`, and a warning says so: a benchmark's figures are not lost for that."""
+
+    def __init__(
+        self, *, filepath: str, fallback: str, metadata: dict[str, Any] | None = None
+    ) -> None:
+        self._path = Path(filepath)
+        self._fallback = Path(fallback)
+        self.metadata = metadata
+
+    def load(self) -> str:
+        if not self._path.exists():
+            raise DatasetError(
+                f"{self._path} is not there yet: kedro run --pipelines=benchmark "
+                "writes it"
+            )
+        return self._path.read_text(encoding="utf-8")
+
+    def save(self, data: str) -> None:
+        if not data:
+            logger.info("%s: nothing recommended, left as it is", self._path)
+            return
+        try:
+            _write(self._path, data)
+        except OSError as error:
+            if error.errno not in READ_ONLY:
+                raise
+            _write(self._fallback, data)
+            logger.warning(
+                "%s cannot be written (%s). The recommended parameters are in %s: copy "
+                "it there, or make the folder writable",
+                self._path,
+                error.strerror,
+                self._fallback,
+            )
+            return
+        logger.info("%s: written; train with kedro run --env=tuned", self._path)
+
+    def _exists(self) -> bool:
+        return self._path.exists()
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": str(self._path), "fallback": str(self._fallback)}
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
