@@ -15,6 +15,8 @@ os.environ.update(
     MLFLOW_DISABLE_TELEMETRY="true",
     HF_HUB_OFFLINE="1",
     HF_HUB_DISABLE_TELEMETRY="1",
+    # Threads that wait give the core to the other test process at once.
+    OMP_WAIT_POLICY="PASSIVE",
 )
 
 PROJECT = Path(__file__).parents[1]
