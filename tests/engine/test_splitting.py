@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
@@ -148,7 +146,7 @@ def test_an_added_token_in_the_text_is_one_token():
 def test_many_added_tokens_are_known_by_how_they_begin():
     tokenizer = byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False))
     tokenizer.add_special_tokens([f"<|reserved_{i}|>" for i in range(50)])
-    assert splitter_for(tokenizer).guards == ("<|",)
+    assert not splitter_for(tokenizer).is_safe("a <| b")
     check(tokenizer, ["a <|reserved_7|> b", "a <| b"], 20)
 
 
@@ -186,8 +184,13 @@ def test_rules_whose_meaning_is_not_certain(pattern):
 
 
 def test_pieces_are_found_in_lowered_text_where_that_is_the_same():
-    found = splitter_for(KNOWN["bert"]).find("The FOX's")
-    assert found[0].findall(found[1]) == ["the", "fox", "'", "s"]
-    cased = splitter_for(KNOWN["bert cased"]).find("The FOX")
-    assert cased[1] == "The FOX"
-    assert re.fullmatch(cased[0], "FOX")
+    assert splitter_for(KNOWN["bert"]).pieces("The FOX's") == ["the", "fox", "'", "s"]
+    assert splitter_for(KNOWN["bert cased"]).pieces("The FOX") == ["The", "FOX"]
+
+
+def test_only_texts_with_something_special_are_not_safe():
+    splitter = splitter_for(KNOWN["bert"])
+    assert splitter.is_safe("a [list], \n\t \ud55c")
+    assert not splitter.is_safe("the [SEP] token")
+    assert splitter.is_safe("the [sep] token")
+    assert not splitter.is_safe("a\x1cb")

@@ -17,7 +17,7 @@ from flatout.engine.plain_encoder import (
     PlainEncoder,
     special_around,
 )
-from flatout.engine.splitting import splitter_for
+from flatout.engine.splitting import Splitter, splitter_for
 from flatout.engine.word_pool import WordPool
 from flatout.engine.workers import serve
 
@@ -44,25 +44,31 @@ class Encoder:
         """Encode Arrow columns of N texts (and of as many second texts)."""
         if pairs is not None:
             return self._plain.encode_pairs(texts, pairs)
-        encoded = self._by_words(texts) if self._splitter else self._plain.encode(texts)
+        if self._splitter is None:
+            encoded = self._plain.encode(texts)
+        else:
+            encoded = self._by_words(texts, self._splitter)
         if self.options.join:
             return encoded
         return with_something_in_each(encoded, self.options.empty_id)
 
-    def _by_words(self, texts: Any) -> Encoded:
+    def _by_words(self, texts: Any, splitter: Splitter) -> Encoded:
         wanted = self._wanted
-        found = [self._words(text) for text in texts.to_pylist()]
+        values = texts.to_pylist()
+        all_safe = splitter.is_safe("\n".join(values))
+        found = [
+            self._words(text, splitter, wanted)
+            if all_safe or splitter.is_safe(text)
+            else None
+            for text in values
+        ]
         words = [(row or [])[:wanted] for row in found]
-        limit = wanted and wanted - 1
-        rows = self._pool.rows(words, limit, self._around)
+        rows = self._pool.rows(words, wanted and wanted - 1, self._around)
         # A row whose words were not all taken, and yet too few, had words without ids.
-        plain = np.array(
-            [
-                row is None or bool(wanted and len(row) > wanted and not cut)
-                for row, cut in zip(found, rows.cut.tolist(), strict=True)
-            ],
-            dtype=bool,
-        )
+        plain = [
+            row is None or bool(wanted and len(row) > wanted and not cut)
+            for row, cut in zip(found, rows.cut.tolist(), strict=True)
+        ]
         at = np.flatnonzero(plain)
         if not len(at):
             return rows
@@ -75,25 +81,23 @@ class Encoder:
             return None
         return self.options.max_length - sum(map(len, self._around)) + 1
 
-    def _words(self, text: str) -> list[str] | None:
-        """The first words of `text`, two more than can be kept; all if there are not
-        so many. None where the text must be encoded as a whole."""
-        wanted = self._wanted
-        if self._splitter is None or len(text) > PIECE_CHARACTERS:
+    def _words(
+        self, text: str, splitter: Splitter, wanted: int | None
+    ) -> list[str] | None:
+        """The words of `text`, or its first ones, more than `wanted`. None where it
+        must be encoded as a whole."""
+        if len(text) > PIECE_CHARACTERS:
             return None
-        found = self._splitter.find(text)
-        if found is None:
-            return None
-        pattern, text = found
-        if wanted is None:
-            return pattern.findall(text)
         limit = CHARACTERS_PER_TOKEN * self.options.max_length
-        while limit < len(text):
-            words = _surely_whole(pattern.findall(text[:limit]))
+        while wanted is not None and limit < len(text):
+            words = splitter.pieces(text[:limit])
+            if words is None:
+                return None
+            words = _surely_whole(words)
             if len(words) > wanted:
                 return words
             limit *= 4
-        return pattern.findall(text)
+        return splitter.pieces(text)
 
 
 def _surely_whole(words: list[str]) -> list[str]:

@@ -45,20 +45,26 @@ class Splitter:
     other: re.Pattern[str] | None
     lowers: bool = False
     """Upper case has the tokens of lower case, so ASCII may be lowered beforehand."""
-    guards: tuple[str, ...] = ()
-    """Text with one of these holds a special token, or might."""
+    special: re.Pattern[str] = UNSAFE
+    """Finds what reaches over the bounds of pieces: special tokens, or what might be
+    one, and control characters."""
+    special_lowered: re.Pattern[str] | None = None
+    """The same in lowered text, for tokens that are looked for there."""
 
-    def find(self, text: str) -> tuple[re.Pattern[str], str] | None:
-        """What finds the pieces of `text`, and the text to find them in; None where
-        it must be encoded as a whole."""
-        is_ascii = text.isascii()
-        pattern = self.ascii if is_ascii else self.other
-        if pattern is None or UNSAFE.search(text):
+    def is_safe(self, text: str) -> bool:
+        """Whether nothing in `text` reaches over the bounds of pieces."""
+        if self.special.search(text):
+            return False
+        lowered = self.special_lowered
+        return lowered is None or not lowered.search(text.lower())
+
+    def pieces(self, text: str) -> list[str] | None:
+        """Pieces of a safe text; None where the rule is not known for it."""
+        if not text.isascii():
+            return None if self.other is None else self.other.findall(text)
+        if self.ascii is None:
             return None
-        lowered = text.lower() if self.lowers and is_ascii else text
-        if any(guard in text or guard in lowered for guard in self.guards):
-            return None
-        return pattern, lowered
+        return self.ascii.findall(text.lower() if self.lowers else text)
 
 
 def splitter_for(tokenizer: Any) -> Splitter | None:
@@ -77,14 +83,21 @@ def splitter_for(tokenizer: Any) -> Splitter | None:
         only_ascii=bool(kinds & _IDENTITY_ON_ASCII),
         lowers=any(p["type"] == "Lowercase" or p.get("lowercase") for p in normalizers),
     )
-    return splitter and replace(splitter, guards=_guards([t.content for t in added]))
+    if splitter is None:
+        return None
+    exact = [token.content for token in added if not token.normalized]
+    lowered = [token.content.lower() for token in added if token.normalized]
+    return replace(
+        splitter,
+        special=re.compile("|".join([UNSAFE.pattern, *_guards(exact)])),
+        special_lowered=re.compile("|".join(_guards(lowered))) if lowered else None,
+    )
 
 
-def _guards(contents: list[str]) -> tuple[str, ...]:
-    """Special tokens; where there are many, only how they begin. Both cases, since
-    some are looked for in lowered text."""
+def _guards(contents: list[str]) -> list[str]:
+    """Expressions for tokens; where there are many, for how they begin."""
     few = contents if len(contents) <= MANY else [text[:2] for text in contents]
-    return tuple(dict.fromkeys([*few, *(text.lower() for text in few)]))
+    return [re.escape(text) for text in dict.fromkeys(few)]
 
 
 def _parts(component: Any, inside: str) -> list[dict[str, Any]]:
