@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import multiprocessing
 import os
 import random
 import signal
@@ -25,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from flatout.benchmarks.victim import BEATS, OUTCOME, Victim
+from flatout.benchmarks.victim import BEATS, OUTCOME, Victim, main_of_a_fork
 from flatout.engine.checkpoint_folder import step_folders
 from flatout.engine.heartbeat import Beat, read_beats
 
@@ -39,6 +40,8 @@ LONGEST_FAULT_FREE_S = 0.8
 FULL_DISK_BYTES = 4_000
 """Too little for a checkpoint's tensors, enough for the metrics of a short while."""
 
+PRELOADED = ("torch._dynamo", "transformers.models.bert.modeling_bert")
+
 
 class DrillError(AssertionError):
     """A training did not end as the undisturbed one did."""
@@ -51,6 +54,8 @@ class Drill:
     folder: Path
     victim: Victim
     seed: int
+    preloaded: bool = False
+    """Fork from a process that has imported all: quick, for tests."""
     faults: Counter[str] = field(default_factory=Counter)
     moments: Counter[str] = field(default_factory=Counter)
     resumed: int = 0
@@ -74,7 +79,7 @@ class Drill:
     def _undisturbed(self) -> Path:
         folder = self.folder / "undisturbed"
         self.victim.start_in(folder)
-        attempt = Attempt.start(folder)
+        attempt = Attempt.start(folder, self.preloaded)
         attempt.finish()
         return folder
 
@@ -87,7 +92,7 @@ class Drill:
             self._attempt(folder, fault)
 
     def _attempt(self, folder: Path, fault: str) -> None:
-        attempt = Attempt.start(folder)
+        attempt = Attempt.start(folder, self.preloaded)
         try:
             if fault == "none" or not attempt.wait_for_step():
                 attempt.finish()
@@ -95,7 +100,7 @@ class Drill:
             self.first_step_s.append(attempt.age_s)
             time.sleep(self.random.uniform(0, LONGEST_FAULT_FREE_S))
             moment = attempt.moment()
-            if attempt.process.poll() is not None:
+            if attempt.ended:
                 return
             self.faults[fault] += 1
             self.moments[moment] += 1
@@ -158,23 +163,19 @@ class Attempt:
     """One start of the command."""
 
     folder: Path
-    process: subprocess.Popen[bytes]
+    process: Any
+    """A Popen, or a Process of multiprocessing."""
     begin_s: float
     log: Path
 
     @classmethod
-    def start(cls, folder: Path) -> Attempt:
+    def start(cls, folder: Path, preloaded: bool) -> Attempt:
         for beat in (folder / BEATS).glob("*.beat"):
             beat.unlink()
         log = folder / f"log-{len(list(folder.glob('log-*')))}.txt"
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "flatout.benchmarks.victim", str(folder)],
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        return cls(folder, process, time.monotonic(), log)
+        begin_s = time.monotonic()
+        process = _fork(folder, log) if preloaded else _command(folder, log)
+        return cls(folder, process, begin_s, log)
 
     @property
     def output(self) -> str:
@@ -192,7 +193,7 @@ class Attempt:
     def wait_for_step(self) -> bool:
         """Until it has trained a step of its own; False where it ends before."""
         while self.age_s < LONGEST_ATTEMPT_S:
-            if self.process.poll() is not None:
+            if self.ended:
                 return False
             if self.step > 0:
                 return True
@@ -214,11 +215,21 @@ class Attempt:
             raise DrillError(f"exit status {status}\n{self.output}")
 
     def wait(self) -> int:
-        try:
-            return self.process.wait(LONGEST_ATTEMPT_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            raise DrillError(f"did not end\n{self.output}") from None
+        """The exit status. Raises DrillError where it does not end."""
+        while not self.ended:
+            if self.age_s > LONGEST_ATTEMPT_S:
+                self.kill()
+                raise DrillError(f"did not end\n{self.output}")
+            time.sleep(0.01)
+        return int(self._status())
+
+    @property
+    def ended(self) -> bool:
+        return self._status() is not None
+
+    def _status(self) -> Any:
+        is_command = isinstance(self.process, subprocess.Popen)
+        return self.process.poll() if is_command else self.process.exitcode
 
     def send(self, signum: int) -> None:
         with suppress(ProcessLookupError):
@@ -228,11 +239,32 @@ class Attempt:
         """The command and all it started."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        while not self.ended:
+            time.sleep(0.005)
 
     def _beat(self) -> Beat | None:
         beats = read_beats(self.folder / BEATS)
         return beats[0] if beats else None
+
+
+def _command(folder: Path, log: Path) -> Any:
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "flatout.benchmarks.victim", str(folder)],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def _fork(folder: Path, log: Path) -> Any:
+    """From a process that has imported all: a start without the seconds of imports."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["flatout.engine.launch", *PRELOADED])
+    log.touch()
+    process = context.Process(target=main_of_a_fork, args=(folder, log))
+    process.start()
+    return process
 
 
 def _points(folder: Path) -> list[tuple[int, str, str]]:

@@ -37,7 +37,7 @@ def _described(rank: int, failure: Any) -> dict[str, Any]:
     return {
         "rank": rank,
         "exit_code": failure.exitcode,
-        "message": data.get("message", "") if isinstance(data, dict) else str(data),
+        "message": data.get("message", "") if isinstance(data, dict) else "",
         "traceback": more.get("py_callstack", ""),
         "time_s": failure.timestamp,
     }

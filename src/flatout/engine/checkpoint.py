@@ -148,7 +148,7 @@ def whole_tensor(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
     if not is_sharded(tensor):
         return tensor
-    result: Tensor = tensor.full_tensor()  # type: ignore[operator]
+    result: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
     return result
 
 
@@ -193,12 +193,11 @@ def _gather_sums(trainer: Trainer) -> Tensor:
     """Loss, hits and judged since the last log point: (ranks, 3) float64."""
     sums, world_size = trainer.stepper.sums, trainer.runtime.ranks.world_size
     mine = torch.stack([part.double() for part in (sums.loss, sums.hits, sums.judged)])
-    everybody = mine.new_empty((world_size, len(mine)))
-    if world_size > 1:
-        torch.distributed.all_gather_into_tensor(everybody, mine)
-    else:
-        everybody[0] = mine
-    return everybody
+    if world_size == 1:
+        return mine.unsqueeze(0)
+    everybody = [torch.empty_like(mine) for _ in range(world_size)]
+    torch.distributed.all_gather(everybody, mine)
+    return torch.stack(everybody)
 
 
 def generator_state(runtime: Runtime) -> Named:

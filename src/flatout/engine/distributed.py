@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -58,7 +59,10 @@ class Team:
         if self.settings.strategy == "fsdp":
             return self._shard(model, compiled)
         module = compiled(model) if compiled else model
-        wrapped: nn.Module = self.accelerator.prepare_model(module)
+        with warnings.catch_warnings():
+            # Its new name is not in all supported versions of PyTorch.
+            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")
+            wrapped: nn.Module = self.accelerator.prepare_model(module)
         return wrapped
 
     def _shard(

@@ -55,7 +55,7 @@ def follow() -> None:
 
 
 def _store() -> Any:
-    from torch.distributed import PrefixStore
+    from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
     ranks = environment.current_ranks()

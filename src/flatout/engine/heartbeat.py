@@ -25,9 +25,11 @@ PATTERN = "rank-*.beat"
 _LAYOUT = struct.Struct("<qqdd16s")  # pid, step, got on, alive, phase
 ALIVE_INTERVAL_S = 0.5
 REARM_S = 1.0
+FINISHED = "finished"
+"""The phase of a rank that has nothing left to do."""
 LONG_PHASES = frozenset({"start", "compile", "evaluate", "checkpoint", "finish"})
-LONG_PHASE_FACTOR = 4
-"""These have no step to show; they get this many times the limit."""
+LONG_PHASE_FACTOR, LONG_PHASE_LEAST_S = 4, 60.0
+"""These have no step to show; they get this many times the limit, and no less."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +104,7 @@ class Heartbeat:
 
     def _arm(self, limit_s: float) -> None:
         self._armed_s = self._progress_s
-        if self._phase in LONG_PHASES:
-            limit_s *= LONG_PHASE_FACTOR
+        limit_s = phase_limit_s(self._phase, limit_s)
         if sys.__stderr__ is not None:
             with suppress(ValueError, OSError):  # a standard error without a file
                 faulthandler.dump_traceback_later(limit_s, file=sys.__stderr__)
@@ -150,14 +151,20 @@ def read_beats(folder: Path) -> list[Beat]:
     return beats
 
 
+def phase_limit_s(phase: str, limit_s: float) -> float:
+    if phase not in LONG_PHASES:
+        return limit_s
+    return max(LONG_PHASE_FACTOR * limit_s, LONG_PHASE_LEAST_S)
+
+
 def overdue(beats: list[Beat], limit_s: float, now_s: float) -> list[Beat]:
     """Ranks without progress for too long; the likeliest cause of it first: one that
     does not live at all, then the one furthest behind."""
     late = [
         beat
         for beat in beats
-        if now_s - beat.progress_s
-        > limit_s * (LONG_PHASE_FACTOR if beat.phase in LONG_PHASES else 1)
+        if beat.phase != FINISHED
+        and now_s - beat.progress_s > phase_limit_s(beat.phase, limit_s)
     ]
     stopped_before = now_s - 10 * ALIVE_INTERVAL_S
     return sorted(

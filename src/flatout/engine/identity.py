@@ -20,6 +20,7 @@ EXECUTION = (
     "tokenize.join_texts",
     "benchmark",
     "paths",
+    "tracking",
     "runtime.deterministic",
     "runtime.tf32",
     "runtime.cudnn_benchmark",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.engine import environment
-from flatout.engine.heartbeat import heartbeat
+from flatout.engine.heartbeat import FINISHED, heartbeat
 from flatout.engine.settings import Settings, SettingsError, parse_settings
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def main(folder: Path) -> None:
     from torch.distributed.elastic.multiprocessing.errors import record
 
     record(_train)(spec, settings, folder)
-    heartbeat.enter("finished")
+    heartbeat.enter(FINISHED)
 
 
 def _log_to_stderr(rank: int) -> None:

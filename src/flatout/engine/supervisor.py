@@ -24,6 +24,7 @@ from flatout.engine.batching import BudgetError
 from flatout.engine.checkpoint_folder import CheckpointError
 from flatout.engine.health import NonFiniteError
 from flatout.engine.heartbeat import (
+    FINISHED,
     Beat,
     overdue,
     read_beats,
@@ -43,7 +44,6 @@ SURVIVORS_GRACE_S = 5.0
 """Ranks left when one has died may end by themselves for so long."""
 STACKS_WAIT_S = 1.0
 SHUTDOWN_S = 30
-FINISHED = "finished"
 
 OF_THE_JOB: dict[str, type[Exception]] = {
     kind.__name__: kind
@@ -220,7 +220,7 @@ class Attempt:
 
     def _as_error(self, failure: dict[str, Any]) -> Exception:
         rank, message = failure["rank"], failure["message"]
-        if failure["exit_code"] < 0 and not message:
+        if failure["exit_code"] < 0 and not failure["traceback"]:
             name = signal.Signals(-failure["exit_code"]).name
             hint = " (memory of the machine used up?)" if name == "SIGKILL" else ""
             return RankError(f"rank {rank} was killed by {name}{hint}")
