@@ -135,8 +135,40 @@ def test_the_run_is_in_the_tracking_store(finished):
         "train_report.json",
         "train_history.csv",
         "confusion_matrix.json",
+        "training.png",
+        "confusion_matrix.png",
         "environment.json",
     } <= artifacts
+
+
+def test_the_model_is_in_the_registry(finished):
+    import mlflow
+
+    uri = f"sqlite:///{finished.data}/mlflow.db"
+    client = MlflowClient(uri)
+    champion = client.get_model_version_by_alias("flatout", "champion")
+    [run] = client.search_runs([client.get_experiment_by_name("flatout").experiment_id])
+    assert champion.run_id == run.info.run_id
+    assert champion.tags["token_key"] == run.data.tags["token_key"]
+    mlflow.set_tracking_uri(uri)
+    model = mlflow.pyfunc.load_model("models:/flatout@champion")
+    answers = model.predict(["a docstring", "another"])
+    assert list(answers.columns) == ["label", "score"]
+    assert len(answers) == 2
+    assert model.metadata.signature is not None
+
+
+def test_the_tokens_are_inputs_of_the_run(finished):
+    client = MlflowClient(f"sqlite:///{finished.data}/mlflow.db")
+    [run] = client.search_runs([client.get_experiment_by_name("flatout").experiment_id])
+    found = {
+        i.tags[0].value: (i.dataset.name, json.loads(i.dataset.profile))
+        for i in run.inputs.dataset_inputs
+    }
+    assert found == {
+        "training": ("train_tokens", {"num_rows": 326}),
+        "validation": ("validation_tokens", {"num_rows": 38}),
+    }
 
 
 def test_a_dead_tracking_server_hurts_nobody(tokens, store):

@@ -9,12 +9,14 @@ import sqlite3
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from mlflow import MlflowClient
+from mlflow.entities.model_registry import ModelVersion, ModelVersionTag
 
 from flatout import tracking
-from flatout.tracking import facts
-from flatout.tracking.outbox import send
+from flatout.tracking import facts, models
+from flatout.tracking.sending import send
 from flatout.tracking.store import process_tags
 
 
@@ -189,6 +191,51 @@ def test_a_locked_store_costs_seconds_and_no_point(store, tmp_path, points):
     assert not forwarder.finish("FINISHED", 0, limit_s=2)
     lock.rollback()
     lock.close()
+
+
+def test_trials_are_nested_runs(store, tmp_path, points):
+    table = pd.DataFrame(
+        {
+            "trial_id": ["a1", "b2"],
+            "status": ["ok", "oom"],
+            "samples_per_s": [120.5, float("nan")],
+            "strategy": ["packed", "fixed"],
+        }
+    )
+    outbox = tracking.begin(points, record(store, tmp_path), goes_on=False)
+    outbox.record.trials = facts.nested_runs(table)
+    assert run_to_end(outbox)
+    client = MlflowClient(store)
+    parent = outbox.record.run_id
+    experiment = client.get_run(parent).info.experiment_id
+    nested = client.search_runs(
+        [experiment], f"tags.mlflow.parentRunId = '{parent}'", order_by=["run_name"]
+    )
+    assert [
+        (r.info.run_name, r.info.status, r.data.metrics, r.data.params) for r in nested
+    ] == [
+        (
+            "a1",
+            "FINISHED",
+            {"samples_per_s": 120.5},
+            {"trial_id": "a1", "status": "ok", "strategy": "packed"},
+        ),
+        ("b2", "FAILED", {}, {"trial_id": "b2", "status": "oom", "strategy": "fixed"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("loss", "tokens", "wins"),
+    [("0.4", "t1", True), ("0.6", "t1", False), ("0.1", "t2", False)],
+)
+def test_who_is_better_than_the_champion(loss, tokens, wins):
+    def version(validation_loss, token_key):
+        tags = {"validation_loss": validation_loss, "token_key": token_key}
+        return ModelVersion(
+            "flatout", "1", 0, tags=[ModelVersionTag(*t) for t in tags.items()]
+        )
+
+    assert models._is_better(version(loss, tokens), version("0.5", "t1")) is wins
 
 
 def test_runs_of_dead_processes_are_closed(store, tmp_path):

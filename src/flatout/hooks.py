@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ from flatout import tracking
 from flatout.engine import environment
 from flatout.engine.checkpoint_folder import finish, is_interrupted
 from flatout.engine.settings import Settings, SettingsError, parse_settings
-from flatout.tracking import facts
+from flatout.tracking import facts, models
+
+logger = logging.getLogger(__name__)
 
 # Nodes that start processes of their own and must not run inside a runner's.
 TRAINING_NODES = frozenset({"train_model", "run_trials"})
@@ -124,16 +127,25 @@ class TrackingHooks(MlflowHook):
             return
         self._outbox.record.params.update(self._flat_parameters(inputs))
         if node.name in TRAINING_NODES:
+            facts.note_tokens(self._outbox.record, inputs)
             # Opening a store takes seconds of Python, which would slow the first steps.
             self._forwarder.wait_until_tried(OPENING_LIMIT_S)
         self._forwarder.activate_run()
 
     @hook_impl
-    def after_node_run(self, outputs: dict[str, Any]) -> None:
-        report = outputs.get("train_report")
-        if self._outbox is not None and report:
-            self._outbox.record.metrics.update(facts.report_metrics(report))
-            self._outbox.record.tags.update(facts.report_tags(report))
+    def after_node_run(
+        self, node: Node, inputs: dict[str, Any], outputs: dict[str, Any]
+    ) -> None:
+        if self._outbox is None:
+            return
+        record = self._outbox.record
+        if report := outputs.get("train_report"):
+            record.metrics.update(facts.report_metrics(report))
+            record.tags.update(facts.report_tags(report))
+        if "benchmark_trials" in outputs:
+            record.trials = facts.nested_runs(outputs["benchmark_trials"])
+        if node.name == "train_model":
+            self._log_model(*outputs["model"], inputs["test_tokens"])
 
     @hook_impl
     def after_pipeline_run(self) -> None:
@@ -180,6 +192,30 @@ class TrackingHooks(MlflowHook):
         outbox = tracking.begin(points, record, goes_on=goes_on)
         facts.write_environment(points.with_name("environment.json"))
         return outbox
+
+    def _log_model(self, model: Any, tokenizer: Any, tokens: Any) -> None:
+        """Model and registry, where MLflow takes them; training is over by now."""
+        settings = self._settings.tracking
+        if self._outbox is None or self._forwarder is None or not settings.log_model:
+            return
+        record = self._outbox.record
+        if not self._forwarder.flush():
+            logger.warning("The model was not logged: MLflow takes nothing now.")
+            return
+        example = tokenizer.decode(tokens[0]["input_ids"], skip_special_tokens=True)
+        try:
+            uri = models.log_model(
+                model, tokenizer, self._settings.model.task, example[:200]
+            )
+            if settings.registered_model:
+                models.register(
+                    uri,
+                    settings.registered_model,
+                    record.metrics["validation_loss"],
+                    record.tags["token_key"],
+                )
+        except Exception as error:  # tracking never ends a run
+            logger.warning("The model was not logged: %s", tracking.one_line(error))
 
     def _flat_parameters(self, inputs: dict[str, Any]) -> dict[str, str]:
         """`train.loader.num_workers: auto`, of a node's `params:` inputs."""

@@ -261,6 +261,15 @@ class CorpusSettings(_Model):
     labels: int | None = Field(None, ge=2)
 
 
+class TrackingSettings(_Model):
+    """What MLflow gets beside parameters, metrics and reports."""
+
+    log_model: bool = True
+    """The best model, loadable with `mlflow.pyfunc`."""
+    registered_model: str | None = "flatout"
+    """Name in the model registry; the best by validation gets the alias champion."""
+
+
 class PathSettings(_Model):
     """Where training works; no part of what is trained."""
 
@@ -284,6 +293,7 @@ class Settings(_Model):
     benchmark: BenchmarkSettings = BenchmarkSettings()
     tuned: dict[str, Any] = {}
     """Where conf/tuned comes from; written by the benchmark, read by nothing else."""
+    tracking: TrackingSettings = TrackingSettings()
     paths: PathSettings = PathSettings()
 
 

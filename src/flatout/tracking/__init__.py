@@ -7,7 +7,7 @@ new; what a dead, slow or locked store did not take waits beside the file, and
 
 from flatout.tracking.forwarder import Forwarder, sync
 from flatout.tracking.outbox import Outbox, RunRecord, begin
-from flatout.tracking.store import close_stale_runs, prepare
+from flatout.tracking.store import close_stale_runs, one_line, prepare
 
 __all__ = [
     "Forwarder",
@@ -15,6 +15,7 @@ __all__ = [
     "RunRecord",
     "begin",
     "close_stale_runs",
+    "one_line",
     "prepare",
     "sync",
 ]

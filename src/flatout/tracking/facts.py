@@ -16,6 +16,7 @@ import psutil
 
 from flatout.engine.environment import nvidia_gpu_count, usable_cores
 from flatout.engine.settings import Settings
+from flatout.tracking.outbox import RunRecord
 from flatout.tracking.store import process_tags
 
 FINAL_METRICS = ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss")
@@ -95,6 +96,54 @@ def starting_tags(folder: Path, run_params: dict[str, Any]) -> dict[str, str]:
         "git_dirty": str(dirty).lower(),
         **{f"version.{name}": text for name, text in versions.items()},
         "exit_reason": "running",
+    }
+
+
+def note_tokens(record: RunRecord, inputs: dict[str, Any]) -> None:
+    """Token rows of a run, as MLflow's inputs; the train tokens' key as a tag."""
+    from flatout.engine.token_keys import token_key
+
+    contexts = {"train_tokens": "training", "validation_tokens": "validation"}
+    known = {facts["name"] for facts in record.datasets}
+    for name, context in contexts.items():
+        tokens = inputs.get(name)
+        if tokens is None or name in known:
+            continue
+        files = tokens.cache_files
+        source = str(Path(files[0]["filename"]).parent) if files else "memory"
+        key = token_key(tokens)
+        record.datasets.append(
+            {
+                "name": name,
+                "digest": key[:36],
+                "context": context,
+                "source": source,
+                "rows": str(len(tokens)),
+            }
+        )
+        if name == "train_tokens":
+            record.tags["token_key"] = key
+
+
+def nested_runs(trials: Any) -> list[dict[str, Any]]:
+    """A run a line of the benchmark's table: texts are parameters, numbers metrics."""
+    return [_nested_run(row) for row in trials.to_dict("records")]
+
+
+def _nested_run(row: dict[str, Any]) -> dict[str, Any]:
+    present = {k: v for k, v in row.items() if v is not None and v == v}  # noqa: PLR0124
+    numbers = {
+        k: float(v)
+        for k, v in present.items()
+        if isinstance(v, (int, float)) and not isinstance(v, bool)
+    }
+    texts = {k: str(v)[:500] for k, v in present.items() if k not in numbers}
+    failed = row.get("status") not in (None, "ok")
+    return {
+        "name": plain_name(str(row.get("trial_id") or row.get("name") or "trial")),
+        "status": "FAILED" if failed else "FINISHED",
+        "params": texts,
+        "metrics": numbers,
     }
 
 

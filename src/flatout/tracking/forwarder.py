@@ -11,7 +11,8 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 
-from flatout.tracking.outbox import Outbox, send, send_end, set_aside_beside
+from flatout.tracking.outbox import Outbox, set_aside_beside
+from flatout.tracking.sending import send, send_end
 from flatout.tracking.store import (
     activate_run,
     close_stale_runs,
@@ -40,7 +41,8 @@ class Forwarder:
     ) -> None:
         self._outbox = outbox
         self._connect = connect or partial(MlflowClient, outbox.record.tracking_uri)
-        self._ended = threading.Event()
+        self._ended = False
+        self._wake = threading.Event()
         self._tried = threading.Event()
         self._deliveries = self._failures = 0
         self._thread = threading.Thread(
@@ -53,6 +55,15 @@ class Forwarder:
     def wait_until_tried(self, limit_s: float) -> None:
         """Return when the store was opened, or could not be; after `limit_s` anyhow."""
         self._tried.wait(limit_s)
+
+    def flush(self, limit_s: float = END_LIMIT_S) -> bool:
+        """Send what there is now; True where the store took it within `limit_s`."""
+        if self._failures:
+            return False
+        self._tried.clear()
+        self._wake.set()
+        self._tried.wait(limit_s)
+        return self._tried.is_set() and not self._failures
 
     def activate_run(self) -> None:
         """Make the run MLflow's active one, where the store has it and answers."""
@@ -69,7 +80,8 @@ class Forwarder:
         record.status, record.end_ms = status, end_ms
         self._outbox.save()
         failing = self._failures > 0
-        self._ended.set()
+        self._ended = True
+        self._wake.set()
         self._thread.join(END_LIMIT_OF_A_FAILING_STORE_S if failing else limit_s)
         forget_active_run()
         if not record.complete:
@@ -85,7 +97,9 @@ class Forwarder:
         client: MlflowClient | None = None
         pause = 0.0
         while True:
-            ended = self._ended.wait(pause)
+            self._wake.wait(pause)
+            self._wake.clear()
+            ended = self._ended
             try:
                 client = client or self._connected()
                 (send_end if ended else send)(self._outbox, client)

@@ -12,15 +12,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, RunTag
-from mlflow.exceptions import MlflowException
+from mlflow.entities import Metric
 
 logger = logging.getLogger(__name__)
 
-MAX_BATCH_METRICS = 1000
-MAX_BATCH_PARAMS = 100
-MAX_VALUE_LENGTH = 5000
 ARTIFACTS = ("train_report.json", "train_history.csv", "confusion_matrix.json")
 UNSENT = "unsent"
 RECORD_SUFFIX = ".run.json"
@@ -42,6 +37,10 @@ class RunRecord:
     tags: dict[str, str] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     """Final figures."""
+    datasets: list[dict[str, str]] = field(default_factory=list)
+    """Inputs: name, digest, context, source, rows."""
+    trials: list[dict[str, Any]] = field(default_factory=list)
+    """Nested runs: name, status, params, metrics."""
     sent_bytes: int = 0
     """Length of the part of the points' file that was sent."""
     last_step: int = 0
@@ -52,6 +51,8 @@ class RunRecord:
     """Last step of each metric in that part: what comes again later is not sent."""
     sent_params: int = 0
     sent_tags: dict[str, str] = field(default_factory=dict)
+    sent_datasets: int = 0
+    sent_trials: int = 0
     complete: bool = False
     """The store has all of a run that has ended."""
 
@@ -105,7 +106,7 @@ class Outbox:
         record.sent_bytes = 0
         for end, point in self.new_points():
             record.known_bytes = end
-            for metric in _metrics(point):
+            for metric in metrics_of(point):
                 before = record.known_steps.get(metric.key, -1)
                 record.known_steps[metric.key] = max(before, metric.step)
         record.sent_bytes = sent
@@ -115,6 +116,7 @@ class Outbox:
         record = self.record
         record.tracking_uri, record.artifact_location = tracking_uri, None
         record.run_id, record.sent_tags = None, {}
+        record.sent_datasets = record.sent_trials = 0
         record.sent_bytes, record.sent_params = 0, 0
 
     def set_aside(self) -> None:
@@ -169,102 +171,7 @@ def begin(points: Path, record: RunRecord, *, goes_on: bool) -> Outbox:
     return Outbox(points, record)
 
 
-def send(outbox: Outbox, client: MlflowClient) -> str:
-    """Send what is new; returns the run's id. What it raises is the store's."""
-    record = outbox.record
-    if record.run_id is None:
-        record.run_id = _create_run(record, client)
-        outbox.save()
-    run_id = record.run_id
-    _send_params_and_tags(outbox, client, run_id)
-    for metrics, end in _lots(outbox):
-        client.log_batch(run_id, metrics=metrics)
-        record.sent_bytes = end
-        record.last_step = max([record.last_step, *(m.step for m in metrics)])
-        outbox.save()
-    return run_id
-
-
-def send_end(outbox: Outbox, client: MlflowClient) -> None:
-    """Send all that is left of a run that has ended, and end it in MLflow too."""
-    record = outbox.record
-    run_id = send(outbox, client)
-    now = record.end_ms or int(time.time() * 1000)
-    finals = [Metric(k, v, now, record.last_step) for k, v in record.metrics.items()]
-    for start in range(0, len(finals), MAX_BATCH_METRICS):
-        client.log_batch(run_id, metrics=finals[start : start + MAX_BATCH_METRICS])
-    for path in artifacts(outbox):
-        client.log_artifact(run_id, str(path))
-    client.set_terminated(run_id, record.status, record.end_ms)
-    record.complete = True
-    outbox.save()
-
-
-def artifacts(outbox: Outbox) -> list[Path]:
-    """Files of the run beside its points; none that an earlier run left."""
-    folder, started_s = outbox.points.parent, outbox.record.start_ms / 1000
-    named = [folder / name for name in (*ARTIFACTS, "environment.json")]
-    return [p for p in named if p.is_file() and p.stat().st_mtime >= started_s]
-
-
-def _create_run(record: RunRecord, client: MlflowClient) -> str:
-    experiment = client.get_experiment_by_name(record.experiment)
-    experiment_id = (
-        experiment.experiment_id
-        if experiment
-        else client.create_experiment(record.experiment, record.artifact_location)
-    )
-    run = client.create_run(
-        experiment_id, start_time=record.start_ms, run_name=record.name
-    )
-    return str(run.info.run_id)
-
-
-def _send_params_and_tags(outbox: Outbox, client: MlflowClient, run_id: str) -> None:
-    record = outbox.record
-    params = [Param(k, v[:MAX_VALUE_LENGTH]) for k, v in list(record.params.items())]
-    new_params = params[record.sent_params :]
-    tags = {k: v for k, v in dict(record.tags).items() if record.sent_tags.get(k) != v}
-    if not new_params and not tags:
-        return
-    for start in range(0, len(new_params), MAX_BATCH_PARAMS):
-        _log_params(client, run_id, new_params[start : start + MAX_BATCH_PARAMS])
-    if tags:
-        texts = [RunTag(k, v[:MAX_VALUE_LENGTH]) for k, v in tags.items()]
-        client.log_batch(run_id, tags=texts)
-    record.sent_params = len(params)
-    record.sent_tags = {**record.sent_tags, **tags}
-    outbox.save()
-
-
-def _log_params(client: MlflowClient, run_id: str, params: list[Param]) -> None:
-    """A run that goes on may have another value now, which MLflow does not take."""
-    try:
-        client.log_batch(run_id, params=params)
-    except MlflowException as error:
-        if error.error_code != "INVALID_PARAMETER_VALUE":
-            raise
-        logger.warning("MLflow keeps the run's first parameters: %s", error.message)
-
-
-def _lots(outbox: Outbox) -> Iterator[tuple[list[Metric], int]]:
-    """New metrics in lots that MLflow takes, each with the file's length up to it."""
-    record = outbox.record
-    lot: list[Metric] = []
-    end = record.sent_bytes
-    for end_of_line, point in outbox.new_points():
-        again = record.known_steps if end_of_line > record.known_bytes else {}
-        found = [m for m in _metrics(point) if m.step > again.get(m.key, -1)]
-        if lot and len(lot) + len(found) > MAX_BATCH_METRICS:
-            yield lot, end
-            lot = []
-        lot += found
-        end = end_of_line
-    if end > record.sent_bytes:
-        yield lot, end
-
-
-def _metrics(point: dict[str, Any]) -> list[Metric]:
+def metrics_of(point: dict[str, Any]) -> list[Metric]:
     """Of a point as the engine writes it; nothing of any other line."""
     values = point.get("metrics")
     if not isinstance(values, dict) or "step" not in point:

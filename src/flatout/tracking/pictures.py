@@ -1,0 +1,66 @@
+"""Pictures of a finished training for people who look at its run: PNG, small."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+def draw(folder: Path) -> list[Path]:
+    """Draw what `folder` has a report of, into it. Never raises: no run ends by it."""
+    drawn = []
+    for source, target, picture in (
+        ("train_history.csv", "training.png", _training),
+        ("confusion_matrix.json", "confusion_matrix.png", _confusion),
+    ):
+        path = folder / source
+        if not path.is_file():
+            continue
+        try:
+            _save(picture(path), folder / target)
+            drawn.append(folder / target)
+        except Exception as error:
+            logger.warning("%s could not be drawn: %s", target, error)
+    return drawn
+
+
+def _training(path: Path) -> Any:
+    with path.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    steps = [int(row["step"]) for row in rows]
+    figure, axes = _figure(1, 2)
+    for axis, column in zip(axes, ("loss", "samples_per_s"), strict=True):
+        axis.plot(steps, [float(row[column]) for row in rows])
+        axis.set(xlabel="step", ylabel=column.replace("_per_s", "/s"))
+        axis.set_ylim(bottom=0)
+        axis.grid(alpha=0.3)
+    return figure
+
+
+def _confusion(path: Path) -> Any:
+    counts = json.loads(path.read_text(encoding="utf-8"))
+    if not counts:
+        raise ValueError("there is no confusion matrix for this task")
+    figure, [axis] = _figure(1, 1)
+    image = axis.imshow(counts, cmap="Blues")
+    axis.set(xlabel="predicted class", ylabel="true class")
+    figure.colorbar(image, label="rows")
+    return figure
+
+
+def _figure(rows: int, columns: int) -> Any:
+    """Without pyplot, whose state is the whole process's."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5 * columns, 4 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    return figure, list(axes.flat)
+
+
+def _save(figure: Any, target: Path) -> None:
+    figure.savefig(target, dpi=100)
