@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kedro.utils import find_kedro_project
 
+from flatout.benchmark_hooks import TrialRuns, TunedHooks
 from flatout.engine.environment import tracking_uri
 from flatout.hooks import (
     EnvironmentHooks,
@@ -56,4 +57,11 @@ DISABLE_HOOKS_FOR_PLUGINS = ("kedro_mlflow",)
 SESSION_CLASS = session_class()
 
 # Kedro calls them last to first.
-HOOKS = (HandOverHooks(), TrackingHooks(), EnvironmentHooks(), ParameterHooks())
+HOOKS = (
+    TunedHooks(),
+    TrialRuns(),
+    HandOverHooks(),
+    TrackingHooks(),
+    EnvironmentHooks(),
+    ParameterHooks(),
+)

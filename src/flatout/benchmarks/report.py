@@ -225,8 +225,7 @@ def _peers(summary: Mapping[str, Any]) -> str:
             table(head, lines),
             "",
             f"Target: validation loss {_number(target, 4)}, the lowest that all "
-            "reached. Same rows, order of global batches, seed, metric code and "
-            "warm-up rule.",
+            "reached. Same model, rows, seed, metric code and warm-up rule.",
             *_bullets(flags),
         ]
     )

@@ -99,7 +99,8 @@ def _shown(trial: TrialResult | None) -> dict[str, Any] | None:
 
 def _verdict(bench: Bench, trial: TrialResult | None) -> dict[str, Any] | None:
     measured = [t for t in bench.results if t.kind == "end_to_end"]
-    chosen = trial or (measured[-1] if measured else None)
+    fastest = max(measured, key=lambda t: t.samples_per_s or 0.0, default=None)
+    chosen = trial or fastest
     if chosen is None:
         return None
     single = next((t for t in measured if t.world_size == 1), None)

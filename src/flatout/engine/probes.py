@@ -14,7 +14,7 @@ from flatout.engine.assemble import TrainJob, build_model, choose, step_rows
 from flatout.engine.batching import Ints
 from flatout.engine.blocks import ENDLESS, BlockRows
 from flatout.engine.collation import StepRows
-from flatout.engine.loader import StepLoader
+from flatout.engine.loader import StepLoader, resolve_workers
 from flatout.engine.measure import SPREAD_LIMIT_PCT
 from flatout.engine.runtime import DTYPES, Runtime, set_up
 from flatout.engine.trials import Measure, TrialSpec
@@ -30,12 +30,14 @@ def loader(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
     config = build_model(job, "sdpa").config
     choices = choose(job, runtime, config)
     data = step_rows(job, runtime, choices, config)
+    workers = resolve_workers(job.settings.train.loader, runtime)
     rates = _loader_rates(job, runtime, data, spec.measure)
     spread = 100 * (max(rates) - min(rates)) / float(np.median(rates))
     notes = [f"windows differ by {spread:.0f} %"] if spread > SPREAD_LIMIT_PCT else []
     return {
         "loader_samples_per_s": float(np.median(rates)),
         "samples_per_s_spread_pct": spread,
+        "num_workers": workers,
         "strategy": choices.strategy,
         "token_budget": choices.token_budget,
         "attention": choices.attention,

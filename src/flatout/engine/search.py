@@ -127,7 +127,9 @@ def run_scaling(sweep: Sweep) -> bool:
 def run_peers(sweep: Sweep) -> bool:
     """flatout and the Hugging Face Trainer, each training the same whole."""
     bench = sweep.bench
-    contenders = ("flatout", "trainer-default", "trainer-best")
+    contenders = ["flatout", "trainer-default", "trainer-best"]
+    if nvidia_gpu_count():
+        contenders.append("trainer-best-compiled")
     bench.watcher.expect(len(contenders))
     for name in contenders:
         if bench.out_of_time():

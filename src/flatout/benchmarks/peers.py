@@ -1,0 +1,71 @@
+"""flatout beside the Hugging Face Trainer: same model, rows, seed, epochs, judge.
+
+A trial's module (`python -m flatout.benchmarks.peers FOLDER`). Every contender trains
+the whole of `train.epochs`; its clock runs from the first batch, cold start included,
+and stands still during evaluations, which are the same code for all. The rate leaves
+out the same first steps.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from flatout.benchmarks.peer_clock import PeerClock
+from flatout.benchmarks.trainer_peer import train_with_trainer
+from flatout.engine.assemble import TrainJob, assemble
+from flatout.engine.loader import StepLoader
+from flatout.engine.loop import evaluate_split
+from flatout.engine.measure import Driver
+from flatout.engine.runtime import Runtime, set_up
+from flatout.engine.timing import compile_clock
+from flatout.engine.trial import serve
+from flatout.engine.trials import TrialSpec
+
+
+def run(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
+    """Train one contender; the option `contender` says which."""
+    runtime = set_up(job.settings.runtime)
+    compile_clock.listen()
+    name = spec.options["contender"]
+    if name == "flatout":
+        figures = train_with_flatout(job, runtime)
+    else:
+        figures = train_with_trainer(job, runtime, name, folder)
+    return {
+        **figures,
+        "compile_s": compile_clock.seconds,
+        "recompiles": max(0, compile_clock.count - 1),
+        "precision": runtime.precision,
+        "device": runtime.device_name,
+    }
+
+
+def train_with_flatout(job: TrainJob, runtime: Runtime) -> dict[str, Any]:
+    """The steps, loader and log points of a training, under the peers' clock."""
+    trainer = assemble(job, runtime)
+    trainer.model.train()
+    total = trainer.total_steps
+    clock = PeerClock(runtime, total, lambda: evaluate_split(trainer, job.validation))
+    loader = StepLoader(trainer.data, job.settings.train.loader, runtime, 0, total)
+    driver = Driver(trainer)
+    clock.start()
+    for batch in loader:
+        driver.step(batch, loader.wait_s)
+        clock.step_done(batch.num_samples)
+    choices = trainer.choices
+    return {
+        **clock.figures(),
+        "strategy": choices.strategy,
+        "token_budget": choices.token_budget,
+        "attention": choices.attention,
+        "compile": choices.compile,
+        "cuda_graphs": choices.cuda_graphs,
+        "num_workers": loader.num_workers,
+        "note": "; ".join(choices.notes),
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(serve(Path(sys.argv[1]), run))
