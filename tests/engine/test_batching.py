@@ -1,0 +1,121 @@
+"""Global batches and plans, on row numbers and lengths alone."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flatout.engine.batching import (
+    BudgetError,
+    GlobalBatches,
+    Planner,
+    cheapest_cuts,
+    greedy_cuts,
+    padded_tokens,
+    permute,
+)
+
+STRATEGIES = ["fixed", "random", "grouped", "packed"]
+
+
+@given(
+    st.integers(1, 500),
+    st.integers(1, 60),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 9),
+)
+@settings(deadline=None, max_examples=60)
+def test_an_epoch_holds_every_row_once(num_rows, batch_size, seed, epoch):
+    batches = GlobalBatches(num_rows, batch_size, seed)
+    first = epoch * batches.steps_per_epoch
+    steps = range(first, first + batches.steps_per_epoch)
+    rows = np.concatenate([batches.rows(step) for step in steps])
+    assert sorted(rows.tolist()) == list(range(num_rows))
+
+
+def test_rows_are_a_function_of_seed_and_step():
+    batches = GlobalBatches(10, 4, seed=1)
+    assert batches.rows(0).tolist() == GlobalBatches(10, 4, seed=1).rows(0).tolist()
+    # Written down once: a change of the order would break every resumed run.
+    assert [batches.rows(step).tolist() for step in range(3)] == EXPECTED_ORDER
+    assert batches.rows(3).tolist() != batches.rows(0).tolist()
+    assert GlobalBatches(10, 4, seed=2).rows(0).tolist() != batches.rows(0).tolist()
+
+
+EXPECTED_ORDER = [[6, 9, 1, 8], [2, 3, 7, 0], [4, 5]]
+
+
+def test_billions_of_rows_cost_a_batch():
+    rows = GlobalBatches(10**11, 1024, seed=3).rows(77_777_777)
+    assert rows.shape == (1024,)
+    assert len(set(rows.tolist())) == 1024
+    assert 0 <= rows.min() and rows.max() < 10**11
+
+
+def test_permutation_is_spread_evenly():
+    images = permute(np.arange(4096), 2**20, seed=5, epoch=0)
+    counts, _ = np.histogram(images, bins=16, range=(0, 2**20))
+    assert counts.min() > 200 and counts.max() < 320  # 256 expected, 4 deviations
+
+
+def test_total_steps_rounds_a_fraction_up():
+    batches = GlobalBatches(10, 4, seed=0)
+    assert batches.steps_per_epoch == 3
+    assert batches.total_steps(2) == 6
+    assert batches.total_steps(0.5) == 2
+    assert batches.total_steps(2, max_steps=5) == 5
+
+
+@given(
+    st.lists(st.integers(1, 64), min_size=1, max_size=80),
+    st.sampled_from(STRATEGIES),
+    st.sampled_from([1, 2, 4]),
+    st.integers(64, 400),
+)
+@settings(deadline=None, max_examples=200)
+def test_plans_hold_every_row_once_within_the_budget(lengths, strategy, world, budget):
+    lengths = np.array(lengths)
+    plan = Planner(strategy, budget, 64, world).plan(lengths)
+    rows = [row for rank in plan.micro_batches for own in rank for row in own.tolist()]
+    assert sorted(rows) == list(range(len(lengths)))
+    assert len({len(rank) for rank in plan.micro_batches}) == 1
+    for own in (own for rank in plan.micro_batches for own in rank if len(own)):
+        if strategy == "packed":
+            assert lengths[own].sum() <= budget
+        else:
+            width = 64 if strategy == "fixed" else lengths[own].max()
+            assert len(own) * width <= budget
+
+
+def test_packed_ranks_get_nearly_the_same_tokens():
+    lengths = np.random.default_rng(0).integers(5, 321, 512)
+    plan = Planner("packed", 8192, 320, 4).plan(lengths)
+    tokens = [
+        sum(int(lengths[own].sum()) for own in rank) for rank in plan.micro_batches
+    ]
+    assert max(tokens) - min(tokens) <= 320
+    assert sum(tokens) == lengths.sum()
+
+
+def test_grouped_pads_less_than_random_and_packed_not_at_all():
+    lengths = np.random.default_rng(1).integers(5, 321, 256)
+    padded = {}
+    for strategy in STRATEGIES:
+        planner = Planner(strategy, 4096, 320)
+        padded[strategy] = padded_tokens(planner.plan(lengths), lengths, planner)
+    assert padded["packed"] == lengths.sum()
+    assert padded["packed"] < padded["grouped"] < padded["random"] < padded["fixed"]
+    assert padded["fixed"] == 256 * 320
+
+
+def test_cuts():
+    lengths = np.array([10, 10, 4, 4, 4, 1])
+    assert greedy_cuts(lengths, 20) == [(0, 2), (2, 6)]
+    # 20 + 12 + 1 tokens and three runs beat 20 + 16 and two, when a run costs 1.
+    assert cheapest_cuts(lengths, 20, overhead=1) == [(0, 2), (2, 5), (5, 6)]
+    assert cheapest_cuts(lengths, 20, overhead=5) == [(0, 2), (2, 6)]
+
+
+def test_a_row_beyond_the_budget_is_refused():
+    with pytest.raises(BudgetError, match="a row of 50 tokens does not fit"):
+        Planner("packed", 40, 64).plan(np.array([3, 50]))

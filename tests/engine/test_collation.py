@@ -1,0 +1,177 @@
+"""Exact tensors of both layouts."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from flatout.engine.batching import GlobalBatches, Planner
+from flatout.engine.collation import IGNORED, Collator, StepRows, flatten
+from flatout.engine.tokens import TokenRows, TokenRowsError
+
+IDS = [[2, 7, 3], [2, 8, 9, 10, 3], [2, 3]]
+
+
+def rows(labels=(1, 0, 2), **columns) -> TokenRows:
+    table = {"input_ids": pa.array(IDS, pa.list_(pa.int32())), **columns}
+    if labels is not None:
+        table["labels"] = pa.array(labels)
+    return TokenRows(pa.table(table))
+
+
+def collate(task="sequence-classification", packed=False, data=None, **options):
+    collator = Collator(task=task, packed=packed, pad_token_id=0, **options)
+    return collator.collate(data or rows(), np.array([0, 1, 2]), epoch=0)
+
+
+def test_right_padding():
+    batch = collate()
+    assert batch.input_ids.tolist() == [
+        [2, 7, 3, 0, 0],
+        [2, 8, 9, 10, 3],
+        [2, 3, 0, 0, 0],
+    ]
+    assert batch.attention_mask.tolist() == [
+        [True, True, True, False, False],
+        [True, True, True, True, True],
+        [True, True, False, False, False],
+    ]
+    assert batch.target_index.tolist() == [0, 5, 10]
+    assert batch.labels.tolist() == [1, 0, 2]
+    assert batch.cu_seqlens is None
+
+
+def test_right_padding_to_a_length_and_to_a_multiple():
+    assert collate(pad_to_length=7).input_ids.shape == (3, 7)
+    assert collate(pad_multiple=4).input_ids.shape == (3, 8)
+
+
+def test_packing():
+    batch = collate(packed=True)
+    assert batch.input_ids.tolist() == [[2, 7, 3, 2, 8, 9, 10, 3, 2, 3]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1, 2, 3, 4, 0, 1]]
+    assert batch.cu_seqlens.tolist() == [0, 3, 8, 10]
+    assert batch.cu_seqlens.dtype == torch.int32
+    assert batch.target_index.tolist() == [0, 3, 8]
+    assert batch.attention_mask is None
+
+
+def test_packing_to_few_shapes():
+    batch = collate(packed=True, pad_multiple=16, row_multiple=8, max_length=5)
+    assert batch.input_ids.tolist() == [[2, 7, 3, 2, 8, 9, 10, 3, 2, 3] + [0] * 6]
+    # Six tokens of padding in rows of at most max_length, then empty rows.
+    assert batch.cu_seqlens.tolist() == [0, 3, 8, 10, 15, 16, 16, 16, 16]
+    assert batch.position_ids[0, 10:].tolist() == [0, 1, 2, 3, 4, 0]
+    assert batch.labels.tolist() == [1, 0, 2] + [IGNORED] * 5
+    assert batch.target_index.tolist() == [0, 3, 8] + [0] * 5
+
+
+def test_decoders_classify_from_the_last_token():
+    assert collate(last_token_pools=True).target_index.tolist() == [2, 9, 11]
+    assert collate(packed=True, last_token_pools=True).target_index.tolist() == [
+        2,
+        7,
+        9,
+    ]
+
+
+def test_causal_targets_are_the_next_tokens():
+    batch = collate("causal-lm", packed=True)
+    assert batch.target_index.tolist() == [0, 1, 3, 4, 5, 6, 8]
+    assert batch.labels.tolist() == [7, 3, 8, 9, 10, 3, 3]
+    padded = collate("causal-lm")
+    assert padded.labels.tolist() == batch.labels.tolist()
+    assert padded.target_index.tolist() == [0, 1, 5, 6, 7, 8, 10]
+
+
+def test_masked_targets_do_not_depend_on_the_batch():
+    options = {
+        "mask_token_id": 4,
+        "special_token_ids": (0, 2, 3),
+        "vocab_size": 50,
+        "mask_probability": 0.5,
+    }
+    collator = Collator("masked-lm", packed=True, pad_token_id=0, **options)
+    together = collator.collate(rows(), np.array([0, 1, 2]), epoch=1)
+    alone = collator.collate(rows(), np.array([1]), epoch=1)
+    # Row 2 has special tokens only: no target. Row 1 has 3 candidates, half of them 2.
+    assert len(together.labels) == 3
+    assert together.labels[1:].tolist() == alone.labels.tolist()
+    assert together.input_ids[0, 3:8].tolist() == alone.input_ids[0].tolist()
+    assert collator.num_targets(rows(), np.array([0, 1, 2]), 1) == 3
+    other = collator.collate(rows(), np.array([1]), epoch=2)
+    assert other.input_ids.tolist() != alone.input_ids.tolist()
+
+
+def test_regression_keeps_floats_and_marks_absent_targets_with_nan():
+    data = rows(labels=(0.5, -100.0, 2.0))
+    batch = collate("regression", packed=True, data=data, row_multiple=4)
+    assert batch.labels[:3].tolist() == [0.5, -100.0, 2.0]
+    assert batch.labels[3].isnan()
+
+
+def test_an_empty_batch_is_one_token_without_a_target():
+    for packed in (False, True):
+        collator = Collator("sequence-classification", packed=packed, pad_token_id=0)
+        batch = collator.collate(rows(), np.array([], dtype=np.int64), epoch=0)
+        assert batch.input_ids.tolist() == [[0]]
+        assert batch.labels.tolist() == [IGNORED]
+
+
+def test_token_types_are_laid_out_like_the_tokens():
+    kinds = pa.array([[0, 0, 1], [0, 0, 1, 1, 1], [0, 1]], pa.list_(pa.int8()))
+    data = rows(token_type_ids=kinds)
+    batch = collate(data=data, extra_columns=("token_type_ids",))
+    assert batch.token_type_ids.tolist() == [
+        [0, 0, 1, 0, 0],
+        [0, 0, 1, 1, 1],
+        [0, 1, 0, 0, 0],
+    ]
+
+
+def test_one_buffer_holds_every_tensor():
+    batch = collate(packed=True)
+    buffer, layout = flatten([batch, batch])
+    assert buffer.dtype == torch.uint8
+    assert [sorted(part) for part in layout] == [sorted(batch.tensors())] * 2
+    assert all(place[0] % 64 == 0 for part in layout for place in part.values())
+
+
+def step_rows(world_size=1, rank=0, strategy="packed", budget=8):
+    planner = Planner(strategy, budget, 5, world_size)
+    collator = Collator("sequence-classification", strategy == "packed", 0)
+    return StepRows(rows(), GlobalBatches(3, 3, seed=0), planner, collator, rank)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_counts_are_of_the_global_batch_on_every_rank(world_size):
+    for rank in range(world_size):
+        step = step_rows(world_size, rank)[0]
+        assert (step.num_samples, step.num_targets, step.num_tokens) == (3, 3, 10)
+        assert step.squared_lengths == 9 + 25 + 4
+        assert sorted(step.row_ids.tolist()) == [0, 1, 2]
+
+
+def test_a_step_survives_the_trip_through_its_buffer():
+    step = step_rows(budget=16)[0]
+    (micro,) = step.micro_batches
+    lengths = micro.cu_seqlens.diff().tolist()
+    assert sorted(lengths) == [2, 3, 5]
+    assert micro.input_ids.numel() == 10
+
+
+def test_rows_come_from_the_buffers_of_sliced_and_chunked_tables():
+    table = pa.table({"input_ids": pa.array(IDS, pa.list_(pa.int32()))})
+    chunked = TokenRows(pa.concat_tables([table.slice(1), table.slice(0, 1)]))
+    views = chunked.views(np.array([2, 0]))
+    assert [view.tolist() for view in views] == [IDS[0], IDS[1]]
+    assert chunked.lengths(np.array([0, 1, 2])).tolist() == [5, 2, 3]
+    assert chunked.all_lengths.tolist() == [5, 2, 3]
+    assert chunked.largest_token_id() == 10
+
+
+def test_rows_without_tokens_are_refused():
+    with pytest.raises(TokenRowsError, match="need a column input_ids"):
+        TokenRows(pa.table({"text": ["a"]}))
+    with pytest.raises(TokenRowsError, match="the split is empty"):
+        TokenRows(pa.table({"input_ids": pa.array([], pa.list_(pa.int32()))}))
