@@ -64,7 +64,9 @@ def packed_attention(
     )
     if query.is_cuda:
         cu_seqlens, max_seqlen = kwargs["cu_seqlens"], kwargs["max_seqlen"]
-        out = (kernel or _flash)(query, key, value, cu_seqlens, max_seqlen, *arguments)
+        out: Tensor = (kernel or _flash)(
+            query, key, value, cu_seqlens, max_seqlen, *arguments
+        )
     else:
         out = _row_by_row(query, key, value, kwargs["cu_seqlens"], *arguments)
     return out.unsqueeze(0), None

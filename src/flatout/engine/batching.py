@@ -57,9 +57,8 @@ class GlobalBatches:
 def permute(positions: Ints, size: int, seed: int, epoch: int) -> Ints:
     """Images (N,) of `positions` (N,) under the permutation of `range(size)`."""
     half_bits = max(1, -(-(size - 1).bit_length() // 2))
-    keys = np.random.SeedSequence([seed, epoch]).generate_state(
-        FEISTEL_ROUNDS, np.uint64
-    )
+    sequence = np.random.SeedSequence([seed, epoch])
+    keys = sequence.generate_state(FEISTEL_ROUNDS, np.uint64).astype(np.uint64)
     images = positions.astype(np.uint64)
     outside = np.ones(len(images), dtype=bool)
     while outside.any():  # on average under four passes: the domain is < 4 * size

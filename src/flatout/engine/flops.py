@@ -77,7 +77,7 @@ def _behind_last_attention(model: Any) -> int:
     """Weights of the last layer behind its attention (see narrowing.py)."""
     layer = model.base_model.encoder.layer[-1]
     attended = sum(p.numel() for p in layer.attention.self.parameters())
-    return sum(p.numel() for p in layer.parameters()) - attended
+    return int(sum(p.numel() for p in layer.parameters()) - attended)
 
 
 def peak_tflops(device_name: str) -> float | None:

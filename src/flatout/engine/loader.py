@@ -113,7 +113,7 @@ def _prefetch_to_device(
     batches: Iterator[StepBatch], device: torch.device
 ) -> Iterator[StepBatch]:
     """Copy the next step's tensors on a side stream while this step computes."""
-    side = torch.cuda.Stream(device)
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     ahead: StepBatch | None = None
     for host_batch in batches:
         with torch.cuda.stream(side):

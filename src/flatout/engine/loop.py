@@ -108,7 +108,7 @@ def announce(trainer: Trainer) -> None:
     if not runtime.ranks.is_main:
         return
     logger.info(
-        "training on %s x %d: %s, strategy %s, attention %s, compile %s, CUDA graphs %s",
+        "training on %s x %d: %s, strategy %s, attention %s, compile %s, graphs %s",
         runtime.device_name,
         runtime.ranks.world_size,
         runtime.precision,

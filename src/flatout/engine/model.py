@@ -87,7 +87,7 @@ def build(
 
 
 def load_pretrained(folder: Path) -> Any:
-    """A model saved by `save_pretrained`, of the class it was saved from, on the CPU."""
+    """A model saved by `save_pretrained`, of the class that was saved, on the CPU."""
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -153,7 +153,10 @@ def _load_fault(settings: ModelSettings, error: Exception) -> str:
             f for f in ("config.json", "model.safetensors") if not (folder / f).exists()
         ]
         missing = f"; missing there: {', '.join(needed)}" if needed else ""
-        return f"model.name_or_path: {folder} cannot be loaded for task {settings.task}{missing}: {reason}"
+        return (
+            f"model.name_or_path: {folder} cannot be loaded for task "
+            f"{settings.task}{missing}: {reason}"
+        )
     return (
         f"model.name_or_path: {name!r} is neither a folder here nor could it be "
         f"fetched from the Hub (looked for config.json and model.safetensors; "
@@ -185,7 +188,7 @@ class TaskModel(nn.Module):
     def __init__(
         self, model: Any, task: Task, max_length: int, *, whole: bool = False
     ) -> None:
-        """`whole`: run the model as transformers does, head and all, over all tokens."""
+        """`whole`: run the model as transformers does, with its head on all tokens."""
         super().__init__()
         self.model = model
         self.task = task

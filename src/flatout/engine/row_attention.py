@@ -153,7 +153,7 @@ def _key_gradient_kernel(
     tile: tl.constexpr, causal: tl.constexpr, windowed: tl.constexpr,
     drops: tl.constexpr,
 ):  # fmt: skip
-    """dk, dv of one key tile, for each query head; all of dq where a row is one tile."""
+    """dk, dv of a key tile, for each query head; dq too where a row is one tile."""
     row, block, head = tl.program_id(2), tl.program_id(1), tl.program_id(0)
     start = tl.load(bounds_ptr + row)
     length = tl.load(bounds_ptr + row + 1) - start
@@ -198,9 +198,7 @@ def _key_gradient_kernel(
         kept = inside[:, None]
         if drops:
             kept = _kept(stream, q_token, k_index, span, threshold)
-        dropped, grad_scores = _pair(
-            scores, v, grad, lse, delta, inverse, kept, drops
-        )
+        dropped, grad_scores = _pair(scores, v, grad, lse, delta, inverse, kept, drops)
         dv += tl.dot(tl.trans(dropped.to(grad.dtype)), grad)
         dk += tl.dot(tl.trans(grad_scores.to(q.dtype)), q)
         if length <= tile:
@@ -318,7 +316,7 @@ def row_attention(
     right: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(P, H, D), (P, G, D), (P, G, D), bounds (R + 1,) int32 -> out (P, H, D),
-    log2-sum-exp2 (H, P) fp32, seed (1,) int64. `left`, `right`: window, -1 unbounded."""
+    log2-sum-exp2 (H, P) fp32, seed (1,) int64. Window `left`, `right`: -1 unbounded."""
     query, key, value = (_last_dim_contiguous(t) for t in (query, key, value))
     tokens, heads, dim = query.shape
     out = torch.empty((tokens, heads, dim), dtype=value.dtype, device=query.device)
