@@ -169,15 +169,21 @@ def test_helper_processes_give_the_same_rows_in_the_same_order(
 
 
 @pytest.mark.parametrize(
-    ("task_s", "tasks", "expected"),
-    [(0.01, 3, 1), (1.0, 0, 1), (1.0, 200, 8), (0.5, 8, 1)],
+    ("task_s", "tasks", "knows_words", "expected"),
+    [
+        (0.01, 3, True, 1),
+        (1.0, 0, True, 1),
+        (1.0, 200, True, 8),
+        (1.0, 200, False, 8),
+        (0.5, 8, False, 1),
+        (0.5, 8, True, 8),
+    ],
 )
 def test_the_number_of_processes_follows_the_measured_work(
-    monkeypatch, task_s, tasks, expected
+    monkeypatch, task_s, tasks, knows_words, expected
 ):
     monkeypatch.setattr(encode, "usable_cores", lambda: 8)
-    assert choose_processes(task_s, tasks, "auto") == expected
-    assert choose_processes(task_s, tasks, 3) == 3
+    assert choose_processes(task_s, tasks, knows_words) == expected
 
 
 def test_tasks_cover_all_rows_once_and_are_of_one_size(word_pieces, monkeypatch):

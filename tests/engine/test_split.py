@@ -10,10 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flatout.engine import raw_texts
 from flatout.engine.raw_texts import open_raw_texts
 from flatout.engine.rows import Columns
 from flatout.engine.settings import Fractions, SplitSettings
 from flatout.engine.split import SplitError, plan_split
+from flatout.engine.split_report import split_metrics
+from flatout.engine.text_files import TextFiles
 
 CLASSES = Columns("text", None, "label", None)
 NAMES = ("train_rows", "validation_rows", "test_rows")
@@ -240,3 +243,49 @@ def test_one_huge_text():
     parts, report, _ = split(frame)
     assert report["rejected"] == 0
     assert max(max(map(len, rows["text"])) for rows in parts.values()) == 50_000_000
+
+
+def test_batches_are_bounded_in_bytes_and_lose_nothing(monkeypatch):
+    monkeypatch.setattr(raw_texts, "BATCH_BYTES", 500)
+    frame = frame_of(200)
+    frame.loc[3, "text"] = None
+    raw = open_raw_texts(frame)
+    batches = list(raw_texts.batches_of(raw, ["text", "label"]))
+    assert max(len(batch.rows) for batch in batches) < 20
+    rows = [row for batch in batches for row in batch.rows.tolist()]
+    texts = [t for batch in batches for t in batch.columns["text"].to_pylist()]
+    assert rows == list(range(200))
+    assert texts[:3] == frame["text"].tolist()[:3] and texts[3] is None
+    assert split(frame)[1]["rows_in"] == 200
+
+
+def test_rows_of_shards_are_named_with_their_file(tmp_path):
+    for name in "ab":
+        frame = frame_of(100)
+        frame["text"] = name + frame["text"]
+        frame.loc[7:8, "text"] = None
+        frame.to_parquet(tmp_path / f"{name}.parquet")
+    plan = plan_split(TextFiles(tmp_path), CLASSES, SplitSettings())
+    with pytest.raises(
+        SplitError, match=r"rows a\.parquet:7, a\.parquet:8, b\.parquet:7"
+    ):
+        plan["train_rows"].to_dataset()
+
+
+def test_a_report_as_flat_figures():
+    report = {
+        "rows_in": 10,
+        "rows_out": {"train": 5, "validation": 1, "test": 1},
+        "rejected": 3,
+        "duplicates": 0,
+        "near_duplicates": 0,
+        "rejected_by_reason": {
+            "label 'a' has no row in the train split": 1,
+            "label 'b' has no row in the train split": 1,
+            "text is int64, not text": 1,
+        },
+    }
+    metrics = split_metrics(report)
+    assert metrics["split_rows_train"] == 5.0
+    assert metrics["split_rejected/label has no row in the train split"] == 2.0
+    assert metrics["split_rejected/text is int64 not text"] == 1.0

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
+
 import datasets
 import pandas as pd
 import pytest
@@ -210,3 +214,26 @@ def test_a_name_that_the_hub_does_not_know_says_where_it_was_looked_for(tmp_path
         DatasetError, match=r"in the cache .* and on the Hugging Face Hub"
     ):
         HubTexts(name="nobody/no-such-data", cache_dir=str(tmp_path)).load()
+
+
+WITHOUT_TORCH = """
+    import sys
+    import pandas as pd
+    from flatout.datasets import DocstringCorpus, KeyedArrowDataset, KeyedJSONDataset
+    from flatout.datasets import KeyedParquetDataset, TextFiles
+    from flatout.pipelines.split import create_pipeline
+    from flatout.pipelines.split.nodes import split_rows
+
+    texts = [f"text {i}" for i in range(100)]
+    frame = pd.DataFrame({"text": texts, "label": ["a", "b"] * 50})
+    recipes = split_rows(frame, {}, "sequence-classification")
+    KeyedArrowDataset(filepath=sys.argv[1]).save(recipes["train_rows"])
+    KeyedArrowDataset(filepath=sys.argv[1]).load()
+    assert not {"torch", "transformers"} & set(sys.modules)
+"""
+
+
+@pytest.mark.process
+def test_split_never_imports_torch(tmp_path):
+    code = textwrap.dedent(WITHOUT_TORCH)
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "rows")], check=True)

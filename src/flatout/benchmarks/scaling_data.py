@@ -20,13 +20,34 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from flatout.datasets import (
+    KeyedArrowDataset,
+    KeyedJSONDataset,
+    KeyedParquetDataset,
+    TokenizerFolder,
+)
+from flatout.engine.encode import label_names_of, tokens_recipe
+from flatout.engine.rows import Columns
+from flatout.engine.settings import (
+    ModelSettings,
+    SplitSettings,
+    TokenizeSettings,
+    TrainSettings,
+)
+from flatout.engine.split import plan_split
+from flatout.engine.split_report import SPLITS
+from flatout.engine.statistics import token_report
+from flatout.engine.text_files import TextFiles
+from flatout.engine.tokenizer import TokenizerFile, tokenizer_recipe
+
 logger = logging.getLogger(__name__)
+MODEL = ModelSettings(config={"model_type": "bert"})
+TOKENIZE = TokenizeSettings()
 SHARD_ROWS = 250_000
 GIB = 1 << 30
 
@@ -101,20 +122,16 @@ def _in_process_of_its_own(data: Path) -> dict[str, float]:
 
 
 def measure(data: Path) -> dict[str, float]:
-    """Run both pipelines on the shards in `data`; seconds and GiB."""
+    """Split and tokenise the shards in `data`; seconds and GiB."""
     import datasets
-    import transformers  # noqa: F401
-    from kedro.runner import SequentialRunner
-
-    from flatout.pipelines import split, tokenize
+    import transformers  # noqa: F401 - its imports are not what is measured
 
     datasets.disable_progress_bars()
-    catalog = _catalog(data)
     with _PeakMemory() as memory:
         started = time.perf_counter()
-        SequentialRunner().run(split.create_pipeline(), catalog)
+        _split(data)
         middle = time.perf_counter()
-        SequentialRunner().run(tokenize.create_pipeline(), catalog)
+        _tokenize(data)
         ended = time.perf_counter()
     return {
         "split_s": middle - started,
@@ -123,34 +140,35 @@ def measure(data: Path) -> dict[str, float]:
     }
 
 
-def _catalog(data: Path) -> Any:
-    """The project's own entries, on the shards in `data`."""
-    from kedro.config import OmegaConfigLoader
-    from kedro.io import DataCatalog, MemoryDataset
-
-    from flatout.datasets import TextFiles
-
-    loader = OmegaConfigLoader(
-        conf_source=str(Path(__file__).parents[3] / "conf"),
-        base_env="base",
-        default_run_env="base",
-        runtime_params={"data_dir": str(data)},
-        custom_resolvers={"project_path": str},
+def _split(data: Path) -> None:
+    settings = SplitSettings()
+    columns = Columns.of(settings, MODEL.task)
+    recipes = plan_split(TextFiles(data / "raw"), columns, settings)
+    KeyedParquetDataset(filepath=str(data / "rejected.parquet")).save(
+        recipes["rejected_rows"]
     )
-    names = {"rejected_rows", "split_report", "token_report", "token_figure"}
-    names |= {f"{s}_{k}" for s in _SPLITS for k in ("rows", "tokens")}
-    names |= {"tokenizer", "tokenizer_file", "label_names"}
-    entries = {name: loader["catalog"][name] for name in names}
-    catalog = DataCatalog.from_config(entries)
-    catalog["raw_texts"] = TextFiles(filepath=str(data / "raw"))
-    parameters = loader["parameters"]
-    for name in ("split", "model", "tokenize", "train"):
-        catalog[f"params:{name}"] = MemoryDataset(parameters[name])
-    catalog["params:model.task"] = MemoryDataset(parameters["model"]["task"])
-    return catalog
+    for name in SPLITS:
+        _stored(data, f"{name}_rows").save(recipes[f"{name}_rows"])
+    KeyedJSONDataset(filepath=str(data / "split_report.json")).save(
+        recipes["split_report"]
+    )
 
 
-_SPLITS = ("train", "validation", "test")
+def _tokenize(data: Path) -> None:
+    rows = {name: _stored(data, f"{name}_rows").load() for name in SPLITS}
+    folder = TokenizerFolder(filepath=str(data / "tokenizer"))
+    folder.save(tokenizer_recipe(rows["train"], MODEL, TOKENIZE))
+    tokenizer, names = TokenizerFile(data / "tokenizer"), label_names_of(rows["train"])
+    for name, part in rows.items():
+        recipe = tokens_recipe(name, part, tokenizer, names, MODEL, TOKENIZE)
+        _stored(data, f"{name}_tokens").save(recipe)
+    tokens = {name: _stored(data, f"{name}_tokens").load() for name in SPLITS}
+    report = token_report(tokens, tokenizer, TrainSettings(), TOKENIZE)
+    KeyedJSONDataset(filepath=str(data / "token_report.json")).save(report)
+
+
+def _stored(data: Path, name: str) -> KeyedArrowDataset:
+    return KeyedArrowDataset(filepath=str(data / name))
 
 
 class _PeakMemory:

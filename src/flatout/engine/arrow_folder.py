@@ -77,6 +77,12 @@ class TableRecipe(ArrowRecipe):
         yield from self.table.replace_schema_metadata().to_batches()
 
 
+def without_indices(dataset: Any) -> Any:
+    """A `datasets.Dataset` whose table is its rows: `select` and `shuffle` only leave
+    numbers of rows beside the whole table."""
+    return dataset if dataset._indices is None else dataset.flatten_indices()
+
+
 def is_current(folder: Path, key: ContentKey) -> bool:
     """Whether `folder` holds, complete, what `key` describes."""
     stored = _read_key_file(folder)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flatout.engine.file_reader import FileReader
-from flatout.engine.raw_texts import BATCH_ROWS, RawBatch, RawTextsError
+from flatout.engine.raw_texts import BATCH_BYTES, BATCH_ROWS, RawBatch, RawTextsError
 
 
 class ParquetReader(FileReader):
@@ -20,7 +20,9 @@ class ParquetReader(FileReader):
     def batches(self, columns: list[str]) -> Iterator[RawBatch]:
         start = 0
         try:
-            for batch in self._table().iter_batches(BATCH_ROWS, columns=columns):
+            table = self._table()
+            size = _rows_a_batch(table.metadata)
+            for batch in table.iter_batches(size, columns=columns):
                 arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
                 rows = np.arange(start, start + batch.num_rows)
                 start += batch.num_rows
@@ -40,6 +42,14 @@ class ParquetReader(FileReader):
             "it is damaged, cut short or no Parquet file. Write this shard again, or "
             "take it out of the folder",
         )
+
+
+def _rows_a_batch(metadata: Any) -> int:
+    """So many that they are about BATCH_BYTES unpacked."""
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    size = sum(group.total_byte_size for group in groups)
+    fitting = BATCH_BYTES * int(metadata.num_rows) // max(1, size)
+    return int(max(1, min(BATCH_ROWS, fitting)))
 
 
 class ArrowReader(FileReader):

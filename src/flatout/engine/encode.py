@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flatout.engine.arrow_folder import ArrowRecipe
+from flatout.engine.arrow_folder import ArrowRecipe, without_indices
 from flatout.engine.content_key import ContentKey, arrow_digest
 from flatout.engine.encoded import Encoded
 from flatout.engine.encoding import Encoder, encode_slice, read_rows
@@ -34,8 +34,10 @@ FORMAT_VERSION = 1
 UNIT_BYTES = 1 << 20
 """Text that is encoded at a time: small, so that no core waits for another."""
 UNIT_ROWS = 20_000
+MEASURED_TASKS = 2
 PROCESS_START_S = 0.35
-"""Measured: a helper process is ready after so long."""
+THREADS_GAIN = 0.6
+"""Measured: when a helper process is ready; what one more core gives Rust's threads."""
 Task = tuple[str, int, int]
 
 
@@ -113,24 +115,30 @@ class TokensRecipe(ArrowRecipe):
             yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _encode(self, tasks: list[Task]) -> Iterator[Encoded]:
-        """The first task here, to measure; the others where it is fastest."""
-        if not tasks:
-            return
+        """The first tasks here, to measure; the others where they are done first. The
+        last one measured counts, since the first meets all words for the first time."""
         encoder = Encoder(self.tokenizer.backend, self.options)
         tables = {file: read_rows(file) for file in dict.fromkeys(t[0] for t in tasks)}
-        with tokenizer_parallelism(False):
+        task_s = 0.0
+        for task in tasks[:MEASURED_TASKS]:
             started = time.perf_counter()
-            yield _encode_task(encoder, tables, tasks[0])
+            part = _encode_task(encoder, tables, task, on_all_cores=False)
             task_s = time.perf_counter() - started
-        processes = choose_processes(task_s, len(tasks) - 1, self.num_processes)
-        if processes == 1:
-            with tokenizer_parallelism(True):
-                for task in tasks[1:]:
-                    yield _encode_task(encoder, tables, task)
+            yield part
+        rest = tasks[MEASURED_TASKS:]
+        processes = self.num_processes
+        if processes == "auto":
+            processes = choose_processes(task_s, len(rest), encoder.knows_words)
+        if processes > 1:
+            yield from self._encode_elsewhere(rest, processes)
             return
+        for task in rest:
+            yield _encode_task(encoder, tables, task, on_all_cores=True)
+
+    def _encode_elsewhere(self, tasks: list[Task], processes: int) -> Iterator[Encoded]:
         setup = {"tokenizer": str(self.tokenizer.path), "options": asdict(self.options)}
-        answers = run_in_order("flatout.engine.encoding", setup, tasks[1:], processes)
-        yield from map(Encoded.from_bytes, answers)
+        answers = run_in_order("flatout.engine.encoding", setup, tasks, processes)
+        return map(Encoded.from_bytes, answers)
 
     def _labels(self) -> Any | None:
         """Targets (N,) as Arrow; None for language models. Raises TokensError."""
@@ -150,9 +158,12 @@ class TokensRecipe(ArrowRecipe):
         return ids.cast(pa.int64())
 
 
-def _encode_task(encoder: Encoder, tables: dict[str, Any], task: Task) -> Encoded:
+def _encode_task(
+    encoder: Encoder, tables: dict[str, Any], task: Task, on_all_cores: bool
+) -> Encoded:
     file, start, stop = task
-    return encode_slice(encoder, tables[file], start, stop)
+    with tokenizer_parallelism(on_all_cores):
+        return encode_slice(encoder, tables[file], start, stop)
 
 
 def _lists(values: npt.NDArray[Any], lengths: npt.NDArray[np.int32]) -> Any:
@@ -166,11 +177,9 @@ def _lists(values: npt.NDArray[Any], lengths: npt.NDArray[np.int32]) -> Any:
 def row_files(rows: Any) -> Iterator[list[str]]:
     """Arrow stream files that hold `rows`: its own, or a temporary one."""
     files = [entry["filename"] for entry in rows.cache_files]
-    if files and rows._indices is None:
+    if files:
         yield files
         return
-    if rows._indices is not None:  # rows were selected or shuffled
-        rows = rows.flatten_indices()
     with tempfile.TemporaryDirectory() as folder:
         file = str(Path(folder, "rows.arrow"))
         table = rows.data.table
@@ -204,21 +213,19 @@ def _cost_bytes(texts: Any, options: EncodeOptions) -> npt.NDArray[np.int64]:
     return np.minimum(lengths, CHARACTERS_PER_TOKEN * options.max_length)
 
 
-def choose_processes(task_s: float, tasks_left: int, wanted: int | Auto) -> int:
-    """Processes that finish first, by the measured time of one task on one core.
+def choose_processes(task_s: float, tasks_left: int, knows_words: bool) -> int:
+    """Processes that are done first, by the measured time of one task on one core.
 
-    n processes start one after another, then share the work: they need about
-    PROCESS_START_S * n / cores + work / n seconds. One means this process, whose Rust
-    threads share a task but wait while Python copies the ids out.
+    n of them need about PROCESS_START_S * (1 + n / cores) to start and work / n after
+    that. One means this process: rows of known words take one core of it, the plain
+    tokenizer's threads all cores, but they wait while Python copies the ids out.
     """
-    if wanted != "auto":
-        return wanted
     cores = usable_cores()
     work_s = task_s * tasks_left
     times = {
         n: PROCESS_START_S * (1 + n / cores) + work_s / n for n in range(2, cores + 1)
     }
-    times[1] = work_s / (1 + 0.6 * (cores - 1))
+    times[1] = work_s / (1 if knows_words else 1 + THREADS_GAIN * (cores - 1))
     return min(times, key=times.__getitem__)
 
 
@@ -232,6 +239,7 @@ def tokens_recipe(
 ) -> TokensRecipe:
     """For the split `name`; `rows` is a `datasets.Dataset`. Raises TokensError."""
     _check_length(tokenizer, tokenize.max_length)
+    rows = without_indices(rows)
     options = _options(rows, tokenizer, model, tokenize)
     columns = [n for n in ("text", "text_pair", "label") if n in rows.column_names]
     fields = {

@@ -40,6 +40,11 @@ class Encoder:
         self._pool = WordPool(words)
         self._plain = PlainEncoder(tokenizer, options)
 
+    @property
+    def knows_words(self) -> bool:
+        """Whether texts are put together from words."""
+        return self._splitter is not None
+
     def encode(self, texts: Any, pairs: Any | None = None) -> Encoded:
         """Encode Arrow columns of N texts (and of as many second texts)."""
         if pairs is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Protocol
 
@@ -12,9 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from flatout.engine.arrow_folder import without_indices
 from flatout.engine.content_key import arrow_digest
 
+SOURCE = "raw_texts"
+"""Name of the source where rows come from no file of their own."""
 BATCH_ROWS = 20_000
+BATCH_BYTES = 64 << 20
 
 
 class RawTextsError(ValueError):
@@ -90,10 +94,32 @@ def open_raw_texts(data: Any) -> RawTexts:
     )
 
 
+def batches_of(raw: RawTexts, columns: Sequence[str]) -> Iterator[RawBatch]:
+    """Batches of at most about BATCH_BYTES, whatever a reader gives: bounds memory."""
+    for batch in raw.batches(columns):
+        yield from _bounded(batch)
+
+
+def _bounded(batch: RawBatch) -> Iterator[RawBatch]:
+    size, count = sum(a.nbytes for a in batch.columns.values()), len(batch.rows)
+    if size <= BATCH_BYTES or count < 2:
+        yield batch
+        return
+    for start, stop in ((0, count // 2), (count // 2, count)):
+        part = replace(
+            batch,
+            rows=batch.rows[start:stop],
+            columns={n: a[start:stop] for n, a in batch.columns.items()},
+            kinds={n: k[start:stop] for n, k in batch.kinds.items()},
+            broken=batch.broken if start else [],
+        )
+        yield from _bounded(part)
+
+
 @dataclass(frozen=True)
 class _ArrowTexts:
     table: Any
-    source: str = "raw_texts"
+    source: str = SOURCE
 
     @property
     def column_names(self) -> list[str]:
@@ -118,9 +144,7 @@ def _dataset_texts(dataset: Any) -> RawTexts:
         for name, feature in dataset.features.items()
         if type(feature).__name__ == "ClassLabel"
     }
-    if dataset._indices is not None:  # rows were selected or shuffled
-        dataset = dataset.flatten_indices()
-    table = dataset.data.table
+    table = without_indices(dataset).data.table
     for name, names in classes.items():
         numbers = table.column(name).combine_chunks()
         named = pa.DictionaryArray.from_arrays(numbers.cast(pa.int32()), names)
@@ -133,7 +157,7 @@ class _FrameTexts:
     """A pandas DataFrame. Columns of mixed Python types keep what is text."""
 
     frame: Any
-    source: str = "raw_texts"
+    source: str = SOURCE
 
     @property
     def column_names(self) -> list[str]:

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from flatout.engine.arrow_folder import ArrowRecipe
 from flatout.engine.content_key import ContentKey
-from flatout.engine.raw_texts import Kind, RawTexts
+from flatout.engine.raw_texts import Kind, RawTexts, batches_of
 from flatout.engine.row_facts import FactCollector, RowFacts
 from flatout.engine.row_hashes import repeats, scrambled
 from flatout.engine.rows import (
@@ -115,7 +115,7 @@ class SplitPlan:
 
 def _first_pass(raw: RawTexts, columns: Columns) -> tuple[RowFacts, list[Any]]:
     collected = FactCollector()
-    for batch in raw.batches(columns.names):
+    for batch in batches_of(raw, columns.names):
         checked = check_batch(batch, columns)
         collected.add(checked, batch.source, len(batch.rows), len(batch.broken))
     if not collected.num_raw:
@@ -195,7 +195,7 @@ class RowsRecipe(ArrowRecipe):
         number in the source. Raises SplitError where the rows are not usable."""
         plan, code, start = self.plan, SPLITS.index(self.split), 0
         plan.check_usable()
-        for batch in plan.raw.batches(plan.columns.names):
+        for batch in batches_of(plan.raw, plan.columns.names):
             checked = check_batch(batch, plan.columns)
             codes = plan.codes[start : start + len(batch.rows)][checked.good]
             start += len(batch.rows)

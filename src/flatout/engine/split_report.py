@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
+from flatout.engine.raw_texts import SOURCE
 from flatout.engine.row_facts import RowFacts
 from flatout.engine.row_hashes import in_two_splits
 
@@ -79,17 +82,46 @@ def _row_of(facts: RowFacts, codes: Codes, name: str) -> int:
 
 
 def too_many_text(report: dict[str, Any], rejected: Any, limit: float) -> str:
+    """Reasons, the first rows of each, and what to do."""
     share, lines = report["rejected"] / report["rows_in"], []
     for reason, count in report["rejected_by_reason"].items():
         chosen = rejected.filter(pc.equal(rejected.column("reason"), reason))
-        rows = ", ".join(map(str, chosen.column("row").to_pylist()[:5]))
+        rows = ", ".join(_places(chosen.slice(0, 5)))
         more = ", ..." if count > 5 else ""
         lines.append(f"  {count} x {reason}: rows {rows}{more} (counted from 0)")
     return (
         f"{report['rejected']} of {report['rows_in']} rows ({share:.1%}) cannot be "
-        "used, more than split.max_rejected_fraction "
-        f"{limit:g}:\n"
+        f"used, more than split.max_rejected_fraction {limit:g}:\n"
         + "\n".join(lines[:20])
         + "\nAll of them are in rejected_rows. Mend the data or the column names, or "
         "raise split.max_rejected_fraction"
     )
+
+
+def _places(rejected: Any) -> list[str]:
+    """Row numbers, with the name of the shard where they come from a file."""
+    pairs = zip(
+        rejected.column("source").to_pylist(),
+        rejected.column("row").to_pylist(),
+        strict=True,
+    )
+    return [
+        str(row) if source == SOURCE else f"{source}:{row}" for source, row in pairs
+    ]
+
+
+def split_metrics(report: Mapping[str, Any]) -> dict[str, float]:
+    """The report as flat figures for a tracking store, `split_rejected/<reason>`."""
+    metrics = {
+        "split_rows_in": report["rows_in"],
+        "split_rejected": report["rejected"],
+        "split_duplicates": report["duplicates"],
+        "split_near_duplicates": report["near_duplicates"],
+    }
+    metrics |= {f"split_rows_{name}": n for name, n in report["rows_out"].items()}
+    for reason, count in report["rejected_by_reason"].items():
+        # Labels are taken out of the names: there may be many, of any letters.
+        plain = re.sub(r"'[^']*' ", "", reason)
+        name = f"split_rejected/{re.sub('[^A-Za-z0-9 _.-]', '', plain)}"
+        metrics[name] = metrics.get(name, 0) + count
+    return {name: float(value) for name, value in metrics.items()}

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import xxhash
 
 from flatout.engine import word_pieces
-from flatout.engine.arrow_folder import stored_facts
+from flatout.engine.arrow_folder import stored_facts, without_indices
 from flatout.engine.content_key import ContentKey, arrow_digest
 from flatout.engine.settings import ModelSettings, TokenizeSettings
 
@@ -128,6 +128,7 @@ def tokenizer_recipe(
     rows: Any, model: ModelSettings, tokenize: TokenizeSettings
 ) -> TokenizerRecipe:
     """For `model.name_or_path`, or to be trained on `rows` (a `datasets.Dataset`)."""
+    rows = without_indices(rows)
     fields: dict[str, Any] = {"format": FORMAT_VERSION, "task": model.task}
     texts: tuple[Any, ...] = ()
     if model.name_or_path is None:
