@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(
 )
 PROGRAM = """
 import torch
-from flatout.engine.attention import _row_by_row
+from flatout.engine.attention import Rule, _row_by_row
 from flatout.engine.linear_loss import linear_cross_entropy
 from flatout.engine.row_attention import row_attention
 
@@ -28,7 +28,7 @@ for heads, groups, causal, window in [
         for n in (heads, groups, groups)
     ]
     grad = torch.randn(225, heads, 16, device=device)
-    want = _row_by_row(*qkv, bounds, 0.25, 0.0, causal, window)
+    want = _row_by_row(*qkv, bounds, Rule(0.25, 0.0, causal, *window))
     got = row_attention(*qkv, bounds, 90, 0.25, 0.0, causal, *window)[0]
     pairs = zip(
         (got, *torch.autograd.grad(got, qkv, grad)),
@@ -39,7 +39,8 @@ for heads, groups, causal, window in [
 
 def loss(q):
     torch.manual_seed(5)
-    return row_attention(q, *qkv[1:], bounds, 90, 0.25, 0.3, False, -1, -1)[0].double().square().sum()
+    out = row_attention(q, *qkv[1:], bounds, 90, 0.25, 0.3, False, -1, -1)[0]
+    return out.double().square().sum()
 
 q = qkv[0]
 slope = torch.autograd.grad(loss(q), q)[0].double()

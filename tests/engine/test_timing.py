@@ -108,7 +108,7 @@ def test_compilations_are_timed_apart():
 def test_flops_count_what_is_computed():
     model = task_model("bert", "sequence-classification", "sdpa").model
     whole, narrowed = ModelFlops.of(model), ModelFlops.of(model, narrowed=True)
-    # A layer: q, k, v, output 16 x 16 each, up 16 x 32, down 32 x 16, biases, two norms.
+    # q, k, v, output 16 x 16 each, up 16 x 32, down 32 x 16, biases, two norms.
     layer = 4 * (16 * 16 + 16) + (16 * 32 + 32) + (32 * 16 + 16) + 4 * 16
     behind = layer - 3 * (16 * 16 + 16)
     assert whole.body_parameters - narrowed.body_parameters == behind

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +40,18 @@ def register() -> None:
     AttentionInterface.register(ROWS, partial(packed_attention, kernel=_row_tiles))
 
 
-def packed_attention(
+class Rule(NamedTuple):
+    """Who sees whom, and how much of it counts."""
+
+    scale: float
+    dropout: float
+    causal: bool
+    left: int
+    """Tokens seen to the left and right; -1 is unbounded."""
+    right: int
+
+
+def packed_attention(  # noqa: PLR0913 - the signature is transformers'
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -56,8 +68,8 @@ def packed_attention(
     `kwargs` holds `cu_seqlens` (R + 1,) int32 and `max_seqlen`, as given to the model.
     """
     causal = bool(getattr(module, "is_causal", False))
-    window = _window(sliding_window, causal)
-    arguments = (scaling, dropout, causal, window)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    rule = Rule(scale, dropout, causal, *_window(sliding_window, causal))
     # Rotary embeddings come back in fp32 under autocast; kernels want one dtype.
     query, key, value = (
         t.squeeze(0).transpose(0, 1).to(value.dtype) for t in (query, key, value)
@@ -68,13 +80,12 @@ def packed_attention(
             query, key, value, cu_seqlens, max_seqlen, *arguments
         )
     else:
-        out = _row_by_row(query, key, value, kwargs["cu_seqlens"], *arguments)
+        out = _row_by_row(query, key, value, kwargs["cu_seqlens"], rule)
     return out.unsqueeze(0), None
 
 
 def _window(sliding_window: int | None, causal: bool) -> tuple[int, int]:
-    """Tokens seen to the left and right; -1 is unbounded. transformers counts the
-    token itself in `sliding_window`."""
+    """`Rule.left` and `Rule.right`; transformers counts the token itself."""
     if sliding_window is None:
         return (-1, 0) if causal else (-1, -1)
     return (sliding_window - 1, 0 if causal else sliding_window - 1)
@@ -86,13 +97,9 @@ def _flash(
     value: Tensor,
     cu_seqlens: Tensor,
     max_seqlen: int,
-    scaling: float | None,
-    dropout: float,
-    causal: bool,
-    window: tuple[int, int],
+    rule: Rule,
 ) -> Tensor:
     """(P, H, D), (P, G, D) -> (P, H, D); grouped heads are the kernel's own."""
-    left, right = window
     result = torch.ops.aten._flash_attention_forward(
         query,
         key,
@@ -101,12 +108,12 @@ def _flash(
         cu_seqlens,
         max_seqlen,
         max_seqlen,
-        dropout,
-        causal,
+        rule.dropout,
+        rule.causal,
         False,
-        scale=scaling,
-        window_size_left=None if left < 0 else left,
-        window_size_right=None if right < 0 or causal else right,
+        scale=rule.scale,
+        window_size_left=None if rule.left < 0 else rule.left,
+        window_size_right=None if rule.right < 0 or rule.causal else rule.right,
     )
     out: Tensor = result[0]
     return out
@@ -118,19 +125,12 @@ def _row_tiles(
     value: Tensor,
     cu_seqlens: Tensor,
     max_seqlen: int,
-    scaling: float | None,
-    dropout: float,
-    causal: bool,
-    window: tuple[int, int],
+    rule: Rule,
 ) -> Tensor:
     """As `_flash`, in tiles that fit short rows."""
     from flatout.engine.row_attention import row_attention
 
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    left, right = window
-    out, _, _ = row_attention(
-        query, key, value, cu_seqlens, max_seqlen, scale, dropout, causal, left, right
-    )
+    out: Tensor = row_attention(query, key, value, cu_seqlens, max_seqlen, *rule)[0]
     return out
 
 
@@ -139,45 +139,39 @@ def _row_by_row(
     key: Tensor,
     value: Tensor,
     cu_seqlens: Tensor,
-    scaling: float | None,
-    dropout: float,
-    causal: bool,
-    window: tuple[int, int],
+    rule: Rule,
 ) -> Tensor:
     """One SDPA call a row: exact, nothing padded. Shapes as in `_flash`."""
     bounds = cu_seqlens.tolist()
     grouped = query.shape[1] != key.shape[1]
     rows = []
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in pairwise(bounds):
         if stop == start:
             continue
         q, k, v = (t[start:stop].transpose(0, 1) for t in (query, key, value))
-        mask = _window_mask(stop - start, window, q.device)
+        mask = _window_mask(stop - start, rule, q.device)
         rows.append(
             F.scaled_dot_product_attention(
                 q.unsqueeze(0),
                 k.unsqueeze(0),
                 v.unsqueeze(0),
                 attn_mask=mask,
-                dropout_p=dropout,
-                is_causal=causal and mask is None,
-                scale=scaling,
+                dropout_p=rule.dropout,
+                is_causal=rule.causal and mask is None,
+                scale=rule.scale,
                 enable_gqa=grouped,
             )[0].transpose(0, 1)
         )
     return torch.cat(rows)
 
 
-def _window_mask(
-    length: int, window: tuple[int, int], device: torch.device
-) -> Tensor | None:
+def _window_mask(length: int, rule: Rule, device: torch.device) -> Tensor | None:
     """(length, length) True where a token is seen; None where the window is no bound."""
-    left, right = window
-    if left < 0 or left >= length - 1:
+    if rule.left < 0 or rule.left >= length - 1:
         return None
     distance = torch.arange(length, device=device)
     distance = distance[None, :] - distance[:, None]
-    return (distance >= -left) & (distance <= right)
+    return (distance >= -rule.left) & (distance <= rule.right)
 
 
 def packing_fault(config: Any, device_type: str, dtype: torch.dtype) -> str | None:

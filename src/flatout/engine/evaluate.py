@@ -94,7 +94,7 @@ def _add(
     predicted = logits.argmax(-1)
     sums.hits += (predicted == labels).sum()
     if num_classes:
-        # Rows without a target count for cell 0 with weight 0: no shape depends on data.
+        # Rows without a target count 0 for cell 0: no shape depends on the data.
         cells = torch.where(real, labels * num_classes + predicted, 0)
         sums.confusion.index_add_(0, cells, real.long())
 

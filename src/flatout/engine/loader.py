@@ -136,7 +136,7 @@ def _ready(batch: StepBatch, side: torch.cuda.Stream) -> StepBatch:
 def check_shared_memory(
     data: StepRows, settings: LoaderSettings, num_workers: int
 ) -> None:
-    """Workers hand batches over in /dev/shm. Raises SettingsError if it is too small."""
+    """Workers hand batches over in /dev/shm. Raises SettingsError if it is small."""
     free = free_shared_memory_bytes()
     if not num_workers or free is None:
         return
@@ -145,7 +145,7 @@ def check_shared_memory(
     if needed > free:
         raise SettingsError(
             f"train.loader: {num_workers} workers x {settings.prefetch_factor} batches "
-            f"ahead need up to {needed / 2**20:.0f} MiB of /dev/shm, {free / 2**20:.0f} "
-            "MiB are free: lower num_workers or prefetch_factor, or give the container "
+            f"ahead need up to {needed / 2**20:.0f} MiB of /dev/shm, "
+            f"{free / 2**20:.0f} MiB are free: lower num_workers or prefetch_factor, or give the container "
             "more (docker run --shm-size)"
         )
