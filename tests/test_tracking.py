@@ -215,12 +215,17 @@ def test_trials_are_nested_runs(store, tmp_path, points):
         (r.info.run_name, r.info.status, r.data.metrics, r.data.params) for r in nested
     ] == [
         (
-            "a1",
+            "a1_packed",
             "FINISHED",
             {"samples_per_s": 120.5},
             {"trial_id": "a1", "status": "ok", "strategy": "packed"},
         ),
-        ("b2", "FAILED", {}, {"trial_id": "b2", "status": "oom", "strategy": "fixed"}),
+        (
+            "b2_fixed",
+            "FAILED",
+            {},
+            {"trial_id": "b2", "status": "oom", "strategy": "fixed"},
+        ),
     ]
 
 

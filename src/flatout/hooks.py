@@ -144,6 +144,8 @@ class TrackingHooks(MlflowHook):
             record.tags.update(facts.report_tags(report))
         if "benchmark_trials" in outputs:
             record.trials = facts.nested_runs(outputs["benchmark_trials"])
+            record.metrics.update(facts.pick_metrics(outputs["benchmark_summary"]))
+            record.tags.update(facts.verdict_tags(outputs["benchmark_summary"]))
         if node.name == "train_model":
             self._log_model(*outputs["model"], inputs["test_tokens"])
 

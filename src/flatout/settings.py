@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kedro.utils import find_kedro_project
 
-from flatout.benchmark_hooks import TrialRuns, TunedHooks
+from flatout.benchmark_hooks import TunedHooks
 from flatout.engine.environment import tracking_uri
 from flatout.hooks import (
     EnvironmentHooks,
@@ -59,7 +59,6 @@ SESSION_CLASS = session_class()
 # Kedro calls them last to first.
 HOOKS = (
     TunedHooks(),
-    TrialRuns(),
     HandOverHooks(),
     TrackingHooks(),
     EnvironmentHooks(),

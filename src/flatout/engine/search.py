@@ -120,7 +120,7 @@ def run_scaling(sweep: Sweep) -> bool:
     for size in sizes:
         if bench.out_of_time():
             return False
-        bench.run("end_to_end", world_size=size, label=f"{size} devices")
+        bench.run("end_to_end", world_size=size, label=f"devices: {size}")
     return True
 
 

@@ -40,9 +40,11 @@ def serve(folder: Path, run: Callable[[TrialSpec, Any, Path], Figures]) -> int:
     except Exception as error:
         traceback.print_exc()
         status, note = _status(error), _one_line(error)
-    if current_ranks().is_main:
+    ranks = current_ranks()
+    if ranks.is_main or status != "ok":
         _write(folder, {"status": status, "note": note, "figures": figures})
-    return 0
+    # With a status other than 0 the launcher ends the ranks that wait for this one.
+    return 1 if status != "ok" and ranks.world_size > 1 else 0
 
 
 def _status(error: Exception) -> str:
@@ -60,7 +62,7 @@ def _one_line(error: Exception) -> str:
 
 def _write(folder: Path, answer: Mapping[str, Any]) -> None:
     """Whole or absent: a trial killed here has no result."""
-    part = folder / "result.json.part"
+    part = folder / f"result.json.{os.getpid()}"
     part.write_text(json.dumps(answer, indent=1))
     part.replace(folder / "result.json")
 

@@ -22,6 +22,17 @@ from flatout.tracking.store import process_tags
 FINAL_METRICS = ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss")
 """Keep their names; other figures of a report become `report/<name>`."""
 
+TRIAL_SETTINGS = frozenset(
+    {
+        "global_batch_size",
+        "token_budget",
+        "num_workers",
+        "prefetch_factor",
+        "world_size",
+    }
+)
+"""Numbers of a trial that were set, not measured."""
+
 REPORT_TAGS = (
     "device",
     "precision",
@@ -136,15 +147,42 @@ def _nested_run(row: dict[str, Any]) -> dict[str, Any]:
         k: float(v)
         for k, v in present.items()
         if isinstance(v, (int, float)) and not isinstance(v, bool)
+        if k not in TRIAL_SETTINGS
     }
     texts = {k: str(v)[:500] for k, v in present.items() if k not in numbers}
     failed = row.get("status") not in (None, "ok")
     return {
-        "name": plain_name(str(row.get("trial_id") or row.get("name") or "trial")),
+        "name": plain_name(_trial_name(row)),
         "status": "FAILED" if failed else "FINISHED",
         "params": texts,
         "metrics": numbers,
     }
+
+
+def _trial_name(row: dict[str, Any]) -> str:
+    """`003_packed_8192_b32_w0`: number, strategy, token budget, batch, workers."""
+    columns = (
+        ("trial_id", ""),
+        ("strategy", ""),
+        ("token_budget", ""),
+        ("global_batch_size", "b"),
+        ("num_workers", "w"),
+    )
+    return "_".join(f"{mark}{row[name]}" for name, mark in columns if name in row)
+
+
+def pick_metrics(summary: dict[str, Any]) -> dict[str, float]:
+    """Rates of the benchmark's picks."""
+    return {
+        f"{name}_samples_per_s": float(trial["samples_per_s"])
+        for name, trial in summary["picks"].items()
+        if trial
+    }
+
+
+def verdict_tags(summary: dict[str, Any]) -> dict[str, str]:
+    verdict = summary["verdict"]
+    return {"bound_by": verdict["bound"]} if verdict else {}
 
 
 def report_tags(report: dict[str, Any]) -> dict[str, str]:
