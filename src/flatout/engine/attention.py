@@ -77,7 +77,7 @@ def packed_attention(  # noqa: PLR0913 - the signature is transformers'
     if query.is_cuda:
         cu_seqlens, max_seqlen = kwargs["cu_seqlens"], kwargs["max_seqlen"]
         out: Tensor = (kernel or _flash)(
-            query, key, value, cu_seqlens, max_seqlen, *arguments
+            query, key, value, cu_seqlens, max_seqlen, rule
         )
     else:
         out = _row_by_row(query, key, value, kwargs["cu_seqlens"], rule)
@@ -166,7 +166,7 @@ def _row_by_row(
 
 
 def _window_mask(length: int, rule: Rule, device: torch.device) -> Tensor | None:
-    """(length, length) True where a token is seen; None where the window is no bound."""
+    """(length, length) True where a token is seen; None where nothing is hidden."""
     if rule.left < 0 or rule.left >= length - 1:
         return None
     distance = torch.arange(length, device=device)

@@ -41,8 +41,8 @@ class BadStep:
         )
         return NonFiniteError(
             f"step {self.step}: loss or gradient is not finite "
-            f"(last loss {self.loss:g}, gradient norm {self.grad_norm:g}) at learning rate "
-            f"{self.learning_rate:g}; rows of the batch: {rows}"
+            f"(last loss {self.loss:g}, gradient norm {self.grad_norm:g}) at "
+            f"learning rate {self.learning_rate:g}; rows of the batch: {rows}"
             + (f" and {more} more" if more > 0 else "")
             + f". The step was not applied and nothing of it was saved; {saved}. Lower "
             "train.learning_rate, or look at these rows"

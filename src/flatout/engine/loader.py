@@ -146,6 +146,6 @@ def check_shared_memory(
         raise SettingsError(
             f"train.loader: {num_workers} workers x {settings.prefetch_factor} batches "
             f"ahead need up to {needed / 2**20:.0f} MiB of /dev/shm, "
-            f"{free / 2**20:.0f} MiB are free: lower num_workers or prefetch_factor, or give the container "
-            "more (docker run --shm-size)"
+            f"{free / 2**20:.0f} MiB are free: lower num_workers or prefetch_factor, "
+            "or give the container more (docker run --shm-size)"
         )
