@@ -100,12 +100,15 @@ def assemble(job: TrainJob, runtime: Runtime, wrap: Wrap | None = None) -> Train
     """Build a run. Raises SettingsError and ModelError before anything is trained."""
     settings = job.settings
     check_rows(job)
-    probe = build_model(job, "sdpa")
+    with torch.random.fork_rng(devices=[]):  # the same weights on all ranks
+        torch.manual_seed(settings.runtime.seed)
+        probe = build_model(job, "sdpa")
     choices = choose(job, runtime, probe.config)
     model = _with_attention(probe, choices.attention)
     task_model = TaskModel(model, settings.model.task, settings.tokenize.max_length)
     task_model.fused_head = _fused_head(task_model, runtime)
-    task_model.to(runtime.device)
+    if wrap is None or settings.train.distributed.strategy != "fsdp":
+        task_model.to(runtime.device)  # sharding moves a block at a time
     if settings.train.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     noise = None

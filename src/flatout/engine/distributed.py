@@ -73,7 +73,7 @@ class Team:
         from accelerate.utils.fsdp_utils import fsdp2_prepare_model
         from torch.distributed.fsdp import register_fsdp_forward_method
 
-        self._spread_weights(model)
+        self._check_weights(model)
         blocks = set(getattr(model.model, "_no_split_modules", None) or ())
         if compiled:
             for module in model.modules():
@@ -91,10 +91,10 @@ class Team:
         register_fsdp_forward_method(wrapped, "logits")  # evaluation calls it
         return wrapped
 
-    def _spread_weights(self, model: nn.Module) -> None:
-        """The main rank's to all, as DDP does when it wraps."""
-        for tensor in (*model.parameters(), *model.buffers()):
-            torch.distributed.broadcast(tensor.detach(), src=0)
+    def _check_weights(self, model: nn.Module) -> None:
+        """Each rank keeps a part of its own model: all must have built the same."""
+        total = sum(float(p.detach().double().sum()) for p in model.parameters())
+        self.check_equal({"sum of the weights": total})
 
     def leave(self) -> None:
         """After the last word to the others."""

@@ -30,8 +30,9 @@ def save_model(trainer: Trainer, folder: Path, control: Any) -> None:
     """`save_pretrained` to `folder`, whole or not at all; all ranks call it, and all
     go on after it. Raises SaveError on all of them."""
     model, fault = trainer.model.model, None
-    weights = _gathered(model)
-    if trainer.runtime.ranks.is_main:
+    is_main = trainer.runtime.ranks.is_main
+    weights = _gathered(model, is_main)
+    if is_main:
         try:
             write_whole(
                 folder, lambda hidden: model.save_pretrained(hidden, state_dict=weights)
@@ -42,7 +43,7 @@ def save_model(trainer: Trainer, folder: Path, control: Any) -> None:
         raise SaveError(fault)
 
 
-def _gathered(model: nn.Module) -> dict[str, Tensor] | None:
+def _gathered(model: nn.Module, is_main: bool) -> dict[str, Tensor] | None:
     """All weights on the host, tied ones shared; None where nothing is sharded."""
     state = model.state_dict(keep_vars=True)
     if not any(is_sharded(tensor) for tensor in state.values()):
@@ -50,7 +51,8 @@ def _gathered(model: nn.Module) -> dict[str, Tensor] | None:
     whole: dict[int, Tensor] = {}
     for tensor in state.values():
         if id(tensor) not in whole:
-            whole[id(tensor)] = whole_tensor(tensor).cpu()
+            gathered = whole_tensor(tensor)  # all ranks take part, one keeps it
+            whole[id(tensor)] = gathered.cpu() if is_main else gathered[:0]
     return {name: whole[id(tensor)] for name, tensor in state.items()}
 
 

@@ -60,6 +60,10 @@ class StopSignals:
             return
         if signum == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if signal.SIGCHLD not in self._before:
+            # A signal to the whole group ends loader workers too: no error now.
+            before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._before[signal.SIGCHLD] = before
         if self.received is None:
             self.received = signum
             name = signal.Signals(signum).name

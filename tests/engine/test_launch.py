@@ -1,0 +1,274 @@
+"""Where training runs: in this process, in ranks, on machines, in a launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from flatout.engine import environment, launch, supervisor
+from flatout.engine.checkpoint_folder import CheckpointError
+from flatout.engine.health import NonFiniteError
+from flatout.engine.heartbeat import Heartbeat, read_beats
+from flatout.engine.launch import check_endpoint, resolve_processes, run_job
+from flatout.engine.oom import OutOfMemory
+from flatout.engine.rank import SMALLER, _check_world_size
+from flatout.engine.settings import DistributedSettings, SettingsError
+from flatout.engine.supervisor import Attempt, RankError, is_worth_another
+from flatout.engine.tokens import TokenRows
+from tests.engine.runs import NO_DROPOUT, curve, make_job
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
+def test_auto_is_a_process_a_gpu_and_one_without(monkeypatch):
+    settings = DistributedSettings()
+    monkeypatch.setattr(environment, "nvidia_gpu_count", lambda: 0)
+    assert resolve_processes(settings) == 1
+    monkeypatch.setattr(environment, "nvidia_gpu_count", lambda: 4)
+    assert resolve_processes(settings) == 4
+
+
+@pytest.mark.parametrize(
+    ("gpus", "wanted", "text"),
+    [
+        (2, 3, "this machine has 2 GPUs to use: set it to at most 2"),
+        (0, 9, "this machine has 2 CPU cores to use: set it to at most 2"),
+    ],
+)
+def test_more_processes_than_devices_are_refused(monkeypatch, gpus, wanted, text):
+    monkeypatch.setattr(environment, "nvidia_gpu_count", lambda: gpus)
+    monkeypatch.setattr(environment, "usable_cores", lambda: 2)
+    with pytest.raises(SettingsError, match=text):
+        resolve_processes(DistributedSettings(num_processes=wanted))
+
+
+def test_a_port_in_use_is_refused_with_what_to_do():
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        settings = DistributedSettings(
+            num_machines=2, rendezvous_endpoint=f"localhost:{port}"
+        )
+        with pytest.raises(SettingsError, match=rf"port {port} .* choose another one"):
+            check_endpoint(settings)
+    check_endpoint(settings)  # free again
+
+
+def test_an_endpoint_without_a_port_is_refused():
+    settings = DistributedSettings(num_machines=2, rendezvous_endpoint="machine0")
+    with pytest.raises(SettingsError, match="'machine0' is not host:port"):
+        check_endpoint(settings)
+
+
+def test_the_ranks_start_from_a_file_of_this_users_alone(tmp_path):
+    job = make_job(tmp_path, distributed={"num_processes": 2})
+    launch.write_spec(job, 2, tmp_path)
+    path = tmp_path / "spec.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    spec = json.loads(path.read_text())
+    assert spec["world_size"] == 2
+    assert spec["job"]["data_key"] == job.data_key
+    rows = TokenRows.open(Path(spec["job"]["train"]))
+    assert rows.all_lengths.tolist() == job.train.all_lengths.tolist()
+    assert rows.labels.tolist() == job.train.labels.tolist()
+
+
+def test_the_number_of_ranks_that_was_asked_for_is_asserted():
+    _check_world_size(2, 2)
+    with pytest.raises(SettingsError, match=r"started 1 ranks, .* asks for 2"):
+        _check_world_size(1, 2)
+
+
+def test_a_launcher_with_another_number_of_ranks_is_refused(tmp_path, monkeypatch):
+    for name, value in {"RANK": 0, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 4}.items():
+        monkeypatch.setenv(name, str(value))
+    job = make_job(tmp_path, distributed={"num_processes": 2})
+    with pytest.raises(SettingsError, match="started 4 ranks on this machine"):
+        run_job(job)
+
+
+def failure(rank=0, exit_code=1, message="", traceback="", time_s=0):
+    return locals()
+
+
+@pytest.mark.parametrize(
+    ("failures", "kind", "text"),
+    [
+        # Rank 0 lost its peer and says so first; rank 1 was the one that was killed.
+        (
+            [
+                failure(0, 1, "RuntimeError: Connection closed by peer", "t", 5),
+                failure(1, -signal.SIGKILL, "<NONE>", "", 6),
+            ],
+            RankError,
+            r"rank 1 was killed by SIGKILL \(memory of the machine used up\?\)",
+        ),
+        (
+            [
+                failure(0, 1, "DistBackendError: NCCL timeout", "t", 4),
+                failure(1, 1, "ValueError: bad batch 17", "File train.py\nbad", 5),
+            ],
+            RankError,
+            "rank 1 failed: ValueError: bad batch 17\nFile train.py\nbad",
+        ),
+        (
+            [failure(1, 1, "NonFiniteError: step 3: not finite", "t", 5)],
+            NonFiniteError,
+            "^step 3: not finite",
+        ),
+        (
+            [failure(0, 1, "CheckpointError: no folder", "t", 5)],
+            CheckpointError,
+            "^no folder",
+        ),
+        ([], RankError, "could not be started"),
+    ],
+)
+def test_the_cause_is_told_and_not_its_effects(tmp_path, failures, kind, text):
+    job = make_job(tmp_path)
+    (tmp_path / "failures.json").write_text(json.dumps(failures))
+    error = Attempt(job, 2, tmp_path)._failure()
+    assert type(error) is kind
+    with pytest.raises(kind, match=text):
+        raise error
+    assert is_worth_another(error) == (kind is RankError)
+
+
+def test_ranks_out_of_memory_start_again_with_half_the_budget(tmp_path):
+    text = "OutOfMemory: out of memory at step 3 with token budget 120"
+    (tmp_path / "failures.json").write_text(json.dumps([failure(1, 1, text, "t")]))
+    (tmp_path / SMALLER).write_text(json.dumps({"token_budget": 60}))
+    job = make_job(tmp_path, on_oom="shrink", resume="never")
+    error = Attempt(job, 2, tmp_path)._failure()
+    assert isinstance(error, OutOfMemory)
+    smaller = launch._smaller(job, error).settings.train
+    assert (smaller.token_budget, smaller.resume) == (60, "auto")
+    assert launch._smaller(make_job(tmp_path, on_oom="stop"), error) is None
+
+
+def test_a_heartbeat_says_where_a_rank_is(tmp_path):
+    beat = Heartbeat()
+    path = tmp_path / "beats"
+    beat.start(path, 3)
+    beat.enter("train")
+    beat.beat(17)
+    with beat.phase("evaluate"):
+        (seen,) = read_beats(path)
+        assert (seen.rank, seen.pid, seen.step) == (3, os.getpid(), 17)
+        assert seen.phase == "evaluate"
+    assert read_beats(path)[0].phase == "train"
+
+
+def test_agents_meet_at_machine_0(tmp_path):
+    distributed = {
+        "num_machines": 2,
+        "machine_rank": 1,
+        "rendezvous_endpoint": "node0:29500",
+    }
+    attempt = Attempt(make_job(tmp_path, distributed=distributed), 4, tmp_path)
+    assert attempt._rendezvous() == [
+        *("--nnodes=2", "--node-rank=1"),
+        *("--master-addr=node0", "--master-port=29500"),
+    ]
+
+
+def run_machines(folders, **differing):
+    """Two machines of one rank each, on loopback; what each of them ended with."""
+    endpoint = f"127.0.0.1:{free_port()}"
+    ends = [None, None]
+
+    def run(rank):
+        distributed = {
+            "num_processes": 1,
+            "num_machines": 2,
+            "machine_rank": rank,
+            "rendezvous_endpoint": endpoint,
+        }
+        options = differing if rank == 1 else {}
+        job = make_job(
+            folders[rank], config=NO_DROPOUT, distributed=distributed, **options
+        )
+        try:
+            ends[rank] = run_job(job)
+        except BaseException as error:
+            ends[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(150)
+    return ends
+
+
+@pytest.mark.process
+@pytest.mark.timeout(170)
+def test_two_machines_train_one_model_and_the_first_has_it(tmp_path):
+    """Each with a disk of its own: only machine 0 writes."""
+    first, second = run_machines([tmp_path / "0", tmp_path / "1"])
+    assert isinstance(second, SystemExit) and second.code == 0
+    alone = run_job(make_job(tmp_path / "alone", config=NO_DROPOUT))
+    assert first.report.world_size == 2
+    assert [entry[0] for entry in curve(first)] == [entry[0] for entry in curve(alone)]
+    assert first.report.test_loss == pytest.approx(alone.report.test_loss, rel=1e-5)
+    assert not (tmp_path / "1" / "run").exists()
+    assert not (tmp_path / "1" / "metrics.jsonl").exists()
+
+
+@pytest.mark.process
+@pytest.mark.timeout(170)
+def test_machines_with_other_parameters_are_refused_by_name(tmp_path):
+    ends = run_machines([tmp_path / "0", tmp_path / "1"], learning_rate=0.5)
+    texts = [str(end) for end in ends if isinstance(end, SettingsError)]
+    assert texts
+    assert "train.learning_rate: 0.001 -> 0.5" in texts[0]
+    assert "rank 1 would train something else than rank 0" in texts[0]
+
+
+@pytest.mark.process
+@pytest.mark.timeout(200)
+def test_inside_torchrun_only_rank_0_runs_the_project(tmp_path, project):
+    """Split, tokenize and train under torchrun: every node once, one MLflow run."""
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *("--nproc-per-node=2", "-m", "kedro", "run", "--env=test"),
+        f"--params=data_dir={tmp_path / 'data'}",
+    ]
+    process = subprocess.Popen(
+        command,
+        cwd=project,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=180)
+    finally:
+        supervisor._kill_group(process.pid)
+    assert process.returncode == 0, output
+    assert output.count("Completed node: train_model") == 1
+    report = json.loads(
+        (tmp_path / "data" / "08_reporting" / "train_report.json").read_text()
+    )
+    assert report["world_size"] == 2
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path / 'data' / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("flatout")
+    runs = client.search_runs([experiment.experiment_id])
+    assert [run.info.status for run in runs] == ["FINISHED"]
