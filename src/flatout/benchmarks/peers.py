@@ -9,6 +9,7 @@ out the same first steps.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,11 @@ from flatout.engine.trial import serve
 from flatout.engine.trials import TrialSpec
 
 
-def run(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
+def run(
+    spec: TrialSpec, open_job: Callable[[], TrainJob], folder: Path
+) -> dict[str, Any]:
     """Train one contender; the option `contender` says which."""
+    job = open_job()
     runtime = set_up(job.settings.runtime)
     compile_clock.listen()
     name = spec.options["contender"]

@@ -15,27 +15,31 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flatout.engine.environment import current_ranks
 from flatout.engine.trials import TrialSpec
+
+if TYPE_CHECKING:
+    from flatout.engine.assemble import TrainJob
 
 Figures = dict[str, Any]
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
 
 
-def serve(folder: Path, run: Callable[[TrialSpec, Any, Path], Figures]) -> int:
-    """Answer the spec in `folder` by `run(spec, job, folder)`; the exit status."""
+Run = Callable[[TrialSpec, Callable[[], "TrainJob"], Path], Figures]
+"""(spec, function that opens the job, folder) -> figures."""
+
+
+def serve(folder: Path, run: Run) -> int:
+    """Answer the spec in `folder` by `run`; the exit status."""
     _die_with_parent()
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
     stored = json.loads((folder / "spec.json").read_text())
     status, note, figures = "ok", "", {}
     try:
-        from flatout.engine.job_files import JobFiles
-
         spec = TrialSpec.from_json(stored["spec"])
-        job = JobFiles(**stored["job"]).open(spec.settings, folder)
-        figures = run(spec, job, folder)
+        figures = run(spec, lambda: _open(stored["job"], spec, folder), folder)
         note = figures.pop("note", "")
     except Exception as error:
         traceback.print_exc()
@@ -45,6 +49,12 @@ def serve(folder: Path, run: Callable[[TrialSpec, Any, Path], Figures]) -> int:
         _write(folder, {"status": status, "note": note, "figures": figures})
     # With a status other than 0 the launcher ends the ranks that wait for this one.
     return 1 if status != "ok" and ranks.world_size > 1 else 0
+
+
+def _open(stored: Mapping[str, Any], spec: TrialSpec, folder: Path) -> TrainJob:
+    from flatout.engine.job_files import JobFiles
+
+    return JobFiles(**stored).open(spec.settings, folder)
 
 
 def _status(error: Exception) -> str:
@@ -79,10 +89,10 @@ def _die_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def run(spec: TrialSpec, job: Any, folder: Path) -> Figures:
+def run(spec: TrialSpec, open_job: Callable[[], TrainJob], folder: Path) -> Figures:
     from flatout.engine import measure, memory_probe, probes, profile
 
-    kinds: dict[str, Callable[[TrialSpec, Any, Path], Figures]] = {
+    kinds: dict[str, Callable[[TrialSpec, TrainJob, Path], Figures]] = {
         "end_to_end": measure.end_to_end,
         "compute": measure.compute,
         "loader": probes.loader,
@@ -90,7 +100,7 @@ def run(spec: TrialSpec, job: Any, folder: Path) -> Figures:
         "device": probes.device,
         "profile": profile.profile,
     }
-    return kinds[spec.kind](spec, job, folder)
+    return kinds[spec.kind](spec, open_job(), folder)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,131 @@
+"""Sweeps for tests: tiny token rows on the disk, and a machine made of a formula."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flatout.engine.bench import Bench
+from flatout.engine.job_files import JobFiles
+from flatout.engine.settings import Settings, parse_settings
+from flatout.engine.trials import Answer, Measure, TrialSpec
+from tests.engine.families import (
+    CONFIGS,
+    LABEL_NAMES,
+    MAX_LENGTH,
+    VOCABULARY,
+    token_rows,
+)
+
+QUICK = Measure(steps=3, warmup_steps=1, repeats=2, min_window_s=0.0, max_window_s=1.0)
+
+
+def settings(**benchmark: Any) -> Settings:
+    """Tiny BERT on rows of 3 to 24 tokens; one window of two steps a trial."""
+    quick = {
+        "steps_per_trial": 2,
+        "warmup_steps": 1,
+        "repeats": 1,
+        "min_window_s": 0.0,
+        "trial_timeout_s": 60,
+    }
+    return parse_settings(
+        {
+            "runtime": {"threads": 1},
+            "model": {"config": {"model_type": "bert", **CONFIGS["bert"]}},
+            "tokenize": {"max_length": MAX_LENGTH},
+            "train": {"global_batch_size": 8, "epochs": 1},
+            "benchmark": {**quick, **benchmark},
+        }
+    )
+
+
+def job_files(folder: Path, rows: int = 48) -> JobFiles:
+    splits = {
+        name: token_rows("sequence-classification", count)
+        for name, count in (("train", rows), ("validation", 12), ("test", 12))
+    }
+    return JobFiles.of(splits, VOCABULARY, LABEL_NAMES, folder / "rows")
+
+
+def spec(kind: str, measure: Measure = QUICK, **options: Any) -> TrialSpec:
+    return TrialSpec(kind, "grid", settings(), measure, options=options)
+
+
+@dataclass
+class FormulaBench(Bench):
+    """A sweep on a machine whose speed is known: the search is judged, not the clock.
+
+    A step takes `io_ms` of loading, spread over the workers, and compute that knows
+    padding, what a micro-batch costs at least, and where the cache is left.
+    """
+
+    machine: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    """What the trials would have taken."""
+
+    def _answer(self, spec: TrialSpec, key: str) -> Answer:
+        figures = getattr(self, f"_{spec.kind}")(spec)
+        taken = self.machine.get("trial_s", 10.0)
+        self.seconds += taken
+        return Answer(figures.pop("status", "ok"), "", taken, figures)
+
+    def _device(self, spec: TrialSpec) -> dict[str, Any]:
+        return {"peak_tflops_measured": 1.0, "memory_gib": 16.0}
+
+    def _memory(self, spec: TrialSpec) -> dict[str, Any]:
+        limit = int(self.machine.get("memory_tokens", 10**6))
+        asked = spec.options.get("token_budget")
+        found = limit if asked is None else (int(asked) if asked <= limit else 0)
+        return {"max_token_budget": found}
+
+    def _loader(self, spec: TrialSpec) -> dict[str, Any]:
+        workers = int(spec.settings.train.loader.num_workers)
+        ms = self.machine["io_ms"] / max(1, workers)
+        return {"loader_samples_per_s": 1000 * self._batch(spec) / ms}
+
+    def _compute(self, spec: TrialSpec) -> dict[str, Any]:
+        return self._rated(spec, self._compute_ms(spec))
+
+    def _end_to_end(self, spec: TrialSpec) -> dict[str, Any]:
+        workers = spec.settings.train.loader.num_workers
+        count = 0 if workers == "auto" else int(workers)
+        compute_ms, io_ms = self._compute_ms(spec), self.machine["io_ms"]
+        if count == 0:
+            total_ms = compute_ms + io_ms
+        else:  # a worker takes a little of the step's own cores
+            slowed = compute_ms * (1 + self.machine.get("worker_cost", 0.0) * count)
+            total_ms = max(slowed, io_ms / count)
+        return self._rated(spec, total_ms) | {"num_workers": count}
+
+    def _batch(self, spec: TrialSpec) -> int:
+        return spec.settings.train.global_batch_size
+
+    def _compute_ms(self, spec: TrialSpec) -> float:
+        train = spec.settings.train
+        strategy = "packed" if train.strategy == "auto" else train.strategy
+        tokens = self._batch(spec) * self.lengths.mean_tokens
+        padded = tokens * self.machine.get(strategy, 1.0)
+        budget = self._budget(spec)
+        parts = -(-int(padded) // budget)
+        slow = self.machine.get("cache_slope", 0.0) * min(padded, budget)
+        return padded * (1 + slow) * 0.01 + parts * self.machine["part_ms"]
+
+    def _budget(self, spec: TrialSpec) -> int:
+        budget = spec.settings.train.token_budget
+        return 8192 if budget == "auto" else int(budget)
+
+    def _rated(self, spec: TrialSpec, total_ms: float) -> dict[str, Any]:
+        train = spec.settings.train
+        rate = 1000 * self._batch(spec) / total_ms
+        too_much = self._budget(spec) > self.machine.get("memory_tokens", 10**6)
+        return {
+            "samples_per_s": rate,
+            "total_ms": total_ms,
+            "strategy": "packed" if train.strategy == "auto" else train.strategy,
+            "token_budget": self._budget(spec),
+            "num_workers": 0,
+            "reserved_memory_gib": 1.0,
+            **({"status": "oom"} if too_much else {}),
+        }

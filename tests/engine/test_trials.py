@@ -1,0 +1,179 @@
+"""Trials in processes of their own: what they measure, and how they may fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+
+import psutil
+import pytest
+
+from flatout.engine import trials
+from flatout.engine.bench import Bench, with_changes
+from flatout.engine.trials import TrialResult, run_isolated
+from tests.conftest import PROJECT
+from tests.engine.benches import job_files, settings, spec
+
+COLUMNS = (
+    "trial_id mode strategy global_batch_size token_budget num_workers prefetch_factor "
+    "pin_memory precision attention compile cuda_graphs gradient_checkpointing io_ms "
+    "forward_ms backward_ms optimizer_ms total_ms total_ms_p90 samples_per_s "
+    "tokens_per_s padding_pct mfu_pct gpu_util_pct peak_memory_gib "
+    "reserved_memory_gib compile_s recompiles status note"
+).split()
+
+
+@pytest.fixture
+def bad_trials(monkeypatch):
+    """Trials of kind `peer` run tests/engine/bad_trial.py."""
+    monkeypatch.setitem(trials.MODULES, "peer", "tests.engine.bad_trial")
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT))
+
+
+def answer(tmp_path, behaviour, timeout_s=30.0, limit=None):
+    asked = spec("peer", behaviour=behaviour)
+    files = job_files(tmp_path)
+    stored = {"spec": asked.as_json(), "job": asdict(files)}
+    (tmp_path / "spec.json").write_text(json.dumps(stored))
+    return run_isolated(asked, tmp_path, timeout_s, limit)
+
+
+def test_a_line_has_the_columns_that_scripts_rely_on_in_order():
+    names = list(TrialResult.__dataclass_fields__)
+    assert names[: len(COLUMNS)] == COLUMNS
+
+
+@pytest.mark.process
+def test_a_trial_on_real_rows(tmp_path):
+    bench = Bench(settings(), job_files(tmp_path), tmp_path / "sweep")
+    bench.start()
+    trial = bench.run("end_to_end", {"train.strategy": "grouped"})
+    assert (trial.status, trial.note or "-") == ("ok", trial.note or "-")
+    assert (trial.strategy, trial.precision, trial.num_workers) == (
+        "grouped",
+        "fp32",
+        0,
+    )
+    assert trial.attention == "sdpa"
+    assert trial.samples_per_s == pytest.approx(8000 / trial.total_ms)
+    assert min(trial.io_ms, trial.forward_ms, trial.backward_ms) > 0
+    assert trial.optimizer_ms > 0
+    assert trial.reserved_memory_gib > 0.05
+    assert (trial.compile_s, trial.recompiles) == (0.0, 0)
+    folder = tmp_path / "sweep" / trial.key
+    assert json.loads((folder / "result.json").read_text())["status"] == "ok"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("behaviour", "status", "note"),
+    [
+        ("fine", "ok", "fine"),
+        ("signal", "error", "died by SIGSEGV: see its log"),
+        ("leave", "error", "ended with status 3 and no result: see its log"),
+        (
+            "memory",
+            "oom",
+            "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB",
+        ),
+        ("fault", "error", "KeyError: 'nobody'"),
+    ],
+)
+def test_how_a_trial_ends(bad_trials, tmp_path, behaviour, status, note):
+    found = answer(tmp_path, behaviour)
+    assert (found.status, found.note) == (status, note)
+    if behaviour == "fault":
+        assert "Traceback" in (tmp_path / "log.txt").read_text()
+
+
+@pytest.mark.process
+def test_a_trial_that_hangs_is_ended(bad_trials, tmp_path):
+    found = answer(tmp_path, "hang", timeout_s=4.0)
+    assert (found.status, found.note) == ("timeout", "stopped after 4 s")
+    assert not psutil.pid_exists(json.loads((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.process
+def test_a_trial_that_fills_the_memory_is_ended(bad_trials, tmp_path):
+    found = answer(tmp_path, "grow", limit=600 * 2**20)
+    assert (found.status, found.note) == ("oom", "stopped at 0.6 GiB resident")
+
+
+def test_a_batch_larger_than_the_data_needs_no_process(tmp_path):
+    bench = Bench(settings(), job_files(tmp_path, rows=48), tmp_path / "sweep")
+    bench.start()
+    trial = bench.run("end_to_end", {"train.global_batch_size": 64})
+    assert trial.status == "error"
+    assert trial.note == "global batch 64 is larger than the data (48 train rows)"
+
+
+def test_the_key_of_a_trial_is_all_that_decides_its_answer():
+    context = {"data": "a", "device": "b", "versions": {"torch": "2.13"}}
+    asked = spec("end_to_end")
+    key = asked.key(context)
+    assert replace(asked, label="another", mode="tune").key(context) == key
+    changed = with_changes(asked.settings, {"train.token_budget": 512})
+    others = [
+        replace(asked, settings=changed).key(context),
+        replace(asked, kind="compute").key(context),
+        replace(asked, world_size=2).key(context),
+        asked.key({**context, "device": "c"}),
+        asked.key({**context, "versions": {"torch": "2.14"}}),
+        asked.key({**context, "data": "d"}),
+    ]
+    assert len({key, *others}) == 7
+
+
+SWEEP = """
+import sys
+from pathlib import Path
+from flatout.engine import trials
+from flatout.engine.bench import Bench
+from tests.engine.benches import job_files, settings
+trials.MODULES["peer"] = "tests.engine.bad_trial"
+folder = Path(sys.argv[1])
+bench = Bench(settings(), job_files(folder), folder / "sweep")
+bench.start()
+for behaviour in sys.argv[2:]:
+    trial = bench.run("peer", options={"behaviour": behaviour}, label=behaviour)
+    print(trial.label, trial.status, bench.reused, flush=True)
+bench.finish()
+"""
+
+
+def start_sweep(folder, *behaviours):
+    return subprocess.Popen(
+        [sys.executable, "-c", SWEEP, str(folder), *behaviours],
+        cwd=PROJECT,
+        env={**os.environ, "PYTHONPATH": str(PROJECT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for(condition, seconds=30.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+@pytest.mark.process
+def test_a_killed_sweep_goes_on_and_leaves_no_process(tmp_path):
+    sweep = start_sweep(tmp_path, "fine", "hang")
+    assert sweep.stdout.readline() == "fine ok 0\n"
+    wait_for(lambda: len(list(tmp_path.glob("sweep/*/pid"))) == 2)
+    pids = [json.loads(f.read_text()) for f in tmp_path.glob("sweep/*/pid")]
+    sweep.send_signal(signal.SIGKILL)
+    sweep.wait()
+    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+    again, _ = start_sweep(tmp_path, "fine", "fault").communicate(timeout=60)
+    assert again == "fine ok 1\nfault error 1\n"
+    # That one came to its end: the next is measured anew.
+    Bench(settings(), job_files(tmp_path), tmp_path / "sweep").start()
+    assert [file.name for file in (tmp_path / "sweep").iterdir()] == ["sweep.json"]
