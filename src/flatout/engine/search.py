@@ -100,7 +100,7 @@ def run_ladder(sweep: Sweep) -> bool:
 def run_loader(sweep: Sweep) -> bool:
     """The loader alone, over the counts of workers; and its slow batches."""
     bench = sweep.bench
-    counts = sorted(set(worker_counts(bench)) | set(bench.options.num_workers))
+    counts = sorted(set(worker_counts()) | set(bench.options.num_workers))
     bench.watcher.expect(len(counts))
     for workers in counts:
         if bench.out_of_time():

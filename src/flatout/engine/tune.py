@@ -129,8 +129,9 @@ def rising_budgets(bench: Bench, first: TrialResult) -> list[int]:
 
 
 def round_budget(tokens: float) -> int:
-    """To a multiple of 64, upwards."""
-    return -(-int(tokens) // 64) * 64
+    """Upwards: to a multiple of 64 (kernels' tiles), of 8 where that is coarse."""
+    multiple = 64 if tokens >= 1024 else 8
+    return -(-int(tokens) // multiple) * multiple
 
 
 def gains(trial: TrialResult, best: TrialResult) -> bool:
@@ -205,7 +206,7 @@ def enough_workers(bench: Bench, changes: Mapping[str, Any]) -> list[int | None]
     needed = steps_rate(bench.results)
     chosen: list[int | None] = []
     tried: list[int | None] = []
-    for workers in worker_counts(bench):
+    for workers in worker_counts():
         if bench.out_of_time(EXPLORING_SHARE):
             break
         trial = bench.run(
@@ -225,12 +226,9 @@ def enough_workers(bench: Bench, changes: Mapping[str, Any]) -> list[int | None]
     return chosen or tried[-1:] or [None]
 
 
-def worker_counts(bench: Bench) -> list[int]:
-    """0, then doublings up to the cores of this machine; with the grid's list where
-    there is no GPU and a worker would take a core from the step."""
+def worker_counts() -> list[int]:
+    """0, 1, 2, 4, ... up to the cores of this machine."""
     cores = usable_cores()
-    if not nvidia_gpu_count():
-        return sorted({0, 1} | {n for n in bench.options.num_workers if n <= cores})
     return [0, *(n for n in (1, 2, 4, 8, 16, 32) if n <= cores)]
 
 

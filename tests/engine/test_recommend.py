@@ -1,0 +1,171 @@
+"""What to train with, and how long it takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from flatout.benchmarks.tuned import parameters_text
+from flatout.engine.bench import with_changes
+from flatout.engine.outcome import seconds_to, target_loss
+from flatout.engine.recommend import (
+    mismatches,
+    pick,
+    provenance,
+    scaled_learning_rate,
+    time_to_train,
+    tuned_parameters,
+)
+from flatout.engine.settings import parse_settings
+from flatout.engine.trials import TrialResult
+from tests.engine.benches import settings, spec
+
+
+def trial(number: str, rate: float, gib: float, **figures) -> TrialResult:
+    asked = TrialResult.asked(spec("end_to_end"), number, "k")
+    measured = {"status": "ok", "samples_per_s": rate, "reserved_memory_gib": gib}
+    return asked.answered({**measured, **figures})
+
+
+def test_three_picks():
+    trials = [
+        trial("001", 100.0, 10.0),
+        trial("002", 180.0, 75.0),
+        trial("003", 150.0, 40.0),
+        trial("004", 900.0, 40.0, global_batch_size=64),
+        trial("005", 999.0, 40.0, kind="compute"),
+        trial("006", 999.0, 40.0, status="oom"),
+    ]
+    found = pick(trials, 8, memory_gib=80.0, headroom=0.1)
+    assert (found.fastest, found.most_efficient, found.recommended) == (
+        "002",
+        "001",
+        "003",
+    )
+    free = pick(trials, 8, memory_gib=80.0, headroom=0.1, free_global_batch=True)
+    assert free.recommended == "004"
+    assert pick([], 8, memory_gib=None, headroom=0.1).recommended is None
+
+
+@pytest.mark.parametrize(
+    ("rule", "rate"), [("sqrt", 2e-4), ("linear", 4e-4), ("none", 1e-4)]
+)
+def test_learning_rate_rules(rule, rate):
+    assert scaled_learning_rate(1e-4, 4.0, rule) == pytest.approx(rate)
+
+
+def test_hours_for_the_data_and_for_more_of_it():
+    before, after = trial("001", 10.0, 1.0), trial("002", 50.0, 1.0)
+    times = time_to_train(36_000, 2.0, before, after, deadline_hours=72.0)
+    assert [entry.rows for entry in times] == [36_000, 100_000, 1_000_000, 10_000_000]
+    assert (times[0].hours_before, times[0].hours_after) == (2.0, pytest.approx(0.4))
+    assert [entry.in_time for entry in times] == [True, True, True, False]
+
+
+def test_tuned_parameters_are_parameters_that_train_the_same():
+    chosen = trial(
+        "001",
+        50.0,
+        1.0,
+        strategy="packed",
+        token_budget=512,
+        precision="fp32",
+        compile=False,
+        cuda_graphs=False,
+        num_workers=1,
+    )
+    base = settings()
+    tuned = tuned_parameters(base, chosen)
+    assert "global_batch_size" not in tuned["train"]
+    assert "learning_rate" not in tuned["train"]
+    whole = base.model_dump(mode="json")
+    merged = {
+        **whole,
+        "runtime": {**whole["runtime"], **tuned["runtime"]},
+        "train": {**whole["train"], **tuned["train"]},
+    }
+    parsed = parse_settings(merged).train
+    assert (parsed.strategy, parsed.token_budget) == ("packed", 512)
+    assert parsed.loader.num_workers == 1
+    assert parsed.global_batch_size == base.train.global_batch_size
+
+
+def test_a_larger_global_batch_comes_with_its_learning_rate():
+    base = with_changes(settings(), {"train.learning_rate": 1e-4})
+    tuned = tuned_parameters(base, trial("001", 50.0, 1.0, global_batch_size=32))
+    assert tuned["train"]["global_batch_size"] == 32
+    assert tuned["train"]["learning_rate"] == pytest.approx(2e-4)
+
+
+def test_what_differs_between_the_measured_machine_and_this_one():
+    here = provenance(settings(), "H200", 1, "abc")
+    stored = here.as_dict()
+    assert mismatches(stored, here) == []
+    there = replace(
+        here,
+        device="A100",
+        token_key="old",
+        versions={**here.versions, "torch": "2.0"},
+    )
+    assert mismatches(there.as_dict(), here) == [
+        "device A100, here H200",
+        "data old, here abc",
+        f"torch 2.0, here {here.versions['torch']}",
+    ]
+
+
+def summary(chosen: TrialResult, changes: bool) -> dict:
+    source = provenance(settings(), "H200", 1, "abc", chosen, 25.0)
+    return {
+        "mode": "tune",
+        "rows": 1200,
+        "global_batch_size": 8,
+        "verdict": {"bound": "compute"},
+        "tuned": {
+            "parameters": tuned_parameters(settings(), chosen),
+            "provenance": source.as_dict(),
+            "changes_optimisation": changes,
+        },
+    }
+
+
+def test_the_tuned_file_says_where_it_comes_from():
+    chosen = trial("001", 50.0, 1.0, strategy="packed", token_budget=512)
+    text = parameters_text(summary(chosen, changes=False))
+    for line in (
+        "# device:      1 x H200",
+        "# data:        token key abc, 1,200 train rows",
+        "# samples/s:   50.0, 25.0 as configured before",
+        "# bound by:    compute",
+    ):
+        assert line in text.splitlines()
+    assert "CHANGES THE OPTIMISATION" not in text
+    content = yaml.safe_load(text)
+    assert content["train"]["token_budget"] == 512
+    assert content["tuned"]["token_key"] == "abc"
+    assert parameters_text({"tuned": None}) == ""
+
+
+def test_a_change_of_the_optimisation_is_marked():
+    chosen = trial("001", 50.0, 1.0, global_batch_size=32)
+    text = parameters_text(summary(chosen, changes=True))
+    assert "CHANGES THE OPTIMISATION: the global batch goes from 8 to 32" in text
+
+
+def test_time_to_a_loss_that_all_contenders_reached():
+    quick = [
+        {"seconds": 1.0, "validation_loss": 2.0},
+        {"seconds": 2.0, "validation_loss": 1.0},
+    ]
+    slow = [
+        {"seconds": 2.0, "validation_loss": 2.5},
+        {"seconds": 4.0, "validation_loss": 1.5},
+    ]
+    target = target_loss([quick, slow])
+    assert target == 1.5
+    assert seconds_to(quick, target) == pytest.approx(1.5)
+    assert seconds_to(slow, target) == pytest.approx(4.0)
+    assert target_loss([quick, []]) is None
+    assert seconds_to(quick, 0.5) is None

@@ -1,0 +1,201 @@
+"""Which trial next: judged on machines whose best settings are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flatout.engine import ladder, tune
+from flatout.engine.bench import with_changes
+from flatout.engine.ladder import SLOW
+from flatout.engine.memory_probe import largest_that_fits
+from flatout.engine.search import Sweep, run_grid, run_ladder, run_loader, run_tune
+from flatout.engine.settings import SettingsError, parse_settings
+from tests.conftest import PROJECT
+from tests.engine.benches import FormulaBench, job_files, settings
+
+BUDGETS = [48, 64, 128, 256, 512]
+GRID = {
+    "mode": "grid",
+    "batch_sizes": [8],
+    "num_workers": [0, 1, 2],
+    "strategies": ["fixed", "random", "grouped", "packed"],
+    "token_budgets": BUDGETS,
+}
+MACHINES = {
+    "padding costs": {"io_ms": 0.05, "part_ms": 0.1, "grouped": 1.1, "random": 1.6}
+    | {"fixed": 2.0},
+    "small parts are quick": {"io_ms": 0.01, "part_ms": 0.001, "cache_slope": 0.02}
+    | {"grouped": 1.2, "random": 1.5, "fixed": 2.0},
+    "packing is slow": {"io_ms": 0.05, "part_ms": 0.2, "packed": 1.5, "grouped": 1.02}
+    | {"random": 1.6, "fixed": 2.0},
+    "the loader bounds": {"io_ms": 3.0, "part_ms": 0.2, "grouped": 1.1}
+    | {"random": 1.6, "fixed": 2.0},
+    "a worker takes a core": {"io_ms": 0.05, "part_ms": 0.2, "worker_cost": 0.3}
+    | {"grouped": 1.1, "random": 1.6, "fixed": 2.0},
+}
+
+
+def bench(folder: Path, machine=None, **options) -> FormulaBench:
+    found = FormulaBench(
+        settings(**options),
+        job_files(folder),
+        folder / "sweep",
+        machine={"io_ms": 0.05, "part_ms": 0.1, **(machine or {})},
+    )
+    found.start()
+    return found
+
+
+def rate_of(found: FormulaBench, changes: dict) -> float:
+    """Samples/s that the machine gives to a training with `changes`."""
+    trial = found.run("end_to_end", changes)
+    return trial.samples_per_s or 0.0
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_tune_lands_within_5_percent_of_the_grid_in_a_quarter_of_its_time(
+    name, tmp_path
+):
+    grid = bench(tmp_path, MACHINES[name], **GRID)
+    assert run_grid(Sweep(grid))
+    whole = [t for t in grid.results if t.kind == "end_to_end" and t.ok]
+    assert len(whole) == 3 * 4 * len(BUDGETS)
+    best = max(trial.samples_per_s for trial in whole)
+    found = bench(tmp_path, MACHINES[name], mode="tune")
+    tuned = tune.tune(found)
+    assert tuned.chosen.samples_per_s >= 0.95 * best
+    assert found.seconds <= grid.seconds / 4
+    again = rate_of(found, tuned.changes)
+    assert again == pytest.approx(tuned.chosen.samples_per_s)
+
+
+def test_tune_keeps_the_global_batch_unless_it_is_free(tmp_path):
+    machine = {"part_ms": 2.0}
+    kept = tune.tune(bench(tmp_path, machine, mode="tune"))
+    assert (kept.chosen.global_batch_size, kept.free) == (8, None)
+    freed = tune.tune(bench(tmp_path, machine, mode="tune", free_global_batch=True))
+    assert freed.chosen.global_batch_size == 8
+    # 48 rows hold no batch of 64.
+    assert freed.free.global_batch_size == 32
+    assert freed.free.samples_per_s > freed.chosen.samples_per_s
+
+
+def test_tune_finds_settings_where_the_configured_ones_run_out_of_memory(tmp_path):
+    found = bench(tmp_path, {"memory_tokens": 100}, mode="tune")
+    tuned = tune.tune(found)
+    assert tuned.configured.status == "oom"
+    assert tuned.chosen.ok
+    assert tuned.chosen.token_budget <= tuned.max_token_budget == 100
+
+
+def test_tune_says_so_where_nothing_runs(tmp_path):
+    found = bench(tmp_path, {"memory_tokens": 0}, mode="tune")
+    assert tune.tune(found) is None
+    assert [t.status for t in found.results if t.kind == "end_to_end"] == ["oom"]
+
+
+def test_tune_out_of_time_confirms_what_it_has(tmp_path):
+    found = bench(tmp_path, mode="tune", tune_minutes=1e-9)
+    sweep = Sweep(found)
+    assert run_tune(sweep)
+    assert sweep.tuned.chosen.trial_id == sweep.tuned.configured.trial_id
+    kinds = [trial.kind for trial in found.results]
+    assert kinds == ["device", "end_to_end", "compute"]
+
+
+def test_a_grid_stops_at_its_limit_and_goes_on(tmp_path):
+    found = bench(tmp_path, max_minutes=1e-9, **GRID)
+    assert not run_grid(Sweep(found))
+    assert [trial.kind for trial in found.results] == ["device"]
+
+
+def test_the_ladder_starts_at_conf_slow():
+    stored = yaml.safe_load((PROJECT / "conf/slow/parameters.yml").read_text())
+    base = parse_settings({"model": {"config": {"model_type": "bert"}}})
+    by_file = parse_settings(merged(base.model_dump(mode="json"), stored))
+    assert with_changes(base, SLOW) == by_file
+
+
+def merged(base: dict, over: dict) -> dict:
+    return {
+        **base,
+        **{
+            name: merged(base[name], value) if isinstance(value, dict) else value
+            for name, value in over.items()
+        },
+    }
+
+
+def test_the_ladder_leaves_out_what_loses(tmp_path):
+    machine = {"fixed": 2.0, "random": 2.5, "grouped": 1.1, "worker_cost": 1.0}
+    found = bench(tmp_path, machine, mode="ladder")
+    sweep = Sweep(found)
+    assert run_ladder(sweep)
+    steps = {step.name: step for step in sweep.ladder}
+    assert not steps["pad to the longest of the batch"].kept
+    assert not steps["loader workers, pinned memory, prefetch, persistent"].kept
+    assert steps["sorted within the batch"].individual == pytest.approx(
+        steps["sorted within the batch"].cumulative
+    )
+    top = steps["packed: no padding"]
+    assert top.kept
+    assert top.cumulative == pytest.approx(
+        top.samples_per_s / steps["conf/slow"].samples_per_s
+    )
+    assert steps["pad to the longest of the batch"].claim == "2-3x"
+    tried = [t.label for t in found.results if t.label.endswith(", again")]
+    assert len(tried) == 2, "a rung that loses is tried twice"
+
+
+def test_rungs_that_change_the_optimisation_are_marked_and_last(tmp_path):
+    found = bench(tmp_path, mode="ladder")
+    found.settings = with_changes(found.settings, {"train.global_batch_size": 32})
+    marked = [rung.changes_optimisation for rung in ladder.rungs(found)]
+    assert marked == [False] * (len(marked) - 1) + [True]
+
+
+def test_the_loader_alone_over_workers(tmp_path):
+    found = bench(tmp_path, mode="loader", num_workers=[0, 2])
+    assert run_loader(Sweep(found))
+    rates = {t.num_workers: t.loader_samples_per_s for t in found.results}
+    assert rates[2] == pytest.approx(2 * rates[1])
+
+
+@given(
+    low=st.integers(1, 500), high=st.integers(500, 10**6), limit=st.integers(1, 10**6)
+)
+def test_bisection_finds_the_largest_budget_that_fits(low, high, limit):
+    asked = []
+
+    def fits(budget: int) -> bool:
+        asked.append(budget)
+        return budget <= limit
+
+    found = largest_that_fits(fits, low, high)
+    if limit < low:
+        assert found == 0
+    else:
+        assert found <= limit
+        assert found == high or limit - found <= max(64, 0.03 * found) + 64
+    assert len(asked) <= 30
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_sizes": []}, "benchmark.batch_sizes: "),
+        ({"mode": "fast"}, "benchmark.mode: "),
+        ({"num_workers": [-1]}, "benchmark.num_workers.0: "),
+        ({"strategies": ["sorted"]}, "benchmark.strategies.0: "),
+        ({"step_per_trial": 3}, "did you mean benchmark.steps_per_trial?"),
+    ],
+)
+def test_a_sweep_that_cannot_be_is_refused_by_name(options, message):
+    with pytest.raises(SettingsError) as refused:
+        settings(**options)
+    assert message in str(refused.value)

@@ -1,0 +1,86 @@
+"""What bounds a step: every verdict by the figures that make it."""
+
+from __future__ import annotations
+
+import pytest
+
+from flatout.engine.trials import TrialResult
+from flatout.engine.verdict import guide_e, judge, scaling_share
+from tests.engine.benches import spec
+
+
+def trial(**figures) -> TrialResult:
+    healthy = {
+        "status": "ok",
+        "total_ms": 100.0,
+        "io_ms": 1.0,
+        "samples_per_s": 320.0,
+        "padding_pct": 0.0,
+        "precision": "bf16",
+    }
+    return TrialResult.asked(spec("end_to_end"), "001", "k").answered(
+        {**healthy, **figures}
+    )
+
+
+@pytest.mark.parametrize(
+    ("figures", "bound", "because"),
+    [
+        ({}, "compute", "waits 1 % for batches"),
+        (
+            {"io_ms": 25.0, "num_workers": 2},
+            "loader",
+            "a step of 100.0 ms waits 25.0 ms for its batch (25 %) with 2 workers",
+        ),
+        (
+            {"host_ms": 97.0},
+            "launch",
+            "the host needs 97.0 ms to launch a step that takes 100.0 ms",
+        ),
+        ({"gpu_util_pct": 60.0}, "launch", "the GPU is busy 60 % of the time"),
+        ({"reserved_memory_gib": 75.0}, "memory", "94 % of 80 GiB are taken"),
+        ({"status": "oom", "note": "full"}, "memory", "full"),
+        ({"status": "error", "total_ms": None, "note": "no"}, "unknown", "no"),
+        (
+            {"padding_pct": 40.0, "mfu_pct": 20.0, "gpu_util_pct": 99.0},
+            "compute",
+            "waits 1 % for batches, 20 % of the device's peak, GPU busy 99 %, "
+            "40 % of the tokens are padding",
+        ),
+    ],
+)
+def test_verdicts(figures, bound, because):
+    found = judge(trial(**figures), memory_gib=80.0)
+    assert (found.bound, found.because) == (bound, because)
+    assert found.advice
+
+
+def test_exchanging_gradients_bounds_below_90_percent_of_linear():
+    single = trial(samples_per_s=100.0)
+    four = trial(samples_per_s=280.0, world_size=4)
+    assert scaling_share(four, single) == pytest.approx(0.7)
+    found = judge(four, single=single)
+    assert found.bound == "communication"
+    assert found.because == "4 devices give 2.80 times the rate of one, 70 % of linear"
+    assert judge(trial(samples_per_s=390.0, world_size=4), single=single).bound == (
+        "compute"
+    )
+
+
+def test_advice_names_the_next_thing_to_change():
+    assert "num_workers" in judge(trial(io_ms=50.0)).advice
+    assert "packed" in judge(trial(padding_pct=30.0)).advice
+    assert "cuda_graphs" in judge(trial(host_ms=99.0)).advice
+    graphs = judge(trial(host_ms=99.0, cuda_graphs=True))
+    assert "global_batch_size" in graphs.advice
+
+
+def test_guide_e_thresholds_are_reported_as_they_stand():
+    said = guide_e(
+        trial(io_ms=31.0, gpu_util_pct=69.0, reserved_memory_gib=56.0), memory_gib=80.0
+    )
+    assert said == [
+        "I/O 31.0 ms, above 30 ms",
+        "GPU 69 %, below 70 %",
+        "memory 70 %, inside 60-80 %",
+    ]
