@@ -1,7 +1,5 @@
 """Token rows: the ids that transformers gives, whatever the route."""
 
-# ruff: noqa: S106 - tokens of a text are no passwords
-
 from __future__ import annotations
 
 import datasets
@@ -200,14 +198,17 @@ def test_tasks_cover_all_rows_once_and_are_of_one_size(word_pieces, monkeypatch)
     assert max(sizes) <= 2_000 and min(sizes[:-1]) > 1_800
 
 
-def test_rows_that_were_selected_are_the_rows_encoded(word_pieces):
-    rows = rows_of(texts_of(50)).select([7, 3, 30])
-    tokens = recipe_of(word_pieces, rows).to_dataset()
+@pytest.mark.parametrize("numbers", [[7, 3, 30], range(4, 9)])
+def test_rows_that_were_selected_are_the_rows_encoded(word_pieces, tmp_path, numbers):
+    texts = texts_of(50)
+    rows_of(texts).save_to_disk(tmp_path / "rows")
+    rows = datasets.load_from_disk(str(tmp_path / "rows")).select(numbers)
+    recipe = recipe_of(word_pieces, rows)
+    copied = recipe_of(word_pieces, rows_of(rows["text"][:]))
+    assert recipe.key.digest == copied.key.digest
     theirs = AutoTokenizer.from_pretrained(word_pieces.folder)
-    assert (
-        tokens["input_ids"][:]
-        == theirs(rows["text"][:], truncation=True, max_length=16)["input_ids"]
-    )
+    expected = theirs([texts[i] for i in numbers], truncation=True, max_length=16)
+    assert recipe.to_dataset()["input_ids"][:] == expected["input_ids"]
 
 
 def test_pairs_have_type_ids_and_are_cut_together(word_pieces):
@@ -337,12 +338,12 @@ def test_tokens_without_a_key_pass_with_a_warning(word_pieces, caplog):
 
 
 def test_the_key_of_stored_tokens_is_their_digest(word_pieces, tmp_path):
-    recipe = recipe_of(word_pieces, rows_of(["a b"]))
+    recipe = recipe_of(word_pieces, rows_of(["a b", "c", "d"]))
     write_recipe(tmp_path / "tokens", recipe)
-    assert (
-        token_key(datasets.load_from_disk(str(tmp_path / "tokens")))
-        == recipe.key.digest
-    )
+    tokens = datasets.load_from_disk(str(tmp_path / "tokens"))
+    assert token_key(tokens) == recipe.key.digest
+    keys = {token_key(tokens.select(part)) for part in ([0, 1], [1, 0], range(2))}
+    assert len(keys) == 2 and recipe.key.digest not in keys
 
 
 def test_join_texts_is_for_language_models(word_pieces):

@@ -1,7 +1,5 @@
 """The tokenizer: trained or loaded, checked, and clear about what is wrong."""
 
-# ruff: noqa: S106 - tokens of a text are no passwords
-
 from __future__ import annotations
 
 import json
@@ -137,6 +135,14 @@ def test_a_missing_pad_token_becomes_the_end_and_it_warns(tmp_path, caplog):
     found = {check["name"]: check["status"] for check in file.checks}
     assert (found["pad token"], found["padding side"]) == ("mended", "mended")
     assert found["pad is not end"] == "warning"
+
+
+def test_a_model_that_counts_positions_from_behind_the_pad_token(tmp_path):
+    tokenizer = byte_level(eos_token="<|end|>")
+    config = {"model_type": "roberta", "max_position_embeddings": 66, "pad_token_id": 1}
+    model = checkpoint(tmp_path / "roberta", tokenizer, **config)
+    file = saved(tokenizer_recipe(ROWS, model, TokenizeSettings()), tmp_path / "t")
+    assert file.max_positions == 64
 
 
 def test_text_survives_a_byte_level_tokenizer(tmp_path):

@@ -121,7 +121,7 @@ def write_recipe(folder: Path, recipe: ArrowRecipe) -> int:
     def fill(target: Path) -> dict[str, Any]:
         nonlocal rows
         rows = _write_tables(target, recipe)
-        return recipe.facts()
+        return {"rows": rows, **recipe.facts()}
 
     write_whole(folder, recipe.key, fill)
     return rows

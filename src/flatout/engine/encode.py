@@ -177,7 +177,8 @@ def _lists(values: npt.NDArray[Any], lengths: npt.NDArray[np.int32]) -> Any:
 def row_files(rows: Any) -> Iterator[list[str]]:
     """Arrow stream files that hold `rows`: its own, or a temporary one."""
     files = [entry["filename"] for entry in rows.cache_files]
-    if files:
+    # A part of a Dataset still names the files of the whole.
+    if files and sum(read_rows(file).num_rows for file in files) == len(rows):
         yield files
         return
     with tempfile.TemporaryDirectory() as folder:

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.arrow_folder import stored_facts, stored_key
+from flatout.engine.arrow_folder import stored_facts, stored_key, without_indices
 from flatout.engine.content_key import ContentKey, arrow_digest
 from flatout.engine.encode import token_options
 from flatout.engine.settings import Settings
@@ -18,24 +18,32 @@ class StaleTokensError(ValueError):
     """Token rows that were made with other parameters; names them."""
 
 
-def key_of(tokens: Any) -> ContentKey | None:
-    """The key beside a `datasets.Dataset` that was loaded whole from a folder."""
+def folder_of(tokens: Any) -> Path | None:
+    """The folder that a `datasets.Dataset` is the whole of; None for a part of one,
+    which names the same files."""
     files = tokens.cache_files
     if not files or tokens._indices is not None:
         return None
-    return stored_key(Path(files[0]["filename"]).parent)
+    folder = Path(files[0]["filename"]).parent
+    return folder if stored_facts(folder).get("rows") == len(tokens) else None
+
+
+def key_of(tokens: Any) -> ContentKey | None:
+    """The key beside token rows that were loaded whole from a folder."""
+    folder = folder_of(tokens)
+    return None if folder is None else stored_key(folder)
 
 
 def facts_of(tokens: Any) -> dict[str, Any]:
     """What was counted while `tokens` was made, as `cut_rows`; empty if unknown."""
-    files = tokens.cache_files
-    return stored_facts(Path(files[0]["filename"]).parent) if files else {}
+    folder = folder_of(tokens)
+    return {} if folder is None else stored_facts(folder)
 
 
 def token_key(tokens: Any) -> str:
     """Digest of what `tokens` was made from; of its content where that is unknown."""
     key = key_of(tokens)
-    return key.digest if key else arrow_digest([tokens.data.table])
+    return key.digest if key else arrow_digest([without_indices(tokens).data.table])
 
 
 def check_tokens_match(tokens: Any, settings: Settings) -> None:
