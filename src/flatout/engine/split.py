@@ -94,6 +94,12 @@ class SplitPlan:
     def report(self) -> dict[str, Any]:
         """Counts, shares and leaks; checks that no row is unaccounted for."""
         report = split_report(self._read[0], self._decided[0], self.rejected)
+        parts = ", ".join(f"{n:,} {name}" for name, n in report["rows_out"].items())
+        logger.info(
+            "%s rows in: %s; %s rejected, %s duplicates",
+            *(f"{report['rows_in']:,}", parts),
+            *(f"{report[name]:,}" for name in ("rejected", "duplicates")),
+        )
         for label, row in report.get("labels_seen_once", {}).items():
             logger.warning("label %r is seen only once, in row %d", label, row)
         return report
