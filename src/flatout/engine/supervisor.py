@@ -116,7 +116,7 @@ class Attempt:
                 *self._rendezvous(),
                 f"--nproc-per-node={processes}",
                 f"--log-dir={self._folder / 'logs'}",
-                f"--shutdown-timeout={SHUTDOWN_S}",
+                *_shutdown_option(),
                 *("-m", "flatout.engine.rank", str(self._folder)),
             ],
             stdout=subprocess.PIPE,
@@ -270,3 +270,12 @@ def _kill_group(pid: int) -> None:
     """The process, which leads a group of its own, and its helpers."""
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
+
+
+def _shutdown_option() -> list[str]:
+    """How long ranks have to leave; PyTorch 2.11's launcher has no such option (30 s)."""
+    from torch.distributed.run import get_args_parser
+
+    known = get_args_parser().format_help()
+    name = "--shutdown-timeout"
+    return [f"{name}={SHUTDOWN_S}"] if name in known else []
