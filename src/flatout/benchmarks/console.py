@@ -99,10 +99,13 @@ class TrialTable:
     _running: TrialResult | None = None
     _begin_s: float = field(default_factory=time.perf_counter)
     _live: Live | None = None
+    _ended: bool = False
 
     def __enter__(self) -> TrialTable:
         if self.console.is_terminal:
-            self._live = Live(console=self.console, refresh_per_second=2)
+            self._live = Live(
+                console=self.console, refresh_per_second=2, get_renderable=self._view
+            )
             self._live.start()
         return self
 
@@ -112,14 +115,12 @@ class TrialTable:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._running = None
-        final = table(self.trials, fastest(self.trials))
+        self._running, self._ended = None, True
         if self._live is not None:
-            self._live.update(final, refresh=True)
             self._live.stop()
         elif self.trials:
             # A file is as wide as its longest line.
-            Console(file=self.console.file, width=200).print(final)
+            Console(file=self.console.file, width=200).print(self._view())
 
     def expect(self, trials: int) -> None:
         self.expected = trials
@@ -137,12 +138,14 @@ class TrialTable:
 
     def _show(self) -> None:
         if self._live is not None:
-            self._live.update(self._view())
+            self._live.refresh()
 
     def _view(self) -> RenderableType:
         lines = [*self.trials, *([self._running] if self._running else [])]
         if self._running:
             lines[-1] = _as_running(self._running)
+        if self._ended:
+            return table(lines, fastest(self.trials))
         return Group(table(lines, fastest(self.trials)), Text(self.progress))
 
     @property

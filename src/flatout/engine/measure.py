@@ -221,7 +221,7 @@ def _rates(windows: list[Window]) -> dict[str, Any]:
     figures = Rates.over([middle])
     return {
         "samples_per_s": figures.samples_per_s,
-        "samples_per_s_spread_pct": spread_pct(windows),
+        "samples_per_s_spread_pct": spread_pct(windows) if len(windows) > 1 else None,
         "window_samples_per_s": [w.samples / w.wall_s for w in windows],
         "tokens_per_s": figures.tokens_per_s,
         "padding_pct": figures.padding_pct,

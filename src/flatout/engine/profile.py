@@ -25,7 +25,7 @@ MEMORY_VIEWER = "https://docs.pytorch.org/memory_viz: drop the file there"
 
 
 def profile(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """trace.json, operators.txt and, on a GPU, memory.pickle in `folder`."""
+    """trace.json.gz, operators.txt and, on a GPU, memory.pickle in `folder`."""
     runtime = set_up(job.settings.runtime)
     trainer = assemble(job, runtime)
     trainer.model.train()
@@ -51,7 +51,7 @@ def _activities(runtime: Runtime) -> list[ProfilerActivity]:
 
 def _write(profiler: Any, runtime: Runtime, folder: Path) -> dict[str, dict[str, str]]:
     """Files by name, each with where to look at it."""
-    trace, table = folder / "trace.json", folder / "operators.txt"
+    trace, table = folder / "trace.json.gz", folder / "operators.txt"
     profiler.export_chrome_trace(str(trace))
     by = "self_device_time_total" if runtime.is_cuda else "self_cpu_time_total"
     averages = profiler.key_averages()

@@ -11,7 +11,14 @@ import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 Strategy = Literal["fixed", "random", "grouped", "packed"]
 Task = Literal["sequence-classification", "regression", "causal-lm", "masked-lm"]
@@ -252,6 +259,21 @@ class BenchmarkSettings(_Model):
     resume: bool = True
     folder: str = "data/08_reporting/benchmark_logs"
     """A folder a mode, in it one a trial: what was asked, its log, its answer."""
+
+    @field_validator(
+        "batch_sizes",
+        "num_workers",
+        "precisions",
+        "strategies",
+        "token_budgets",
+        mode="before",
+    )
+    @classmethod
+    def _split_text(cls, value: Any) -> Any:
+        """`8 16 32` as one text: --params takes a comma for the next parameter."""
+        if isinstance(value, str):
+            return value.split()
+        return [value] if isinstance(value, int) else value
 
 
 class CorpusSettings(_Model):

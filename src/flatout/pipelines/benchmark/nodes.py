@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
 from flatout.engine.settings import parse_settings
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from transformers import PreTrainedTokenizerBase
-
 
 def run_trials(
     *,
-    train: Dataset,
-    validation: Dataset,
-    test: Dataset,
-    tokenizer: PreTrainedTokenizerBase,
+    train: Any,
+    validation: Any,
+    test: Any,
+    tokenizer: Any,
     label_names: list[str],
     runtime: dict[str, Any],
     model: dict[str, Any],
@@ -28,7 +24,11 @@ def run_trials(
     training: dict[str, Any],
     benchmark: dict[str, Any],
 ) -> dict[str, Any]:
-    """Measure trials in processes of their own; logs go under `benchmark.folder`."""
+    """Measure trials in processes of their own; logs go under `benchmark.folder`.
+
+    The splits are `datasets.Dataset`s of token rows, `tokenizer` is a
+    `PreTrainedTokenizerBase`.
+    """
     # Imports torch, which the pipelines before this one do not need.
     from flatout.benchmarks.console import TrialTable
     from flatout.engine.job_files import JobFiles

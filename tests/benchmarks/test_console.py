@@ -1,0 +1,65 @@
+"""The table of trials as a terminal and a log file see it."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from flatout.benchmarks.console import TrialTable, fastest
+from flatout.engine.trials import TrialResult
+from tests.engine.benches import spec
+
+
+def trial(number: str, rate: float | None, status: str = "ok", **figures):
+    asked = TrialResult.asked(spec("end_to_end"), number, "k")
+    return asked.answered({"samples_per_s": rate, "status": status, **figures})
+
+
+TRIALS = [
+    trial("001", 10.0),
+    trial("002", 50.0, total_ms=1234.5),
+    trial("003", None, "oom", note="full"),
+    trial("004", 99.0, kind="compute"),
+]
+
+
+def shown(console: Console) -> list[str]:
+    with TrialTable(console) as table:
+        table.expect(4)
+        for one in TRIALS:
+            table.begins(one)
+            table.ends(one)
+    return console.file.getvalue().splitlines()
+
+
+def test_in_a_log_file_a_line_a_trial_and_the_table_at_the_end():
+    lines = shown(Console(file=io.StringIO()))
+    assert lines[0].startswith("[1/4] ok      end_to_end, batch 8, auto/auto")
+    assert "10.0 samples/s" in lines[0]
+    assert lines[2].startswith("[3/4] oom")
+    assert "full" in lines[2]
+    assert "left)" in lines[2]
+    marked = [line.split()[:2] for line in lines if line.lstrip().startswith(">")]
+    assert marked == [[">", "002"]]
+    assert any("1,234" in line for line in lines)
+
+
+def test_in_a_terminal_the_table_grows_in_place():
+    console = Console(file=io.StringIO(), force_terminal=True, width=160)
+    with TrialTable(console) as table:
+        table.expect(2)
+        table.ends(TRIALS[0])
+        table.begins(TRIALS[1])
+        text = table.progress
+        assert text.startswith("trial 2 of 2, 0:0")
+        assert text.endswith(" left")
+        table.ends(TRIALS[1])
+    output = console.file.getvalue()
+    assert "runs" in output
+    assert output.rstrip().splitlines()[-1].count("002") == 1
+
+
+def test_the_best_is_a_whole_training_that_ended_well():
+    assert fastest(TRIALS) == "002"
+    assert fastest(TRIALS[2:]) is None

@@ -1,0 +1,56 @@
+"""The Hugging Face Trainer beside flatout: same model, rows, judge, steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flatout.benchmarks import peers
+from flatout.benchmarks.trainer_peer import flags_of
+from flatout.engine.bench import with_changes
+from flatout.engine.runtime import set_up
+from flatout.engine.settings import SettingsError
+from tests.engine.benches import job_files, settings, spec
+
+TRAINER_DEFAULTS_KEPT = {"optim", "bf16", "dataloader_num_workers"}
+
+
+@pytest.fixture
+def job(tmp_path):
+    changed = with_changes(settings(), {"train.max_steps": 6})
+    return job_files(tmp_path).open(changed, tmp_path)
+
+
+def contend(job, name, folder):
+    asked = replace(spec("peer", contender=name), settings=job.settings)
+    return peers.run(asked, lambda: job, folder)
+
+
+def test_contenders_train_the_same_steps_to_nearly_the_same_loss(job, tmp_path):
+    found = {
+        name: contend(job, name, tmp_path)
+        for name in ("flatout", "trainer-default", "trainer-best")
+    }
+    for figures in found.values():
+        assert (figures["steps"], figures["samples"]) == (6, 48)
+        assert [point["step"] for point in figures["curve"]] == [1, 2, 3, 4, 5, 6]
+        assert figures["samples_per_s"] > 0
+        seconds = [point["seconds"] for point in figures["curve"]]
+        assert seconds == sorted(seconds)
+    losses = [figures["validation_loss"] for figures in found.values()]
+    assert max(losses) - min(losses) < 0.05
+    assert "train_sampling_strategy" in found["trainer-best"]["flags"]
+
+
+def test_default_flags_change_nothing_but_the_optimisation(job):
+    flags = flags_of("trainer-default", job, set_up(job.settings.runtime))
+    assert not TRAINER_DEFAULTS_KEPT & set(flags)
+    assert flags["per_device_train_batch_size"] == 8
+    assert flags["max_steps"] == 6
+
+
+def test_a_task_that_cannot_be_compared_is_refused(job, tmp_path):
+    masked = with_changes(job.settings, {"model.task": "masked-lm"})
+    with pytest.raises(SettingsError, match="peers compares"):
+        contend(replace(job, settings=masked), "trainer-best", tmp_path)

@@ -1,0 +1,168 @@
+"""What a trial measures, run in this process on tiny rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from flatout.engine import measure, memory_probe, probes, profile
+from flatout.engine.assemble import assemble
+from flatout.engine.bench import with_changes
+from flatout.engine.blocks import BlockRows, representative_block
+from flatout.engine.phases import PHASES, PhaseClock, phased_step
+from flatout.engine.runtime import set_up
+from flatout.engine.timing import Window
+from tests.engine.benches import job_files, settings, spec
+from tests.engine.families import step_rows, token_rows
+
+
+@pytest.fixture
+def job(tmp_path):
+    return job_files(tmp_path).open(settings(), tmp_path)
+
+
+def trainer_of(job, **changes):
+    changed = with_changes(job.settings, changes)
+    return assemble(replace(job, settings=changed), set_up(changed.runtime))
+
+
+def test_a_training_measured_end_to_end(job, tmp_path):
+    asked = spec("end_to_end")
+    figures = measure.end_to_end(asked, job, tmp_path)
+    assert len(figures["window_samples_per_s"]) == asked.measure.repeats
+    assert figures["samples_per_s"] in figures["window_samples_per_s"]
+    assert figures["total_ms"] == pytest.approx(8000 / figures["samples_per_s"])
+    assert figures["total_ms_p90"] > 0
+    assert all(figures[f"{phase}_ms"] > 0 for phase in PHASES)
+    assert figures["io_ms"] > 0
+    assert figures["block_steps"] == 3
+    assert (figures["strategy"], figures["token_budget"]) == ("packed", 8192)
+    assert (figures["host_ms"], figures["gpu_util_pct"]) == (None, None)
+
+
+def test_compute_alone_never_waits(job, tmp_path):
+    figures = measure.compute(spec("compute"), job, tmp_path)
+    assert figures["io_ms"] == 0.0
+    assert figures["samples_per_s"] > 0
+
+
+def test_the_phases_make_the_step_that_training_makes(job):
+    weights = []
+    for phased in (False, True):
+        trainer = trainer_of(job, **{"train.strategy": "grouped"})
+        trainer.model.eval()  # no dropout: the two shall agree
+        clock = PhaseClock(trainer.runtime.device)
+        for index in range(3):
+            batch = trainer.data[index]
+            if phased:
+                phased_step(trainer.stepper, batch, clock)
+            else:
+                trainer.stepper(batch)
+        weights.append(torch.cat([p.flatten() for p in trainer.model.parameters()]))
+    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0)
+    assert all(clock.total_ms(phase) > 0 for phase in PHASES)
+
+
+def test_a_block_of_few_steps_has_the_mean_length_of_all():
+    data = step_rows(
+        "bert",
+        "sequence-classification",
+        "grouped",
+        rows=token_rows("sequence-classification", 600),
+    )
+    first, steps = representative_block(data.rows, data.batches, 4)
+    rows = np.concatenate([data.batches.rows(s) for s in range(first, first + steps)])
+    mean = data.rows.all_lengths.mean()
+    assert steps == 4
+    assert data.rows.lengths(rows).mean() == pytest.approx(mean, rel=0.01)
+
+
+def test_every_pass_goes_over_the_same_rows():
+    data = step_rows("bert", "sequence-classification", "grouped")  # two steps
+    block = BlockRows.of(data, 50)
+    assert block.period == 2
+    ids = [block[index].row_ids.tolist() for index in range(4)]
+    assert ids[:2] == ids[2:]
+    assert [block[index].step for index in range(4)] == [0, 1, 2, 3]
+
+
+def window(wall_s: float, clean: bool = True) -> Window:
+    return Window(2, 16, 100, 100, 1000, 16, wall_s, 0.0, [1.0], clean)
+
+
+def test_disturbed_windows_are_left_out():
+    found = [window(2.0), window(1.0), window(0.5, clean=False), window(1.04)]
+    chosen = measure.fastest_windows(found, 2)
+    assert [w.wall_s for w in chosen] == [1.0, 1.04]
+    assert measure.spread_pct(chosen) == pytest.approx(3.92, abs=0.01)
+    only_unclean = [window(0.5, clean=False)]
+    assert measure.fastest_windows(only_unclean, 2) == only_unclean
+
+
+def test_the_loader_alone_and_its_slow_batches(job, tmp_path):
+    asked = spec("loader")
+    asked = replace(asked, measure=replace(asked.measure, slow_rows_ms=1e-6))
+    figures = probes.loader(asked, job, tmp_path)
+    assert figures["loader_samples_per_s"] > 0
+    assert figures["num_workers"] == 0
+    stages = figures["stages"]
+    parts = stages["choose_rows_ms"] + stages["plan_ms"] + stages["collate_ms"]
+    assert 0 < parts < stages["batch_ms"]
+    assert stages["slow_count"] == 3
+    slowest = stages["slow"][0]
+    assert len(slowest["longest_rows"]) == 3
+    lengths = job.train.all_lengths
+    assert slowest["tokens"] <= 8 * lengths.max()
+
+
+def test_memory_is_asked_with_the_longest_rows(job, tmp_path):
+    figures = memory_probe.memory(spec("memory"), job, tmp_path)
+    longest = int(job.train.all_lengths.max())
+    assert figures["max_token_budget"] == 8 * longest
+    assert figures["note"] == "the longest global batch fits in one micro-batch"
+    budgets = [attempt["budget"] for attempt in figures["attempts"]]
+    assert budgets == [longest, 2 * longest, 4 * longest, 8 * longest]
+    assert all(attempt["fits"] for attempt in figures["attempts"])
+    confirmed = memory_probe.memory(
+        spec("memory", token_budget=8 * longest), job, tmp_path
+    )
+    assert confirmed["max_token_budget"] == 8 * longest
+
+
+def test_no_memory_for_a_single_row(job, tmp_path):
+    asked = spec("memory")
+    asked = replace(asked, measure=replace(asked.measure, headroom=0.9999))
+    figures = memory_probe.memory(asked, job, tmp_path)
+    assert figures["max_token_budget"] == 0
+    assert figures["note"] == "not even one row of 24 tokens fits"
+
+
+@pytest.mark.parametrize("strategy", ["packed", "grouped", "fixed"])
+def test_an_attempt_is_one_full_micro_batch(job, strategy):
+    trainer = trainer_of(job, **{"train.strategy": strategy})
+    meter = memory_probe.MemoryMeter(trainer.runtime, 0.1)
+    attempts = memory_probe.Attempts(trainer, meter)
+    planner = replace(trainer.data.planner, token_budget=120)
+    rows = attempts._rows(120, planner)
+    batch = replace(trainer.data, planner=planner).cut(rows, 0, 0)
+    assert len(batch.layout) == 1
+    assert 120 - 24 < batch.num_padded_tokens <= 120
+
+
+def test_the_device_and_its_peak(job, tmp_path, monkeypatch):
+    monkeypatch.setattr(probes, "PEAK_SECONDS", 0.05)
+    figures = probes.device(spec("device"), job, tmp_path)
+    assert figures["peak_tflops_measured"] > 0
+    assert figures["memory_gib"] > 0
+    assert figures["threads"] == 1
+
+
+def test_a_profile_leaves_a_trace_and_a_table(job, tmp_path):
+    figures = profile.profile(spec("profile"), job, tmp_path)
+    assert set(figures["files"]) == {"trace", "operators"}
+    assert "aten::addmm" in (tmp_path / "operators.txt").read_text()
+    assert (tmp_path / "trace.json.gz").stat().st_size > 0
+    assert "perfetto" in figures["files"]["trace"]["view"]

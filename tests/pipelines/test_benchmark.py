@@ -1,0 +1,331 @@
+"""The benchmark pipeline: wiring, nodes as functions, a real run, files that stay."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import stat
+from pathlib import Path
+
+import datasets
+import pandas as pd
+import pytest
+import yaml
+from kedro.framework.session import KedroSession
+from kedro.framework.startup import bootstrap_project
+from mlflow import MlflowClient
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from flatout.benchmark_hooks import TunedHooks, tuned_mismatches
+from flatout.datasets import KeptTable, TunedParameters
+from flatout.engine.settings import parse_settings
+from flatout.pipelines.benchmark import create_pipeline
+from flatout.pipelines.benchmark.nodes import show_benchmark, write_tuned
+from tests.conftest import PROJECT, kedro
+from tests.engine.families import LABEL_NAMES, VOCABULARY, token_rows
+
+TRIAL = {
+    "trial_id": "001",
+    "mode": "grid",
+    "kind": "end_to_end",
+    "status": "ok",
+    "label": "",
+    "note": "",
+    "strategy": "packed",
+    "precision": "fp32",
+    "token_budget": 512,
+    "global_batch_size": 8,
+    "num_workers": 0,
+    "world_size": 1,
+    "samples_per_s": 50.0,
+    "samples_per_s_spread_pct": 1.0,
+    "total_ms": 160.0,
+    "io_ms": 1.0,
+    "forward_ms": 60.0,
+    "backward_ms": 90.0,
+    "optimizer_ms": 5.0,
+    "reserved_memory_gib": 1.5,
+    "elapsed_s": 9.0,
+}
+RUNG = {
+    "rung": 0,
+    "name": "conf/slow",
+    "source": "",
+    "claim": "",
+    "samples_per_s": 10.0,
+    "individual": 1.0,
+    "cumulative": 1.0,
+    "kept": True,
+    "changes_optimisation": False,
+}
+LADDER = pd.DataFrame(
+    [
+        RUNG,
+        {
+            **RUNG,
+            "rung": 1,
+            "name": "TF32",
+            "source": "C",
+            "claim": "2-3x",
+            "samples_per_s": 25.0,
+            "individual": 2.5,
+            "cumulative": 2.5,
+        },
+    ]
+)
+SUMMARY = {
+    "mode": "tune",
+    "complete": True,
+    "date": "2026-01-02 03:04:05",
+    "device": "H200",
+    "peak_tflops": 989.5,
+    "versions": {"torch": "2.13"},
+    "rows": 1000,
+    "mean_tokens": 92.0,
+    "longest_tokens": 320,
+    "global_batch_size": 8,
+    "memory_gib": 140.0,
+    "memory_headroom": 0.1,
+    "trials": {"ok": 1},
+    "elapsed_s": 60.0,
+    "picks": {"fastest": TRIAL, "most_efficient": TRIAL, "recommended": TRIAL},
+    "verdict": {
+        "trial_id": "001",
+        "bound": "compute",
+        "because": "busy",
+        "advice": "more devices",
+        "guide_e": ["I/O 1.0 ms, below 30 ms"],
+    },
+    "memory": {"note": "largest safe budget: 4096 tokens"},
+    "time_to_train": [
+        {
+            "rows": 1000,
+            "epochs": 3.0,
+            "hours_before": 2.0,
+            "hours_after": 1.0,
+            "deadline_hours": 72.0,
+            "in_time": True,
+        }
+    ],
+    "tuned": None,
+    "free_global_batch": None,
+    "loader": [],
+    "scaling": [],
+    "peers": [],
+    "profile": None,
+}
+
+
+def test_wiring():
+    pipeline = create_pipeline()
+    parameters = {"runtime", "model", "tokenize", "train", "benchmark"}
+    assert pipeline.inputs() == {
+        "train_tokens",
+        "validation_tokens",
+        "test_tokens",
+        "tokenizer",
+        "label_names",
+        *(f"params:{name}" for name in parameters),
+    }
+    assert pipeline.all_outputs() == {
+        "benchmark_trials",
+        "benchmark_summary",
+        "benchmark_ladder",
+        "benchmark_throughput",
+        "benchmark_phases",
+        "benchmark_memory",
+        "benchmark_waterfall",
+        "benchmark_report",
+        "tuned_parameters",
+    }
+
+
+def test_four_figures_and_a_page():
+    shown = show_benchmark(pd.DataFrame([TRIAL]), SUMMARY, LADDER)
+    assert set(shown) == {"throughput", "phases", "memory", "ladder", "report"}
+    assert list(shown["throughput"].data[0].y) == [50.0]
+    assert [bar.name for bar in shown["phases"].data][:4] == [
+        "I/O",
+        "forward",
+        "backward",
+        "optimizer",
+    ]
+    assert list(shown["memory"].data[0].y) == [1.5]
+    waterfall = shown["ladder"].data[0]
+    assert list(waterfall.base) == [0.0, 10.0]
+    assert list(waterfall.y) == [10.0, 15.0]
+    assert waterfall.text[1] == "x2.50<br>x2.5 in all"
+    report = shown["report"]
+    for text in (
+        "# Benchmark: tune",
+        "2026-01-02 03:04:05, H200, peak 989.50 TFLOP/s",
+        "| recommended | 001 | packed | 512 | 0 | 50 | 1.5 |",
+        "## Bound by: compute",
+        "| 1,000 | 2 | 1 | yes |",
+        "largest safe budget: 4096 tokens",
+    ):
+        assert text in report
+
+
+def test_a_ladder_shows_claims_beside_what_was_measured():
+    report = show_benchmark(
+        pd.DataFrame([TRIAL]), {**SUMMARY, "mode": "ladder"}, LADDER
+    )["report"]
+    assert "| TF32 | C | 2-3x | 25 | 2.50x | 2.50x | yes |" in report
+
+
+def test_an_empty_benchmark_is_shown_as_such():
+    empty = {**SUMMARY, "picks": {"fastest": None}, "verdict": None}
+    empty |= {"time_to_train": [], "trials": {}}
+    shown = show_benchmark(pd.DataFrame(), empty, pd.DataFrame())
+    assert shown["throughput"].layout.annotations[0].text == "no training was measured"
+    assert "benchmark.mode=ladder" in shown["ladder"].layout.annotations[0].text
+    assert write_tuned(empty) == ""
+
+
+def test_a_mode_without_a_ladder_leaves_the_last_one(tmp_path):
+    table = KeptTable(filepath=str(tmp_path / "ladder.csv"))
+    assert table.load().empty
+    table.save(LADDER)
+    table.save(pd.DataFrame())
+    assert table.load()["name"].tolist() == ["conf/slow", "TF32"]
+
+
+def test_nothing_recommended_leaves_the_tuned_environment(tmp_path):
+    file = tmp_path / "tuned" / "parameters.yml"
+    dataset = TunedParameters(filepath=str(file), fallback=str(tmp_path / "f.yml"))
+    dataset.save("train: {}\n")
+    dataset.save("")
+    assert dataset.load() == "train: {}\n"
+
+
+def test_a_read_only_conf_loses_nothing(tmp_path, caplog, monkeypatch):
+    conf, fallback = tmp_path / "conf", tmp_path / "data" / "tuned.yml"
+    conf.mkdir()
+    conf.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    dataset = TunedParameters(
+        filepath=str(conf / "tuned" / "parameters.yml"), fallback=str(fallback)
+    )
+    refuse_as_a_read_only_folder(conf, monkeypatch)
+    dataset.save("train: {}\n")
+    assert fallback.read_text() == "train: {}\n"
+    assert f"The recommended parameters are in {fallback}" in caplog.text
+
+
+def refuse_as_a_read_only_folder(folder: Path, monkeypatch) -> None:
+    """Root may write everywhere: what the system says to others is said here."""
+    make = Path.mkdir
+
+    def mkdir(path, *args, **kwargs):
+        if folder in path.parents:
+            raise PermissionError(13, "Permission denied", str(path))
+        return make(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """A data folder as split and tokenize leave it."""
+    folder = tmp_path_factory.mktemp("data")
+    for name, count in (("train", 48), ("validation", 12), ("test", 12)):
+        rows = datasets.Dataset(token_rows("sequence-classification", count).table)
+        rows.save_to_disk(str(folder / "05_model_input" / f"{name}_tokens"))
+    pieces = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[UNK]": 3, "[MASK]": 4}
+    pieces |= {f"p{i}": i for i in range(5, VOCABULARY.size)}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(pieces, unk_token="[UNK]")),
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        mask_token="[MASK]",
+    )
+    tokenizer.save_pretrained(str(folder / "06_models" / "tokenizer"))
+    (folder / "06_models" / "label_names.json").write_text(json.dumps(LABEL_NAMES))
+    return folder
+
+
+@pytest.mark.process
+def test_a_grid_from_the_command_line(data):
+    parameters = (
+        f"data_dir={data},benchmark.mode=grid,benchmark.batch_sizes=16 64,"
+        "benchmark.min_window_s=0,runtime.threads=1"
+    )
+    done = kedro("run", "--env=test", "--pipelines=benchmark", f"--params={parameters}")
+    assert done.returncode == 0, done.stdout
+    folder = data / "08_reporting"
+    with (folder / "benchmark_trials.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [(line["kind"], line["status"]) for line in lines] == [
+        ("device", "ok"),
+        ("end_to_end", "ok"),
+        ("end_to_end", "error"),
+    ]
+    assert "larger than the data (48 train rows)" in lines[2]["note"]
+    assert float(lines[1]["samples_per_s"]) > 0
+    assert "> 002" in done.stdout
+    summary = json.loads((folder / "benchmark_summary.json").read_text())
+    assert summary["picks"]["recommended"]["trial_id"] == "002"
+    tuned = yaml.safe_load((data / "tuned" / "parameters.yml").read_text())
+    assert tuned["train"]["strategy"] == "grouped"
+    assert "# Benchmark: grid" in (folder / "benchmark_report.md").read_text()
+    assert_nested_runs(data)
+
+
+def assert_nested_runs(data: Path) -> None:
+    client = MlflowClient(f"sqlite:///{data}/mlflow.db")
+    [experiment] = client.search_experiments(filter_string="name = 'flatout'")
+    runs = client.search_runs([experiment.experiment_id])
+    parents = {run.data.tags.get("mlflow.parentRunId") for run in runs}
+    [parent] = parents - {None}
+    nested = [run for run in runs if run.data.tags.get("mlflow.parentRunId")]
+    assert sorted(run.info.status for run in nested) == [
+        "FAILED",
+        "FINISHED",
+        "FINISHED",
+    ]
+    top = client.get_run(parent)
+    assert top.data.metrics["recommended_samples_per_s"] > 0
+    assert top.data.tags["bound_by"]
+
+
+def test_the_tuned_environment_is_one_that_kedro_trains_with(tmp_path):
+    shutil.copytree(PROJECT / "conf", tmp_path / "conf")
+    tuned = tmp_path / "conf" / "tuned" / "parameters.yml"
+    tuned.parent.mkdir(exist_ok=True)
+    tuned.write_text(
+        "train:\n  token_budget: 1024\n  loader: {num_workers: 1}\n"
+        "tuned: {device: H200}\n"
+    )
+    bootstrap_project(PROJECT)
+    with KedroSession.create(
+        PROJECT, env="tuned", conf_source=str(tmp_path / "conf")
+    ) as session:
+        parameters = session.load_context().config_loader["parameters"]
+    settings = parse_settings(parameters)
+    assert settings.train.token_budget == 1024
+    assert settings.train.loader.prefetch_factor == 2
+    assert settings.tuned == {"device": "H200"}
+
+
+def test_settings_tuned_elsewhere_warn_before_training(data, caplog):
+    settings = parse_settings(
+        {
+            "model": {"config": {"model_type": "bert"}},
+            "tuned": {"device": "H200", "token_key": "other"},
+        }
+    )
+    rows = datasets.load_from_disk(str(data / "05_model_input" / "train_tokens"))
+    found = tuned_mismatches(settings, rows)
+    assert [text.split()[:2] for text in found] == [
+        ["device", "H200,"],
+        ["data", "other,"],
+    ]
+    hooks = TunedHooks()
+    hooks._settings = settings
+    node = create_pipeline().nodes[0]
+    hooks.before_node_run(node, {"train_tokens": rows})
+    assert not caplog.text
+    hooks.before_node_run(node._copy(name="train_model"), {"train_tokens": rows})
+    assert "were measured with another device H200, here " in caplog.text
