@@ -19,6 +19,8 @@ ROWS_SHOWN = 8
 class NonFiniteError(RuntimeError):
     """Loss or gradient is NaN or infinite; the step was not applied."""
 
+    exit_code = 5
+
 
 @dataclass(frozen=True)
 class BadStep:

@@ -25,6 +25,8 @@ from flatout.engine.model import load_pretrained
 class SaveError(OSError):
     """A model could not be written: a full disk, most often."""
 
+    exit_code = 1
+
 
 def save_model(trainer: Trainer, folder: Path, control: Any) -> None:
     """`save_pretrained` to `folder`, whole or not at all; all ranks call it, and all

@@ -65,6 +65,8 @@ _EFFECTS = ("connection", "broken pipe", "nccl", "gloo", "timed out", "timeout")
 class RankError(RuntimeError):
     """A rank failed or was killed; the text holds its own traceback."""
 
+    exit_code = 1
+
 
 class HangError(RuntimeError):
     """A rank made no progress; the text names it and shows its stacks."""
