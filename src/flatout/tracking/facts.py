@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import platform
 import re
 import shutil
 import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,19 @@ from flatout.tracking.outbox import RunRecord
 from flatout.tracking.store import process_tags
 
 FINAL_METRICS = ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss")
-"""Keep their names; other figures of a report become `report/<name>`."""
+"""Keep their names."""
+
+FIGURES = (
+    "samples_per_s",
+    "tokens_per_s",
+    "padding_pct",
+    "mfu_pct",
+    "step_ms_p50",
+    "peak_reserved_gib",
+    "compile_s",
+    "train_wall_s",
+)
+"""Become `report/<name>`, to compare runs by; all others are in the artifact."""
 
 TRIAL_SETTINGS = frozenset(
     {
@@ -101,6 +115,10 @@ def starting_tags(folder: Path, run_params: dict[str, Any]) -> dict[str, str]:
     versions = {name: _version(name) for name in ("torch", "transformers")}
     return {
         **process_tags(),
+        "mlflow.user": _user(),
+        "mlflow.source.name": " ".join(["kedro", *sys.argv[1:]]),
+        "mlflow.source.type": "LOCAL",
+        **({"mlflow.source.git.commit": commit} if commit else {}),
         "kedro_env": run_params["env"] or "local",
         **{f"kedro.{key}": str(run_params[key]) for key in asked if run_params[key]},
         "git_commit": commit or "none",
@@ -190,11 +208,12 @@ def report_tags(report: dict[str, Any]) -> dict[str, str]:
 
 
 def report_metrics(report: dict[str, Any]) -> dict[str, float]:
-    """Every figure of a train report, for MLflow."""
+    """Figures of a train report by which runs are compared, under MLflow's names."""
+    names = {key: key for key in FINAL_METRICS} | {k: f"report/{k}" for k in FIGURES}
     return {
-        key if key in FINAL_METRICS else f"report/{key}": float(value)
-        for key, value in report.items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
+        name: float(report[key])
+        for key, name in names.items()
+        if report.get(key) is not None
     }
 
 
@@ -213,6 +232,13 @@ def write_environment(file: Path) -> None:
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(facts, indent=1), encoding="utf-8")
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container's user without a name
+        return "unknown"
 
 
 def _version(package: str) -> str:
