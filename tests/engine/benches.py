@@ -9,7 +9,8 @@ from typing import Any
 from flatout.engine.bench import Bench
 from flatout.engine.job_files import JobFiles
 from flatout.engine.settings import Settings, parse_settings
-from flatout.engine.trials import Answer, Measure, TrialSpec
+from flatout.engine.trial_spec import Measure, TrialSpec
+from flatout.engine.trials import Answer
 from tests.engine.families import (
     CONFIGS,
     LABEL_NAMES,

@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from flatout.benchmarks.tuned import parameters_text
-from flatout.engine.bench import with_changes
 from flatout.engine.outcome import seconds_to, target_loss
 from flatout.engine.recommend import (
     mismatches,
@@ -19,7 +18,7 @@ from flatout.engine.recommend import (
     tuned_parameters,
 )
 from flatout.engine.settings import parse_settings
-from flatout.engine.trials import TrialResult
+from flatout.engine.trial_spec import TrialResult, with_changes
 from tests.engine.benches import settings, spec
 
 

@@ -9,12 +9,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.engine import ladder, tune
-from flatout.engine.bench import with_changes
-from flatout.engine.ladder import SLOW
+from flatout.engine import tune
 from flatout.engine.memory_probe import largest_that_fits
+from flatout.engine.rungs import SLOW, rungs
 from flatout.engine.search import Sweep, run_grid, run_ladder, run_loader, run_tune
 from flatout.engine.settings import SettingsError, parse_settings
+from flatout.engine.trial_spec import with_changes
 from tests.conftest import PROJECT
 from tests.engine.benches import FormulaBench, job_files, settings
 
@@ -155,7 +155,7 @@ def test_the_ladder_leaves_out_what_loses(tmp_path):
 def test_rungs_that_change_the_optimisation_are_marked_and_last(tmp_path):
     found = bench(tmp_path, mode="ladder")
     found.settings = with_changes(found.settings, {"train.global_batch_size": 32})
-    marked = [rung.changes_optimisation for rung in ladder.rungs(found)]
+    marked = [rung.changes_optimisation for rung in rungs(found.settings)]
     assert marked == [False] * (len(marked) - 1) + [True]
 
 

@@ -14,8 +14,9 @@ import psutil
 import pytest
 
 from flatout.engine import trials
-from flatout.engine.bench import Bench, with_changes
-from flatout.engine.trials import TrialResult, run_isolated
+from flatout.engine.bench import Bench
+from flatout.engine.trial_spec import TrialResult, with_changes
+from flatout.engine.trials import run_isolated
 from tests.conftest import PROJECT
 from tests.engine.benches import job_files, settings, spec
 

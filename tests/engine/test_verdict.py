@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.engine.trials import TrialResult
+from flatout.engine.trial_spec import TrialResult
 from flatout.engine.verdict import guide_e, judge, scaling_share
 from tests.engine.benches import spec
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
@@ -19,16 +19,17 @@ from flatout.engine.flops import peak_tflops
 from flatout.engine.job_files import JobFiles
 from flatout.engine.launch import resolve_processes
 from flatout.engine.recommend import versions
-from flatout.engine.settings import BenchmarkSettings, Settings, parse_settings
+from flatout.engine.settings import BenchmarkSettings, Settings
 from flatout.engine.tokens import TokenRows
-from flatout.engine.trials import (
-    Answer,
+from flatout.engine.trial_spec import (
     Kind,
     Measure,
     TrialResult,
     TrialSpec,
-    run_isolated,
+    with_changes,
 )
+from flatout.engine.trials import Answer, run_isolated
+from flatout.engine.watching import Unwatched, Watcher
 
 KEPT = frozenset({"ok", "oom"})
 """Answers that an interrupted sweep does not ask for again."""
@@ -40,27 +41,6 @@ class Lengths:
 
     mean_tokens: float
     longest: int
-
-
-class Watcher(Protocol):
-    """Sees a sweep while it runs."""
-
-    def expect(self, trials: int) -> None:
-        """So many trials are planned in all."""
-
-    def begins(self, trial: TrialResult) -> None: ...
-
-    def ends(self, trial: TrialResult) -> None: ...
-
-
-class Unwatched:
-    """Nobody looks."""
-
-    def expect(self, trials: int) -> None: ...
-
-    def begins(self, trial: TrialResult) -> None: ...
-
-    def ends(self, trial: TrialResult) -> None: ...
 
 
 @dataclass
@@ -256,15 +236,3 @@ class Bench:
                 "log": str(self.folder / trial.key / "log.txt"),
             }
         )
-
-
-def with_changes(settings: Settings, changes: Mapping[str, Any]) -> Settings:
-    """`settings` with values set by path (`train.loader.num_workers`), checked anew."""
-    nested = settings.model_dump(mode="json")
-    for path, value in changes.items():
-        *parents, last = path.split(".")
-        level = nested
-        for name in parents:
-            level = level[name]
-        level[last] = value
-    return parse_settings(nested)

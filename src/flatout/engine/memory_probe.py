@@ -19,7 +19,7 @@ import torch
 from flatout.engine.assemble import Trainer, TrainJob, assemble
 from flatout.engine.batching import Ints, Planner
 from flatout.engine.runtime import Runtime, set_up
-from flatout.engine.trials import TrialSpec
+from flatout.engine.trial_spec import TrialSpec
 
 GRANULE = 64
 """Budgets are multiples of it."""

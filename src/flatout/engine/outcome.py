@@ -19,7 +19,7 @@ from flatout.engine.recommend import (
     versions,
 )
 from flatout.engine.search import Sweep
-from flatout.engine.trials import TrialResult
+from flatout.engine.trial_spec import TrialResult
 from flatout.engine.verdict import judge, memory_pct, scaling_share
 
 ADVISES = frozenset({"tune", "grid"})

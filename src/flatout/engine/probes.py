@@ -17,7 +17,7 @@ from flatout.engine.collation import StepRows
 from flatout.engine.loader import StepLoader, resolve_workers
 from flatout.engine.measure import SPREAD_LIMIT_PCT
 from flatout.engine.runtime import DTYPES, Runtime, set_up
-from flatout.engine.trials import Measure, TrialSpec
+from flatout.engine.trial_spec import Measure, TrialSpec
 
 SLOW_SHOWN = 5
 PEAK_SECONDS = 1.0

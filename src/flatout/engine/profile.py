@@ -10,10 +10,10 @@ from torch.profiler import ProfilerActivity
 
 from flatout.engine.assemble import TrainJob, assemble
 from flatout.engine.blocks import ENDLESS, BlockRows
+from flatout.engine.driver import Driver, Feed
 from flatout.engine.loader import StepLoader
-from flatout.engine.measure import Driver, Feed
 from flatout.engine.runtime import Runtime, set_up
-from flatout.engine.trials import TrialSpec
+from flatout.engine.trial_spec import TrialSpec
 
 PROFILED_STEPS = 5
 OPERATORS = 40

@@ -13,7 +13,7 @@ import xxhash
 
 from flatout import __version__
 from flatout.engine.settings import Settings
-from flatout.engine.trials import TrialResult
+from flatout.engine.trial_spec import TrialResult
 
 LIKE_SIZES = (100_000, 1_000_000, 10_000_000)
 """Rows of the projections beside the data's own."""

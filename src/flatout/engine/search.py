@@ -9,12 +9,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.bench import Bench, Unwatched, Watcher
+from flatout.engine.bench import Bench
 from flatout.engine.environment import nvidia_gpu_count, usable_cores
 from flatout.engine.job_files import JobFiles
 from flatout.engine.ladder import Step, ladder
 from flatout.engine.settings import Settings
 from flatout.engine.tune import Tuned, tune, worker_counts
+from flatout.engine.watching import Unwatched, Watcher
 
 logger = logging.getLogger(__name__)
 

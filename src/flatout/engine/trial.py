@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.engine.environment import current_ranks
-from flatout.engine.trials import TrialSpec
+from flatout.engine.trial_spec import TrialSpec
 
 if TYPE_CHECKING:
     from flatout.engine.assemble import TrainJob

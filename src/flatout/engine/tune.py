@@ -12,8 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flatout.engine.bench import Bench
+from flatout.engine.budgets import (
+    Changes,
+    falling_budgets,
+    largest_budget,
+    rising_budgets,
+)
 from flatout.engine.environment import nvidia_gpu_count, usable_cores
-from flatout.engine.trials import TrialResult
+from flatout.engine.trial_spec import TrialResult
 
 GAIN = 1.02
 """A change is taken where it gains at least this much: more than noise."""
@@ -26,9 +32,6 @@ EXPLORING_SHARE = 0.6
 EXPECTED_TRIALS = 12
 BATCH_GROWTH = 1.03
 """A larger free global batch must gain so much."""
-MAX_CONFIRMATIONS = 3
-
-Changes = dict[str, Any]
 
 
 @dataclass
@@ -109,59 +112,10 @@ def _axes(bench: Bench, first: TrialResult) -> Iterable[tuple[str, Iterable[Any]
         yield "train.cuda_graphs", [not first.cuda_graphs]
 
 
-def falling_budgets(bench: Bench, first: TrialResult) -> list[int]:
-    """Half, a quarter, ... of what one global batch needs, down to the longest row."""
-    lengths = bench.lengths
-    mean = bench.settings.train.global_batch_size * lengths.mean_tokens
-    # Most batches then split in as many parts as the mean one.
-    largest = min(1.2 * mean, float(first.token_budget))
-    halves = [largest / 2**power for power in range(1, 8)]
-    return [round_budget(half) for half in halves if half >= lengths.longest]
-
-
-def rising_budgets(bench: Bench, first: TrialResult) -> list[int]:
-    """Twice, four times, ... the settled one, while a global batch needs more."""
-    lengths, settled = bench.lengths, int(first.token_budget)
-    longest_batch = bench.settings.train.global_batch_size * lengths.longest
-    budgets = [settled * 2**power for power in range(1, 6)]
-    needed = bench.settings.train.global_batch_size * lengths.mean_tokens
-    return [b for b in budgets if needed > settled and b <= 2 * longest_batch]
-
-
-def round_budget(tokens: float) -> int:
-    """Upwards: to a multiple of 64 (kernels' tiles), of 8 where that is coarse."""
-    multiple = 64 if tokens >= 1024 else 8
-    return -(-int(tokens) // multiple) * multiple
-
-
 def gains(trial: TrialResult, best: TrialResult) -> bool:
     if not trial.ok or not trial.samples_per_s:
         return False
     return trial.samples_per_s >= GAIN * (best.samples_per_s or 0.0)
-
-
-def largest_budget(bench: Bench, changes: Changes) -> tuple[int | None, str]:
-    """Bisected with the longest rows, then confirmed in a fresh process."""
-    if bench.out_of_time():
-        return None, "memory was not searched: the time was up"
-    options: Changes = {"any_batch": True} if bench.options.free_global_batch else {}
-    found = bench.run(
-        "memory", changes, label="largest safe token budget", options=options
-    )
-    budget = bench.figures[found.trial_id].get("max_token_budget")
-    if not found.ok or not budget:
-        return None, found.note
-    for _ in range(MAX_CONFIRMATIONS):
-        again = bench.run(
-            "memory",
-            changes,
-            label=f"budget {budget} in a fresh process",
-            options={"token_budget": budget},
-        )
-        if again.ok and bench.figures[again.trial_id].get("max_token_budget"):
-            return int(budget), found.note
-        budget = int(0.9 * budget) // 64 * 64
-    return None, f"no budget up to {budget} held in a fresh process"
 
 
 def check_memory(bench: Bench, tuned: Tuned) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from flatout.engine.trials import TrialResult
+from flatout.engine.trial_spec import TrialResult
 
 Bound = Literal["loader", "launch", "memory", "compute", "communication", "unknown"]
 
