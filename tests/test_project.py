@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -322,3 +325,50 @@ def test_kedro_viz_shows_the_pipelines_with_layers(tmp_path):
         "models",
         "reporting",
     ]
+
+
+LONGER = "train.max_steps=600,train.epochs=1000,train.checkpoint.every_steps=5"
+
+
+def interrupted_run(data: Path, signum: int) -> int:
+    """Start a training, send `signum` once it has logged some points; its status."""
+    command = [sys.executable, "-m", "kedro", "run", "--pipeline=train", "--env=test"]
+    points = data / "08_reporting" / "train_metrics.jsonl"
+
+    def count() -> int:
+        return points.read_text().count('"train_loss"') if points.exists() else 0
+
+    before = count()
+    process = subprocess.Popen(
+        [*command, f"--params=data_dir={data},{LONGER}"],
+        cwd=PROJECT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        while count() < before + 5 and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signum)
+        return process.wait(60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.process
+def test_a_killed_and_a_stopped_run_go_on_in_the_same_mlflow_run(tokens: Path):
+    assert interrupted_run(tokens, signal.SIGKILL) == -signal.SIGKILL
+    assert interrupted_run(tokens, signal.SIGTERM) == 143
+    arguments = ("run", "--pipeline=train", "--env=test")
+    done = kedro(*arguments, f"--params=data_dir={tokens},{LONGER}")
+    assert done.returncode == 0, done.stdout
+    assert "resuming from step" in done.stdout
+    client = MlflowClient(f"sqlite:///{tokens / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("flatout")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    history = client.get_metric_history(run.info.run_id, "train_loss")
+    assert [point.step for point in history] == list(range(2, 601, 2))
+    checkpoints = tokens / "06_models" / "checkpoints"
+    assert not list(checkpoints.glob("step-*"))
