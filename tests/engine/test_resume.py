@@ -270,3 +270,38 @@ def test_more_processes_than_devices_are_refused(tmp_path):
     job = make_job(tmp_path, distributed={"num_processes": 4096})
     with pytest.raises(SettingsError, match=r"num_processes=4096.*set it to at most"):
         run_job(job)
+
+
+def test_what_makes_a_training_the_same_training(tmp_path):
+    """A new setting has to be placed: here, or among those of the execution."""
+    from flatout.engine.identity import identity
+
+    names = {
+        name
+        for name in identity(make_job(tmp_path))
+        if not name.startswith("model.config.")
+    }
+    assert names == {
+        "label_names",
+        "model.mask_probability",
+        "model.name_or_path",
+        "model.overrides",
+        "model.revision",
+        "model.task",
+        "runtime.precision",
+        "runtime.seed",
+        "token rows",
+        "tokenize.max_length",
+        "train rows",
+        "train.adam_beta1",
+        "train.adam_beta2",
+        "train.adam_epsilon",
+        "train.epochs",
+        "train.global_batch_size",
+        "train.learning_rate",
+        "train.max_grad_norm",
+        "train.max_steps",
+        "train.schedule",
+        "train.warmup_fraction",
+        "train.weight_decay",
+    }

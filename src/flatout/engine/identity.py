@@ -21,6 +21,7 @@ EXECUTION = (
     "benchmark",
     "paths",
     "tracking",
+    "tuned",
     "runtime.deterministic",
     "runtime.tf32",
     "runtime.cudnn_benchmark",
