@@ -33,6 +33,7 @@ COLUMNS = (
     ("optim.", "optimizer_ms"),
     ("total ms", "total_ms"),
     ("samples/s", "samples_per_s"),
+    ("loader/s", "loader_samples_per_s"),
     ("± %", "samples_per_s_spread_pct"),
     ("pad %", "padding_pct"),
     ("GPU %", "gpu_util_pct"),

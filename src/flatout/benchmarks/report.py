@@ -290,7 +290,7 @@ def _times_text(value: float | None) -> str:
 
 
 def _cell(value: Any) -> str:
-    if isinstance(value, float):
+    if value is None or isinstance(value, float):
         return _number(value)
     return str(value).replace("|", "/")
 
