@@ -11,20 +11,21 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from flatout.engine import encode, plain_encoder
-from flatout.engine.arrow_folder import write_recipe, write_whole
+from flatout.engine import encode_tasks, plain_encoder
+from flatout.engine.arrow_folder import write_recipe
 from flatout.engine.encode import (
     TokensError,
-    choose_processes,
     label_names_of,
     tokens_recipe,
 )
+from flatout.engine.encode_tasks import choose_processes
 from flatout.engine.encoded import Encoded
 from flatout.engine.encoding import Encoder
 from flatout.engine.plain_encoder import EncodeOptions
 from flatout.engine.settings import ModelSettings, Settings, TokenizeSettings
 from flatout.engine.token_keys import StaleTokensError, check_tokens_match, token_key
 from flatout.engine.tokenizer import TokenizerFile, tokenizer_recipe
+from flatout.engine.whole_folder import write_whole
 from flatout.engine.word_pieces import train_word_pieces
 
 WORDS = "the quick brown fox jumps over a lazy \ud55c\uad6d\uc5b4 \U0001f600".split()
@@ -154,7 +155,7 @@ def test_the_cut_rows_are_counted_exactly(word_pieces, tmp_path):
 def test_helper_processes_give_the_same_rows_in_the_same_order(
     word_pieces, monkeypatch
 ):
-    monkeypatch.setattr(encode, "UNIT_BYTES", 4_000)
+    monkeypatch.setattr(encode_tasks, "UNIT_BYTES", 4_000)
     rows = rows_of(texts_of(800), label=[str(i % 7) for i in range(800)])
     alone = recipe_of(
         word_pieces, rows, tokenize=TOKENIZE.model_copy(update={"num_processes": 1})
@@ -180,16 +181,16 @@ def test_helper_processes_give_the_same_rows_in_the_same_order(
 def test_the_number_of_processes_follows_the_measured_work(
     monkeypatch, task_s, tasks, knows_words, expected
 ):
-    monkeypatch.setattr(encode, "usable_cores", lambda: 8)
+    monkeypatch.setattr(encode_tasks, "usable_cores", lambda: 8)
     assert choose_processes(task_s, tasks, knows_words) == expected
 
 
 def test_tasks_cover_all_rows_once_and_are_of_one_size(word_pieces, monkeypatch):
-    monkeypatch.setattr(encode, "UNIT_BYTES", 2_000)
+    monkeypatch.setattr(encode_tasks, "UNIT_BYTES", 2_000)
     rows = rows_of(texts_of(700))
     options = EncodeOptions(max_length=16)
-    with encode.row_files(rows) as (file,):
-        tasks = encode.plan_tasks(file, options)
+    with encode_tasks.row_files(rows) as (file,):
+        tasks = encode_tasks.plan_tasks(file, options)
     spans = [(start, stop) for _, start, stop in tasks]
     assert [start for start, _ in spans] == [0] + [stop for _, stop in spans[:-1]]
     assert spans[-1][1] == 700
@@ -359,7 +360,7 @@ def test_join_texts_is_for_language_models(word_pieces):
 def test_joined_texts_keep_every_token_and_the_documents_bounds(
     word_pieces, monkeypatch, size
 ):
-    monkeypatch.setattr(encode, "UNIT_BYTES", size)
+    monkeypatch.setattr(encode_tasks, "UNIT_BYTES", size)
     monkeypatch.setattr(plain_encoder, "PIECE_CHARACTERS", 200)
     model = MODEL.model_copy(update={"task": "causal-lm"})
     texts = texts_of(60)

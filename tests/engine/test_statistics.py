@@ -8,7 +8,7 @@ import datasets
 import numpy as np
 import pytest
 
-from flatout.engine.arrow_folder import write_recipe, write_whole
+from flatout.engine.arrow_folder import write_recipe
 from flatout.engine.encode import tokens_recipe
 from flatout.engine.pictures import LengthFigure
 from flatout.engine.settings import ModelSettings, TokenizeSettings, TrainSettings
@@ -20,6 +20,7 @@ from flatout.engine.statistics import (
     vocabulary_use,
 )
 from flatout.engine.tokenizer import TokenizerFile, tokenizer_recipe
+from flatout.engine.whole_folder import write_whole
 
 
 def tokens_of(rows):

@@ -10,15 +10,14 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from flatout.engine.arrow_folder import write_whole
 from flatout.engine.settings import ModelSettings, TokenizeSettings
 from flatout.engine.tokenizer import (
     TokenizerError,
     TokenizerFile,
-    check_tokenizer,
     tokenizer_recipe,
-    usable_positions,
 )
+from flatout.engine.tokenizer_checks import check_tokenizer, usable_positions
+from flatout.engine.whole_folder import write_whole
 from flatout.engine.word_pieces import SPECIAL_TOKENS, train_word_pieces
 
 TEXTS = [

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +15,12 @@ import pyarrow.compute as pc
 
 from flatout.engine.arrow_folder import ArrowRecipe, without_indices
 from flatout.engine.content_key import ContentKey, arrow_digest
+from flatout.engine.encode_tasks import Task, choose_processes, plan_tasks, row_files
 from flatout.engine.encoded import Encoded
 from flatout.engine.encoding import Encoder, encode_slice, read_rows
-from flatout.engine.environment import tokenizer_parallelism, usable_cores
+from flatout.engine.environment import tokenizer_parallelism
 from flatout.engine.joining import JOINED_SCHEMA, join_blocks
-from flatout.engine.plain_encoder import CHARACTERS_PER_TOKEN, EncodeOptions
+from flatout.engine.plain_encoder import EncodeOptions
 from flatout.engine.settings import Auto, ModelSettings, TokenizeSettings
 from flatout.engine.tokenizer import TokenizerFile
 from flatout.engine.workers import run_in_order
@@ -31,14 +29,7 @@ logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 """Raise it when the same input would give other token rows."""
-UNIT_BYTES = 1 << 20
-"""Text that is encoded at a time: small, so that no core waits for another."""
-UNIT_ROWS = 20_000
 MEASURED_TASKS = 2
-PROCESS_START_S = 0.35
-THREADS_GAIN = 0.6
-"""Measured: when a helper process is ready; what one more core gives Rust's threads."""
-Task = tuple[str, int, int]
 
 
 class TokensError(ValueError):
@@ -171,63 +162,6 @@ def _lists(values: npt.NDArray[Any], lengths: npt.NDArray[np.int32]) -> Any:
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
-
-
-@contextmanager
-def row_files(rows: Any) -> Iterator[list[str]]:
-    """Arrow stream files that hold `rows`: its own, or a temporary one."""
-    files = [entry["filename"] for entry in rows.cache_files]
-    # A part of a Dataset still names the files of the whole.
-    if files and sum(read_rows(file).num_rows for file in files) == len(rows):
-        yield files
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        file = str(Path(folder, "rows.arrow"))
-        table = rows.data.table
-        with pa.ipc.new_stream(file, table.schema) as writer:
-            writer.write_table(table)
-        yield [file]
-
-
-def plan_tasks(file: str, options: EncodeOptions) -> list[Task]:
-    """Cut the rows of a file into tasks of about UNIT_BYTES to encode."""
-    table = read_rows(file)
-    cost = _cost_bytes(table.column("text"), options)
-    if options.has_pair:
-        cost = cost + _cost_bytes(table.column("text_pair"), options)
-    ends = np.cumsum(cost)
-    tasks, start = [], 0
-    while start < len(cost):
-        done = ends[start - 1] if start else 0
-        stop = int(np.searchsorted(ends, done + UNIT_BYTES, side="right"))
-        stop = min(max(stop, start + 1), start + UNIT_ROWS)
-        tasks.append((file, start, stop))
-        start = stop
-    return tasks
-
-
-def _cost_bytes(texts: Any, options: EncodeOptions) -> npt.NDArray[np.int64]:
-    """Bytes (N,) of each text that will be looked at."""
-    lengths: npt.NDArray[np.int64] = pc.binary_length(texts).to_numpy().astype(np.int64)
-    if options.join:
-        return lengths
-    return np.minimum(lengths, CHARACTERS_PER_TOKEN * options.max_length)
-
-
-def choose_processes(task_s: float, tasks_left: int, knows_words: bool) -> int:
-    """Processes that are done first, by the measured time of one task on one core.
-
-    n of them need about PROCESS_START_S * (1 + n / cores) to start and work / n after
-    that. One means this process: rows of known words take one core of it, the plain
-    tokenizer's threads all cores, but they wait while Python copies the ids out.
-    """
-    cores = usable_cores()
-    work_s = task_s * tasks_left
-    times = {
-        n: PROCESS_START_S * (1 + n / cores) + work_s / n for n in range(2, cores + 1)
-    }
-    times[1] = work_s / (1 if knows_words else 1 + THREADS_GAIN * (cores - 1))
-    return min(times, key=times.__getitem__)
 
 
 def tokens_recipe(

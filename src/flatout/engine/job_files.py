@@ -9,12 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from flatout.engine.arrow_folder import stored_key
 from flatout.engine.assemble import TrainJob
 from flatout.engine.content_key import arrow_digest
 from flatout.engine.model import Vocabulary
 from flatout.engine.settings import Settings
 from flatout.engine.tokens import TokenRows
+from flatout.engine.whole_folder import stored_key
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.arrow_folder import stored_facts, stored_key, without_indices
+from flatout.engine.arrow_folder import without_indices
 from flatout.engine.content_key import ContentKey, arrow_digest
 from flatout.engine.encode import token_options
 from flatout.engine.settings import Settings
+from flatout.engine.whole_folder import stored_facts, stored_key
 
 logger = logging.getLogger(__name__)
 

@@ -7,14 +7,21 @@ import logging
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import xxhash
 
 from flatout.engine import word_pieces
-from flatout.engine.arrow_folder import stored_facts, without_indices
+from flatout.engine.arrow_folder import without_indices
 from flatout.engine.content_key import ContentKey, arrow_digest
 from flatout.engine.settings import ModelSettings, TokenizeSettings
+from flatout.engine.tokenizer_checks import (
+    Check,
+    check_tokenizer,
+    pad_candidate,
+    usable_positions,
+)
+from flatout.engine.whole_folder import stored_facts
 
 logger = logging.getLogger(__name__)
 
@@ -26,15 +33,6 @@ NO_LIMIT = int(1e30)
 
 class TokenizerError(ValueError):
     """A tokenizer that cannot be had or used; says what was looked for."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """One line of the table of checks (guide C)."""
-
-    name: str
-    status: Literal["ok", "mended", "warning", "failed"]
-    text: str
 
 
 @dataclass(frozen=True)
@@ -239,110 +237,7 @@ def _prepare(tokenizer: Any, config: dict[str, Any], checks: list[Check]) -> Any
         )
     tokenizer.padding_side = "right"
     if tokenizer.pad_token is None:
-        tokenizer.pad_token = _pad_candidate(tokenizer)
+        tokenizer.pad_token = pad_candidate(tokenizer)
     limits = (tokenizer.model_max_length, usable_positions(config, tokenizer))
     tokenizer.model_max_length = min(int(limit or NO_LIMIT) for limit in limits)
     return tokenizer
-
-
-def _pad_candidate(tokenizer: Any) -> str | None:
-    """Rows are told from padding by their length, so any token will do for it."""
-    names = (tokenizer.eos_token, tokenizer.unk_token, tokenizer.bos_token)
-    return next((name for name in names if name is not None), None)
-
-
-def usable_positions(config: dict[str, Any], tokenizer: Any = None) -> int | None:
-    """Longest row of a model, tokens. RoBERTa's family counts from padding_idx + 1."""
-    for name in ("max_position_embeddings", "n_positions"):
-        if config.get(name):
-            size = int(config[name])
-            break
-    else:
-        return None
-    if config.get("model_type") in _OFFSET_MODELS:
-        pad = config.get("pad_token_id")
-        if pad is None:
-            pad = getattr(tokenizer, "pad_token_id", None)
-        return size - int(1 if pad is None else pad) - 1
-    return size
-
-
-_OFFSET_MODELS = frozenset(
-    {"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "roberta-prelayernorm"}
-    | {"longformer", "mpnet", "data2vec-text", "ibert", "xmod", "layoutlmv3"}
-)
-
-
-def check_tokenizer(
-    tokenizer: Any, config: dict[str, Any], model: ModelSettings
-) -> list[Check]:
-    """The pad-token and side rules of guide C, and what else would go wrong later."""
-    if not getattr(tokenizer, "is_fast", False):
-        text = "it has no tokenizer.json (Rust); convert it with transformers first"
-        return [Check("fast", "failed", text)]
-    return [
-        Check("fast", "ok", "Rust tokenizer"),
-        _check_pad(tokenizer),
-        _check_pad_is_end(tokenizer),
-        _check_side(tokenizer),
-        _check_vocabulary(tokenizer, config, model),
-        _check_mask(tokenizer, model),
-        _check_special(tokenizer),
-    ]
-
-
-def _check_pad(tokenizer: Any) -> Check:
-    if tokenizer.pad_token is not None:
-        return Check("pad token", "ok", repr(tokenizer.pad_token))
-    candidate = _pad_candidate(tokenizer)
-    if candidate is None:
-        return Check(
-            "pad token", "failed", "there is no pad, end, unknown or start token"
-        )
-    return Check("pad token", "mended", f"missing; set to {candidate!r}")
-
-
-def _check_pad_is_end(tokenizer: Any) -> Check:
-    name, end = "pad is not end", tokenizer.eos_token
-    pad = tokenizer.pad_token or _pad_candidate(tokenizer)
-    if end is None or pad != end:
-        return Check(name, "ok", f"pad {pad!r}, end {end!r}")
-    return Check(
-        name,
-        "warning",
-        f"pad and end of sequence are both {end!r}: flatout tells padding by the "
-        "rows' lengths, so the end is still learnt; code that compares token ids would "
-        "skip it",
-    )
-
-
-def _check_side(tokenizer: Any) -> Check:
-    if tokenizer.padding_side == "right":
-        return Check("padding side", "ok", "right")
-    return Check("padding side", "mended", f"{tokenizer.padding_side}; set to right")
-
-
-def _check_vocabulary(
-    tokenizer: Any, config: dict[str, Any], model: ModelSettings
-) -> Check:
-    size, rows = len(tokenizer), config.get("vocab_size")
-    if rows is None or size <= int(rows):
-        return Check("vocabulary", "ok", f"{size:,} tokens")
-    what = "the checkpoint's" if model.name_or_path else "model.config's"
-    text = f"{size:,} tokens, but {what} vocab_size is {int(rows):,}: they must agree"
-    return Check("vocabulary", "failed", text)
-
-
-def _check_mask(tokenizer: Any, model: ModelSettings) -> Check:
-    if model.task != "masked-lm" or tokenizer.mask_token is not None:
-        return Check("mask token", "ok", repr(tokenizer.mask_token))
-    text = "model.task is masked-lm, and this tokenizer has no mask token"
-    return Check("mask token", "failed", text)
-
-
-def _check_special(tokenizer: Any) -> Check:
-    count = tokenizer.backend_tokenizer.num_special_tokens_to_add(False)
-    text = f"{count} added to each text"
-    return Check(
-        "special tokens", "ok", text if count else "none are added by this one"
-    )
