@@ -29,13 +29,16 @@ QWEN2 = (
 LLAMA3 = QWEN2.replace(r"\p{N}|", r"\p{N}{1,3}|")
 SAMPLE = [
     "The quick brown fox isn't jumping, it's 12345 times (or so) over __init__.py!",
-    "Returns:\n\n    torch.Tensor: shape ``(B, T)``\n\t* \ud55c\uad6d\uc5b4 caf\xe9 \U0001f600",
+    "Returns:\n\n    torch.Tensor: shape ``(B, T)``\n\t* "
+    "\ud55c\uad6d\uc5b4 caf\xe9 \U0001f600",
 ] * 5
 
 
 def word_piece(lowercase=True, strip=None):
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strip)
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        lowercase=lowercase, strip_accents=strip
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordPieceTrainer(
         vocab_size=200, special_tokens=["[UNK]", "[CLS]", "[SEP]"], show_progress=False
@@ -51,7 +54,9 @@ def byte_level(*steps, normalizer=None):
     tokenizer = Tokenizer(models.BPE())
     if normalizer is not None:
         tokenizer.normalizer = normalizer
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(list(steps)) if steps[1:] else steps[0]
+    tokenizer.pre_tokenizer = (
+        pre_tokenizers.Sequence(list(steps)) if steps[1:] else steps[0]
+    )
     trainer = trainers.BpeTrainer(
         vocab_size=330,
         special_tokens=["<|end|>"],
@@ -70,7 +75,9 @@ def split_by(pattern):
 
 
 def words_of_spaces():
-    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "the": 1, "fox": 2}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(
+        models.WordLevel({"[UNK]": 0, "the": 1, "fox": 2}, unk_token="[UNK]")
+    )
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Lowercase(), normalizers.StripAccents()]
     )
@@ -90,9 +97,14 @@ KNOWN = {
 TEXT = st.lists(
     st.one_of(
         st.text(alphabet="ab'sTdLV09_.,(\n\t\r  ", max_size=6),
-        st.sampled_from(["the ", "fox", " isn't", "'LL", "\n\n  ", "[SEP]", "<|end|>", "12345"]),
+        st.sampled_from(
+            ["the ", "fox", " isn't", "'LL", "\n\n  ", "[SEP]", "<|end|>", "12345"]
+        ),
         st.sampled_from(["\x0b", "\x1c", "\x7f", "\x85", "\x00"]),
-        st.text(alphabet="\xe9\u0301\ud55c\u1112\u1161\u4e2d\xa0\u2003\u200b\xad\ufffd\U0001f600\u0130\u03a3", max_size=4),
+        st.text(
+            alphabet="\xe9\u0301\ud55c\u1112\u1161\u4e2d\xa0\u2003\u200b\xad\ufffd\U0001f600\u0130\u03a3",
+            max_size=4,
+        ),
     ),
     max_size=12,
 ).map("".join)
@@ -178,7 +190,9 @@ def test_rules_on_ascii(pattern):
     )
 
 
-@pytest.mark.parametrize("pattern", [r"\p{Han}+", r"\d+", r"(?<=a)b", r"\p{L}+(", r"a$", r"\s+(?=b)"])
+@pytest.mark.parametrize(
+    "pattern", [r"\p{Han}+", r"\d+", r"(?<=a)b", r"\p{L}+(", r"a$", r"\s+(?=b)"]
+)
 def test_rules_whose_meaning_is_not_certain(pattern):
     assert on_ascii(pattern) is None
 

@@ -178,9 +178,7 @@ def _strategy(job: TrainJob, runtime: Runtime, config: Any) -> tuple[str, str | 
     return "grouped", f"no packing, rows are grouped by length instead: {fault}"
 
 
-def _attention(
-    settings: Settings, runtime: Runtime, config: Any, strategy: str
-) -> str:
+def _attention(settings: Settings, runtime: Runtime, config: Any, strategy: str) -> str:
     wanted, max_length = settings.runtime.attention, settings.tokenize.max_length
     if strategy == "packed":
         short = wanted == "auto" and attention.short_rows_fit(config, max_length)

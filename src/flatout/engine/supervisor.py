@@ -275,7 +275,7 @@ def _kill_group(pid: int) -> None:
 
 
 def _shutdown_option() -> list[str]:
-    """How long ranks have to leave; PyTorch 2.11's launcher has no such option (30 s)."""
+    """How long ranks have to leave; the launcher of PyTorch 2.11 has no such option."""
     from torch.distributed.run import get_args_parser
 
     known = get_args_parser().format_help()
