@@ -34,6 +34,7 @@ def train_model(
     """
     # Imports torch, which the pipelines before this one do not need.
     from flatout.engine.launch import run_training
+    from flatout.engine.token_keys import check_tokens_match
 
     settings = parse_settings(
         {
@@ -44,6 +45,7 @@ def train_model(
             "paths": paths,
         }
     )
+    check_tokens_match(train, settings)
     folder = Path(settings.paths.checkpoints)
     result = run_training(
         settings, train, validation, test, tokenizer, label_names, folder
