@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -20,6 +21,7 @@ from flatout.engine.checkpoint_folder import (
     step_folders,
 )
 from flatout.engine.launch import collect, run_job
+from flatout.engine.recorder import MetricsFile
 from flatout.engine.settings import SettingsError
 from flatout.engine.signals import Interrupted
 from tests.engine.runs import Crash, crash, curve, make_job, points, when_logged
@@ -305,3 +307,24 @@ def test_what_makes_a_training_the_same_training(tmp_path):
         "train.warmup_fraction",
         "train.weight_decay",
     }
+
+
+def test_a_point_of_a_warm_up_is_not_completed_after_later_steps(tmp_path):
+    """Step 8 was logged without a rate, then 12; after a resume 8 has a rate. Found by
+    the drill: its rate came behind step 12, and the resume after that repeated 12."""
+    path = tmp_path / "metrics.jsonl"
+    first = MetricsFile(path)
+    first.start(0)
+    first.write(8, {"train_loss": 1.5})
+    first.write(8, {"validation_loss": 1.4})
+    first.write(12, {"train_loss": 1.25, "train_samples_per_second": 9.0})
+    before = path.read_text()
+    for start_step in (5, 10):
+        again = MetricsFile(path)
+        again.start(start_step)
+        again.write(8, {"train_loss": 1.5, "train_samples_per_second": 7.0})
+        again.write(8, {"validation_loss": 1.4})
+        again.write(12, {"train_loss": 1.25, "train_samples_per_second": 8.0})
+        assert path.read_text() == before
+    again.write(16, {"train_loss": 1.0})
+    assert json.loads(path.read_text().splitlines()[-1])["step"] == 16

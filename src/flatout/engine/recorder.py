@@ -55,15 +55,14 @@ class MetricsFile:
             return
         torn = len(lines.pop())  # a line that a kill has cut short
         os.truncate(self.path, self.path.stat().st_size - torn)
-        for line in reversed(lines):
+        for line in lines:
             point = json.loads(line)
-            if point["step"] < start_step:
-                break
             self._written |= {(point["step"], name) for name in point["metrics"]}
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
-        metrics = {n: v for n, v in metrics.items() if (step, n) not in self._written}
-        if self.enabled and metrics:
+        # Whole points: the rates that a warm-up lacked would come after later steps.
+        repeated = any((step, name) in self._written for name in metrics)
+        if self.enabled and metrics and not repeated:
             line = {"step": step, "time_s": time.time(), "metrics": metrics}
             self._waiting.append(json.dumps(line) + "\n")
             self._write_waiting()
