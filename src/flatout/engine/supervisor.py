@@ -172,8 +172,9 @@ class Attempt:
                 _kill_group(beat.pid)
 
     def _hang(self, late: list[Beat], beats: list[Beat]) -> HangError:
-        culprit, now = late[0], time.monotonic()
-        stopped = _status(culprit.pid) == psutil.STATUS_STOPPED
+        halted = [b for b in beats if _status(b.pid) == psutil.STATUS_STOPPED]
+        culprit, now = (halted or late)[0], time.monotonic()
+        stopped = bool(halted)
         for beat in beats:
             _send(beat.pid, signal.SIGUSR1)
         time.sleep(STACKS_WAIT_S)
