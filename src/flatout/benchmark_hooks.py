@@ -37,10 +37,10 @@ class TunedHooks:
 def tuned_mismatches(settings: Settings, train_tokens: Any) -> list[str]:
     """What differs between where the tuned parameters were measured and here."""
     # They import torch, as training is about to.
+    from flatout.engine.bench.recommend import mismatches, provenance
     from flatout.engine.environment import device_name
-    from flatout.engine.job_files import token_key
-    from flatout.engine.launch import resolve_processes
-    from flatout.engine.recommend import mismatches, provenance
+    from flatout.engine.jobs.job_files import token_key
+    from flatout.engine.jobs.launch import resolve_processes
     from flatout.engine.tokens import TokenRows
 
     here = provenance(

@@ -22,7 +22,7 @@ from mlflow import MlflowClient
 
 from flatout import tracking
 from flatout.engine import environment
-from flatout.engine.checkpoint_folder import finish, is_interrupted
+from flatout.engine.jobs.checkpoint_folder import finish, is_interrupted
 from flatout.engine.settings import Settings, SettingsError, parse_settings
 from flatout.tracking import facts, models
 

@@ -18,7 +18,7 @@ class MainRankSession(KedroSession):
     """Of rank 0."""
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        from flatout.engine.followers import release_followers
+        from flatout.engine.jobs.followers import release_followers
 
         try:
             return super().run(*args, **kwargs)
@@ -30,7 +30,7 @@ class FollowerSession(KedroSession):
     """Of every other rank."""
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        from flatout.engine.followers import follow
+        from flatout.engine.jobs.followers import follow
 
         follow()
         return {}

@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from flatout.benchmarks.console import TrialTable, fastest
-from flatout.engine.trial_spec import TrialResult
+from flatout.engine.bench.trial_spec import TrialResult
 from tests.engine.benches import spec
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from flatout.benchmarks import peers
 from flatout.benchmarks.trainer_peer import flags_of
+from flatout.engine.bench.trial_spec import with_changes
 from flatout.engine.runtime import set_up
 from flatout.engine.settings import SettingsError
-from flatout.engine.trial_spec import with_changes
 from tests.engine.benches import job_files, settings, spec
 
 TRAINER_DEFAULTS_KEPT = {"optim", "bf16", "dataloader_num_workers"}

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.bench import Bench
-from flatout.engine.job_files import JobFiles
+from flatout.engine.bench.bench import Bench
+from flatout.engine.bench.trial_spec import Measure, TrialSpec
+from flatout.engine.bench.trials import Answer
+from flatout.engine.jobs.job_files import JobFiles
 from flatout.engine.settings import Settings, parse_settings
-from flatout.engine.trial_spec import Measure, TrialSpec
-from flatout.engine.trials import Answer
 from tests.engine.families import (
     CONFIGS,
     LABEL_NAMES,

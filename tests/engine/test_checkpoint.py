@@ -12,15 +12,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flatout.engine import checkpoint_folder as folders
 from flatout.engine.assemble import assemble
-from flatout.engine.checkpoint import (
+from flatout.engine.health import NonFiniteError
+from flatout.engine.jobs import checkpoint_folder as folders
+from flatout.engine.jobs.checkpoint import (
     Snapshots,
     UnsoundStateError,
     named_tensors,
     restore,
 )
-from flatout.engine.checkpoint_folder import (
+from flatout.engine.jobs.checkpoint_folder import (
     CheckpointError,
     Manifest,
     newest_sound,
@@ -30,9 +31,8 @@ from flatout.engine.checkpoint_folder import (
     step_folders,
     write_checkpoint,
 )
-from flatout.engine.checkpoint_writer import CheckpointWriter
-from flatout.engine.health import NonFiniteError
-from flatout.engine.launch import run_job
+from flatout.engine.jobs.checkpoint_writer import CheckpointWriter
+from flatout.engine.jobs.launch import run_job
 from flatout.engine.recorder import Recorder
 from flatout.engine.runtime import set_up
 from tests.engine.runs import Crash, crash, make_job, when_logged
@@ -268,7 +268,7 @@ def test_a_fault_of_the_writer_is_told_and_the_older_checkpoint_stays(tmp_path, 
 
 def test_a_full_disk_costs_checkpoints_and_no_run(tmp_path, monkeypatch):
     """Every write to the folder fails from step 4 to step 8."""
-    from flatout.engine import checkpoint_writer
+    from flatout.engine.jobs import checkpoint_writer
 
     real = checkpoint_writer.write_checkpoint
 

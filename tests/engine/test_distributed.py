@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from flatout.engine.batching import Planner
-from flatout.engine.distributed import Agreement, Decision, differing
 from flatout.engine.environment import Ranks
-from flatout.engine.launch import run_job
+from flatout.engine.jobs.distributed import Agreement, Decision, differing
+from flatout.engine.jobs.launch import run_job
 from flatout.engine.model import load_pretrained
 from tests.engine.families import gradient, step_rows, task_model
 from tests.engine.runs import NO_DROPOUT, make_job

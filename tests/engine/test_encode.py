@@ -11,22 +11,26 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from flatout.engine import encode_tasks, plain_encoder
-from flatout.engine.arrow_folder import write_recipe
-from flatout.engine.encode import (
+from flatout.engine.data.arrow_folder import write_recipe
+from flatout.engine.data.whole_folder import write_whole
+from flatout.engine.settings import ModelSettings, Settings, TokenizeSettings
+from flatout.engine.tokenizing import encode_tasks, plain_encoder
+from flatout.engine.tokenizing.encode import (
     TokensError,
     label_names_of,
     tokens_recipe,
 )
-from flatout.engine.encode_tasks import choose_processes
-from flatout.engine.encoded import Encoded
-from flatout.engine.encoding import Encoder
-from flatout.engine.plain_encoder import EncodeOptions
-from flatout.engine.settings import ModelSettings, Settings, TokenizeSettings
-from flatout.engine.token_keys import StaleTokensError, check_tokens_match, token_key
-from flatout.engine.tokenizer import TokenizerFile, tokenizer_recipe
-from flatout.engine.whole_folder import write_whole
-from flatout.engine.word_pieces import train_word_pieces
+from flatout.engine.tokenizing.encode_tasks import choose_processes
+from flatout.engine.tokenizing.encoded import Encoded
+from flatout.engine.tokenizing.encoding import Encoder
+from flatout.engine.tokenizing.plain_encoder import EncodeOptions
+from flatout.engine.tokenizing.token_keys import (
+    StaleTokensError,
+    check_tokens_match,
+    token_key,
+)
+from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
+from flatout.engine.tokenizing.word_pieces import train_word_pieces
 
 WORDS = "the quick brown fox jumps over a lazy \ud55c\uad6d\uc5b4 \U0001f600".split()
 MODEL = ModelSettings(config={"model_type": "bert", "max_position_embeddings": 64})

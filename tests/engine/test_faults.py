@@ -15,13 +15,13 @@ import pytest
 from flatout.benchmarks.drill import Drill
 from flatout.benchmarks.victim import Victim
 from flatout.engine.assemble import TrainJob
-from flatout.engine.checkpoint_folder import read_manifest, step_folders
 from flatout.engine.health import NonFiniteError
-from flatout.engine.heartbeat import Beat, overdue
-from flatout.engine.launch import run_job
-from flatout.engine.oom import OutOfMemory
-from flatout.engine.signals import Interrupted
-from flatout.engine.supervisor import HangError
+from flatout.engine.jobs.checkpoint_folder import read_manifest, step_folders
+from flatout.engine.jobs.heartbeat import Beat, overdue
+from flatout.engine.jobs.launch import run_job
+from flatout.engine.jobs.oom import OutOfMemory
+from flatout.engine.jobs.signals import Interrupted
+from flatout.engine.jobs.supervisor import HangError
 from tests.engine.runs import curve, make_job
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
@@ -45,7 +45,7 @@ def rank_processes() -> dict[int, psutil.Process]:
     found = {}
     for process in psutil.Process().children(recursive=True):
         try:
-            if "flatout.engine.rank" in process.cmdline():
+            if "flatout.engine.jobs.rank" in process.cmdline():
                 found[int(process.environ()["RANK"])] = process
         except (psutil.NoSuchProcess, KeyError):
             continue
@@ -146,8 +146,8 @@ def test_a_signal_stops_all_ranks_at_one_step_and_one_rank_can_go_on(
 def test_ranks_with_other_parameters_are_refused(tmp_path):
     """Two machines, one of which has another learning rate: see test_launch.py for
     machines; here the check itself, on both sides of a real group of one."""
-    from flatout.engine.distributed import differing
-    from flatout.engine.identity import identity
+    from flatout.engine.jobs.distributed import differing
+    from flatout.engine.jobs.identity import identity
 
     job, other = make_job(tmp_path), make_job(tmp_path, learning_rate=0.1)
     assert differing(identity(job), identity(other)) == [

@@ -14,15 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from flatout.engine import environment, launch, supervisor
-from flatout.engine.checkpoint_folder import CheckpointError
+from flatout.engine import environment
 from flatout.engine.health import NonFiniteError
-from flatout.engine.heartbeat import Heartbeat, read_beats
-from flatout.engine.launch import check_endpoint, resolve_processes, run_job
-from flatout.engine.oom import OutOfMemory
-from flatout.engine.rank import SMALLER, _check_world_size
+from flatout.engine.jobs import launch, supervisor
+from flatout.engine.jobs.checkpoint_folder import CheckpointError
+from flatout.engine.jobs.heartbeat import Heartbeat, read_beats
+from flatout.engine.jobs.launch import check_endpoint, resolve_processes, run_job
+from flatout.engine.jobs.oom import OutOfMemory
+from flatout.engine.jobs.rank import SMALLER, _check_world_size
+from flatout.engine.jobs.supervisor import Attempt, RankError, is_worth_another
 from flatout.engine.settings import DistributedSettings, SettingsError
-from flatout.engine.supervisor import Attempt, RankError, is_worth_another
 from flatout.engine.tokens import TokenRows
 from tests.engine.runs import NO_DROPOUT, curve, make_job
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.engine import measure, memory_probe, probes, profile
 from flatout.engine.assemble import assemble
-from flatout.engine.blocks import BlockRows, representative_block
-from flatout.engine.phases import PHASES, PhaseClock, phased_step
+from flatout.engine.bench import measure, memory_probe, probes, profile
+from flatout.engine.bench.blocks import BlockRows, representative_block
+from flatout.engine.bench.phases import PHASES, PhaseClock, phased_step
+from flatout.engine.bench.trial_spec import with_changes
 from flatout.engine.runtime import set_up
 from flatout.engine.timing import Window
-from flatout.engine.trial_spec import with_changes
 from tests.engine.benches import job_files, settings, spec
 from tests.engine.families import step_rows, token_rows
 

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from flatout.benchmarks.tuned import parameters_text
-from flatout.engine.outcome import seconds_to, target_loss
-from flatout.engine.recommend import (
+from flatout.engine.bench.outcome import seconds_to, target_loss
+from flatout.engine.bench.recommend import (
     mismatches,
     pick,
     provenance,
@@ -17,8 +17,8 @@ from flatout.engine.recommend import (
     time_to_train,
     tuned_parameters,
 )
+from flatout.engine.bench.trial_spec import TrialResult, with_changes
 from flatout.engine.settings import parse_settings
-from flatout.engine.trial_spec import TrialResult, with_changes
 from tests.engine.benches import settings, spec
 
 

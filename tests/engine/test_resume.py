@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.engine.checkpoint_folder import (
+from flatout.engine.jobs.checkpoint_folder import (
     CheckpointError,
     file_hash,
     finish,
@@ -20,10 +20,10 @@ from flatout.engine.checkpoint_folder import (
     read_manifest,
     step_folders,
 )
-from flatout.engine.launch import collect, run_job
+from flatout.engine.jobs.launch import collect, run_job
+from flatout.engine.jobs.signals import Interrupted
 from flatout.engine.recorder import MetricsFile
 from flatout.engine.settings import SettingsError
-from flatout.engine.signals import Interrupted
 from tests.engine.runs import Crash, crash, curve, make_job, points, when_logged
 
 EVERY_2 = {"checkpoint": {"every_steps": 2, "keep": 2}}
@@ -239,7 +239,7 @@ def test_a_torn_last_line_of_the_metrics_file_is_cut_off(tmp_path, undisturbed):
 def test_two_runs_in_one_folder_are_refused(tmp_path, monkeypatch):
     from filelock import FileLock
 
-    from flatout.engine import session
+    from flatout.engine.jobs import session
 
     monkeypatch.setattr(session, "LOCK_WAIT_S", 0.1)
     job = make_job(tmp_path)
@@ -257,7 +257,7 @@ def test_a_checkpoint_folder_that_cannot_be_written_is_refused(tmp_path):
 
 def test_generators_of_other_libraries_go_on_too(tmp_path):
     """What a user's own model may draw from."""
-    from flatout.engine.checkpoint import _set_generators, generator_state
+    from flatout.engine.jobs.checkpoint import _set_generators, generator_state
     from flatout.engine.runtime import set_up
 
     runtime = set_up(make_job(tmp_path).settings.runtime)
@@ -276,7 +276,7 @@ def test_more_processes_than_devices_are_refused(tmp_path):
 
 def test_what_makes_a_training_the_same_training(tmp_path):
     """A new setting has to be placed: here, or among those of the execution."""
-    from flatout.engine.identity import identity
+    from flatout.engine.jobs.identity import identity
 
     names = {
         name

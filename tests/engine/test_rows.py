@@ -7,8 +7,8 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from flatout.engine.raw_texts import RawTextsError, open_raw_texts
-from flatout.engine.rows import Columns, check_batch
+from flatout.engine.data.raw_texts import RawTextsError, open_raw_texts
+from flatout.engine.data.rows import Columns, check_batch
 from flatout.engine.settings import SplitSettings
 
 CLASSES = Columns("text", None, "label", None)

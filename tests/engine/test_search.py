@@ -9,12 +9,18 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.engine import tune
-from flatout.engine.memory_probe import largest_that_fits
-from flatout.engine.rungs import SLOW, rungs
-from flatout.engine.search import Sweep, run_grid, run_ladder, run_loader, run_tune
+from flatout.engine.bench import tune
+from flatout.engine.bench.memory_probe import largest_that_fits
+from flatout.engine.bench.rungs import SLOW, rungs
+from flatout.engine.bench.search import (
+    Sweep,
+    run_grid,
+    run_ladder,
+    run_loader,
+    run_tune,
+)
+from flatout.engine.bench.trial_spec import with_changes
 from flatout.engine.settings import SettingsError, parse_settings
-from flatout.engine.trial_spec import with_changes
 from tests.conftest import PROJECT
 from tests.engine.benches import FormulaBench, job_files, settings
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatout.engine import raw_texts
-from flatout.engine.raw_texts import open_raw_texts
-from flatout.engine.rows import Columns
+from flatout.engine.data import raw_texts
+from flatout.engine.data.raw_texts import open_raw_texts
+from flatout.engine.data.rows import Columns
+from flatout.engine.data.split import SplitError, plan_split
+from flatout.engine.data.split_report import split_metrics
+from flatout.engine.data.text_files import TextFiles
 from flatout.engine.settings import Fractions, SplitSettings
-from flatout.engine.split import SplitError, plan_split
-from flatout.engine.split_report import split_metrics
-from flatout.engine.text_files import TextFiles
 
 CLASSES = Columns("text", None, "label", None)
 NAMES = ("train_rows", "validation_rows", "test_rows")

@@ -8,19 +8,19 @@ import datasets
 import numpy as np
 import pytest
 
-from flatout.engine.arrow_folder import write_recipe
-from flatout.engine.encode import tokens_recipe
-from flatout.engine.pictures import LengthFigure
+from flatout.engine.data.arrow_folder import write_recipe
+from flatout.engine.data.whole_folder import write_whole
 from flatout.engine.settings import ModelSettings, TokenizeSettings, TrainSettings
-from flatout.engine.statistics import (
+from flatout.engine.tokenizing.encode import tokens_recipe
+from flatout.engine.tokenizing.pictures import LengthFigure
+from flatout.engine.tokenizing.statistics import (
     histogram,
     length_summary,
     padding_shares,
     token_report,
     vocabulary_use,
 )
-from flatout.engine.tokenizer import TokenizerFile, tokenizer_recipe
-from flatout.engine.whole_folder import write_whole
+from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
 
 
 def tokens_of(rows):

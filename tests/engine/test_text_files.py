@@ -12,12 +12,12 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
-from flatout.engine.file_reader import Format
-from flatout.engine.raw_texts import RawTextsError
-from flatout.engine.rows import Columns
+from flatout.engine.data.file_reader import Format
+from flatout.engine.data.raw_texts import RawTextsError
+from flatout.engine.data.rows import Columns
+from flatout.engine.data.split import SplitError, plan_split
+from flatout.engine.data.text_files import TextFiles
 from flatout.engine.settings import SplitSettings
-from flatout.engine.split import SplitError, plan_split
-from flatout.engine.text_files import TextFiles
 
 COLUMNS = ["text", "label"]
 GOOD = {
@@ -314,7 +314,7 @@ def test_without_permission_to_read(tmp_path, what):
 
 
 def test_a_row_longer_than_a_block_says_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.setattr("flatout.engine.csv_reader.BLOCK_BYTES", 1 << 12)
+    monkeypatch.setattr("flatout.engine.data.csv_reader.BLOCK_BYTES", 1 << 12)
     path = write(tmp_path / "a.csv", "text,label\n" + "a" * 10_000 + ",x\nb,y\n")
     with pytest.raises(RawTextsError, match="Is a quote never closed"):
         rows_of(TextFiles(path))

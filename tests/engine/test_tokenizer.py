@@ -10,15 +10,15 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from flatout.engine.data.whole_folder import write_whole
 from flatout.engine.settings import ModelSettings, TokenizeSettings
-from flatout.engine.tokenizer import (
+from flatout.engine.tokenizing.tokenizer import (
     TokenizerError,
     TokenizerFile,
     tokenizer_recipe,
 )
-from flatout.engine.tokenizer_checks import check_tokenizer, usable_positions
-from flatout.engine.whole_folder import write_whole
-from flatout.engine.word_pieces import SPECIAL_TOKENS, train_word_pieces
+from flatout.engine.tokenizing.tokenizer_checks import check_tokenizer, usable_positions
+from flatout.engine.tokenizing.word_pieces import SPECIAL_TOKENS, train_word_pieces
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog.",

@@ -13,10 +13,10 @@ from dataclasses import asdict, replace
 import psutil
 import pytest
 
-from flatout.engine import trials
-from flatout.engine.bench import Bench
-from flatout.engine.trial_spec import TrialResult, with_changes
-from flatout.engine.trials import run_isolated
+from flatout.engine.bench import trials
+from flatout.engine.bench.bench import Bench
+from flatout.engine.bench.trial_spec import TrialResult, with_changes
+from flatout.engine.bench.trials import run_isolated
 from tests.conftest import PROJECT
 from tests.engine.benches import job_files, settings, spec
 
@@ -133,8 +133,8 @@ def test_the_key_of_a_trial_is_all_that_decides_its_answer():
 SWEEP = """
 import sys
 from pathlib import Path
-from flatout.engine import trials
-from flatout.engine.bench import Bench
+from flatout.engine.bench import trials
+from flatout.engine.bench.bench import Bench
 from tests.engine.benches import job_files, settings
 trials.MODULES["peer"] = "tests.engine.bad_trial"
 folder = Path(sys.argv[1])

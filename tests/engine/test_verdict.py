@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.engine.trial_spec import TrialResult
-from flatout.engine.verdict import guide_e, judge, scaling_share
+from flatout.engine.bench.trial_spec import TrialResult
+from flatout.engine.bench.verdict import guide_e, judge, scaling_share
 from tests.engine.benches import spec
 
 

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from flatout.engine.trial_spec import TrialResult
+from flatout.engine.bench.trial_spec import TrialResult
 
 MARKS = {
     "ok": Text("ok", style="green"),

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from flatout.engine.assemble import TrainJob
-from flatout.engine.launch import run_job
+from flatout.engine.jobs.launch import run_job
 from flatout.engine.loop import TrainResult
 from flatout.engine.model import Vocabulary
 from flatout.engine.settings import parse_settings

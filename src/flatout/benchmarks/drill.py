@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from flatout.benchmarks.victim import BEATS, OUTCOME, Victim, main_of_a_fork
-from flatout.engine.checkpoint_folder import step_folders
-from flatout.engine.heartbeat import Beat, read_beats
+from flatout.engine.jobs.checkpoint_folder import step_folders
+from flatout.engine.jobs.heartbeat import Beat, read_beats
 
 logger = logging.getLogger(__name__)
 
@@ -261,7 +261,7 @@ def _command(folder: Path, log: Path) -> Any:
 def _fork(folder: Path, log: Path) -> Any:
     """From a process that has imported all: a start without the seconds of imports."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["flatout.engine.launch", *PRELOADED])
+    context.set_forkserver_preload(["flatout.engine.jobs.launch", *PRELOADED])
     log.touch()
     process = context.Process(target=main_of_a_fork, args=(folder, log))
     process.start()

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from flatout.engine.verdict import MEMORY_BEST_PCT
+from flatout.engine.bench.verdict import MEMORY_BEST_PCT
 
 PHASES = (
     ("io_ms", "I/O", "#b07aa1"),

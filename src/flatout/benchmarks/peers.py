@@ -16,13 +16,13 @@ from typing import Any
 from flatout.benchmarks.peer_clock import PeerClock
 from flatout.benchmarks.trainer_peer import train_with_trainer
 from flatout.engine.assemble import TrainJob, assemble
-from flatout.engine.driver import Driver
+from flatout.engine.bench.driver import Driver
+from flatout.engine.bench.trial import serve
+from flatout.engine.bench.trial_spec import TrialSpec
 from flatout.engine.loader import StepLoader
 from flatout.engine.loop import evaluate_split
 from flatout.engine.runtime import Runtime, set_up
 from flatout.engine.timing import compile_clock
-from flatout.engine.trial import serve
-from flatout.engine.trial_spec import TrialSpec
 
 
 def run(

@@ -31,19 +31,19 @@ from flatout.datasets import (
     KeyedParquetDataset,
     TokenizerFolder,
 )
-from flatout.engine.encode import label_names_of, tokens_recipe
-from flatout.engine.rows import Columns
+from flatout.engine.data.rows import Columns
+from flatout.engine.data.split import plan_split
+from flatout.engine.data.split_report import SPLITS
+from flatout.engine.data.text_files import TextFiles
 from flatout.engine.settings import (
     ModelSettings,
     SplitSettings,
     TokenizeSettings,
     TrainSettings,
 )
-from flatout.engine.split import plan_split
-from flatout.engine.split_report import SPLITS
-from flatout.engine.statistics import token_report
-from flatout.engine.text_files import TextFiles
-from flatout.engine.tokenizer import TokenizerFile, tokenizer_recipe
+from flatout.engine.tokenizing.encode import label_names_of, tokens_recipe
+from flatout.engine.tokenizing.statistics import token_report
+from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
 
 logger = logging.getLogger(__name__)
 MODEL = ModelSettings(config={"model_type": "bert"})

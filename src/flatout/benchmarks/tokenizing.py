@@ -25,12 +25,12 @@ from typing import Any
 import datasets
 import pyarrow as pa
 
-from flatout.engine.arrow_folder import TableRecipe, write_recipe
-from flatout.engine.encode import tokens_recipe
+from flatout.engine.data.arrow_folder import TableRecipe, write_recipe
+from flatout.engine.data.whole_folder import write_whole
 from flatout.engine.environment import tokenizer_parallelism, usable_cores
 from flatout.engine.settings import ModelSettings, TokenizeSettings
-from flatout.engine.tokenizer import TokenizerFile, tokenizer_recipe
-from flatout.engine.whole_folder import write_whole
+from flatout.engine.tokenizing.encode import tokens_recipe
+from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
 
 logger = logging.getLogger(__name__)
 MODEL = ModelSettings(config={"model_type": "bert"})

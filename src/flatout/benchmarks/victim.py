@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from flatout.engine.heartbeat import heartbeat
+from flatout.engine.jobs.heartbeat import heartbeat
 
 OPTIONS, OUTCOME, BEATS = "victim.json", "outcome.json", "beats"
 VOCABULARY_SIZE, MAX_LENGTH, LABELS = 200, 32, 4
@@ -105,7 +105,7 @@ def make_job(victim: Victim, folder: Path) -> Any:
 
 def outcome(result: Any) -> dict[str, Any]:
     """Curves as hexadecimal floats, and hashes of the weights."""
-    from flatout.engine.checkpoint_folder import file_hash
+    from flatout.engine.jobs.checkpoint_folder import file_hash
 
     return {
         "history": [
@@ -128,8 +128,8 @@ def main(folder: Path) -> None:
     if victim.file_limit_bytes is not None:
         limit = victim.file_limit_bytes
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-    from flatout.engine.checkpoint_folder import finish, write_text_whole
-    from flatout.engine.launch import collect
+    from flatout.engine.jobs.checkpoint_folder import finish, write_text_whole
+    from flatout.engine.jobs.launch import collect
 
     job = make_job(victim, folder)
     result = collect(job)

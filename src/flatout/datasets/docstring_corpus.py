@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 import xxhash
 from kedro.io import AbstractDataset, DatasetError
 
-from flatout.engine.content_key import ContentKey
+from flatout.engine.data.content_key import ContentKey
+from flatout.engine.data.workers import run_in_order
 from flatout.engine.environment import usable_cores
-from flatout.engine.workers import run_in_order
 
 logger = logging.getLogger(__name__)
 

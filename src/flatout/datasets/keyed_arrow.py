@@ -9,8 +9,8 @@ from typing import Any
 from kedro.io import AbstractDataset, DatasetError
 
 from flatout.datasets._keyed import dataset_errors, log_changes
-from flatout.engine.arrow_folder import ArrowRecipe, TableRecipe, write_recipe
-from flatout.engine.whole_folder import is_current, stored_key
+from flatout.engine.data.arrow_folder import ArrowRecipe, TableRecipe, write_recipe
+from flatout.engine.data.whole_folder import is_current, stored_key
 
 logger = logging.getLogger(__name__)
 

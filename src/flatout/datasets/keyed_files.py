@@ -15,7 +15,7 @@ from kedro.io import AbstractDataset, DatasetError
 from kedro_datasets._typing import PlotlyPreview
 
 from flatout.datasets._keyed import dataset_errors, log_changes
-from flatout.engine.content_key import ContentKey
+from flatout.engine.data.content_key import ContentKey
 
 logger = logging.getLogger(__name__)
 KEY_NAME = "flatout_key"

@@ -7,8 +7,8 @@ from typing import Any
 
 from kedro.io import AbstractDataset, DatasetError
 
-from flatout.engine.file_reader import Format
-from flatout.engine.text_files import TextFiles as _TextFiles
+from flatout.engine.data.file_reader import Format
+from flatout.engine.data.text_files import TextFiles as _TextFiles
 
 
 class TextFiles(AbstractDataset[None, Any]):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -142,14 +141,15 @@ def _row_by_row(
     rule: Rule,
 ) -> Tensor:
     """One SDPA call a row: exact, nothing padded. Shapes as in `_flash`."""
-    bounds = cu_seqlens.tolist()
+    lengths = cu_seqlens.diff().tolist()
     grouped = query.shape[1] != key.shape[1]
     rows = []
-    for start, stop in pairwise(bounds):
-        if stop == start:
+    # One split: its backward pass is one cat, that of slices a sum of zeros.
+    parts = (torch.split(t.transpose(0, 1), lengths, 1) for t in (query, key, value))
+    for length, q, k, v in zip(lengths, *parts, strict=True):
+        if not length:
             continue
-        q, k, v = (t[start:stop].transpose(0, 1) for t in (query, key, value))
-        mask = _window_mask(stop - start, rule, q.device)
+        mask = _window_mask(length, rule, q.device)
         rows.append(
             F.scaled_dot_product_attention(
                 q.unsqueeze(0),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flatout.engine.batching import GlobalBatches, Ints, Planner
 from flatout.engine.collation import IGNORED, Collator, StepRows
-from flatout.engine.heartbeat import heartbeat
+from flatout.engine.jobs.heartbeat import heartbeat
 from flatout.engine.model import TaskModel, summed_loss
 from flatout.engine.report import Evaluation
 from flatout.engine.runtime import Runtime

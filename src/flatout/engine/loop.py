@@ -15,17 +15,17 @@ from flatout.engine.assemble import (
     make_collator,
     make_planner,
 )
-from flatout.engine.distributed import Team
 from flatout.engine.evaluate import evaluate
-from flatout.engine.identity import identity
+from flatout.engine.jobs.distributed import Team
+from flatout.engine.jobs.identity import identity
+from flatout.engine.jobs.oom import shrink
+from flatout.engine.jobs.session import Session
 from flatout.engine.loader import StepLoader
 from flatout.engine.model import load_pretrained
-from flatout.engine.oom import shrink
 from flatout.engine.optim import learning_rate, set_learning_rate
 from flatout.engine.recorder import Recorder
 from flatout.engine.report import Evaluation, LogPoint, TrainReport
 from flatout.engine.runtime import Runtime
-from flatout.engine.session import Session
 from flatout.engine.summary import build_report
 from flatout.engine.timing import compile_clock
 from flatout.engine.tokens import TokenRows

@@ -22,7 +22,7 @@ import torch
 from flatout.engine import health
 from flatout.engine.assemble import Trainer
 from flatout.engine.collation import StepBatch
-from flatout.engine.heartbeat import heartbeat
+from flatout.engine.jobs.heartbeat import heartbeat
 from flatout.engine.optim import learning_rate
 from flatout.engine.report import Evaluation, LogPoint
 from flatout.engine.step import StepSums

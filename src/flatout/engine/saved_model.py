@@ -11,14 +11,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from flatout.engine.assemble import Trainer
-from flatout.engine.checkpoint import (
+from flatout.engine.jobs.checkpoint import (
     broadcast,
     fill_tensors,
     is_sharded,
     named_tensors,
     whole_tensor,
 )
-from flatout.engine.checkpoint_folder import write_whole
+from flatout.engine.jobs.checkpoint_folder import write_whole
 from flatout.engine.model import load_pretrained
 
 

@@ -65,7 +65,7 @@ class RuntimeSettings(_Model):
         "MKL_SERVICE_FORCE_INTEL": "1",
         "MKL_THREADING_LAYER": "GNU",
         "TOKENIZERS_PARALLELISM": "false",
-        "OMP_WAIT_POLICY": "PASSIVE",
+        "GOMP_SPINCOUNT": "10000",
     }
 
 

@@ -130,7 +130,7 @@ def starting_tags(folder: Path, run_params: dict[str, Any]) -> dict[str, str]:
 
 def note_tokens(record: RunRecord, inputs: dict[str, Any]) -> None:
     """Token rows of a run, as MLflow's inputs; the train tokens' key as a tag."""
-    from flatout.engine.token_keys import token_key
+    from flatout.engine.tokenizing.token_keys import token_key
 
     contexts = {"train_tokens": "training", "validation_tokens": "validation"}
     known = {facts["name"] for facts in record.datasets}

@@ -31,9 +31,9 @@ def run_trials(
     """
     # Imports torch, which the pipelines before this one do not need.
     from flatout.benchmarks.console import TrialTable
-    from flatout.engine.job_files import JobFiles
-    from flatout.engine.outcome import summarise
-    from flatout.engine.search import search
+    from flatout.engine.bench.outcome import summarise
+    from flatout.engine.bench.search import search
+    from flatout.engine.jobs.job_files import JobFiles
 
     settings = parse_settings(
         {

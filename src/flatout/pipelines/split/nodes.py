@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from flatout.engine.raw_texts import open_raw_texts
-from flatout.engine.rows import Columns
+from flatout.engine.data.raw_texts import open_raw_texts
+from flatout.engine.data.rows import Columns
+from flatout.engine.data.split import plan_split
 from flatout.engine.settings import SplitSettings, Task
-from flatout.engine.split import plan_split
 
 
 def split_rows(raw_texts: Any, split: dict[str, Any], task: Task) -> dict[str, Any]:

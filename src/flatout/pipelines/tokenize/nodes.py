@@ -5,12 +5,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from flatout.engine.encode import TokensRecipe, label_names_of, tokens_recipe
-from flatout.engine.pictures import LengthFigure
+from flatout.engine.data.split_report import SPLITS
 from flatout.engine.settings import ModelSettings, TokenizeSettings, TrainSettings
-from flatout.engine.split_report import SPLITS
-from flatout.engine.statistics import TokenReport, token_report
-from flatout.engine.tokenizer import TokenizerFile, TokenizerRecipe, tokenizer_recipe
+from flatout.engine.tokenizing.encode import TokensRecipe, label_names_of, tokens_recipe
+from flatout.engine.tokenizing.pictures import LengthFigure
+from flatout.engine.tokenizing.statistics import TokenReport, token_report
+from flatout.engine.tokenizing.tokenizer import (
+    TokenizerFile,
+    TokenizerRecipe,
+    tokenizer_recipe,
+)
 
 
 def make_tokenizer(

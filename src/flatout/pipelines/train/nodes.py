@@ -33,8 +33,8 @@ def train_model(
     `paths.checkpoints` is written and read (resume); `paths.metrics` is appended to.
     """
     # Imports torch, which the pipelines before this one do not need.
-    from flatout.engine.launch import run_training
-    from flatout.engine.token_keys import check_tokens_match
+    from flatout.engine.jobs.launch import run_training
+    from flatout.engine.tokenizing.token_keys import check_tokens_match
 
     settings = parse_settings(
         {

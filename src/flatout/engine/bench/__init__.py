@@ -1,0 +1,1 @@
+"""Measure settings, judge what bounds them, choose."""

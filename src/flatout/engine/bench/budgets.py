@@ -1,0 +1,62 @@
+"""Token budgets: which are worth a trial, and what the memory holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flatout.engine.bench.bench import Bench
+from flatout.engine.bench.trial_spec import TrialResult
+
+MAX_CONFIRMATIONS = 3
+
+Changes = dict[str, Any]
+"""Settings by path, `train.token_budget`."""
+
+
+def falling_budgets(bench: Bench, first: TrialResult) -> list[int]:
+    """Half, a quarter, ... of what one global batch needs, down to the longest row."""
+    lengths = bench.lengths
+    mean = bench.settings.train.global_batch_size * lengths.mean_tokens
+    # Most batches then split in as many parts as the mean one.
+    largest = min(1.2 * mean, float(first.token_budget))
+    halves = [largest / 2**power for power in range(1, 8)]
+    return [round_budget(half) for half in halves if half >= lengths.longest]
+
+
+def rising_budgets(bench: Bench, first: TrialResult) -> list[int]:
+    """Twice, four times, ... the settled one, while a global batch needs more."""
+    lengths, settled = bench.lengths, int(first.token_budget)
+    longest_batch = bench.settings.train.global_batch_size * lengths.longest
+    budgets = [settled * 2**power for power in range(1, 6)]
+    needed = bench.settings.train.global_batch_size * lengths.mean_tokens
+    return [b for b in budgets if needed > settled and b <= 2 * longest_batch]
+
+
+def round_budget(tokens: float) -> int:
+    """Upwards: to a multiple of 64 (kernels' tiles), of 8 where that is coarse."""
+    multiple = 64 if tokens >= 1024 else 8
+    return -(-int(tokens) // multiple) * multiple
+
+
+def largest_budget(bench: Bench, changes: Changes) -> tuple[int | None, str]:
+    """Bisected with the longest rows, then confirmed in a fresh process."""
+    if bench.out_of_time():
+        return None, "memory was not searched: the time was up"
+    options: Changes = {"any_batch": True} if bench.options.free_global_batch else {}
+    found = bench.run(
+        "memory", changes, label="largest safe token budget", options=options
+    )
+    budget = bench.figures[found.trial_id].get("max_token_budget")
+    if not found.ok or not budget:
+        return None, found.note
+    for _ in range(MAX_CONFIRMATIONS):
+        again = bench.run(
+            "memory",
+            changes,
+            label=f"budget {budget} in a fresh process",
+            options={"token_budget": budget},
+        )
+        if again.ok and bench.figures[again.trial_id].get("max_token_budget"):
+            return int(budget), found.note
+        budget = int(0.9 * budget) // 64 * 64
+    return None, f"no budget up to {budget} held in a fresh process"

@@ -1,0 +1,216 @@
+"""The largest token budget that is safe: longest rows, optimizer state in place.
+
+Usual finders try average batches and meet the longest ones hours later; here every
+attempt is a whole step on as many of the longest rows as the budget holds.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from flatout.engine.assemble import Trainer, TrainJob, assemble
+from flatout.engine.batching import Ints, Planner
+from flatout.engine.bench.trial_spec import TrialSpec
+from flatout.engine.runtime import Runtime, set_up
+
+GRANULE = 64
+"""Budgets are multiples of it."""
+RESOLUTION = 0.03
+"""Bisection ends when the bounds are this close."""
+LARGEST_BUDGET = 2**20
+"""Where the global batch is free, the search ends here."""
+STEPS_PER_ATTEMPT = 2
+"""The second one has the optimizer's state beside its activations."""
+
+
+def memory(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
+    """Bisect between the longest row and the longest global batch; with the option
+    `token_budget`: only whether this one fits, in this fresh process."""
+    runtime = set_up(job.settings.runtime)
+    meter = MemoryMeter(runtime, spec.measure.headroom)
+    trainer = assemble(job, runtime)
+    trainer.model.train()
+    attempts = Attempts(trainer, meter)
+    lengths = job.train.all_lengths
+    longest = int(lengths.max())
+    if job.settings.train.strategy == "fixed":
+        longest = job.settings.tokenize.max_length
+    cap = longest * job.settings.train.global_batch_size
+    if spec.options.get("any_batch"):
+        cap = max(cap, LARGEST_BUDGET)
+    asked = spec.options.get("token_budget")
+    if asked is not None:
+        fits = attempts.fits(int(asked))
+        found, capped = (int(asked) if fits else 0), False
+    else:
+        found = largest_that_fits(attempts.fits, longest, cap)
+        capped = found >= cap
+    return {
+        "max_token_budget": found,
+        "whole_global_batch_fits": capped,
+        "memory_limit_gib": meter.limit_bytes / 2**30,
+        "attempts": attempts.tried,
+        "reserved_memory_gib": attempts.highest_gib,
+        "strategy": trainer.choices.strategy,
+        "token_budget": found,
+        "attention": trainer.choices.attention,
+        "precision": runtime.precision,
+        "compile": trainer.choices.compile,
+        "cuda_graphs": False,
+        "device": runtime.device_name,
+        "note": _note(found, capped, longest),
+    }
+
+
+def _note(found: int, capped: bool, longest: int) -> str:
+    if not found:
+        return f"not even one row of {longest} tokens fits"
+    if capped:
+        return "the longest global batch fits in one micro-batch"
+    return f"largest safe budget: {found} tokens"
+
+
+def largest_that_fits(fits: Callable[[int], bool], low: int, high: int) -> int:
+    """Largest budget in [low, high] for which `fits` holds, within RESOLUTION; 0 where
+    not even `low` fits. Goes up in doublings, so that few attempts fail."""
+    if not fits(low):
+        return 0
+    good, bad = low, high + 1
+    while good < high:
+        attempt = min(2 * good, high)
+        if fits(attempt):
+            good = attempt
+        else:
+            bad = attempt
+            break
+    while bad - good > max(GRANULE, RESOLUTION * good) and good < high:
+        middle = (good + bad) // 2 // GRANULE * GRANULE
+        if middle <= good:
+            break
+        if fits(middle):
+            good = middle
+        else:
+            bad = middle
+    return good
+
+
+@dataclass
+class Attempts:
+    """Steps of growing budgets, each on the longest rows of the train split."""
+
+    trainer: Trainer
+    meter: MemoryMeter
+    tried: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._order: Ints = np.argsort(-self.trainer.job.train.all_lengths)
+
+    @property
+    def highest_gib(self) -> float:
+        return max((a["gib"] for a in self.tried if a["fits"]), default=0.0)
+
+    def fits(self, budget: int) -> bool:
+        predicted = self._predicted_gib(budget)
+        limit_gib = self.meter.limit_bytes / 2**30
+        if predicted is not None and predicted > limit_gib:
+            self.tried.append({"budget": budget, "gib": predicted, "fits": False})
+            return False
+        self.meter.reset()
+        full = False
+        try:
+            self._run(budget)
+        except RuntimeError as error:  # torch.OutOfMemoryError is one
+            if "memory" not in str(error).lower():
+                raise
+            full = True
+        gib = self.meter.peak_bytes() / 2**30
+        fits = not full and gib <= limit_gib
+        self.tried.append({"budget": budget, "gib": gib, "fits": fits})
+        self.trainer.optimizer.zero_grad(set_to_none=True)
+        return fits
+
+    def _predicted_gib(self, budget: int) -> float | None:
+        """By the line through the last two attempts, where memory cannot be refused
+        but the machine would swap or kill: on a CPU."""
+        if self.meter.refuses or len(self.tried) < 2:
+            return None
+        (a, b) = self.tried[-2:]
+        if a["budget"] == b["budget"]:
+            return None
+        slope = (b["gib"] - a["gib"]) / (b["budget"] - a["budget"])
+        return float(b["gib"] + slope * (budget - b["budget"]))
+
+    def _run(self, budget: int) -> None:
+        data = self.trainer.data
+        planner = replace(data.planner, token_budget=budget)
+        rows = self._rows(budget, planner)
+        batch = replace(data, planner=planner).cut(rows, 0, 0)
+        batch = batch.to(self.trainer.runtime.device)
+        for _ in range(STEPS_PER_ATTEMPT):
+            self.trainer.stepper.run_eagerly(batch)
+        self.trainer.runtime.synchronize()
+
+    def _rows(self, budget: int, planner: Planner) -> Ints:
+        """As many of the longest rows as one micro-batch holds; of few rows, some
+        twice."""
+        lengths = self.trainer.job.train.all_lengths[self._order]
+        if planner.strategy == "packed":
+            total = np.cumsum(
+                np.resize(lengths, budget // max(1, int(lengths[-1])) + 1)
+            )
+            count = int(np.searchsorted(total, budget, side="right"))
+        else:
+            width = (
+                planner.max_length if planner.strategy == "fixed" else int(lengths[0])
+            )
+            count = budget // width
+        return np.resize(self._order, max(1, count))
+
+
+@dataclass
+class MemoryMeter:
+    """Peak memory of this process, and how much of the device it may take."""
+
+    runtime: Runtime
+    headroom: float
+    limit_bytes: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.runtime.is_cuda:
+            free, _ = torch.cuda.mem_get_info(self.runtime.device)
+        else:
+            free = psutil.virtual_memory().available
+        self.limit_bytes = (1 - self.headroom) * free
+
+    @property
+    def refuses(self) -> bool:
+        """Whether too large a request raises instead of ending the process."""
+        return self.runtime.is_cuda
+
+    def reset(self) -> None:
+        gc.collect()
+        if self.runtime.is_cuda:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.runtime.device)
+            return
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+        except OSError:
+            pass
+
+    def peak_bytes(self) -> float:
+        """Since `reset`: reserved by the GPU's allocator, or resident in RAM."""
+        if self.runtime.is_cuda:
+            return float(torch.cuda.max_memory_reserved(self.runtime.device))
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return 1024.0 * int(line.split()[1])
+        return float(psutil.Process().memory_info().rss)

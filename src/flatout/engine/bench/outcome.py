@@ -1,0 +1,249 @@
+"""benchmark_summary.json: what a sweep says, as plain values."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from flatout.engine.bench.bench import Bench
+from flatout.engine.bench.recommend import (
+    Picks,
+    pick,
+    provenance,
+    time_to_train,
+    tuned_parameters,
+    versions,
+)
+from flatout.engine.bench.search import Sweep
+from flatout.engine.bench.trial_spec import TrialResult
+from flatout.engine.bench.verdict import judge, memory_pct, scaling_share
+from flatout.engine.environment import nvidia_gpu_count
+
+ADVISES = frozenset({"tune", "grid"})
+"""Modes that recommend settings for the user's own training."""
+
+
+def summarise(sweep: Sweep) -> dict[str, Any]:
+    """Everything but the tables themselves."""
+    bench = sweep.bench
+    by_id = {trial.trial_id: trial for trial in bench.results}
+    picks = _picks(sweep)
+    recommended = by_id.get(picks.recommended or "")
+    return {
+        "mode": bench.options.mode,
+        "complete": sweep.complete,
+        **_conditions(bench),
+        "trials": dict(Counter(trial.status for trial in bench.results)),
+        "reused_trials": bench.reused,
+        "elapsed_s": bench.elapsed_s,
+        "picks": {
+            name: _shown(by_id.get(trial_id or ""))
+            for name, trial_id in asdict(picks).items()
+        },
+        "verdict": _verdict(bench, recommended),
+        "memory": _memory(sweep, recommended),
+        "time_to_train": _times(sweep, recommended),
+        "tuned": _tuned(sweep, recommended),
+        "free_global_batch": _free(sweep),
+        "loader": _loader(bench),
+        "scaling": _scaling(bench),
+        "peers": _peers(bench),
+        "profile": bench.profile,
+    }
+
+
+def _conditions(bench: Bench) -> dict[str, Any]:
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "device": bench.device,
+        "devices": max(1, nvidia_gpu_count()),
+        "memory_gib": bench.memory_gib,
+        "memory_headroom": bench.options.memory_headroom,
+        "peak_tflops": bench.peak_tflops,
+        "peak_tflops_measured": next(
+            (
+                figures["peak_tflops_measured"]
+                for figures in bench.figures.values()
+                if "peak_tflops_measured" in figures
+            ),
+            None,
+        ),
+        "versions": versions(),
+        "token_key": bench.files.data_key,
+        "rows": bench.train_rows,
+        "mean_tokens": bench.lengths.mean_tokens,
+        "longest_tokens": bench.lengths.longest,
+        "global_batch_size": bench.settings.train.global_batch_size,
+    }
+
+
+def _picks(sweep: Sweep) -> Picks:
+    bench, options = sweep.bench, sweep.bench.options
+    if options.mode not in ADVISES:
+        return Picks(None, None, None)
+    return pick(
+        bench.results,
+        bench.settings.train.global_batch_size,
+        memory_gib=bench.memory_gib,
+        headroom=options.memory_headroom,
+        free_global_batch=options.free_global_batch,
+    )
+
+
+def _shown(trial: TrialResult | None) -> dict[str, Any] | None:
+    return None if trial is None else asdict(trial)
+
+
+def _verdict(bench: Bench, trial: TrialResult | None) -> dict[str, Any] | None:
+    measured = [t for t in bench.results if t.kind == "end_to_end"]
+    fastest = max(measured, key=lambda t: t.samples_per_s or 0.0, default=None)
+    chosen = trial or fastest
+    if chosen is None:
+        return None
+    single = next((t for t in measured if t.world_size == 1), None)
+    found = judge(chosen, memory_gib=bench.memory_gib, single=single)
+    return {"trial_id": chosen.trial_id, **asdict(found)}
+
+
+def _memory(sweep: Sweep, trial: TrialResult | None) -> dict[str, Any] | None:
+    if sweep.tuned is None:
+        return None
+    bench = sweep.bench
+    return {
+        "max_token_budget": sweep.tuned.max_token_budget,
+        "note": sweep.tuned.memory_note,
+        "headroom": bench.options.memory_headroom,
+        "recommended_pct": memory_pct(trial, bench.memory_gib) if trial else None,
+    }
+
+
+def _times(sweep: Sweep, after: TrialResult | None) -> list[dict[str, Any]]:
+    if after is None:
+        return []
+    bench = sweep.bench
+    before = sweep.tuned.configured if sweep.tuned else None
+    times = time_to_train(
+        bench.train_rows,
+        bench.settings.train.epochs,
+        before,
+        after,
+        bench.options.deadline_hours,
+    )
+    return [{**asdict(entry), "in_time": entry.in_time} for entry in times]
+
+
+def _tuned(sweep: Sweep, trial: TrialResult | None) -> dict[str, Any] | None:
+    """Parameters and where they come from; None where nothing is recommended."""
+    if trial is None:
+        return None
+    bench = sweep.bench
+    before = sweep.tuned.configured.samples_per_s if sweep.tuned else None
+    source = provenance(
+        bench.settings,
+        bench.device,
+        trial.world_size,
+        bench.files.data_key,
+        trial,
+        before,
+    )
+    return {
+        "parameters": tuned_parameters(bench.settings, trial),
+        "provenance": source.as_dict(),
+        "changes_optimisation": (
+            trial.global_batch_size != bench.settings.train.global_batch_size
+        ),
+    }
+
+
+def _free(sweep: Sweep) -> dict[str, Any] | None:
+    if sweep.tuned is None or sweep.tuned.free is None:
+        return None
+    trial = sweep.tuned.free
+    parameters = tuned_parameters(sweep.bench.settings, trial)
+    return {
+        "trial": asdict(trial),
+        "parameters": parameters,
+        "learning_rate_rule": sweep.bench.options.learning_rate_rule,
+    }
+
+
+def _loader(bench: Bench) -> list[dict[str, Any]]:
+    """The loader's rate and its stages, a line a trial."""
+    return [
+        {
+            "num_workers": trial.num_workers,
+            "samples_per_s": trial.loader_samples_per_s,
+            "stages": bench.figures[trial.trial_id].get("stages"),
+        }
+        for trial in bench.results
+        if trial.kind == "loader"
+    ]
+
+
+def _scaling(bench: Bench) -> list[dict[str, Any]]:
+    if bench.options.mode != "scaling":
+        return []
+    trials = [t for t in bench.results if t.kind == "end_to_end"]
+    single = next((t for t in trials if t.world_size == 1), None)
+    return [
+        {
+            "devices": trial.world_size,
+            "samples_per_s": trial.samples_per_s,
+            "share_of_linear": 1.0 if trial is single else scaling_share(trial, single),
+            "status": trial.status,
+        }
+        for trial in trials
+    ]
+
+
+def _peers(bench: Bench) -> list[dict[str, Any]]:
+    """Each contender with the time it took to a loss that all of them reached."""
+    trials = [t for t in bench.results if t.kind == "peer"]
+    curves = {t.trial_id: bench.figures[t.trial_id].get("curve", []) for t in trials}
+    target = target_loss(list(curves.values()))
+    return [
+        {
+            "contender": trial.label,
+            "status": trial.status,
+            "note": trial.note,
+            "samples_per_s": trial.samples_per_s,
+            "reserved_memory_gib": trial.reserved_memory_gib,
+            "target_validation_loss": target,
+            "seconds_to_target": seconds_to(curves[trial.trial_id], target),
+            **{
+                name: bench.figures[trial.trial_id].get(name)
+                for name in ("validation_loss", "validation_accuracy", "flags")
+            },
+        }
+        for trial in trials
+    ]
+
+
+Curve = Sequence[Mapping[str, float]]
+"""Points with `seconds` of training and `validation_loss`."""
+
+
+def target_loss(curves: Sequence[Curve]) -> float | None:
+    """The lowest loss that every contender reached."""
+    best = [min(point["validation_loss"] for point in c) for c in curves if c]
+    return max(best) if best and len(best) == len(curves) else None
+
+
+def seconds_to(curve: Curve, target: float | None) -> float | None:
+    """Training seconds until the loss was `target` or less, between two evaluations
+    by a straight line."""
+    if target is None:
+        return None
+    before = None
+    for point in curve:
+        loss, seconds = point["validation_loss"], point["seconds"]
+        if loss <= target:
+            if before is None or before[0] == loss:
+                return seconds
+            share = (before[0] - target) / (before[0] - loss)
+            return before[1] + share * (seconds - before[1])
+        before = (loss, seconds)
+    return None

@@ -1,0 +1,214 @@
+"""What to train with: three picks, the time a training takes, the tuned settings."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import Any
+
+import xxhash
+
+from flatout import __version__
+from flatout.engine.bench.trial_spec import TrialResult
+from flatout.engine.settings import Settings
+
+LIKE_SIZES = (100_000, 1_000_000, 10_000_000)
+"""Rows of the projections beside the data's own."""
+
+
+@dataclass(frozen=True)
+class Picks:
+    """Guide E's three, as trial_ids; None where no trial qualifies."""
+
+    fastest: str | None
+    most_efficient: str | None
+    """Most samples/s per GiB."""
+    recommended: str | None
+    """The fastest that leaves the head-room free."""
+
+
+def pick(
+    trials: Sequence[TrialResult],
+    global_batch_size: int,
+    *,
+    memory_gib: float | None,
+    headroom: float,
+    free_global_batch: bool = False,
+) -> Picks:
+    """Among whole trainings at the user's global batch, or at any where it is free."""
+    rated = [
+        trial
+        for trial in trials
+        if trial.ok and trial.kind == "end_to_end" and trial.samples_per_s
+        if free_global_batch or trial.global_batch_size == global_batch_size
+    ]
+    limit = (1 - headroom) * memory_gib if memory_gib else math.inf
+    safe = [t for t in rated if (t.reserved_memory_gib or 0.0) <= limit]
+    return Picks(
+        fastest=_best(rated, _rate),
+        most_efficient=_best([t for t in rated if t.reserved_memory_gib], _per_gib),
+        recommended=_best(safe, _rate),
+    )
+
+
+def _rate(trial: TrialResult) -> float:
+    return trial.samples_per_s or 0.0
+
+
+def _per_gib(trial: TrialResult) -> float:
+    return _rate(trial) / (trial.reserved_memory_gib or math.inf)
+
+
+def _best(trials: Sequence[TrialResult], value: Any) -> str | None:
+    best = max(trials, key=value, default=None)
+    return best.trial_id if best else None
+
+
+def scaled_learning_rate(rate: float, growth: float, rule: str) -> float:
+    """For a global batch `growth` times as large: `sqrt` (Krizhevsky 2014, guide E),
+    `linear` (Goyal et al. 2017) or `none`."""
+    factors = {"sqrt": math.sqrt(growth), "linear": growth, "none": 1.0}
+    return rate * factors[rule]
+
+
+@dataclass(frozen=True)
+class TimeToTrain:
+    """Hours of step time; evaluation, checkpoints and start-up come on top."""
+
+    rows: int
+    epochs: float
+    hours_before: float | None
+    hours_after: float
+    deadline_hours: float
+
+    @property
+    def in_time(self) -> bool:
+        return self.hours_after <= self.deadline_hours
+
+
+def time_to_train(
+    rows: int,
+    epochs: float,
+    before: TrialResult | None,
+    after: TrialResult,
+    deadline_hours: float,
+) -> list[TimeToTrain]:
+    """For the data's own rows, and for LIKE_SIZES rows like them."""
+
+    def hours(count: int, trial: TrialResult | None) -> float | None:
+        if trial is None or not trial.samples_per_s:
+            return None
+        return count * epochs / trial.samples_per_s / 3600
+
+    return [
+        TimeToTrain(
+            count,
+            epochs,
+            hours(count, before),
+            hours(count, after) or 0.0,
+            deadline_hours,
+        )
+        for count in (rows, *LIKE_SIZES)
+    ]
+
+
+def tuned_parameters(settings: Settings, trial: TrialResult) -> dict[str, Any]:
+    """Parameters, nested, that make a training run as `trial` ran: all that it settled
+    is written out, so that no `auto` comes to something else."""
+    found: dict[str, Any] = {
+        "runtime": {"precision": trial.precision},
+        "train": {
+            "strategy": trial.strategy,
+            "token_budget": trial.token_budget,
+            "compile": trial.compile,
+            "cuda_graphs": trial.cuda_graphs,
+            "gradient_checkpointing": trial.gradient_checkpointing,
+            "loader": {
+                "num_workers": trial.num_workers,
+                "prefetch_factor": trial.prefetch_factor,
+                "pin_memory": trial.pin_memory,
+            },
+        },
+    }
+    wanted = settings.train.global_batch_size
+    if trial.global_batch_size != wanted:
+        rule = settings.benchmark.learning_rate_rule
+        found["train"]["global_batch_size"] = trial.global_batch_size
+        found["train"]["learning_rate"] = scaled_learning_rate(
+            settings.train.learning_rate, trial.global_batch_size / wanted, rule
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where tuned parameters come from."""
+
+    device: str
+    devices: int
+    versions: Mapping[str, str]
+    token_key: str
+    model: str
+    """Digest of the model's parameters and max_length."""
+    date: str
+    samples_per_s: float
+    samples_per_s_before: float | None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def provenance(
+    settings: Settings,
+    device: str,
+    devices: int,
+    token_key: str,
+    trial: TrialResult | None = None,
+    before: float | None = None,
+) -> Provenance:
+    """Of `trial`, or of this machine as it is."""
+    return Provenance(
+        device=device,
+        devices=devices,
+        versions=versions(),
+        token_key=token_key,
+        model=model_key(settings),
+        date=time.strftime("%Y-%m-%d"),
+        samples_per_s=(trial.samples_per_s if trial else None) or 0.0,
+        samples_per_s_before=before,
+    )
+
+
+def model_key(settings: Settings) -> str:
+    """Of what is trained and how long its rows may be."""
+    text = settings.model.model_dump_json() + str(settings.tokenize.max_length)
+    return xxhash.xxh3_64_hexdigest(text.encode())
+
+
+def versions() -> dict[str, str]:
+    """Of what decides speed, without importing it."""
+    found = {name: version(name) for name in ("torch", "transformers")}
+    return {"flatout": __version__, **found}
+
+
+def mismatches(tuned: Mapping[str, Any], now: Provenance) -> list[str]:
+    """What differs between where `tuned` was measured and here, a text each."""
+    here, found = now.as_dict(), []
+    for name in ("device", "devices", "model", "token_key"):
+        if name in tuned and tuned[name] != here[name]:
+            found.append(f"{_WORDS[name]} {tuned[name]}, here {here[name]}")
+    for name, measured in (tuned.get("versions") or {}).items():
+        if here["versions"].get(name) != measured:
+            found.append(f"{name} {measured}, here {here['versions'].get(name)}")
+    return found
+
+
+_WORDS = {
+    "device": "device",
+    "devices": "number of devices",
+    "model": "model",
+    "token_key": "data",
+}

@@ -1,0 +1,138 @@
+"""One trial of the benchmark in a process of its own.
+
+A trial runs in a process group of its own with a time limit, so that one that hangs,
+dies or fills the memory costs itself alone. The parent never touches the device.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from flatout.engine.bench.trial_spec import TrialSpec
+from flatout.engine.environment import child_environment, training_environment
+
+MODULES: dict[str, str] = {"peer": "flatout.benchmarks.peers"}
+"""Modules that run a kind; the others are run by `flatout.engine.bench.trial`."""
+
+POLL_S = 0.1
+MAX_NOTE = 300
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a trial's process left: status, note, and figures by name."""
+
+    status: str
+    note: str
+    elapsed_s: float
+    figures: Mapping[str, Any]
+
+
+def run_isolated(
+    spec: TrialSpec, folder: Path, timeout_s: float, max_resident_bytes: int | None
+) -> Answer:
+    """Run the trial whose spec.json lies in `folder`; its log is kept there.
+
+    `max_resident_bytes`: end it before the machine runs out (devices without memory
+    of their own).
+    """
+    result = folder / "result.json"
+    result.unlink(missing_ok=True)
+    begin = time.perf_counter()
+    kills = _out_of_memory_kills()
+    with (folder / "log.txt").open("w") as log:
+        process = subprocess.Popen(
+            _command(spec, folder),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=child_environment(
+                training_environment(spec.settings.runtime, spec.world_size)
+            ),
+            start_new_session=True,
+        )
+        try:
+            fault = _wait(process, timeout_s, max_resident_bytes)
+        finally:
+            _kill_group(process)
+    elapsed_s = time.perf_counter() - begin
+    if fault is None and not result.exists():
+        fault = _death(process.returncode, _out_of_memory_kills() > kills)
+    if fault is not None:
+        return Answer(fault[0], fault[1], elapsed_s, {})
+    stored = json.loads(result.read_text())
+    note = stored["note"][:MAX_NOTE]
+    return Answer(stored["status"], note, elapsed_s, stored["figures"])
+
+
+def _command(spec: TrialSpec, folder: Path) -> list[str]:
+    module = MODULES.get(spec.kind, "flatout.engine.bench.trial")
+    if spec.world_size == 1:
+        return [sys.executable, "-m", module, str(folder)]
+    launcher = ["torch.distributed.run", "--standalone"]
+    ranks = ["--nproc-per-node", str(spec.world_size)]
+    return [sys.executable, "-m", *launcher, *ranks, "-m", module, str(folder)]
+
+
+def _wait(
+    process: subprocess.Popen[bytes], timeout_s: float, max_resident_bytes: int | None
+) -> tuple[str, str] | None:
+    """Until the end; the status and note of a trial that had to be stopped."""
+    deadline = time.perf_counter() + timeout_s
+    while process.poll() is None:
+        if time.perf_counter() > deadline:
+            return "timeout", f"stopped after {timeout_s:g} s"
+        if max_resident_bytes and _resident_bytes(process.pid) > max_resident_bytes:
+            return "oom", f"stopped at {max_resident_bytes / 2**30:.1f} GiB resident"
+        time.sleep(POLL_S)
+    return None
+
+
+def _resident_bytes(pid: int) -> int:
+    """Resident size of a process and those it started."""
+    total = 0
+    try:
+        process = psutil.Process(pid)
+        for one in [process, *process.children(recursive=True)]:
+            total += one.memory_info().rss
+    except psutil.Error:  # it ended while it was asked
+        pass
+    return total
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    """End the trial's workers and ranks with it."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def _death(returncode: int, out_of_memory: bool) -> tuple[str, str]:
+    if out_of_memory:
+        return "oom", "killed by the kernel: the machine's memory was full"
+    if returncode < 0:
+        name = signal.Signals(-returncode).name
+        return "error", f"died by {name}: see its log"
+    return "error", f"ended with status {returncode} and no result: see its log"
+
+
+def _out_of_memory_kills() -> int:
+    """Processes of this control group that the kernel has killed for memory."""
+    try:
+        lines = Path("/sys/fs/cgroup/memory.events").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))

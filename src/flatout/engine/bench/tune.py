@@ -1,0 +1,219 @@
+"""tune: the best settings from few trials.
+
+Compute alone over strategies, budgets and step options; the loader alone over
+workers; then the crossing, end to end. What a budget may hold is asked of the memory
+with the longest rows. The global batch is the user's unless it is set free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flatout.engine.bench.bench import Bench
+from flatout.engine.bench.budgets import (
+    Changes,
+    falling_budgets,
+    largest_budget,
+    rising_budgets,
+)
+from flatout.engine.bench.trial_spec import TrialResult
+from flatout.engine.environment import nvidia_gpu_count, usable_cores
+
+GAIN = 1.02
+"""A change is taken where it gains at least this much: more than noise."""
+LOADER_MARGIN = 1.5
+"""The loader alone must be this much faster than the steps."""
+FREE_LOADER = 20.0
+"""So much faster, and no worker is needed: making batches costs under 5 % of a step."""
+EXPLORING_SHARE = 0.6
+"""Share of the time limit for exploring; the rest is for what must be confirmed."""
+EXPECTED_TRIALS = 12
+BATCH_GROWTH = 1.03
+"""A larger free global batch must gain so much."""
+
+
+@dataclass
+class Tuned:
+    """What the search came to. Trials are those of the sweep."""
+
+    configured: TrialResult
+    """End to end with the settings as they were."""
+    chosen: TrialResult
+    changes: Changes
+    max_token_budget: int | None = None
+    """Largest safe one; None where it was not found out."""
+    memory_note: str = ""
+    free: TrialResult | None = None
+    """The best beyond the user's global batch."""
+    free_changes: Changes = field(default_factory=dict)
+
+
+def tune(bench: Bench) -> Tuned | None:
+    """None where nothing runs, not even one row at a time."""
+    bench.watcher.expect(EXPECTED_TRIALS)
+    bench.run("device", label="the device's peak")
+    configured = bench.run("end_to_end", label="as configured")
+    changes = _runnable(bench, configured)
+    if changes is None:
+        return None
+    changes = explore_steps(bench, changes)
+    chosen, changes = cross(bench, changes, configured)
+    if chosen is None:
+        return None
+    tuned = Tuned(configured, chosen, changes)
+    check_memory(bench, tuned)
+    if bench.options.free_global_batch:
+        free_batch(bench, tuned)
+    return tuned
+
+
+def _runnable(bench: Bench, configured: TrialResult) -> Changes | None:
+    """Changes that make the configured settings run at all; None where none does."""
+    if configured.status == "oom":
+        budget, _ = largest_budget(bench, {})
+        return {"train.token_budget": budget} if budget else None
+    return {} if configured.ok else None
+
+
+def explore_steps(bench: Bench, changes: Changes) -> Changes:
+    """Compute alone, one setting after the other, each kept where it gains."""
+    best = bench.run("compute", changes, label="compute alone, as configured")
+    if not best.ok:
+        return changes
+    for name, candidates in _axes(bench, best):
+        for value in candidates:
+            if bench.out_of_time(EXPLORING_SHARE):
+                return changes
+            attempt = {**changes, name: value}
+            label = f"compute alone, {name.split('.')[-1]} {value}"
+            trial = bench.run("compute", attempt, label=label)
+            if not gains(trial, best):
+                break
+            changes, best = attempt, trial
+    return changes
+
+
+def _axes(bench: Bench, first: TrialResult) -> Iterable[tuple[str, Iterable[Any]]]:
+    """Settings of a step, with values to try in order; the first loss ends an axis."""
+    settled = first.strategy
+    for strategy in bench.options.strategies:
+        if strategy != settled:
+            yield "train.strategy", [strategy]
+    if len(bench.options.precisions) > 1:
+        for precision in bench.options.precisions:
+            if precision not in (first.precision, "auto"):
+                yield "runtime.precision", [precision]
+    yield "train.token_budget", falling_budgets(bench, first)
+    yield "train.token_budget", rising_budgets(bench, first)
+    if nvidia_gpu_count():
+        yield "train.compile", [not first.compile]
+        yield "train.cuda_graphs", [not first.cuda_graphs]
+
+
+def gains(trial: TrialResult, best: TrialResult) -> bool:
+    if not trial.ok or not trial.samples_per_s:
+        return False
+    return trial.samples_per_s >= GAIN * (best.samples_per_s or 0.0)
+
+
+def check_memory(bench: Bench, tuned: Tuned) -> None:
+    """Find what the memory holds; a chosen budget above it is measured again below."""
+    tuned.max_token_budget, tuned.memory_note = largest_budget(bench, tuned.changes)
+    limit, wanted = tuned.max_token_budget, tuned.chosen.token_budget
+    longest_batch = bench.settings.train.global_batch_size * bench.lengths.longest
+    if limit is None or min(int(wanted), longest_batch) <= limit:
+        return
+    changes = {**tuned.changes, "train.token_budget": limit}
+    trial = bench.run("end_to_end", changes, label=f"budget {limit}: safe")
+    if trial.ok:
+        tuned.chosen, tuned.changes = trial, changes
+
+
+def cross(
+    bench: Bench, changes: Changes, configured: TrialResult
+) -> tuple[TrialResult | None, Changes]:
+    """The best step options with the workers that feed them, end to end."""
+    best: TrialResult | None = configured if configured.ok else None
+    best_changes: Changes = {}
+    for workers in enough_workers(bench, changes):
+        if workers in (None, configured.num_workers):
+            attempt = changes
+        else:
+            attempt = {**changes, "train.loader.num_workers": workers}
+        if not attempt and best is not None:
+            continue  # that is what was measured first
+        trial = bench.run("end_to_end", attempt, label="end to end")
+        if trial.ok and (best is None or gains_over(trial, best)):
+            best, best_changes = trial, attempt
+    return best, best_changes
+
+
+def gains_over(trial: TrialResult, best: TrialResult) -> bool:
+    return (trial.samples_per_s or 0.0) > (best.samples_per_s or 0.0)
+
+
+def enough_workers(bench: Bench, changes: Mapping[str, Any]) -> list[int | None]:
+    """Worker counts worth a trial: none where making batches is nearly free, and the
+    fewest whose rate alone is well above that of the steps. None: as configured."""
+    needed = steps_rate(bench.results)
+    chosen: list[int | None] = []
+    tried: list[int | None] = []
+    for workers in worker_counts():
+        if bench.out_of_time(EXPLORING_SHARE):
+            break
+        trial = bench.run(
+            "loader",
+            {**changes, "train.loader.num_workers": workers},
+            label=f"loader alone, {workers} workers",
+        )
+        rate = trial.loader_samples_per_s or 0.0
+        tried.append(workers)
+        if workers == 0 and rate >= FREE_LOADER * needed:
+            chosen.append(0)
+            if not nvidia_gpu_count():
+                break
+        elif workers and rate >= LOADER_MARGIN * needed:
+            chosen.append(workers)
+            break
+    return chosen or tried[-1:] or [None]
+
+
+def worker_counts() -> list[int]:
+    """0, 1, 2, 4, ... up to the cores of this machine."""
+    cores = usable_cores()
+    return [0, *(n for n in (1, 2, 4, 8, 16, 32) if n <= cores)]
+
+
+def steps_rate(results: Iterable[TrialResult]) -> float:
+    """Highest rate of steps alone."""
+    rates = [t.samples_per_s or 0.0 for t in results if t.kind == "compute" and t.ok]
+    return max(rates, default=0.0)
+
+
+def free_batch(bench: Bench, tuned: Tuned) -> None:
+    """Double the global batch while it gains; the best stands beside the chosen."""
+    best, changes = tuned.chosen, tuned.changes
+    size = bench.settings.train.global_batch_size
+    while 2 * size <= bench.train_rows and not bench.out_of_time():
+        size *= 2
+        attempt = {**changes, "train.global_batch_size": size, **_freed(changes, tuned)}
+        trial = bench.run("end_to_end", attempt, label=f"global batch {size}")
+        if not trial.ok or (trial.samples_per_s or 0) < BATCH_GROWTH * (
+            best.samples_per_s or 0
+        ):
+            break
+        best, tuned.free, tuned.free_changes = trial, trial, attempt
+
+
+def _freed(changes: Changes, tuned: Tuned) -> Changes:
+    """Budgets and graphs that were chosen for a smaller batch are settled anew."""
+    freed: Changes = {}
+    if "train.cuda_graphs" in changes:
+        freed["train.cuda_graphs"] = "auto"
+    if "train.token_budget" in changes and tuned.max_token_budget:
+        freed["train.token_budget"] = max(
+            int(changes["train.token_budget"]), tuned.max_token_budget
+        )
+    return freed

@@ -1,0 +1,1 @@
+"""Raw texts in: read, check, reject with a reason, split."""

@@ -1,0 +1,152 @@
+"""What can be used of a column of texts or labels, and why the rest cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flatout.engine.data.raw_texts import Kind, RawBatch
+
+Mask = npt.NDArray[np.bool_]
+Check = tuple[Mask, str]
+"""Rows (N,) that cannot be used, and the reason."""
+
+
+def mask_of(array: Any) -> Mask:
+    mask: Mask = array.to_numpy(zero_copy_only=False).astype(bool)
+    return mask
+
+
+def _plain(array: Any) -> Any:
+    if pa.types.is_dictionary(array.type):
+        return array.dictionary_decode()
+    return array
+
+
+def is_text(kind: Any) -> bool:
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_string_view(kind)
+    )
+
+
+def read_text(batch: RawBatch, name: str) -> tuple[Any, list[Check]]:
+    """A text column as `string`, null where it cannot be used."""
+    array, kinds = _plain(batch.columns[name]), batch.kinds.get(name)
+    if not is_text(array.type):
+        nothing = pa.nulls(len(array), pa.string())
+        missing = mask_of(array.is_null())
+        return nothing, [
+            (missing, f"{name} is missing"),
+            (~missing, f"{name} is {array.type}, not text"),
+        ]
+    checks: list[Check] = []
+    if kinds is not None:
+        checks = [
+            (kinds == Kind.BAD_UNICODE, f"{name} is not valid Unicode"),
+            (kinds == Kind.NUMBER, f"{name} is a number, not text"),
+            (kinds == Kind.OTHER, f"{name} is not text"),
+        ]
+    array, bad_bytes = _valid_utf8(array)
+    checks.append((bad_bytes, f"{name} is not valid UTF-8"))
+    checks.append((mask_of(array.is_null()), f"{name} is missing"))
+    array = array.cast(pa.string())
+    empty = pc.or_(pc.utf8_is_space(array), pc.equal(pc.binary_length(array), 0))
+    checks.append((mask_of(empty.fill_null(False)), f"{name} is empty"))
+    if _holds_zero_byte(array):
+        zero = mask_of(pc.match_substring(array, "\x00").fill_null(False))
+        checks.append((zero, f"{name} holds a NUL byte (UTF-16 or binary data?)"))
+    return array, checks
+
+
+def _valid_utf8(array: Any) -> tuple[Any, Mask]:
+    """`array` with null where the bytes are not UTF-8, and where that is."""
+    try:
+        array.validate(full=True)
+        return array, np.zeros(len(array), dtype=bool)
+    except pa.ArrowInvalid:
+        values = [
+            _decoded(value) for value in array.cast(pa.large_binary()).to_pylist()
+        ]
+        bad = np.array([value is False for value in values])
+        return pa.array([v or None for v in values], pa.large_string()), bad
+
+
+def _decoded(value: bytes | None) -> str | bool | None:
+    """None where missing, False where not UTF-8."""
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        return False
+
+
+def _holds_zero_byte(array: Any) -> bool:
+    values = array.buffers()[2]
+    return values is not None and bool((np.frombuffer(values, np.uint8) == 0).any())
+
+
+def read_class(batch: RawBatch, name: str) -> tuple[Any, Any, list[Check]]:
+    """Class names: texts as they are, whole numbers without a decimal point."""
+    array = _plain(batch.columns[name])
+    kinds = batch.kinds.get(name)
+    if kinds is None:
+        kinds = np.full(len(array), _kind_of_type(array.type), np.uint8)
+    if pa.types.is_floating(array.type) and pc.all(_is_whole(array)).as_py():
+        array = array.cast(pa.float64()).cast(pa.int64(), safe=False)
+    if pa.types.is_nested(array.type) or pa.types.is_temporal(array.type):
+        fault = np.ones(len(array), dtype=bool)
+        nothing = pa.nulls(len(array), pa.string())
+        return nothing, kinds, [(fault, f"{name} is {array.type}, not a label")]
+    array = array.cast(pa.string())
+    empty = pc.or_(pc.utf8_is_space(array), pc.equal(pc.binary_length(array), 0))
+    return (
+        array,
+        kinds,
+        [
+            (kinds == Kind.BAD_UNICODE, f"{name} is not valid Unicode"),
+            (kinds == Kind.OTHER, f"{name} is neither text nor a number"),
+            (mask_of(array.is_null()), f"{name} is missing"),
+            (mask_of(empty.fill_null(False)), f"{name} is empty"),
+        ],
+    )
+
+
+def _is_whole(array: Any) -> Any:
+    return pc.equal(pc.floor(array), array).fill_null(True)
+
+
+def _kind_of_type(kind: Any) -> Kind:
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    return Kind.NUMBER if is_number or pa.types.is_boolean(kind) else Kind.TEXT
+
+
+def read_number(batch: RawBatch, name: str) -> tuple[Any, Any, list[Check]]:
+    """Targets of a regression: finite numbers, or texts that spell one."""
+    array = _plain(batch.columns[name])
+    missing = mask_of(array.is_null())
+    try:
+        numbers = pc.cast(array, pa.float64()).to_numpy(zero_copy_only=False)
+    except pa.ArrowException:
+        numbers = np.array([_number(value) for value in array.to_pylist()])
+    kinds = np.full(len(array), Kind.NUMBER, np.uint8)
+    finite = np.isfinite(numbers)
+    return (
+        pa.array(numbers, pa.float64()),
+        kinds,
+        [
+            (missing, f"{name} is missing"),
+            (~finite, f"{name} is not a finite number (model.task is regression)"),
+        ],
+    )
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return float("nan")

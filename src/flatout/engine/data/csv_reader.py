@@ -1,0 +1,158 @@
+"""CSV files. Every value is text: NA, null and nan are not missing, a label 007 stays
+007. Rows with a wrong number of fields are reported, not skipped in silence."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+
+from flatout.engine.data.file_reader import FileReader
+from flatout.engine.data.raw_texts import BrokenRow, RawBatch, RawTextsError
+
+BLOCK_BYTES = 64 << 20
+"""Longest row that can be read, bytes."""
+_TOO_LONG = (
+    f"a row is longer than {BLOCK_BYTES >> 20} MiB. Is a quote never closed? "
+    "Rows so long can be given as JSON lines or Parquet"
+)
+
+
+class CsvReader(FileReader):
+    def column_names(self) -> list[str]:
+        with self._errors():
+            return list(self._parse([], []).schema.names)
+
+    def batches(self, columns: list[str]) -> Iterator[RawBatch]:
+        broken: list[BrokenRow] = []
+        start, last = 0, None
+        for batch in self._batches(columns, broken):
+            rows, start = _rows_between(start, batch.num_rows, broken)
+            arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
+            yield RawBatch(self.source, rows, arrays)
+            last = batch if batch.num_rows else last
+        self._check_last_quote(last, broken, start)
+        if broken:
+            nothing = {name: pa.array([], pa.string()) for name in columns}
+            rows = np.empty(0, np.int64)
+            yield RawBatch(self.source, rows, nothing, broken=broken)
+
+    def _batches(self, columns: list[str], broken: list[BrokenRow]) -> Iterator[Any]:
+        with self._errors():
+            yield from self._parse(columns, broken)
+
+    def _parse(self, columns: list[str], broken: list[BrokenRow]) -> Any:
+        quote = self.form.quote_char
+        tab = ".tsv" in self.path.suffixes and self.form.delimiter == ","
+        return pacsv.open_csv(
+            self.open(),
+            read_options=pacsv.ReadOptions(
+                use_threads=False,  # or rows that are not cut out have no number
+                block_size=BLOCK_BYTES,
+                encoding=self.form.arrow_encoding,
+            ),
+            parse_options=pacsv.ParseOptions(
+                delimiter="\t" if tab else self.form.delimiter,
+                quote_char=quote if quote else False,
+                newlines_in_values=bool(quote),
+                invalid_row_handler=lambda row: _note(row, broken),
+            ),
+            convert_options=pacsv.ConvertOptions(
+                strings_can_be_null=False,
+                include_columns=columns,
+                column_types=dict.fromkeys(columns, pa.string()),
+            ),
+        )
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except UnicodeDecodeError as error:
+            raise self._bad_encoding() from error
+        except pa.ArrowInvalid as error:
+            if "UTF8" in str(error):
+                raise self._bad_encoding() from error
+            too_long = "straddling" in str(error)
+            advice = _TOO_LONG if too_long else "is it really a CSV file?"
+            raise self.fail(error, advice) from error
+
+    def _bad_encoding(self) -> RawTextsError:
+        offset, line, byte = _first_bad_byte(self)
+        return RawTextsError(
+            f"{self.path} is not {self.form.encoding}: byte 0x{byte:02x} at offset "
+            f"{offset}, line {line}. Name the file's encoding in the catalog, as in "
+            "encoding: latin-1 (or cp949, utf-16)"
+        )
+
+    def _check_last_quote(
+        self, last: Any, broken: list[BrokenRow], num_rows: int
+    ) -> None:
+        """A quote that is never closed takes the rest of the file into one value."""
+        quote = self.form.quote_char
+        if not quote or _count(self, quote.encode()) % 2 == 0:
+            return
+        values = [] if last is None else [c[-1].as_py() or "" for c in last.columns]
+        swallowed = [value for value in values if "\n" in value]
+        if broken and broken[-1].row >= num_rows - 1 and broken[-1].lines > 1:
+            row, head = broken[-1].row, broken[-1].excerpt
+        elif swallowed:
+            row, head = num_rows - 1, swallowed[0].splitlines()[0][:80]
+        else:
+            return
+        raise RawTextsError(
+            f"{self.path}: the quote opened in row {row} (counted from 0; {head!r}) is "
+            "never closed, so the rest of the file was read as part of that row. Close "
+            'it, write a quote inside a text twice (""), or set quote_char: null for '
+            "raw_texts in the catalog"
+        )
+
+
+def _note(row: Any, broken: list[BrokenRow]) -> str:
+    """Keep a row with a wrong number of fields; a line of the file each."""
+    lines = row.text.splitlines() or [""]
+    reason = f"{row.actual_columns} fields where {row.expected_columns} are expected"
+    if len(lines) > 1:
+        reason += " (a quote over several lines: is it closed?)"
+    number = row.number - 2  # counted from 1, with the header
+    broken += [BrokenRow(number, reason, line[:80], len(lines)) for line in lines]
+    return "skip"
+
+
+def _rows_between(start: int, count: int, broken: list[BrokenRow]) -> tuple[Any, int]:
+    """Numbers (count,) of rows from `start` on that are not broken; and the next."""
+    gaps = sorted({fault.row for fault in broken if fault.row >= start})
+    candidates = np.arange(start, start + count + len(gaps))
+    rows = candidates[~np.isin(candidates, gaps)][:count]
+    return rows, int(rows[-1]) + 1 if count else start
+
+
+def _first_bad_byte(reader: FileReader) -> tuple[int, int, int]:
+    """Offset, line (from 1) and value of the first byte that cannot be decoded."""
+    decoder = codecs.getincrementaldecoder(reader.form.encoding)()
+    offset, line = 0, 1
+    with reader.open() as stream:
+        while block := stream.read(1 << 20):
+            pending = decoder.getstate()[0]
+            try:
+                decoder.decode(block)
+            except UnicodeDecodeError as error:
+                data = pending + block
+                line += data[: error.start].count(b"\n")
+                return offset - len(pending) + error.start, line, data[error.start]
+            offset += len(block)
+            line += block.count(b"\n")
+    return offset, line, 0
+
+
+def _count(reader: FileReader, needle: bytes) -> int:
+    with reader.open() as stream:
+        total = 0
+        while block := stream.read(1 << 24):
+            total += block.count(needle)
+    return total

@@ -1,0 +1,71 @@
+"""What the readers of the kinds of file share."""
+
+from __future__ import annotations
+
+import codecs
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from flatout.engine.data.raw_texts import RawBatch, RawTextsError
+
+
+@dataclass(frozen=True)
+class Format:
+    """How the text of CSV and JSON files is written."""
+
+    encoding: str = "utf-8"
+    delimiter: str = ","
+    quote_char: str | None = '"'
+
+    @property
+    def arrow_encoding(self) -> str:
+        name = codecs.lookup(self.encoding).name
+        return "utf8" if name in ("utf-8", "utf-8-sig") else name
+
+
+class FileReader(ABC):
+    """Reads one file. `source` is its name in reports."""
+
+    def __init__(self, path: Path, source: str, form: Format) -> None:
+        self.path, self.source, self.form = path, source, form
+
+    @abstractmethod
+    def column_names(self) -> list[str]: ...
+
+    @abstractmethod
+    def batches(self, columns: list[str]) -> Iterator[RawBatch]: ...
+
+    def open(self) -> Any:
+        """The bytes, unpacked where the suffix says so."""
+        return pa.input_stream(str(self.path), compression="detect")
+
+    def fail(self, error: Exception, advice: str) -> RawTextsError:
+        text = str(error).strip().splitlines()[0]
+        return RawTextsError(f"{self.path} cannot be read ({text}): {advice}")
+
+
+class readable:
+    """Errors of reading a file, with its name and what to do."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(error, FileNotFoundError):
+            raise RawTextsError(
+                f"{self.path} is not there: set filepath of raw_texts in the catalog "
+                f"(relative paths start at the project's folder)"
+            ) from error
+        if isinstance(error, PermissionError):
+            raise RawTextsError(
+                f"{error.filename or self.path} may not be read: give this user the "
+                f"right to (chmod +r; folders also +x)"
+            ) from error

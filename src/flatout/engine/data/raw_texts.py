@@ -1,0 +1,207 @@
+"""Raw rows, wherever they come from, as batches of Arrow columns with row numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from flatout.engine.data.arrow_folder import without_indices
+from flatout.engine.data.content_key import arrow_digest
+
+SOURCE = "raw_texts"
+"""Name of the source where rows come from no file of their own."""
+BATCH_ROWS = 20_000
+BATCH_BYTES = 64 << 20
+
+
+class RawTextsError(ValueError):
+    """Raw data that cannot be read at all; says where and what to do."""
+
+
+class Kind(IntEnum):
+    """What one value of a mixed Python column is."""
+
+    MISSING = 0
+    TEXT = 1
+    NUMBER = 2
+    OTHER = 3
+    BAD_UNICODE = 4
+
+
+@dataclass(frozen=True)
+class BrokenRow:
+    """A row that could not even be cut into columns."""
+
+    row: int
+    reason: str
+    excerpt: str
+    lines: int = 1
+    """Lines of the file that were read as this row."""
+
+
+@dataclass(frozen=True)
+class RawBatch:
+    """Some rows of one source. `rows` (N,) counts from 0 in that source."""
+
+    source: str
+    rows: npt.NDArray[np.int64]
+    columns: dict[str, Any]
+    """Arrow arrays of N values each."""
+    kinds: dict[str, npt.NDArray[np.uint8]] = field(default_factory=dict)
+    """Of columns of mixed Python values (written out as text here): `Kind` (N,)."""
+    broken: list[BrokenRow] = field(default_factory=list)
+    """Rows that are in no column."""
+
+
+class RawTexts(Protocol):
+    """What the split reads."""
+
+    @property
+    def column_names(self) -> list[str]: ...
+
+    def batches(self, columns: Sequence[str]) -> Iterator[RawBatch]: ...
+
+    def digest(self, columns: Sequence[str]) -> str: ...
+
+
+def open_raw_texts(data: Any) -> RawTexts:
+    """A reader for a `datasets.Dataset`, a DataFrame, an Arrow table or a reader."""
+    kind = type(data).__name__
+    if hasattr(data, "batches") and hasattr(data, "digest"):
+        return data  # type: ignore[no-any-return]
+    if isinstance(data, pa.Table):
+        return _ArrowTexts(data)
+    if kind == "Dataset":
+        return _dataset_texts(data)
+    if kind == "DataFrame":
+        return _FrameTexts(data)
+    if kind in ("DatasetDict", "IterableDatasetDict"):
+        raise RawTextsError(
+            f"raw_texts holds several splits ({', '.join(data)}), and flatout makes "
+            "its own. Name one in the catalog, or join them: "
+            "split: " + "+".join(data)
+        )
+    raise RawTextsError(
+        f"raw_texts is a {kind}; it must be a datasets.Dataset, a pandas DataFrame or "
+        "a flatout.datasets.TextFiles (not streaming: rows are read more than once)"
+    )
+
+
+def batches_of(raw: RawTexts, columns: Sequence[str]) -> Iterator[RawBatch]:
+    """Batches of at most about BATCH_BYTES, whatever a reader gives: bounds memory."""
+    for batch in raw.batches(columns):
+        yield from _bounded(batch)
+
+
+def _bounded(batch: RawBatch) -> Iterator[RawBatch]:
+    size, count = sum(a.nbytes for a in batch.columns.values()), len(batch.rows)
+    if size <= BATCH_BYTES or count < 2:
+        yield batch
+        return
+    for start, stop in ((0, count // 2), (count // 2, count)):
+        part = replace(
+            batch,
+            rows=batch.rows[start:stop],
+            columns={n: a[start:stop] for n, a in batch.columns.items()},
+            kinds={n: k[start:stop] for n, k in batch.kinds.items()},
+            broken=batch.broken if start else [],
+        )
+        yield from _bounded(part)
+
+
+@dataclass(frozen=True)
+class _ArrowTexts:
+    table: Any
+    source: str = SOURCE
+
+    @property
+    def column_names(self) -> list[str]:
+        return list(self.table.column_names)
+
+    def batches(self, columns: Sequence[str]) -> Iterator[RawBatch]:
+        start = 0
+        for batch in self.table.select(columns).to_batches(max_chunksize=BATCH_ROWS):
+            arrays = dict(zip(columns, batch.columns, strict=True))
+            rows = np.arange(start, start + batch.num_rows)
+            start += batch.num_rows
+            yield RawBatch(self.source, rows, arrays)
+
+    def digest(self, columns: Sequence[str]) -> str:
+        return arrow_digest(self.table.select(columns).to_batches())
+
+
+def _dataset_texts(dataset: Any) -> RawTexts:
+    """A `datasets.Dataset`: memory-mapped rows; class numbers become their names."""
+    classes = {
+        name: feature.names
+        for name, feature in dataset.features.items()
+        if type(feature).__name__ == "ClassLabel"
+    }
+    table = without_indices(dataset).data.table
+    for name, names in classes.items():
+        numbers = table.column(name).combine_chunks()
+        named = pa.DictionaryArray.from_arrays(numbers.cast(pa.int32()), names)
+        table = table.set_column(table.column_names.index(name), name, named)
+    return _ArrowTexts(table)
+
+
+@dataclass(frozen=True)
+class _FrameTexts:
+    """A pandas DataFrame. Columns of mixed Python types keep what is text."""
+
+    frame: Any
+    source: str = SOURCE
+
+    @property
+    def column_names(self) -> list[str]:
+        return [str(name) for name in self.frame.columns]
+
+    def batches(self, columns: Sequence[str]) -> Iterator[RawBatch]:
+        for start in range(0, len(self.frame), BATCH_ROWS):
+            part = self.frame.iloc[start : start + BATCH_ROWS]
+            kinds: dict[str, npt.NDArray[np.uint8]] = {}
+            arrays = {name: _arrow_column(part[name], kinds) for name in columns}
+            rows = np.arange(start, start + len(part))
+            yield RawBatch(self.source, rows, arrays, kinds)
+
+    def digest(self, columns: Sequence[str]) -> str:
+        tables = (pa.table(batch.columns) for batch in self.batches(columns))
+        return arrow_digest(tables)
+
+
+def _arrow_column(series: Any, kinds: dict[str, npt.NDArray[np.uint8]]) -> Any:
+    try:
+        array = pa.Array.from_pandas(series)
+    except (pa.ArrowException, UnicodeEncodeError):
+        array, kinds[str(series.name)] = column_of_mixed(series.tolist())
+    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+
+
+def column_of_mixed(values: list[Any]) -> tuple[Any, npt.NDArray[np.uint8]]:
+    """Python values as Arrow text, and the `Kind` of each."""
+    kinds = np.fromiter(map(kind_of, values), np.uint8, len(values))
+    texts = [
+        str(value) if kind in (Kind.TEXT, Kind.NUMBER) else None
+        for value, kind in zip(values, kinds, strict=True)
+    ]
+    return pa.array(texts, pa.string()), kinds
+
+
+def kind_of(value: Any) -> Kind:
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return Kind.BAD_UNICODE
+        return Kind.TEXT
+    if isinstance(value, (int, float, np.integer, np.floating)):
+        return Kind.MISSING if math.isnan(value) else Kind.NUMBER
+    is_missing = value is None or type(value).__name__ in ("NAType", "NaTType")
+    return Kind.MISSING if is_missing else Kind.OTHER

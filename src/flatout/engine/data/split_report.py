@@ -1,0 +1,127 @@
+"""What became of the rows: counts, reasons, shares, leaks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.compute as pc
+
+from flatout.engine.data.raw_texts import SOURCE
+from flatout.engine.data.row_facts import RowFacts
+from flatout.engine.data.row_hashes import in_two_splits
+
+SPLITS = ("train", "validation", "test")
+REJECTED, DUPLICATE = -1, -2
+"""Codes of rows that are in no split; the splits' codes are their places in SPLITS."""
+
+Codes = npt.NDArray[np.int8]
+
+
+def split_report(facts: RowFacts, codes: Codes, rejected: Any) -> dict[str, Any]:
+    out = {name: int((codes == code).sum()) for code, name in enumerate(SPLITS)}
+    repeats = codes == DUPLICATE
+    report = {
+        "rows_in": facts.num_raw,
+        "rows_out": out,
+        "rejected": rejected.num_rows,
+        "rejected_by_reason": _counts(rejected),
+        "duplicates": int(repeats.sum()),
+        **_near_duplicates(facts, codes),
+        "texts_in_two_splits": in_two_splits(facts.exact[:, 0], codes, len(SPLITS)),
+        "groups_in_two_splits": in_two_splits(facts.groups, codes, len(SPLITS)),
+        **_label_report(facts, codes),
+    }
+    accounted = sum(out.values()) + report["rejected"] + report["duplicates"]
+    if accounted != facts.num_raw:
+        raise AssertionError(f"{facts.num_raw} rows in, {accounted} accounted for")
+    if report["texts_in_two_splits"] or report["groups_in_two_splits"]:
+        raise AssertionError("a text or a group is in two splits")
+    return report
+
+
+def _counts(rejected: Any) -> dict[str, int]:
+    counted = rejected.column("reason").value_counts().to_pylist()
+    pairs = [(entry["values"], entry["counts"]) for entry in counted]
+    return dict(sorted(pairs, key=lambda pair: (-pair[1], pair[0])))
+
+
+def _near_duplicates(facts: RowFacts, codes: Codes) -> dict[str, int]:
+    """Rows that differ from an earlier kept one only in case, space or composition."""
+    near = facts.near[codes >= 0]
+    return {
+        "near_duplicates": int(len(near) - len(np.unique(near))),
+        "near_duplicates_in_two_splits": in_two_splits(facts.near, codes, len(SPLITS)),
+    }
+
+
+def _label_report(facts: RowFacts, codes: Codes) -> dict[str, Any]:
+    if not facts.label_names:
+        return {}
+    size, shares = len(facts.label_names), {}
+    for code, split in enumerate(SPLITS):
+        counts = np.bincount(facts.labels[codes == code], minlength=size)
+        total = max(1, int(counts.sum()))
+        pairs = zip(facts.label_names, (counts / total).tolist(), strict=True)
+        shares[split] = {name: round(s, 6) for name, s in sorted(pairs) if s}
+    used = np.bincount(facts.labels[codes >= 0], minlength=size)
+    once = [facts.label_names[i] for i in np.flatnonzero(used == 1)]
+    return {
+        "labels": int((used > 0).sum()),
+        "label_shares": shares,
+        "labels_seen_once": {n: _row_of(facts, codes, n) for n in sorted(once)},
+    }
+
+
+def _row_of(facts: RowFacts, codes: Codes, name: str) -> int:
+    index = facts.label_names.index(name)
+    return int(facts.rows[(codes >= 0) & (facts.labels == index)][0])
+
+
+def too_many_text(report: dict[str, Any], rejected: Any, limit: float) -> str:
+    """Reasons, the first rows of each, and what to do."""
+    share, lines = report["rejected"] / report["rows_in"], []
+    for reason, count in report["rejected_by_reason"].items():
+        chosen = rejected.filter(pc.equal(rejected.column("reason"), reason))
+        rows = ", ".join(_places(chosen.slice(0, 5)))
+        more = ", ..." if count > 5 else ""
+        lines.append(f"  {count} x {reason}: rows {rows}{more} (counted from 0)")
+    return (
+        f"{report['rejected']} of {report['rows_in']} rows ({share:.1%}) cannot be "
+        f"used, more than split.max_rejected_fraction {limit:g}:\n"
+        + "\n".join(lines[:20])
+        + "\nAll of them are in rejected_rows. Mend the data or the column names, or "
+        "raise split.max_rejected_fraction"
+    )
+
+
+def _places(rejected: Any) -> list[str]:
+    """Row numbers, with the name of the shard where they come from a file."""
+    pairs = zip(
+        rejected.column("source").to_pylist(),
+        rejected.column("row").to_pylist(),
+        strict=True,
+    )
+    return [
+        str(row) if source == SOURCE else f"{source}:{row}" for source, row in pairs
+    ]
+
+
+def split_metrics(report: Mapping[str, Any]) -> dict[str, float]:
+    """The report as flat figures for a tracking store, `split_rejected/<reason>`."""
+    metrics = {
+        "split_rows_in": report["rows_in"],
+        "split_rejected": report["rejected"],
+        "split_duplicates": report["duplicates"],
+        "split_near_duplicates": report["near_duplicates"],
+    }
+    metrics |= {f"split_rows_{name}": n for name, n in report["rows_out"].items()}
+    for reason, count in report["rejected_by_reason"].items():
+        # Labels are taken out of the names: there may be many, of any letters.
+        plain = re.sub(r"'[^']*' ", "", reason)
+        name = f"split_rejected/{re.sub('[^A-Za-z0-9 _.-]', '', plain)}"
+        metrics[name] = metrics.get(name, 0) + count
+    return {name: float(value) for name, value in metrics.items()}

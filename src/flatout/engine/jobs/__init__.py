@@ -1,0 +1,1 @@
+"""Processes and what they leave: launching, checkpoints, resuming, faults."""

@@ -1,0 +1,1 @@
+"""Texts to tokens, keyed so that they are never stale."""

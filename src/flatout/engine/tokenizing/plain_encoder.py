@@ -1,0 +1,142 @@
+"""The Rust tokenizer as it is, kept from reading more than the tokens need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+from tokenizers import Tokenizer
+
+from flatout.engine.tokenizing.encoded import Encoded, flat
+
+CHARACTERS_PER_TOKEN = 6
+"""Of a text longer than this times `max_length` only a head is encoded at first."""
+SPARE_TOKENS = 8
+"""The head of a text must give so many tokens more than wanted: its last few may be
+others than those of the whole text. Where it does not, more is encoded."""
+PIECE_CHARACTERS = 1 << 20
+"""Texts that are not cut are encoded in pieces of this size: bounds memory."""
+
+
+@dataclass(frozen=True)
+class EncodeOptions:
+    """What decides the ids, besides text and tokenizer."""
+
+    max_length: int
+    has_pair: bool = False
+    join: bool = False
+    end_id: int | None = None
+    """Joined texts: put between two of them where the tokenizer puts nothing there."""
+    empty_id: int | None = None
+    """Stands for a text of which the tokenizer leaves no token."""
+
+
+class PlainEncoder:
+    """Encodes Arrow columns of texts by `encode_batch_fast`."""
+
+    def __init__(self, tokenizer: Tokenizer, options: EncodeOptions) -> None:
+        self.options = options
+        self._tokenizer = tokenizer
+        self._added = tokenizer.num_special_tokens_to_add(options.has_pair)
+        tokenizer.no_padding()
+        if options.join:
+            tokenizer.no_truncation()
+        else:
+            tokenizer.enable_truncation(options.max_length)
+
+    def encode(self, texts: Any) -> Encoded:
+        if self.options.join:
+            return self._encode_to_join(texts)
+        return self._collect(self._encode_heads(texts))
+
+    def encode_pairs(self, texts: Any, pairs: Any) -> Encoded:
+        inputs = list(zip(texts.to_pylist(), pairs.to_pylist(), strict=True))
+        encodings = self._tokenizer.encode_batch_fast(inputs)
+        rows = self._collect(encodings)
+        type_ids = flat([encoding.type_ids for encoding in encodings], "b")
+        return Encoded(rows.ids, rows.lengths, rows.cut, type_ids)
+
+    def _collect(self, encodings: list[Any]) -> Encoded:
+        lengths = np.fromiter(map(len, encodings), np.int32, len(encodings))
+        cut = np.zeros(len(lengths), dtype=bool)
+        for index in np.flatnonzero(lengths == self.options.max_length).tolist():
+            cut[index] = bool(encodings[index].overflowing)
+        return Encoded(flat([encoding.ids for encoding in encodings]), lengths, cut)
+
+    def _encode_heads(self, texts: Any) -> list[Any]:
+        """Encodings; of long texts only as much is read as the first tokens need."""
+        limit = CHARACTERS_PER_TOKEN * self.options.max_length
+        long = np.flatnonzero(pc.greater(pc.utf8_length(texts), limit).to_numpy(False))
+        inputs = (
+            pc.utf8_slice_codeunits(texts, 0, limit) if len(long) else texts
+        ).to_pylist()
+        for index in long.tolist():
+            inputs[index] = _up_to_space(inputs[index])
+        encodings: list[Any] = self._tokenizer.encode_batch_fast(inputs)
+        for index in long.tolist():
+            if not self._is_safe(encodings[index]):
+                encodings[index] = self._encode_head(texts[index].as_py(), limit)
+        return encodings
+
+    def _encode_head(self, text: str, limit: int) -> Any:
+        """Try longer and longer heads of `text`."""
+        while (limit := limit * 16) < len(text):
+            encoding = self._tokenizer.encode(_up_to_space(text[:limit]))
+            if self._is_safe(encoding):
+                return encoding
+        return self._tokenizer.encode(text)
+
+    def _is_safe(self, encoding: Any) -> bool:
+        """Whether the head of a text gave the tokens that the whole text gives."""
+        rest = encoding.overflowing
+        return bool(rest) and len(rest[0]) - self._added >= SPARE_TOKENS
+
+    def _encode_to_join(self, texts: Any) -> Encoded:
+        """Whole texts, with what separates them."""
+        values = texts.to_pylist()
+        is_long = [len(text) > PIECE_CHARACTERS for text in values]
+        short = [text for text, long in zip(values, is_long, strict=True) if not long]
+        encodings = iter(self._tokenizer.encode_batch_fast(short))
+        end = [] if self.options.end_id is None else [self.options.end_id]
+        rows: list[list[int]] = [
+            (list(chain(*self._pieces(text))) if long else next(encodings).ids) + end
+            for text, long in zip(values, is_long, strict=True)
+        ]
+        lengths = np.fromiter(map(len, rows), np.int32, len(rows))
+        return Encoded(flat(rows), lengths, np.zeros(len(rows), dtype=bool))
+
+    def _pieces(self, text: str) -> Iterator[list[int]]:
+        """Ids of a very long text, a piece at a time, special tokens at its ends."""
+        before, after = special_around(self._tokenizer) or ([], [])
+        yield before
+        while text:
+            piece = text[:PIECE_CHARACTERS]
+            if len(piece) < len(text):
+                piece = _up_to_space(piece) or piece
+            yield self._tokenizer.encode(piece, add_special_tokens=False).ids
+            text = text[len(piece) :]
+        yield after
+
+
+def _up_to_space(text: str) -> str:
+    """`text` cut before its last space; nothing where it has none, since a word that
+    is cut may have other tokens than its head."""
+    return text.rpartition(" ")[0]
+
+
+def special_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
+    """Special tokens put before and after a text; None where that cannot be told."""
+    found = set()
+    for probe in ("a", "0 1", "The"):
+        bare = tokenizer.encode(probe, add_special_tokens=False).ids
+        full = tokenizer.encode(probe).ids
+        starts = [i for i in range(len(full)) if full[i : i + len(bare)] == bare]
+        if not bare or not starts:
+            return None
+        before, after = full[: starts[0]], full[starts[0] + len(bare) :]
+        found.add((tuple(before), tuple(after)))
+    return (before, after) if len(found) == 1 else None

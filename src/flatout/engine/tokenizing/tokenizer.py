@@ -1,0 +1,243 @@
+"""The tokenizer: a checkpoint's own, or one trained here; checked, right-padding."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from flatout.engine.data.arrow_folder import without_indices
+from flatout.engine.data.content_key import ContentKey, arrow_digest
+from flatout.engine.data.whole_folder import stored_facts
+from flatout.engine.settings import ModelSettings, TokenizeSettings
+from flatout.engine.tokenizing import word_pieces
+from flatout.engine.tokenizing.tokenizer_checks import (
+    Check,
+    check_tokenizer,
+    pad_candidate,
+    usable_positions,
+)
+
+logger = logging.getLogger(__name__)
+
+FILES = ("tokenizer.json", "tokenizer_config.json")
+FORMAT_VERSION = 1
+NO_LIMIT = int(1e30)
+"""What transformers writes as `model_max_length` where a model has no maximum."""
+
+
+class TokenizerError(ValueError):
+    """A tokenizer that cannot be had or used; says what was looked for."""
+
+
+@dataclass(frozen=True)
+class TokenizerFile:
+    """A saved tokenizer as the encoder needs it: without transformers or torch."""
+
+    folder: Path
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of the files that decide how a text is encoded."""
+        state = xxhash.xxh3_128()
+        for name in FILES:
+            state.update(self._read(name))
+        return str(state.hexdigest())
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        config: dict[str, Any] = json.loads(self._read("tokenizer_config.json"))
+        return config
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "tokenizer.json"
+
+    @property
+    def checks(self) -> list[dict[str, str]]:
+        """The table of checks, as it was when the tokenizer was made."""
+        return list(stored_facts(self.folder).get("checks", []))
+
+    @property
+    def max_positions(self) -> int | None:
+        """Longest row that the model takes, tokens; None where it has no maximum."""
+        limit = int(self.config.get("model_max_length") or NO_LIMIT)
+        return limit if limit < NO_LIMIT else None
+
+    @cached_property
+    def backend(self) -> Any:
+        """`tokenizers.Tokenizer`, set to neither cut nor pad."""
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_buffer(self._read("tokenizer.json"))
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        return tokenizer
+
+    def token_id(self, name: str) -> int | None:
+        """Number of the special token `name` (`eos_token`, ...), if there is one."""
+        token = self.config.get(name)
+        text = token.get("content") if isinstance(token, dict) else token
+        return None if text is None else self.backend.token_to_id(text)
+
+    def _read(self, name: str) -> bytes:
+        try:
+            return (self.folder / name).read_bytes()
+        except OSError as error:
+            raise TokenizerError(
+                f"{self.folder / name} cannot be read ({error.strerror}): run the "
+                "tokenize pipeline"
+            ) from error
+
+
+@dataclass(frozen=True)
+class TokenizerRecipe:
+    """How to make the tokenizer, and the key of what it is made from."""
+
+    key: ContentKey
+    model: ModelSettings
+    vocab_size: int
+    texts: tuple[Any, ...]
+    """Arrow columns to train on."""
+
+    def write(self, folder: Path) -> dict[str, Any]:
+        """Save it; returns the table of checks, which is kept with it."""
+        tokenizer, checks = self.build()
+        tokenizer.save_pretrained(folder)
+        return {"checks": [asdict(check) for check in checks]}
+
+    def build(self) -> tuple[Any, list[Check]]:
+        """The `PreTrainedTokenizerFast` and its checks. Raises TokenizerError."""
+        if self.model.name_or_path is None:
+            tokenizer = _train(self.texts, self.vocab_size)
+            config = _scratch_config(self.model)
+        else:
+            tokenizer, config = _load(self.model)
+        checks = check_tokenizer(tokenizer, config, self.model)
+        return _prepare(tokenizer, config, checks), checks
+
+
+def tokenizer_recipe(
+    rows: Any, model: ModelSettings, tokenize: TokenizeSettings
+) -> TokenizerRecipe:
+    """For `model.name_or_path`, or to be trained on `rows` (a `datasets.Dataset`)."""
+    rows = without_indices(rows)
+    fields: dict[str, Any] = {"format": FORMAT_VERSION, "task": model.task}
+    texts: tuple[Any, ...] = ()
+    if model.name_or_path is None:
+        import tokenizers
+
+        names = [n for n in ("text", "text_pair") if n in rows.column_names]
+        texts = tuple(rows.data.table.column(name) for name in names)
+        fields |= {
+            "rows": arrow_digest([rows.data.table.select(names)]),
+            "vocab_size": tokenize.vocab_size,
+            "tokenizers": tokenizers.__version__,
+            "training": word_pieces.FORMAT_VERSION,
+        }
+    else:
+        fields |= {
+            "name_or_path": model.name_or_path,
+            "revision": model.revision,
+            "files": _files_digest(Path(model.name_or_path)),
+        }
+    fields["positions"] = _scratch_config(model)
+    return TokenizerRecipe(ContentKey(fields), model, tokenize.vocab_size, texts)
+
+
+def _files_digest(folder: Path) -> str | None:
+    """Hash of a local checkpoint's tokenizer files; None for a name on the Hub."""
+    if not folder.is_dir():
+        return None
+    state = xxhash.xxh3_128()
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.suffix in (".json", ".txt", ".model", ".jinja"):
+            state.update(path.name.encode() + path.read_bytes())
+    return str(state.hexdigest())
+
+
+def _scratch_config(model: ModelSettings) -> dict[str, Any]:
+    """What `model.config` says on positions and vocabulary."""
+    names = ("model_type", "max_position_embeddings", "n_positions", "vocab_size")
+    return {name: model.config[name] for name in names if name in model.config}
+
+
+def _train(texts: tuple[Any, ...], vocab_size: int) -> Any:
+    import pyarrow as pa
+    from transformers import PreTrainedTokenizerFast
+
+    joined = pa.chunked_array([chunk for column in texts for chunk in column.chunks])
+    pad, unknown, start, end, mask = word_pieces.SPECIAL_TOKENS
+    logger.info("training a tokenizer of %s word pieces", f"{vocab_size:,}")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=word_pieces.train_word_pieces(joined, vocab_size),
+        pad_token=pad,
+        unk_token=unknown,
+        cls_token=start,
+        sep_token=end,
+        mask_token=mask,
+        model_max_length=NO_LIMIT,
+    )
+
+
+def _load(model: ModelSettings) -> tuple[Any, dict[str, Any]]:
+    """A checkpoint's tokenizer, and its config with that of the parameters over it."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    name = str(model.name_or_path)
+    where = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, **where)
+        config = AutoConfig.from_pretrained(name, **where).to_dict()
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise TokenizerError(_not_found(name, error)) from error
+    return tokenizer, {**config, **model.applied_config}
+
+
+def _not_found(name: str, error: Exception) -> str:
+    folder = Path(name)
+    if folder.is_dir():
+        present = sorted(path.name for path in folder.iterdir())[:20]
+        place = (
+            f"The folder {folder.resolve()} holds: {', '.join(present) or 'nothing'}"
+        )
+    else:
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        place = (
+            f"There is no folder {folder.resolve()}; as a name on the Hugging Face Hub "
+            f"it was looked for in the cache {HF_HUB_CACHE} and on the network"
+        )
+    return (
+        f"model.name_or_path {name!r}: its tokenizer could not be loaded. Looked for "
+        "config.json, tokenizer_config.json and tokenizer.json (or vocab.txt, "
+        f"vocab.json with merges.txt, tokenizer.model). {place}. Set "
+        "model.name_or_path to a folder with these files, fill the cache on a machine "
+        f"with network, or set it to null to train from scratch. "
+        f"({type(error).__name__}: "
+        f"{str(error).strip().splitlines()[0]})"
+    )
+
+
+def _prepare(tokenizer: Any, config: dict[str, Any], checks: list[Check]) -> Any:
+    """Apply the rules of guide C; warn or fail by the table of checks."""
+    for check in checks:
+        if check.status == "warning":
+            logger.warning("tokenizer: %s: %s", check.name, check.text)
+    failed = [f"  {c.name}: {c.text}" for c in checks if c.status == "failed"]
+    if failed:
+        raise TokenizerError(
+            f"the tokenizer {tokenizer.name_or_path!r} cannot be used:\n"
+            + "\n".join(failed)
+        )
+    tokenizer.padding_side = "right"
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = pad_candidate(tokenizer)
+    limits = (tokenizer.model_max_length, usable_positions(config, tokenizer))
+    tokenizer.model_max_length = min(int(limit or NO_LIMIT) for limit in limits)
+    return tokenizer
