@@ -261,9 +261,17 @@ def test_training_refuses_a_parallel_runner(tokens):
     assert "train.distributed.num_processes sets how many" in done.stdout
 
 
-@pytest.mark.parametrize("environment", ENVIRONMENTS)
-def test_every_environment_has_valid_parameters(environment):
-    parse_settings(context_of(environment).config_loader["parameters"])
+@pytest.mark.parametrize(
+    ("environment", "strategy", "max_steps"),
+    [("local", "auto", None), ("test", "auto", 8), ("slow", "fixed", None)],
+)
+def test_every_environment_has_valid_parameters(environment, strategy, max_steps):
+    settings = parse_settings(context_of(environment).config_loader["parameters"])
+    assert settings.train.strategy == strategy
+    assert settings.train.max_steps == max_steps
+    # What an environment does not name is base's, not the class's default.
+    assert settings.train.global_batch_size == 16
+    assert settings.train.learning_rate == 1e-3
 
 
 def test_base_spells_out_every_parameter():

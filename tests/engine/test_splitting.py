@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
@@ -118,6 +119,7 @@ def plain_ids(tokenizer, text, max_length):
 
 
 def check(tokenizer, texts, max_length):
+    """Encoded `texts`; their ids are the tokenizer's own."""
     copy = Tokenizer.from_str(tokenizer.to_str())
     encoder = Encoder(copy, EncodeOptions(max_length=max_length, empty_id=0))
     assert encoder._splitter is not None
@@ -127,6 +129,7 @@ def check(tokenizer, texts, max_length):
     assert encoded.ids.tolist() == [id_ for row in ids for id_ in row]
     assert encoded.lengths.tolist() == list(map(len, ids))
     assert encoded.cut.tolist() == [cut for _, cut in expected]
+    return encoded
 
 
 @pytest.mark.parametrize("name", list(KNOWN))
@@ -137,7 +140,10 @@ def check(tokenizer, texts, max_length):
 @example(texts=["x\u200b y \u200b z"], max_length=5)
 @settings(max_examples=60, deadline=None)
 def test_rows_of_words_are_rows_of_the_tokenizer(name, texts, max_length):
-    check(KNOWN[name], texts, max_length)
+    encoded = check(KNOWN[name], texts, max_length)
+    assert len(encoded.lengths) == len(texts)
+    assert encoded.lengths.min() >= 1
+    assert encoded.lengths.max() <= max_length
 
 
 @pytest.mark.parametrize("name", list(KNOWN))
@@ -152,14 +158,19 @@ def test_a_full_pool_is_emptied_and_filled_again(name, monkeypatch):
 def test_an_added_token_in_the_text_is_one_token():
     tokenizer = word_piece()
     tokenizer.add_tokens([AddedToken("flat-out", normalized=True)])
-    check(tokenizer, ["it is FLAT-OUT fast", "flat-out", "flat - out"], 20)
+    encoded = check(tokenizer, ["it is FLAT-OUT fast", "flat-out", "flat - out"], 20)
+    rows = np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])
+    added = tokenizer.token_to_id("flat-out")
+    assert [row.tolist().count(added) for row in rows] == [1, 1, 0]
 
 
 def test_many_added_tokens_are_known_by_how_they_begin():
     tokenizer = byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False))
     tokenizer.add_special_tokens([f"<|reserved_{i}|>" for i in range(50)])
     assert not splitter_for(tokenizer).is_safe("a <| b")
-    check(tokenizer, ["a <|reserved_7|> b", "a <| b"], 20)
+    encoded = check(tokenizer, ["a <|reserved_7|> b", "a <| b"], 20)
+    added = tokenizer.token_to_id("<|reserved_7|>")
+    assert encoded.ids.tolist().count(added) == 1
 
 
 def unknown():
