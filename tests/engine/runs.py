@@ -85,7 +85,7 @@ def when_logged(text: str, action):
 
     handler.emit = emit
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    logger.setLevel(logging.DEBUG)
     try:
         yield
     finally:

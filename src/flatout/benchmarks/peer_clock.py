@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from flatout.engine.report import Evaluation
-from flatout.engine.runtime import Runtime
-from flatout.engine.summary import memory
+from flatout.engine.runtime import Runtime, memory
 from flatout.engine.timing import WARMUP_STEPS
 
 MEMORY_COLUMNS = {

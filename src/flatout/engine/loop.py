@@ -23,6 +23,7 @@ from flatout.engine.jobs.session import Session
 from flatout.engine.loader import StepLoader
 from flatout.engine.model import load_pretrained
 from flatout.engine.optim import learning_rate, set_learning_rate
+from flatout.engine.progress import Progress, evaluation_due
 from flatout.engine.recorder import Recorder
 from flatout.engine.report import Evaluation, LogPoint, TrainReport
 from flatout.engine.runtime import Runtime
@@ -64,7 +65,10 @@ def train(job: TrainJob, runtime: Runtime, team: Team | None = None) -> TrainRes
     trainer = assemble(job, runtime, team.wrap if team else None)
     announce(trainer)
     recorder = Recorder(trainer, begin_s)
-    with Session(trainer, recorder, team) as session:
+    with (
+        Session(trainer, recorder, team) as session,
+        Progress(trainer) as recorder.progress,
+    ):
         start_step, total_steps = session.resume(), trainer.total_steps
         loader = StepLoader(
             trainer.data, job.settings.train.loader, runtime, start_step, total_steps
@@ -126,17 +130,6 @@ def announce(trainer: Trainer) -> None:
     )
     for note in choices.notes:
         logger.warning(note)
-
-
-def evaluation_due(trainer: Trainer, done: int) -> bool:
-    every = trainer.job.settings.train.evaluate_every
-    if done == trainer.total_steps:
-        return True
-    if every is None:
-        return False
-    if every == "epoch":
-        return done % trainer.data.batches.steps_per_epoch == 0
-    return done % int(every) == 0
 
 
 def evaluate_split(trainer: Trainer, rows: TokenRows) -> Evaluation:

@@ -59,8 +59,7 @@ def build(
     attn_implementation: str,
 ) -> Any:
     """A model with fp32 weights on the CPU. Raises ModelError, SettingsError."""
-    import transformers
-
+    transformers = _quiet_transformers()
     attention.register()
     config = _config(settings, vocabulary, label_names)
     _check_positions(config, max_length)
@@ -88,11 +87,19 @@ def build(
 
 def load_pretrained(folder: Path) -> Any:
     """A model saved by `save_pretrained`, of the class that was saved, on the CPU."""
-    import transformers
-
+    transformers = _quiet_transformers()
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     kind = getattr(transformers, config.architectures[0])
     return kind.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
+
+
+def _quiet_transformers() -> Any:
+    """The library, without bars for loading weights and writing shards, which would
+    break into the line of progress."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    return transformers
 
 
 def _config(

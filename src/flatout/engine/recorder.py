@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import time
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from flatout.engine.assemble import Trainer
 from flatout.engine.collation import StepBatch
 from flatout.engine.jobs.heartbeat import heartbeat
 from flatout.engine.optim import learning_rate
+from flatout.engine.progress import Progress
 from flatout.engine.report import Evaluation, LogPoint
 from flatout.engine.step import StepSums
 from flatout.engine.timing import WARMUP_STEPS, Stopwatch, Window, WindowClock
@@ -99,6 +99,8 @@ class Recorder:
     last_checkpoint: Path | None = None
     warnings: list[str] = field(default_factory=list)
     watch: Stopwatch = field(default_factory=Stopwatch)
+    progress: Progress | None = None
+    """Tells people; None: nobody is told."""
 
     def __post_init__(self) -> None:
         runtime = self.trainer.runtime
@@ -178,8 +180,11 @@ class Recorder:
             self.windows.append(window)
         self.history.append(point)
         self.metrics.write(point.step, point.as_metrics())
-        if self.trainer.runtime.ranks.is_main:
-            logger.info(_line(point, self.trainer.total_steps))
+        done, total = point.step, self.trainer.total_steps
+        logger.debug("step %d/%d  loss %.4f", done, total, point.loss)
+        if self.progress is not None:
+            evaluate_s = self.watch.seconds.get("evaluate", 0.0)
+            self.progress.window(point, self.windows, self.start_step, evaluate_s)
         return point
 
     @contextmanager
@@ -235,16 +240,6 @@ class Recorder:
             grad_norm=figures["last_norm"],
             last_checkpoint=self.last_checkpoint,
         )
-
-
-def _line(point: LogPoint, total_steps: int) -> str:
-    begin = f"step {point.step}/{total_steps}  loss {point.loss:.4f}  "
-    if math.isnan(point.samples_per_s):
-        return f"{begin}(warm-up, no rate yet)"
-    return begin + (
-        f"{point.samples_per_s:.1f} samples/s  {point.tokens_per_s:.0f} tokens/s  "
-        f"loader wait {point.loader_wait_pct:.1f} %"
-    )
 
 
 def read_loss(trainer: Trainer) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -107,6 +108,25 @@ def _switches(settings: RuntimeSettings) -> None:
     )
     torch.backends.cuda.enable_flash_sdp(settings.flash_sdp)
     torch.use_deterministic_algorithms(settings.deterministic, warn_only=True)
+
+
+def memory(runtime: Runtime) -> dict[str, Any]:
+    """Peaks of this rank: of the GPU's allocator, or the process's resident size."""
+    if runtime.is_cuda:
+        stats = torch.cuda.memory_stats(runtime.device)
+        return {
+            "peak_allocated_gib": stats["allocated_bytes.all.peak"] / 2**30,
+            "peak_reserved_gib": stats["reserved_bytes.all.peak"] / 2**30,
+            "allocation_retries": stats["num_alloc_retries"],
+        }
+    import resource
+
+    peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return {
+        "peak_allocated_gib": peak_gib,
+        "peak_reserved_gib": peak_gib,
+        "allocation_retries": 0,
+    }
 
 
 def seed_all(seed: int) -> None:

@@ -14,7 +14,7 @@ from flatout.engine.assemble import Trainer
 from flatout.engine.loader import StepLoader
 from flatout.engine.recorder import Recorder
 from flatout.engine.report import Evaluation, TrainReport
-from flatout.engine.runtime import Runtime
+from flatout.engine.runtime import memory
 from flatout.engine.timing import Rates, Window, compile_clock, steady
 
 logger = logging.getLogger(__name__)
@@ -88,25 +88,6 @@ def efficiency(trainer: Trainer, windows: list[Window]) -> dict[str, Any]:
     return {
         "tflops_per_s": tflops,
         "mfu_pct": None if peak is None else 100 * tflops / peak,
-    }
-
-
-def memory(runtime: Runtime) -> dict[str, Any]:
-    """Peaks of this rank: of the GPU's allocator, or the process's resident size."""
-    if runtime.is_cuda:
-        stats = torch.cuda.memory_stats(runtime.device)
-        return {
-            "peak_allocated_gib": stats["allocated_bytes.all.peak"] / 2**30,
-            "peak_reserved_gib": stats["reserved_bytes.all.peak"] / 2**30,
-            "allocation_retries": stats["num_alloc_retries"],
-        }
-    import resource
-
-    peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return {
-        "peak_allocated_gib": peak_gib,
-        "peak_reserved_gib": peak_gib,
-        "allocation_retries": 0,
     }
 
 

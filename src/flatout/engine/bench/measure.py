@@ -23,8 +23,8 @@ from flatout.engine.bench.utilisation import GpuSampler
 from flatout.engine.collation import StepBatch
 from flatout.engine.jobs.distributed import Team
 from flatout.engine.loader import StepLoader
-from flatout.engine.runtime import Runtime, set_up
-from flatout.engine.summary import efficiency, memory
+from flatout.engine.runtime import Runtime, memory, set_up
+from flatout.engine.summary import efficiency
 from flatout.engine.timing import Rates, Window, compile_clock, steady
 
 PHASE_STEPS = 8

@@ -1,0 +1,106 @@
+"""The line of progress: what it says, how often, and the projection behind it."""
+
+from __future__ import annotations
+
+import io
+import logging
+
+import pytest
+from rich.console import Console
+
+from flatout.engine.assemble import assemble
+from flatout.engine.loop import evaluation_due, train
+from flatout.engine.progress import Progress, duration, evaluations, progress_line
+from flatout.engine.report import LogPoint
+from flatout.engine.runtime import set_up
+from flatout.engine.timing import Window
+from tests.engine.runs import make_job
+
+
+def window(samples: int, wall_s: float, steps: int = 10) -> Window:
+    return Window(steps, samples, 900, 1000, 0, samples, wall_s, 0.0, [], True)
+
+
+def point(step: int, samples_per_s: float = 100.0, elapsed_s: float = 1.0) -> LogPoint:
+    return LogPoint(step, 1, 0.5, 1e-3, 1.0, samples_per_s, 900, 1000, 2.5, elapsed_s)
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory):
+    """12 steps of 16 samples; 20 rows to validate after steps 4, 8, 12; 21 to test."""
+    job = make_job(tmp_path_factory.mktemp("job"), deadline_hours=100 / 3600)
+    return assemble(job, set_up(job.settings.runtime))
+
+
+def test_the_line_names_rate_mean_padding_wait_memory_and_time_left():
+    windows = [window(100, 1.0), window(100, 3.0)]
+    assert progress_line(point(40), 900, windows, 1.26, 200.4) == (
+        "step 40/900  loss 0.5000  100 samples/s (mean 50)  900 tokens/s  padding 10 %"
+        "  loader wait 2.5 %  1.3 GiB  3 min 20 s left"
+    )
+    warming = progress_line(point(2, float("nan")), 900, [], 1.0, float("nan"))
+    assert warming == "step 2/900  loss 0.5000  1.0 GiB  (warm-up, no rate yet)"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(45.2, "45 s"), (60, "1 min 00 s"), (59.7, "1 min 00 s"), (18420, "5 h 07 min")],
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize("every", [None, 1, 4, 5, 12, 20])
+def test_evaluations_ahead_are_those_that_the_loop_makes(every):
+    due = {s for s in range(1, 13) if (every and s % every == 0) or s == 12}
+    for after in range(13):
+        ahead = sum(1 for step in due if step > after)
+        assert evaluations(after, 12, 12, every) == ahead
+
+
+def test_time_left_counts_steps_evaluations_and_the_test(trainer):
+    assert [s for s in range(1, 13) if evaluation_due(trainer, s)] == [4, 8, 12]
+    progress, windows = Progress(trainer), [window(160, 10.0)]  # 1 s a step
+    # None measured: a row takes a third of its 1/16 s in training.
+    left_s = progress._left_s(2, windows, 0, 0.0)
+    assert left_s == pytest.approx(10 + (3 * 20 + 21) / 16 / 3)
+    # The two after steps 4 and 8 took 8 s: 0.2 s a row.
+    left_s = progress._left_s(10, windows, 0, 8.0)
+    assert left_s == pytest.approx(2 + (20 + 21) * 0.2)
+    # A session that began at step 6 made the one after step 8 alone.
+    left_s = progress._left_s(10, windows, 6, 8.0)
+    assert left_s == pytest.approx(2 + (20 + 21) * 0.4)
+
+
+def test_a_deadline_that_will_be_missed_is_told_of_once(trainer, caplog):
+    progress = Progress(trainer)
+    progress.window(point(2, elapsed_s=90), [window(160, 10.0)], 0, 0.0)
+    assert caplog.text == ""  # one window is no projection
+    for step in (4, 6):
+        progress.window(point(step, elapsed_s=95), [window(160, 10.0)] * 2, 0, 0.0)
+    [record] = caplog.records
+    assert record.message.startswith("At this rate training takes 1 min 45 s")
+    assert "kedro run --pipelines=benchmark" in record.message
+
+
+def test_without_a_terminal_the_first_and_the_last_line_of_a_short_run(
+    tmp_path, caplog
+):
+    caplog.set_level(logging.INFO)
+    job = make_job(tmp_path, epochs=1, log_every=1)
+    train(job, set_up(job.settings.runtime))
+    said = [r.message for r in caplog.records if r.name.endswith("progress.lines")]
+    assert [line.split("  ")[0] for line in said] == ["step 1/4", "step 4/4"]
+
+
+def test_on_a_terminal_one_line_is_written_over(trainer):
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=60)
+    with Progress(trainer, console) as progress:
+        for step in (3, 12):
+            progress._next_s = 0.0
+            progress.window(point(step), [window(160, 10.0)], 0, 0.0)
+    written = screen.getvalue()
+    assert "step 3/12" in written
+    assert "\r\x1b[2K" in written.split("step 3/12")[1].split("step 12/12")[0]
+    assert written.count("\n") == 1
