@@ -6,6 +6,7 @@ which the parent keeps as FOLDER/log.txt.
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import os
@@ -103,5 +104,11 @@ def run(spec: TrialSpec, open_job: Callable[[], TrainJob], folder: Path) -> Figu
     return kinds[spec.kind](spec, open_job(), folder)
 
 
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("folder", type=Path, help="holds spec.json")
+    return serve(parser.parse_args().folder, run)
+
+
 if __name__ == "__main__":
-    raise SystemExit(serve(Path(sys.argv[1]), run))
+    raise SystemExit(main())

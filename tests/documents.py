@@ -1,0 +1,147 @@
+"""Reads the project's Markdown: commands, names and tables, with file and line."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+PROJECT = Path(__file__).parents[1]
+FOLDERS = ("conf", "src", "tests", "notebooks")
+SHELL = frozenset({"bash", "sh", "shell", "console"})
+PROGRAMS = frozenset(
+    {"make", "kedro", "flatout", "python", "pip", "torchrun", "accelerate"}
+    | {"sbatch", "kubectl", "nvidia-smi"}
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A piece of a document and where it stands."""
+
+    text: str
+    file: str
+    number: int
+
+    @property
+    def place(self) -> str:
+        return f"{self.file}:{self.number}"
+
+
+@dataclass(frozen=True)
+class Fence:
+    """A block between two lines of backticks."""
+
+    language: str
+    lines: list[Line]
+
+    @property
+    def is_shell(self) -> bool:
+        """Said so, or an untagged block that begins with a program."""
+        first = self.lines[0].text.split()[:1] if self.lines else []
+        untagged = not self.language and bool(set(first) & PROGRAMS)
+        return self.language in SHELL or untagged
+
+
+def documents() -> list[Path]:
+    """Every Markdown file of the project; none that a run has written."""
+    inside = [path for name in FOLDERS for path in (PROJECT / name).rglob("*.md")]
+    found = [path for path in inside if "egg-info" not in str(path)]
+    return sorted([*PROJECT.glob("*.md"), *found])
+
+
+def lines_of(path: Path) -> list[Line]:
+    name = path.relative_to(PROJECT).as_posix()
+    texts = path.read_text(encoding="utf-8").splitlines()
+    return [Line(text, name, number) for number, text in enumerate(texts, 1)]
+
+
+def fences_and_prose(path: Path) -> tuple[list[Fence], list[Line]]:
+    fences: list[Fence] = []
+    prose: list[Line] = []
+    inside = False
+    for line in lines_of(path):
+        mark = re.match(r"\s*```(\w*)", line.text)
+        if mark and not inside:
+            fences.append(Fence(mark[1], []))
+        elif not mark:
+            (fences[-1].lines if inside else prose).append(line)
+        inside = inside != bool(mark)
+    assert not inside, f"{path}: a fence is not closed"
+    return fences, prose
+
+
+def spans(path: Path) -> list[Line]:
+    """What stands between backticks in the prose."""
+    return [
+        Line(text, line.file, line.number)
+        for line in fences_and_prose(path)[1]
+        for text in re.findall(r"`([^`]+)`", line.text)
+    ]
+
+
+def fenced_commands(path: Path) -> list[Line]:
+    """Lines of shell blocks, continued ones joined, comments left out."""
+    found: list[Line] = []
+    for fence in fences_and_prose(path)[0]:
+        if not fence.is_shell:
+            continue
+        begun = ""
+        for line in fence.lines:
+            text = begun + line.text.strip().removeprefix("$ ")
+            begun = text[:-1] if text.endswith("\\") else ""
+            if text and not begun and not text.startswith("#"):
+                found.append(Line(text, line.file, line.number))
+    return found
+
+
+def commands(path: Path) -> list[Line]:
+    """Commands of shell blocks, and those named inside of a sentence or a table."""
+    named = [
+        span
+        for span in spans(path)
+        if span.text.split()[0] in PROGRAMS and len(span.text.split()) > 1
+    ]
+    return fenced_commands(path) + named
+
+
+def table_cells(path: Path, header: str) -> list[Line]:
+    """First cells of every table whose first heading is `header`."""
+    found: list[Line] = []
+    inside = False
+    for line in fences_and_prose(path)[1]:
+        if not line.text.startswith("|"):
+            inside = False
+            continue
+        cell = line.text.split("|")[1].strip()
+        if cell == header:
+            inside = True
+        elif inside and set(cell) - set("- :"):
+            found.append(Line(cell.strip("`"), line.file, line.number))
+    return found
+
+
+@cache
+def sentences_of_the_code() -> tuple[str, ...]:
+    """Every text in src, what is filled in shown as an ellipsis."""
+    return tuple(
+        " ".join(text.split())
+        for path in (PROJECT / "src").rglob("*.py")
+        for text in _texts(ast.parse(path.read_text(encoding="utf-8")))
+    )
+
+
+def _texts(tree: ast.AST) -> list[str]:
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            found.append("".join(_shown(part) for part in node.values))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.append(re.sub(r"%[-\d.]*[sdrgf]", "…", node.value))
+    return found
+
+
+def _shown(part: ast.expr) -> str:
+    return str(part.value) if isinstance(part, ast.Constant) else "…"

@@ -1,0 +1,335 @@
+"""What the documents say is so: commands, parameters, messages, files, both READMEs."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import click
+import pytest
+from kedro.framework.cli.cli import KedroCLI
+from kedro.framework.project import pipelines
+from kedro.framework.session import KedroSession
+from kedro.framework.startup import bootstrap_project
+from pydantic import BaseModel
+
+from flatout.engine.settings import Settings
+from tests.conftest import PROJECT
+from tests.documents import (
+    Line,
+    commands,
+    documents,
+    fenced_commands,
+    fences_and_prose,
+    sentences_of_the_code,
+    spans,
+    table_cells,
+)
+
+DOCUMENTS = documents()
+COMMANDS = [command for path in DOCUMENTS for command in commands(path)]
+WRITTEN_BY_A_RUN = ("conf/local/", "conf/tuned/", "data/")
+FREE_PARAMETERS = ("model.config", "model.overrides", "runtime.environment", "tuned")
+
+
+def by_place(lines: list[Line]) -> list:
+    return [pytest.param(line, id=line.place) for line in lines]
+
+
+@cache
+def cli() -> KedroCLI:
+    bootstrap_project(PROJECT)
+    return KedroCLI(PROJECT)
+
+
+def check_kedro(words: list[str]) -> None:
+    """Parsed as Kedro does; pipelines, environment and parameters exist."""
+    command: click.Command = cli()
+    context = click.Context(command, info_name="kedro")
+    while isinstance(command, (click.Group, click.CommandCollection)) and words:
+        name, *words = words
+        found = command.get_command(context, name)
+        assert found is not None, f"kedro has no command {name}"
+        context = click.Context(found, info_name=name, parent=context)
+        command = found
+    options = command.make_context(command.name, words, parent=context.parent).params
+    if command.name == "run":
+        check_run(options)
+    elif options.get("env"):
+        check_environment(options["env"])
+
+
+def check_run(options: dict) -> None:
+    asked = [*(options.get("pipelines") or []), options.get("pipeline")]
+    pipelines.set_requested(None)
+    for name in filter(None, asked):
+        assert name in pipelines, f"there is no pipeline {name}"
+    env = options.get("env") or "local"
+    check_environment(env)
+    check_parameters(env, repr(options.get("params") or {}))
+
+
+def check_environment(env: str) -> None:
+    assert env == "tuned" or (PROJECT / "conf" / env).is_dir(), (
+        f"there is no environment {env}"
+    )
+
+
+@cache
+def check_parameters(env: str, parameters: str) -> None:
+    """The hook that every run begins with refuses what cannot be used."""
+    env = "local" if env == "tuned" else env  # not written yet
+    extra = ast.literal_eval(parameters)
+    with KedroSession.create(PROJECT, env=env, runtime_params=extra) as session:
+        session.load_context()
+
+
+def answer(*command: str) -> str:
+    """What `command` prints; it must succeed."""
+    done = subprocess.run(
+        command, cwd=PROJECT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def check_make(words: list[str]) -> None:
+    for target in words:
+        answer("make", "-n", target)
+
+
+def check_python(words: list[str]) -> None:
+    assert words[0] == "-m", "only python -m is known here"
+    module, rest = words[1], words[2:]
+    if module == "kedro":
+        check_kedro(rest)
+    elif module == "flatout":
+        check_kedro(["run", *rest])
+    else:
+        assert importlib.util.find_spec(module) is not None, f"no module {module}"
+
+
+def check_pip(words: list[str]) -> None:
+    assert words[0] == "install"
+    text = " ".join(words)
+    if "-c" in words:
+        assert (PROJECT / words[words.index("-c") + 1]).is_file()
+    project = (PROJECT / "pyproject.toml").read_text()
+    extras = project.split("[project.optional-dependencies]")[1].split("\n[")[0]
+    for extra in re.findall(r"\.\[(\w+)\]", text):
+        assert f"\n{extra} = [" in extras, f"no extra {extra}"
+
+
+def check_torchrun(words: list[str]) -> None:
+    from torch.distributed.run import get_args_parser
+
+    options = get_args_parser().parse_args(words)
+    assert options.module
+    check_python(["-m", options.training_script, *options.training_script_args])
+
+
+def check_accelerate(words: list[str]) -> None:
+    from accelerate.commands.launch import launch_command_parser
+
+    assert words[0] == "launch"
+    options = launch_command_parser().parse_args(words[1:])
+    assert options.module
+    check_python(["-m", options.training_script, *options.training_script_args])
+
+
+def check_file(words: list[str]) -> None:
+    assert (PROJECT / words[-1]).is_file(), f"there is no file {words[-1]}"
+
+
+CHECKS: dict[str, Callable[[list[str]], None]] = {
+    "make": check_make,
+    "kedro": check_kedro,
+    "flatout": lambda words: check_kedro(["run", *words]),
+    "python": check_python,
+    "pip": check_pip,
+    "torchrun": check_torchrun,
+    "accelerate": check_accelerate,
+    "sbatch": check_file,
+    "kubectl": check_file,
+    "nvidia-smi": lambda words: None,
+}
+
+
+def check_command(text: str) -> None:
+    words = [
+        word
+        for word in shlex.split(text, comments=True)
+        if word != "..." and not word.endswith(".tar.gz")  # `kedro package` makes it
+    ]
+    while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        words = words[1:]
+    if "&&" in words:
+        place = words.index("&&")
+        check_command(shlex.join(words[place + 1 :]))
+        words = words[:place]
+    assert words[0] in CHECKS, f"unknown program {words[0]}"
+    CHECKS[words[0]](words[1:])
+
+
+@pytest.mark.parametrize("command", by_place(COMMANDS))
+def test_every_command_is_one_that_works(command):
+    try:
+        check_command(command.text)
+    except (Exception, SystemExit) as fault:
+        pytest.fail(f"{command.place}: {command.text}\n{fault}")
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("make runn", "No rule to make target"),
+        ("kedro run --pipelines=splitt", "no pipeline splitt"),
+        ("kedro run --env=slwo", "no environment slwo"),
+        ("kedro run --params=train.epoch=2", "did you mean train.epochs"),
+        ("kedro run --pipline=train", "No such option"),
+        ("kedro sync", "no command sync"),
+        ("python -m flatout.drill", "No module named|no module"),
+        ("pip install -e '.[develop]'", "no extra develop"),
+        ("torchrun -m kedro run --env=fast", "no environment fast"),
+        ("rm -rf data", "unknown program rm"),
+    ],
+)
+def test_a_command_that_does_not_work_is_found(text, fault):
+    with pytest.raises(Exception, match=fault):
+        check_command(text)
+
+
+MODULES = sorted(
+    {
+        found[1]
+        for command in COMMANDS
+        if (found := re.search(r"python -m (flatout\.\S+)", command.text))
+    }
+)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_answers_help(module):
+    assert answer(sys.executable, "-m", module, "--help").startswith("usage: ")
+
+
+def test_make_without_a_target_lists_the_targets():
+    listed = re.findall(r"^make (\w+)", answer("make"), re.MULTILINE)
+    phony = re.search(r"^\.PHONY: (.*)$", (PROJECT / "Makefile").read_text(), re.M)
+    assert sorted(listed) == sorted(phony[1].split())
+
+
+def is_parameter(path: str) -> bool:
+    """Whether `path` is a parameter, or a group of them."""
+    if path.startswith(FREE_PARAMETERS):
+        return True
+    model: object = Settings
+    for name in path.split("."):
+        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+            return False
+        if name not in model.model_fields:
+            return False
+        model = model.model_fields[name].annotation
+    return True
+
+
+def test_every_parameter_that_is_named_exists():
+    groups = "|".join(Settings.model_fields)
+    pattern = re.compile(rf"(?:--params=)?((?:{groups})(?:\.[a-z_0-9]+)+)(?=$|[:= ])")
+    named = [
+        (span.place, found[1])
+        for path in DOCUMENTS
+        for span in spans(path)
+        if (found := pattern.match(span.text))
+        and not re.search(r"\.(py|yml|yaml|json)$", found[1])
+    ]
+    assert len(named) > 50
+    assert [(place, name) for place, name in named if not is_parameter(name)] == []
+
+
+def test_every_link_and_file_that_is_named_exists():
+    names = {path.name for path in PROJECT.rglob("*") if ".venv" not in path.parts}
+    catalog = "".join(f.read_text() for f in (PROJECT / "conf").rglob("catalog*.yml"))
+    missing = []
+    for path in DOCUMENTS:
+        for line in fences_and_prose(path)[1]:
+            for target in re.findall(r"\]\(([^)#]+)[^)]*\)", line.text):
+                if "://" not in target and not (path.parent / target).exists():
+                    missing.append((line.place, target))
+        for span in spans(path):
+            if span.text.startswith(WRITTEN_BY_A_RUN) or not re.fullmatch(
+                r"[\w./-]+\.(py|ipynb|md|sh|toml|lock)", span.text
+            ):
+                continue
+            near = [PROJECT, path.parent, PROJECT / "src/flatout", PROJECT / "conf"]
+            known = any((folder / span.text).exists() for folder in near)
+            written = f"/{span.text}" in catalog
+            if not known and not written and Path(span.text).name not in names:
+                missing.append((span.place, span.text))
+    assert missing == []
+
+
+def test_every_message_that_is_explained_is_one_of_the_code():
+    shown = [cell for path in DOCUMENTS for cell in table_cells(path, "message")]
+    assert len(shown) > 20
+    known = sentences_of_the_code()
+    assert [
+        (cell.place, cell.text)
+        for cell in shown
+        if not any(cell.text in sentence for sentence in known)
+    ] == []
+
+
+@pytest.mark.parametrize("name", ["split", "tokenize", "train", "benchmark"])
+def test_a_pipelines_page_names_what_it_reads_and_writes(name):
+    bootstrap_project(PROJECT)
+    pipelines.set_requested(None)
+    page = PROJECT / "src" / "flatout" / "pipelines" / name / "README.md"
+    prose = fences_and_prose(page)[1]
+    text = "\n".join(line.text for line in prose)
+    entries = pipelines[name].inputs() | pipelines[name].all_outputs()
+    shown = {entry.removeprefix("params:") for entry in entries}
+    assert sorted(entry for entry in shown if f"`{entry}" not in text) == []
+
+
+def test_both_readmes_have_the_same_commands_and_figures():
+    english, korean = PROJECT / "README.md", PROJECT / "README.ko.md"
+
+    def plain(path: Path) -> list[list[str]]:
+        return [shlex.split(c.text, comments=True) for c in fenced_commands(path)]
+
+    def named(path: Path) -> list[str]:
+        return [span.text for span in spans(path) if span in commands(path)]
+
+    def blocks(path: Path) -> list[list[str]]:
+        fences = [f for f in fences_and_prose(path)[0] if f.language == "yaml"]
+        return [[line.text.split(" #")[0] for line in f.lines] for f in fences]
+
+    def figures(path: Path) -> list[list[str]]:
+        rows = [line.text for line in fences_and_prose(path)[1]]
+        table = [row for row in rows if row.startswith("|")]
+        return [re.findall(r"\d[\d.,:]*", row) for row in table]
+
+    for part in (plain, named, blocks, figures):
+        assert part(korean) == part(english), part.__name__
+
+
+def test_every_optimisation_has_a_page_of_one_form():
+    folder = PROJECT / "src" / "flatout" / "engine" / "optimisations"
+    index = (folder / "README.md").read_text()
+    pages = sorted(path for path in folder.glob("*.md") if path.stem != "README")
+    assert sorted(re.findall(r"\((\w+\.md)\)", index)) == [page.name for page in pages]
+    parts = ["Settings: ", "**When it hurts.**", "**Measured.**", "**Sources**"]
+    for page in pages:
+        text = page.read_text()
+        found = [text.find(f"\n\n{part}") for part in parts]
+        assert -1 not in found and found == sorted(found), page.name
+        assert "not measured" in text.lower() or "2026-" in text, page.name
