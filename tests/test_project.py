@@ -99,6 +99,28 @@ def test_the_saved_model_stands_alone(finished):
     assert logits.shape == (1, 4)
 
 
+def test_the_saved_model_predicts(finished, tmp_path):
+    """A row for each of the test split, as plain transformers answers them."""
+    import pandas as pd
+    from datasets import load_from_disk
+    from transformers import pipeline
+
+    for name in ("03_primary/test_rows", "06_models/model"):
+        shutil.copytree(finished.data / name, tmp_path / name)
+    arguments = ("--env=test", f"--params=data_dir={tmp_path}")
+    done = kedro("run", "--pipelines=predict", *arguments)
+    assert done.returncode == 0, done.stdout
+    texts = list(load_from_disk(tmp_path / "03_primary/test_rows")["text"])
+    found = pd.read_parquet(tmp_path / "07_model_output/predictions.parquet")
+    assert found["row"].tolist() == list(range(len(texts)))
+    assert found["reason"].isna().all()
+    ask = pipeline("text-classification", str(tmp_path / "06_models/model"))
+    answers = ask(texts, truncation=True, max_length=64)
+    assert found["label"].tolist() == [answer["label"] for answer in answers]
+    scores = [answer["score"] for answer in answers]
+    assert (found["score"] - scores).abs().max() < 1e-5
+
+
 def test_a_checkpoint_keeps_its_own_sizes(finished):
     """Those of `model.config` in conf/base are for training from scratch."""
     from flatout.engine.model import Vocabulary, build
@@ -298,7 +320,7 @@ def test_every_free_input_is_in_the_catalog(environment):
     context = context_of(environment)
     catalog = context.catalog
     pipelines.set_requested(None)
-    assert {"split", "tokenize", "train", "benchmark"} <= set(pipelines)
+    assert {"split", "tokenize", "train", "benchmark", "predict"} <= set(pipelines)
     for name, pipeline in pipelines.items():
         missing = {entry for entry in pipeline.inputs() if entry not in catalog}
         assert missing == set(), name
@@ -323,8 +345,17 @@ def test_kedro_viz_shows_the_pipelines_with_layers(tmp_path):
     assert done.returncode == 0, done.stdout
     shown = json.loads((tmp_path / "build/api/main").read_text())
     names = {pipeline["id"] for pipeline in shown["pipelines"]}
-    assert {"__default__", "split", "tokenize", "train", "benchmark"} <= names
-    assert shown["layers"] == [
+    assert {
+        "__default__",
+        "split",
+        "tokenize",
+        "train",
+        "benchmark",
+        "predict",
+    } <= names
+    # Viz puts the layers of other pipelines anywhere; it draws only those with nodes.
+    layers = [layer for layer in shown["layers"] if layer != "model_output"]
+    assert layers == [
         "raw",
         "intermediate",
         "primary",
@@ -333,6 +364,12 @@ def test_kedro_viz_shows_the_pipelines_with_layers(tmp_path):
         "models",
         "reporting",
     ]
+    predict = json.loads((tmp_path / "build/api/pipelines/predict").read_text())
+    found = {node["name"]: node.get("layer") for node in predict["nodes"]}
+    assert found["predict_texts"] == "primary"
+    assert found["model"] == found["model_tokenizer"] == "models"
+    assert found["predictions"] == "model_output"
+    assert predict["layers"][-1] == "model_output"
 
 
 LONGER = "train.max_steps=600,train.epochs=1000,train.checkpoint.every_steps=5"

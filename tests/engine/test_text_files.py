@@ -273,7 +273,9 @@ def test_a_folder_without_shards_says_what_it_holds(tmp_path):
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(RawTextsError, match="is not there: set filepath of raw_texts"):
+    with pytest.raises(
+        RawTextsError, match="is not there: set its filepath in the catalog"
+    ):
         _ = TextFiles(tmp_path / "no.csv").files
 
 

@@ -14,6 +14,7 @@ _MODULES = {
     "KeyedJSONDataset": "keyed_files",
     "KeyedParquetDataset": "keyed_files",
     "KeyedPlotlyDataset": "keyed_files",
+    "ParquetStream": "parquet_stream",
     "TextFiles": "text_files",
     "TokenizerFile": "tokenizer_folder",
     "TokenizerFolder": "tokenizer_folder",

@@ -43,7 +43,9 @@ class TokenizerFolder(AbstractDataset[Any, Any]):
     def _check_there(self) -> None:
         if not self._exists():
             raise DatasetError(
-                f"{self._folder} holds no tokenizer: run kedro run --pipelines=tokenize"
+                f"{self._folder} holds no tokenizer.json: run the pipeline that makes "
+                "it (kedro run --pipelines=tokenize; for a model's folder, train), or "
+                "let the entry of the catalog name the folder of one"
             )
 
     def _exists(self) -> bool:

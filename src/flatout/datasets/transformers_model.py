@@ -60,6 +60,7 @@ class TransformersModel(AbstractDataset[Any, "PreTrainedModel"]):
         import transformers
 
         folder = Path(self._filepath)
+        self._check_there()
         config = transformers.AutoConfig.from_pretrained(
             folder, trust_remote_code=False
         )
@@ -74,6 +75,16 @@ class TransformersModel(AbstractDataset[Any, "PreTrainedModel"]):
         return architecture.from_pretrained(
             folder, config=config, use_safetensors=True, **self._load_args
         ).eval()
+
+    def _check_there(self) -> None:
+        if self._exists():
+            return
+        found = "is not there" if not Path(self._filepath).exists() else "has none"
+        raise DatasetError(
+            f"no model to load: {self._filepath} must be a folder with config.json and "
+            f"model.safetensors, and it {found}. Train one (kedro run), or let the "
+            "entry of the catalog name the folder of one"
+        )
 
     def _exists(self) -> bool:
         return Path(self._filepath, "config.json").is_file()

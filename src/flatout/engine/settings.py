@@ -277,6 +277,22 @@ class BenchmarkSettings(_Model):
         return [value] if isinstance(value, int) else value
 
 
+class PredictSettings(_Model):
+    """How a saved model is applied to texts."""
+
+    text_column: str = "text"
+    text_pair_column: str | None = None
+    id_column: str | None = None
+    """Column that is carried over as `id`, as text."""
+    max_length: Annotated[int, Field(ge=2)] | Auto = "auto"
+    """Tokens of a row. auto: `tokenize.max_length`, or what the model takes if less."""
+    strategy: Literal["grouped", "packed"] | Auto = "auto"
+    token_budget: Count | Auto = "auto"
+    """Most tokens, padding included, of one forward pass."""
+    window_rows: int = Field(16_384, ge=1)
+    """Rows that are held at a time, and sorted by length together."""
+
+
 class CorpusSettings(_Model):
     """The built-in corpus, where a run asks for another size of it."""
 
@@ -314,6 +330,7 @@ class Settings(_Model):
     tokenize: TokenizeSettings = TokenizeSettings()
     train: TrainSettings = TrainSettings()
     benchmark: BenchmarkSettings = BenchmarkSettings()
+    predict: PredictSettings = PredictSettings()
     tuned: dict[str, Any] = {}
     """Where conf/tuned comes from; written by the benchmark, read by nothing else."""
     tracking: TrackingSettings = TrackingSettings()

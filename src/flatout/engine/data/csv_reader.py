@@ -30,17 +30,19 @@ class CsvReader(FileReader):
 
     def batches(self, columns: list[str]) -> Iterator[RawBatch]:
         broken: list[BrokenRow] = []
-        start, last = 0, None
+        start, last, told = 0, None, 0
         for batch in self._batches(columns, broken):
             rows, start = _rows_between(start, batch.num_rows, broken)
             arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
-            yield RawBatch(self.source, rows, arrays)
+            before = [fault for fault in broken[told:] if fault.row < start]
+            yield RawBatch(self.source, rows, arrays, broken=before)
+            told += len(before)
             last = batch if batch.num_rows else last
         self._check_last_quote(last, broken, start)
-        if broken:
+        if broken[told:]:
             nothing = {name: pa.array([], pa.string()) for name in columns}
             rows = np.empty(0, np.int64)
-            yield RawBatch(self.source, rows, nothing, broken=broken)
+            yield RawBatch(self.source, rows, nothing, broken=broken[told:])
 
     def _batches(self, columns: list[str], broken: list[BrokenRow]) -> Iterator[Any]:
         with self._errors():

@@ -61,7 +61,7 @@ class readable:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if isinstance(error, FileNotFoundError):
             raise RawTextsError(
-                f"{self.path} is not there: set filepath of raw_texts in the catalog "
+                f"{self.path} is not there: set its filepath in the catalog "
                 f"(relative paths start at the project's folder)"
             ) from error
         if isinstance(error, PermissionError):

@@ -57,7 +57,7 @@ class RawBatch:
     kinds: dict[str, npt.NDArray[np.uint8]] = field(default_factory=dict)
     """Of columns of mixed Python values (written out as text here): `Kind` (N,)."""
     broken: list[BrokenRow] = field(default_factory=list)
-    """Rows that are in no column."""
+    """Rows that are in no column; in a later batch only where no row is between."""
 
 
 class RawTexts(Protocol):
@@ -71,25 +71,26 @@ class RawTexts(Protocol):
     def digest(self, columns: Sequence[str]) -> str: ...
 
 
-def open_raw_texts(data: Any) -> RawTexts:
-    """A reader for a `datasets.Dataset`, a DataFrame, an Arrow table or a reader."""
+def open_raw_texts(data: Any, name: str = SOURCE) -> RawTexts:
+    """A reader for a `datasets.Dataset`, a DataFrame, an Arrow table or a reader.
+    `name` is the catalog's. Raises RawTextsError."""
     kind = type(data).__name__
     if hasattr(data, "batches") and hasattr(data, "digest"):
         return data  # type: ignore[no-any-return]
     if isinstance(data, pa.Table):
-        return _ArrowTexts(data)
+        return _ArrowTexts(data, name)
     if kind == "Dataset":
-        return _dataset_texts(data)
+        return _dataset_texts(data, name)
     if kind == "DataFrame":
-        return _FrameTexts(data)
+        return _FrameTexts(data, name)
     if kind in ("DatasetDict", "IterableDatasetDict"):
         raise RawTextsError(
-            f"raw_texts holds several splits ({', '.join(data)}), and flatout makes "
+            f"{name} holds several splits ({', '.join(data)}), and flatout makes "
             "its own. Name one in the catalog, or join them: "
             "split: " + "+".join(data)
         )
     raise RawTextsError(
-        f"raw_texts is a {kind}; it must be a datasets.Dataset, a pandas DataFrame or "
+        f"{name} is a {kind}; it must be a datasets.Dataset, a pandas DataFrame or "
         "a flatout.datasets.TextFiles (not streaming: rows are read more than once)"
     )
 
@@ -105,13 +106,14 @@ def _bounded(batch: RawBatch) -> Iterator[RawBatch]:
     if size <= BATCH_BYTES or count < 2:
         yield batch
         return
+    middle = batch.rows[count // 2]
     for start, stop in ((0, count // 2), (count // 2, count)):
         part = replace(
             batch,
             rows=batch.rows[start:stop],
             columns={n: a[start:stop] for n, a in batch.columns.items()},
             kinds={n: k[start:stop] for n, k in batch.kinds.items()},
-            broken=batch.broken if start else [],
+            broken=[b for b in batch.broken if (b.row > middle) == bool(start)],
         )
         yield from _bounded(part)
 
@@ -137,7 +139,7 @@ class _ArrowTexts:
         return arrow_digest(self.table.select(columns).to_batches())
 
 
-def _dataset_texts(dataset: Any) -> RawTexts:
+def _dataset_texts(dataset: Any, name: str) -> RawTexts:
     """A `datasets.Dataset`: memory-mapped rows; class numbers become their names."""
     classes = {
         name: feature.names
@@ -145,11 +147,11 @@ def _dataset_texts(dataset: Any) -> RawTexts:
         if type(feature).__name__ == "ClassLabel"
     }
     table = without_indices(dataset).data.table
-    for name, names in classes.items():
-        numbers = table.column(name).combine_chunks()
+    for column, names in classes.items():
+        numbers = table.column(column).combine_chunks()
         named = pa.DictionaryArray.from_arrays(numbers.cast(pa.int32()), names)
-        table = table.set_column(table.column_names.index(name), name, named)
-    return _ArrowTexts(table)
+        table = table.set_column(table.column_names.index(column), column, named)
+    return _ArrowTexts(table, name)
 
 
 @dataclass(frozen=True)

@@ -228,16 +228,21 @@ def _options(
             "tokenize.join_texts is for language models, and model.task is "
             f"{model.task}"
         )
-    names = ("unk_token", "eos_token", "sep_token", "bos_token")
-    ids = (tokenizer.token_id(name) for name in names)
     ends_alone = tokenizer.backend.num_special_tokens_to_add(False) > 0
     return EncodeOptions(
         max_length=tokenize.max_length,
         has_pair="text_pair" in rows.column_names,
         join=join,
         end_id=tokenizer.token_id("eos_token") if join and not ends_alone else None,
-        empty_id=next((id_ for id_ in ids if id_ is not None), None),
+        empty_id=empty_text_id(tokenizer),
     )
+
+
+def empty_text_id(tokenizer: TokenizerFile) -> int | None:
+    """The id that stands for a text of which the tokenizer leaves no token."""
+    names = ("unk_token", "eos_token", "sep_token", "bos_token")
+    ids = (tokenizer.token_id(name) for name in names)
+    return next((id_ for id_ in ids if id_ is not None), None)
 
 
 def _check_length(tokenizer: TokenizerFile, max_length: int) -> None:

@@ -1,0 +1,51 @@
+"""Parquet files that are written a batch at a time."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from kedro.io import AbstractDataset, DatasetError
+
+from flatout.datasets._keyed import dataset_errors
+
+
+class ParquetStream(AbstractDataset[Any, Any]):
+    """A Parquet file, whole or absent. Loads as a DataFrame.
+
+    Saving takes something with `schema` and `batches()` (Arrow record batches), and
+    holds one batch in memory.
+    """
+
+    def __init__(
+        self, *, filepath: str, metadata: dict[str, Any] | None = None
+    ) -> None:
+        self._file = Path(filepath)
+        self.metadata = metadata
+
+    def save(self, data: Any) -> None:
+        part = self._file.with_name(f".{self._file.name}.writing-{os.getpid()}")
+        with dataset_errors():
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with pq.ParquetWriter(part, data.schema) as writer:
+                    for batch in data.batches():
+                        writer.write_batch(batch)
+                os.replace(part, self._file)
+            finally:
+                part.unlink(missing_ok=True)
+
+    def load(self) -> Any:
+        if not self._exists():
+            raise DatasetError(
+                f"{self._file} is not there: run the pipeline that makes it"
+            )
+        return pq.read_table(self._file).to_pandas()
+
+    def _exists(self) -> bool:
+        return self._file.is_file()
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": str(self._file)}

@@ -1,0 +1,116 @@
+"""Texts to predict, in windows of rows: every row stays, with a reason where it
+cannot be used."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flatout.engine.data.column_checks import read_text
+from flatout.engine.data.raw_texts import (
+    BATCH_BYTES,
+    RawBatch,
+    RawTexts,
+    RawTextsError,
+    batches_of,
+)
+from flatout.engine.settings import PredictSettings
+
+
+def text_windows(raw: RawTexts, settings: PredictSettings) -> Iterator[Any]:
+    """Tables of at most `window_rows` rows (fewer where they are large), in order:
+    source, row, id, text, text_pair, reason. Where reason is not null the texts are.
+    """
+    pending = window_schema(settings).empty_table()
+    for batch in batches_of(raw, _wanted(settings)):
+        pending = pa.concat_tables([pending, _checked(batch, settings)])
+        while pending.num_rows >= settings.window_rows or pending.nbytes > BATCH_BYTES:
+            yield pending.slice(0, settings.window_rows).combine_chunks()
+            pending = pending.slice(settings.window_rows)
+    if pending.num_rows:
+        yield pending.combine_chunks()
+
+
+def window_schema(settings: PredictSettings) -> Any:
+    """Columns of a window; `id` and `text_pair` where there are such columns."""
+    fields = [("source", pa.string()), ("row", pa.int64())]
+    fields += [("id", pa.string())] if settings.id_column else []
+    fields += [("text", pa.string())]
+    fields += [("text_pair", pa.string())] if settings.text_pair_column else []
+    return pa.schema([*fields, ("reason", pa.string())])
+
+
+def check_columns(raw: RawTexts, settings: PredictSettings) -> None:
+    """Raises RawTextsError that names each missing column and the nearest there is."""
+    present, faults = raw.column_names, []
+    for key in ("text_column", "text_pair_column", "id_column"):
+        name = getattr(settings, key)
+        if name is None or present.count(name) == 1:
+            continue
+        near = difflib.get_close_matches(name, present, n=1, cutoff=0.4)
+        hint = f" (did you mean {near[0]!r}?)" if near and near[0] != name else ""
+        fault = "there twice" if name in present else "not there"
+        faults.append(f"predict.{key} is {name!r}, which is {fault}{hint}")
+    if faults:
+        raise RawTextsError(
+            f"predict_texts has the columns {', '.join(map(repr, present)) or 'none'}. "
+            + ". ".join(faults)
+            + ". Set the names in conf/base/parameters_predict.yml"
+        )
+
+
+def _wanted(settings: PredictSettings) -> list[str]:
+    names = (settings.text_column, settings.text_pair_column, settings.id_column)
+    return list(dict.fromkeys(name for name in names if name is not None))
+
+
+def _checked(batch: RawBatch, settings: PredictSettings) -> Any:
+    """Table of `window_schema`: the rows of `batch`, the broken ones in their place."""
+    texts, checks = {}, []
+    pair = settings.text_pair_column
+    columns = {"text": settings.text_column, **({"text_pair": pair} if pair else {})}
+    for name, column in columns.items():
+        texts[name], found = read_text(batch, column)
+        checks += found
+    reasons = np.full(len(batch.rows), None, dtype=object)
+    for mask, reason in reversed(checks):  # the first check has the last word
+        reasons[mask] = reason
+    reason = pa.array(reasons, pa.string())
+    arrays = {
+        "source": pa.repeat(batch.source, len(batch.rows)),
+        "row": pa.array(batch.rows),
+        **({"id": _id_of(batch, settings.id_column)} if settings.id_column else {}),
+        **{n: pc.if_else(reason.is_null(), t, None) for n, t in texts.items()},
+        "reason": reason,
+    }
+    table = pa.table(arrays, schema=window_schema(settings))
+    return _with_broken(table, batch) if batch.broken else table
+
+
+def _id_of(batch: RawBatch, name: str) -> Any:
+    try:
+        return batch.columns[name].cast(pa.string())
+    except pa.ArrowException as error:
+        kind = batch.columns[name].type
+        raise RawTextsError(
+            f"predict.id_column: {name!r} of predict_texts is {kind}, which has no "
+            "form as text; choose a column of texts or numbers, or null"
+        ) from error
+
+
+def _with_broken(table: Any, batch: RawBatch) -> Any:
+    reasons = {b.row: b.reason for b in reversed(batch.broken)}
+    rows = {
+        "source": pa.repeat(batch.source, len(reasons)),
+        "row": pa.array(reasons, pa.int64()),
+        "reason": pa.array(reasons.values(), pa.string()),
+    }
+    empty = pa.nulls(len(reasons), pa.string())
+    columns = [rows.get(name, empty) for name in table.column_names]
+    broken = pa.table(columns, schema=table.schema)
+    return pa.concat_tables([table, broken]).sort_by("row")

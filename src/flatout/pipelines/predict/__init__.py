@@ -1,0 +1,5 @@
+"""Texts -> what a saved model says of each."""
+
+from flatout.pipelines.predict.pipeline import create_pipeline
+
+__all__ = ["create_pipeline"]

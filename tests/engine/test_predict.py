@@ -1,0 +1,259 @@
+"""A saved model applied to texts, against plain transformers on the same rows."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoTokenizer
+
+from flatout.engine.data.raw_texts import RawTextsError
+from flatout.engine.data.text_files import TextFiles
+from flatout.engine.model import ModelError, Vocabulary, build, load_pretrained
+from flatout.engine.predict import predict
+from flatout.engine.predictor import made_ahead
+from flatout.engine.settings import (
+    ModelSettings,
+    SettingsError,
+    TokenizeSettings,
+    parse_settings,
+)
+from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
+from tests.engine.families import CONFIGS, LABEL_NAMES
+
+MAX_LENGTH = 24
+WORDS = "stock price falls after weak report while team wins a late match".split()
+
+
+def texts(count: int) -> list[str]:
+    chance = random.Random(5)
+    return [
+        " ".join(chance.choices(WORDS, k=chance.randint(1, 30))) for _ in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    recipe = tokenizer_recipe(
+        Dataset.from_dict({"text": texts(50)}),
+        ModelSettings(config={"model_type": "bert"}),
+        TokenizeSettings(vocab_size=100),
+    )
+    recipe.build()[0].save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def saved(tokenizer_folder, tmp_path_factory):
+    """Folder of a saved model of a family and a task, made once."""
+    made = {}
+
+    def folder_of(family: str = "bert", task: str = "sequence-classification"):
+        if (family, task) not in made:
+            folder = tmp_path_factory.mktemp(f"{family}-{task}")
+            tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+            settings = ModelSettings(
+                task=task, config={"model_type": family, **CONFIGS[family]}
+            )
+            names = LABEL_NAMES if task == "sequence-classification" else []
+            torch.manual_seed(0)
+            vocabulary = Vocabulary.of(tokenizer)
+            model = build(settings, vocabulary, names, MAX_LENGTH, "sdpa")
+            for weight in model.parameters():  # answers that differ from row to row
+                weight.data *= 15 if weight.dim() > 1 else 1
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+            made[family, task] = folder
+        return made[family, task]
+
+    return folder_of
+
+
+def recipe(folder, rows, **options):
+    settings = parse_settings(
+        {
+            "runtime": {"precision": "fp32", "threads": 1},
+            "tokenize": {"max_length": MAX_LENGTH},
+            "predict": options,
+        }
+    )
+    return predict(load_pretrained(folder), TokenizerFile(folder), rows, settings)
+
+
+def predicted(folder, rows, **options) -> pd.DataFrame:
+    made = recipe(folder, rows, **options)
+    return pa.Table.from_batches(made.batches(), made.schema).to_pandas()
+
+
+def plain_logits(folder, *columns: list[str]) -> np.ndarray:
+    """By transformers alone, a row at a time."""
+    model, tokenizer = (
+        load_pretrained(folder).eval(),
+        AutoTokenizer.from_pretrained(folder),
+    )
+    found = []
+    with torch.no_grad():
+        for row in zip(*columns, strict=True):
+            inputs = tokenizer(
+                *row, truncation=True, max_length=MAX_LENGTH, return_tensors="pt"
+            )
+            found.append(model(**inputs).logits[0].numpy())
+    return np.stack(found)
+
+
+@pytest.mark.parametrize("strategy", ["grouped", "packed"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert", "qwen3"])
+def test_predictions_are_those_of_plain_transformers(saved, family, strategy):
+    folder, rows = saved(family), texts(40)
+    frame = predicted(
+        folder, pd.DataFrame({"text": rows}), strategy=strategy, token_budget=64
+    )
+    logits = torch.from_numpy(plain_logits(folder, rows))
+    expected = logits.softmax(-1).numpy()
+    found = frame[[f"probability_{name}" for name in LABEL_NAMES]].to_numpy()
+    assert np.abs(found - expected).max() < 1e-5
+    best = expected.argmax(1)
+    assert expected.std(0).max() > 0.01  # 1,000 times the tolerance
+    assert frame["label"].tolist() == [LABEL_NAMES[index] for index in best]
+    assert frame["score"].tolist() == found.max(1).tolist()
+    assert frame["row"].tolist() == list(range(40))
+    assert frame["reason"].isna().all()
+
+
+def test_windows_do_not_change_predictions(saved):
+    rows = pd.DataFrame({"text": texts(40)})
+    whole = predicted(saved(), rows)
+    made = recipe(saved(), rows, window_rows=7)
+    batches = list(made.batches())
+    assert [batch.num_rows for batch in batches] == [7, 7, 7, 7, 7, 5]
+    parts = pa.Table.from_batches(batches).to_pandas()
+    assert parts["row"].tolist() == whole["row"].tolist()
+    assert parts["label"].tolist() == whole["label"].tolist()
+    assert np.abs(parts["score"] - whole["score"]).max() < 1e-5
+
+
+def test_a_regression_gives_values(saved):
+    folder, rows = saved("bert", "regression"), texts(12)
+    frame = predicted(folder, Dataset.from_dict({"text": rows}))
+    assert list(frame.columns) == ["source", "row", "value", "reason"]
+    assert np.abs(frame["value"] - plain_logits(folder, rows)[:, 0]).max() < 1e-5
+
+
+def test_pairs_of_texts_are_told_apart(saved):
+    folder, rows = saved(), texts(24)
+    first, second = rows[:12], rows[12:]
+    frame = predicted(
+        folder, pd.DataFrame({"text": first, "b": second}), text_pair_column="b"
+    )
+    logits = torch.from_numpy(plain_logits(folder, first, second))
+    expected = logits.softmax(-1).max(-1).values.numpy()
+    assert np.abs(frame["score"] - expected).max() < 1e-5
+
+
+def test_rows_that_cannot_be_used_stay_in_place(saved):
+    values = ["weak report", None, "  ", 7, ["a"], "late match"]
+    frame = predicted(
+        saved(), pd.DataFrame({"t": values, "key": [10, 11, 12, 13, 14, 15]}),
+        text_column="t", id_column="key",
+    )  # fmt: skip
+    assert frame["row"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert frame["id"].tolist() == ["10", "11", "12", "13", "14", "15"]
+    assert frame["reason"].tolist()[1:5] == [
+        "t is missing",
+        "t is empty",
+        "t is a number, not text",
+        "t is not text",
+    ]
+    assert frame["reason"].isna().tolist() == [True, *[False] * 4, True]
+    for column in ("label", "score", "probability_a"):
+        assert frame[column].isna().tolist() == [False, *[True] * 4, False], column
+    alone = predicted(saved(), pd.DataFrame({"text": ["weak report", "late match"]}))
+    assert frame["label"].dropna().tolist() == alone["label"].tolist()
+
+
+def test_a_file_without_one_usable_row_has_a_reason_a_row(saved):
+    frame = predicted(saved(), pd.DataFrame({"text": [None, ""]}))
+    assert frame["reason"].tolist() == ["text is missing", "text is empty"]
+    assert frame["label"].isna().all()
+    assert predicted(saved(), pd.DataFrame({"text": []}, dtype=object)).empty
+
+
+def test_lines_of_a_file_that_cannot_be_cut_stay_in_place(saved, tmp_path):
+    lines = [f"{index},{text}" for index, text in enumerate(texts(30))]
+    lines[4], lines[29] = "4,weak,report", "29,weak,report"
+    (tmp_path / "a.csv").write_text("\n".join(["id,text", *lines]) + "\n")
+    frame = predicted(saved(), TextFiles(tmp_path / "a.csv"), window_rows=8)
+    assert frame["row"].tolist() == list(range(30))
+    assert frame["source"].unique().tolist() == ["a.csv"]
+    told = frame["reason"].dropna()
+    assert told.to_dict() == dict.fromkeys((4, 29), "3 fields where 2 are expected")
+
+
+def test_shards_of_json_lines_are_one_after_another(saved, tmp_path):
+    rows = texts(6)
+    for name, part in (("a", rows[:3]), ("b", rows[3:])):
+        lines = [json.dumps({"text": text}) for text in part]
+        lines[1] = "{"
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    frame = predicted(saved(), TextFiles(tmp_path))
+    assert frame["source"].tolist() == ["a.jsonl"] * 3 + ["b.jsonl"] * 3
+    assert frame["row"].tolist() == [0, 1, 2, 0, 1, 2]
+    assert frame["reason"].str.startswith("not valid JSON").tolist()[1::3] == [True] * 2
+    assert frame["label"].isna().tolist() == [False, True, False] * 2
+
+
+def test_a_model_of_another_task_is_refused(saved):
+    rows = pd.DataFrame({"text": texts(2)})
+    with pytest.raises(ModelError, match="holds a BertForMaskedLM; predict takes"):
+        recipe(saved("bert", "masked-lm"), rows)
+    model = load_pretrained(saved())
+    model.config.problem_type = "multi_label_classification"
+    with pytest.raises(ModelError, match="gives several labels to a row"):
+        predict(model, TokenizerFile(saved()), rows, parse_settings({}))
+
+
+def test_a_tokenizer_of_another_model_is_refused(saved):
+    model = load_pretrained(saved())
+    model.config.vocab_size = 50
+    rows = pd.DataFrame({"text": texts(2)})
+    with pytest.raises(ModelError, match="they do not belong together"):
+        predict(model, TokenizerFile(saved()), rows, parse_settings({}))
+
+
+def test_a_missing_column_is_answered_with_the_nearest(saved):
+    rows = pd.DataFrame({"review_text": texts(2), "stars": [1, 2]})
+    with pytest.raises(RawTextsError) as caught:
+        recipe(saved(), rows, text_column="reviewtext", id_column="star")
+    assert str(caught.value) == (
+        "predict_texts has the columns 'review_text', 'stars'. predict.text_column is "
+        "'reviewtext', which is not there (did you mean 'review_text'?). "
+        "predict.id_column is 'star', which is not there (did you mean 'stars'?). "
+        "Set the names in conf/base/parameters_predict.yml"
+    )
+
+
+def test_lengths_that_do_not_fit_are_refused(saved):
+    rows = pd.DataFrame({"text": texts(2)})
+    with pytest.raises(SettingsError, match="set it to at most 512, or to auto"):
+        recipe(saved(), rows, max_length=513)
+    with pytest.raises(SettingsError, match="set it to at least 24, or lower"):
+        recipe(saved(), rows, token_budget=23)
+
+
+def test_made_ahead_keeps_order_and_errors():
+    def items():
+        yield from range(3)
+        raise KeyError("end")
+
+    found = []
+    with pytest.raises(KeyError, match="end"):
+        for item in made_ahead(items()):
+            found.append(item)
+    assert found == [0, 1, 2]
