@@ -24,12 +24,13 @@ from flatout import tracking
 from flatout.engine import environment
 from flatout.engine.jobs.checkpoint_folder import finish, is_interrupted
 from flatout.engine.settings import Settings, SettingsError, parse_settings
+from flatout.engine.sweep.samplers import check_sweep
 from flatout.tracking import facts, models
 
 logger = logging.getLogger(__name__)
 
 # Nodes that start processes of their own and must not run inside a runner's.
-TRAINING_NODES = frozenset({"train_model", "run_trials"})
+TRAINING_NODES = frozenset({"train_model", "run_trials", "run_sweep"})
 
 OPENING_LIMIT_S = 15.0
 
@@ -44,14 +45,17 @@ class ParameterHooks:
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
-        checked_settings(context)
+        self._settings = checked_settings(context)
 
     @hook_impl
     def before_pipeline_run(
         self, run_params: dict[str, Any], pipeline: Pipeline
     ) -> None:
         runner = str(run_params["runner"])
-        trains = TRAINING_NODES & {node.name for node in pipeline.nodes}
+        names = {node.name for node in pipeline.nodes}
+        if "run_sweep" in names:
+            check_sweep(self._settings)
+        trains = TRAINING_NODES & names
         if trains and ("ParallelRunner" in runner or "ThreadRunner" in runner):
             raise SettingsError(
                 f"{', '.join(sorted(trains))} cannot run in a ParallelRunner or "
@@ -146,6 +150,10 @@ class TrackingHooks(MlflowHook):
             record.trials = facts.nested_runs(outputs["benchmark_trials"])
             record.metrics.update(facts.pick_metrics(outputs["benchmark_summary"]))
             record.tags.update(facts.verdict_tags(outputs["benchmark_summary"]))
+        if "sweep_trials" in outputs:
+            record.trials = facts.nested_runs(outputs["sweep_trials"])
+        if best := outputs.get("sweep_best"):
+            record.metrics.update(facts.best_metrics(best))
         if node.name == "train_model":
             self._log_model(*outputs["model"], inputs["test_tokens"])
 

@@ -15,8 +15,6 @@ import yaml
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 from mlflow import MlflowClient
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
 
 from flatout.benchmark_hooks import TunedHooks, tuned_mismatches
 from flatout.datasets import KeptTable, TunedParameters
@@ -24,7 +22,7 @@ from flatout.engine.settings import parse_settings
 from flatout.pipelines.benchmark import create_pipeline
 from flatout.pipelines.benchmark.nodes import show_benchmark, write_tuned
 from tests.conftest import PROJECT, kedro
-from tests.engine.families import LABEL_NAMES, VOCABULARY, token_rows
+from tests.pipelines.tokens import write_tokens
 
 TRIAL = {
     "trial_id": "001",
@@ -229,21 +227,7 @@ def refuse_as_a_read_only_folder(folder: Path, monkeypatch) -> None:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     """A data folder as split and tokenize leave it."""
-    folder = tmp_path_factory.mktemp("data")
-    for name, count in (("train", 48), ("validation", 12), ("test", 12)):
-        rows = datasets.Dataset(token_rows("sequence-classification", count).table)
-        rows.save_to_disk(str(folder / "05_model_input" / f"{name}_tokens"))
-    pieces = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[UNK]": 3, "[MASK]": 4}
-    pieces |= {f"p{i}": i for i in range(5, VOCABULARY.size)}
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(pieces, unk_token="[UNK]")),
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        mask_token="[MASK]",
-    )
-    tokenizer.save_pretrained(str(folder / "06_models" / "tokenizer"))
-    (folder / "06_models" / "label_names.json").write_text(json.dumps(LABEL_NAMES))
-    return folder
+    return write_tokens(tmp_path_factory.mktemp("data"))
 
 
 @pytest.mark.process

@@ -80,6 +80,20 @@ def nvidia_gpu_count() -> int:
         return 0
 
 
+def gpu_names() -> list[str]:
+    """A value of CUDA_VISIBLE_DEVICES for each GPU that CUDA would show."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return [str(number) for number in range(nvidia_gpu_count())]
+    names = [name.strip() for name in visible.split(",")]
+    return [name for name in names if name not in ("", "-1")]
+
+
+def only_gpu(name: str | None) -> dict[str, str]:
+    """Variables with which a process sees that GPU alone; none for no GPU."""
+    return {} if name is None else {"CUDA_VISIBLE_DEVICES": name}
+
+
 def device_name() -> str:
     """The device that training would use, asked without touching CUDA."""
     if nvidia_gpu_count():

@@ -8,7 +8,8 @@ faults are reported at once, each with its path and the nearest valid name
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -293,6 +294,81 @@ class PredictSettings(_Model):
     """Rows that are held at a time, and sorted by length together."""
 
 
+SweptValue = bool | int | float | str
+
+
+class SweepRange(_Model):
+    """Values between two bounds, both included; whole numbers where both are."""
+
+    low: int | float
+    high: int | float
+    log: bool = False
+    """Draw evenly on a logarithmic scale."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> SweepRange:
+        if self.low >= self.high:
+            raise ValueError(f"low {self.low:g} is not below high {self.high:g}")
+        if self.log and self.low <= 0:
+            raise ValueError("log needs a low above 0")
+        return self
+
+
+class SweepSettings(_Model):
+    """Trainings that differ in some settings, named by path (train.learning_rate)."""
+
+    sampler: Literal["grid", "optuna"] = "grid"
+    grid: dict[str, list[SweptValue]] = {
+        "train.learning_rate": [3e-4, 1e-3],
+        "train.global_batch_size": [16, 32],
+    }
+    """Values to try of each setting: every combination, or optuna's choice of them."""
+    ranges: dict[str, SweepRange] = {}
+    """sampler optuna: bounds in place of a list."""
+    n_trials: int = Field(20, ge=1)
+    """Trainings of sampler optuna, those of a stopped sweep included."""
+    choose_by: Literal["validation_loss", "validation_accuracy"] = "validation_loss"
+    trial_timeout_s: float | None = Field(None, gt=0)
+    """A training that takes longer is ended; the others go on."""
+    folder: str = "data/08_reporting/sweep_logs"
+    """A folder a trial: what was asked, its log, its answer."""
+
+    @field_validator("grid", "ranges", mode="before")
+    @classmethod
+    def _by_path(cls, value: Any) -> Any:
+        """One level of dotted names, as --params nests them; null drops a setting."""
+        return dict(_swept(value)) if isinstance(value, Mapping) else value
+
+    @model_validator(mode="after")
+    def _something_to_try(self) -> SweepSettings:
+        if self.ranges and self.sampler == "grid":
+            raise ValueError("ranges are for sampler optuna; grid takes lists")
+        if not self.grid and not self.ranges:
+            raise ValueError("nothing to try: name a setting in grid")
+        empty = [path for path, values in self.grid.items() if not values]
+        if empty:
+            raise ValueError(f"no values to try for {', '.join(empty)}")
+        return self
+
+
+def _swept(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        path = f"{prefix}{name}"
+        if isinstance(value, Mapping) and "low" not in value:
+            yield from _swept(value, f"{path}.")
+        elif isinstance(value, str):
+            yield path, [_number_or_text(part) for part in value.split()]
+        elif value is not None:
+            yield path, value if isinstance(value, (list, Mapping)) else [value]
+
+
+def _number_or_text(text: str) -> int | float | str:
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
+
+
 class CorpusSettings(_Model):
     """The built-in corpus, where a run asks for another size of it."""
 
@@ -331,6 +407,7 @@ class Settings(_Model):
     train: TrainSettings = TrainSettings()
     benchmark: BenchmarkSettings = BenchmarkSettings()
     predict: PredictSettings = PredictSettings()
+    sweep: SweepSettings = SweepSettings()
     tuned: dict[str, Any] = {}
     """Where conf/tuned comes from; written by the benchmark, read by nothing else."""
     tracking: TrackingSettings = TrackingSettings()

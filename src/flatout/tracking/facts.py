@@ -165,7 +165,7 @@ def _nested_run(row: dict[str, Any]) -> dict[str, Any]:
         k: float(v)
         for k, v in present.items()
         if isinstance(v, (int, float)) and not isinstance(v, bool)
-        if k not in TRIAL_SETTINGS
+        if k not in TRIAL_SETTINGS and not _is_swept(k)
     }
     texts = {k: str(v)[:500] for k, v in present.items() if k not in numbers}
     failed = row.get("status") not in (None, "ok")
@@ -178,7 +178,8 @@ def _nested_run(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trial_name(row: dict[str, Any]) -> str:
-    """`003_packed_8192_b32_w0`: number, strategy, token budget, batch, workers."""
+    """`003_packed_8192_b32_w0`: number, strategy, token budget, batch, workers; of a
+    sweep `003_learning_rate-0.001`: number and what was swept."""
     columns = (
         ("trial_id", ""),
         ("strategy", ""),
@@ -186,7 +187,21 @@ def _trial_name(row: dict[str, Any]) -> str:
         ("global_batch_size", "b"),
         ("num_workers", "w"),
     )
-    return "_".join(f"{mark}{row[name]}" for name, mark in columns if name in row)
+    parts = [f"{mark}{row[name]}" for name, mark in columns if name in row]
+    swept = {name: value for name, value in row.items() if _is_swept(name)}
+    parts += [f"{name.rsplit('.')[-1]}-{value}" for name, value in swept.items()]
+    return "_".join(parts)
+
+
+def _is_swept(column: str) -> bool:
+    """Settings go by their path in the table of a sweep."""
+    return "." in column
+
+
+def best_metrics(best: dict[str, Any]) -> dict[str, float]:
+    """Figures of the sweep's best trial."""
+    names = ("validation_loss", "validation_accuracy", "samples_per_s")
+    return {f"best_{n}": float(best[n]) for n in names if best[n] is not None}
 
 
 def pick_metrics(summary: dict[str, Any]) -> dict[str, float]:

@@ -12,8 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from flatout.engine.bench.recommend import versions
 from flatout.engine.bench.trial_spec import (
     Kind,
@@ -22,9 +20,9 @@ from flatout.engine.bench.trial_spec import (
     TrialSpec,
     with_changes,
 )
-from flatout.engine.bench.trials import Answer, run_isolated
+from flatout.engine.bench.trials import Answer, resident_limit_bytes, run_isolated
 from flatout.engine.bench.watching import Unwatched, Watcher
-from flatout.engine.environment import device_name, nvidia_gpu_count
+from flatout.engine.environment import device_name
 from flatout.engine.flops import peak_tflops
 from flatout.engine.jobs.job_files import JobFiles
 from flatout.engine.jobs.launch import resolve_processes
@@ -207,20 +205,15 @@ class Bench:
         asked = {"spec": spec.as_json(), "job": asdict(self.files)}
         (folder / "spec.json").write_text(json.dumps(asked, indent=1))
         answer = run_isolated(
-            spec, folder, self.options.trial_timeout_s, self._resident_limit()
+            spec,
+            folder,
+            self.options.trial_timeout_s,
+            resident_limit_bytes(self.options.memory_headroom),
         )
         part = kept.with_suffix(".part")
         part.write_text(json.dumps(asdict(answer)))
         part.replace(kept)
         return answer
-
-    def _resident_limit(self) -> int | None:
-        """Where the device has no memory of its own, a trial ends before the machine
-        runs out."""
-        if nvidia_gpu_count():
-            return None
-        free = psutil.virtual_memory().available
-        return int(free * (1 - self.options.memory_headroom / 2))
 
     def _filled(self, trial: TrialResult, answer: Answer) -> TrialResult:
         tflops = answer.figures.get("tflops_per_s")

@@ -11,24 +11,26 @@ import xxhash
 
 from flatout.engine.settings import Settings, parse_settings
 
-Kind = Literal["end_to_end", "compute", "loader", "memory", "device", "profile", "peer"]
+Kind = Literal[
+    "end_to_end", "compute", "loader", "memory", "device", "profile", "peer", "train"
+]
 """What a trial measures: training whole; its steps on batches that lie on the device
 already; the loader alone; the largest token budget; the device's peak; where the time
-of a few steps goes, operator by operator; the peer."""
+of a few steps goes, operator by operator; the peer; a whole training (the sweep)."""
 
 
 @dataclass(frozen=True)
 class Measure:
     """How long a trial measures."""
 
-    steps: int
+    steps: int = 20
     """Optimizer steps of a block: the rows that every window goes over."""
-    warmup_steps: int
-    repeats: int
+    warmup_steps: int = 3
+    repeats: int = 3
     """Windows; the median counts."""
-    min_window_s: float
+    min_window_s: float = 1.0
     """A block is repeated until a window is at least so long."""
-    max_window_s: float
+    max_window_s: float = 2.5
     """Where steps are slow, a block has fewer of them."""
     headroom: float = 0.1
     """Share of the device's memory that stays free."""
@@ -42,14 +44,14 @@ class TrialSpec:
     kind: Kind
     mode: str
     settings: Settings
-    measure: Measure
+    measure: Measure = Measure()
     label: str = ""
     world_size: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
     """What a kind needs beside the settings."""
 
     def as_json(self) -> dict[str, Any]:
-        settings = self.settings.model_dump(mode="json", exclude={"benchmark"})
+        settings = self.settings.model_dump(mode="json", exclude={"benchmark", "sweep"})
         return {**asdict(replace(self, settings=None)), "settings": settings}  # type: ignore[arg-type]
 
     @classmethod
@@ -164,6 +166,8 @@ def with_changes(settings: Settings, changes: Mapping[str, Any]) -> Settings:
         *parents, last = path.split(".")
         level = nested
         for name in parents:
+            if not isinstance(level.get(name), dict):
+                level[name] = {}  # no such group: the check below says so
             level = level[name]
         level[last] = value
     return parse_settings(nested)

@@ -11,18 +11,27 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
 
 from flatout.engine.bench.trial_spec import TrialSpec
-from flatout.engine.environment import child_environment, training_environment
+from flatout.engine.environment import (
+    child_environment,
+    nvidia_gpu_count,
+    training_environment,
+)
 
-MODULES: dict[str, str] = {"peer": "flatout.benchmarks.peers"}
+MODULES: dict[str, str] = {
+    "peer": "flatout.benchmarks.peers",
+    "train": "flatout.engine.sweep.trial",
+}
 """Modules that run a kind; the others are run by `flatout.engine.bench.trial`."""
 
 POLL_S = 0.1
@@ -40,12 +49,18 @@ class Answer:
 
 
 def run_isolated(
-    spec: TrialSpec, folder: Path, timeout_s: float, max_resident_bytes: int | None
+    spec: TrialSpec,
+    folder: Path,
+    timeout_s: float,
+    max_resident_bytes: int | None,
+    *,
+    variables: Mapping[str, str] = MappingProxyType({}),
+    stop: threading.Event | None = None,
 ) -> Answer:
     """Run the trial whose spec.json lies in `folder`; its log is kept there.
 
     `max_resident_bytes`: end it before the machine runs out (devices without memory
-    of their own).
+    of their own). `variables`: for its environment. `stop`: end it when this is set.
     """
     result = folder / "result.json"
     result.unlink(missing_ok=True)
@@ -58,12 +73,15 @@ def run_isolated(
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             env=child_environment(
-                training_environment(spec.settings.runtime, spec.world_size)
+                {
+                    **training_environment(spec.settings.runtime, spec.world_size),
+                    **variables,
+                }
             ),
             start_new_session=True,
         )
         try:
-            fault = _wait(process, timeout_s, max_resident_bytes)
+            fault = _wait(process, timeout_s, max_resident_bytes, stop)
         finally:
             _kill_group(process)
     elapsed_s = time.perf_counter() - begin
@@ -86,17 +104,30 @@ def _command(spec: TrialSpec, folder: Path) -> list[str]:
 
 
 def _wait(
-    process: subprocess.Popen[bytes], timeout_s: float, max_resident_bytes: int | None
+    process: subprocess.Popen[bytes],
+    timeout_s: float,
+    max_resident_bytes: int | None,
+    stop: threading.Event | None,
 ) -> tuple[str, str] | None:
     """Until the end; the status and note of a trial that had to be stopped."""
     deadline = time.perf_counter() + timeout_s
     while process.poll() is None:
         if time.perf_counter() > deadline:
             return "timeout", f"stopped after {timeout_s:g} s"
+        if stop is not None and stop.is_set():
+            return "stopped", "stopped from outside"
         if max_resident_bytes and _resident_bytes(process.pid) > max_resident_bytes:
             return "oom", f"stopped at {max_resident_bytes / 2**30:.1f} GiB resident"
         time.sleep(POLL_S)
     return None
+
+
+def resident_limit_bytes(headroom: float) -> int | None:
+    """Where the device has no memory of its own, a trial ends before the machine runs
+    out: half of `headroom`, a share of what is free now, stays free."""
+    if nvidia_gpu_count():
+        return None
+    return int(psutil.virtual_memory().available * (1 - headroom / 2))
 
 
 def _resident_bytes(pid: int) -> int:

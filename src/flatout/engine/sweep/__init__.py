@@ -1,0 +1,1 @@
+"""Many trainings that differ in some settings, and the best of them."""

@@ -1,0 +1,68 @@
+"""The best trial of a sweep, and the command that trains with its settings."""
+
+from __future__ import annotations
+
+import logging
+import math
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from flatout.engine.settings import SweepSettings
+from flatout.engine.sweep.sweep import FIGURES, Row, shown
+
+logger = logging.getLogger(__name__)
+
+
+class SweepError(RuntimeError):
+    """A sweep of which no training came to an end."""
+
+    exit_code = 1
+
+
+def choose_best(rows: Sequence[Row], options: SweepSettings) -> dict[str, Any]:
+    """Settings and figures of the trial with the best `options.choose_by`. Raises
+    SweepError where none has one."""
+    name = options.choose_by
+    sign = -1 if name == "validation_accuracy" else 1
+    rated = [row for row in rows if row["status"] == "ok" and _is_number(row[name])]
+    if not rated:
+        raise SweepError(_nothing(rows, name))
+    best = min(rated, key=lambda row: sign * row[name])
+    settings = {path: value for path, value in best.items() if "." in path}
+    command = train_command(settings)
+    figures = {n: best[n] if _is_number(best[n]) else None for n in FIGURES}
+    logger.info("best is trial %s: %s", best["trial_id"], shown(figures))
+    logger.info("train with it: %s", command)
+    return {
+        "trial_id": best["trial_id"],
+        "settings": settings,
+        "chosen_by": name,
+        **figures,
+        "trials": dict(Counter(row["status"] for row in rows)),
+        "command": command,
+    }
+
+
+def _is_number(figure: float | None) -> bool:
+    return figure is not None and math.isfinite(figure)
+
+
+def train_command(settings: dict[str, Any]) -> str:
+    given = ",".join(f"{path}={value}" for path, value in settings.items())
+    return f"kedro run --pipelines=train --params={shlex.quote(given)}"
+
+
+def _nothing(rows: Sequence[Row], name: str) -> str:
+    lines = [
+        f"  {row['trial_id']} {row['status']}: {row['note']} ({row['log']})"
+        for row in rows
+    ]
+    return "\n".join(
+        [
+            f"none of the {len(rows)} trials of the sweep has a {name}. Mend what they "
+            "say and run the sweep again:",
+            *lines,
+        ]
+    )

@@ -1,0 +1,28 @@
+"""A training made of a formula: `python -m tests.engine.sweep_trial FOLDER`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from flatout.engine.bench.trial import serve
+
+
+def run(spec, open_job, folder):
+    train = spec.settings.train
+    with (folder.parent / "ran").open("a") as file:
+        file.write(f"{train.learning_rate} {os.environ.get('CUDA_VISIBLE_DEVICES')}\n")
+    if train.global_batch_size == 13:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    if train.global_batch_size == 17:
+        raise ValueError("seventeen")
+    return {
+        "validation_loss": abs(train.learning_rate - 0.01),
+        "validation_accuracy": train.learning_rate,
+        "samples_per_s": float(train.global_batch_size),
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(serve(Path(sys.argv[1]), run))

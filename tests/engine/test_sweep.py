@@ -1,0 +1,201 @@
+"""The sweep: what is tried, what is kept, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from flatout.engine.bench import trials
+from flatout.engine.settings import SettingsError, SweepSettings, parse_settings
+from flatout.engine.sweep.best import SweepError, choose_best
+from flatout.engine.sweep.samplers import Grid, check_sweep
+from flatout.engine.sweep.sweep import run_sweep
+from tests.conftest import PROJECT
+from tests.engine import benches
+
+RATE, BATCH = "train.learning_rate", "train.global_batch_size"
+
+
+def settings(folder=".", **sweep):
+    dumped = benches.settings().model_dump(mode="json")
+    return parse_settings({**dumped, "sweep": {"folder": str(folder), **sweep}})
+
+
+@pytest.fixture
+def formula(monkeypatch, tmp_path):
+    """Trials of tests/engine/sweep_trial.py; the lines of those that ran."""
+    monkeypatch.setitem(trials.MODULES, "train", "tests.engine.sweep_trial")
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    file = tmp_path / "sweep" / "ran"
+    return lambda: file.read_text().splitlines() if file.exists() else []
+
+
+def suggestions(sampler):
+    while (suggestion := sampler.ask()) is not None:
+        yield suggestion.changes
+
+
+def test_a_grid_is_every_combination():
+    grid = Grid(SweepSettings(grid={RATE: [0.1, 0.2], BATCH: [8, 16]}))
+    assert grid.total == 4
+    assert list(suggestions(grid)) == [
+        {RATE: 0.1, BATCH: 8},
+        {RATE: 0.1, BATCH: 16},
+        {RATE: 0.2, BATCH: 8},
+        {RATE: 0.2, BATCH: 16},
+    ]
+
+
+def test_the_command_line_may_nest_and_null_drops():
+    nested = {RATE: [1.0], BATCH: None, "train": {"learning_rate": "3e-4 0.001"}}
+    nested |= {"model": {"config": {"hidden_size": 32}}}
+    swept = SweepSettings(grid=nested)
+    assert swept.grid == {RATE: [3e-4, 0.001], "model.config.hidden_size": [32]}
+    ranges = {"train": {"learning_rate": {"low": 1e-4, "high": 1e-2, "log": True}}}
+    swept = SweepSettings(sampler="optuna", ranges=ranges)
+    assert swept.ranges[RATE].high == 1e-2
+
+
+@pytest.mark.parametrize(
+    ("sweep", "message"),
+    [
+        ({"grid": {"train.learning_rat": [1.0]}}, f"did you mean {RATE}?"),
+        ({"grid": {"trian.learning_rate": [1.0]}}, "did you mean train?"),
+        ({"grid": {RATE: [0.1, -1.0]}}, f"{RATE}: should be greater than 0"),
+        ({"grid": {"tokenize.max_length": [64]}}, "token rows are made before"),
+        ({"grid": {"train.distributed.num_processes": [2]}}, "cannot be swept"),
+    ],
+)
+def test_what_cannot_be_swept_is_refused_before_anything_runs(sweep, message):
+    with pytest.raises(SettingsError, match="sweep") as refused:
+        check_sweep(settings(**sweep))
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "message"),
+    [
+        ({"grid": {}}, "nothing to try"),
+        ({"grid": {RATE: []}}, f"no values to try for {RATE}"),
+        ({"ranges": {RATE: {"low": 1, "high": 2}}}, "ranges are for sampler optuna"),
+        (
+            {"sampler": "optuna", "ranges": {RATE: {"low": 2, "high": 1}}},
+            "low 2 is not below high 1",
+        ),
+        ({"gird": {}}, "did you mean sweep.grid?"),
+    ],
+)
+def test_a_sweep_that_makes_no_sense_is_refused(sweep, message):
+    with pytest.raises(SettingsError) as refused:
+        settings(**sweep)
+    assert message in str(refused.value)
+
+
+def test_optuna_has_to_be_installed(monkeypatch):
+    monkeypatch.setattr("flatout.engine.sweep.samplers.find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match=r"pip install 'flatout\[sweep\]'"):
+        check_sweep(settings(sampler="optuna"))
+
+
+@pytest.mark.process
+def test_trials_that_fail_cost_the_others_nothing(tmp_path, formula):
+    grid = {RATE: [0.02], BATCH: [8, 13, 17]}
+    asked = settings(tmp_path / "sweep", grid=grid)
+    files = benches.job_files(tmp_path)
+    rows = run_sweep(asked, files)
+    assert [list(row.values())[:8] for row in rows] == [
+        ["001", 0.02, 8, 0.01, 0.02, 8.0, "ok", ""],
+        ["002", 0.02, 13, None, None, None, "oom", rows[1]["note"]],
+        ["003", 0.02, 17, None, None, None, "error", "ValueError: seventeen"],
+    ]
+    with open(rows[2]["log"]) as log:
+        assert "ValueError: seventeen" in log.read()
+    assert run_sweep(asked, files) == [
+        *rows[:2],
+        {**rows[2], "elapsed_s": pytest.approx(rows[2]["elapsed_s"], abs=60)},
+    ]
+    assert len(formula()) == 4  # an error is tried again
+
+
+@pytest.mark.process
+def test_each_gpu_takes_the_next_trial(tmp_path, formula, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-ab")
+    grid = {RATE: [0.1, 0.2, 0.3]}
+    asked = settings(tmp_path / "sweep", grid=grid)
+    rows = run_sweep(asked, benches.job_files(tmp_path))
+    assert [row[RATE] for row in rows] == [0.1, 0.2, 0.3]
+    ran = dict(line.split() for line in formula())
+    assert set(ran) == {"0.1", "0.2", "0.3"}
+    assert set(ran.values()) == {"4", "GPU-ab"}
+
+
+@pytest.mark.process
+def test_other_settings_or_tokens_are_trained_anew(tmp_path, formula):
+    folder, grid = tmp_path / "sweep", {RATE: [0.1]}
+    files = benches.job_files(tmp_path)
+    run_sweep(settings(folder, grid=grid), files)
+    run_sweep(settings(folder, grid=grid, choose_by="validation_accuracy"), files)
+    assert len(formula()) == 1
+    run_sweep(settings(folder, grid={**grid, "runtime.seed": [1]}), files)
+    run_sweep(settings(folder, grid=grid), benches.job_files(tmp_path / "b", rows=40))
+    assert len(formula()) == 3
+
+
+@pytest.mark.process
+def test_optuna_goes_on_with_what_it_knew(tmp_path, formula):
+    pytest.importorskip("optuna")
+    sweep = {
+        "sampler": "optuna",
+        "grid": {BATCH: [8, 16]},
+        "ranges": {RATE: {"low": 1e-4, "high": 1e-1, "log": True}},
+    }
+    files, folder = benches.job_files(tmp_path), tmp_path / "sweep"
+    first = run_sweep(settings(folder, n_trials=2, **sweep), files)
+    rows = run_sweep(settings(folder, n_trials=4, **sweep), files)
+    assert rows[:2] == first
+    assert len({row[RATE] for row in rows}) == 4
+    assert all(1e-4 <= row[RATE] <= 1e-1 for row in rows)
+    assert {row[BATCH] for row in rows} <= {8, 16}
+    assert len(formula()) == 4
+    # Bounds that leave out what was tried begin anew.
+    sweep["ranges"] = {RATE: {"low": 1.0, "high": 2.0}}
+    [row] = run_sweep(settings(folder, n_trials=1, **sweep), files)
+    assert 1.0 <= row[RATE] <= 2.0
+
+
+ROW = {
+    "trial_id": "001",
+    RATE: 0.1,
+    BATCH: 8,
+    "validation_loss": 2.0,
+    "validation_accuracy": 0.5,
+    "samples_per_s": 9.0,
+    "status": "ok",
+    "note": "",
+    "log": "log.txt",
+}
+
+
+def test_the_best_by_loss_or_by_accuracy():
+    second = {**ROW, "trial_id": "002", RATE: 0.2, "validation_loss": 1.0}
+    second |= {"validation_accuracy": 0.4}
+    failed = {**ROW, "trial_id": "003", "status": "oom", "validation_loss": None}
+    rows = [ROW, second, failed]
+    assert choose_best(rows, SweepSettings()) == {
+        "trial_id": "002",
+        "settings": {RATE: 0.2, BATCH: 8},
+        "chosen_by": "validation_loss",
+        "validation_loss": 1.0,
+        "validation_accuracy": 0.4,
+        "samples_per_s": 9.0,
+        "trials": {"ok": 2, "oom": 1},
+        "command": f"kedro run --pipelines=train --params={RATE}=0.2,{BATCH}=8",
+    }
+    options = SweepSettings(choose_by="validation_accuracy")
+    assert choose_best(rows, options)["trial_id"] == "001"
+
+
+def test_a_sweep_without_any_result_says_why():
+    failed = {**ROW, "status": "error", "note": "too large", "validation_loss": None}
+    with pytest.raises(SweepError, match=r"001 error: too large \(log.txt\)"):
+        choose_best([failed], SweepSettings())

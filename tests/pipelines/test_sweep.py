@@ -1,0 +1,118 @@
+"""The sweep pipeline from the command line: killed, taken up again, tracked."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from flatout.pipelines.sweep import create_pipeline
+from tests.conftest import PROJECT, kedro
+from tests.pipelines.tokens import write_tokens
+
+RATE, BATCH = "train.learning_rate", "train.global_batch_size"
+GRID = f"sweep.grid.{RATE}=1e-3 1e-2,sweep.grid.{BATCH}=8 16"
+
+
+def test_wiring():
+    pipeline = create_pipeline()
+    parameters = {"runtime", "model", "tokenize", "train", "sweep"}
+    assert pipeline.inputs() == {
+        "train_tokens",
+        "validation_tokens",
+        "test_tokens",
+        "tokenizer",
+        "label_names",
+        *(f"params:{name}" for name in parameters),
+    }
+    assert pipeline.all_outputs() == {"sweep_trials", "sweep_best"}
+
+
+def killed_after_a_trial(arguments: list[str], logs: Path) -> int:
+    """Kill the sweep hard when the first answer is there; the status it ended with."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kedro", *arguments],
+        cwd=PROJECT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
+    )
+    while not list(logs.glob("*/answer.json")) and process.poll() is None:
+        time.sleep(0.01)
+    process.kill()
+    return process.wait(60)
+
+
+@pytest.mark.process
+def test_a_killed_sweep_goes_on_and_trains_nothing_twice(tmp_path):
+    data = write_tokens(tmp_path / "data")
+    logs = data / "08_reporting" / "sweep_logs"
+    asked = f"data_dir={data},runtime.threads=1,train.max_steps=3,{GRID}"
+    arguments = ["run", "--env=test", "--pipelines=sweep", f"--params={asked}"]
+    assert killed_after_a_trial(arguments, logs) == -signal.SIGKILL
+    [first] = logs.glob("*/answer.json")
+    answer, written_ns = json.loads(first.read_text()), first.stat().st_mtime_ns
+
+    done = kedro(*arguments)
+    assert done.returncode == 0, done.stdout
+    assert first.stat().st_mtime_ns == written_ns
+    assert len(list(logs.glob("*/answer.json"))) == 4
+    assert not list(logs.glob("*/training")), "weights of trials are not kept"
+    with (data / "08_reporting/sweep_trials.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [tuple(row.values())[:3] for row in rows] == [
+        ("001", "0.001", "8"),
+        ("002", "0.001", "16"),
+        ("003", "0.01", "8"),
+        ("004", "0.01", "16"),
+    ]
+    assert {(row["status"], row["note"], row["steps"]) for row in rows} == {
+        ("ok", "", "3")
+    }
+    assert float(rows[0]["validation_loss"]) == answer["figures"]["validation_loss"]
+    assert len({row["validation_loss"] for row in rows}) == 4
+
+    best = json.loads((data / "08_reporting/sweep_best.json").read_text())
+    lowest = min(rows, key=lambda row: float(row["validation_loss"]))
+    assert best["trial_id"] == lowest["trial_id"]
+    assert best["settings"] == {RATE: float(lowest[RATE]), BATCH: int(lowest[BATCH])}
+    assert best["command"] == (
+        "kedro run --pipelines=train "
+        f"--params={RATE}={lowest[RATE]},{BATCH}={lowest[BATCH]}"
+    )
+    assert best["command"] in " ".join(done.stdout.split())
+    assert_nested_runs(data, best)
+
+
+def assert_nested_runs(data: Path, best: dict) -> None:
+    """One parent that finished, one that was killed; four trainings under the first."""
+    client = MlflowClient(f"sqlite:///{data}/mlflow.db")
+    [experiment] = client.search_experiments(filter_string="name = 'flatout'")
+    runs = client.search_runs([experiment.experiment_id])
+    nested = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
+    [parent_id] = {run.data.tags["mlflow.parentRunId"] for run in nested}
+    parent = client.get_run(parent_id)
+    assert parent.info.status == "FINISHED"
+    assert parent.data.metrics["best_validation_loss"] == best["validation_loss"]
+    found = {(run.data.params[RATE], run.data.params[BATCH]) for run in nested}
+    assert found == {
+        (rate, batch) for rate in ("0.001", "0.01") for batch in ("8", "16")
+    }
+    losses = [run.data.metrics["validation_loss"] for run in nested]
+    assert min(losses) == best["validation_loss"]
+
+
+def test_names_that_are_no_settings_are_refused_at_once(tmp_path):
+    asked = f"data_dir={tmp_path},sweep.grid.train.learning_rat=1e-3"
+    done = kedro("run", "--env=test", "--pipelines=sweep", f"--params={asked}")
+    assert done.returncode == 2, done.stdout
+    assert f"unknown parameter; did you mean {RATE}?" in done.stdout
+    assert "Traceback" not in done.stdout
+    assert not os.listdir(tmp_path)
