@@ -202,6 +202,37 @@ def test_the_tokens_are_inputs_of_the_run(finished):
     }
 
 
+def test_a_slow_training_is_told_of_with_what_differs(finished, tokens):
+    """The same work, in 16 micro-batches of padded rows instead of one packed."""
+    shutil.copy(finished.data / "mlflow.db", tokens)
+    slow = (
+        "runtime.attention=eager,train.strategy=fixed,train.token_budget=64,"
+        "train.synchronize_every_step=true,guard.on_slow=fail"
+    )
+    arguments = ("run", "--env=test", "--pipelines=train")
+    done = kedro(*arguments, f"--params=data_dir={tokens},{slow}")
+    assert done.returncode == 7, done.stdout
+    assert "Healthy is 80 to 120 %. What differs, likeliest first:" in done.stdout
+
+    verdict = json.loads((tokens / "08_reporting/guard.json").read_text())
+    client = MlflowClient(f"sqlite:///{tokens}/mlflow.db")
+    experiment = client.get_experiment_by_name("flatout").experiment_id
+    run, baseline = client.search_runs([experiment], order_by=["start_time DESC"])
+    assert (verdict["state"], verdict["baseline"]) == ("slow", baseline.info.run_id)
+    assert {difference["name"] for difference in verdict["differences"][:5]} >= {
+        "runtime.attention",
+        "train.strategy",
+        "train.token_budget",
+    }
+    rates = [r.data.metrics["guard_samples_per_s"] for r in (run, baseline)]
+    assert verdict["rate_pct"] == pytest.approx(100 * rates[0] / rates[1])
+    assert run.data.metrics["guard_rate_pct"] == verdict["rate_pct"]
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["guard"] == "slow"
+    assert run.data.tags["work_key"] == baseline.data.tags["work_key"]
+    assert (tokens / "06_models/model/model.safetensors").exists()
+
+
 def test_a_dead_tracking_server_hurts_nobody(tokens, store):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -215,6 +246,7 @@ def test_a_dead_tracking_server_hurts_nobody(tokens, store):
     )
     assert done.returncode == 0, done.stdout
     assert f"MLflow at {dead} takes nothing at the moment" in done.stdout
+    assert f"guard: not compared. MLflow at {dead} takes nothing now" in done.stdout
     assert "`kedro flatout sync` sends it" in " ".join(done.stdout.split())
     lines = (tokens / "08_reporting/train_metrics.jsonl").read_text().splitlines()
     logged = [p["step"] for p in map(json.loads, lines) if "train_loss" in p["metrics"]]

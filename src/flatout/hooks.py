@@ -94,8 +94,8 @@ class TrackingHooks(MlflowHook):
 
     def __init__(self) -> None:
         super().__init__()
-        self._outbox: tracking.Outbox | None = None
-        self._forwarder: tracking.Forwarder | None = None
+        self.outbox: tracking.Outbox | None = None
+        self.forwarder: tracking.Forwarder | None = None
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
@@ -118,31 +118,31 @@ class TrackingHooks(MlflowHook):
         if not self._tracks(names):
             switch_catalog_logging(catalog, False)
             return
-        self._outbox = self._begin(run_params, pipeline)
-        self._outbox.save()
-        self._forwarder = tracking.Forwarder(self._outbox, self._connect)
-        self._forwarder.start()
+        self.outbox = self._begin(run_params, pipeline)
+        self.outbox.save()
+        self.forwarder = tracking.Forwarder(self.outbox, self._connect)
+        self.forwarder.start()
         atexit.register(self._end, "KILLED", "interrupted")
 
     @hook_impl
     def before_node_run(self, node: Node, inputs: dict[str, Any]) -> None:
         """Note the node's parameters, flat; the thread sends them in one call."""
-        if self._outbox is None or self._forwarder is None:
+        if self.outbox is None or self.forwarder is None:
             return
-        self._outbox.record.params.update(self._flat_parameters(inputs))
+        self.outbox.record.params.update(self._flat_parameters(inputs))
         if node.name in TRAINING_NODES:
-            facts.note_tokens(self._outbox.record, inputs)
+            facts.note_tokens(self.outbox.record, inputs)
             # Opening a store takes seconds of Python, which would slow the first steps.
-            self._forwarder.wait_until_tried(OPENING_LIMIT_S)
-        self._forwarder.activate_run()
+            self.forwarder.wait_until_tried(OPENING_LIMIT_S)
+        self.forwarder.activate_run()
 
     @hook_impl
     def after_node_run(
         self, node: Node, inputs: dict[str, Any], outputs: dict[str, Any]
     ) -> None:
-        if self._outbox is None:
+        if self.outbox is None:
             return
-        record = self._outbox.record
+        record = self.outbox.record
         if report := outputs.get("train_report"):
             record.metrics.update(facts.report_metrics(report))
             record.tags.update(facts.report_tags(report))
@@ -206,10 +206,10 @@ class TrackingHooks(MlflowHook):
     def _log_model(self, model: Any, tokenizer: Any, tokens: Any) -> None:
         """Model and registry, where MLflow takes them; training is over by now."""
         settings = self._settings.tracking
-        if self._outbox is None or self._forwarder is None or not settings.log_model:
+        if self.outbox is None or self.forwarder is None or not settings.log_model:
             return
-        record = self._outbox.record
-        if not self._forwarder.flush():
+        record = self.outbox.record
+        if not self.forwarder.flush():
             logger.warning("The model was not logged: MLflow takes nothing now.")
             return
         example = tokenizer.decode(tokens[0]["input_ids"], skip_special_tokens=True)
@@ -240,10 +240,10 @@ class TrackingHooks(MlflowHook):
 
     def _end(self, status: str, reason: str) -> None:
         """End the run once, whatever ended it."""
-        if self._outbox is None or self._forwarder is None:
+        if self.outbox is None or self.forwarder is None:
             return
-        outbox, forwarder = self._outbox, self._forwarder
-        self._outbox = self._forwarder = None
+        outbox, forwarder = self.outbox, self.forwarder
+        self.outbox = self.forwarder = None
         atexit.unregister(self._end)
         if outbox.record.tags.get("exit_reason") == "running":  # no report told better
             outbox.record.tags["exit_reason"] = reason

@@ -8,6 +8,7 @@ from kedro.utils import find_kedro_project
 
 from flatout.benchmark_hooks import TunedHooks
 from flatout.engine.environment import tracking_uri
+from flatout.guard_hooks import GuardHooks
 from flatout.hooks import (
     EnvironmentHooks,
     HandOverHooks,
@@ -56,11 +57,14 @@ DISABLE_HOOKS_FOR_PLUGINS = ("kedro_mlflow",)
 
 SESSION_CLASS = session_class()
 
+TRACKING = TrackingHooks()
+
 # Kedro calls them last to first.
 HOOKS = (
+    GuardHooks(TRACKING),
     TunedHooks(),
     HandOverHooks(),
-    TrackingHooks(),
+    TRACKING,
     EnvironmentHooks(),
     ParameterHooks(),
 )

@@ -21,6 +21,7 @@ import torch
 from flatout.engine import health
 from flatout.engine.assemble import Trainer
 from flatout.engine.collation import StepBatch
+from flatout.engine.conditions import Conditions
 from flatout.engine.jobs.heartbeat import heartbeat
 from flatout.engine.optim import learning_rate
 from flatout.engine.progress import Progress
@@ -107,6 +108,7 @@ class Recorder:
         job = self.trainer.job
         self.metrics = MetricsFile(job.metrics_file, enabled=runtime.ranks.is_main)
         self.clock = WindowClock(runtime.device)
+        self.conditions = Conditions(runtime)
         self._habits = SlowHabits(self.trainer)
         self._steps_since_log = 0
         self._loop_begin_s = 0.0
@@ -142,6 +144,7 @@ class Recorder:
         self.metrics.start(start_step)
         self._loop_begin_s = time.perf_counter()
         self.clock.begin()
+        self.conditions.start()
 
     def step_begins(self) -> None:
         self.clock.step_begins()
@@ -171,6 +174,7 @@ class Recorder:
         Raises NonFiniteError."""
         figures = _read_sums(self.trainer)  # here the host waits for the device
         window = self.clock.close()
+        self.conditions.sample()
         bad_step = int(figures["first_bad_step"])
         if bad_step < StepSums.NEVER:
             raise self._bad_step(bad_step, figures).error()

@@ -97,6 +97,10 @@ class TrainReport:
     test_loss: float
     test_accuracy: float | None
     resumed_from_step: int | None
+    cpu_wait_pct: float | None = None
+    """Share of the wall time that the training thread was ready and had no core."""
+    gpu_clock_mhz: float | None = None
+    """Median of the main rank's device, at log points."""
     exit_reason: str = "finished"
     warnings: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)

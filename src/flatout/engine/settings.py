@@ -385,6 +385,23 @@ class TrackingSettings(_Model):
     """Name in the model registry; the best by validation gets the alias champion."""
 
 
+class GuardSettings(_Model):
+    """Holds a training's speed against that of the best earlier run of the same work
+    on the same device (guide C)."""
+
+    enabled: bool = True
+    baseline: str | None = None
+    """Id of an MLflow run. null: the fastest of the same work on the same device."""
+    healthy_low_pct: float = Field(80, gt=0, le=100)
+    healthy_high_pct: float = Field(120, ge=100)
+    on_slow: Literal["warn", "fail"] = "warn"
+    """`fail`: the command ends with an error once all results are saved."""
+    max_differences: int = Field(5, ge=1)
+    """Shown in the log; all of them are in guard.json."""
+    store_limit_s: float = Field(10, gt=0)
+    """Longest wait for the tracking store's answer."""
+
+
 class PathSettings(_Model):
     """Where training works; no part of what is trained."""
 
@@ -411,6 +428,7 @@ class Settings(_Model):
     tuned: dict[str, Any] = {}
     """Where conf/tuned comes from; written by the benchmark, read by nothing else."""
     tracking: TrackingSettings = TrackingSettings()
+    guard: GuardSettings = GuardSettings()
     paths: PathSettings = PathSettings()
 
 

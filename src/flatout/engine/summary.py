@@ -35,6 +35,7 @@ def build_report(
         **asdict(Rates.over(recorder.windows)),
         **efficiency(trainer, recorder.windows),
         **memory(runtime),
+        **recorder.conditions.figures(),
         **_chosen(trainer),
         compile_s=compile_clock.seconds,
         recompiles=max(0, compile_clock.count - 1),

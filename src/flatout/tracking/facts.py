@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from flatout.engine.environment import nvidia_gpu_count, usable_cores
+from flatout.engine.environment import device_name, nvidia_gpu_count, usable_cores
 from flatout.engine.settings import Settings
 from flatout.tracking.outbox import RunRecord
 from flatout.tracking.store import process_tags
@@ -29,6 +29,9 @@ FIGURES = (
     "tokens_per_s",
     "padding_pct",
     "mfu_pct",
+    "loader_wait_pct",
+    "cpu_wait_pct",
+    "gpu_clock_mhz",
     "step_ms_p50",
     "peak_reserved_gib",
     "compile_s",
@@ -53,6 +56,11 @@ REPORT_TAGS = (
     "attention",
     "strategy",
     "world_size",
+    "threads",
+    "token_budget",
+    "num_workers",
+    "compile",
+    "cuda_graphs",
     "token_key",
     "resumed_from_step",
     "exit_reason",
@@ -123,6 +131,8 @@ def starting_tags(folder: Path, run_params: dict[str, Any]) -> dict[str, str]:
         **{f"kedro.{key}": str(run_params[key]) for key in asked if run_params[key]},
         "git_commit": commit or "none",
         "git_dirty": str(dirty).lower(),
+        "device": device_name(),
+        "gpus": str(nvidia_gpu_count()),
         **{f"version.{name}": text for name, text in versions.items()},
         "exit_reason": "running",
     }
@@ -219,7 +229,10 @@ def verdict_tags(summary: dict[str, Any]) -> dict[str, str]:
 
 
 def report_tags(report: dict[str, Any]) -> dict[str, str]:
-    return {key: str(report[key]) for key in REPORT_TAGS if report.get(key) is not None}
+    """What ran, after all `auto` were settled, and the versions it ran on."""
+    tags = {key: str(report[key]) for key in REPORT_TAGS if report.get(key) is not None}
+    versions = report.get("versions", {})
+    return tags | {f"version.{name}": text for name, text in versions.items() if text}
 
 
 def report_metrics(report: dict[str, Any]) -> dict[str, float]:

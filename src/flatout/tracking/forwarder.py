@@ -65,6 +65,11 @@ class Forwarder:
         self._tried.wait(limit_s)
         return self._tried.is_set() and not self._failures
 
+    @property
+    def failing(self) -> bool:
+        """The store took nothing the last time."""
+        return self._failures > 0
+
     def activate_run(self) -> None:
         """Make the run MLflow's active one, where the store has it and answers."""
         run_id = self._outbox.record.run_id

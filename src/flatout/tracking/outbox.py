@@ -16,7 +16,12 @@ from mlflow.entities import Metric
 
 logger = logging.getLogger(__name__)
 
-ARTIFACTS = ("train_report.json", "train_history.csv", "confusion_matrix.json")
+ARTIFACTS = (
+    "train_report.json",
+    "train_history.csv",
+    "confusion_matrix.json",
+    "guard.json",
+)
 UNSENT = "unsent"
 RECORD_SUFFIX = ".run.json"
 

@@ -1,0 +1,82 @@
+"""Earlier runs of the same work, asked of a store that may not answer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from flatout.engine.guard import RATE, TrackedRun
+from flatout.tracking.store import one_line
+
+Answer = TypeVar("Answer")
+MAX_RUNS = 200
+
+
+class NoAnswer(Exception):
+    """The store was asked and gave nothing; the text says why."""
+
+
+def earlier_runs(
+    client: MlflowClient, experiment: str, work_key: str, device: str, own: str | None
+) -> list[TrackedRun]:
+    """Finished runs of the same work on the same device, the fastest first."""
+    found = client.get_experiment_by_name(experiment)
+    if found is None:
+        return []
+    runs = client.search_runs(
+        [found.experiment_id],
+        f"tags.work_key = '{work_key}' and attributes.status = 'FINISHED'",
+        max_results=MAX_RUNS,
+        order_by=[f"metrics.{RATE} DESC"],
+    )
+    tracked = [_tracked(run) for run in runs if run.info.run_id != own]
+    return [run for run in tracked if run.tags.get("device") == device]
+
+
+def named_run(client: MlflowClient, run_id: str) -> TrackedRun:
+    """The run that `guard.baseline` names; whatever it trained. Raises NoAnswer."""
+    try:
+        run = _tracked(client.get_run(run_id))
+    except Exception as error:
+        raise NoAnswer(
+            f"guard.baseline: {run_id} is not in MLflow ({one_line(error)}); give the "
+            "id of a finished run, or null"
+        ) from error
+    if run.samples_per_s is None:
+        raise NoAnswer(
+            f"guard.baseline: run {run_id} has no metric {RATE}; give the id of a "
+            "finished training of this version, or null"
+        )
+    return run
+
+
+def _tracked(run: Run) -> TrackedRun:
+    data, info = run.data, run.info
+    return TrackedRun(info.run_id, info.run_name, data.params, data.tags, data.metrics)
+
+
+def ask(question: Callable[[], Answer], limit_s: float) -> Answer:
+    """What `question` gives within `limit_s`. Raises NoAnswer."""
+    answers: list[Answer] = []
+    faults: list[Exception] = []
+
+    def run() -> None:
+        try:
+            answers.append(question())
+        except Exception as error:
+            faults.append(error)
+
+    thread = threading.Thread(target=run, name="flatout-guard", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if answers:
+        return answers[0]
+    if faults and isinstance(faults[0], NoAnswer):
+        raise faults[0]
+    if faults:
+        raise NoAnswer(f"MLflow did not say which runs it has ({one_line(faults[0])})")
+    raise NoAnswer(f"MLflow gave no answer within {limit_s:g} s")

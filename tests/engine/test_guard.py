@@ -1,0 +1,196 @@
+"""The guard's judgement: which earlier run counts, what is slow, what is blamed."""
+
+from __future__ import annotations
+
+import pytest
+
+from flatout.engine.guard import (
+    RATE,
+    TrackedRun,
+    choose_baseline,
+    judge,
+    typical_rate,
+    work_key,
+)
+from flatout.engine.guard_causes import differences
+from flatout.engine.settings import GuardSettings, parse_settings
+
+FAST = {
+    "precision": "bf16",
+    "attention": "flatout_rows",
+    "strategy": "packed",
+    "world_size": "1",
+    "token_budget": "65536",
+    "compile": "True",
+    "cuda_graphs": "True",
+    "gpus": "1",
+}
+PARAMS = {
+    "runtime.precision": "auto",
+    "runtime.tf32": "True",
+    "train.strategy": "auto",
+    "train.synchronize_every_step": "False",
+    "train.log_every": "20",
+    "train.max_steps": "None",
+    "paths.metrics": "a.jsonl",
+}
+
+
+def run(rate: float = 100.0, run_id: str = "r0", tags=(), params=(), **report: float):
+    metrics = {f"report/{name}": value for name, value in report.items()}
+    return TrackedRun(
+        run_id,
+        f"name-{run_id}",
+        {**PARAMS, **dict(params)},
+        {**FAST, **dict(tags)},
+        {RATE: rate, **metrics},
+    )
+
+
+def judged(rates, baseline=None, tags=(), params=(), **report: float):
+    now = run(run_id="now", tags=tags, params=params, **report)
+    settings = GuardSettings()
+    return judge(now, rates, run() if baseline is None else baseline, settings)
+
+
+@pytest.mark.parametrize(
+    ("rate", "state"),
+    [
+        (79.9, "slow"),
+        (80, "healthy"),
+        (100, "healthy"),
+        (120, "healthy"),
+        (121, "fast"),
+    ],
+)
+def test_the_healthy_band(rate, state):
+    verdict = judged([rate] * 5)
+    assert (verdict.state, verdict.rate_pct) == (state, pytest.approx(rate))
+
+
+def test_step_time_is_reported_beside_the_rate():
+    verdict = judged([50.0] * 5, run(step_ms_p50=10.0), step_ms_p50=20.0)
+    assert verdict.step_pct == 200
+    assert verdict.text.startswith(
+        "guard: 50 samples/s, 50 % of the baseline's 100 (run name-r0, r0); a step "
+        "takes 200 % of its time. Healthy is 80 to 120 %. Nothing that is recorded"
+    )
+
+
+def test_the_first_run_and_a_run_too_short_are_not_judged():
+    now, settings = run(), GuardSettings()
+    assert judge(now, [90.0] * 3, None, settings).state == "first"
+    short = judge(now, [90.0] * 2, run(), settings)
+    assert short.state == "unknown"
+    assert "2 windows behind the warm-up are too few" in short.text
+    assert typical_rate([1, 2]) is None
+    assert typical_rate([1, 9, 2]) == 2
+
+
+def test_a_disturbed_run_of_the_same_settings_is_no_alarm():
+    """Half of the windows fell into another program's work."""
+    verdict = judged([40.0] * 5 + [95.0] * 4)
+    assert verdict.state == "busy"
+    assert "a quarter of its windows reach 95 %" in verdict.text
+    starved = judged([40.0] * 9, cpu_wait_pct=50.0)
+    assert starved.state == "busy"
+    assert "no core for 50 % of the time" in starved.text
+
+
+def test_a_busy_machine_is_no_excuse_for_slow_settings():
+    slow = {"attention": "eager"}
+    assert judged([40.0] * 9, tags=slow, cpu_wait_pct=50.0).state == "slow"
+    assert judged([40.0] * 5 + [95.0] * 4, tags=slow).state == "slow"
+
+
+def test_what_differs_comes_likeliest_first():
+    """`auto` and what it came to are one; parameters of no effect come last."""
+    verdict = judged(
+        [20.0] * 5,
+        run(padding_pct=0.0, loader_wait_pct=0.0, gpu_clock_mhz=1980.0),
+        tags={
+            "precision": "fp32",
+            "attention": "eager",
+            "strategy": "fixed",
+            "cuda_graphs": "False",
+            "token_budget": "32768",
+        },
+        params={
+            "runtime.precision": "fp32",
+            "train.synchronize_every_step": "True",
+            "train.log_every": "1",
+            "train.max_steps": "20",
+            "paths.metrics": "b.jsonl",
+        },
+        padding_pct=70.0,
+        loader_wait_pct=1.0,
+        gpu_clock_mhz=990.0,
+    )
+    assert [
+        (d.name, d.then, d.now, round(d.factor, 2)) for d in verdict.differences
+    ] == [
+        ("runtime.precision", "bf16", "fp32", 4.0),
+        ("train.strategy", "packed", "fixed", 3.33),
+        ("train.cuda_graphs", "True", "False", 2.9),
+        ("runtime.attention", "flatout_rows", "eager", 2.2),
+        ("train.synchronize_every_step", "False", "True", 2.0),
+        ("gpu_clock_mhz", "1980.0", "990.0", 2.0),
+        ("train.log_every", "20", "1", 1.2),
+        ("train.token_budget", "65536", "32768", 1.15),
+    ]
+    shown = verdict.text.split("likeliest first:")[1].splitlines()
+    assert shown[1].strip() == (
+        "runtime.precision: bf16 -> fp32 (up to 4.0 times slower: no fast matrix units)"
+    )
+    assert shown[6] == "  and 3 more, in guard.json"
+
+
+def test_on_a_cpu_what_only_a_gpu_has_is_blamed_last():
+    cpu = {"gpus": "0", "precision": "fp32", "cuda_graphs": "False", "compile": "False"}
+    found = differences(
+        run(tags=cpu),
+        run(
+            tags={**cpu, "attention": "eager"},
+            params={"runtime.tf32": "False", "runtime.precision": "fp32"},
+        ),
+    )
+    assert [(d.name, d.factor) for d in found] == [
+        ("runtime.attention", 2.2),
+        ("runtime.tf32", 1.0),
+    ]
+
+
+def test_a_change_for_the_better_is_not_blamed():
+    slow = {"attention": "eager", "strategy": "fixed", "world_size": "1"}
+    found = differences(run(tags=slow), run(tags={"world_size": "8"}))
+    assert {d.factor for d in found} == {1.0}
+    [fewer] = differences(run(tags={"world_size": "8"}), run(tags={"world_size": "2"}))
+    assert fewer.factor == 4
+
+
+def test_the_baseline_is_the_fastest_of_the_same_precision_and_devices():
+    now = run(tags={"precision": "fp32"})
+    other = [run(300, "bf16"), run(900, "eight", {"world_size": "8"})]
+    like = [run(90, "a", {"precision": "fp32"}), run(110, "b", {"precision": "fp32"})]
+    assert choose_baseline([*other, *like], now).run_id == "b"
+    assert choose_baseline(other, now).run_id == "eight"  # there is no other
+    assert choose_baseline([TrackedRun("no rate", "n")], now) is None
+
+
+def test_the_same_work_in_another_way_has_the_same_key():
+    def key(tokens="t", **parameters):
+        model = parameters.pop("model", {"config": {"model_type": "bert"}})
+        return work_key(parse_settings({"model": model, **parameters}), tokens)
+
+    other_way = key(
+        runtime={"precision": "fp32", "attention": "eager", "threads": 1},
+        train={"strategy": "fixed", "epochs": 9, "loader": {"num_workers": 0}},
+    )
+    assert other_way == key()
+    others = {
+        key(tokens="u"),
+        key(train={"global_batch_size": 8}),
+        key(tokenize={"max_length": 64}),
+        key(model={"config": {"model_type": "bert", "hidden_size": 8}}),
+    }
+    assert len(others | {key()}) == 5
