@@ -76,8 +76,8 @@ def compare(folder: Path, texts: pa.Table, settings: Settings, repeats: int) -> 
     different = int((ours.argmax(1) != theirs.argmax(1)).sum())
     distance = np.abs(ours - theirs).max()
     logger.info(
-        "labels that differ from the defaults': %d of %d; largest difference of a "
-        "probability: %.1e",
+        "labels other than by defaults: %d of %d; largest difference of a probability: "
+        "%.1e",
         *(different, len(texts), distance),
     )
     return not different
