@@ -147,6 +147,8 @@ def test_the_run_is_in_the_tracking_store(finished):
         assert sorted(steps) == [2, 4, 6, 8], metric
     report = json.loads((finished.data / "08_reporting/train_report.json").read_text())
     assert run.data.metrics["test_accuracy"] == report["test_accuracy"]
+    assert run.data.metrics["split_rows_in"] == 400
+    assert 0 < run.data.metrics["system/system_memory_usage_percentage"] < 100
     assert run.data.metrics["report/samples_per_s"] == report["samples_per_s"]
     assert run.data.params["train.global_batch_size"] == "16"
     assert run.data.params["model.config.hidden_size"] == "32"
@@ -154,7 +156,10 @@ def test_the_run_is_in_the_tracking_store(finished):
     tags = run.data.tags
     assert tags["exit_reason"] == "finished"
     assert tags["kedro_env"] == "test"
-    assert tags["precision"] == report["precision"]
+    for name in ("precision", "device", "attention", "strategy"):
+        assert tags[name] == report[name]
+    assert tags["version.torch"] == report["versions"]["torch"]
+    assert tags["guard"] == "first"
     artifacts = {a.path for a in client.list_artifacts(run.info.run_id)}
     assert {
         "train_report.json",
@@ -162,6 +167,8 @@ def test_the_run_is_in_the_tracking_store(finished):
         "confusion_matrix.json",
         "training.png",
         "confusion_matrix.png",
+        "phases.png",
+        "guard.json",
         "environment.json",
     } <= artifacts
 
@@ -263,7 +270,7 @@ def test_a_dead_tracking_server_hurts_nobody(tokens, store):
     assert run.data.params["train.global_batch_size"] == "16"
 
 
-def test_split_never_imports_torch(finished):
+def test_split_has_a_run_of_its_own_and_never_imports_torch(finished, store):
     code = f"""
 import sys
 from kedro.framework.session import KedroSession
@@ -282,10 +289,18 @@ print("imported:", sorted({{"torch", "transformers", "accelerate"}} & set(sys.mo
         text=True,
         timeout=120,
         check=False,
-        env={**os.environ, "COLUMNS": "200"},
+        env={**os.environ, "COLUMNS": "200", "MLFLOW_TRACKING_URI": store},
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("imported: []")
+    client = MlflowClient(store)
+    [run] = client.search_runs([client.get_experiment_by_name("flatout").experiment_id])
+    assert run.info.run_name.startswith("data")
+    assert run.data.metrics["split_rows_in"] == 400
+    report = json.loads((finished.data / "08_reporting/split_report.json").read_text())
+    assert run.data.metrics["split_rows_train"] == report["rows_out"]["train"]
+    pictures = {a.path for a in client.list_artifacts(run.info.run_id)}
+    assert pictures == {"environment.json"}  # none of the training before it
 
 
 def test_bad_parameters_end_a_run_before_it_begins(tmp_path):

@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion, ModelVersionTag
 
 from flatout import tracking
-from flatout.tracking import facts, models
+from flatout.tracking import facts, models, outcomes
 from flatout.tracking.sending import send
 from flatout.tracking.store import process_tags
 
@@ -193,6 +193,18 @@ def test_a_locked_store_costs_seconds_and_no_point(store, tmp_path, points):
     lock.close()
 
 
+def test_the_load_of_the_machine_is_sent_beside_the_points(store, tmp_path, points):
+    outbox = tracking.begin(points, record(store, tmp_path), goes_on=False)
+    forwarder = tracking.Forwarder(outbox, system_metrics=True)
+    forwarder.start()
+    forwarder.wait_until_tried(20)
+    assert forwarder.flush()
+    assert forwarder.finish("FINISHED", 0)
+    load = history(store, outbox.record.run_id, "system/cpu_utilization_percentage")
+    assert [step for step, *_ in load] == [1, 2]
+    assert all(0 <= share <= 100 for _, share, _ in load)
+
+
 def test_trials_are_nested_runs(store, tmp_path, points):
     table = pd.DataFrame(
         {
@@ -203,7 +215,7 @@ def test_trials_are_nested_runs(store, tmp_path, points):
         }
     )
     outbox = tracking.begin(points, record(store, tmp_path), goes_on=False)
-    outbox.record.trials = facts.nested_runs(table)
+    outbox.record.trials = outcomes.nested_runs(table)
     assert run_to_end(outbox)
     client = MlflowClient(store)
     parent = outbox.record.run_id
@@ -291,11 +303,11 @@ def test_figures_of_a_report():
         "device": "cpu",
         "mfu_pct": None,
     }
-    assert facts.report_metrics(report) == {
+    assert outcomes.report_metrics(report) == {
         "test_accuracy": 0.5,
         "report/samples_per_s": 10.0,
     }
-    assert facts.report_tags(report) == {"device": "cpu"}
+    assert outcomes.report_tags(report) == {"device": "cpu"}
 
 
 def test_environment_names_every_package(tmp_path):

@@ -22,10 +22,11 @@ from mlflow import MlflowClient
 
 from flatout import tracking
 from flatout.engine import environment
+from flatout.engine.data.split_report import split_metrics
 from flatout.engine.jobs.checkpoint_folder import finish, is_interrupted
 from flatout.engine.settings import Settings, SettingsError, parse_settings
 from flatout.engine.sweep.samplers import check_sweep
-from flatout.tracking import facts, models
+from flatout.tracking import facts, models, outcomes
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +121,10 @@ class TrackingHooks(MlflowHook):
             return
         self.outbox = self._begin(run_params, pipeline)
         self.outbox.save()
-        self.forwarder = tracking.Forwarder(self.outbox, self._connect)
+        system = self._settings.tracking.system_metrics
+        self.forwarder = tracking.Forwarder(
+            self.outbox, self._connect, system_metrics=system
+        )
         self.forwarder.start()
         atexit.register(self._end, "KILLED", "interrupted")
 
@@ -142,23 +146,16 @@ class TrackingHooks(MlflowHook):
     ) -> None:
         if self.outbox is None:
             return
-        record = self.outbox.record
-        if report := outputs.get("train_report"):
-            record.metrics.update(facts.report_metrics(report))
-            record.tags.update(facts.report_tags(report))
-        if "benchmark_trials" in outputs:
-            record.trials = facts.nested_runs(outputs["benchmark_trials"])
-            record.metrics.update(facts.pick_metrics(outputs["benchmark_summary"]))
-            record.tags.update(facts.verdict_tags(outputs["benchmark_summary"]))
-        if "sweep_trials" in outputs:
-            record.trials = facts.nested_runs(outputs["sweep_trials"])
-        if best := outputs.get("sweep_best"):
-            record.metrics.update(facts.best_metrics(best))
+        outcomes.note_outputs(self.outbox.record, outputs)
         if node.name == "train_model":
             self._log_model(*outputs["model"], inputs["test_tokens"])
 
     @hook_impl
-    def after_pipeline_run(self) -> None:
+    def after_pipeline_run(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
+        if self.outbox is not None and "split_report" in pipeline.all_outputs():
+            # The node gave a recipe; the catalog has what came of it.
+            report = catalog.load("split_report")
+            self.outbox.record.metrics.update(split_metrics(report))
         self._end("FINISHED", "finished")
 
     @hook_impl
@@ -184,11 +181,13 @@ class TrackingHooks(MlflowHook):
 
     def _begin(self, run_params: dict[str, Any], pipeline: Pipeline) -> tracking.Outbox:
         settings, options = self._settings, self.mlflow_config.tracking
-        trains = "train_model" in {node.name for node in pipeline.nodes}
+        nodes = {node.name for node in pipeline.nodes}
+        trains = "train_model" in nodes
         metrics = Path(settings.paths.metrics)
         points = metrics if trains else metrics.with_name("run.jsonl")
         tags = facts.starting_tags(self._context.project_path, run_params)
-        name = options.run.name or facts.run_name(settings, tags["git_commit"])
+        given = settings if TRAINING_NODES & nodes else None
+        name = options.run.name or facts.run_name(given, tags["git_commit"])
         record = tracking.RunRecord(
             tracking_uri=self.mlflow_config.server.mlflow_tracking_uri,
             experiment=options.experiment.name,

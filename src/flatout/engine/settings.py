@@ -381,6 +381,8 @@ class TrackingSettings(_Model):
 
     log_model: bool = True
     """The best model, loadable with `mlflow.pyfunc`."""
+    system_metrics: bool = True
+    """Load of cores, memory, disk, network and GPUs, every 10 s, under `system/`."""
     registered_model: str | None = "flatout"
     """Name in the model registry; the best by validation gets the alias champion."""
 

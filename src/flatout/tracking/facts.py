@@ -21,54 +21,13 @@ from flatout.engine.settings import Settings
 from flatout.tracking.outbox import RunRecord
 from flatout.tracking.store import process_tags
 
-FINAL_METRICS = ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss")
-"""Keep their names."""
 
-FIGURES = (
-    "samples_per_s",
-    "tokens_per_s",
-    "padding_pct",
-    "mfu_pct",
-    "loader_wait_pct",
-    "cpu_wait_pct",
-    "gpu_clock_mhz",
-    "step_ms_p50",
-    "peak_reserved_gib",
-    "compile_s",
-    "train_wall_s",
-)
-"""Become `report/<name>`, to compare runs by; all others are in the artifact."""
-
-TRIAL_SETTINGS = frozenset(
-    {
-        "global_batch_size",
-        "token_budget",
-        "num_workers",
-        "prefetch_factor",
-        "world_size",
-    }
-)
-"""Numbers of a trial that were set, not measured."""
-
-REPORT_TAGS = (
-    "device",
-    "precision",
-    "attention",
-    "strategy",
-    "world_size",
-    "threads",
-    "token_budget",
-    "num_workers",
-    "compile",
-    "cuda_graphs",
-    "token_key",
-    "resumed_from_step",
-    "exit_reason",
-)
-
-
-def run_name(settings: Settings, commit: str | None) -> str:
-    """`bert-2x192_cpu_b32_1a2b3c4`: model, device, global batch, commit."""
+def run_name(settings: Settings | None, commit: str | None) -> str:
+    """`bert-2x192_cpu_b32_1a2b3c4`: model, device, global batch, commit; without
+    `settings`, of a run that trains nothing, `data_1a2b3c4`."""
+    known = [commit[:7]] if commit else []
+    if settings is None:
+        return plain_name("_".join(["data", *known]))
     config, gpus = settings.model.config, nvidia_gpu_count()
     model = settings.model.name_or_path or "-".join(
         str(part)
@@ -84,7 +43,7 @@ def run_name(settings: Settings, commit: str | None) -> str:
     )
     device = f"{gpus}gpu" if gpus else "cpu"
     parts = [Path(model).name, device, f"b{settings.train.global_batch_size}"]
-    return plain_name("_".join([*parts, *([commit[:7]] if commit else [])]))
+    return plain_name("_".join([*parts, *known]))
 
 
 def plain_name(name: str) -> str:
@@ -162,87 +121,6 @@ def note_tokens(record: RunRecord, inputs: dict[str, Any]) -> None:
         )
         if name == "train_tokens":
             record.tags["token_key"] = key
-
-
-def nested_runs(trials: Any) -> list[dict[str, Any]]:
-    """A run a line of the benchmark's table: texts are parameters, numbers metrics."""
-    return [_nested_run(row) for row in trials.to_dict("records")]
-
-
-def _nested_run(row: dict[str, Any]) -> dict[str, Any]:
-    present = {k: v for k, v in row.items() if v is not None and v == v}  # noqa: PLR0124
-    numbers = {
-        k: float(v)
-        for k, v in present.items()
-        if isinstance(v, (int, float)) and not isinstance(v, bool)
-        if k not in TRIAL_SETTINGS and not _is_swept(k)
-    }
-    texts = {k: str(v)[:500] for k, v in present.items() if k not in numbers}
-    failed = row.get("status") not in (None, "ok")
-    return {
-        "name": plain_name(_trial_name(row)),
-        "status": "FAILED" if failed else "FINISHED",
-        "params": texts,
-        "metrics": numbers,
-    }
-
-
-def _trial_name(row: dict[str, Any]) -> str:
-    """`003_packed_8192_b32_w0`: number, strategy, token budget, batch, workers; of a
-    sweep `003_learning_rate-0.001`: number and what was swept."""
-    columns = (
-        ("trial_id", ""),
-        ("strategy", ""),
-        ("token_budget", ""),
-        ("global_batch_size", "b"),
-        ("num_workers", "w"),
-    )
-    parts = [f"{mark}{row[name]}" for name, mark in columns if name in row]
-    swept = {name: value for name, value in row.items() if _is_swept(name)}
-    parts += [f"{name.rsplit('.')[-1]}-{value}" for name, value in swept.items()]
-    return "_".join(parts)
-
-
-def _is_swept(column: str) -> bool:
-    """Settings go by their path in the table of a sweep."""
-    return "." in column
-
-
-def best_metrics(best: dict[str, Any]) -> dict[str, float]:
-    """Figures of the sweep's best trial."""
-    names = ("validation_loss", "validation_accuracy", "samples_per_s")
-    return {f"best_{n}": float(best[n]) for n in names if best[n] is not None}
-
-
-def pick_metrics(summary: dict[str, Any]) -> dict[str, float]:
-    """Rates of the benchmark's picks."""
-    return {
-        f"{name}_samples_per_s": float(trial["samples_per_s"])
-        for name, trial in summary["picks"].items()
-        if trial
-    }
-
-
-def verdict_tags(summary: dict[str, Any]) -> dict[str, str]:
-    verdict = summary["verdict"]
-    return {"bound_by": verdict["bound"]} if verdict else {}
-
-
-def report_tags(report: dict[str, Any]) -> dict[str, str]:
-    """What ran, after all `auto` were settled, and the versions it ran on."""
-    tags = {key: str(report[key]) for key in REPORT_TAGS if report.get(key) is not None}
-    versions = report.get("versions", {})
-    return tags | {f"version.{name}": text for name, text in versions.items() if text}
-
-
-def report_metrics(report: dict[str, Any]) -> dict[str, float]:
-    """Figures of a train report by which runs are compared, under MLflow's names."""
-    names = {key: key for key in FINAL_METRICS} | {k: f"report/{k}" for k in FIGURES}
-    return {
-        name: float(report[key])
-        for key, name in names.items()
-        if report.get(key) is not None
-    }
 
 
 def write_environment(file: Path) -> None:

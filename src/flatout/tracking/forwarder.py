@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from mlflow import MlflowClient
+from mlflow.entities import Metric
 
 from flatout.tracking.outbox import Outbox, set_aside_beside
 from flatout.tracking.sending import send, send_end
@@ -20,6 +22,7 @@ from flatout.tracking.store import (
     one_line,
     process_lives,
 )
+from flatout.tracking.system import SystemMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +40,15 @@ class Forwarder:
     """
 
     def __init__(
-        self, outbox: Outbox, connect: Callable[[], MlflowClient] | None = None
+        self,
+        outbox: Outbox,
+        connect: Callable[[], MlflowClient] | None = None,
+        *,
+        system_metrics: bool = False,
     ) -> None:
         self._outbox = outbox
+        self._wants_system = system_metrics
+        self._system: SystemMetrics | None = None
         self._connect = connect or partial(MlflowClient, outbox.record.tracking_uri)
         self._ended = False
         self._wake = threading.Event()
@@ -107,7 +116,9 @@ class Forwarder:
             ended = self._ended
             try:
                 client = client or self._connected()
-                (send_end if ended else send)(self._outbox, client)
+                self._send_system(client, send(self._outbox, client))
+                if ended:
+                    send_end(self._outbox, client)
                 self._failures = 0
                 self._deliveries += 1
             except Exception as error:  # tracking never ends a run
@@ -116,6 +127,17 @@ class Forwarder:
             if ended:
                 return
             pause = min(INTERVAL_S * 2**self._failures, LONGEST_PAUSE_S)
+
+    def _send_system(self, client: MlflowClient, run_id: str) -> None:
+        """What a store that is gone misses of it is not sent later."""
+        if not self._wants_system:
+            return
+        if self._system is None:
+            self._system = SystemMetrics()
+            return
+        sampled, now_ms = self._system.sample(), int(time.time() * 1000)
+        metrics = [Metric(k, v, now_ms, self._deliveries) for k, v in sampled.items()]
+        client.log_batch(run_id, metrics=metrics)
 
     def _connected(self) -> MlflowClient:
         record = self._outbox.record

@@ -11,15 +11,17 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 
-def draw(folder: Path) -> list[Path]:
-    """Draw what `folder` has a report of, into it. Never raises: no run ends by it."""
+def draw(folder: Path, since_s: float = 0.0) -> list[Path]:
+    """Draw into `folder` what it has a report of that was written at `since_s` (Unix
+    time) or later. Never raises: no run ends by it."""
     drawn = []
     for source, target, picture in (
         ("train_history.csv", "training.png", _training),
+        ("train_report.json", "phases.png", _phases),
         ("confusion_matrix.json", "confusion_matrix.png", _confusion),
     ):
         path = folder / source
-        if not path.is_file():
+        if not path.is_file() or path.stat().st_mtime < since_s:
             continue
         try:
             _save(picture(path), folder / target)
@@ -39,6 +41,20 @@ def _training(path: Path) -> Any:
         axis.set(xlabel="step", ylabel=column.replace("_per_s", "/s"))
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
+    return figure
+
+
+def _phases(path: Path) -> Any:
+    """Where the training's wall time went; waiting for the loader is in the steps."""
+    report = json.loads(path.read_text(encoding="utf-8"))
+    parts = {
+        name: report[f"{name}_s"] for name in ("compile", "evaluate", "checkpoint")
+    }
+    parts["steps and start"] = max(0.0, report["train_wall_s"] - sum(parts.values()))
+    figure, [axis] = _figure(1, 1)
+    bars = axis.barh(list(parts), list(parts.values()))
+    axis.bar_label(bars, fmt="%.1f")
+    axis.set(xlabel="seconds")
     return figure
 
 

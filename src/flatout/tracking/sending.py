@@ -48,7 +48,10 @@ def send_end(outbox: Outbox, client: MlflowClient) -> None:
     for start in range(0, len(finals), MAX_BATCH_METRICS):
         client.log_batch(run_id, metrics=finals[start : start + MAX_BATCH_METRICS])
     _send_trials(outbox, client, run_id)
-    for path in [*artifacts(outbox), *draw(outbox.points.parent)]:
+    for path in [
+        *artifacts(outbox),
+        *draw(outbox.points.parent, record.start_ms / 1000),
+    ]:
         client.log_artifact(run_id, str(path))
     client.set_terminated(run_id, record.status, record.end_ms)
     record.complete = True

@@ -1,0 +1,43 @@
+"""Load of the machine while a run goes on, as MLflow's own monitors see it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "system/"
+"""MLflow shows metrics of this name on a page of their own."""
+
+
+class SystemMetrics:
+    """Cores, memory, disk and network of this machine, and its NVIDIA GPUs, if any."""
+
+    def __init__(self) -> None:
+        self._monitors = _monitors()
+        self.sample()  # a share of the cores counts from the sample before
+
+    def sample(self) -> dict[str, float]:
+        """Since the last call; costs a few milliseconds."""
+        found: dict[str, float] = {}
+        for monitor in self._monitors:
+            monitor.collect_metrics()
+            found |= monitor.aggregate_metrics()
+            monitor.clear_metrics()
+        return {f"{PREFIX}{name}": float(value) for name, value in found.items()}
+
+
+def _monitors() -> list[Any]:
+    from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
+    from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
+    from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
+    from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
+
+    monitors = []
+    for kind in (CPUMonitor, DiskMonitor, NetworkMonitor, GPUMonitor):
+        try:
+            monitors.append(kind())
+        except Exception as error:  # no GPU, or a system that does not say
+            logger.debug("no %s: %s", kind.__name__, error)
+    return monitors
