@@ -73,6 +73,8 @@ class Predictor:
                 has_pair=self.settings.text_pair_column is not None,
                 empty_id=empty_text_id(tokenizer),
             ),
+            # Beside a GPU Python is what is short: it lays out and launches.
+            by_words=not self.runtime.is_cuda,
         )
         parameters = inspect.signature(model.forward).parameters
         self._takes_type_ids = "token_type_ids" in parameters

@@ -24,14 +24,17 @@ from flatout.engine.tokenizing.word_pool import WordPool
 
 class Encoder:
     """A tokenizer with its options. Texts are put together from words that were met
-    before where the tokenizer's rule allows it, and go the plain way otherwise."""
+    before where the tokenizer's rule allows it, and go the plain way otherwise, or
+    where `by_words` is false: that way leaves Python to other threads."""
 
-    def __init__(self, tokenizer: Tokenizer, options: EncodeOptions) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, options: EncodeOptions, *, by_words: bool = True
+    ) -> None:
         self.options = options
         tokenizer.no_padding()
         tokenizer.no_truncation()
         around = special_around(tokenizer)
-        usable = around is not None and not options.has_pair
+        usable = by_words and around is not None and not options.has_pair
         self._splitter = splitter_for(tokenizer) if usable else None
         before, after = around or ([], [])
         after = after if options.end_id is None else [*after, options.end_id]
