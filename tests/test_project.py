@@ -15,14 +15,18 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import pandas as pd
 import pytest
 from kedro.framework.project import pipelines
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 from mlflow import MlflowClient
 
+from flatout.engine.bench.trial_spec import TrialResult
 from flatout.engine.settings import Settings, parse_settings
 from tests.conftest import PROJECT, kedro
+from tests.engine.benches import spec
+from tests.notebook import cells_of
 
 ENVIRONMENTS = ("local", "test", "slow")
 LIVE_METRICS = {
@@ -33,6 +37,19 @@ LIVE_METRICS = {
     "grad_norm",
     "loader_wait_pct",
 }
+
+
+NOTEBOOK_FIGURES = """
+import json
+print(json.dumps({
+    "samples": report["samples"],
+    "steps": history.index.tolist(),
+    "classes": len(confusion),
+    "run": runs["status"].tolist(),
+    "trials": trials["samples_per_s"].tolist(),
+    "drawn": drawn,
+}))
+"""
 
 
 class Run(NamedTuple):
@@ -238,6 +255,44 @@ def test_a_slow_training_is_told_of_with_what_differs(finished, tokens):
     assert run.data.tags["guard"] == "slow"
     assert run.data.tags["work_key"] == baseline.data.tags["work_key"]
     assert (tokens / "06_models/model/model.safetensors").exists()
+
+
+@pytest.mark.process
+def test_the_notebook_shows_what_the_run_left(finished, tmp_path):
+    """Every cell, as Jupyter would run it, on a run and one measured trial."""
+    data = tmp_path / "data"
+    shutil.copytree(finished.data, data)
+    asked = TrialResult.asked(spec("end_to_end"), "001", "k")
+    trial = asked.answered({"samples_per_s": 12.5, "status": "ok"})
+    table = data / "08_reporting" / "benchmark_trials.csv"
+    pd.DataFrame([trial]).to_csv(table, index=False)
+    command = [sys.executable, "-m", "tests.notebook", "notebooks/review.ipynb"]
+    done = subprocess.run(
+        [*command, f"data_dir = {str(data)!r}", NOTEBOOK_FIGURES],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "MPLBACKEND": "Agg"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout.strip().splitlines()[-1]) == {
+        "samples": 128,
+        "steps": [2, 4, 6, 8],
+        "classes": 4,
+        "run": ["FINISHED"],
+        "trials": [12.5],
+        "drawn": ["token_figure"],
+    }
+
+
+def test_the_notebook_is_kept_without_outputs():
+    cells = cells_of(PROJECT / "notebooks" / "review.ipynb")
+    assert len(cells) > 5
+    assert [(cell["outputs"], cell["execution_count"]) for cell in cells] == [
+        ([], None)
+    ] * len(cells)
 
 
 def test_a_dead_tracking_server_hurts_nobody(tokens, store):

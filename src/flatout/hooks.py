@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import mlflow
 from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
 from kedro.io import DataCatalog
@@ -106,9 +105,7 @@ class TrackingHooks(MlflowHook):
         self.mlflow_config = KedroMlflowConfig.model_validate(
             context.config_loader["mlflow"]
         )
-        uri = self.mlflow_config.server.mlflow_tracking_uri
-        tracking.prepare(uri)
-        mlflow.set_tracking_uri(uri)  # for notebooks
+        tracking.use(self.mlflow_config.server.mlflow_tracking_uri)  # for notebooks
         context.__setattr__("mlflow", self.mlflow_config)  # for `kedro mlflow ui`
 
     @hook_impl
@@ -176,7 +173,8 @@ class TrackingHooks(MlflowHook):
         # Else it calls mlflow.autolog(disable=True), whose import hooks deadlock with a
         # main thread that imports transformers. Autologging is off anyhow.
         self.mlflow_config.tracking.disable_tracking.disable_autologging = False
-        self.mlflow_config.setup(self._context)
+        with environment.tracking_uri_kept():
+            self.mlflow_config.setup(self._context)
         return MlflowClient()
 
     def _begin(self, run_params: dict[str, Any], pipeline: Pipeline) -> tracking.Outbox:

@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -187,18 +187,29 @@ _RANK_VARIABLES = frozenset(
 
 
 @contextmanager
-def tokenizer_parallelism(enabled: bool) -> Iterator[None]:
-    """Let the Rust tokenizer use all cores (or one) inside the block."""
-    name = "TOKENIZERS_PARALLELISM"
+def restored(name: str) -> Iterator[None]:
+    """Give the variable `name` back its value after the block."""
     before = os.environ.get(name)
-    os.environ[name] = "true" if enabled else "false"
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
+        os.environ.pop(name, None)
+        if before is not None:
             os.environ[name] = before
+
+
+@contextmanager
+def tokenizer_parallelism(enabled: bool) -> Iterator[None]:
+    """Let the Rust tokenizer use all cores (or one) inside the block."""
+    with restored("TOKENIZERS_PARALLELISM"):
+        os.environ["TOKENIZERS_PARALLELISM"] = "true" if enabled else "false"
+        yield
+
+
+def tracking_uri_kept() -> AbstractContextManager[None]:
+    """MLflow writes the store it is told of into the environment, where the next
+    session of this process (a notebook's) would take it for the user's word."""
+    return restored("MLFLOW_TRACKING_URI")
 
 
 def free_shared_memory_bytes() -> int | None:

@@ -7,7 +7,7 @@ new; what a dead, slow or locked store did not take waits beside the file, and
 
 from flatout.tracking.forwarder import Forwarder, sync
 from flatout.tracking.outbox import Outbox, RunRecord, begin
-from flatout.tracking.store import close_stale_runs, one_line, prepare
+from flatout.tracking.store import close_stale_runs, one_line, prepare, use
 
 __all__ = [
     "Forwarder",
@@ -18,4 +18,5 @@ __all__ = [
     "one_line",
     "prepare",
     "sync",
+    "use",
 ]

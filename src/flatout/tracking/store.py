@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 from mlflow.environment_variables import MLFLOW_RUN_ID
 from mlflow.tracking import fluent
 
-from flatout.engine.environment import set_defaults
+from flatout.engine.environment import set_defaults, tracking_uri_kept
 
 HOST_TAG, PID_TAG, STARTED_TAG = "flatout.host", "flatout.pid", "flatout.started_s"
 
@@ -37,6 +37,13 @@ def prepare(tracking_uri: str) -> None:
     file = _sqlite_file(tracking_uri)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
+
+
+def use(tracking_uri: str) -> None:
+    """`prepare` it, and make it the store of whoever uses MLflow in this process."""
+    prepare(tracking_uri)
+    with tracking_uri_kept():
+        mlflow.set_tracking_uri(tracking_uri)
 
 
 def _sqlite_file(tracking_uri: str) -> Path | None:
