@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 from kedro.framework.cli.project import run as kedro_run
-from kedro.framework.cli.utils import env_option
+from kedro.framework.cli.utils import _split_params, env_option
 from kedro.framework.session import KedroSession
 from kedro.io import DatasetError
+from rich.console import Console
 
 from flatout.engine.settings import parse_settings
 
@@ -53,9 +54,33 @@ def run(**options: Any) -> Any:
         raise Fault(error) from error
 
 
+@cli.command()
+@env_option
+@click.option("--params", default="", callback=_split_params, help="As kedro run's.")
+@click.option("--json", "wants_json", is_flag=True, help="One line, the last one.")
+def doctor(env: str | None, params: dict[str, Any], wants_json: bool) -> None:
+    """Check machine, installation, settings and data; exit code 1 with a fail.
+
+    Takes the options of the run that is meant. Changes nothing.
+    """
+    from flatout.doctor import as_json, as_table, examination
+
+    if wants_json:
+        logging.disable(logging.WARNING)
+    findings = examination(env, params)
+    if wants_json:
+        click.echo(as_json(findings))
+    else:
+        Console().print(as_table(findings))
+    raise SystemExit(any(found.status == "fail" for found in findings))
+
+
 @cli.group()
 def flatout() -> None:
     """What only flatout has."""
+
+
+flatout.add_command(doctor)
 
 
 @flatout.command()

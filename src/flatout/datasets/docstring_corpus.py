@@ -72,15 +72,23 @@ class DocstringCorpus(AbstractDataset[None, Any]):
         from datasets import Dataset
 
         packages = _installed(self._labels)
-        fields = {"format": FORMAT_VERSION, "rows": self._rows, "packages": packages}
-        key = ContentKey(fields)
-        file = self._folder / f"docstrings-{key.digest[:12]}.parquet"
+        key, file = self._place(packages)
         if file.is_file():
             logger.info("docstrings: unchanged, read from %s", file.name)
         else:
             logger.info("docstrings: parsing %s", ", ".join(packages))
             _write(file, _table(list(packages), self._rows), key)
         return Dataset(pq.read_table(file).replace_schema_metadata())
+
+    @property
+    def is_parsed(self) -> bool:
+        """Whether loading is reading a file, and not parsing packages."""
+        return self._place(_installed(self._labels))[1].is_file()
+
+    def _place(self, packages: dict[str, str]) -> tuple[ContentKey, Path]:
+        fields = {"format": FORMAT_VERSION, "rows": self._rows, "packages": packages}
+        key = ContentKey(fields)
+        return key, self._folder / f"docstrings-{key.digest[:12]}.parquet"
 
     def save(self, data: None) -> None:
         raise DatasetError("the docstring corpus is read-only")

@@ -202,8 +202,11 @@ def _token_budget(job: TrainJob, runtime: Runtime, strategy: str) -> int:
                 f"row ({longest} tokens): set it to at least {longest}"
             )
         return train.token_budget
-    default = GPU_TOKEN_BUDGET if runtime.is_cuda else CPU_TOKEN_BUDGET
-    return max(default, longest)
+    return max(default_token_budget(runtime.is_cuda), longest)
+
+
+def default_token_budget(is_cuda: bool) -> int:
+    return GPU_TOKEN_BUDGET if is_cuda else CPU_TOKEN_BUDGET
 
 
 def _compile(wanted: bool | str, runtime: Runtime, notes: list[str]) -> bool:

@@ -6,6 +6,7 @@ MKL and OpenMP read theirs once, when torch is imported, so `apply` must come fi
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from flatout.engine.container import quota_cores
 from flatout.engine.settings import RuntimeSettings
 
 logger = logging.getLogger(__name__)
@@ -52,16 +54,7 @@ def launched_from_outside() -> bool:
 def usable_cores() -> int:
     """Cores this process may use: affinity, cut by the container's CPU quota."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
-    return max(1, min(cores or 1, _quota_cores() or 10**6))
-
-
-def _quota_cores() -> int | None:
-    """CPU quota of the control group (version 2), rounded up; None where unlimited."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if quota == "max" else -(-int(quota) // int(period))
+    return max(1, min(cores or 1, math.ceil(quota_cores() or 10**6)))
 
 
 def nvidia_gpu_count() -> int:
@@ -149,6 +142,11 @@ def apply(settings: RuntimeSettings) -> list[str]:
         )
         return late
     return []
+
+
+def thread_variables() -> dict[str, str]:
+    """OMP_NUM_THREADS and MKL_NUM_THREADS, where they are set."""
+    return {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}
 
 
 def tracking_uri() -> str | None:

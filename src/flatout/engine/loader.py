@@ -25,12 +25,25 @@ MAX_AUTO_WORKERS = 4
 def resolve_workers(settings: LoaderSettings, runtime: Runtime) -> int:
     """auto: none on a CPU, where a worker takes a core from the step (measured:
     collation is under 1 % of a step); beside a GPU up to half of a rank's cores."""
+    return workers_a_rank(settings, runtime.is_cuda, runtime.ranks.local_world_size)
+
+
+def workers_a_rank(
+    settings: LoaderSettings, is_cuda: bool, local_world_size: int
+) -> int:
     if settings.num_workers != "auto":
         return settings.num_workers
-    if not runtime.is_cuda:
+    if not is_cuda:
         return 0
-    cores = usable_cores() // max(1, runtime.ranks.local_world_size)
+    cores = usable_cores() // max(1, local_world_size)
     return max(1, min(MAX_AUTO_WORKERS, cores // 2))
+
+
+def shared_memory_bytes(
+    settings: LoaderSettings, num_workers: int, batch_size: int, max_length: int
+) -> int:
+    """What `num_workers` may fill of /dev/shm with the longest rows."""
+    return 40 * batch_size * max_length * num_workers * settings.prefetch_factor
 
 
 @dataclass
@@ -140,8 +153,9 @@ def check_shared_memory(
     free = free_shared_memory_bytes()
     if not num_workers or free is None:
         return
-    bytes_a_step = 40 * data.batches.batch_size * data.planner.max_length
-    needed = bytes_a_step * num_workers * settings.prefetch_factor
+    needed = shared_memory_bytes(
+        settings, num_workers, data.batches.batch_size, data.planner.max_length
+    )
     if needed > free:
         raise SettingsError(
             f"train.loader: {num_workers} workers x {settings.prefetch_factor} batches "

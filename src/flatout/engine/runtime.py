@@ -76,7 +76,7 @@ def _device(ranks: Ranks) -> torch.device:
 
 def _precision(wanted: str, device: torch.device) -> str:
     if wanted == "auto":
-        return "bf16" if _fast_bf16(device) else "fp32"
+        return "bf16" if fast_bf16(device) else "fp32"
     if (
         wanted == "bf16"
         and device.type == "cuda"
@@ -91,7 +91,7 @@ def _precision(wanted: str, device: torch.device) -> str:
     return wanted
 
 
-def _fast_bf16(device: torch.device) -> bool:
+def fast_bf16(device: torch.device) -> bool:
     """Tensor cores from Ampere on; on a CPU only with instructions for it."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device)[0] >= 8

@@ -19,6 +19,7 @@ import xxhash
 
 from flatout.engine import environment
 from flatout.engine.assemble import TrainJob
+from flatout.engine.doctor.startup import warn_at_start
 from flatout.engine.jobs.checkpoint_folder import finish
 from flatout.engine.jobs.distributed import Team
 from flatout.engine.jobs.job_files import JobFiles, token_key
@@ -46,6 +47,7 @@ def run_training(
 ) -> TrainResult:
     """Train on three token Datasets; checkpoints and models go under `folder`, where
     the result stays until `checkpoint_folder.finish` (see `collect`)."""
+    warn_at_start(settings, folder)
     splits = {
         "train": TokenRows.from_dataset(train_tokens),
         "validation": TokenRows.from_dataset(validation_tokens),

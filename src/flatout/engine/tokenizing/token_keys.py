@@ -54,12 +54,17 @@ def check_tokens_match(tokens: Any, settings: Settings) -> None:
     if key is None:
         logger.warning("the token rows carry no key: taken as they are")
         return
-    wanted = ContentKey(token_options(settings.model, settings.tokenize))
-    stored = ContentKey({name: key.fields.get(name) for name in wanted.fields})
-    changes = wanted.changes_since(stored)
+    changes = changed_options(key, settings)
     if changes:
         raise StaleTokensError(
             "the token rows were made with other parameters (then -> now): "
             + "; ".join(changes)
             + ". Run kedro run --pipelines=tokenize, or set the parameters back"
         )
+
+
+def changed_options(key: ContentKey, settings: Settings) -> list[str]:
+    """`tokenize.max_length: 320 -> 128`, a text a parameter that was another."""
+    wanted = ContentKey(token_options(settings.model, settings.tokenize))
+    stored = ContentKey({name: key.fields.get(name) for name in wanted.fields})
+    return wanted.changes_since(stored)

@@ -1,0 +1,6 @@
+"""`kedro doctor`: what a run with the same options would meet, in one table."""
+
+from flatout.doctor.examination import examination
+from flatout.doctor.table import as_json, as_table
+
+__all__ = ["as_json", "as_table", "examination"]

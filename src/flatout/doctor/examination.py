@@ -1,0 +1,178 @@
+"""All checks in order: parameters first, and torch only when the environment is set."""
+
+from __future__ import annotations
+
+import logging
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from kedro.framework.context import KedroContext
+from kedro.framework.session import KedroSession
+
+from flatout.doctor import data, store
+from flatout.engine import environment
+from flatout.engine.doctor import device, machine, memory, model, ports
+from flatout.engine.doctor.finding import Check, Finding, examine, guarded
+from flatout.engine.doctor.startup import processes_here
+from flatout.engine.doctor.versions import versions
+from flatout.engine.settings import Settings, parse_settings
+
+KEDRO_VIZ_PORT = 4141
+
+
+def examination(env: str | None, params: dict[str, Any]) -> list[Finding]:
+    """Of what `kedro run` with these options would do."""
+    before = environment.thread_variables()
+    patient = Patient(before)
+    for name in ("kedro", "flatout"):  # the table says it all
+        logging.getLogger(name).setLevel(logging.WARNING)
+    first = guarded("parameters", partial(patient.load, env, params))
+    environment.apply(patient.settings.runtime)  # nothing is changed by a second time
+    return [*first, *examine(patient.checks())]
+
+
+class Patient:
+    """Settings, catalog and machine, as far as they can be had."""
+
+    def __init__(self, thread_variables: dict[str, str]) -> None:
+        self._thread_variables = thread_variables
+        self._context: KedroContext | None = None
+        self.settings = Settings()
+        self._store: str | None = None
+        self._ui_port = 5000
+
+    def load(self, env: str | None, params: dict[str, Any]) -> Finding:
+        """Raises what makes a run with these options end before it begins."""
+        session = KedroSession.create(env=env, runtime_params=params)
+        context = session.load_context()
+        self.settings = parse_settings(context.config_loader["parameters"])
+        self._store = context.mlflow.server.mlflow_tracking_uri
+        self._ui_port = int(context.mlflow.ui.port)
+        self._context = context
+        return Finding("parameters", "ok", f"valid (environment {env or 'local'})")
+
+    def checks(self) -> dict[str, Check]:
+        settings, runtime = self.settings, self.settings.runtime
+        usable, count = environment.usable_cores(), processes_here(settings)
+        threads = partial(
+            machine.threads, runtime, self._thread_variables, usable, count
+        )
+        return {
+            "versions": versions,
+            "device": lambda: device.device(self.driver, self.torch),
+            "driver": lambda: device.driver_version(self.driver, self.torch),
+            "bf16": lambda: device.precision(self.torch, runtime),
+            "TF32": lambda: device.tf32(self.torch, runtime),
+            "flash attention": lambda: device.attention(self.torch, runtime),
+            "compiler": lambda: device.compiler(self.torch, settings),
+            "NCCL": lambda: device.nccl(self.torch, count),
+            "threads": threads,
+            "cores": machine.cores,
+            "memory": machine.memory,
+            "/dev/shm": self._shared_memory,  # noqa: S108 - only its name
+            "disk": lambda: machine.disk_space(self._folder, self._disk_bytes()),
+            "disk speed": lambda: machine.disk_speed(self._folder),
+            "tracking store": self._tracking_store,
+            "data": self._data,
+            "tokens": self._tokens,
+            "model": self._model,
+            "training memory": self._training_memory,
+            f"port {self._ui_port}": self._mlflow_port,
+            f"port {KEDRO_VIZ_PORT}": self._viz_port,
+            "rendezvous": lambda: ports.rendezvous(settings.train.distributed),
+        }
+
+    @cached_property
+    def driver(self) -> device.Driver | None:
+        return device.look_at_driver()
+
+    @cached_property
+    def torch(self) -> device.Torch:
+        return device.look_at_torch()
+
+    @cached_property
+    def _config(self) -> Any:
+        return model.read_config(self.settings)
+
+    @cached_property
+    def _folder(self) -> Path:
+        return Path(self.settings.paths.checkpoints)
+
+    def _config_or_none(self) -> Any | None:
+        try:
+            return self._config
+        except model.NotCached:
+            return None
+
+    def _shared_memory(self) -> Finding:
+        from flatout.engine.loader import shared_memory_bytes, workers_a_rank
+
+        train, count = self.settings.train, processes_here(self.settings)
+        workers = workers_a_rank(train.loader, self.torch.gpus > 0, count)
+        length = self.settings.tokenize.max_length
+        needed = shared_memory_bytes(
+            train.loader, workers, train.global_batch_size, length
+        )
+        return machine.shared_memory(
+            environment.free_shared_memory_bytes(), count * needed
+        )
+
+    def _disk_bytes(self) -> int:
+        config = self._config_or_none() if self._context else None
+        if config is None:
+            return machine.LEAST_FREE_BYTES
+        keep = self.settings.train.checkpoint.keep
+        return memory.disk_bytes(config, self.settings.model.task, keep)
+
+    def _tracking_store(self) -> Finding:
+        if self._context is None:
+            return _unknown("tracking store")
+        # The login that a run would use, as kedro-mlflow finds it.
+        self._context.mlflow._export_credentials(self._context)
+        return store.tracking_store(self._store)
+
+    def _data(self) -> Finding | list[Finding]:
+        if self._context is None:
+            return _unknown("data")
+        return data.raw_rows(self._context.catalog, self.settings)
+
+    def _tokens(self) -> Finding:
+        if self._context is None:
+            return _unknown("tokens")
+        return data.tokens(self._context.catalog, self.settings)
+
+    def _model(self) -> Finding:
+        if self._context is None:
+            return _unknown("model")
+        return model.checkpoint(self.settings.model, self._config_or_none())
+
+    def _training_memory(self) -> Finding:
+        if self._context is None:
+            return _unknown("training memory")
+        config = self._config_or_none()
+        if config is None:
+            return Finding("training memory", "ok", "unknown until the model is here")
+        from flatout.engine.assemble import default_token_budget
+
+        gpu, train = self.torch.gpus > 0, self.settings.train
+        budget = train.token_budget
+        tokens = default_token_budget(gpu) if budget == "auto" else budget
+        ranks = processes_here(self.settings) * train.distributed.num_machines
+        shards = ranks if train.distributed.strategy == "fsdp" else 1
+        found = memory.estimate(self.settings, config, tokens, shards)
+        if gpu and self.driver:
+            name, size = self.driver.gpus[0]
+            return memory.judge(found, size, name)
+        return memory.judge(found, machine.usable_memory_bytes(), "free RAM")
+
+    def _mlflow_port(self) -> Finding:
+        return ports.ui_port(self._ui_port, "make ui", "kedro mlflow ui")
+
+    def _viz_port(self) -> Finding:
+        return ports.ui_port(KEDRO_VIZ_PORT, "make viz", "kedro viz run")
+
+
+def _unknown(check: str) -> Finding:
+    text = "not looked at: the parameters cannot be read"
+    return Finding(check, "ok", text)

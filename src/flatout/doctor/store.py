@@ -1,0 +1,84 @@
+"""The tracking store: there, writable, and answering within seconds."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+
+from flatout.engine.doctor.finding import Finding, within
+from flatout.engine.doctor.machine import existing
+from flatout.tracking import one_line
+
+CHECK = "tracking store"
+LIMIT_S = 3.0
+LOCK_WAIT_S = 1.0
+LATER = "training goes on without it; `kedro flatout sync` sends its points later"
+LOGIN = (
+    "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or "
+    "MLFLOW_TRACKING_TOKEN), or name them in conf/local/credentials.yml "
+    "(server.credentials of conf/base/mlflow.yml)"
+)
+
+
+def tracking_store(uri: str | None, limit_s: float = LIMIT_S) -> Finding:
+    """A SQLite file, or a server; other kinds are named and not asked."""
+    if not uri:
+        fix = "set server.mlflow_tracking_uri in conf/base/mlflow.yml"
+        return Finding(CHECK, "warn", f"none is named: {LATER}", fix)
+    if uri.startswith("sqlite:///"):
+        return sqlite_file(Path(uri.removeprefix("sqlite:///")))
+    if uri.startswith(("http://", "https://")):
+        return server(uri, limit_s)
+    if "://" not in uri or uri.startswith("file:"):
+        text = f"{uri} is a folder, which MLflow takes no more: {LATER}"
+        return Finding(CHECK, "warn", text, "use sqlite:///.../mlflow.db, or a server")
+    return Finding(CHECK, "ok", f"{uri}: not asked")
+
+
+def sqlite_file(file: Path) -> Finding:
+    if not file.exists():
+        if os.access(existing(file.parent), os.W_OK):
+            return Finding(CHECK, "ok", f"{file} will be made by the first run")
+        text = f"{file} cannot be made: its folder is not writable. {LATER}"
+        return Finding(CHECK, "warn", text, "set data_dir to a folder of yours")
+    try:
+        with closing(sqlite3.connect(file, timeout=LOCK_WAIT_S)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.rollback()
+    except sqlite3.OperationalError as error:
+        if "locked" in str(error):
+            text = f"{file} is locked by another program: {LATER}"
+            return Finding(CHECK, "warn", text, f"end that program: lsof {file}")
+        fix = "chmod u+w it, or set data_dir to a folder of yours"
+        return Finding(CHECK, "warn", f"{file}: {error}. {LATER}", fix)
+    except sqlite3.DatabaseError as error:
+        fix = f"move it away: mv {file} {file}.broken"
+        return Finding(CHECK, "warn", f"{file}: {error}. {LATER}", fix)
+    return Finding(CHECK, "ok", f"{file} can be written to")
+
+
+def server(uri: str, limit_s: float = LIMIT_S) -> Finding:
+    """One question with the user's own login, as a run would ask."""
+    try:
+        within(limit_s, lambda: MlflowClient(uri).search_experiments(max_results=1))
+    except TimeoutError:
+        text = f"{uri} gave no answer within {limit_s:g} s: {LATER}"
+        return Finding(CHECK, "warn", text, "is the server up, and the address right?")
+    except MlflowException as error:
+        return _refused(uri, one_line(error))
+    return Finding(CHECK, "ok", f"{uri} answers")
+
+
+def _refused(uri: str, text: str) -> Finding:
+    if "error code 401" in text:
+        return Finding(CHECK, "warn", f"{uri} asks for a login (401): {LATER}", LOGIN)
+    if "error code 403" in text:
+        finding = f"{uri} knows this login and lets it see nothing (403): {LATER}"
+        return Finding(CHECK, "warn", finding, LOGIN)
+    fix = "is the server up, and the address right?"
+    return Finding(CHECK, "warn", f"{uri}: {text}. {LATER}", fix)

@@ -1,0 +1,66 @@
+"""What a check found, and checks that cannot hurt their caller."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+Status = Literal["ok", "warn", "fail"]
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A row of the table."""
+
+    check: str
+    status: Status
+    finding: str
+    fix: str = ""
+    """What to do; empty where nothing is."""
+
+
+Check = Callable[[], "Finding | list[Finding]"]
+
+
+def examine(checks: Mapping[str, Check]) -> list[Finding]:
+    """The findings of all `checks`, in their order."""
+    return [found for name, check in checks.items() for found in guarded(name, check)]
+
+
+def guarded(name: str, check: Check) -> list[Finding]:
+    """A check that raises is a row too: `fail` with the text of an error that flatout
+    knows, `warn` where it could not look."""
+    try:
+        found = check()
+        return [found] if isinstance(found, Finding) else found
+    except Exception as error:  # a doctor must not fall ill
+        text = " ".join(str(error).split()) or "no message"
+        if type(error).__module__.startswith("flatout."):
+            return [Finding(name, "fail", text, "as the text says")]
+        finding = f"could not be checked ({type(error).__name__}: {text[:300]})"
+        return [Finding(name, "warn", finding, "nothing is known to be wrong")]
+
+
+def within(limit_s: float, action: Callable[[], Result]) -> Result:
+    """The result of `action`; what it raises. Raises TimeoutError after `limit_s`, and
+    leaves it to itself then."""
+    box: dict[str, Any] = {}
+
+    def act() -> None:
+        try:
+            box["result"] = action()
+        except BaseException as error:  # handed to the caller
+            box["error"] = error
+
+    thread = threading.Thread(target=act, name="flatout-doctor", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if thread.is_alive():
+        raise TimeoutError(f"no answer within {limit_s:g} s")
+    if "error" in box:
+        raise box["error"]
+    result: Result = box["result"]
+    return result

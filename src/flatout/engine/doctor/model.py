@@ -1,0 +1,75 @@
+"""The checkpoint that `model.name_or_path` names, before it is fetched or loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from flatout.engine.doctor.finding import Finding
+from flatout.engine.settings import ModelSettings, Settings
+
+PARAMETER = "model.name_or_path"
+
+
+class NotCached(ValueError):
+    """A checkpoint whose config is not on this machine yet."""
+
+
+def read_config(settings: Settings) -> Any:
+    """transformers' config of the model, without the network. Raises NotCached."""
+    import transformers
+
+    model = settings.model
+    name, changes = model.name_or_path, dict(model.applied_config)
+    kind = changes.pop("model_type", None)
+    if name is None:
+        changes.setdefault("vocab_size", settings.tokenize.vocab_size)
+        return transformers.AutoConfig.for_model(kind, **changes)
+    try:
+        return transformers.AutoConfig.from_pretrained(
+            name,
+            revision=model.revision,
+            trust_remote_code=False,
+            local_files_only=True,
+            **changes,
+        )
+    except OSError as error:
+        raise NotCached(str(error)) from error
+
+
+def checkpoint(settings: ModelSettings, config: Any | None) -> Finding:
+    """`config`: its config; None where that is not on this machine."""
+    name = settings.name_or_path
+    if name is None:
+        kind = settings.config.get("model_type")
+        return Finding("model", "ok", f"{kind}, trained from scratch")
+    if config is None:
+        return _absent(name)
+    text = f"{name}: {config.model_type}"
+    folder = Path(name)
+    if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        fix = "save it with save_pretrained (safetensors is its default)"
+        return Finding("model", "fail", f"{text}, no *.safetensors there", fix)
+    saved = ", ".join(config.architectures or []) or "no head"
+    if any(_fits(settings.task, name) for name in config.architectures or []):
+        return Finding("model", "ok", f"{text}, saved as {saved}")
+    text += f", saved as {saved}; its head starts anew for {settings.task}"
+    return Finding("model", "ok", text)
+
+
+def _fits(task: str, architecture: str) -> bool:
+    endings = {
+        "causal-lm": ("ForCausalLM", "LMHeadModel"),
+        "masked-lm": ("ForMaskedLM",),
+    }
+    return architecture.endswith(endings.get(task, ("ForSequenceClassification",)))
+
+
+def _absent(name: str) -> Finding:
+    if name.startswith((".", "/")) or name.count("/") > 1:
+        text = f"{name} holds no config.json"
+        fix = f"set {PARAMETER} to a folder that save_pretrained wrote"
+        return Finding("model", "fail", text, fix)
+    text = f"{name} is not on this machine: the run fetches it from the Hub"
+    fix = f"without network, fetch it elsewhere and set {PARAMETER} to its folder"
+    return Finding("model", "warn", text, fix)
