@@ -288,7 +288,7 @@ def test_every_message_that_is_explained_is_one_of_the_code():
     ] == []
 
 
-@pytest.mark.parametrize("name", ["split", "tokenize", "train", "benchmark"])
+@pytest.mark.parametrize("name", ["split", "tokenize", "train", "benchmark", "sweep"])
 def test_a_pipelines_page_names_what_it_reads_and_writes(name):
     bootstrap_project(PROJECT)
     pipelines.set_requested(None)

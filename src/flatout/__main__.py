@@ -8,11 +8,14 @@ from typing import Any
 from kedro.framework.cli.utils import find_run_command
 from kedro.framework.project import configure_project
 
+from flatout.engine.environment import set_defaults
 from flatout.quiet import silence_known_warnings
 
 
 def main(*args: Any, **kwargs: Any) -> Any:
     silence_known_warnings()
+    # In the project the file .telemetry says so; a wheel has none.
+    set_defaults({"DO_NOT_TRACK": "1"})
     configure_project("flatout")
     kwargs["standalone_mode"] = not hasattr(sys, "ps1")
     return find_run_command("flatout")(*args, **kwargs)

@@ -1,0 +1,153 @@
+"""Away from the project's folder: the package with its configuration, and the image."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+from fnmatch import fnmatch
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROJECT
+
+INSTRUCTIONS = [
+    line.split(maxsplit=1)
+    for line in re.sub(
+        r"\\\n",
+        " ",
+        re.sub(r"^#.*\n", "", (PROJECT / "Dockerfile").read_text(), flags=re.M),
+    ).splitlines()
+    if line.strip()
+]
+IGNORED = [
+    line
+    for line in (PROJECT / ".dockerignore").read_text().splitlines()
+    if line and not line.startswith("#")
+]
+
+
+def arguments(name: str) -> list[str]:
+    return [rest for instruction, rest in INSTRUCTIONS if instruction == name]
+
+
+def is_sent(path: Path) -> bool:
+    """Whether `path`, relative to the project, is part of the build's context: the
+    last pattern that names it or a folder above it decides."""
+    sent = True
+    above = [path, *path.parents][:-1]
+    for pattern in IGNORED:
+        plain = pattern.removeprefix("!").removeprefix("**/")
+        names = [part.as_posix() for part in above]
+        if pattern.startswith("**/"):
+            names = list(path.parts)
+        if any(fnmatch(name, plain) for name in names):
+            sent = pattern.startswith("!")
+    return sent
+
+
+def build_image(app: Path) -> None:
+    """Do what the COPY instructions say."""
+    for rest in arguments("COPY"):
+        *sources, target = [w for w in shlex.split(rest) if not w.startswith("--")]
+        for source in sources:
+            path = PROJECT / source
+            files = [f for f in path.rglob("*") if f.is_file()] or [path]
+            for file in filter(lambda f: is_sent(f.relative_to(PROJECT)), files):
+                inside = (
+                    app / target if file != path or target != "./" else app / source
+                )
+                copied = inside / file.relative_to(path) if file != path else inside
+                copied.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(file, copied)
+
+
+def run(command: list[str], folder: Path, source: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", *command, "--env=test", "--pipelines=split"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(source), "COLUMNS": "200"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    report = json.loads((folder / "data/08_reporting/split_report.json").read_text())
+    assert report["rows_in"] == 400
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory) -> Path:
+    """The image's folder /app, after its command has run there."""
+    app = tmp_path_factory.mktemp("app")
+    build_image(app)
+    [command] = arguments("CMD")
+    program, *words = json.loads(command)
+    assert program in entry_points(group="console_scripts").names
+    run([program, *words], app, app / "src")
+    return app
+
+
+@pytest.mark.process
+def test_what_the_image_holds_is_enough_for_its_command(image):
+    there = {path.name for path in image.iterdir()} - {".viz"}  # Kedro-Viz is for dev
+    assert there == {
+        *("LICENSE", "README.md", "conf", "data", "pyproject.toml"),
+        *("requirements.lock", "src"),
+    }
+
+
+@pytest.mark.process
+def test_the_package_runs_anywhere_with_its_archive_of_conf(
+    image, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("DO_NOT_TRACK")
+    site, folder = tmp_path / "site", tmp_path / "anywhere"
+    shutil.copytree(PROJECT / "src" / "flatout", site / "flatout")
+    shutil.copytree(image / "data" / "01_raw", folder / "data" / "01_raw")
+    with tarfile.open(folder / "conf-flatout.tar.gz", "w:gz") as archive:
+        archive.add(PROJECT / "conf", "conf")
+    said = run(["flatout", "--conf-source=conf-flatout.tar.gz"], folder, site)
+    assert "usage data" not in said
+    assert {path.name for path in folder.iterdir()} == {"conf-flatout.tar.gz", "data"}
+
+
+def test_nothing_private_is_sent_to_the_image():
+    for path in (
+        "conf/local/parameters.yml",
+        "conf/base/credentials.yml",
+        "conf/tuned/parameters.yml",
+        "data/mlflow.db",
+        ".git/config",
+        "src/flatout/__pycache__/cli.pyc",
+        "src/flatout.egg-info/PKG-INFO",
+    ):
+        assert not is_sent(Path(path)), path
+    for path in ("conf/local/.gitkeep", "conf/base/catalog.yml", "src/flatout/cli.py"):
+        assert is_sent(Path(path)), path
+
+
+def test_the_image_is_made_of_what_the_project_names():
+    project = (PROJECT / "pyproject.toml").read_text()
+    assert arguments("FROM") == ["python:3.11-slim"]
+    assert 'requires-python = ">=3.10,<3.14"' in project
+    for rest in arguments("COPY"):
+        for source in [w for w in rest.split()[:-1] if not w.startswith("--")]:
+            assert (PROJECT / source).exists(), source
+    install = next(rest for rest in arguments("RUN") if rest.startswith("pip "))
+    assert "-c requirements.lock" in install
+    [extra] = re.findall(r"\.\[(\w+)\]", install)
+    assert f"\n{extra} = [" in project
+    [user] = arguments("USER")
+    assert user != "root"
+    assert f"useradd --create-home --uid 1000 {user}" in arguments("RUN")
