@@ -23,10 +23,16 @@ from flatout.engine import attention
 from flatout.engine.batching import Ints, Planner
 from flatout.engine.collation import Collator
 from flatout.engine.environment import tokenizer_parallelism
-from flatout.engine.heads import DECODERS, position_offset
-from flatout.engine.model import ModelError, TaskModel
+from flatout.engine.heads import DECODERS
+from flatout.engine.model import TaskModel
+from flatout.engine.predict_checks import (
+    check_vocabulary,
+    label_names_of,
+    longest_row,
+    task_of,
+)
 from flatout.engine.runtime import set_up
-from flatout.engine.settings import Settings, SettingsError, Task
+from flatout.engine.settings import Settings, SettingsError
 from flatout.engine.tokenizing.encode import empty_text_id
 from flatout.engine.tokenizing.encoding import Encoder
 from flatout.engine.tokenizing.plain_encoder import EncodeOptions
@@ -58,24 +64,15 @@ class Predictor:
         self, model: Any, tokenizer: TokenizerFile, settings: Settings
     ) -> None:
         self.task = task_of(model)
-        self.label_names = _label_names(model.config)
-        _check_vocabulary(model.config, tokenizer)
+        self.label_names = label_names_of(model.config)
+        check_vocabulary(model.config, tokenizer)
         self.settings = settings.predict
-        self.max_length = _max_length(model.config, tokenizer, settings)
+        self.max_length = longest_row(model.config, tokenizer, settings)
         self.runtime = set_up(settings.runtime)
         self.strategy, self.attention = self._choose(model.config, settings)
         self._collator = self._make_collator(model.config, tokenizer)
         self._planner = self._make_planner()
-        self._encoder = Encoder(
-            tokenizer.backend,
-            EncodeOptions(
-                max_length=self.max_length,
-                has_pair=self.settings.text_pair_column is not None,
-                empty_id=empty_text_id(tokenizer),
-            ),
-            # Beside a GPU Python is what is short: it lays out and launches.
-            by_words=not self.runtime.is_cuda,
-        )
+        self._encoder = self._make_encoder(tokenizer)
         parameters = inspect.signature(model.forward).parameters
         self._takes_type_ids = "token_type_ids" in parameters
         self._model = self._prepare(model)
@@ -150,6 +147,15 @@ class Predictor:
         use_rows = kernel == "auto" and short and self.runtime.is_cuda
         return "packed", attention.ROWS if use_rows else attention.PACKED
 
+    def _make_encoder(self, tokenizer: TokenizerFile) -> Encoder:
+        options = EncodeOptions(
+            max_length=self.max_length,
+            has_pair=self.settings.text_pair_column is not None,
+            empty_id=empty_text_id(tokenizer),
+        )
+        # Beside a GPU Python is what is short: it lays out and launches.
+        return Encoder(tokenizer.backend, options, by_words=not self.runtime.is_cuda)
+
     def _make_planner(self) -> Planner:
         cuda, wanted = self.runtime.is_cuda, self.settings.token_budget
         default = GPU_TOKEN_BUDGET if cuda else CPU_TOKEN_BUDGET
@@ -199,54 +205,3 @@ def made_ahead(items: Iterator[Item]) -> Iterator[Item]:
         while (item := coming.result()) is not end:
             coming = pool.submit(next, items, end)
             yield item
-
-
-def task_of(model: Any) -> Task:
-    """What a saved model answers. Raises ModelError where that is not one per row."""
-    kind, config = type(model).__name__, model.config
-    where = config.name_or_path or "the model"
-    if not kind.endswith("ForSequenceClassification"):
-        raise ModelError(
-            f"{where} holds a {kind}; predict takes models of the tasks "
-            "sequence-classification and regression. Train one (model.task in "
-            "conf/base/parameters_model.yml, then kedro run), or let the entry model "
-            "of the catalog name the folder of one"
-        )
-    if config.problem_type == "multi_label_classification":
-        raise ModelError(
-            f"{where} gives several labels to a row (multi_label_classification); "
-            "predict gives one label or one number a row: choose another model"
-        )
-    return "regression" if config.num_labels == 1 else "sequence-classification"
-
-
-def _label_names(config: Any) -> list[str]:
-    return [str(config.id2label[index]) for index in range(config.num_labels)]
-
-
-def _check_vocabulary(config: Any, tokenizer: TokenizerFile) -> None:
-    size = tokenizer.backend.get_vocab_size()
-    if size > config.vocab_size:
-        raise ModelError(
-            f"the tokenizer in {tokenizer.folder} has {size} pieces, the model "
-            f"{config.vocab_size}: they do not belong together. Let model and "
-            "model_tokenizer of the catalog name the same folder"
-        )
-
-
-def _max_length(config: Any, tokenizer: TokenizerFile, settings: Settings) -> int:
-    """Tokens of a row. Raises SettingsError where the model takes fewer."""
-    limits = [tokenizer.max_positions]
-    if (positions := getattr(config, "max_position_embeddings", None)) is not None:
-        limits.append(positions - position_offset(config))
-    usable = min((limit for limit in limits if limit is not None), default=None)
-    wanted = settings.predict.max_length
-    if wanted == "auto":
-        longest = settings.tokenize.max_length
-        return longest if usable is None else min(longest, usable)
-    if usable is not None and wanted > usable:
-        raise SettingsError(
-            f"predict.max_length={wanted}, but the model takes rows of at most "
-            f"{usable} tokens: set it to at most {usable}, or to auto"
-        )
-    return wanted

@@ -77,18 +77,25 @@ class PlainEncoder:
         for index in long.tolist():
             inputs[index] = _up_to_space(inputs[index])
         encodings: list[Any] = self._tokenizer.encode_batch_fast(inputs)
-        for index in long.tolist():
-            if not self._is_safe(encodings[index]):
-                encodings[index] = self._encode_head(texts[index].as_py(), limit)
+        self._encode_longer_heads(texts, limit, long.tolist(), encodings)
         return encodings
 
-    def _encode_head(self, text: str, limit: int) -> Any:
-        """Try longer and longer heads of `text`."""
-        while (limit := limit * 16) < len(text):
-            encoding = self._tokenizer.encode(_up_to_space(text[:limit]))
-            if self._is_safe(encoding):
-                return encoding
-        return self._tokenizer.encode(text)
+    def _encode_longer_heads(
+        self, texts: Any, limit: int, rows: list[int], encodings: list[Any]
+    ) -> None:
+        """Longer and longer heads, until each of `rows` has its tokens."""
+        while rows := [row for row in rows if not self._is_safe(encodings[row])]:
+            limit *= 4
+            heads = [texts[row].as_py() for row in rows]
+            whole = [len(head) <= limit for head in heads]
+            heads = [
+                head if is_whole else _up_to_space(head[:limit])
+                for head, is_whole in zip(heads, whole, strict=True)
+            ]
+            found = self._tokenizer.encode_batch_fast(heads)
+            for row, encoding in zip(rows, found, strict=True):
+                encodings[row] = encoding
+            rows = [row for row, done in zip(rows, whole, strict=True) if not done]
 
     def _is_safe(self, encoding: Any) -> bool:
         """Whether the head of a text gave the tokens that the whole text gives."""
