@@ -35,6 +35,9 @@ from tests.documents import (
 
 DOCUMENTS = documents()
 COMMANDS = [command for path in DOCUMENTS for command in commands(path)]
+PIPELINES = sorted(
+    path.parent.name for path in (PROJECT / "src").rglob("pipelines/*/pipeline.py")
+)
 WRITTEN_BY_A_RUN = ("conf/local/", "conf/tuned/", "data/")
 FREE_PARAMETERS = ("model.config", "model.overrides", "runtime.environment", "tuned")
 
@@ -288,7 +291,7 @@ def test_every_message_that_is_explained_is_one_of_the_code():
     ] == []
 
 
-@pytest.mark.parametrize("name", ["split", "tokenize", "train", "benchmark", "sweep"])
+@pytest.mark.parametrize("name", PIPELINES)
 def test_a_pipelines_page_names_what_it_reads_and_writes(name):
     bootstrap_project(PROJECT)
     pipelines.set_requested(None)
