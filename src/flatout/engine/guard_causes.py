@@ -113,6 +113,7 @@ CAUSES: dict[str, Cause] = {
     "git_commit": Cause(1.01, 1.01, "other code"),
 }
 OTHER = Cause(1.0, 1.0, "")
+NO_CAUSE = "as a rule no slower here"
 
 SYMPTOMS: dict[str, str] = {
     "padding_pct": "more of each batch is padding",
@@ -165,9 +166,8 @@ def differences(then: Run, now: Run) -> list[Difference]:
             factor = _factor(cause, before[name], after[name], now.on_gpu)
             if factor > 1 and cause.figure in measured:
                 factor = max(SYMPTOM_LIMIT, measured.pop(cause.figure).factor)
-            found.append(
-                Difference(name, before[name], after[name], factor, cause.reason)
-            )
+            reason = cause.reason if factor > 1 else NO_CAUSE
+            found.append(Difference(name, before[name], after[name], factor, reason))
     found += [d for d in measured.values() if d.factor > SYMPTOM_LIMIT]
     return sorted(found, key=_place)
 

@@ -173,14 +173,14 @@ class Recorder:
         """Read the device's sums, close the window, note a point of the history.
         Raises NonFiniteError."""
         figures = _read_sums(self.trainer)  # here the host waits for the device
-        window = self.clock.close()
+        window = self._close_window(batch.step + 1)
         self.conditions.sample()
         bad_step = int(figures["first_bad_step"])
         if bad_step < StepSums.NEVER:
             raise self._bad_step(bad_step, figures).error()
         point = self._point(window, figures, batch, rate)
         self._steps_since_log = 0
-        if window.steps:
+        if window is not None:
             self.windows.append(window)
         self.history.append(point)
         self.metrics.write(point.step, point.as_metrics())
@@ -212,11 +212,19 @@ class Recorder:
             logger.info("step %d/%d  %s", done, self.trainer.total_steps, shown)
         return self.best is None or result.loss < self.best.loss
 
+    def _close_window(self, done: int) -> Window | None:
+        """None without a step behind the warm-up."""
+        window = self.clock.close()
+        warm = done - self.start_step > WARMUP_STEPS
+        return window if warm and window.steps else None
+
     def _point(
-        self, window: Window, figures: dict[str, float], batch: StepBatch, rate: float
+        self,
+        window: Window | None,
+        figures: dict[str, float],
+        batch: StepBatch,
+        rate: float,
     ) -> LogPoint:
-        # Without a step behind the warm-up there is no rate.
-        wall_s = window.wall_s if window.steps else float("nan")
         done = batch.step + 1
         judged = figures["judged"]
         return LogPoint(
@@ -225,10 +233,7 @@ class Recorder:
             loss=figures["loss"] / max(1, self._steps_since_log),
             learning_rate=rate,
             grad_norm=figures["last_norm"],
-            samples_per_s=window.samples / wall_s,
-            tokens_per_s=window.tokens / wall_s,
-            padded_tokens_per_s=window.padded_tokens / wall_s,
-            loader_wait_pct=100 * window.wait_s / wall_s,
+            **_rates(window),
             elapsed_s=self._elapsed_s(),
             train_accuracy=figures["hits"] / judged if judged else None,
         )
@@ -244,6 +249,19 @@ class Recorder:
             grad_norm=figures["last_norm"],
             last_checkpoint=self.last_checkpoint,
         )
+
+
+def _rates(window: Window | None) -> dict[str, float]:
+    """NaN in the warm-up."""
+    if window is None:
+        names = ("samples_per_s", "tokens_per_s", "padded_tokens_per_s")
+        return dict.fromkeys((*names, "loader_wait_pct"), float("nan"))
+    return {
+        "samples_per_s": window.samples / window.wall_s,
+        "tokens_per_s": window.tokens / window.wall_s,
+        "padded_tokens_per_s": window.padded_tokens / window.wall_s,
+        "loader_wait_pct": 100 * window.wait_s / window.wall_s,
+    }
 
 
 def read_loss(trainer: Trainer) -> float:

@@ -37,7 +37,7 @@ def _training(path: Path) -> Any:
     steps = [int(row["step"]) for row in rows]
     figure, axes = _figure(1, 2)
     for axis, column in zip(axes, ("loss", "samples_per_s"), strict=True):
-        axis.plot(steps, [float(row[column]) for row in rows])
+        axis.plot(steps, [float(row[column] or "nan") for row in rows])
         axis.set(xlabel="step", ylabel=column.replace("_per_s", "/s"))
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
