@@ -13,7 +13,7 @@ FOLDERS = ("conf", "src", "tests", "notebooks")
 SHELL = frozenset({"bash", "sh", "shell", "console"})
 PROGRAMS = frozenset(
     {"make", "kedro", "flatout", "python", "pip", "torchrun", "accelerate"}
-    | {"sbatch", "kubectl", "nvidia-smi"}
+    | {"sbatch", "kubectl", "nvidia-smi", "docker", "tar"}
 )
 
 
@@ -39,10 +39,10 @@ class Fence:
 
     @property
     def is_shell(self) -> bool:
-        """Said so, or an untagged block that begins with a program."""
+        """Said so, or a block of plain text that begins with a program."""
         first = self.lines[0].text.split()[:1] if self.lines else []
-        untagged = not self.language and bool(set(first) & PROGRAMS)
-        return self.language in SHELL or untagged
+        plain = self.language in ("", "text") and bool(set(first) & PROGRAMS)
+        return self.language in SHELL or plain
 
 
 def documents() -> list[Path]:

@@ -42,6 +42,15 @@ WRITTEN_BY_A_RUN = ("conf/local/", "conf/tuned/", "data/")
 FREE_PARAMETERS = ("model.config", "model.overrides", "runtime.environment", "tuned")
 
 
+OTHER_PLUGINS = {
+    word.removeprefix("kedro-")
+    for command in COMMANDS
+    for word in command.text.split()
+    if command.text.startswith("pip install") and word.startswith("kedro-")
+}
+"""Of Kedro, that a document says how to install: their commands are not here."""
+
+
 def by_place(lines: list[Line]) -> list:
     return [pytest.param(line, id=line.place) for line in lines]
 
@@ -58,6 +67,8 @@ def check_kedro(words: list[str]) -> None:
     context = click.Context(command, info_name="kedro")
     while isinstance(command, (click.Group, click.CommandCollection)) and words:
         name, *words = words
+        if name in OTHER_PLUGINS:
+            return
         found = command.get_command(context, name)
         assert found is not None, f"kedro has no command {name}"
         context = click.Context(found, info_name=name, parent=context)
@@ -151,6 +162,13 @@ def check_file(words: list[str]) -> None:
     assert (PROJECT / words[-1]).is_file(), f"there is no file {words[-1]}"
 
 
+def check_docker(words: list[str]) -> None:
+    assert (PROJECT / "Dockerfile").is_file()
+    assert words[0] in {"build", "run"}
+    if "kedro" in words:
+        check_kedro(words[words.index("kedro") + 1 :])
+
+
 CHECKS: dict[str, Callable[[list[str]], None]] = {
     "make": check_make,
     "kedro": check_kedro,
@@ -161,7 +179,9 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "accelerate": check_accelerate,
     "sbatch": check_file,
     "kubectl": check_file,
+    "docker": check_docker,
     "nvidia-smi": lambda words: None,
+    "tar": lambda words: None,
 }
 
 
@@ -301,6 +321,14 @@ def test_a_pipelines_page_names_what_it_reads_and_writes(name):
     entries = pipelines[name].inputs() | pipelines[name].all_outputs()
     shown = {entry.removeprefix("params:") for entry in entries}
     assert sorted(entry for entry in shown if f"`{entry}" not in text) == []
+
+
+def test_every_file_of_conf_is_in_its_page():
+    conf = PROJECT / "conf"
+    text = (conf / "README.md").read_text()
+    files = [*conf.glob("base/*.yml"), *conf.glob("clusters/*"), conf / "logging.yml"]
+    names = [file.relative_to(conf).as_posix() for file in files]
+    assert sorted(name for name in names if f"`{name}`" not in text) == []
 
 
 def test_both_readmes_have_the_same_commands_and_figures():
