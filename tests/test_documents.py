@@ -20,6 +20,7 @@ from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 from pydantic import BaseModel
 
+import flatout
 from flatout.engine.settings import Settings
 from tests.conftest import PROJECT
 from tests.documents import (
@@ -329,6 +330,15 @@ def test_every_file_of_conf_is_in_its_page():
     files = [*conf.glob("base/*.yml"), *conf.glob("clusters/*"), conf / "logging.yml"]
     names = [file.relative_to(conf).as_posix() for file in files]
     assert sorted(name for name in names if f"`{name}`" not in text) == []
+
+
+def test_the_changelog_knows_this_version():
+    text = (PROJECT / "CHANGELOG.md").read_text()
+    versions = re.findall(r"^## \[(.+?)\]", text, re.MULTILINE)
+    assert versions[0] == "Unreleased"
+    assert versions[1] == flatout.__version__
+    kinds = set(re.findall(r"^### (\w+)", text, re.MULTILINE))
+    assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 
 
 def test_both_readmes_have_the_same_commands_and_figures():
