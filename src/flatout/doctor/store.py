@@ -13,16 +13,12 @@ from mlflow.exceptions import MlflowException
 from flatout.engine.doctor.finding import Finding, within
 from flatout.engine.doctor.machine import existing
 from flatout.tracking import one_line
+from flatout.tracking.store import LOGIN
 
 CHECK = "tracking store"
 LIMIT_S = 3.0
 LOCK_WAIT_S = 1.0
 LATER = "training goes on without it; `kedro flatout sync` sends its points later"
-LOGIN = (
-    "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or "
-    "MLFLOW_TRACKING_TOKEN), or name them in conf/local/credentials.yml "
-    "(server.credentials of conf/base/mlflow.yml)"
-)
 
 
 def tracking_store(uri: str | None, limit_s: float = LIMIT_S) -> Finding:

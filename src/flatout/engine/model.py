@@ -16,6 +16,7 @@ from flatout.engine import attention
 from flatout.engine.collation import IGNORED
 from flatout.engine.heads import head_for, position_offset
 from flatout.engine.narrowing import narrow_last_layer, narrow_point
+from flatout.engine.pretrained import load_with_new_head
 from flatout.engine.settings import CLASSIFIES, ModelSettings, SettingsError, Task
 
 logger = logging.getLogger(__name__)
@@ -73,7 +74,8 @@ def build(
     try:
         if settings.name_or_path is None:
             return auto.from_config(config, **options)
-        return auto.from_pretrained(
+        return load_with_new_head(
+            auto,
             settings.name_or_path,
             config=config,
             revision=settings.revision,

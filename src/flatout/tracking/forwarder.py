@@ -17,6 +17,7 @@ from flatout.tracking.outbox import Outbox, set_aside_beside
 from flatout.tracking.sending import send, send_end
 from flatout.tracking.store import (
     activate_run,
+    cause,
     close_stale_runs,
     forget_active_run,
     one_line,
@@ -152,7 +153,7 @@ class Forwarder:
                 "MLflow at %s takes nothing at the moment (%s). Training goes on; "
                 "every point is in %s.",
                 self._outbox.record.tracking_uri,
-                one_line(error),
+                cause(error),
                 self._outbox.points,
             )
 

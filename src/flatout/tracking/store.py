@@ -61,6 +61,23 @@ def one_line(error: BaseException) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
+LOGIN = (
+    "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or "
+    "MLFLOW_TRACKING_TOKEN), or name them in conf/local/credentials.yml "
+    "(server.credentials of conf/base/mlflow.yml)"
+)
+
+
+def cause(error: BaseException) -> str:
+    """Why a store takes nothing: one line, with what to do where that is known."""
+    text = one_line(error)
+    if "error code 401" in text:
+        return f"it asks for a login (401): {LOGIN}"
+    if "error code 403" in text:
+        return f"this login may do nothing there (403): {LOGIN}"
+    return text
+
+
 def process_tags() -> dict[str, str]:
     """Tags by which a later process finds out whether this one still lives."""
     started_s = psutil.Process().create_time()

@@ -25,6 +25,8 @@ def read_config(settings: Settings) -> Any:
     if name is None:
         changes.setdefault("vocab_size", settings.tokenize.vocab_size)
         return transformers.AutoConfig.for_model(kind, **changes)
+    if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
+        raise NotCached(name)
     try:
         return transformers.AutoConfig.from_pretrained(
             name,
@@ -51,9 +53,10 @@ def checkpoint(settings: ModelSettings, config: Any | None) -> Finding:
         fix = "save it with save_pretrained (safetensors is its default)"
         return Finding("model", "fail", f"{text}, no *.safetensors there", fix)
     saved = ", ".join(config.architectures or []) or "no head"
+    text += f", saved as {saved}"
     if any(_fits(settings.task, name) for name in config.architectures or []):
-        return Finding("model", "ok", f"{text}, saved as {saved}")
-    text += f", saved as {saved}; its head starts anew for {settings.task}"
+        return Finding("model", "ok", text)
+    text += f"; its head is not one for {settings.task} and starts anew"
     return Finding("model", "ok", text)
 
 

@@ -1,0 +1,182 @@
+"""What users give by mistake: training is unharmed, and a sentence says what to do."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+from mlflow import MlflowClient
+
+from flatout import tracking
+from flatout.doctor.store import LATER, tracking_store
+from flatout.engine.jobs.launch import run_job
+from flatout.engine.model import ModelError, build
+from flatout.engine.settings import Settings
+from flatout.tracking import facts
+from flatout.tracking.store import LOGIN
+from tests.engine.families import LABEL_NAMES, VOCABULARY
+from tests.engine.runs import make_job
+
+
+class AsksForALogin(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(401)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_POST = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def login_server() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), AsksForALogin)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_no_tracking_store(tmp_path):
+    found = tracking_store(None)
+    assert (found.status, found.finding, found.fix) == (
+        "warn",
+        f"none is named: {LATER}",
+        "set server.mlflow_tracking_uri in conf/base/mlflow.yml",
+    )
+    file = tmp_path / "mlflow.db"
+    found = tracking_store(f"sqlite:///{file}")
+    assert (found.status, found.finding) == (
+        "ok",
+        f"{file} will be made by the first run",
+    )
+    assert not file.exists()
+    found = tracking_store(str(tmp_path))
+    assert found.fix == "use sqlite:///.../mlflow.db, or a server"
+
+
+def test_a_locked_store(store):
+    file = Path(store.removeprefix("sqlite:///"))
+    assert tracking_store(store).finding == f"{file} can be written to"
+    lock = sqlite3.connect(file)
+    lock.execute("BEGIN EXCLUSIVE")
+    found = tracking_store(store)
+    lock.rollback()
+    lock.close()
+    assert (found.status, found.finding, found.fix) == (
+        "warn",
+        f"{file} is locked by another program: {LATER}",
+        f"end that program: lsof {file}",
+    )
+
+
+def test_a_store_that_is_another_file(tmp_path):
+    file = tmp_path / "mlflow.db"
+    file.write_text("not a database, " * 100)
+    found = tracking_store(f"sqlite:///{file}")
+    assert found.finding == f"{file}: file is not a database. {LATER}"
+    assert found.fix == f"move it away: mv {file} {file}.broken"
+
+
+@pytest.mark.timeout(60)
+def test_a_server_that_asks_for_a_login(login_server, tmp_path, caplog):
+    tracking.prepare(login_server)
+    found = tracking_store(login_server)
+    assert (found.status, found.finding, found.fix) == (
+        "warn",
+        f"{login_server} asks for a login (401): {LATER}",
+        LOGIN,
+    )
+    points = tmp_path / "train_metrics.jsonl"
+    record = tracking.RunRecord(
+        tracking_uri=login_server,
+        experiment="flatout",
+        name="bert",
+        artifact_location=None,
+        tags={},
+    )
+    forwarder = tracking.Forwarder(tracking.begin(points, record, goes_on=False))
+    points.write_text('{"step": 1, "time_s": 1, "metrics": {"train_loss": 1}}\n')
+    with caplog.at_level(logging.WARNING):
+        forwarder.start()
+        assert not forwarder.finish("FINISHED", 1000)
+    said = [r.getMessage() for r in caplog.records if r.name.startswith("flatout")]
+    assert said[0] == (
+        f"MLflow at {login_server} takes nothing at the moment (it asks for a login "
+        f"(401): {LOGIN}). Training goes on; every point is in {points}."
+    )
+    assert '"step": 1' in points.read_text()
+
+
+def test_a_server_that_says_nothing(tmp_path):
+    silent = HTTPServer(("127.0.0.1", 0), AsksForALogin)  # listens, never answers
+    uri = f"http://127.0.0.1:{silent.server_port}"
+    found = tracking_store(uri, limit_s=0.3)
+    silent.server_close()
+    assert (found.status, found.finding) == (
+        "warn",
+        f"{uri} gave no answer within 0.3 s: {LATER}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("hostile", "name"),
+    [
+        ("models/\N{ROCKET}\N{ROCKET}/../best \N{PARTY POPPER}", "best"),
+        ("\N{PILE OF POO}", ""),
+        ("x" * 5000, "x" * 100),
+        ("<img src=x onerror=alert(1)>", "img-src-x-onerror-alert-1"),
+    ],
+)
+def test_run_names_are_safe_in_a_browser(store, hostile, name):
+    settings = Settings(model={"name_or_path": hostile})
+    safe = facts.run_name(settings, "1a2b3c4d5e")
+    expected = f"{name}-_cpu_b32_1a2b3c4" if name else "_cpu_b32_1a2b3c4"
+    assert safe == (expected if len(name) < 99 else name)
+    client = MlflowClient(store)
+    run = client.create_run(client.create_experiment("flatout"), run_name=safe)
+    assert client.get_run(run.info.run_id).info.run_name == safe
+
+
+@pytest.mark.parametrize(
+    ("task", "labels"),
+    [("masked-lm", []), ("sequence-classification", ["only", "two"])],
+)
+def test_a_model_folder_from_another_task_is_trained_on(tmp_path, caplog, task, labels):
+    job = make_job(tmp_path, max_steps=3)
+    other = job.settings.model.model_copy(update={"task": task})
+    saved = build(other, VOCABULARY, labels, 24, "eager")
+    saved.save_pretrained(tmp_path / "other")
+    mine = job.settings.model.model_copy(
+        update={"name_or_path": str(tmp_path / "other")}
+    )
+    with caplog.at_level(logging.WARNING):
+        loaded = build(mine, VOCABULARY, LABEL_NAMES, 24, "eager")
+    [said] = [r.getMessage() for r in caplog.records if "start anew" in r.getMessage()]
+    assert said.startswith(f"not in {tmp_path / 'other'}, so they start anew: ")
+    assert said.endswith("classifier.bias, classifier.weight")
+    assert loaded.classifier.out_features == len(LABEL_NAMES)
+    weights = saved.base_model.state_dict()
+    for name, tensor in loaded.base_model.state_dict().items():
+        if not name.startswith("pooler"):  # a masked-lm has none
+            assert torch.equal(tensor, weights[name]), name
+    settings = job.settings.model_copy(update={"model": mine})
+    assert run_job(replace(job, settings=settings)).report.steps == 3
+
+
+def test_a_model_folder_whose_body_has_other_sizes_is_refused(tmp_path):
+    job = make_job(tmp_path)
+    model = job.settings.model
+    build(model, VOCABULARY, LABEL_NAMES, 24, "eager").save_pretrained(tmp_path)
+    wide = {"name_or_path": str(tmp_path), "overrides": {"intermediate_size": 48}}
+    with pytest.raises(ModelError, match=r"take sizes out of model\.overrides"):
+        build(model.model_copy(update=wide), VOCABULARY, LABEL_NAMES, 24, "eager")

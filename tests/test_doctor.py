@@ -1,0 +1,141 @@
+"""`kedro doctor`: the command as a user types it, and the checks of the catalog."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from kedro.io import DataCatalog
+
+from flatout.datasets import DocstringCorpus, KeyedArrowDataset, TextFiles
+from flatout.doctor import as_json, data
+from flatout.engine.data.content_key import ContentKey
+from flatout.engine.data.raw_texts import RawTextsError
+from flatout.engine.data.whole_folder import write_whole
+from flatout.engine.doctor.finding import Finding
+from flatout.engine.settings import Settings
+from flatout.engine.tokenizing.encode import token_options
+from tests.conftest import kedro
+
+CHECKS = [
+    *("parameters", "versions", "device", "driver", "bf16", "TF32"),
+    *("flash attention", "compiler", "NCCL", "threads", "cores", "memory"),
+    *("/dev/shm", "disk", "disk speed", "tracking store", "data", "labels"),  # noqa: S108 - its name
+    *("tokens", "model", "training memory", "port 5000", "port 4141", "rendezvous"),
+]
+
+
+def test_a_row_a_check_as_json(tmp_path):
+    done = kedro("doctor", "--env=test", "--json", f"--params=data_dir={tmp_path}")
+    assert done.returncode == 0, done.stdout
+    rows = json.loads(done.stdout.splitlines()[-1])
+    assert [row["check"] for row in rows] == CHECKS
+    assert {tuple(row) for row in rows} == {("check", "status", "finding", "fix")}
+    found = {row["check"]: row for row in rows}
+    assert found["parameters"]["finding"] == "valid (environment test)"
+    assert found["tokens"]["finding"] == "none yet: kedro run makes them"
+    assert found["data"]["finding"] == "the built-in corpus; the first run parses it"
+    assert found["tracking store"]["finding"] == (
+        f"{tmp_path}/mlflow.db will be made by the first run"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_fail_is_exit_code_1_and_a_table(tmp_path):
+    done = kedro(
+        "flatout",
+        "doctor",
+        "--env=test",
+        f"--params=data_dir={tmp_path},train.global_batchsize=8",
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stdout
+    [row] = [line for line in done.stdout.splitlines() if "│ parameters" in line]
+    assert "│ fail │ 1 parameter cannot be used" in row
+    assert "did you mean" in done.stdout
+    assert "not looked at: the parameters cannot be read" in done.stdout
+
+
+def test_json_is_one_line():
+    found = Finding("disk", "warn", "1.0 GiB free\nhere", "free space")
+    assert as_json([found]) == (
+        '[{"check": "disk", "status": "warn", "finding": "1.0 GiB free\\nhere", '
+        '"fix": "free space"}]'
+    )
+
+
+def frame(**columns) -> pd.DataFrame:
+    return pd.DataFrame(columns)
+
+
+def judged(rows: pd.DataFrame, **parameters) -> list[tuple[str, str, str, str]]:
+    found = data.judged(rows, Settings(**parameters))
+    return [(f.check, f.status, f.finding, f.fix) for f in found]
+
+
+def test_columns_and_labels():
+    rows = frame(text=["a", "b", "c d"], label=["x", "y", "x"])
+    assert judged(rows) == [
+        (
+            "data",
+            "ok",
+            "columns text, label are there; 3 of the first 3 rows usable",
+            "",
+        ),
+        ("labels", "ok", "2 in the first 3 usable rows: x, y", ""),
+    ]
+
+
+def test_columns_that_are_not_there():
+    with pytest.raises(RawTextsError, match=r"split\.text_column is 'text'"):
+        judged(frame(review=["a"], label=["x"]))
+
+
+def test_rows_that_cannot_be_used():
+    rows = frame(text=["a", "", "c"], label=["x", "y", "x"])
+    first, labels = judged(rows)
+    assert first == (
+        "data",
+        "fail",
+        "columns text, label are there; 2 of the first 3 rows usable; row 1: text is "
+        "empty",
+        "mend the rows, or raise split.max_rejected_fraction",
+    )
+    assert labels[1:3] == (
+        "warn",
+        "1 in the first 2 usable rows: x: nothing to tell apart",
+    )
+
+
+def test_targets_of_other_tasks():
+    rows = frame(text=["a", "b"], label=[0.5, 2.0])
+    regression = {"task": "regression", "config": {"model_type": "bert"}}
+    assert judged(rows, model=regression)[1][2] == "numbers from 0.5 to 2.0"
+    language = {"task": "causal-lm", "config": {"model_type": "gpt2"}}
+    assert judged(rows, model=language)[1][2] == "causal-lm needs none"
+
+
+def test_data_that_is_not_there(tmp_path):
+    catalog = DataCatalog({"raw_texts": TextFiles(filepath=str(tmp_path / "no.csv"))})
+    [found] = data.raw_rows(catalog, Settings())
+    assert found.status == "fail"
+    assert "no.csv" in found.finding
+    corpus = DocstringCorpus(filepath=str(tmp_path), labels=2)
+    found = data.raw_rows(DataCatalog({"raw_texts": corpus}), Settings())
+    assert [f.status for f in found] == ["ok", "ok"]
+
+
+def test_tokens_made_with_other_parameters(tmp_path: Path):
+    catalog = DataCatalog({"train_tokens": KeyedArrowDataset(filepath=str(tmp_path))})
+    then = Settings(tokenize={"max_length": 320})
+    key = ContentKey(token_options(then.model, then.tokenize))
+    write_whole(tmp_path, key, lambda _: {})
+    assert data.tokens(catalog, then).finding == "they match the parameters"
+    found = data.tokens(catalog, Settings(tokenize={"max_length": 128}))
+    assert (found.status, found.finding, found.fix) == (
+        "warn",
+        "made with other parameters (then -> now): tokenize.max_length: 320 -> 128",
+        "kedro run --pipelines=tokenize, or set the parameters back",
+    )
