@@ -202,12 +202,17 @@ def check_command(text: str) -> None:
     CHECKS[words[0]](words[1:])
 
 
+def fault_of(text: str) -> str | None:
+    try:
+        check_command(text)
+    except (Exception, SystemExit) as fault:
+        return f"{type(fault).__name__}: {fault}"
+    return None
+
+
 @pytest.mark.parametrize("command", by_place(COMMANDS))
 def test_every_command_is_one_that_works(command):
-    try:
-        check_command(command.text)
-    except (Exception, SystemExit) as fault:
-        pytest.fail(f"{command.place}: {command.text}\n{fault}")
+    assert fault_of(command.text) is None, f"{command.place}: {command.text}"
 
 
 @pytest.mark.parametrize(
@@ -226,8 +231,7 @@ def test_every_command_is_one_that_works(command):
     ],
 )
 def test_a_command_that_does_not_work_is_found(text, fault):
-    with pytest.raises(Exception, match=fault):
-        check_command(text)
+    assert re.search(fault, fault_of(text) or "none")
 
 
 MODULES = sorted(

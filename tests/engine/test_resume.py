@@ -272,10 +272,12 @@ def test_generators_of_other_libraries_go_on_too(tmp_path):
     assert (random.gauss(0, 1), np.random.rand(), torch.rand(2).tolist()) == drawn
 
 
-def test_more_processes_than_devices_are_refused(tmp_path):
+def test_a_job_that_is_refused_leaves_nothing(tmp_path):
     job = make_job(tmp_path, distributed={"num_processes": 4096})
     with pytest.raises(SettingsError, match=r"num_processes=4096.*set it to at most"):
         run_job(job)
+    assert not job.work_folder.exists()
+    assert not job.metrics_file.exists()
 
 
 def test_what_makes_a_training_the_same_training(tmp_path):
