@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,6 +13,8 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
+from flatout.engine.settings import SettingsError, parse_settings
+from flatout.hooks import ParameterHooks
 from flatout.pipelines.sweep import create_pipeline
 from tests.conftest import PROJECT, kedro
 from tests.pipelines.tokens import write_tokens
@@ -109,10 +110,12 @@ def assert_nested_runs(data: Path, best: dict) -> None:
     assert min(losses) == best["validation_loss"]
 
 
-def test_names_that_are_no_settings_are_refused_at_once(tmp_path):
-    asked = f"data_dir={tmp_path},sweep.grid.train.learning_rat=1e-3"
-    done = kedro("run", "--env=test", "--pipelines=sweep", f"--params={asked}")
-    assert done.returncode == 2, done.stdout
-    assert f"unknown parameter; did you mean {RATE}?" in done.stdout
-    assert "Traceback" not in done.stdout
-    assert not os.listdir(tmp_path)
+def test_names_that_are_no_settings_are_refused_before_anything_runs():
+    hooks = ParameterHooks()
+    hooks._settings = parse_settings({"sweep": {"grid": {"train.learning_rat": [1]}}})
+    run_params = {"runner": "SequentialRunner"}
+    with pytest.raises(SettingsError, match=f"did you mean {RATE}"):
+        hooks.before_pipeline_run(run_params, create_pipeline())
+    with pytest.raises(SettingsError, match="run_sweep cannot run in a Parallel"):
+        hooks._settings = parse_settings({})
+        hooks.before_pipeline_run({"runner": "ParallelRunner"}, create_pipeline())
