@@ -15,7 +15,7 @@ import pytest
 from flatout.engine.container import memory_limit_bytes, quota_cores
 from flatout.engine.doctor import device, machine, memory, model, ports
 from flatout.engine.doctor.device import Driver, Torch
-from flatout.engine.doctor.finding import Finding, examine, within
+from flatout.engine.doctor.finding import Finding, examine, guarded, within
 from flatout.engine.doctor.startup import quick_checks, warn_at_start
 from flatout.engine.doctor.versions import judge
 from flatout.engine.settings import RuntimeSettings, Settings, SettingsError
@@ -47,7 +47,7 @@ def test_a_check_that_raises_is_a_row():
 
     rows = examine({"a": refuses, "b": breaks, "c": lambda: Finding("c", "ok", "x")})
     assert rows == [
-        Finding("a", "fail", "train.epochs is odd", "as the text says"),
+        Finding("a", "fail", "train.epochs is odd", "it says what to change"),
         Finding(
             "b",
             "warn",
@@ -56,6 +56,8 @@ def test_a_check_that_raises_is_a_row():
         ),
         Finding("c", "ok", "x"),
     ]
+    [found] = guarded("a", breaks, "fail")
+    assert (found.status, found.fix) == ("fail", "mend that first")
 
 
 def test_a_check_that_does_not_answer_is_left():

@@ -27,7 +27,7 @@ def examination(env: str | None, params: dict[str, Any]) -> list[Finding]:
     patient = Patient(before)
     for name in ("kedro", "flatout"):  # the table says it all
         logging.getLogger(name).setLevel(logging.WARNING)
-    first = guarded("parameters", partial(patient.load, env, params))
+    first = guarded("parameters", partial(patient.load, env, params), "fail")
     environment.apply(patient.settings.runtime)  # nothing is changed by a second time
     return [*first, *examine(patient.checks())]
 

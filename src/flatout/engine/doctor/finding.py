@@ -30,18 +30,19 @@ def examine(checks: Mapping[str, Check]) -> list[Finding]:
     return [found for name, check in checks.items() for found in guarded(name, check)]
 
 
-def guarded(name: str, check: Check) -> list[Finding]:
+def guarded(name: str, check: Check, unknown: Status = "warn") -> list[Finding]:
     """A check that raises is a row too: `fail` with the text of an error that flatout
-    knows, `warn` where it could not look."""
+    knows, `unknown` where it could not look."""
     try:
         found = check()
         return [found] if isinstance(found, Finding) else found
     except Exception as error:  # a doctor must not fall ill
         text = " ".join(str(error).split()) or "no message"
         if type(error).__module__.startswith("flatout."):
-            return [Finding(name, "fail", text, "as the text says")]
+            return [Finding(name, "fail", text, "it says what to change")]
         finding = f"could not be checked ({type(error).__name__}: {text[:300]})"
-        return [Finding(name, "warn", finding, "nothing is known to be wrong")]
+        fix = "nothing is known to be wrong" if unknown == "warn" else "mend that first"
+        return [Finding(name, unknown, finding, fix)]
 
 
 def within(limit_s: float, action: Callable[[], Result]) -> Result:

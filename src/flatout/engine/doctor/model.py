@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from flatout.engine.doctor.finding import Finding
 from flatout.engine.settings import ModelSettings, Settings
 
 PARAMETER = "model.name_or_path"
+SIZES = frozenset(
+    {
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "max_position_embeddings",
+    }
+)
 
 
 class NotCached(ValueError):
@@ -16,14 +26,17 @@ class NotCached(ValueError):
 
 
 def read_config(settings: Settings) -> Any:
-    """transformers' config of the model, without the network. Raises NotCached."""
-    import transformers
-
+    """Sizes of the model, without the network. Raises NotCached."""
     model = settings.model
     name, changes = model.name_or_path, dict(model.applied_config)
     kind = changes.pop("model_type", None)
     if name is None:
         changes.setdefault("vocab_size", settings.tokenize.vocab_size)
+        if set(changes) >= SIZES:  # spares a second of imports
+            return SimpleNamespace(model_type=kind, **changes)
+    import transformers
+
+    if name is None:
         return transformers.AutoConfig.for_model(kind, **changes)
     if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
         raise NotCached(name)
