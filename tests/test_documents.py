@@ -17,6 +17,7 @@ from flatout.engine.settings import Settings
 from tests.command_checks import COMMANDS, answer, fault_of
 from tests.conftest import PROJECT
 from tests.documents import (
+    FOLDERS,
     Line,
     commands,
     documents,
@@ -113,7 +114,8 @@ def test_every_parameter_that_is_named_exists():
 
 
 def test_every_link_and_file_that_is_named_exists():
-    names = {path.name for path in PROJECT.rglob("*") if ".venv" not in path.parts}
+    inside = [path for name in FOLDERS for path in (PROJECT / name).rglob("*")]
+    names = {path.name for path in [*PROJECT.iterdir(), *inside]}
     catalog = "".join(f.read_text() for f in (PROJECT / "conf").rglob("catalog*.yml"))
     missing = []
     for path in DOCUMENTS:
