@@ -95,6 +95,7 @@ def test_a_killed_training_goes_on_in_the_same_mlflow_run(tmp_path: Path):
     assert run.info.status == "FINISHED"
     assert run.data.tags["exit_reason"] == "finished"
     assert int(run.data.tags["resumed_from_step"]) >= 3
+    assert {"token_key", "work_key", "guard"} <= set(run.data.tags)
     history = client.get_metric_history(run.info.run_id, "train_loss")
     times_logged = Counter(point.step for point in history)
     assert set(times_logged) == set(range(2, 61, 2))

@@ -39,8 +39,8 @@ class GuardHooks:
     def before_node_run(self, node: Node) -> None:
         outbox = self._tracking.outbox
         if node.name == "train_model" and outbox is not None:
-            tags = outbox.record.tags
-            tags["work_key"] = guard.work_key(self._settings, tags["token_key"])
+            key = guard.work_key(self._settings, outbox.record.tags["token_key"])
+            outbox.record.tags["work_key"] = key
 
     @hook_impl
     def after_node_run(self, outputs: dict[str, Any]) -> None:

@@ -101,6 +101,8 @@ def note_tokens(record: RunRecord, inputs: dict[str, Any]) -> None:
     """Token rows of a run, as MLflow's inputs; the train tokens' key as a tag."""
     from flatout.engine.tokenizing.token_keys import token_key
 
+    if "train_tokens" in inputs:  # also of a run that goes on, and knows its inputs
+        record.tags["token_key"] = token_key(inputs["train_tokens"])
     contexts = {"train_tokens": "training", "validation_tokens": "validation"}
     known = {facts["name"] for facts in record.datasets}
     for name, context in contexts.items():
@@ -109,18 +111,15 @@ def note_tokens(record: RunRecord, inputs: dict[str, Any]) -> None:
             continue
         files = tokens.cache_files
         source = str(Path(files[0]["filename"]).parent) if files else "memory"
-        key = token_key(tokens)
         record.datasets.append(
             {
                 "name": name,
-                "digest": key[:36],
+                "digest": token_key(tokens)[:36],
                 "context": context,
                 "source": source,
                 "rows": str(len(tokens)),
             }
         )
-        if name == "train_tokens":
-            record.tags["token_key"] = key
 
 
 def write_environment(file: Path) -> None:
