@@ -107,12 +107,7 @@ def note_tokens(record: RunRecord, inputs: dict[str, Any]) -> None:
     known = {facts["name"] for facts in record.datasets}
     for name, context in contexts.items():
         tokens = inputs.get(name)
-        if tokens is None:
-            continue
-        key = token_key(tokens)
-        if name == "train_tokens":
-            record.tags["token_key"] = key  # a run that goes on has its tags anew
-        if name in known:
+        if tokens is None or name in known:
             continue
         files = tokens.cache_files
         source = str(Path(files[0]["filename"]).parent) if files else "memory"
