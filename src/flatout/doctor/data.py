@@ -44,7 +44,7 @@ def judged(data: Any, settings: Settings) -> list[Finding]:
     columns = Columns.of(settings.split, settings.model.task)
     columns.check_present(raw)
     first = next(iter(batches_of(raw, columns.names)), None)
-    if first is None or not len(first.rows):
+    if first is None or not (len(first.rows) or first.broken):
         raise RawTextsError("raw_texts is empty: it has columns but no rows")
     checked = check_batch(first, columns)
     return [_columns(checked, columns, settings), _labels(checked, columns, settings)]
@@ -52,8 +52,9 @@ def judged(data: Any, settings: Settings) -> list[Finding]:
 
 def _columns(checked: CheckedBatch, columns: Columns, settings: Settings) -> Finding:
     names = ", ".join(columns.names)
-    count, bad = len(checked.good), checked.rejected.num_rows
-    text = f"columns {names} are there; {count - bad} of the first {count} rows usable"
+    usable, bad = int(checked.good.sum()), checked.rejected.num_rows
+    count = usable + bad
+    text = f"columns {names} are there; {usable} of the first {count} rows usable"
     if bad <= settings.split.max_rejected_fraction * count:
         return Finding("data", "ok", text)
     reason = checked.rejected.column("reason")[0].as_py()
@@ -72,9 +73,10 @@ def _labels(checked: CheckedBatch, columns: Columns, settings: Settings) -> Find
     names = sorted(pc.unique(labels).to_pylist())
     shown = ", ".join(names[:SHOWN_LABELS])
     more = f" and {len(names) - SHOWN_LABELS} more" if len(names) > SHOWN_LABELS else ""
-    text = f"{len(names)} in the first {len(labels)} usable rows: {shown}{more}"
+    text = f"{len(names)} in the first {len(labels)} usable rows"
+    text += f": {shown}{more}" if names else ""
     fix = "is split.label_column right? Numbers are for model.task: regression"
-    if len(names) == 1:
+    if len(names) < 2:
         return Finding("labels", "warn", f"{text}: nothing to tell apart", fix)
     if len(names) > MANY_LABELS:
         return Finding("labels", "warn", text, fix)
