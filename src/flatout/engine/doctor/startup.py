@@ -33,6 +33,8 @@ def quick_checks(settings: Settings, folder: Path) -> list[Finding]:
 
 def processes_here(settings: Settings) -> int:
     """Ranks of this machine, before anything is refused."""
+    if environment.launched_from_outside():
+        return environment.current_ranks().local_world_size
     wanted = settings.train.distributed.num_processes
     return (environment.nvidia_gpu_count() or 1) if wanted == "auto" else wanted
 
