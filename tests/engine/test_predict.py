@@ -79,7 +79,7 @@ def saved(tokenizer_folder, tmp_path_factory):
 def recipe(folder, rows, **options):
     settings = parse_settings(
         {
-            "runtime": {"precision": "fp32", "threads": 1},
+            "runtime": {"precision": "fp32", "tf32": False, "threads": 1},
             "tokenize": {"max_length": MAX_LENGTH},
             "predict": options,
         }

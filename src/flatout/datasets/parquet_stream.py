@@ -10,13 +10,14 @@ import pyarrow.parquet as pq
 from kedro.io import AbstractDataset, DatasetError
 
 from flatout.datasets._keyed import dataset_errors
+from flatout.engine.data.arrow_folder import merge_batches
 
 
 class ParquetStream(AbstractDataset[Any, Any]):
     """A Parquet file, whole or absent. Loads as a DataFrame.
 
     Saving takes something with `schema` and `batches()` (Arrow record batches), and
-    holds one batch in memory.
+    holds as many in memory as make a row group of about 32 MiB.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class ParquetStream(AbstractDataset[Any, Any]):
             self._file.parent.mkdir(parents=True, exist_ok=True)
             try:
                 with pq.ParquetWriter(part, data.schema) as writer:
-                    for batch in data.batches():
+                    for batch in merge_batches(data.batches(), data.schema):
                         writer.write_batch(batch)
                 os.replace(part, self._file)
             finally:

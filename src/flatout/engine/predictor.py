@@ -139,8 +139,11 @@ class Predictor:
         )
         if kernel in ("eager", "sdpa"):
             fault = f"runtime.attention: {kernel} works on padded batches"
+        if wanted == "auto":
+            # A CPU packs row by row: as fast on long rows, slower on short ones.
+            wanted = "packed" if self.runtime.is_cuda else "grouped"
         if wanted == "grouped" or fault:
-            if fault:
+            if wanted == "packed":
                 logger.info("rows are grouped by length, not packed: %s", fault)
             return "grouped", kernel if kernel == "eager" else "sdpa"
         short = attention.short_rows_fit(config, self.max_length)

@@ -290,7 +290,7 @@ class PredictSettings(_Model):
     strategy: Literal["grouped", "packed"] | Auto = "auto"
     token_budget: Count | Auto = "auto"
     """Most tokens, padding included, of one forward pass."""
-    window_rows: int = Field(16_384, ge=1)
+    window_rows: int = Field(4_096, ge=1)
     """Rows that are held at a time, and sorted by length together."""
 
 
