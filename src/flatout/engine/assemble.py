@@ -16,9 +16,12 @@ from flatout.engine import attention
 from flatout.engine.batching import GlobalBatches, Planner
 from flatout.engine.collation import Collator, StepRows
 from flatout.engine.dropout import Noise, replace_dropout
+from flatout.engine.gelu import replace_gelu
 from flatout.engine.heads import DECODERS
 from flatout.engine.model import ModelError, TaskModel, Vocabulary, build
 from flatout.engine.optim import Updater, build_adamw
+from flatout.engine.projections import join_products
+from flatout.engine.residual import round_residual_stream
 from flatout.engine.runtime import Runtime
 from flatout.engine.settings import CLASSIFIES, Settings, SettingsError
 from flatout.engine.step import Stepper
@@ -66,6 +69,7 @@ class Choices:
     compile: bool
     cuda_graphs: bool
     fused_optimizer: bool
+    residual: str = "fp32"
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -111,10 +115,15 @@ def assemble(job: TrainJob, runtime: Runtime, wrap: Wrap | None = None) -> Train
         task_model.to(runtime.device)  # sharding moves a block at a time
     if settings.train.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
+    if choices.residual == "bf16":
+        round_residual_stream(model)
     noise = None
     if choices.compile and runtime.is_cuda:
         noise = Noise(runtime.device)
         replace_dropout(model, noise)
+        replace_gelu(model)
+        if settings.train.distributed.strategy != "fsdp":
+            join_products(model)
     wrapped = (wrap or _alone)(task_model, _compiled if choices.compile else None)
     optimizer = build_adamw(
         task_model,
@@ -161,6 +170,7 @@ def choose(job: TrainJob, runtime: Runtime, config: Any) -> Choices:
         compile=_compile(train.compile, runtime, notes),
         cuda_graphs=graphs,
         fused_optimizer=train.fused_optimizer,
+        residual=_residual(job.settings.runtime.residual, runtime),
         notes=tuple(notes),
     )
 
@@ -207,6 +217,12 @@ def _token_budget(job: TrainJob, runtime: Runtime, strategy: str) -> int:
 
 def default_token_budget(is_cuda: bool) -> int:
     return GPU_TOKEN_BUDGET if is_cuda else CPU_TOKEN_BUDGET
+
+
+def _residual(wanted: str, runtime: Runtime) -> str:
+    if wanted == "auto":
+        wanted = "bf16" if runtime.is_cuda else "fp32"
+    return wanted if runtime.precision == "bf16" else "fp32"
 
 
 def _compile(wanted: bool | str, runtime: Runtime, notes: list[str]) -> bool:

@@ -112,10 +112,12 @@ def announce(trainer: Trainer) -> None:
     if not runtime.ranks.is_main:
         return
     logger.info(
-        "training on %s x %d: %s, strategy %s, attention %s, compile %s, graphs %s",
+        "training on %s x %d: %s (residual stream %s), strategy %s, attention %s, "
+        "compile %s, graphs %s",
         runtime.device_name,
         runtime.ranks.world_size,
         runtime.precision,
+        choices.residual,
         choices.strategy,
         choices.attention,
         choices.compile,

@@ -82,6 +82,8 @@ class TrainReport:
     token_budget: int
     strategy: str
     precision: str
+    residual: str
+    """What blocks hand on: bf16 or fp32."""
     attention: str
     compile: bool
     cuda_graphs: bool

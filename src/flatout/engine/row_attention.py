@@ -1,12 +1,11 @@
 """Attention inside rows laid end to end, for rows of tens to hundreds of tokens.
 
 Flash-attention kernels work in tiles of 128 tokens; the median text has half of
-that, and most of such a tile is thrown away. Here tiles are 64 wide, one program
-takes one tile of one row and head, and rows of one tile do their whole backward pass
-in one program. Online softmax and recomputation as in FlashAttention-2 (Dao 2023);
-dropout by hashing (seed, head, place), again in the backward pass instead of being
-stored: Philox, ten rounds a number, cost three times the attention itself on an H200.
-Scores and sums are fp32.
+that, and most of such a tile is thrown away. Here tiles are 64 wide; a program takes
+one tile of a row and head forward, and the whole row and head backward. Online softmax
+and recomputation as in FlashAttention-2 (Dao 2023); dropout by hashing (seed, head,
+place), again in the backward pass instead of being stored: Philox, ten rounds a number,
+cost three times the attention itself on an H200. Scores and sums are fp32.
 
 Legend: P tokens, R rows, H query heads, G key heads, D head dimension.
 """
@@ -22,8 +21,12 @@ TILE = 64
 LOG2_E = 1.4426950408889634
 LN_2 = tl.constexpr(0.6931471805599453)
 FORWARD = {"num_warps": 4, "num_stages": 2}
-BACKWARD = {"num_warps": 4, "num_stages": 3}
-"""Launch options, measured on an H200 at head dimension 64."""
+"""Launch options, measured on an H200."""
+
+
+def _backward_options(dim: int) -> dict[str, int]:
+    """Three stages hide loads up to 64 dimensions, and cost a third at 128 (H200)."""
+    return {"num_warps": 4, "num_stages": 3 if dim <= 64 else 1}
 
 
 @triton.jit
@@ -65,6 +68,13 @@ def _scores(
 
 
 @triton.jit
+def _tile(ptr, token, row, head, inside, dims):
+    """(M, D) of one head, zeros beyond the row."""
+    place = token[:, None] * row + head + dims[None, :]
+    return tl.load(ptr + place, mask=inside[:, None], other=0.0)
+
+
+@triton.jit
 def _forward_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bounds_ptr, seed_ptr,
     q_row, q_head, k_row, k_head, v_row, v_head,
@@ -82,10 +92,7 @@ def _forward_kernel(
     inside = q_index < length
     dims = tl.arange(0, dim)
     q_token = start + q_index
-    q = tl.load(
-        q_ptr + q_token[:, None] * q_row + head * q_head + dims[None, :],
-        mask=inside[:, None], other=0.0,
-    )  # fmt: skip
+    q = _tile(q_ptr, q_token, q_row, head * q_head, inside, dims)
     if drops:
         stream = _stream(seed_ptr, head)
     most = tl.full((tile,), float("-inf"), tl.float32)
@@ -97,15 +104,9 @@ def _forward_kernel(
     for begin in range(0, last, tile):
         k_index = begin + tl.arange(0, tile)
         k_token = start + k_index
-        k_inside = (k_index < length)[:, None]
-        k = tl.load(
-            k_ptr + k_token[:, None] * k_row + (head // group) * k_head + dims[None, :],
-            mask=k_inside, other=0.0,
-        )  # fmt: skip
-        v = tl.load(
-            v_ptr + k_token[:, None] * v_row + (head // group) * v_head + dims[None, :],
-            mask=k_inside, other=0.0,
-        )  # fmt: skip
+        k_inside = k_index < length
+        k = _tile(k_ptr, k_token, k_row, (head // group) * k_head, k_inside, dims)
+        v = _tile(v_ptr, k_token, v_row, (head // group) * v_head, k_inside, dims)
         scores = _scores(
             q, k, q_index, k_index, length, scale, left, right, causal, windowed
         )
@@ -144,137 +145,72 @@ def _pair(scores, v, grad, lse, delta, inverse, kept, drops: tl.constexpr):
 
 
 @triton.jit
-def _key_gradient_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, grad_ptr, lse_ptr, bounds_ptr, seed_ptr,
-    dq_ptr, dk_ptr, dv_ptr, delta_ptr,
+def _backward_kernel(
+    q_ptr, k_ptr, v_ptr, grad_ptr, lse_ptr, delta_ptr, bounds_ptr, seed_ptr,
+    dq_ptr, dk_ptr, dv_ptr, sum_ptr,
     q_row, q_head, k_row, k_head, v_row, v_head, g_row, g_head,
     tokens, span, scale, inverse, threshold, left, right,
     heads: tl.constexpr, group: tl.constexpr, dim: tl.constexpr,
     tile: tl.constexpr, causal: tl.constexpr, windowed: tl.constexpr,
     drops: tl.constexpr,
 ):  # fmt: skip
-    """dk, dv of a key tile, for each query head; dq too where a row is one tile."""
-    row, block, head = tl.program_id(2), tl.program_id(1), tl.program_id(0)
+    """All gradients of one row and query head. dq of a query tile grows from key tile
+    to key tile, in fp32 at `sum_ptr`, where only this program reads and writes."""
+    row, head = tl.program_id(1), tl.program_id(0)
     start = tl.load(bounds_ptr + row)
     length = tl.load(bounds_ptr + row + 1) - start
-    if block * tile >= length:
-        return
     dims = tl.arange(0, dim)
-    k_index = block * tile + tl.arange(0, tile)
-    k_token = start + k_index
-    k_inside = (k_index < length)[:, None]
-    k = tl.load(
-        k_ptr + k_token[:, None] * k_row + (head // group) * k_head + dims[None, :],
-        mask=k_inside, other=0.0,
-    )  # fmt: skip
-    v = tl.load(
-        v_ptr + k_token[:, None] * v_row + (head // group) * v_head + dims[None, :],
-        mask=k_inside, other=0.0,
-    )  # fmt: skip
     if drops:
         stream = _stream(seed_ptr, head)
-    dk = tl.zeros((tile, dim), tl.float32)
-    dv = tl.zeros((tile, dim), tl.float32)
-    first = 0
-    if causal:
-        first = block * tile
-    for begin in range(first, length, tile):
-        q_index = begin + tl.arange(0, tile)
-        q_token = start + q_index
-        inside = q_index < length
-        q = tl.load(
-            q_ptr + q_token[:, None] * q_row + head * q_head + dims[None, :],
-            mask=inside[:, None], other=0.0,
-        )  # fmt: skip
-        grad = tl.load(
-            grad_ptr + q_token[:, None] * g_row + head * g_head + dims[None, :],
-            mask=inside[:, None], other=0.0,
-        )  # fmt: skip
-        lse = tl.load(lse_ptr + head * tokens + q_token, mask=inside, other=0.0)
-        delta = tl.load(delta_ptr + head * tokens + q_token, mask=inside, other=0.0)
-        scores = _scores(
-            q, k, q_index, k_index, length, scale, left, right, causal, windowed
-        )
-        kept = inside[:, None]
-        if drops:
-            kept = _kept(stream, q_token, k_index, span, threshold)
-        dropped, grad_scores = _pair(scores, v, grad, lse, delta, inverse, kept, drops)
-        dv += tl.dot(tl.trans(dropped.to(grad.dtype)), grad)
-        dk += tl.dot(tl.trans(grad_scores.to(q.dtype)), q)
-        if length <= tile:
-            dq = tl.dot(grad_scores.to(k.dtype), k) * (scale * LN_2)
-            tl.store(
-                dq_ptr + (q_token[:, None] * heads + head) * dim + dims[None, :],
-                dq.to(dq_ptr.dtype.element_ty), mask=inside[:, None],
-            )  # fmt: skip
-    dk = dk * (scale * LN_2)
-    dv = dv * inverse
-    place = (k_token[:, None] * heads + head) * dim + dims[None, :]
-    tl.store(dk_ptr + place, dk.to(dk_ptr.dtype.element_ty), mask=k_inside)
-    tl.store(dv_ptr + place, dv.to(dv_ptr.dtype.element_ty), mask=k_inside)
-
-
-@triton.jit
-def _query_gradient_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, grad_ptr, lse_ptr, bounds_ptr, seed_ptr,
-    dq_ptr, dk_ptr, dv_ptr, delta_ptr,
-    q_row, q_head, k_row, k_head, v_row, v_head, g_row, g_head,
-    tokens, span, scale, inverse, threshold, left, right,
-    heads: tl.constexpr, group: tl.constexpr, dim: tl.constexpr,
-    tile: tl.constexpr, causal: tl.constexpr, windowed: tl.constexpr,
-    drops: tl.constexpr,
-):  # fmt: skip
-    """dq of one query tile, for rows of more than one tile."""
-    row, block, head = tl.program_id(2), tl.program_id(1), tl.program_id(0)
-    start = tl.load(bounds_ptr + row)
-    length = tl.load(bounds_ptr + row + 1) - start
-    if (block * tile >= length) | (length <= tile):
-        return
-    dims = tl.arange(0, dim)
-    q_index = block * tile + tl.arange(0, tile)
-    q_token = start + q_index
-    inside = q_index < length
-    q = tl.load(
-        q_ptr + q_token[:, None] * q_row + head * q_head + dims[None, :],
-        mask=inside[:, None], other=0.0,
-    )  # fmt: skip
-    grad = tl.load(
-        grad_ptr + q_token[:, None] * g_row + head * g_head + dims[None, :],
-        mask=inside[:, None], other=0.0,
-    )  # fmt: skip
-    lse = tl.load(lse_ptr + head * tokens + q_token, mask=inside, other=0.0)
-    delta = tl.load(delta_ptr + head * tokens + q_token, mask=inside, other=0.0)
-    if drops:
-        stream = _stream(seed_ptr, head)
-    dq = tl.zeros((tile, dim), tl.float32)
-    last = length
-    if causal:
-        last = tl.minimum(length, (block + 1) * tile)
-    for begin in range(0, last, tile):
-        k_index = begin + tl.arange(0, tile)
+    for k_begin in range(0, length, tile):
+        k_index = k_begin + tl.arange(0, tile)
         k_token = start + k_index
-        k_inside = (k_index < length)[:, None]
-        k = tl.load(
-            k_ptr + k_token[:, None] * k_row + (head // group) * k_head + dims[None, :],
-            mask=k_inside, other=0.0,
-        )  # fmt: skip
-        v = tl.load(
-            v_ptr + k_token[:, None] * v_row + (head // group) * v_head + dims[None, :],
-            mask=k_inside, other=0.0,
-        )  # fmt: skip
-        scores = _scores(
-            q, k, q_index, k_index, length, scale, left, right, causal, windowed
-        )
-        kept = inside[:, None]
-        if drops:
-            kept = _kept(stream, q_token, k_index, span, threshold)
-        _, grad_scores = _pair(scores, v, grad, lse, delta, inverse, kept, drops)
-        dq += tl.dot(grad_scores.to(k.dtype), k)
-    dq = dq * (scale * LN_2)
-    tl.store(
-        dq_ptr + (q_token[:, None] * heads + head) * dim + dims[None, :],
-        dq.to(dq_ptr.dtype.element_ty), mask=inside[:, None],
-    )  # fmt: skip
+        k_inside = k_index < length
+        k = _tile(k_ptr, k_token, k_row, (head // group) * k_head, k_inside, dims)
+        v = _tile(v_ptr, k_token, v_row, (head // group) * v_head, k_inside, dims)
+        dk = tl.zeros((tile, dim), tl.float32)
+        dv = tl.zeros((tile, dim), tl.float32)
+        first = 0
+        if causal:
+            first = k_begin
+        for begin in range(first, length, tile):
+            q_index = begin + tl.arange(0, tile)
+            q_token = start + q_index
+            inside = q_index < length
+            q = _tile(q_ptr, q_token, q_row, head * q_head, inside, dims)
+            grad = _tile(grad_ptr, q_token, g_row, head * g_head, inside, dims)
+            lse = tl.load(lse_ptr + head * tokens + q_token, mask=inside, other=0.0)
+            delta = tl.load(delta_ptr + head * tokens + q_token, mask=inside, other=0.0)
+            scores = _scores(
+                q, k, q_index, k_index, length, scale, left, right, causal, windowed
+            )
+            kept = inside[:, None]
+            if drops:
+                kept = _kept(stream, q_token, k_index, span, threshold)
+            dropped, grad_scores = _pair(
+                scores, v, grad, lse, delta, inverse, kept, drops
+            )
+            short = grad_scores.to(q.dtype)
+            dv += tl.dot(tl.trans(dropped.to(grad.dtype)), grad)
+            dk += tl.dot(tl.trans(short), q)
+            dq = tl.dot(short, k) * (scale * LN_2)
+            place = (q_token[:, None] * heads + head) * dim + dims[None, :]
+            last = k_begin + tile >= length
+            if causal:
+                last = k_begin == begin
+            if k_begin > 0:
+                dq += tl.load(sum_ptr + place, mask=inside[:, None], other=0.0)
+            if last:
+                whole = dq.to(dq_ptr.dtype.element_ty)
+                tl.store(dq_ptr + place, whole, mask=inside[:, None])
+            else:
+                tl.store(sum_ptr + place, dq, mask=inside[:, None])
+        dk = dk * (scale * LN_2)
+        dv = dv * inverse
+        place = (k_token[:, None] * heads + head) * dim + dims[None, :]
+        tl.store(dk_ptr + place, dk.to(dk_ptr.dtype.element_ty), mask=k_inside[:, None])
+        tl.store(dv_ptr + place, dv.to(dv_ptr.dtype.element_ty), mask=k_inside[:, None])
+        tl.debug_barrier()  # the sums are there before the next key tile reads them
 
 
 @triton.jit
@@ -285,17 +221,11 @@ def _delta_kernel(
     """Sum over D of output x gradient, for a tile of tokens and one head."""
     token = tl.program_id(0) * tile + tl.arange(0, tile)
     head, dims = tl.program_id(1), tl.arange(0, dim)
-    inside = (token < tokens)[:, None]
-    out = tl.load(
-        out_ptr + (token[:, None] * heads + head) * dim + dims[None, :],
-        mask=inside, other=0.0,
-    )  # fmt: skip
-    grad = tl.load(
-        grad_ptr + token[:, None] * g_row + head * g_head + dims[None, :],
-        mask=inside, other=0.0,
-    )  # fmt: skip
+    inside = token < tokens
+    out = _tile(out_ptr, token, heads * dim, head * dim, inside, dims)
+    grad = _tile(grad_ptr, token, g_row, head * g_head, inside, dims)
     delta = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
-    tl.store(delta_ptr + head * tokens + token, delta, mask=token < tokens)
+    tl.store(delta_ptr + head * tokens + token, delta, mask=inside)
 
 
 def _last_dim_contiguous(tensor: Tensor) -> Tensor:
@@ -383,20 +313,15 @@ def _row_attention_backward(
     )  # fmt: skip
     dq = torch.empty((tokens, heads, dim), dtype=query.dtype, device=query.device)
     dk, dv = torch.empty_like(dq), torch.empty_like(dq)
-    arguments = (
-        query, key, value, out, grad, lse, bounds, seed, dq, dk, dv, delta,
+    _backward_kernel[(heads, bounds.numel() - 1)](
+        query, key, value, grad, lse, delta, bounds, seed,
+        dq, dk, dv, torch.empty_like(dq, dtype=torch.float32),
         query.stride(0), query.stride(1), key.stride(0), key.stride(1),
         value.stride(0), value.stride(1), grad.stride(0), grad.stride(1),
         tokens, max_length, scale * LOG2_E, *_dropout_arguments(dropout), left, right,
+        heads=heads, group=group, dim=dim, tile=TILE,
+        causal=causal, windowed=left >= 0, drops=dropout > 0, **_backward_options(dim),
     )  # fmt: skip
-    constants = {
-        "heads": heads, "group": group, "dim": dim, "tile": TILE,
-        "causal": causal, "windowed": left >= 0, "drops": dropout > 0, **BACKWARD,
-    }  # fmt: skip
-    grid = _grid(heads, max_length, bounds)
-    _key_gradient_kernel[grid](*arguments, **constants)
-    if max_length > TILE:
-        _query_gradient_kernel[grid](*arguments, **constants)
     if group > 1:  # key heads are shared: add what their query heads found
         dk, dv = (t.view(tokens, -1, group, dim).sum(2) for t in (dk, dv))
     return dq, dk, dv

@@ -53,6 +53,8 @@ class RuntimeSettings(_Model):
     """Bitwise repeatable on one device, 10-20 % slower on a GPU (guide B)."""
     precision: Precision | Auto = "auto"
     """Compute type; weights and optimizer stay fp32. auto: bf16 where it is fast."""
+    residual: Literal["auto", "fp32", "bf16"] = "auto"
+    """Residual stream under bf16 autocast (residual.py). auto: bf16 on a GPU."""
     tf32: bool = True
     cudnn_benchmark: bool = True
     flash_sdp: bool = True

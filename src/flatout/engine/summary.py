@@ -69,6 +69,7 @@ def _chosen(trainer: Trainer) -> dict[str, Any]:
         "token_budget": choices.token_budget,
         "strategy": choices.strategy,
         "precision": runtime.precision,
+        "residual": choices.residual,
         "attention": choices.attention,
         "compile": choices.compile,
         "cuda_graphs": choices.cuda_graphs,
