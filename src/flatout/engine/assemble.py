@@ -295,12 +295,13 @@ def _compiled(module: nn.Module) -> nn.Module:
 
 
 def _avoid_slow_reductions() -> None:
-    """Fusing LayerNorm's two backward reductions into one kernel is 13 times slower
-    than memory allows with dynamic shapes: 24 % of a BERT-base step on an H200
-    (PyTorch 2.11)."""
+    """LayerNorm's two backward reductions as one kernel: 1.46 ms with the split that
+    PyTorch 2.11 chooses for 69,000 x 768 on an H200, 0.15 ms with 32 rows a program."""
     import torch._inductor.config as inductor
 
-    if hasattr(inductor.triton, "mix_order_reduction"):
+    if hasattr(inductor.triton, "mix_order_reduction_split_size"):
+        inductor.triton.mix_order_reduction_split_size = 32
+    elif hasattr(inductor.triton, "mix_order_reduction"):
         inductor.triton.mix_order_reduction = False
 
 
