@@ -67,7 +67,7 @@ def shows(url: str, profile: Path, *texts: str) -> bool:
     """Whether the page has all `texts`; a busy machine may need another look."""
     return any(
         all(text in document for text in texts)
-        for document in (page(url, profile) for _ in range(4))
+        for document in (page(url, profile) for _ in range(8))
     )
 
 

@@ -73,6 +73,7 @@ def test_time_left_counts_steps_evaluations_and_the_test(trainer):
 
 
 def test_a_deadline_that_will_be_missed_is_told_of_once(trainer, caplog):
+    caplog.set_level(logging.WARNING)
     progress = Progress(trainer)
     progress.window(point(2, elapsed_s=90), [window(160, 10.0)], 0, 0.0)
     assert caplog.text == ""  # one window is no projection

@@ -297,6 +297,7 @@ def test_what_makes_a_training_the_same_training(tmp_path):
         "model.revision",
         "model.task",
         "runtime.precision",
+        "runtime.residual",
         "runtime.seed",
         "token rows",
         "tokenize.max_length",

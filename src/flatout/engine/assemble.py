@@ -123,7 +123,8 @@ def assemble(job: TrainJob, runtime: Runtime, wrap: Wrap | None = None) -> Train
         replace_dropout(model, noise)
         replace_gelu(model)
         if settings.train.distributed.strategy != "fsdp":
-            join_products(model)
+            keep = choices.attention == attention.ROWS
+            join_products(model, keep_products=keep)
     wrapped = (wrap or _alone)(task_model, _compiled if choices.compile else None)
     optimizer = build_adamw(
         task_model,

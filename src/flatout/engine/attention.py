@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flatout.engine.projections import take_product
+
 PACKED = "flatout_packed"
 """Name of the padding-free attention among transformers' implementations."""
 ROWS = "flatout_rows"
@@ -75,9 +77,11 @@ def packed_attention(  # noqa: PLR0913 - the signature is transformers'
     )
     if query.is_cuda:
         cu_seqlens, max_seqlen = kwargs["cu_seqlens"], kwargs["max_seqlen"]
-        out: Tensor = (kernel or _flash)(
-            query, key, value, cu_seqlens, max_seqlen, rule
-        )
+        if kernel is None:
+            out = _flash(query, key, value, cu_seqlens, max_seqlen, rule)
+        else:
+            joined = _joined(take_product(module), query, key, value)
+            out = kernel(joined, query.shape[1], cu_seqlens, max_seqlen, rule)
     else:
         out = _row_by_row(query, key, value, kwargs["cu_seqlens"], rule)
     return out.unsqueeze(0), None
@@ -118,18 +122,22 @@ def _flash(
     return out
 
 
+def _joined(
+    product: Tensor | None, query: Tensor, key: Tensor, value: Tensor
+) -> Tensor:
+    """(P, H + 2 G, D): the product that they are slices of, where it was kept."""
+    if product is None:
+        return torch.cat([query, key, value], 1)
+    return product.view(query.shape[0], -1, query.shape[2])
+
+
 def _row_tiles(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    rule: Rule,
+    joined: Tensor, heads: int, cu_seqlens: Tensor, max_seqlen: int, rule: Rule
 ) -> Tensor:
     """As `_flash`, in tiles that fit short rows."""
     from flatout.engine.row_attention import row_attention
 
-    out: Tensor = row_attention(query, key, value, cu_seqlens, max_seqlen, *rule)[0]
+    out: Tensor = row_attention(joined, heads, cu_seqlens, max_seqlen, *rule)[0]
     return out
 
 

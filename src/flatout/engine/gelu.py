@@ -30,7 +30,8 @@ class _Gelu(torch.autograd.Function):
     def forward(ctx: Any, states: Tensor) -> Tensor:
         ctx.save_for_backward(states)
         x = states.float()
-        return (x * _normal(x)[0]).to(states.dtype)
+        result: Tensor = (x * _normal(x)[0]).to(states.dtype)
+        return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
@@ -38,14 +39,15 @@ class _Gelu(torch.autograd.Function):
         x = states.float()
         cumulative, bell = _normal(x)
         slope = cumulative + 0.3989422804014327 * x * bell  # 1 / sqrt(2 pi)
-        return (grad.float() * slope).to(states.dtype)
+        result: Tensor = (grad.float() * slope).to(states.dtype)
+        return result
 
 
 class Gelu(nn.Module):
     """In place of transformers' exact GELU."""
 
     def forward(self, states: Tensor) -> Tensor:
-        result: Tensor = _Gelu.apply(states)
+        result: Tensor = _Gelu.apply(states)  # type: ignore[no-untyped-call]
         return result
 
 

@@ -20,6 +20,8 @@ GROUPS = (
     ("gate_proj", "up_proj"),
 )
 """Names of layers that one module applies, in this order, to one input."""
+AS_THEY_ARE = GROUPS[:2]
+"""Query, key and value that reach attention unchanged: no rotation, no norm."""
 FAMILIES = frozenset(
     {"bert", "distilbert", "llama", "mistral", "qwen2", "qwen3", "roberta"}
 )
@@ -29,20 +31,36 @@ FAMILIES = frozenset(
 class _Group:
     """Layers of one input, the first of which computes for all."""
 
-    def __init__(self, members: list[nn.Linear]) -> None:
+    def __init__(self, members: list[nn.Linear], keeps_product: bool) -> None:
         self.members = members
+        self.keeps_product = keeps_product
+        self.product: Tensor | None = None
         self.waiting: list[Tensor] = []
 
     def compute(self, states: Tensor) -> Tensor:
         """(..., in) -> the first layer's (..., out); the others' wait to be fetched."""
-        weight = torch.cat([member.weight for member in self.members])
-        biases = [member.bias for member in self.members]
-        bias = None if biases[0] is None else torch.cat(biases)
+        weights: list[Tensor] = [member.weight for member in self.members]
+        biases: list[Tensor] = [m.bias for m in self.members if m.bias is not None]
+        bias = torch.cat(biases) if biases else None
+        product = F.linear(states, torch.cat(weights), bias)
         sizes = [member.out_features for member in self.members]
-        first, *rest = torch.split(F.linear(states, weight, bias), sizes, -1)
-        # To Dynamo `rest` is a tuple.
-        self.waiting = list(rest)
+        first, *rest = product.split_with_sizes(sizes, -1)
+        self.waiting = list(rest)  # to Dynamo `rest` is a tuple
+        if self.keeps_product:
+            self.product = product
         return first
+
+
+def take_product(module: nn.Module) -> Tensor | None:
+    """Query, key and value of an attention module side by side (..., 3 H D), once;
+    None where they were computed apart, or are changed before they meet."""
+    first = getattr(module, "query", None) or getattr(module, "q_lin", None)
+    group = getattr(first, "group", None)
+    if group is None:
+        return None
+    product, group.product = group.product, None
+    result: Tensor | None = product
+    return result
 
 
 class _First(nn.Linear):
@@ -59,18 +77,19 @@ class _Next(nn.Linear):
         return self.group.waiting.pop(0)
 
 
-def join_products(model: Any) -> int:
-    """Join where the family is known; how many groups."""
+def join_products(model: Any, *, keep_products: bool = False) -> int:
+    """Join where the family is known; how many groups. `keep_products`: for an
+    attention that asks for them with `take_product`."""
     if model.config.model_type not in FAMILIES:
         return 0
     found = [
-        members
+        (names, members)
         for module in model.base_model.modules()
         for names in GROUPS
         if (members := _members(module, names))
     ]
-    for members in found:
-        group = _Group(members)
+    for names, members in found:
+        group = _Group(members, keep_products and names in AS_THEY_ARE)
         for kind, member in zip((_First, *[_Next] * 8), members, strict=False):
             member.__class__ = kind
             member.group = group  # type: ignore[assignment]

@@ -77,8 +77,7 @@ def _tile(ptr, token, row, head, inside, dims):
 @triton.jit
 def _forward_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bounds_ptr, seed_ptr,
-    q_row, q_head, k_row, k_head, v_row, v_head,
-    tokens, span, scale, inverse, threshold, left, right,
+    row_stride, tokens, span, scale, inverse, threshold, left, right,
     heads: tl.constexpr, group: tl.constexpr, dim: tl.constexpr,
     tile: tl.constexpr, causal: tl.constexpr, windowed: tl.constexpr,
     drops: tl.constexpr,
@@ -92,7 +91,7 @@ def _forward_kernel(
     inside = q_index < length
     dims = tl.arange(0, dim)
     q_token = start + q_index
-    q = _tile(q_ptr, q_token, q_row, head * q_head, inside, dims)
+    q = _tile(q_ptr, q_token, row_stride, head * dim, inside, dims)
     if drops:
         stream = _stream(seed_ptr, head)
     most = tl.full((tile,), float("-inf"), tl.float32)
@@ -105,8 +104,8 @@ def _forward_kernel(
         k_index = begin + tl.arange(0, tile)
         k_token = start + k_index
         k_inside = k_index < length
-        k = _tile(k_ptr, k_token, k_row, (head // group) * k_head, k_inside, dims)
-        v = _tile(v_ptr, k_token, v_row, (head // group) * v_head, k_inside, dims)
+        k = _tile(k_ptr, k_token, row_stride, (head // group) * dim, k_inside, dims)
+        v = _tile(v_ptr, k_token, row_stride, (head // group) * dim, k_inside, dims)
         scores = _scores(
             q, k, q_index, k_index, length, scale, left, right, causal, windowed
         )
@@ -145,10 +144,10 @@ def _pair(scores, v, grad, lse, delta, inverse, kept, drops: tl.constexpr):
 
 
 @triton.jit
-def _backward_kernel(
+def _backward_kernel(  # noqa: PLR0915
     q_ptr, k_ptr, v_ptr, grad_ptr, lse_ptr, delta_ptr, bounds_ptr, seed_ptr,
     dq_ptr, dk_ptr, dv_ptr, sum_ptr,
-    q_row, q_head, k_row, k_head, v_row, v_head, g_row, g_head,
+    row_stride, grad_row, grad_head, dq_row, dk_row,
     tokens, span, scale, inverse, threshold, left, right,
     heads: tl.constexpr, group: tl.constexpr, dim: tl.constexpr,
     tile: tl.constexpr, causal: tl.constexpr, windowed: tl.constexpr,
@@ -166,8 +165,8 @@ def _backward_kernel(
         k_index = k_begin + tl.arange(0, tile)
         k_token = start + k_index
         k_inside = k_index < length
-        k = _tile(k_ptr, k_token, k_row, (head // group) * k_head, k_inside, dims)
-        v = _tile(v_ptr, k_token, v_row, (head // group) * v_head, k_inside, dims)
+        k = _tile(k_ptr, k_token, row_stride, (head // group) * dim, k_inside, dims)
+        v = _tile(v_ptr, k_token, row_stride, (head // group) * dim, k_inside, dims)
         dk = tl.zeros((tile, dim), tl.float32)
         dv = tl.zeros((tile, dim), tl.float32)
         first = 0
@@ -177,8 +176,8 @@ def _backward_kernel(
             q_index = begin + tl.arange(0, tile)
             q_token = start + q_index
             inside = q_index < length
-            q = _tile(q_ptr, q_token, q_row, head * q_head, inside, dims)
-            grad = _tile(grad_ptr, q_token, g_row, head * g_head, inside, dims)
+            q = _tile(q_ptr, q_token, row_stride, head * dim, inside, dims)
+            grad = _tile(grad_ptr, q_token, grad_row, head * grad_head, inside, dims)
             lse = tl.load(lse_ptr + head * tokens + q_token, mask=inside, other=0.0)
             delta = tl.load(delta_ptr + head * tokens + q_token, mask=inside, other=0.0)
             scores = _scores(
@@ -202,12 +201,13 @@ def _backward_kernel(
                 dq += tl.load(sum_ptr + place, mask=inside[:, None], other=0.0)
             if last:
                 whole = dq.to(dq_ptr.dtype.element_ty)
-                tl.store(dq_ptr + place, whole, mask=inside[:, None])
+                out = dq_ptr + q_token[:, None] * dq_row + head * dim + dims[None, :]
+                tl.store(out, whole, mask=inside[:, None])
             else:
                 tl.store(sum_ptr + place, dq, mask=inside[:, None])
         dk = dk * (scale * LN_2)
         dv = dv * inverse
-        place = (k_token[:, None] * heads + head) * dim + dims[None, :]
+        place = k_token[:, None] * dk_row + head * dim + dims[None, :]
         tl.store(dk_ptr + place, dk.to(dk_ptr.dtype.element_ty), mask=k_inside[:, None])
         tl.store(dv_ptr + place, dv.to(dv_ptr.dtype.element_ty), mask=k_inside[:, None])
         tl.debug_barrier()  # the sums are there before the next key tile reads them
@@ -228,15 +228,10 @@ def _delta_kernel(
     tl.store(delta_ptr + head * tokens + token, delta, mask=inside)
 
 
-def _last_dim_contiguous(tensor: Tensor) -> Tensor:
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
-
-
 @torch.library.custom_op("flatout::row_attention", mutates_args=())
 def row_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    joined: Tensor,
+    heads: int,
     bounds: Tensor,
     max_length: int,
     scale: float,
@@ -245,19 +240,22 @@ def row_attention(
     left: int,
     right: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(P, H, D), (P, G, D), (P, G, D), bounds (R + 1,) int32 -> out (P, H, D),
-    log2-sum-exp2 (H, P) fp32, seed (1,) int64. Window `left`, `right`: -1 unbounded."""
-    query, key, value = (_last_dim_contiguous(t) for t in (query, key, value))
-    tokens, heads, dim = query.shape
-    out = torch.empty((tokens, heads, dim), dtype=value.dtype, device=query.device)
-    lse = torch.empty((heads, tokens), dtype=torch.float32, device=query.device)
-    seed = torch.randint(0, 2**31 - 1, (1,), device=query.device)
-    _forward_kernel[_grid(heads, max_length, bounds)](
-        query, key, value, out, lse, bounds, seed,
-        query.stride(0), query.stride(1), key.stride(0), key.stride(1),
-        value.stride(0), value.stride(1),
+    """Query, key, value side by side (P, H + 2 G, D), H, bounds (R + 1,) int32 ->
+    out (P, H, D), log2-sum-exp2 (H, P) fp32, seed (1,) int64. Window `left`, `right`:
+    -1 unbounded. One tensor, so that its gradient is one: laying three side by side
+    for a joined product took 0.25 ms a layer (69,000 tokens, 12 heads of 64, H200)."""
+    joined = joined.contiguous()
+    tokens, width, dim = joined.shape
+    groups = (width - heads) // 2
+    query, key, value = joined.split([heads, groups, groups], 1)
+    out = torch.empty((tokens, heads, dim), dtype=joined.dtype, device=joined.device)
+    lse = torch.empty((heads, tokens), dtype=torch.float32, device=joined.device)
+    seed = torch.randint(0, 2**31 - 1, (1,), device=joined.device)
+    tiles = triton.cdiv(max_length, TILE)
+    _forward_kernel[(heads, tiles, bounds.numel() - 1)](
+        query, key, value, out, lse, bounds, seed, width * dim,
         tokens, max_length, scale * LOG2_E, *_dropout_arguments(dropout), left, right,
-        heads=heads, group=heads // key.shape[1], dim=dim,
+        heads=heads, group=heads // groups, dim=dim,
         tile=TILE, causal=causal, windowed=left >= 0, drops=dropout > 0,
         **FORWARD,
     )  # fmt: skip
@@ -269,83 +267,76 @@ def _dropout_arguments(dropout: float) -> tuple[float, int]:
     return 1 / (1 - dropout), int(dropout * 2**32)
 
 
-def _grid(heads: int, max_length: int, bounds: Tensor) -> tuple[int, int, int]:
-    return (heads, triton.cdiv(max_length, TILE), bounds.numel() - 1)
-
-
 @row_attention.register_fake
-def _(query, key, value, bounds, max_length, scale, dropout, causal, left, right):  # type: ignore[no-untyped-def]
-    tokens, heads, _ = query.shape
+def _(joined, heads, bounds, *_):  # type: ignore[no-untyped-def]
+    tokens, _, dim = joined.shape
     return (
-        torch.empty(query.shape, dtype=value.dtype, device=query.device),
-        query.new_empty((heads, tokens), dtype=torch.float32),
-        query.new_empty((1,), dtype=torch.int64),
+        joined.new_empty((tokens, heads, dim)),
+        joined.new_empty((heads, tokens), dtype=torch.float32),
+        joined.new_empty((1,), dtype=torch.int64),
     )
 
 
 @torch.library.custom_op("flatout::row_attention_backward", mutates_args=())
 def _row_attention_backward(
     grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    joined: Tensor,
     out: Tensor,
     lse: Tensor,
     seed: Tensor,
     bounds: Tensor,
+    heads: int,
     max_length: int,
     scale: float,
     dropout: float,
     causal: bool,
     left: int,
     right: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients (P, H, D), (P, G, D), (P, G, D)."""
-    query, key, value, grad = (
-        _last_dim_contiguous(t) for t in (query, key, value, grad)
-    )
-    tokens, heads, dim = query.shape
-    group = heads // key.shape[1]
+) -> Tensor:
+    """Gradient (P, H + 2 G, D)."""
+    joined = joined.contiguous()
+    grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+    tokens, width, dim = joined.shape
+    groups = (width - heads) // 2
+    sizes = [heads, groups, groups]
     delta = torch.empty_like(lse)
     _delta_kernel[(triton.cdiv(tokens, TILE), heads)](
         out, grad, delta, grad.stride(0), grad.stride(1), tokens,
         heads=heads, dim=dim, tile=TILE,
     )  # fmt: skip
-    dq = torch.empty((tokens, heads, dim), dtype=query.dtype, device=query.device)
-    dk, dv = torch.empty_like(dq), torch.empty_like(dq)
+    result = torch.empty_like(joined)
+    dq, dk, dv = result.split(sizes, 1)
+    if groups < heads:  # key heads are shared: their query heads' gradients are added
+        dk, dv = (torch.empty_like(out) for _ in "kv")
+    sums = torch.empty_like(out, dtype=torch.float32)
     _backward_kernel[(heads, bounds.numel() - 1)](
-        query, key, value, grad, lse, delta, bounds, seed,
-        dq, dk, dv, torch.empty_like(dq, dtype=torch.float32),
-        query.stride(0), query.stride(1), key.stride(0), key.stride(1),
-        value.stride(0), value.stride(1), grad.stride(0), grad.stride(1),
+        *joined.split(sizes, 1), grad, lse, delta, bounds, seed, dq, dk, dv, sums,
+        width * dim, grad.stride(0), grad.stride(1), dq.stride(0), dk.stride(0),
         tokens, max_length, scale * LOG2_E, *_dropout_arguments(dropout), left, right,
-        heads=heads, group=group, dim=dim, tile=TILE,
+        heads=heads, group=heads // groups, dim=dim, tile=TILE,
         causal=causal, windowed=left >= 0, drops=dropout > 0, **_backward_options(dim),
     )  # fmt: skip
-    if group > 1:  # key heads are shared: add what their query heads found
-        dk, dv = (t.view(tokens, -1, group, dim).sum(2) for t in (dk, dv))
-    return dq, dk, dv
+    if groups < heads:
+        for part, each in zip(result.split(sizes, 1)[1:], (dk, dv), strict=True):
+            torch.sum(each.view(tokens, groups, -1, dim), 2, out=part)
+    return result
 
 
 @_row_attention_backward.register_fake
-def _(grad, query, key, value, *_):  # type: ignore[no-untyped-def]
-    return (
-        torch.empty(query.shape, dtype=query.dtype, device=query.device),
-        torch.empty(key.shape, dtype=query.dtype, device=query.device),
-        torch.empty(value.shape, dtype=query.dtype, device=query.device),
-    )
+def _(grad, joined, *_):  # type: ignore[no-untyped-def]
+    return torch.empty_like(joined, memory_format=torch.contiguous_format)
 
 
 def _keep_for_backward(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    query, key, value, bounds, *numbers = inputs
-    ctx.save_for_backward(query, key, value, *output, bounds)
-    ctx.numbers = numbers
+    joined, heads, bounds, *numbers = inputs
+    ctx.save_for_backward(joined, *output, bounds)
+    ctx.numbers = (heads, *numbers)
     ctx.mark_non_differentiable(output[1], output[2])
 
 
 def _backward(ctx, grad, *_):  # type: ignore[no-untyped-def]
-    gradients = _row_attention_backward(grad, *ctx.saved_tensors, *ctx.numbers)
-    return (*gradients, *([None] * (1 + len(ctx.numbers))))
+    gradient = _row_attention_backward(grad, *ctx.saved_tensors, *ctx.numbers)
+    return (gradient, *([None] * (1 + len(ctx.numbers))))
 
 
 row_attention.register_autograd(_backward, setup_context=_keep_for_backward)
