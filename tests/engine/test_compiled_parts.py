@@ -7,6 +7,7 @@ import torch
 
 from flatout.engine.attention import _joined
 from flatout.engine.gelu import Gelu, replace_gelu
+from flatout.engine.heads import DECODERS
 from flatout.engine.projections import FAMILIES, join_products, take_product
 from flatout.engine.residual import round_residual_stream
 from tests.engine.families import CONFIGS, task_model
@@ -26,10 +27,8 @@ def gradients(model, ids=IDS):
 
 def plain(family):
     torch.manual_seed(0)
-    task = "causal-lm" if family in ("llama", "mistral", "qwen2", "qwen3") else None
-    return no_dropout(
-        task_model(family, task or "sequence-classification", "sdpa", whole=True).model
-    )
+    task = "causal-lm" if family in DECODERS else "sequence-classification"
+    return task_model(family, task, "sdpa", whole=True).model
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
