@@ -25,7 +25,7 @@ run: .venv/runtime ## split, tokenize and train on the built-in corpus
 	$(BIN)/kedro run
 
 test: .venv/dev ## all tests
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/dev ## ruff, mypy (engine, strict), import contracts
 	$(BIN)/ruff check

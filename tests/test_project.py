@@ -28,6 +28,8 @@ from tests.conftest import PROJECT, kedro
 from tests.engine.benches import spec
 from tests.notebook import cells_of
 
+pytestmark = pytest.mark.process
+
 ENVIRONMENTS = ("local", "test", "slow")
 LIVE_METRICS = {
     "train_samples_per_second",
@@ -478,7 +480,7 @@ def test_kedro_viz_shows_the_pipelines_with_layers(tmp_path):
     assert predict["layers"][-1] == "model_output"
 
 
-LONGER = "train.max_steps=600,train.epochs=1000,train.checkpoint.every_steps=5"
+LONGER = "train.max_steps=200,train.epochs=1000,train.checkpoint.every_steps=5"
 
 
 def interrupted_run(data: Path, signum: int) -> int:
@@ -511,15 +513,22 @@ def interrupted_run(data: Path, signum: int) -> int:
 def test_a_killed_and_a_stopped_run_go_on_in_the_same_mlflow_run(tokens: Path):
     assert interrupted_run(tokens, signal.SIGKILL) == -signal.SIGKILL
     assert interrupted_run(tokens, signal.SIGTERM) == 143
+    client = MlflowClient(f"sqlite:///{tokens / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("flatout")
+    (stopped,) = client.search_runs([experiment.experiment_id])
+    assert stopped.info.status == "KILLED"
+    assert stopped.data.tags["exit_reason"] == "interrupted"
     arguments = ("run", "--pipeline=train", "--env=test")
     done = kedro(*arguments, f"--params=data_dir={tokens},{LONGER}")
     assert done.returncode == 0, done.stdout
     assert "resuming from step" in done.stdout
-    client = MlflowClient(f"sqlite:///{tokens / 'mlflow.db'}")
-    experiment = client.get_experiment_by_name("flatout")
     (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.run_id == stopped.info.run_id
     assert run.info.status == "FINISHED"
+    assert run.data.tags["exit_reason"] == "finished"
+    assert int(run.data.tags["resumed_from_step"]) >= 3
+    assert {"token_key", "work_key", "guard"} <= set(run.data.tags)
     history = client.get_metric_history(run.info.run_id, "train_loss")
-    assert [point.step for point in history] == list(range(2, 601, 2))
+    assert [point.step for point in history] == list(range(2, 201, 2))
     checkpoints = tokens / "06_models" / "checkpoints"
     assert not list(checkpoints.glob("step-*"))
