@@ -17,9 +17,10 @@ help: ## this list
 	$(INSTALL) -e .
 	touch $@
 
-.venv/dev: .venv/runtime
+.venv/dev: pyproject.toml requirements.lock
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(INSTALL) -e '.[dev]'
-	touch $@
+	touch .venv/runtime $@
 
 run: .venv/runtime ## split, tokenize and train on the built-in corpus
 	$(BIN)/kedro run
