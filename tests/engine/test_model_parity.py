@@ -5,6 +5,7 @@ import torch
 
 from flatout.engine.attention import PACKED
 from flatout.engine.heads import DECODERS
+from flatout.engine.row_by_row import Rule, row_by_row
 from tests.engine.families import CONFIGS, gradient, step_rows, task_model
 
 ENCODER_CASES = [
@@ -44,3 +45,21 @@ def test_heads_and_narrowing_equal_the_whole_model(family, task):
     found = gradient(ours, [batch])[1]
     assert found.norm() > 0
     torch.testing.assert_close(found, gradient(whole, [batch])[1], rtol=1e-4, atol=1e-6)
+
+
+def test_attention_for_targets_alone_equals_attention_for_all():
+    """Rows of 3, 1 and 5 tokens; two, none and one of them are asked for, one twice."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(9, 2, 4, requires_grad=True) for _ in range(3))
+    bounds = torch.tensor([0, 3, 4, 9], dtype=torch.int32)
+    rule = Rule(0.5, 0.0, False, -1, -1)
+    targets = torch.tensor([6, 0, 2, 6])
+    whole = row_by_row(q, k, v, bounds, rule)
+    some = row_by_row(q, k, v, bounds, rule, targets)
+    torch.testing.assert_close(some[targets], whole[targets])
+    assert some[[1, 3, 4, 5, 7, 8]].eq(0).all()
+    grads = [
+        torch.autograd.grad(o[targets].square().sum(), (q, k, v)) for o in (whole, some)
+    ]
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other)

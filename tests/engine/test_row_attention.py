@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(
 )
 PROGRAM = """
 import torch
-from flatout.engine.attention import Rule, _row_by_row
+from flatout.engine.row_by_row import Rule, row_by_row
 from flatout.engine.linear_loss import linear_cross_entropy
 from flatout.engine.row_attention import row_attention
 
@@ -28,7 +28,7 @@ for heads, groups, causal, window in [
         for n in (heads, groups, groups)
     ]
     grad = torch.randn(225, heads, 16, device=device)
-    want = _row_by_row(*qkv, bounds, Rule(0.25, 0.0, causal, *window))
+    want = row_by_row(*qkv, bounds, Rule(0.25, 0.0, causal, *window))
     joined = torch.cat(qkv, 1)
     got = row_attention(joined, heads, bounds, 90, 0.25, 0.0, causal, *window)[0]
     pairs = zip(

@@ -4,11 +4,18 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 from flatout.engine import health
 from flatout.engine.attention import PACKED
 from flatout.engine.batching import GlobalBatches
-from flatout.engine.dropout import HashDropout, Noise, keep_mask, replace_dropout
+from flatout.engine.dropout import (
+    HashDropout,
+    Noise,
+    drawn_mask,
+    keep_mask,
+    replace_dropout,
+)
 from flatout.engine.environment import Ranks
 from flatout.engine.optim import Updater, build_adamw, learning_rate
 from flatout.engine.runtime import Runtime
@@ -180,3 +187,30 @@ def test_health_warnings():
     )
     assert health.grad_norm_warning([0.5, 1.0, math.inf]) is None
     assert "median gradient norm 50" in health.grad_norm_warning([50.0, 40.0, 60.0])
+
+
+def test_drawn_dropout_keeps_the_right_share_and_mean():
+    torch.manual_seed(3)
+    mask = drawn_mask(1_000_003, 0.1, torch.zeros(1))
+    assert mask.shape == (1_000_003,)
+    dropped = round(0.1 * 2**16)
+    assert set(mask.unique().tolist()) == {
+        0.0,
+        torch.tensor(2**16 / (2**16 - dropped)).item(),
+    }
+    assert (mask == 0).float().mean().item() == pytest.approx(0.1, abs=0.001)
+    for shift in (1, 2, 4, 128):  # neighbours know nothing of each other
+        both = ((mask[:-shift] == 0) & (mask[shift:] == 0)).float().mean().item()
+        assert both == pytest.approx(0.01, abs=0.0005)
+
+
+def test_drawn_dropout_takes_the_place_of_dropout_and_rests_in_evaluation():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Dropout(0.0))
+    assert replace_dropout(model, None) == 1
+    states = torch.randn(8, 4)
+    assert torch.equal(model.eval()[1](states), states)
+    torch.manual_seed(1)
+    first = model.train()[1](states)
+    torch.manual_seed(1)
+    assert torch.equal(model[1](states), first)
+    assert set((first / states).round(decimals=5).abs().unique().tolist()) == {0.0, 2.0}

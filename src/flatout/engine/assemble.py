@@ -115,6 +115,8 @@ def assemble(job: TrainJob, runtime: Runtime, wrap: Wrap | None = None) -> Train
         task_model.to(runtime.device)  # sharding moves a block at a time
     if settings.train.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
+    if choices.packed and not runtime.is_cuda:
+        replace_dropout(model, None)
     if choices.residual == "bf16":
         round_residual_stream(model)
     noise = None

@@ -5,20 +5,20 @@ transformers lets a name be registered whose function gets q, k, v of shape
 `cu_seqlens` there and lets no row see another. On a GPU it is PyTorch's own
 flash-attention kernel (Dao 2023), called below `varlen_attn` because that wrapper
 has no dropout and a model's attention dropout is part of its optimisation. On a
-CPU each row is a plain SDPA call.
+CPU it goes row by row (row_by_row.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatout.engine.projections import take_product
+from flatout.engine.row_by_row import Rule, row_by_row
 
 PACKED = "flatout_packed"
 """Name of the padding-free attention among transformers' implementations."""
@@ -39,17 +39,6 @@ def register() -> None:
 
     AttentionInterface.register(PACKED, packed_attention)
     AttentionInterface.register(ROWS, partial(packed_attention, kernel=_row_tiles))
-
-
-class Rule(NamedTuple):
-    """Who sees whom, and how much of it counts."""
-
-    scale: float
-    dropout: float
-    causal: bool
-    left: int
-    """Tokens seen to the left and right; -1 is unbounded."""
-    right: int
 
 
 def packed_attention(  # noqa: PLR0913 - the signature is transformers'
@@ -83,7 +72,8 @@ def packed_attention(  # noqa: PLR0913 - the signature is transformers'
             joined = _joined(take_product(module), query, key, value)
             out = kernel(joined, query.shape[1], cu_seqlens, max_seqlen, rule)
     else:
-        out = _row_by_row(query, key, value, kwargs["cu_seqlens"], rule)
+        targets = getattr(module, "target_index", None)
+        out = row_by_row(query, key, value, kwargs["cu_seqlens"], rule, targets)
     return out.unsqueeze(0), None
 
 
@@ -139,47 +129,6 @@ def _row_tiles(
 
     out: Tensor = row_attention(joined, heads, cu_seqlens, max_seqlen, *rule)[0]
     return out
-
-
-def _row_by_row(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens: Tensor,
-    rule: Rule,
-) -> Tensor:
-    """One SDPA call a row: exact, nothing padded. Shapes as in `_flash`."""
-    lengths = cu_seqlens.diff().tolist()
-    grouped = query.shape[1] != key.shape[1]
-    rows = []
-    # One split: its backward pass is one cat, that of slices a sum of zeros.
-    parts = (torch.split(t.transpose(0, 1), lengths, 1) for t in (query, key, value))
-    for length, q, k, v in zip(lengths, *parts, strict=True):
-        if not length:
-            continue
-        mask = _window_mask(length, rule, q.device)
-        rows.append(
-            F.scaled_dot_product_attention(
-                q.unsqueeze(0),
-                k.unsqueeze(0),
-                v.unsqueeze(0),
-                attn_mask=mask,
-                dropout_p=rule.dropout,
-                is_causal=rule.causal and mask is None,
-                scale=rule.scale,
-                enable_gqa=grouped,
-            )[0].transpose(0, 1)
-        )
-    return torch.cat(rows)
-
-
-def _window_mask(length: int, rule: Rule, device: torch.device) -> Tensor | None:
-    """(length, length) True where a token is seen; None where nothing is hidden."""
-    if rule.left < 0 or rule.left >= length - 1:
-        return None
-    distance = torch.arange(length, device=device)
-    distance = distance[None, :] - distance[:, None]
-    return (distance >= -rule.left) & (distance <= rule.right)
 
 
 def packing_fault(config: Any, device_type: str, dtype: torch.dtype) -> str | None:

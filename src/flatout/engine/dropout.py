@@ -59,8 +59,35 @@ class HashDropout(nn.Module):
         return torch.where(kept, states / (1 - self.p), 0.0)
 
 
-def replace_dropout(model: nn.Module, noise: Noise) -> int:
-    """Put HashDropout in every place of nn.Dropout; the number of places."""
+def drawn_mask(count: int, p: float, like: Tensor) -> Tensor:
+    """(count,) 0 where dropped, 1 / (1 - p) elsewhere, of the type of `like`.
+
+    A 64-bit draw of PyTorch's generator gives four numbers of 16 bits: a CPU draws one
+    after the other, and its own dropout takes a draw for each number. p is rounded to
+    a 65,536th."""
+    draws = torch.empty(-(-count // 4), dtype=torch.int64, device=like.device)
+    bits = draws.random_(-(2**63), None).view(torch.int16)[:count]
+    dropped = round(p * 2**16)
+    kept = bits >= dropped - 2**15
+    return kept.to(like.dtype).mul_(2**16 / (2**16 - dropped))
+
+
+class DrawnDropout(nn.Module):
+    """In place of nn.Dropout on a CPU; `p` is read by models that pass it on."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, states: Tensor) -> Tensor:
+        if not self.training:
+            return states
+        return states * drawn_mask(states.numel(), self.p, states).view(states.shape)
+
+
+def replace_dropout(model: nn.Module, noise: Noise | None) -> int:
+    """Put HashDropout in every place of nn.Dropout, without noise DrawnDropout; the
+    number of places."""
     places = [
         (parent, name, child)
         for parent in model.modules()
@@ -68,5 +95,8 @@ def replace_dropout(model: nn.Module, noise: Noise) -> int:
         if type(child) is nn.Dropout and child.p > 0
     ]
     for salt, (parent, name, child) in enumerate(places, 1):
-        setattr(parent, name, HashDropout(child.p, noise, salt))
+        if noise is None:
+            setattr(parent, name, DrawnDropout(child.p))
+        else:
+            setattr(parent, name, HashDropout(child.p, noise, salt))
     return len(places)

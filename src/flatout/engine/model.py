@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from flatout.engine import attention
 from flatout.engine.collation import IGNORED
 from flatout.engine.heads import head_for, position_offset
-from flatout.engine.narrowing import narrow_last_layer, narrow_point
+from flatout.engine.narrowing import narrow_last_layer, set_targets
 from flatout.engine.pretrained import load_with_new_head
 from flatout.engine.settings import CLASSIFIES, ModelSettings, SettingsError, Task
 
@@ -237,7 +237,7 @@ class TaskModel(nn.Module):
         """Last hidden states (K, hidden) of the targets."""
         inputs = self._inputs(batch)
         if self.narrowed:
-            narrow_point(self.model).target_index = batch["target_index"]
+            set_targets(self.model, batch["target_index"])
         hidden = self.model.base_model(**inputs).last_hidden_state.flatten(0, 1)
         if not self.narrowed:
             hidden = hidden[batch["target_index"]]

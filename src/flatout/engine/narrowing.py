@@ -21,6 +21,14 @@ def narrow_point(model: Any) -> Any:
     return model.base_model.encoder.layer[-1].attention.output
 
 
+def set_targets(model: Any, index: Tensor | None) -> None:
+    """The targets (K,) of the next forward pass: for the narrow point, and for the
+    attention before it, which on a CPU asks for nothing else."""
+    attention = model.base_model.encoder.layer[-1].attention
+    attention.self.target_index = index
+    attention.output.target_index = index
+
+
 def narrow_last_layer(model: Any) -> bool:
     """Gather the targets there; False for families without such a place. The caller
     sets `target_index` (K,) on the narrow point before each forward pass."""
