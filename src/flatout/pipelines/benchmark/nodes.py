@@ -34,6 +34,7 @@ def run_trials(
     from flatout.engine.bench.outcome import summarise
     from flatout.engine.bench.search import search
     from flatout.engine.jobs.job_files import JobFiles
+    from flatout.engine.tokenizing.token_keys import check_tokens_match
 
     settings = parse_settings(
         {
@@ -44,6 +45,7 @@ def run_trials(
             "benchmark": benchmark,
         }
     )
+    check_tokens_match(train, settings)
     files = JobFiles.of_datasets(
         {"train": train, "validation": validation, "test": test},
         tokenizer,
