@@ -81,7 +81,7 @@ def page(url: str, profile: Path) -> str:
             "--disable-gpu",
             "--window-size=1600,1400",
             f"--user-data-dir={profile}",
-            "--virtual-time-budget=20000",
+            "--virtual-time-budget=60000",
             "--dump-dom",
             url,
         ],

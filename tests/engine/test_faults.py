@@ -112,7 +112,7 @@ def test_a_hung_rank_is_named_with_its_stacks(tmp_path, no_orphans):
     text = str(hang.value)
     assert text.startswith(f"rank 1 (process {stopper.ranks[1].pid}) made no progress")
     assert "The process is stopped (SIGSTOP)" in text
-    assert re.search(r"rank 0, train, step \d+:\n.*Current thread", text, re.DOTALL)
+    assert re.search(r"rank 0, \w+, step \d+:\n.*Current thread", text, re.DOTALL)
     assert hang.value.exit_code == 6
 
 
