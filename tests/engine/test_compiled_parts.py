@@ -5,11 +5,13 @@ import copy
 import pytest
 import torch
 
+from flatout.engine.assemble import may_join
 from flatout.engine.attention import _joined
 from flatout.engine.gelu import Gelu, replace_gelu
 from flatout.engine.heads import DECODERS
 from flatout.engine.projections import FAMILIES, join_products, take_product
 from flatout.engine.residual import round_residual_stream
+from flatout.engine.settings import TrainSettings
 from tests.engine.families import CONFIGS, task_model
 
 IDS = torch.tensor([[1, 7, 9, 55, 2], [1, 80, 6, 14, 2]])
@@ -49,6 +51,12 @@ def test_joined_products_change_nothing(family):
 def test_families_without_such_products_are_left_alone():
     assert join_products(plain("gpt2")) == 0
     assert join_products(plain("modernbert")) == 0
+
+
+def test_no_products_are_joined_where_layers_are_computed_again_or_sharded():
+    assert may_join(TrainSettings())
+    assert not may_join(TrainSettings(gradient_checkpointing=True))
+    assert not may_join(TrainSettings(distributed={"strategy": "fsdp"}))
 
 
 def test_attention_gets_the_product_itself():

@@ -23,7 +23,7 @@ from flatout.engine.optim import Updater, build_adamw
 from flatout.engine.projections import join_products
 from flatout.engine.residual import round_residual_stream
 from flatout.engine.runtime import Runtime
-from flatout.engine.settings import CLASSIFIES, Settings, SettingsError
+from flatout.engine.settings import CLASSIFIES, Settings, SettingsError, TrainSettings
 from flatout.engine.step import Stepper
 from flatout.engine.tokens import TokenRows
 
@@ -124,7 +124,7 @@ def assemble(job: TrainJob, runtime: Runtime, wrap: Wrap | None = None) -> Train
         noise = Noise(runtime.device)
         replace_dropout(model, noise)
         replace_gelu(model)
-        if settings.train.distributed.strategy != "fsdp":
+        if may_join(settings.train):
             keep = choices.attention == attention.ROWS
             join_products(model, keep_products=keep)
     wrapped = (wrap or _alone)(task_model, _compiled if choices.compile else None)
@@ -295,6 +295,13 @@ def _compiled(module: nn.Module) -> nn.Module:
     compiled: Any = torch.compile(module, dynamic=True)
     result: nn.Module = compiled
     return result
+
+
+def may_join(train: TrainSettings) -> bool:
+    """Whether products may be joined: not where weights are sharded, and not where
+    layers are computed again, because Dynamo then runs each layer uncompiled (what one
+    product leaves for the next is a side effect)."""
+    return train.distributed.strategy != "fsdp" and not train.gradient_checkpointing
 
 
 def _avoid_slow_reductions() -> None:
