@@ -233,8 +233,9 @@ def test_a_torn_last_line_of_the_metrics_file_is_cut_off(tmp_path, undisturbed):
     crashed(job, "step 9/12  loss")
     with job.metrics_file.open("a") as file:
         file.write('{"step": 9, "time_s": 17')
+    newest = read_manifest(step_folders(job.work_folder)[0]).step
     result = run_job(job)
-    assert result.report.resumed_from_step in (6, 8)
+    assert result.report.resumed_from_step == newest
     lines = job.metrics_file.read_text().splitlines()
     assert all(line.startswith("{") and line.endswith("}") for line in lines)
     check(job, result, undisturbed)

@@ -11,6 +11,7 @@ from flatout.engine.settings import Settings
 
 SLOW: dict[str, Any] = {
     "runtime.precision": "fp32",
+    "runtime.residual": "fp32",
     "runtime.tf32": False,
     "runtime.cudnn_benchmark": False,
     "runtime.flash_sdp": False,
@@ -117,6 +118,13 @@ def rungs(settings: Settings) -> list[Rung]:
         Rung("fused AdamW", "ours", "-", {"train.fused_optimizer": True}),
         Rung("sorted within the batch", "ours", "-", {"train.strategy": "grouped"}),
         Rung("packed: no padding", "ours", "-", {"train.strategy": "packed"}),
+        Rung(
+            "residual stream in bf16",
+            "ours",
+            "-",
+            {"runtime.residual": "bf16"},
+            gpu_only=True,
+        ),
         Rung("CUDA graphs", "ours", "-", {"train.cuda_graphs": True}, gpu_only=True),
         *_batch_rungs(settings, fixed_batch, gpu),
     ]
