@@ -7,6 +7,7 @@ from pathlib import Path
 from kedro.utils import find_kedro_project
 
 from flatout.benchmark_hooks import TunedHooks
+from flatout.config_loader import ProjectConfigLoader
 from flatout.engine.environment import tracking_uri
 from flatout.guard_hooks import GuardHooks
 from flatout.hooks import (
@@ -39,6 +40,7 @@ def artifact_folder(data_dir: str) -> str | None:
     return None if tracking_uri() else f"{project_path(data_dir)}/mlartifacts"
 
 
+CONFIG_LOADER_CLASS = ProjectConfigLoader
 CONFIG_LOADER_ARGS = {
     "base_env": "base",
     "default_run_env": "local",

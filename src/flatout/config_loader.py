@@ -1,0 +1,47 @@
+"""Kedro's configuration loader, with conf/local in force below some environments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kedro.config import OmegaConfigLoader
+from omegaconf import OmegaConf
+
+SETTINGS_OF_TRAINING = ("slow", "tuned")
+"""Environments that only say how to train: the user's data, model and credentials are
+those of conf/local."""
+
+
+class ProjectConfigLoader(OmegaConfigLoader):
+    """base <- env, as Kedro has it; base <- local <- env for SETTINGS_OF_TRAINING.
+
+    Kedro alone would put `tuned` in the place of `local`, and train the built-in corpus
+    with settings that were measured on the user's own.
+    """
+
+    def __getitem__(self, key: str) -> dict[str, Any]:
+        if key in self or not self._is_layered or key not in self.config_patterns:
+            return super().__getitem__(key)
+        asked, self.env = self.env, self.default_run_env
+        try:
+            under = super().__getitem__(key)
+        finally:
+            self.env = asked
+        return self._over(under, key)
+
+    @property
+    def _is_layered(self) -> bool:
+        local = Path(self.conf_source) / self.default_run_env
+        return self.env in SETTINGS_OF_TRAINING and local.is_dir()
+
+    def _over(self, under: dict[str, Any], key: str) -> dict[str, Any]:
+        folder = str(Path(self.conf_source) / str(self.env))
+        over = self.load_and_merge_dir_config(
+            folder, self.config_patterns[key], key, set(), key == "credentials"
+        )
+        if self.merge_strategy.get(key) != "soft":
+            return {**under, **over}
+        merged = OmegaConf.to_container(OmegaConf.merge(under, over))
+        assert isinstance(merged, dict)
+        return {str(name): value for name, value in merged.items()}

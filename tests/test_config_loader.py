@@ -1,0 +1,79 @@
+"""Which folder of conf/ lies over which."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import yaml
+
+from flatout.config_loader import ProjectConfigLoader
+from flatout.settings import CONFIG_LOADER_ARGS
+from tests.conftest import PROJECT
+
+
+@pytest.fixture
+def conf(tmp_path):
+    """The project's conf with a user's own data, model and tracking server in local."""
+    folder = tmp_path / "conf"
+    shutil.copytree(PROJECT / "conf", folder, ignore=shutil.ignore_patterns("local"))
+    write(
+        folder / "local/catalog.yml",
+        {"raw_texts": {"type": "pandas.CSVDataset", "filepath": "mine.csv"}},
+    )
+    write(
+        folder / "local/parameters.yml",
+        {"model": {"name_or_path": "mine"}, "train": {"epochs": 7, "log_every": 3}},
+    )
+    write(folder / "local/credentials.yml", {"server": {"token": "t"}})
+    write(
+        folder / "tuned/parameters.yml",
+        {"train": {"log_every": 5, "token_budget": 640}, "tuned": {"device": "x"}},
+    )
+    return folder
+
+
+def write(file, content):
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(yaml.safe_dump(content))
+
+
+def loader(conf, env, **parameters):
+    return ProjectConfigLoader(
+        str(conf), env=env, runtime_params=parameters, **CONFIG_LOADER_ARGS
+    )
+
+
+@pytest.mark.parametrize("env", [None, "local", "tuned", "slow"])
+def test_the_users_data_and_model_are_those_of_local(conf, env):
+    found = loader(conf, env)
+    assert found["catalog"]["raw_texts"]["filepath"] == "mine.csv"
+    assert "train_tokens" in found["catalog"]
+    assert found["parameters"]["model"]["name_or_path"] == "mine"
+    assert found["parameters"]["train"]["epochs"] == 7
+    assert found["credentials"] == {"server": {"token": "t"}}
+    assert found["mlflow"]["ui"]["host"] == "127.0.0.1"
+
+
+def test_what_the_environment_says_wins_over_local(conf):
+    tuned = loader(conf, "tuned")["parameters"]
+    assert (tuned["train"]["log_every"], tuned["train"]["token_budget"]) == (5, 640)
+    assert tuned["tuned"] == {"device": "x"}
+    assert loader(conf, "slow")["parameters"]["train"]["log_every"] == 1
+    assert loader(conf, None)["parameters"]["train"]["log_every"] == 3
+
+
+def test_the_command_line_wins_over_all(conf):
+    given = loader(conf, "tuned", train={"log_every": 9})["parameters"]["train"]
+    assert (given["log_every"], given["epochs"], given["token_budget"]) == (9, 7, 640)
+
+
+def test_the_test_environment_is_no_matter_of_the_user(conf):
+    found = loader(conf, "test")
+    assert found["catalog"]["raw_texts"]["type"] != "pandas.CSVDataset"
+    assert found["parameters"]["train"]["max_steps"] == 8
+
+
+def test_without_a_local_folder_environments_are_kedros(conf):
+    shutil.rmtree(conf / "local")
+    assert loader(conf, "tuned")["parameters"]["train"]["token_budget"] == 640
