@@ -72,7 +72,10 @@ def test_what_is_written_is_read_back(tmp_path):
     assert list(tmp_path.glob(".*")) == []
 
 
-@pytest.mark.parametrize("harm", ["cut in half", "one bit", "empty", "absent"])
+HARMS = ["cut in half", "one bit", "empty", "absent", "unreadable"]
+
+
+@pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("name", FILES)
 def test_any_harm_to_any_file_is_found_and_the_older_one_is_used(tmp_path, name, harm):
     older = write_checkpoint(tmp_path, manifest(3), fill)
@@ -83,8 +86,10 @@ def test_any_harm_to_any_file_is_found_and_the_older_one_is_used(tmp_path, name,
     path.write_bytes(
         {"cut in half": data[: len(data) // 2], "one bit": data}.get(harm, b"")
     )
-    if harm == "absent":
+    if harm in ("absent", "unreadable"):
         path.unlink()
+    if harm == "unreadable":  # a link to itself: every read of it is an OSError
+        path.symlink_to(path)
     found, faults = newest_sound(tmp_path)
     assert found == older
     assert len(faults) == 1 and name in faults[0]

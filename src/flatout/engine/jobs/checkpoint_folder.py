@@ -172,14 +172,23 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     manifest = read_manifest(folder)
     for name, (size, digest) in manifest.files.items():
         path = folder / name
-        if not path.is_file():
-            raise CheckpointError(f"{path} is missing")
-        found = path.stat().st_size
-        if found != size:
-            raise CheckpointError(f"{path} has {found} bytes in place of {size}")
-        if file_hash(path) != digest:
-            raise CheckpointError(f"{path} was changed after it was written")
+        try:
+            fault = _fault(path, size, digest)
+        except OSError as error:  # a disk that fails, a right that is missing
+            fault = f"cannot be read ({error.strerror or error})"
+        if fault is not None:
+            raise CheckpointError(f"{path} {fault}")
     return Checkpoint(folder, manifest)
+
+
+def _fault(path: Path, size: int, digest: str) -> str | None:
+    try:
+        found = path.stat().st_size
+    except FileNotFoundError:
+        return "is missing"
+    if found != size:
+        return f"has {found} bytes in place of {size}"
+    return None if file_hash(path) == digest else "was changed after it was written"
 
 
 def step_folders(folder: Path) -> list[Path]:
