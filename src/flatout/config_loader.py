@@ -42,6 +42,5 @@ class ProjectConfigLoader(OmegaConfigLoader):
         )
         if self.merge_strategy.get(key) != "soft":
             return {**under, **over}
-        merged = OmegaConf.to_container(OmegaConf.merge(under, over))
-        assert isinstance(merged, dict)
-        return {str(name): value for name, value in merged.items()}
+        merged = OmegaConf.merge(under, over)
+        return dict(OmegaConf.to_container(merged))  # type: ignore[arg-type]

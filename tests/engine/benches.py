@@ -77,6 +77,7 @@ class FormulaBench(Bench):
 
     def _memory(self, spec: TrialSpec) -> dict[str, Any]:
         limit = int(self.machine.get("memory_tokens", 10**6))
+        limit = min(limit, int(self.machine.get("longest_tokens", limit)))
         asked = spec.options.get("token_budget")
         found = limit if asked is None else (int(asked) if asked <= limit else 0)
         return {"max_token_budget": found}

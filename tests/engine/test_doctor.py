@@ -12,7 +12,11 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from flatout.engine.container import memory_limit_bytes, quota_cores
+from flatout.engine.container import (
+    available_memory_bytes,
+    memory_limit_bytes,
+    quota_cores,
+)
 from flatout.engine.doctor import device, machine, memory, model, ports
 from flatout.engine.doctor.device import Driver, Torch
 from flatout.engine.doctor.finding import Finding, examine, guarded, within
@@ -111,7 +115,7 @@ def test_a_small_container_is_named(tmp_path):
     found = machine.memory(folder)
     assert found.status == "warn"
     assert found.finding.endswith("GiB free, the container's limit is 1.0 GiB")
-    assert machine.usable_memory_bytes(folder) <= GIB
+    assert available_memory_bytes(folder) <= GIB
 
 
 def test_threads_against_cores_and_the_shell():

@@ -10,9 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.engine.bench import tune
+from flatout.engine.bench.bench import OutOfTime
 from flatout.engine.bench.memory_probe import largest_that_fits
+from flatout.engine.bench.outcome import summarise
 from flatout.engine.bench.rungs import SLOW, rungs
 from flatout.engine.bench.search import (
+    MODES,
     Sweep,
     run_grid,
     run_ladder,
@@ -68,9 +71,9 @@ def test_tune_lands_within_5_percent_of_the_grid_in_a_quarter_of_its_time(
     name, tmp_path
 ):
     grid = bench(tmp_path, MACHINES[name], **GRID)
-    assert run_grid(Sweep(grid))
+    run_grid(Sweep(grid))
     whole = [t for t in grid.results if t.kind == "end_to_end" and t.ok]
-    assert len(whole) == 3 * 4 * len(BUDGETS)
+    assert len(whole) == 1 + 3 * 4 * len(BUDGETS)
     best = max(trial.samples_per_s for trial in whole)
     found = bench(tmp_path, MACHINES[name], mode="tune")
     tuned = tune.tune(found)
@@ -96,7 +99,7 @@ def test_tune_finds_settings_where_the_configured_ones_run_out_of_memory(tmp_pat
     tuned = tune.tune(found)
     assert tuned.configured.status == "oom"
     assert tuned.chosen.ok
-    assert tuned.chosen.token_budget <= tuned.max_token_budget == 100
+    assert tuned.chosen.token_budget <= tuned.memory.max_token_budget == 100
 
 
 def test_tune_says_so_where_nothing_runs(tmp_path):
@@ -108,7 +111,7 @@ def test_tune_says_so_where_nothing_runs(tmp_path):
 def test_tune_out_of_time_confirms_what_it_has(tmp_path):
     found = bench(tmp_path, mode="tune", tune_minutes=1e-9)
     sweep = Sweep(found)
-    assert run_tune(sweep)
+    run_tune(sweep)
     assert sweep.tuned.chosen.trial_id == sweep.tuned.configured.trial_id
     kinds = [trial.kind for trial in found.results]
     assert kinds == ["device", "end_to_end", "compute"]
@@ -116,8 +119,32 @@ def test_tune_out_of_time_confirms_what_it_has(tmp_path):
 
 def test_a_grid_stops_at_its_limit_and_goes_on(tmp_path):
     found = bench(tmp_path, max_minutes=1e-9, **GRID)
-    assert not run_grid(Sweep(found))
+    with pytest.raises(OutOfTime):
+        run_grid(Sweep(found))
     assert [trial.kind for trial in found.results] == ["device"]
+
+
+@pytest.mark.parametrize("mode", ["tune", "ladder", "loader", "scaling"])
+def test_no_mode_begins_a_trial_after_its_limit(mode, tmp_path):
+    found = bench(tmp_path, mode=mode, max_minutes=1e-9)
+    with pytest.raises(OutOfTime):
+        MODES[mode](Sweep(found))
+    assert len(found.results) == 1
+
+
+@pytest.mark.parametrize("mode", ["tune", "grid"])
+def test_a_budget_that_the_longest_rows_would_break_is_not_recommended(mode, tmp_path):
+    """Average rows fit under any budget here; the longest ones do not."""
+    machine = {"longest_tokens": 100, "cache_slope": -1e-4}
+    found = bench(tmp_path, machine, **{**GRID, "mode": mode})
+    sweep = Sweep(found)
+    MODES[mode](sweep)
+    by_id = {trial.trial_id: trial for trial in found.results}
+    assert by_id[sweep.picks.fastest].token_budget > 100
+    assert sweep.memory.max_token_budget == 100
+    assert by_id[sweep.picks.recommended].token_budget <= 100
+    tuned = summarise(sweep)["tuned"]
+    assert tuned["parameters"]["train"]["token_budget"] <= 100
 
 
 def test_the_ladder_starts_at_conf_slow():
@@ -141,7 +168,7 @@ def test_the_ladder_leaves_out_what_loses(tmp_path):
     machine = {"fixed": 2.0, "random": 2.5, "grouped": 1.1, "worker_cost": 1.0}
     found = bench(tmp_path, machine, mode="ladder")
     sweep = Sweep(found)
-    assert run_ladder(sweep)
+    run_ladder(sweep)
     steps = {step.name: step for step in sweep.ladder}
     assert not steps["pad to the longest of the batch"].kept
     assert not steps["loader workers, pinned memory, prefetch, persistent"].kept
@@ -167,7 +194,7 @@ def test_rungs_that_change_the_optimisation_are_marked_and_last(tmp_path):
 
 def test_the_loader_alone_over_workers(tmp_path):
     found = bench(tmp_path, mode="loader", num_workers=[0, 2])
-    assert run_loader(Sweep(found))
+    run_loader(Sweep(found))
     rates = {t.num_workers: t.loader_samples_per_s for t in found.results}
     assert rates[2] == pytest.approx(2 * rates[1])
 

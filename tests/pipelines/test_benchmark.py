@@ -88,6 +88,7 @@ SUMMARY = {
     "memory_headroom": 0.1,
     "trials": {"ok": 1},
     "elapsed_s": 60.0,
+    "failed": None,
     "picks": {"fastest": TRIAL, "most_efficient": TRIAL, "recommended": TRIAL},
     "verdict": {
         "trial_id": "001",
@@ -175,12 +176,18 @@ def test_a_ladder_shows_claims_beside_what_was_measured():
 
 
 def test_an_empty_benchmark_is_shown_as_such():
-    empty = {**SUMMARY, "picks": {"fastest": None}, "verdict": None}
+    failed = {**TRIAL, "label": "as configured", "status": "timeout"}
+    failed |= {"note": "stopped after 60 s", "log": "l.txt"}
+    empty = {**SUMMARY, "picks": {"fastest": None}, "verdict": None, "failed": failed}
     empty |= {"time_to_train": [], "trials": {}}
     shown = show_benchmark(pd.DataFrame(), empty, pd.DataFrame())
     assert shown["throughput"].layout.annotations[0].text == "no training was measured"
     assert "benchmark.mode=ladder" in shown["ladder"].layout.annotations[0].text
     assert write_tuned(empty) == ""
+    assert (
+        "Trial 001 (as configured) ended as timeout: stopped after 60 s. "
+        "Its log: `l.txt`"
+    ) in shown["report"]
 
 
 def test_a_mode_without_a_ladder_leaves_the_last_one(tmp_path):
@@ -243,16 +250,24 @@ def test_a_grid_from_the_command_line(data):
         lines = list(csv.DictReader(file))
     assert [(line["kind"], line["status"]) for line in lines] == [
         ("device", "ok"),
+        ("end_to_end", "ok"),  # as configured
         ("end_to_end", "ok"),
         ("end_to_end", "error"),
+        ("memory", "ok"),
+        ("memory", "ok"),  # the same budget in a fresh process
     ]
-    assert "larger than the data (48 train rows)" in lines[2]["note"]
-    assert float(lines[1]["samples_per_s"]) > 0
-    assert "> 002" in done.stdout
+    assert "larger than the data (48 train rows)" in lines[3]["note"]
+    assert float(lines[2]["samples_per_s"]) > 0
     summary = json.loads((folder / "benchmark_summary.json").read_text())
-    assert summary["picks"]["recommended"]["trial_id"] == "002"
+    recommended = summary["picks"]["recommended"]["trial_id"]
+    assert recommended in ("002", "003")
+    assert f"> {recommended}" in done.stdout
+    assert "Bound by: " in done.stdout
+    assert "Train with it: kedro run --env=tuned" in done.stdout
     tuned = yaml.safe_load((data / "tuned" / "parameters.yml").read_text())
-    assert tuned["train"]["strategy"] == "grouped"
+    assert (
+        tuned["train"]["strategy"] == {"002": "packed", "003": "grouped"}[recommended]
+    )
     assert "# Benchmark: grid" in (folder / "benchmark_report.md").read_text()
     assert_nested_runs(data)
 
@@ -264,11 +279,8 @@ def assert_nested_runs(data: Path) -> None:
     parents = {run.data.tags.get("mlflow.parentRunId") for run in runs}
     [parent] = parents - {None}
     nested = [run for run in runs if run.data.tags.get("mlflow.parentRunId")]
-    assert sorted(run.info.status for run in nested) == [
-        "FAILED",
-        "FINISHED",
-        "FINISHED",
-    ]
+    statuses = sorted(run.info.status for run in nested)
+    assert statuses == ["FAILED", *["FINISHED"] * 5]
     top = client.get_run(parent)
     assert top.data.metrics["recommended_samples_per_s"] > 0
     assert top.data.tags["bound_by"]

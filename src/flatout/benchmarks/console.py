@@ -9,6 +9,7 @@ from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
@@ -80,6 +81,13 @@ def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}"
     return str(value)
+
+
+def show_findings(markdown: str, console: Console | None = None) -> None:
+    """The page's findings, below the table."""
+    target = console or Console(stderr=True)
+    width = target.width if target.is_terminal else 160
+    Console(file=target.file, width=width).print(Markdown(markdown))
 
 
 def fastest(trials: Sequence[TrialResult]) -> str | None:

@@ -14,8 +14,17 @@ def report_text(
     summary: Mapping[str, Any], trials: pd.DataFrame, steps: pd.DataFrame
 ) -> str:
     """Markdown; sections that a mode does not fill are left out."""
-    parts = [
+    return _joined(
         _head(summary),
+        findings_text(summary, steps),
+        _trials(trials),
+        _profile(summary),
+    )
+
+
+def findings_text(summary: Mapping[str, Any], steps: pd.DataFrame) -> str:
+    """What came of it, in Markdown, without the table of trials."""
+    return _joined(
         _recommendation(summary),
         _verdict(summary),
         _times(summary),
@@ -24,10 +33,11 @@ def report_text(
         _loader(summary),
         _scaling(summary),
         _peers(summary),
-        _trials(trials),
-        _profile(summary),
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    )
+
+
+def _joined(*parts: str) -> str:
+    return "\n\n".join(part.rstrip() for part in parts if part.strip()) + "\n"
 
 
 def _head(summary: Mapping[str, Any]) -> str:
@@ -55,7 +65,7 @@ def _counts(trials: Mapping[str, int]) -> str:
 def _recommendation(summary: Mapping[str, Any]) -> str:
     picks = {name: row for name, row in summary["picks"].items() if row}
     if not picks:
-        return ""
+        return _nothing(summary)
     head = ("pick", "trial", "strategy", "budget", "workers", "samples/s", "GiB")
     lines = [
         (
@@ -76,6 +86,17 @@ def _recommendation(summary: Mapping[str, Any]) -> str:
         + table(head, lines)
         + "\n\nTrain with it: `kedro run --env=tuned`"
         + note
+    )
+
+
+def _nothing(summary: Mapping[str, Any]) -> str:
+    failed = summary["failed"]
+    if not failed:
+        return ""
+    return (
+        "## Nothing to recommend\n\n"
+        f"Trial {failed['trial_id']} ({failed['label']}) ended as {failed['status']}: "
+        f"{failed['note']}. Its log: `{failed['log']}`"
     )
 
 

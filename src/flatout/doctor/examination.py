@@ -12,6 +12,7 @@ from kedro.framework.session import KedroSession
 
 from flatout.doctor import data, store
 from flatout.engine import environment
+from flatout.engine.container import available_memory_bytes
 from flatout.engine.doctor import device, machine, memory, model, ports
 from flatout.engine.doctor.finding import Check, Finding, examine, guarded
 from flatout.engine.doctor.startup import processes_here
@@ -164,7 +165,7 @@ class Patient:
         if gpu and self.driver:
             name, size = self.driver.gpus[0]
             return memory.judge(found, size, name)
-        return memory.judge(found, machine.usable_memory_bytes(), "free RAM")
+        return memory.judge(found, available_memory_bytes(), "free RAM")
 
     def _mlflow_port(self) -> Finding:
         return ports.ui_port(self._ui_port, "make ui", "kedro mlflow ui")

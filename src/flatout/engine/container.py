@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
+
 CONTROL_GROUP = Path("/sys/fs/cgroup")
 UNLIMITED_BYTES = 2**60
 """Version 1 says `no limit` with a number beyond it."""
@@ -32,6 +34,30 @@ def memory_limit_bytes(folder: Path = CONTROL_GROUP) -> int | None:
     if text is None or not text.isdigit():
         return None
     return int(text) if int(text) < UNLIMITED_BYTES else None
+
+
+def memory_used_bytes(folder: Path = CONTROL_GROUP) -> int:
+    """Memory that the container cannot give back: without files kept for reading."""
+    used = _read(folder / "memory.current")
+    if used is None:
+        used = _read(folder / "memory" / "memory.usage_in_bytes")
+    counts = _read(folder / "memory.stat") or _read(folder / "memory" / "memory.stat")
+    kept = dict(line.split() for line in (counts or "").splitlines())
+    files = kept.get("total_inactive_file", kept.get("inactive_file", "0"))
+    return max(0, int(used or 0) - int(files))
+
+
+def total_memory_bytes(folder: Path = CONTROL_GROUP) -> int:
+    """Of the machine, or what the container may take of it."""
+    limit = memory_limit_bytes(folder)
+    return min(psutil.virtual_memory().total, limit or UNLIMITED_BYTES)
+
+
+def available_memory_bytes(folder: Path = CONTROL_GROUP) -> int:
+    """What a process can still take without swapping, or being ended."""
+    free = int(psutil.virtual_memory().available)
+    limit = memory_limit_bytes(folder)
+    return free if limit is None else min(free, limit - memory_used_bytes(folder))
 
 
 def _read(file: Path) -> str | None:

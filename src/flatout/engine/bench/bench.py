@@ -33,6 +33,10 @@ KEPT = frozenset({"ok", "oom"})
 """Answers that an interrupted sweep does not ask for again."""
 
 
+class OutOfTime(Exception):
+    """`benchmark.max_minutes` is over: what was measured is kept, no trial begins."""
+
+
 @dataclass(frozen=True)
 class Lengths:
     """Of the train rows, in tokens."""
@@ -103,14 +107,10 @@ class Bench:
     def elapsed_s(self) -> float:
         return time.perf_counter() - self.begin_s
 
-    def out_of_time(self, share: float = 1.0) -> bool:
-        """Whether `share` of the time limit is over."""
-        options = self.options
-        limits = [options.max_minutes]
-        if options.mode == "tune":
-            limits.append(options.tune_minutes)
-        minutes = min((limit for limit in limits if limit), default=math.inf)
-        return self.elapsed_s > 60 * share * minutes
+    def explored(self, share: float = 1.0) -> bool:
+        """Whether `share` of mode tune's time is over: confirm what there is."""
+        minutes = self.options.tune_minutes
+        return self.options.mode == "tune" and self.elapsed_s > 60 * share * minutes
 
     @property
     def options(self) -> BenchmarkSettings:
@@ -141,7 +141,8 @@ class Bench:
         base: Settings | None = None,
     ) -> TrialResult:
         """Run one trial: `base` (the sweep's settings) with `changes` by path. Steps
-        run on as many devices as training will, unless `world_size` says otherwise."""
+        run on as many devices as training will, unless `world_size` says otherwise.
+        Raises OutOfTime."""
         settings = with_changes(base or self.settings, changes or {})
         spec = TrialSpec(
             kind=kind,
@@ -153,15 +154,33 @@ class Bench:
             options=dict(options or {}),
         )
         key = spec.key(self._context())
+        answer = self._refused(spec) or self._kept(key)
+        if answer is None and self.results and self._is_over:
+            raise OutOfTime
         trial = TrialResult.asked(spec, f"{len(self.results) + 1:03d}", key)
         self.asked[trial.trial_id] = settings
         self.watcher.begins(trial)
-        answer = self._refused(spec) or self._answer(spec, key)
+        answer = answer or self._answer(spec, key)
         trial = self._filled(trial, answer)
         self.results.append(trial)
         self.figures[trial.trial_id] = answer.figures
         self.watcher.ends(trial)
         return trial
+
+    @property
+    def _is_over(self) -> bool:
+        return self.elapsed_s > 60 * (self.options.max_minutes or math.inf)
+
+    def _kept(self, key: str) -> Answer | None:
+        """What an interrupted sweep has already asked."""
+        file = self.folder / key / "answer.json"
+        if not file.exists():
+            return None
+        answer = Answer(**json.loads(file.read_text()))
+        if answer.status not in KEPT:
+            return None
+        self.reused += 1
+        return answer
 
     def _world_size(self, kind: Kind) -> int:
         return self.processes if kind in ("end_to_end", "compute") else 1
@@ -195,12 +214,6 @@ class Bench:
 
     def _answer(self, spec: TrialSpec, key: str) -> Answer:
         folder = self.folder / key
-        kept = folder / "answer.json"
-        if kept.exists():
-            answer = Answer(**json.loads(kept.read_text()))
-            if answer.status in KEPT:
-                self.reused += 1
-                return answer
         folder.mkdir(exist_ok=True)
         asked = {"spec": spec.as_json(), "job": asdict(self.files)}
         (folder / "spec.json").write_text(json.dumps(asked, indent=1))
@@ -210,9 +223,9 @@ class Bench:
             self.options.trial_timeout_s,
             resident_limit_bytes(self.options.memory_headroom),
         )
-        part = kept.with_suffix(".part")
+        part = folder / "answer.json.part"
         part.write_text(json.dumps(asdict(answer)))
-        part.replace(kept)
+        part.replace(folder / "answer.json")
         return answer
 
     def _filled(self, trial: TrialResult, answer: Answer) -> TrialResult:

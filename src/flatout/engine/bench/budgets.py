@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from flatout.engine.bench.bench import Bench
@@ -38,17 +39,35 @@ def round_budget(tokens: float) -> int:
     return -(-int(tokens) // multiple) * multiple
 
 
-def largest_budget(bench: Bench, changes: Changes) -> tuple[int | None, str]:
+@dataclass(frozen=True)
+class SafeBudget:
+    """What the memory holds of the longest rows."""
+
+    max_token_budget: int | None = None
+    """None where it was not found out."""
+    note: str = ""
+
+    def holds(self, trial: TrialResult, longest: int) -> bool:
+        """Whether the trial's fullest micro-batch, of rows of `longest` tokens, is
+        safe; true where nothing is known."""
+        if self.max_token_budget is None:
+            return True
+        fullest = min(int(trial.token_budget), trial.global_batch_size * longest)
+        return fullest <= self.max_token_budget
+
+
+def largest_budget(bench: Bench, changes: Changes) -> SafeBudget:
     """Bisected with the longest rows, then confirmed in a fresh process."""
-    if bench.out_of_time():
-        return None, "memory was not searched: the time was up"
+    if bench.explored():
+        note = "memory was not searched: benchmark.tune_minutes were over"
+        return SafeBudget(note=note)
     options: Changes = {"any_batch": True} if bench.options.free_global_batch else {}
     found = bench.run(
         "memory", changes, label="largest safe token budget", options=options
     )
     budget = bench.figures[found.trial_id].get("max_token_budget")
     if not found.ok or not budget:
-        return None, found.note
+        return SafeBudget(note=found.note)
     for _ in range(MAX_CONFIRMATIONS):
         again = bench.run(
             "memory",
@@ -57,6 +76,6 @@ def largest_budget(bench: Bench, changes: Changes) -> tuple[int | None, str]:
             options={"token_budget": budget},
         )
         if again.ok and bench.figures[again.trial_id].get("max_token_budget"):
-            return int(budget), found.note
+            return SafeBudget(int(budget), found.note)
         budget = int(0.9 * budget) // 64 * 64
-    return None, f"no budget up to {budget} held in a fresh process"
+    return SafeBudget(note=f"no budget up to {budget} held in a fresh process")

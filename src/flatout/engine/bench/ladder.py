@@ -6,7 +6,7 @@ loses is measured, shown, and left out of the rungs above it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,20 +40,17 @@ class Step:
     trial_id: str
 
 
-def ladder(bench: Bench) -> tuple[list[Step], bool]:
-    """Climb; every rung is a trial end to end. Also whether the top was reached before
-    the time was up."""
+def ladder(bench: Bench) -> Iterator[Step]:
+    """Climb; every rung is a trial end to end."""
     bench.run("device", label="the device's peak")
     chosen = rungs(bench.settings)
     bench.watcher.expect(len(chosen) + 2)
     base = with_changes(bench.settings, SLOW)
     kept: dict[str, Any] = {}
     slow = bench.run("end_to_end", base=base, label="conf/slow", world_size=1)
-    steps = [_step(0, Rung("conf/slow", "", "", {}), slow, slow, slow, kept=True)]
+    yield _step(0, Rung("conf/slow", "", "", {}), slow, slow, slow, kept=True)
     below = slow
     for number, rung in enumerate(chosen, start=1):
-        if bench.out_of_time():
-            return steps, False
         trial = bench.run(
             "end_to_end",
             {**kept, **rung.changes},
@@ -64,10 +61,9 @@ def ladder(bench: Bench) -> tuple[list[Step], bool]:
         if trial.ok and not holds(trial, below):
             trial = _again(bench, trial, {**kept, **rung.changes}, base)
         keeps = holds(trial, below)
-        steps.append(_step(number, rung, trial, below, slow, kept=keeps))
+        yield _step(number, rung, trial, below, slow, kept=keeps)
         if keeps:
             kept, below = {**kept, **rung.changes}, trial
-    return steps, True
 
 
 def _again(

@@ -19,6 +19,7 @@ import torch
 from flatout.engine.assemble import Trainer, TrainJob, assemble
 from flatout.engine.batching import Ints, Planner
 from flatout.engine.bench.trial_spec import TrialSpec
+from flatout.engine.container import available_memory_bytes
 from flatout.engine.runtime import Runtime, set_up
 
 GRANULE = 64
@@ -187,7 +188,7 @@ class MemoryMeter:
         if self.runtime.is_cuda:
             free, _ = torch.cuda.mem_get_info(self.runtime.device)
         else:
-            free = psutil.virtual_memory().available
+            free = available_memory_bytes()
         self.limit_bytes = (1 - self.headroom) * free
 
     @property

@@ -10,27 +10,22 @@ from typing import Any
 
 from flatout.engine.bench.bench import Bench
 from flatout.engine.bench.recommend import (
-    Picks,
-    pick,
     provenance,
     time_to_train,
     tuned_parameters,
     versions,
 )
-from flatout.engine.bench.search import Sweep
+from flatout.engine.bench.search import ADVISES, Sweep
 from flatout.engine.bench.trial_spec import TrialResult
 from flatout.engine.bench.verdict import judge, memory_pct, scaling_share
 from flatout.engine.environment import nvidia_gpu_count
-
-ADVISES = frozenset({"tune", "grid"})
-"""Modes that recommend settings for the user's own training."""
 
 
 def summarise(sweep: Sweep) -> dict[str, Any]:
     """Everything but the tables themselves."""
     bench = sweep.bench
     by_id = {trial.trial_id: trial for trial in bench.results}
-    picks = _picks(sweep)
+    picks = sweep.picks
     recommended = by_id.get(picks.recommended or "")
     return {
         "mode": bench.options.mode,
@@ -46,6 +41,7 @@ def summarise(sweep: Sweep) -> dict[str, Any]:
         "verdict": _verdict(bench, recommended),
         "memory": _memory(sweep, recommended),
         "time_to_train": _times(sweep, recommended),
+        "failed": None if recommended else _shown(_first_fault(sweep)),
         "tuned": _tuned(sweep, recommended),
         "free_global_batch": _free(sweep),
         "loader": _loader(bench),
@@ -80,27 +76,26 @@ def _conditions(bench: Bench) -> dict[str, Any]:
     }
 
 
-def _picks(sweep: Sweep) -> Picks:
-    bench, options = sweep.bench, sweep.bench.options
-    if options.mode not in ADVISES:
-        return Picks(None, None, None)
-    return pick(
-        bench.results,
-        bench.settings.train.global_batch_size,
-        memory_gib=bench.memory_gib,
-        headroom=options.memory_headroom,
-        free_global_batch=options.free_global_batch,
-    )
-
-
 def _shown(trial: TrialResult | None) -> dict[str, Any] | None:
     return None if trial is None else asdict(trial)
 
 
+def _first_fault(sweep: Sweep) -> TrialResult | None:
+    """Why a mode that recommends has nothing to recommend."""
+    if sweep.bench.options.mode not in ADVISES:
+        return None
+    tried = [t for t in sweep.bench.results if t.kind == "end_to_end"]
+    return next((trial for trial in tried if not trial.ok), None)
+
+
+def _telling(trial: TrialResult) -> tuple[bool, int, float]:
+    return trial.ok, trial.world_size, trial.samples_per_s or 0.0
+
+
 def _verdict(bench: Bench, trial: TrialResult | None) -> dict[str, Any] | None:
+    """On the recommended trial; else the fastest of those on most devices."""
     measured = [t for t in bench.results if t.kind == "end_to_end"]
-    fastest = max(measured, key=lambda t: t.samples_per_s or 0.0, default=None)
-    chosen = trial or fastest
+    chosen = trial or max(measured, key=_telling, default=None)
     if chosen is None:
         return None
     single = next((t for t in measured if t.world_size == 1), None)
@@ -109,12 +104,12 @@ def _verdict(bench: Bench, trial: TrialResult | None) -> dict[str, Any] | None:
 
 
 def _memory(sweep: Sweep, trial: TrialResult | None) -> dict[str, Any] | None:
-    if sweep.tuned is None:
+    if sweep.configured is None:
         return None
     bench = sweep.bench
     return {
-        "max_token_budget": sweep.tuned.max_token_budget,
-        "note": sweep.tuned.memory_note,
+        "max_token_budget": sweep.memory.max_token_budget,
+        "note": sweep.memory.note,
         "headroom": bench.options.memory_headroom,
         "recommended_pct": memory_pct(trial, bench.memory_gib) if trial else None,
     }
@@ -124,7 +119,7 @@ def _times(sweep: Sweep, after: TrialResult | None) -> list[dict[str, Any]]:
     if after is None:
         return []
     bench = sweep.bench
-    before = sweep.tuned.configured if sweep.tuned else None
+    before = sweep.configured
     times = time_to_train(
         bench.train_rows,
         bench.settings.train.epochs,
@@ -140,7 +135,7 @@ def _tuned(sweep: Sweep, trial: TrialResult | None) -> dict[str, Any] | None:
     if trial is None:
         return None
     bench = sweep.bench
-    before = sweep.tuned.configured.samples_per_s if sweep.tuned else None
+    before = sweep.configured.samples_per_s if sweep.configured else None
     source = provenance(
         bench.settings,
         bench.device,

@@ -16,6 +16,7 @@ from flatout.engine.bench.blocks import ENDLESS, BlockRows
 from flatout.engine.bench.measure import SPREAD_LIMIT_PCT
 from flatout.engine.bench.trial_spec import Measure, TrialSpec
 from flatout.engine.collation import StepRows
+from flatout.engine.container import total_memory_bytes
 from flatout.engine.loader import StepLoader, resolve_workers
 from flatout.engine.runtime import DTYPES, Runtime, set_up
 
@@ -169,6 +170,4 @@ def matmul_tflops(runtime: Runtime) -> float:
 def _memory_bytes(runtime: Runtime) -> int:
     if runtime.is_cuda:
         return int(torch.cuda.get_device_properties(runtime.device).total_memory)
-    import psutil
-
-    return int(psutil.virtual_memory().total)
+    return total_memory_bytes()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
@@ -27,7 +27,7 @@ class Picks:
     most_efficient: str | None
     """Most samples/s per GiB."""
     recommended: str | None
-    """The fastest that leaves the head-room free."""
+    """The fastest that leaves the head-room free, with the longest rows, too."""
 
 
 def pick(
@@ -37,8 +37,10 @@ def pick(
     memory_gib: float | None,
     headroom: float,
     free_global_batch: bool = False,
+    holds: Callable[[TrialResult], bool] = lambda trial: True,
 ) -> Picks:
-    """Among whole trainings at the user's global batch, or at any where it is free."""
+    """Among whole trainings at the user's global batch, or at any where it is free.
+    `holds`: whether the memory also takes the longest rows under the trial's budget."""
     rated = [
         trial
         for trial in trials
@@ -46,7 +48,7 @@ def pick(
         if free_global_batch or trial.global_batch_size == global_batch_size
     ]
     limit = (1 - headroom) * memory_gib if memory_gib else math.inf
-    safe = [t for t in rated if (t.reserved_memory_gib or 0.0) <= limit]
+    safe = [t for t in rated if (t.reserved_memory_gib or 0.0) <= limit and holds(t)]
     return Picks(
         fastest=_best(rated, _rate),
         most_efficient=_best([t for t in rated if t.reserved_memory_gib], _per_gib),

@@ -9,15 +9,21 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.bench.bench import Bench
+from flatout.engine.bench.bench import Bench, OutOfTime
+from flatout.engine.bench.budgets import Changes, SafeBudget
 from flatout.engine.bench.ladder import Step, ladder
-from flatout.engine.bench.tune import Tuned, tune, worker_counts
+from flatout.engine.bench.recommend import Picks, pick
+from flatout.engine.bench.trial_spec import TrialResult
+from flatout.engine.bench.tune import Tuned, check_memory, tune, worker_counts
 from flatout.engine.bench.watching import Unwatched, Watcher
 from flatout.engine.environment import nvidia_gpu_count, usable_cores
 from flatout.engine.jobs.job_files import JobFiles
 from flatout.engine.settings import Settings
 
 logger = logging.getLogger(__name__)
+
+ADVISES = frozenset({"tune", "grid"})
+"""Modes that recommend settings for the user's own training."""
 
 
 @dataclass
@@ -27,7 +33,26 @@ class Sweep:
     bench: Bench
     ladder: list[Step] = field(default_factory=list)
     tuned: Tuned | None = None
+    configured: TrialResult | None = None
+    """End to end with the settings as they were; of modes that advise."""
+    memory: SafeBudget = field(default_factory=SafeBudget)
     complete: bool = True
+
+    @property
+    def picks(self) -> Picks:
+        """Of the user's own training; none in modes that only compare."""
+        bench, options = self.bench, self.bench.options
+        if options.mode not in ADVISES:
+            return Picks(None, None, None)
+        longest = bench.lengths.longest
+        return pick(
+            [t for t in bench.results if t.world_size == bench.processes],
+            bench.settings.train.global_batch_size,
+            memory_gib=bench.memory_gib,
+            headroom=options.memory_headroom,
+            free_global_batch=options.free_global_batch,
+            holds=lambda trial: self.memory.holds(trial, longest),
+        )
 
 
 def search(
@@ -39,12 +64,13 @@ def search(
     bench = Bench(settings, files, folder, watcher or Unwatched())
     bench.start()
     sweep = Sweep(bench)
-    sweep.complete = MODES[options.mode](sweep)
-    if options.profile:
-        profile_best(sweep)
-    if sweep.complete:
+    try:
+        MODES[options.mode](sweep)
+        if options.profile:
+            profile_best(sweep)
         bench.finish()
-    else:
+    except OutOfTime:
+        sweep.complete = False
         logger.warning(
             "benchmark.max_minutes=%g is over: %d trials are done; the same command "
             "goes on with the rest",
@@ -68,7 +94,7 @@ def profile_best(sweep: Sweep) -> None:
     }
 
 
-def run_grid(sweep: Sweep) -> bool:
+def run_grid(sweep: Sweep) -> None:
     """Guide E's exhaustive sweep: every combination of the lists, end to end."""
     bench, options = sweep.bench, sweep.bench.options
     axes: dict[str, Sequence[Any]] = {
@@ -79,39 +105,41 @@ def run_grid(sweep: Sweep) -> bool:
         "train.token_budget": options.token_budgets or ["auto"],
     }
     combinations = list(product(*axes.values()))
-    bench.watcher.expect(len(combinations) + 1)
+    bench.watcher.expect(len(combinations) + 4)
     bench.run("device", label="the device's peak")
+    sweep.configured = bench.run("end_to_end", label="as configured")
+    by_trial: dict[str, Changes] = {}
     for values in combinations:
-        if bench.out_of_time():
-            return False
-        bench.run("end_to_end", dict(zip(axes, values, strict=True)))
-    return True
+        changes = dict(zip(axes, values, strict=True))
+        by_trial[bench.run("end_to_end", changes).trial_id] = changes
+    best = next((t for t in bench.results if t.trial_id == sweep.picks.fastest), None)
+    if best is not None:
+        changes = by_trial.get(best.trial_id, {})
+        sweep.memory, _, _ = check_memory(bench, best, changes)
 
 
-def run_tune(sweep: Sweep) -> bool:
+def run_tune(sweep: Sweep) -> None:
     sweep.tuned = tune(sweep.bench)
-    return True
+    if sweep.tuned is not None:
+        sweep.configured, sweep.memory = sweep.tuned.configured, sweep.tuned.memory
 
 
-def run_ladder(sweep: Sweep) -> bool:
-    sweep.ladder, complete = ladder(sweep.bench)
-    return complete
+def run_ladder(sweep: Sweep) -> None:
+    for step in ladder(sweep.bench):
+        sweep.ladder.append(step)
 
 
-def run_loader(sweep: Sweep) -> bool:
+def run_loader(sweep: Sweep) -> None:
     """The loader alone, over the counts of workers; and its slow batches."""
     bench = sweep.bench
     counts = sorted(set(worker_counts()) | set(bench.options.num_workers))
     bench.watcher.expect(len(counts))
     for workers in counts:
-        if bench.out_of_time():
-            return False
         changes = {"train.loader.num_workers": workers}
         bench.run("loader", changes, label=f"{workers} workers")
-    return True
 
 
-def run_scaling(sweep: Sweep) -> bool:
+def run_scaling(sweep: Sweep) -> None:
     """1, 2, 4, ... devices at the same global batch; without GPUs, processes that
     share the cores."""
     bench = sweep.bench
@@ -119,13 +147,10 @@ def run_scaling(sweep: Sweep) -> bool:
     sizes = [size for size in (1, 2, 4, 8, 16) if size <= most]
     bench.watcher.expect(len(sizes))
     for size in sizes:
-        if bench.out_of_time():
-            return False
         bench.run("end_to_end", world_size=size, label=f"devices: {size}")
-    return True
 
 
-def run_peers(sweep: Sweep) -> bool:
+def run_peers(sweep: Sweep) -> None:
     """flatout and the Hugging Face Trainer, each training the same whole."""
     bench = sweep.bench
     contenders = ["flatout", "trainer-default", "trainer-best"]
@@ -133,13 +158,10 @@ def run_peers(sweep: Sweep) -> bool:
         contenders.append("trainer-best-compiled")
     bench.watcher.expect(len(contenders))
     for name in contenders:
-        if bench.out_of_time():
-            return False
         bench.run("peer", options={"contender": name}, label=name)
-    return True
 
 
-MODES: dict[str, Callable[[Sweep], bool]] = {
+MODES: dict[str, Callable[[Sweep], None]] = {
     "tune": run_tune,
     "grid": run_grid,
     "ladder": run_ladder,

@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 
 from flatout.engine.bench.trial_spec import TrialSpec
+from flatout.engine.container import available_memory_bytes
 from flatout.engine.environment import (
     child_environment,
     nvidia_gpu_count,
@@ -127,7 +128,7 @@ def resident_limit_bytes(headroom: float) -> int | None:
     out: half of `headroom`, a share of what is free now, stays free."""
     if nvidia_gpu_count():
         return None
-    return int(psutil.virtual_memory().available * (1 - headroom / 2))
+    return int(available_memory_bytes() * (1 - headroom / 2))
 
 
 def _resident_bytes(pid: int) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 from flatout.engine.bench.bench import Bench
 from flatout.engine.bench.budgets import (
     Changes,
+    SafeBudget,
     falling_budgets,
     largest_budget,
     rising_budgets,
@@ -42,9 +43,7 @@ class Tuned:
     """End to end with the settings as they were."""
     chosen: TrialResult
     changes: Changes
-    max_token_budget: int | None = None
-    """Largest safe one; None where it was not found out."""
-    memory_note: str = ""
+    memory: SafeBudget = field(default_factory=SafeBudget)
     free: TrialResult | None = None
     """The best beyond the user's global batch."""
     free_changes: Changes = field(default_factory=dict)
@@ -62,8 +61,10 @@ def tune(bench: Bench) -> Tuned | None:
     chosen, changes = cross(bench, changes, configured)
     if chosen is None:
         return None
-    tuned = Tuned(configured, chosen, changes)
-    check_memory(bench, tuned)
+    memory, chosen, changes = check_memory(bench, chosen, changes)
+    tuned = Tuned(configured, chosen, changes, memory)
+    if bench.processes > 1:
+        bench.run("end_to_end", changes, world_size=1, label="one device alone")
     if bench.options.free_global_batch:
         free_batch(bench, tuned)
     return tuned
@@ -72,7 +73,7 @@ def tune(bench: Bench) -> Tuned | None:
 def _runnable(bench: Bench, configured: TrialResult) -> Changes | None:
     """Changes that make the configured settings run at all; None where none does."""
     if configured.status == "oom":
-        budget, _ = largest_budget(bench, {})
+        budget = largest_budget(bench, {}).max_token_budget
         return {"train.token_budget": budget} if budget else None
     return {} if configured.ok else None
 
@@ -84,7 +85,7 @@ def explore_steps(bench: Bench, changes: Changes) -> Changes:
         return changes
     for name, candidates in _axes(bench, best):
         for value in candidates:
-            if bench.out_of_time(EXPLORING_SHARE):
+            if bench.explored(EXPLORING_SHARE):
                 return changes
             attempt = {**changes, name: value}
             label = f"compute alone, {name.split('.')[-1]} {value}"
@@ -118,17 +119,17 @@ def gains(trial: TrialResult, best: TrialResult) -> bool:
     return trial.samples_per_s >= GAIN * (best.samples_per_s or 0.0)
 
 
-def check_memory(bench: Bench, tuned: Tuned) -> None:
+def check_memory(
+    bench: Bench, chosen: TrialResult, changes: Changes
+) -> tuple[SafeBudget, TrialResult, Changes]:
     """Find what the memory holds; a chosen budget above it is measured again below."""
-    tuned.max_token_budget, tuned.memory_note = largest_budget(bench, tuned.changes)
-    limit, wanted = tuned.max_token_budget, tuned.chosen.token_budget
-    longest_batch = bench.settings.train.global_batch_size * bench.lengths.longest
-    if limit is None or min(int(wanted), longest_batch) <= limit:
-        return
-    changes = {**tuned.changes, "train.token_budget": limit}
-    trial = bench.run("end_to_end", changes, label=f"budget {limit}: safe")
-    if trial.ok:
-        tuned.chosen, tuned.changes = trial, changes
+    memory = largest_budget(bench, changes)
+    if memory.holds(chosen, bench.lengths.longest):
+        return memory, chosen, changes
+    below = {**changes, "train.token_budget": memory.max_token_budget}
+    label = f"budget {memory.max_token_budget}: safe"
+    trial = bench.run("end_to_end", below, label=label)
+    return (memory, trial, below) if trial.ok else (memory, chosen, changes)
 
 
 def cross(
@@ -161,7 +162,7 @@ def enough_workers(bench: Bench, changes: Mapping[str, Any]) -> list[int | None]
     chosen: list[int | None] = []
     tried: list[int | None] = []
     for workers in worker_counts():
-        if bench.out_of_time(EXPLORING_SHARE):
+        if bench.explored(EXPLORING_SHARE):
             break
         trial = bench.run(
             "loader",
@@ -196,7 +197,7 @@ def free_batch(bench: Bench, tuned: Tuned) -> None:
     """Double the global batch while it gains; the best stands beside the chosen."""
     best, changes = tuned.chosen, tuned.changes
     size = bench.settings.train.global_batch_size
-    while 2 * size <= bench.train_rows and not bench.out_of_time():
+    while 2 * size <= bench.train_rows and not bench.explored():
         size *= 2
         attempt = {**changes, "train.global_batch_size": size, **_freed(changes, tuned)}
         trial = bench.run("end_to_end", attempt, label=f"global batch {size}")
@@ -212,8 +213,8 @@ def _freed(changes: Changes, tuned: Tuned) -> Changes:
     freed: Changes = {}
     if "train.cuda_graphs" in changes:
         freed["train.cuda_graphs"] = "auto"
-    if "train.token_budget" in changes and tuned.max_token_budget:
-        freed["train.token_budget"] = max(
-            int(changes["train.token_budget"]), tuned.max_token_budget
-        )
+    limit = tuned.memory.max_token_budget
+    if "train.token_budget" in changes and limit:
+        budget = max(int(changes["train.token_budget"]), limit)
+        freed["train.token_budget"] = budget
     return freed

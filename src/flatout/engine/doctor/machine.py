@@ -12,7 +12,12 @@ from pathlib import Path
 import psutil
 
 from flatout.engine import environment
-from flatout.engine.container import CONTROL_GROUP, memory_limit_bytes, quota_cores
+from flatout.engine.container import (
+    CONTROL_GROUP,
+    available_memory_bytes,
+    memory_limit_bytes,
+    quota_cores,
+)
 from flatout.engine.doctor.finding import Finding
 from flatout.engine.settings import RuntimeSettings
 
@@ -45,16 +50,10 @@ def memory(folder: Path = CONTROL_GROUP) -> Finding:
     text = f"{gib(available)} free"
     if limit is not None:
         text += f", the container's limit is {gib(limit)}"
-    if usable_memory_bytes(folder) >= LEAST_MEMORY_BYTES:
+    if available_memory_bytes(folder) >= LEAST_MEMORY_BYTES:
         return Finding("memory", "ok", text)
     fix = "end other programs, or give the container more (docker run --memory=16g)"
     return Finding("memory", "warn", text, fix)
-
-
-def usable_memory_bytes(folder: Path = CONTROL_GROUP) -> int:
-    limit = memory_limit_bytes(folder)
-    free = int(psutil.virtual_memory().available)
-    return free if limit is None else min(free, limit)
 
 
 def threads(

@@ -30,7 +30,8 @@ def run_trials(
     `PreTrainedTokenizerBase`.
     """
     # Imports torch, which the pipelines before this one do not need.
-    from flatout.benchmarks.console import TrialTable
+    from flatout.benchmarks.console import TrialTable, show_findings
+    from flatout.benchmarks.report import findings_text
     from flatout.engine.bench.outcome import summarise
     from flatout.engine.bench.search import search
     from flatout.engine.jobs.job_files import JobFiles
@@ -54,11 +55,11 @@ def run_trials(
     )
     with TrialTable() as watcher:
         sweep = search(settings, files, watcher)
-    return {
-        "trials": pd.DataFrame(sweep.bench.results),
-        "ladder": pd.DataFrame([asdict(step) for step in sweep.ladder]),
-        "summary": summarise(sweep),
-    }
+    summary = summarise(sweep)
+    ladder = pd.DataFrame([asdict(step) for step in sweep.ladder])
+    show_findings(findings_text(summary, ladder))
+    trials = pd.DataFrame(sweep.bench.results)
+    return {"trials": trials, "ladder": ladder, "summary": summary}
 
 
 def write_tuned(summary: dict[str, Any]) -> str:
