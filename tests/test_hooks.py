@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import pytest
 from kedro.framework.session import KedroSession
@@ -31,6 +32,22 @@ def test_only_nodes_that_start_processes_need_the_sequential_runner(runner, node
     else:
         with pytest.raises(SettingsError, match=f"{node} cannot run in a Parallel"):
             check(run_params, pipeline)
+
+
+def test_a_store_of_null_is_the_file_of_conf_base(tmp_path):
+    bootstrap_project(PROJECT)
+    conf = shutil.copytree(PROJECT / "conf", tmp_path / "conf")
+    (conf / "null").mkdir()
+    text = "server:\n  mlflow_tracking_uri: null\n"
+    (conf / "null/mlflow.yml").write_text(text)
+    context = KedroSession.create(
+        PROJECT,
+        env="null",
+        conf_source=conf,
+        runtime_params={"data_dir": str(tmp_path)},
+    ).load_context()
+    store = f"sqlite:///{tmp_path}/mlflow.db"
+    assert context.mlflow.server.mlflow_tracking_uri == store
 
 
 def test_environment_is_set_as_the_parameters_say(monkeypatch):

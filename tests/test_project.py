@@ -518,6 +518,7 @@ def test_a_killed_and_a_stopped_run_go_on_in_the_same_mlflow_run(tokens: Path):
     (stopped,) = client.search_runs([experiment.experiment_id])
     assert stopped.info.status == "KILLED"
     assert stopped.data.tags["exit_reason"] == "interrupted"
+    assert stopped.data.tags["strategy"] == "packed"  # of `auto`; it has no report
     arguments = ("run", "--pipeline=train", "--env=test")
     done = kedro(*arguments, f"--params=data_dir={tokens},{LONGER}")
     assert done.returncode == 0, done.stdout

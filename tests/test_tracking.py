@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import sqlite3
 import time
@@ -130,12 +131,56 @@ def test_nothing_is_sent_twice_by_a_run_that_goes_on(store, tmp_path, points):
     second = tracking.begin(points, record(store, tmp_path), goes_on=True)
     append(points, 2, 3)
     append(points, 3, validation_loss=0.5)
+    client = MlflowClient(store)
+    assert client.get_run(first.record.run_id).info.status == "KILLED"
+    assert send(second, client) == first.record.run_id
+    assert client.get_run(first.record.run_id).info.status == "RUNNING"
     append(points, 4)
     assert run_to_end(second)
     run_id = second.record.run_id
     assert run_id == first.record.run_id
     assert [step for step, *_ in history(store, run_id)] == [1, 2, 3, 4]
     assert [step for step, *_ in history(store, run_id, "validation_loss")] == [3]
+
+
+@pytest.mark.parametrize("lost", ["moved", "emptied", "deleted there"])
+def test_a_run_goes_on_whole_where_the_store_does_not_know_it(
+    store, empty_store, tmp_path, points, lost
+):
+    first = tracking.begin(points, record(store, tmp_path), goes_on=False)
+    first.record.params["train.epochs"] = "3"
+    append(points, 1, 2)
+    run_to_end(first, "KILLED")
+    if lost == "moved":
+        store = f"sqlite:///{shutil.copy(empty_store, tmp_path / 'other.db')}"
+    elif lost == "emptied":
+        shutil.copy(empty_store, tmp_path / "mlflow.db")
+    else:
+        MlflowClient(store).delete_run(first.record.run_id)
+    second = tracking.begin(points, record(store, tmp_path), goes_on=True)
+    append(points, 2, 3)
+    assert run_to_end(second)
+    run = MlflowClient(store).get_run(second.record.run_id)
+    assert run.info.run_id != first.record.run_id
+    assert run.info.status == "FINISHED"
+    assert run.data.params == {"train.epochs": "3"}
+    assert [step for step, *_ in history(store, run.info.run_id)] == [1, 2, 3]
+
+
+def test_what_auto_came_to_is_known_while_the_run_goes_on(store, tmp_path, points):
+    outbox = tracking.begin(points, record(store, tmp_path), goes_on=False)
+    points.parent.mkdir()
+    settled = {"strategy": "packed", "token_budget": 512, "parameters": 7}
+    line = {"step": 0, "time_s": 1.0, "metrics": {}, "settled": settled}
+    points.write_text(json.dumps(line) + "\n")
+    client = MlflowClient(store)
+    run_id = send(outbox, client)
+    tags = client.get_run(run_id).data.tags
+    assert (tags["strategy"], tags["token_budget"]) == ("packed", "512")
+    assert "parameters" not in tags
+    outbox.record.tags["token_budget"] = "256"  # the report's: memory ran out
+    send(outbox, client)
+    assert client.get_run(run_id).data.tags["token_budget"] == "256"
 
 
 def test_points_of_a_step_that_was_sent_already(store, tmp_path, points):
@@ -223,6 +268,7 @@ def test_trials_are_nested_runs(store, tmp_path, points):
     nested = client.search_runs(
         [experiment], f"tags.mlflow.parentRunId = '{parent}'", order_by=["run_name"]
     )
+    assert all(process_tags().items() <= run.data.tags.items() for run in nested)
     assert [
         (r.info.run_name, r.info.status, r.data.metrics, r.data.params) for r in nested
     ] == [

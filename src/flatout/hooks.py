@@ -25,6 +25,7 @@ from flatout.engine.data.split_report import split_metrics
 from flatout.engine.jobs.checkpoint_folder import finish, is_interrupted
 from flatout.engine.settings import Settings, SettingsError, parse_settings
 from flatout.engine.sweep.samplers import check_sweep
+from flatout.places import tracking_store
 from flatout.tracking import facts, models, outcomes
 
 logger = logging.getLogger(__name__)
@@ -105,7 +106,11 @@ class TrackingHooks(MlflowHook):
         self.mlflow_config = KedroMlflowConfig.model_validate(
             context.config_loader["mlflow"]
         )
-        tracking.use(self.mlflow_config.server.mlflow_tracking_uri)  # for notebooks
+        server = self.mlflow_config.server
+        given = context.config_loader.runtime_params or {}
+        if server.mlflow_tracking_uri is None:
+            server.mlflow_tracking_uri = tracking_store(given.get("data_dir", "data"))
+        tracking.use(server.mlflow_tracking_uri)  # for notebooks
         context.__setattr__("mlflow", self.mlflow_config)  # for `kedro mlflow ui`
 
     @hook_impl
@@ -209,18 +214,15 @@ class TrackingHooks(MlflowHook):
         if not self.forwarder.flush():
             logger.warning("The model was not logged: MLflow takes nothing now.")
             return
+        self.forwarder.activate_run()  # the store may not have had it before
         example = tokenizer.decode(tokens[0]["input_ids"], skip_special_tokens=True)
         try:
             uri = models.log_model(
                 model, tokenizer, self._settings.model.task, example[:200]
             )
-            if settings.registered_model:
-                models.register(
-                    uri,
-                    settings.registered_model,
-                    record.metrics["validation_loss"],
-                    record.tags["token_key"],
-                )
+            if name := settings.registered_model:
+                loss, key = record.metrics["validation_loss"], record.tags["token_key"]
+                models.register(uri, name, loss, key)
         except Exception as error:  # tracking never ends a run
             logger.warning("The model was not logged: %s", tracking.one_line(error))
 

@@ -177,6 +177,58 @@ def test_the_baseline_is_the_fastest_of_the_same_precision_and_devices():
     assert choose_baseline([TrackedRun("no rate", "n")], now) is None
 
 
+def test_a_slow_run_is_no_baseline_while_there_is_a_sound_one():
+    """A second slow run in fp32 is not healthy because the first was as slow."""
+    now = run(tags={"precision": "fp32"})
+    slow = run(20, "slow", {"precision": "fp32", "guard": "slow"})
+    fast = run(100, "fast", {"guard": "healthy"})
+    assert choose_baseline([slow, fast], now).run_id == "fast"
+    assert choose_baseline([slow], now).run_id == "slow"
+    named = run(60, "fp32", {"precision": "fp32", "guard": "first"})
+    assert choose_baseline([slow, fast, named], now).run_id == "fp32"
+
+
+def test_a_faster_run_is_the_baseline_unless_another_is_named():
+    assert judged([200.0] * 5).text.endswith("It is the baseline from now on")
+    settings = GuardSettings(baseline="r0")
+    verdict = judge(run(run_id="now"), [200.0] * 5, run(), settings)
+    assert "guard.baseline still names the slower run" in verdict.text
+
+
+def test_what_only_one_run_has_is_a_difference():
+    variables = "runtime.environment."
+    found = differences(
+        run(params={variables + "GOMP_SPINCOUNT": "10000", "train.older": "1"}),
+        run(
+            tags={"residual": "fp32", "git_dirty": "true", "world_size": "2"},
+            params={variables + "CUDA_LAUNCH_BLOCKING": "1", variables + "OTHER": "1"},
+        ),
+    )
+    assert [(d.name.removeprefix(variables), d.then, d.now, d.factor) for d in found][
+        :1
+    ] == [("CUDA_LAUNCH_BLOCKING", "not set", "1", 2.0)]
+    unknown = {d.name for d in found if d.reason == "effect unknown"}
+    assert unknown == {
+        "runtime.residual",
+        "git_dirty",
+        "train.older",
+        variables + "OTHER",
+    }
+    slower = {d.name: d.reason for d in found}
+    assert slower["world_size"] == "as a rule no slower here"
+    assert str(found[-3]).endswith("(effect unknown)")
+
+
+def test_the_residual_stream_and_uncommitted_files_are_causes_too():
+    then = run(tags={"residual": "bf16", "git_dirty": "false"})
+    now = run(tags={"residual": "fp32", "git_dirty": "true"})
+    assert [(d.name, d.factor) for d in differences(then, now)] == [
+        ("runtime.residual", 1.035),
+        ("git_dirty", 1.01),
+    ]
+    assert [d.factor for d in differences(now, then)] == [1.01, 1.0]
+
+
 def test_the_same_work_in_another_way_has_the_same_key():
     def key(tokens="t", **parameters):
         model = parameters.pop("model", {"config": {"model_type": "bert"}})

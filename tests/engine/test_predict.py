@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, pipeline
 
 from flatout.engine.data.raw_texts import RawTextsError
 from flatout.engine.data.text_files import TextFiles
@@ -144,6 +144,10 @@ def test_a_regression_gives_values(saved):
     frame = predicted(folder, Dataset.from_dict({"text": rows}))
     assert list(frame.columns) == ["source", "row", "value", "reason"]
     assert np.abs(frame["value"] - plain_logits(folder, rows)[:, 0]).max() < 1e-5
+    ask = pipeline("text-classification", str(folder))  # as MLflow's pyfunc does
+    scores = [row["score"] for row in ask(rows, truncation=True, max_length=MAX_LENGTH)]
+    assert frame["value"].abs().max() > 1  # no probability
+    assert np.abs(frame["value"] - scores).max() < 1e-5
 
 
 def test_pairs_of_texts_are_told_apart(saved):

@@ -106,9 +106,8 @@ def _read(
         for tensor in (sums.loss, sums.targets, sums.hits, sums.confusion):
             torch.distributed.all_reduce(tensor)
     targets = max(1, int(sums.targets))
-    confusion = sums.confusion.view(num_classes, num_classes).tolist()
     return Evaluation(
         loss=float(sums.loss) / targets,
         accuracy=None if regression else int(sums.hits) / targets,
-        confusion=confusion if num_classes else None,
+        confusion=sums.confusion.view(num_classes, num_classes).tolist(),
     )

@@ -81,10 +81,12 @@ def choose_baseline(
     earlier: Sequence[TrackedRun], now: TrackedRun
 ) -> TrackedRun | None:
     """The fastest; among those of the same precision and number of devices, where
-    there are such: both may be the user's choice."""
+    there are such: both may be the user's choice. A run that was told to be slow
+    counts only where there is no other."""
     rated = [run for run in earlier if run.samples_per_s]
-    alike = [run for run in rated if _chosen(run) == _chosen(now)]
-    return max(alike or rated, key=lambda run: run.samples_per_s or 0.0, default=None)
+    sound = [run for run in rated if run.tags.get("guard") != "slow"] or rated
+    alike = [run for run in sound if _chosen(run) == _chosen(now)]
+    return max(alike or sound, key=lambda run: run.samples_per_s or 0.0, default=None)
 
 
 def _chosen(run: TrackedRun) -> tuple[str | None, str | None]:
@@ -139,7 +141,7 @@ def _against(
         begin += f"; a step takes {step_pct:.0f} % of its time"
     ends = {
         "healthy": "",
-        "fast": ". It is the baseline from now on",
+        "fast": _fast_text(settings),
         "busy": f". No alarm: {excuse}",
         "slow": _slow_text(found, settings),
     }
@@ -181,6 +183,12 @@ def _excuse(
 def _step_pct(now: TrackedRun, baseline: TrackedRun) -> float | None:
     before, here = baseline.metrics.get(STEP), now.metrics.get(STEP)
     return 100 * here / before if before and here else None
+
+
+def _fast_text(settings: GuardSettings) -> str:
+    if settings.baseline is None:
+        return ". It is the baseline from now on"
+    return ". guard.baseline still names the slower run: give this one's id, or null"
 
 
 def _slow_text(found: Sequence[Difference], settings: GuardSettings) -> str:

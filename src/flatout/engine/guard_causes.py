@@ -58,6 +58,9 @@ class Cause:
     """The symptom that measures it, where the runs have it."""
 
 
+NOT_SET = "not set"
+"""Value of what one of two runs does not have."""
+VARIABLES = "runtime.environment."
 ON, OFF = {"True": 0, "False": 1}, {"False": 0, "True": 1}
 KERNELS = {
     **dict.fromkeys(("flatout_rows", "flatout_packed", "varlen"), 0),
@@ -93,6 +96,12 @@ CAUSES: dict[str, Cause] = {
     "train.compile": Cause(1.5, 1.0, "no fused kernels", ON),
     "train.history": Cause(1.4, 1.4, "a table is joined at every step", {"list": 0}),
     "train.gradient_checkpointing": Cause(1.4, 1.4, "forward passes run twice", OFF),
+    "runtime.environment.CUDA_LAUNCH_BLOCKING": Cause(
+        2.0, 1.0, "the host waits for every kernel", {NOT_SET: 0, "0": 0}
+    ),
+    "runtime.environment.GOMP_SPINCOUNT": Cause(
+        1.0, 2.0, "waiting threads give up their core too soon, or too late"
+    ),
     "runtime.deterministic": Cause(1.2, 1.1, "slower kernels that repeat exactly", OFF),
     "train.empty_cache_every": Cause(
         1.2, 1.0, "memory is asked for again", {"None": 0}
@@ -104,6 +113,9 @@ CAUSES: dict[str, Cause] = {
     "train.loader.pin_memory": Cause(1.1, 1.0, "copies wait for the host", ON),
     "version.torch": Cause(1.1, 1.1, "another PyTorch"),
     "version.cuda": Cause(1.08, 1.0, "another CUDA"),
+    "runtime.residual": Cause(
+        1.035, 1.0, "twice the bytes between matrix products", PRECISIONS
+    ),
     "runtime.cudnn_benchmark": Cause(1.05, 1.0, "cuDNN does not try kernels", ON),
     "train.metrics_every": Cause(1.05, 1.05, "accuracy is kept often", {}, True),
     "train.error_analysis_every": Cause(1.05, 1.05, "wrong rows are looked for"),
@@ -111,8 +123,9 @@ CAUSES: dict[str, Cause] = {
     "train.loader.prefetch_factor": Cause(1.05, 1.02, "fewer batches ahead", {}, True),
     "train.loader.persistent_workers": Cause(1.02, 1.02, "workers start anew", ON),
     "git_commit": Cause(1.01, 1.01, "other code"),
+    "git_dirty": Cause(1.01, 1.01, "files differ from the commit in one of the two"),
 }
-OTHER = Cause(1.0, 1.0, "")
+UNKNOWN = Cause(1.0, 1.0, "effect unknown")
 NO_CAUSE = "as a rule no slower here"
 
 SYMPTOMS: dict[str, str] = {
@@ -124,6 +137,7 @@ SYMPTOMS: dict[str, str] = {
 
 EFFECTIVE: dict[str, str] = {
     "precision": "runtime.precision",
+    "residual": "runtime.residual",
     "attention": "runtime.attention",
     "threads": "runtime.threads",
     "strategy": "train.strategy",
@@ -135,6 +149,7 @@ EFFECTIVE: dict[str, str] = {
     "token_key": "token_key",
     "device": "device",
     "git_commit": "git_commit",
+    "git_dirty": "git_dirty",
 }
 """Tags with what a parameter came to: two spellings of one thing are no difference."""
 
@@ -143,6 +158,9 @@ NO_MATTER = (
     "guard.",
     "tracking.",
     "split.",
+    "predict.",
+    "benchmark.",
+    "sweep.",
     "train.resume",
     "train.max_steps",
     "train.epochs",
@@ -160,23 +178,34 @@ def differences(then: Run, now: Run) -> list[Difference]:
     before, after = _facts(then), _facts(now)
     measured = _symptoms(then, now)
     found = []
-    for name in before.keys() & after.keys():
-        if before[name] != after[name]:
-            cause = CAUSES.get(name, OTHER)
-            factor = _factor(cause, before[name], after[name], now.on_gpu)
+    for name in before.keys() | after.keys():
+        old, new = before.get(name, NOT_SET), after.get(name, NOT_SET)
+        if old != new:
+            cause = _cause(name, old, new)
+            factor = _factor(cause, old, new, now.on_gpu)
             if factor > 1 and cause.figure in measured:
                 factor = max(SYMPTOM_LIMIT, measured.pop(cause.figure).factor)
-            reason = cause.reason if factor > 1 else NO_CAUSE
-            found.append(Difference(name, before[name], after[name], factor, reason))
+            known = factor > 1 or cause is UNKNOWN
+            reason = cause.reason if known else NO_CAUSE
+            found.append(Difference(name, old, new, factor, reason))
     found += [d for d in measured.values() if d.factor > SYMPTOM_LIMIT]
     return sorted(found, key=_place)
 
 
-def _place(difference: Difference) -> tuple[float, int, str]:
+def _cause(name: str, then: str, now: str) -> Cause:
+    """A parameter that one of the two lacks is another version's: what ran is unknown.
+    A variable that is not set is a setting."""
+    if NOT_SET in (then, now) and not name.startswith(VARIABLES):
+        return UNKNOWN
+    return CAUSES.get(name, UNKNOWN)
+
+
+def _place(difference: Difference) -> tuple[float, bool, int, str]:
     names = [*CAUSES]
     known = difference.name in CAUSES
     place = names.index(difference.name) if known else len(names)
-    return -difference.factor, place, difference.name
+    no_cause = difference.reason == NO_CAUSE
+    return -difference.factor, no_cause, place, difference.name
 
 
 def _facts(run: Run) -> dict[str, str]:

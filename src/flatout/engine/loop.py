@@ -27,7 +27,7 @@ from flatout.engine.progress import Progress, evaluation_due
 from flatout.engine.recorder import Recorder
 from flatout.engine.report import Evaluation, LogPoint, TrainReport
 from flatout.engine.runtime import Runtime
-from flatout.engine.summary import build_report
+from flatout.engine.summary import build_report, settled
 from flatout.engine.timing import compile_clock
 from flatout.engine.tokens import TokenRows
 
@@ -43,8 +43,8 @@ class TrainResult:
     last_model_folder: Path
     report: TrainReport
     history: list[LogPoint]
-    confusion: list[list[int]] | None
-    """On the test split: confusion[true][predicted]."""
+    confusion: list[list[int]]
+    """On the test split: confusion[true][predicted]; empty without classes."""
 
     @property
     def model(self) -> Any:
@@ -75,6 +75,7 @@ def train(job: TrainJob, runtime: Runtime, team: Team | None = None) -> TrainRes
         )
         trainer.model.train()
         recorder.start(start_step)
+        recorder.metrics.note_settled(start_step, settled(trainer))
         for batch in loader:
             rate = learning_rate(job.settings.train, batch.step, total_steps)
             set_learning_rate(trainer.optimizer, rate)

@@ -112,8 +112,9 @@ def _config(
     extra = dict(settings.applied_config)
     extra["use_cache"] = False
     if settings.task == "regression":
-        extra["num_labels"] = 1
+        extra |= {"num_labels": 1, "problem_type": "regression"}
     elif settings.task == "sequence-classification":
+        extra["problem_type"] = "single_label_classification"
         extra["id2label"] = dict(enumerate(label_names))
         extra["label2id"] = {name: index for index, name in enumerate(label_names)}
     if settings.name_or_path is None:

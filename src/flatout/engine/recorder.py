@@ -63,9 +63,17 @@ class MetricsFile:
     def write(self, step: int, metrics: dict[str, float]) -> None:
         # Whole points: the rates that a warm-up lacked would come after later steps.
         repeated = any((step, name) in self._written for name in metrics)
-        if self.enabled and metrics and not repeated:
-            line = {"step": step, "time_s": time.time(), "metrics": metrics}
-            self._waiting.append(json.dumps(line) + "\n")
+        if metrics and not repeated:
+            self._append({"step": step, "metrics": metrics})
+
+    def note_settled(self, step: int, settled: dict[str, Any]) -> None:
+        """What runs from `step` on, all `auto` being settled: known of a run that is
+        killed before its report, too."""
+        self._append({"step": step, "metrics": {}, "settled": settled})
+
+    def _append(self, line: dict[str, Any]) -> None:
+        if self.enabled:
+            self._waiting.append(json.dumps({**line, "time_s": time.time()}) + "\n")
             self._write_waiting()
 
     def _write_waiting(self) -> None:

@@ -44,8 +44,8 @@ class Evaluation:
 
     loss: float
     accuracy: float | None
-    confusion: list[list[int]] | None = None
-    """confusion[true][predicted], rows."""
+    confusion: list[list[int]] = field(default_factory=list)
+    """confusion[true][predicted], rows; empty where there are no classes."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def build_report(
         **efficiency(trainer, recorder.windows),
         **memory(runtime),
         **recorder.conditions.figures(),
-        **_chosen(trainer),
+        **settled(trainer),
         compile_s=compile_clock.seconds,
         recompiles=max(0, compile_clock.count - 1),
         first_batch_s=recorder.first_batch_s,
@@ -59,7 +59,8 @@ def build_report(
     )
 
 
-def _chosen(trainer: Trainer) -> dict[str, Any]:
+def settled(trainer: Trainer) -> dict[str, Any]:
+    """What runs, after all `auto` were settled."""
     runtime, choices = trainer.runtime, trainer.choices
     return {
         "steps": trainer.total_steps,

@@ -40,6 +40,8 @@ class RunRecord:
     end_ms: int | None = None
     params: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
+    settled: dict[str, str] = field(default_factory=dict)
+    """Tags of what `auto` came to, as the engine notes it when training starts."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Final figures."""
     datasets: list[dict[str, str]] = field(default_factory=list)
@@ -58,6 +60,8 @@ class RunRecord:
     sent_tags: dict[str, str] = field(default_factory=dict)
     sent_datasets: int = 0
     sent_trials: int = 0
+    goes_on: bool = False
+    """The store is to be told that a run which it knows as ended runs again."""
     complete: bool = False
     """The store has all of a run that has ended."""
 
@@ -116,11 +120,13 @@ class Outbox:
                 record.known_steps[metric.key] = max(before, metric.step)
         record.sent_bytes = sent
 
-    def readdress(self, tracking_uri: str) -> None:
-        """Send the whole run to another store, which knows nothing of it yet."""
+    def readdress(
+        self, tracking_uri: str, artifact_location: str | None = None
+    ) -> None:
+        """Send the whole run to a store that knows nothing of it yet."""
         record = self.record
-        record.tracking_uri, record.artifact_location = tracking_uri, None
-        record.run_id, record.sent_tags = None, {}
+        record.tracking_uri, record.artifact_location = tracking_uri, artifact_location
+        record.run_id, record.sent_tags, record.goes_on = None, {}, False
         record.sent_datasets = record.sent_trials = 0
         record.sent_bytes, record.sent_params = 0, 0
 
@@ -164,7 +170,9 @@ def begin(points: Path, record: RunRecord, *, goes_on: bool) -> Outbox:
     if earlier and goes_on and earlier.record.status != "FINISHED":
         kept = earlier.record
         kept.status, kept.end_ms, kept.complete = "RUNNING", None, False
-        kept.tags = record.tags
+        kept.tags, kept.goes_on = record.tags, True
+        if kept.tracking_uri != record.tracking_uri:
+            earlier.readdress(record.tracking_uri, record.artifact_location)
         earlier.note_known_points()
         return earlier
     if earlier and not earlier.record.complete:

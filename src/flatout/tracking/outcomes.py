@@ -39,6 +39,7 @@ TRIAL_SETTINGS = frozenset(
 REPORT_TAGS = (
     "device",
     "precision",
+    "residual",
     "attention",
     "strategy",
     "world_size",

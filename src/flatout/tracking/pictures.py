@@ -24,8 +24,10 @@ def draw(folder: Path, since_s: float = 0.0) -> list[Path]:
         if not path.is_file() or path.stat().st_mtime < since_s:
             continue
         try:
-            _save(picture(path), folder / target)
-            drawn.append(folder / target)
+            figure = picture(path)
+            if figure is not None:
+                figure.savefig(folder / target, dpi=100)
+                drawn.append(folder / target)
         except Exception as error:
             logger.warning("%s could not be drawn: %s", target, error)
     return drawn
@@ -58,10 +60,11 @@ def _phases(path: Path) -> Any:
     return figure
 
 
-def _confusion(path: Path) -> Any:
+def _confusion(path: Path) -> Any | None:
+    """None for a task without classes."""
     counts = json.loads(path.read_text(encoding="utf-8"))
     if not counts:
-        raise ValueError("there is no confusion matrix for this task")
+        return None
     figure, [axis] = _figure(1, 1)
     image = axis.imshow(counts, cmap="Blues")
     axis.set(xlabel="predicted class", ylabel="true class")
@@ -76,7 +79,3 @@ def _figure(rows: int, columns: int) -> Any:
     figure = Figure(figsize=(5 * columns, 4 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
     return figure, list(axes.flat)
-
-
-def _save(figure: Any, target: Path) -> None:
-    figure.savefig(target, dpi=100)

@@ -13,7 +13,9 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunT
 from mlflow.exceptions import MlflowException
 
 from flatout.tracking.outbox import ARTIFACTS, Outbox, RunRecord, metrics_of
+from flatout.tracking.outcomes import report_tags
 from flatout.tracking.pictures import draw
+from flatout.tracking.store import knows_run, process_tags
 
 logger = logging.getLogger(__name__)
 
@@ -25,18 +27,33 @@ MAX_VALUE_LENGTH = 5000
 def send(outbox: Outbox, client: MlflowClient) -> str:
     """Send what is new; returns the run's id. What it raises is the store's."""
     record = outbox.record
-    if record.run_id is None:
-        record.run_id = _create_run(record, client)
-        outbox.save()
-    run_id = record.run_id
-    _send_params_and_tags(outbox, client, run_id)
+    run_id = _opened(outbox, client)
     _send_datasets(outbox, client, run_id)
     for metrics, end in _lots(outbox):
         client.log_batch(run_id, metrics=metrics)
         record.sent_bytes = end
         record.last_step = max([record.last_step, *(m.step for m in metrics)])
         outbox.save()
+    _send_params_and_tags(outbox, client, run_id)  # points may have brought tags
     return run_id
+
+
+def _opened(outbox: Outbox, client: MlflowClient) -> str:
+    """Id of the run in the store: made there, or set to RUNNING where it goes on."""
+    record = outbox.record
+    if record.goes_on and record.run_id and not knows_run(client, record.run_id):
+        outbox.readdress(record.tracking_uri, record.artifact_location)
+    if record.run_id is None:
+        record.run_id = _create_run(record, client)
+        record.goes_on = False
+        outbox.save()
+    # First the tags: a RUNNING run of a process that is gone would be closed.
+    _send_params_and_tags(outbox, client, record.run_id)
+    if record.goes_on:
+        client.update_run(record.run_id, "RUNNING")
+        record.goes_on = False
+        outbox.save()
+    return record.run_id
 
 
 def send_end(outbox: Outbox, client: MlflowClient) -> None:
@@ -82,7 +99,8 @@ def _send_params_and_tags(outbox: Outbox, client: MlflowClient, run_id: str) -> 
     record = outbox.record
     params = [Param(k, v[:MAX_VALUE_LENGTH]) for k, v in list(record.params.items())]
     new_params = params[record.sent_params :]
-    tags = {k: v for k, v in dict(record.tags).items() if record.sent_tags.get(k) != v}
+    wanted = {**record.settled, **record.tags}
+    tags = {k: v for k, v in wanted.items() if record.sent_tags.get(k) != v}
     if not new_params and not tags:
         return
     for start in range(0, len(new_params), MAX_BATCH_PARAMS):
@@ -121,10 +139,10 @@ def _send_datasets(outbox: Outbox, client: MlflowClient, run_id: str) -> None:
 def _send_trials(outbox: Outbox, client: MlflowClient, run_id: str) -> None:
     record = outbox.record
     experiment_id = client.get_run(run_id).info.experiment_id
+    # By the process's own a trial is closed that a kill leaves open.
+    tags = {"mlflow.parentRunId": run_id, **process_tags()}
     for trial in record.trials[record.sent_trials :]:
-        run = client.create_run(
-            experiment_id, run_name=trial["name"], tags={"mlflow.parentRunId": run_id}
-        )
+        run = client.create_run(experiment_id, run_name=trial["name"], tags=tags)
         now = int(time.time() * 1000)
         client.log_batch(
             run.info.run_id,
@@ -152,6 +170,7 @@ def _lots(outbox: Outbox) -> Iterator[tuple[list[Metric], int]]:
     lot: list[Metric] = []
     end = record.sent_bytes
     for end_of_line, point in outbox.new_points():
+        record.settled.update(report_tags(point.get("settled", {})))
         again = record.known_steps if end_of_line > record.known_bytes else {}
         found = [m for m in metrics_of(point) if m.step > again.get(m.key, -1)]
         if lot and len(lot) + len(found) > MAX_BATCH_METRICS:

@@ -13,6 +13,7 @@ import mlflow
 import psutil
 from mlflow import MlflowClient
 from mlflow.environment_variables import MLFLOW_RUN_ID
+from mlflow.exceptions import MlflowException
 from mlflow.tracking import fluent
 
 from flatout.engine.environment import set_defaults, tracking_uri_kept
@@ -96,6 +97,16 @@ def process_lives(tags: Mapping[str, Any]) -> bool:
         started_s = psutil.Process(int(tags[PID_TAG])).create_time()
         return abs(started_s - float(tags[STARTED_TAG])) < 1
     except (psutil.NoSuchProcess, KeyError, ValueError):
+        return False
+
+
+def knows_run(client: MlflowClient, run_id: str) -> bool:
+    """Whether the store has the run, and it was not deleted there."""
+    try:
+        return bool(client.get_run(run_id).info.lifecycle_stage == "active")
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
         return False
 
 
