@@ -1,0 +1,46 @@
+"""The train node in this process, its outputs saved by the project's own catalog."""
+
+from __future__ import annotations
+
+import json
+
+import datasets
+import pytest
+from kedro.framework.session import KedroSession
+from kedro.framework.startup import bootstrap_project
+from transformers import AutoTokenizer
+
+from flatout.pipelines.train import create_pipeline
+from flatout.tracking.pictures import draw
+from tests.conftest import PROJECT
+from tests.engine.families import token_rows
+from tests.pipelines.tokens import write_tokens
+
+
+@pytest.mark.parametrize(
+    ("task", "family"), [("regression", "bert"), ("causal-lm", "gpt2")]
+)
+def test_tasks_without_classes_are_saved_whole(tmp_path, task, family):
+    """No confusion matrix: an empty one in its file, and no picture."""
+    bootstrap_project(PROJECT)
+    asked = {
+        "data_dir": str(tmp_path),
+        "model": {"task": task, "config": {"model_type": family}},
+        "train": {"max_steps": 2, "distributed": {"num_processes": 1}},
+    }
+    session = KedroSession.create(PROJECT, env="test", runtime_params=asked)
+    catalog = session.load_context().catalog
+    folder = write_tokens(tmp_path) / "06_models/tokenizer"
+    node = create_pipeline().only_nodes("train_model").nodes[0]
+    tokens = datasets.Dataset(token_rows(task, 24).table)
+    given = {f"{name}_tokens": tokens for name in ("train", "validation", "test")}
+    given |= {"tokenizer": AutoTokenizer.from_pretrained(folder), "label_names": []}
+    inputs = {
+        name: given[name] if name in given else catalog.load(name)
+        for name in node.inputs
+    }
+    for name, output in node.run(inputs).items():
+        catalog.save(name, output)
+    reports = tmp_path / "08_reporting"
+    assert json.loads((reports / "confusion_matrix.json").read_text()) == []
+    assert [path.name for path in draw(reports)] == ["training.png", "phases.png"]
