@@ -132,6 +132,13 @@ def check_accelerate(words: list[str]) -> None:
     check_python(["-m", options.training_script, *options.training_script_args])
 
 
+def check_source(words: list[str]) -> None:
+    """The activation of the environment that `make` makes."""
+    folder, _, rest = words[0].rpartition("/bin/")
+    assert (words[1:], rest) == ([], "activate"), "only activate is known here"
+    assert f"\nBIN := {folder}/bin\n" in (PROJECT / "Makefile").read_text()
+
+
 def check_file(words: list[str]) -> None:
     assert (PROJECT / words[-1]).is_file(), f"there is no file {words[-1]}"
 
@@ -155,6 +162,7 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "kubectl": check_file,
     "docker": check_docker,
     "nvidia-smi": lambda words: None,
+    "source": check_source,
     "tar": lambda words: None,
 }
 

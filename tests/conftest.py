@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
-import sys
+import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import yaml
+
+from tests import warm
 
 os.environ.update(
     DO_NOT_TRACK="1",
@@ -21,6 +27,7 @@ os.environ.update(
 )
 
 PROJECT = Path(__file__).parents[1]
+CORPUS = yaml.safe_load((PROJECT / "conf/test/globals.yml").read_text())["corpus"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -42,13 +49,52 @@ def _no_tracking_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for what is made once for all test processes."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@contextmanager
+def first_makes(file: Path) -> Iterator[bool]:
+    """Whether `file` is still to be made: by one test process while others wait."""
+    with file.with_name(f"{file.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield not file.exists()
+
+
+@pytest.fixture(scope="session")
+def empty_store(common: Path) -> Path:
     """A tracking store as a SQLite file; making one takes MLflow seconds."""
     from mlflow import MlflowClient
 
-    file = tmp_path_factory.mktemp("store") / "mlflow.db"
-    MlflowClient(f"sqlite:///{file}").search_experiments()
+    with first_makes(file := common / "mlflow.db") as missing:
+        if missing:
+            MlflowClient(f"sqlite:///{file}").search_experiments()
     return file
+
+
+@pytest.fixture(scope="session")
+def corpus(common: Path) -> Path:
+    """The folder of conf/test's corpus: parsing takes longer than most tests."""
+    from flatout.datasets import DocstringCorpus
+
+    with first_makes(folder := common / "corpus") as missing:
+        if missing:
+            DocstringCorpus(filepath=str(folder), **CORPUS).load()
+    return folder
+
+
+@pytest.fixture
+def data(corpus: Path, empty_store: Path, tmp_path: Path) -> Path:
+    """A data folder that holds the parsed corpus and a tracking store without runs."""
+    return started(tmp_path / "data", corpus, empty_store)
+
+
+def started(folder: Path, corpus: Path, empty_store: Path) -> Path:
+    shutil.copytree(corpus, folder / "01_raw")
+    shutil.copy(empty_store, folder / "mlflow.db")
+    return folder
 
 
 @pytest.fixture
@@ -62,13 +108,8 @@ def kedro(
     *arguments: str, cwd: Path = PROJECT, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """`kedro ...` in the project, as a user types it; output as one text."""
-    return subprocess.run(
-        [sys.executable, "-m", "kedro", *arguments],
-        cwd=cwd,
-        env={**os.environ, "COLUMNS": "200", **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    with tempfile.NamedTemporaryFile() as output:
+        process = warm.start([*arguments], Path(output.name), cwd, variables)
+        status = process.wait()
+        text = output.read().decode(errors="replace")
+    return subprocess.CompletedProcess(["kedro", *arguments], status, text)

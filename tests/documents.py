@@ -14,6 +14,7 @@ SHELL = frozenset({"bash", "sh", "shell", "console"})
 PROGRAMS = frozenset(
     {"make", "kedro", "flatout", "python", "pip", "torchrun", "accelerate"}
     | {"sbatch", "kubectl", "nvidia-smi", "docker", "tar"}
+    | {"source"}
 )
 
 

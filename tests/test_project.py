@@ -24,6 +24,7 @@ from mlflow import MlflowClient
 
 from flatout.engine.bench.trial_spec import TrialResult
 from flatout.engine.settings import Settings, parse_settings
+from tests import warm
 from tests.conftest import PROJECT, kedro
 from tests.engine.benches import spec
 from tests.notebook import cells_of
@@ -61,18 +62,31 @@ class Run(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A `kedro run --env=test` in a folder of its own."""
+def finished(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Run:
+    """A `kedro run --env=test` in a folder of its own, in a new interpreter."""
     data = tmp_path_factory.mktemp("data")
-    done = kedro("run", "--env=test", f"--params=data_dir={data}")
+    shutil.copytree(corpus, data / "01_raw")
+    command = [sys.executable, "-m", "kedro", "run", "--env=test"]
+    done = subprocess.run(
+        [*command, f"--params=data_dir={data}"],
+        cwd=PROJECT,
+        env={**os.environ, "COLUMNS": "200"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout
     return Run(data, done.stdout)
 
 
 @pytest.fixture
-def tokens(finished: Run, tmp_path: Path) -> Path:
+def tokens(finished: Run, empty_store: Path, tmp_path: Path) -> Path:
     """A data folder with tokens and no training."""
     data = tmp_path / "data"
+    data.mkdir()
+    shutil.copy(empty_store, data / "mlflow.db")
     for name in ("05_model_input", "06_models"):
         shutil.copytree(finished.data / name, data / name)
     shutil.rmtree(data / "06_models" / "checkpoints")
@@ -485,20 +499,15 @@ LONGER = "train.max_steps=200,train.epochs=1000,train.checkpoint.every_steps=5"
 
 def interrupted_run(data: Path, signum: int) -> int:
     """Start a training, send `signum` once it has logged some points; its status."""
-    command = [sys.executable, "-m", "kedro", "run", "--pipeline=train", "--env=test"]
+    command = ["run", "--pipeline=train", "--env=test"]
     points = data / "08_reporting" / "train_metrics.jsonl"
 
     def count() -> int:
         return points.read_text().count('"train_loss"') if points.exists() else 0
 
     before = count()
-    process = subprocess.Popen(
-        [*command, f"--params=data_dir={data},{LONGER}"],
-        cwd=PROJECT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    command.append(f"--params=data_dir={data},{LONGER}")
+    process = warm.start(command, data / "log", PROJECT, {})
     try:
         while count() < before + 5 and process.poll() is None:
             time.sleep(0.01)

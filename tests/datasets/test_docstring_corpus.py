@@ -2,44 +2,44 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
+
 import pytest
 from kedro.io import DatasetError
 
 from flatout.datasets import DocstringCorpus
 from flatout.datasets._docstrings import docstrings
 from flatout.datasets.docstring_corpus import _quotas
+from tests.conftest import CORPUS
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("raw")
-    return folder, DocstringCorpus(filepath=str(folder), rows=61, labels=2).load()
+def load(folder: Path):
+    return DocstringCorpus(filepath=str(folder), **CORPUS).load()
 
 
 def test_rows_are_balanced_distinct_and_labelled_by_package(corpus):
-    _, rows = corpus
-    labels = rows["label"][:]
-    counts = {name: labels.count(name) for name in ("torch", "transformers")}
-    assert sorted(counts.values()) == [30, 31]
-    assert len(set(rows["text"][:])) == 61
+    rows = load(corpus)
+    assert Counter(rows["label"][:]) == dict.fromkeys(
+        ("torch", "transformers", "sympy", "sklearn"), 100
+    )
+    assert len(set(rows["text"][:])) == 400
 
 
 def test_the_rows_are_the_same_each_time_and_read_from_the_cache(
     corpus, tmp_path, caplog
 ):
-    folder, rows = corpus
     caplog.set_level("INFO")
-    again = DocstringCorpus(filepath=str(folder), rows=61, labels=2).load()
+    again = load(corpus)
     assert "docstrings: unchanged, read from" in caplog.text
-    afresh = DocstringCorpus(filepath=str(tmp_path), rows=61, labels=2).load()
+    afresh = load(tmp_path)
     assert "docstrings: parsing torch, transformers" in caplog.text
-    assert again["text"][:] == afresh["text"][:] == rows["text"][:]
+    assert again.to_dict() == afresh.to_dict()
 
 
-def test_the_corpus_is_read_only(corpus):
-    folder, rows = corpus
+def test_the_corpus_is_read_only(tmp_path):
     with pytest.raises(DatasetError, match="read-only"):
-        DocstringCorpus(filepath=str(folder)).save(rows)
+        DocstringCorpus(filepath=str(tmp_path)).save("rows")
 
 
 def test_more_labels_than_packages(tmp_path):

@@ -242,12 +242,12 @@ def test_machines_with_other_parameters_are_refused_by_name(tmp_path):
 
 @pytest.mark.process
 @pytest.mark.timeout(200)
-def test_inside_torchrun_only_rank_0_runs_the_project(tmp_path, project):
+def test_inside_torchrun_only_rank_0_runs_the_project(data, project):
     """Split, tokenize and train under torchrun: every node once, one MLflow run."""
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
         *("--nproc-per-node=2", "-m", "kedro", "run", "--env=test"),
-        f"--params=data_dir={tmp_path / 'data'}",
+        f"--params=data_dir={data}",
     ]
     process = subprocess.Popen(
         command,
@@ -263,13 +263,11 @@ def test_inside_torchrun_only_rank_0_runs_the_project(tmp_path, project):
         supervisor._kill_group(process.pid)
     assert process.returncode == 0, output
     assert output.count("Completed node: train_model") == 1
-    report = json.loads(
-        (tmp_path / "data" / "08_reporting" / "train_report.json").read_text()
-    )
+    report = json.loads((data / "08_reporting" / "train_report.json").read_text())
     assert report["world_size"] == 2
     from mlflow import MlflowClient
 
-    client = MlflowClient(f"sqlite:///{tmp_path / 'data' / 'mlflow.db'}")
+    client = MlflowClient(f"sqlite:///{data / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("flatout")
     runs = client.search_runs([experiment.experiment_id])
     assert [run.info.status for run in runs] == ["FINISHED"]

@@ -232,9 +232,11 @@ def refuse_as_a_read_only_folder(folder: Path, monkeypatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
+def data(tmp_path_factory, empty_store) -> Path:
     """A data folder as split and tokenize leave it."""
-    return write_tokens(tmp_path_factory.mktemp("data"))
+    folder = write_tokens(tmp_path_factory.mktemp("data"))
+    shutil.copy(empty_store, folder / "mlflow.db")
+    return folder
 
 
 @pytest.mark.process

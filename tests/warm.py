@@ -1,0 +1,156 @@
+"""`kedro ...` as a process of its own, but without the seconds that imports take.
+
+A server imports once what every command needs, and forks for each command: so each has
+its own environment, output and exit status, and can be killed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).parents[1]
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""As conf/test has it: torch reads them when it is imported, here."""
+PRELOADED = (
+    "datasets",
+    "flatout.benchmark_hooks",
+    "flatout.benchmarks.report",
+    "flatout.cli",
+    "flatout.datasets",
+    "flatout.engine.jobs.launch",
+    "flatout.guard_hooks",
+    "flatout.hooks",
+    "flatout.tracking.models",
+    "kedro.framework.cli.cli",
+    "kedro_mlflow.framework.hooks.mlflow_hook",
+    "matplotlib.figure",
+    "mlflow.pyfunc",
+    "mlflow.store.tracking.sqlalchemy_store",
+    "plotly.graph_objects",
+    "torch._dynamo",
+    "transformers.models.bert.modeling_bert",
+)
+
+
+class Process:
+    """A command that the server has started."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = ask(do="poll", pid=self.pid)
+        return self.returncode
+
+    def wait(self, timeout_s: float = 240) -> int:
+        end = time.monotonic() + timeout_s
+        while self.poll() is None:
+            if time.monotonic() > end:
+                raise TimeoutError(f"process {self.pid} did not end in {timeout_s} s")
+            time.sleep(0.01)
+        return int(self.returncode or 0)
+
+    def send_signal(self, signum: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signum)
+
+
+def start(
+    arguments: list[str], output: Path, cwd: Path, variables: Mapping[str, str]
+) -> Process:
+    """`kedro ARGUMENTS`, which leads a process group of its own."""
+    environment = {**os.environ, "COLUMNS": "200", **ONE_THREAD, **variables}
+    return Process(
+        ask(
+            do="start",
+            arguments=arguments,
+            output=str(output),
+            cwd=str(cwd),
+            variables=environment,
+        )
+    )
+
+
+def ask(**request: Any) -> Any:
+    process = server()
+    process.stdin.write(json.dumps(request) + "\n")
+    process.stdin.flush()
+    return json.loads(process.stdout.readline())
+
+
+@cache
+def server() -> subprocess.Popen[str]:
+    """One for each test process; it ends with it, when its input does."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.warm"],
+        cwd=PROJECT,
+        env={**os.environ, "COLUMNS": "200", **ONE_THREAD},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    atexit.register(process.stdin.close)
+    return process
+
+
+def serve() -> list[str] | None:
+    """Answer requests until there are no more; in a fork, the command to run."""
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what an import prints is no reply
+    for module in PRELOADED:
+        importlib.import_module(module)
+    for group in ("kedro.global_commands", "kedro.project_commands", "kedro.hooks"):
+        for plugin in entry_points(group=group):
+            plugin.load()
+    gc.freeze()  # a collection in a fork copies no pages of what is here
+    atexit.register(gc.unfreeze)
+    while line := sys.stdin.readline():
+        request = json.loads(line)
+        if request["do"] == "poll":
+            answer = _status(request["pid"])
+        elif not (answer := os.fork()):
+            _become(request)
+            return request["arguments"]
+        replies.write(json.dumps(answer) + "\n")
+        replies.flush()
+    return None
+
+
+def _status(pid: int) -> int | None:
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
+def _become(request: dict[str, Any]) -> None:
+    os.setsid()
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["variables"])
+    files = (os.devnull, os.O_RDONLY), (request["output"], os.O_WRONLY | os.O_CREAT)
+    for stream, (name, mode) in zip((0, 1), files, strict=True):
+        os.dup2(os.open(name, mode), stream)
+    os.dup2(1, 2)
+
+
+if __name__ == "__main__":
+    command = serve()
+    if command is None:
+        os._exit(0)  # what libraries say about their end is no one's concern
+    from kedro.framework.cli.cli import main
+
+    sys.argv = ["kedro", *command]
+    main()
