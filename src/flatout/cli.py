@@ -88,6 +88,7 @@ flatout.add_command(doctor)
 @click.option("--slow-env", default="slow", show_default=True)
 @click.option("--global-batch-size", default=16, show_default=True, help="Of both.")
 @click.option("--steps", default=40, show_default=True, help="Optimizer steps of each.")
+@click.option("--repeats", default=3, show_default=True, help="Trainings of each.")
 @click.option("--data-dir", help="Folder of the run's data. Default: data.")
 def compare(data_dir: str | None, **options: Any) -> None:
     """Train in two environments on the same tokens; print samples/s and the ratio."""

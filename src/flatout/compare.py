@@ -13,6 +13,7 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 
 from flatout.engine.environment import child_environment
 
@@ -37,18 +38,30 @@ class Comparison:
     steps: int
     slow_env: str
     env: str
-    slow_samples_per_s: float
-    samples_per_s: float
-    ratio: float
+    slow_rates: list[float]
+    """Samples/s, a training each."""
+    rates: list[float]
     device: str
 
+    @property
+    def ratio(self) -> float:
+        """Of the medians."""
+        return median(self.rates) / median(self.slow_rates)
+
     def lines(self) -> list[str]:
+        times = f", {len(self.rates)} times by turns" if len(self.rates) > 1 else ""
+        work = f"{self.steps} steps of {self.global_batch_size} samples"
         return [
-            f"{self.steps} steps of {self.global_batch_size} samples on {self.device}",
-            f"{self.slow_env:<10} {self.slow_samples_per_s:10.1f} samples/s",
-            f"{self.env:<10} {self.samples_per_s:10.1f} samples/s",
+            f"{work} on {self.device}{times}",
+            _line(self.slow_env, self.slow_rates),
+            _line(self.env, self.rates),
             f"{'ratio':<10} {self.ratio:10.1f}",
         ]
+
+
+def _line(name: str, rates: list[float]) -> str:
+    spread = f"  ({min(rates):.1f} to {max(rates):.1f})" if len(rates) > 1 else ""
+    return f"{name:<10} {median(rates):10.1f} samples/s{spread}"
 
 
 def compare(
@@ -59,11 +72,14 @@ def compare(
     slow_env: str,
     global_batch_size: int,
     steps: int,
+    repeats: int,
     tracking_uri: str,
 ) -> Comparison:
-    """Train `steps` steps in `slow_env`, then in `env`. Raises CompareError."""
-    reports = {}
-    for name in (slow_env, env):
+    """Train `steps` steps in `slow_env`, then in `env`; `repeats` times, so that a busy
+    minute meets both. Raises CompareError."""
+    rates: dict[str, list[float]] = {slow_env: [], env: []}
+    device = ""
+    for name in [slow_env, env] * repeats:
         folder = _fresh_folder(data_dir, name)
         parameters = {
             "data_dir": folder,
@@ -74,23 +90,24 @@ def compare(
             "tracking.log_model": False,  # so few steps make no champion
         }
         _kedro_train(project, name, parameters, tracking_uri)
-        report = folder / "08_reporting" / "train_report.json"
-        reports[name] = json.loads(report.read_text(encoding="utf-8"))
+        file = folder / "08_reporting" / "train_report.json"
+        report = json.loads(file.read_text(encoding="utf-8"))
+        rates[name].append(report["samples_per_s"])
+        device = report["device"]
         shutil.rmtree(folder)
-    slow, fast = reports[slow_env], reports[env]
     result = Comparison(
         global_batch_size=global_batch_size,
         steps=steps,
         slow_env=slow_env,
         env=env,
-        slow_samples_per_s=slow["samples_per_s"],
-        samples_per_s=fast["samples_per_s"],
-        ratio=fast["samples_per_s"] / slow["samples_per_s"],
-        device=fast["device"],
+        slow_rates=rates[slow_env],
+        rates=rates[env],
+        device=device,
     )
     target = data_dir / "08_reporting" / "compare.json"
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(asdict(result), indent=2), encoding="utf-8")
+    stored = {**asdict(result), "ratio": result.ratio}
+    target.write_text(json.dumps(stored, indent=2), encoding="utf-8")
     return result
 
 
