@@ -9,13 +9,13 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tarfile
 from fnmatch import fnmatch
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
+from flatout import __version__
 from tests.conftest import PROJECT
 
 INSTRUCTIONS = [
@@ -71,7 +71,7 @@ def build_image(app: Path) -> None:
 
 def run(command: list[str], folder: Path, source: Path) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", *command, "--env=test", "--pipelines=split"],
+        [sys.executable, "-m", *command, "--env=test"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(source), "COLUMNS": "200"},
         stdout=subprocess.PIPE,
@@ -88,13 +88,14 @@ def run(command: list[str], folder: Path, source: Path) -> str:
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory) -> Path:
-    """The image's folder /app, after its command has run there."""
+    """The image's folder /app, after its command has run there: the one run of the
+    tests that parses the corpus itself."""
     app = tmp_path_factory.mktemp("app")
     build_image(app)
     [command] = arguments("CMD")
     program, *words = json.loads(command)
     assert program in entry_points(group="console_scripts").names
-    run([program, *words], app, app / "src")
+    run([program, *words, "--pipelines=split"], app, app / "src")
     return app
 
 
@@ -107,19 +108,47 @@ def test_what_the_image_holds_is_enough_for_its_command(image):
     }
 
 
+def installed_wheel(project: Path, site: Path) -> str:
+    """Build as `kedro package` does, but with the setuptools that is here (an isolated
+    one would be downloaded), and install into `site`; the wheel's name."""
+    dist = project / "dist"
+    build = ["build", "--wheel", "--no-isolation", "--outdir", str(dist), str(project)]
+    install = ["pip", "install", "--no-deps", "--no-index", "--target", str(site)]
+    subprocess.run([sys.executable, "-m", *build], check=True, capture_output=True)
+    [wheel] = dist.glob("*.whl")
+    subprocess.run([sys.executable, "-m", *install, wheel], check=True)
+    return wheel.name
+
+
 @pytest.mark.process
-def test_the_package_runs_anywhere_with_its_archive_of_conf(
-    image, tmp_path, monkeypatch
+def test_the_wheel_trains_anywhere_with_its_archive_of_conf(
+    image, empty_store, tmp_path, monkeypatch
 ):
     monkeypatch.delenv("DO_NOT_TRACK")
-    site, folder = tmp_path / "site", tmp_path / "anywhere"
-    shutil.copytree(PROJECT / "src" / "flatout", site / "flatout")
+    project, site, folder = (tmp_path / name for name in ("project", "site", "any"))
+    for name in ("src", "conf"):
+        shutil.copytree(image / name, project / name)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(image / name, project)
+    assert installed_wheel(project, site) == f"flatout-{__version__}-py3-none-any.whl"
+    assert {path.name.split("-")[0] for path in site.iterdir()} <= {"flatout", "bin"}
     shutil.copytree(image / "data" / "01_raw", folder / "data" / "01_raw")
-    with tarfile.open(folder / "conf-flatout.tar.gz", "w:gz") as archive:
-        archive.add(PROJECT / "conf", "conf")
+    shutil.copy(empty_store, folder / "data")
+    archive = ["--exclude=local/*.yml", "-czf", str(folder / "conf-flatout.tar.gz")]
+    subprocess.run(["tar", *archive, f"--directory={project}", "conf"], check=True)
+
     said = run(["flatout", "--conf-source=conf-flatout.tar.gz"], folder, site)
     assert "usage data" not in said
     assert {path.name for path in folder.iterdir()} == {"conf-flatout.tar.gz", "data"}
+    report = json.loads((folder / "data/08_reporting/train_report.json").read_text())
+    assert report["steps"] == 8
+    assert (folder / "data/06_models/model/model.safetensors").exists()
+    code = "import flatout; print(flatout.__file__)"
+    asked = [sys.executable, "-c", code]
+    there = subprocess.check_output(
+        asked, cwd=folder, env={**os.environ, "PYTHONPATH": str(site)}, text=True
+    )
+    assert Path(there.strip()).is_relative_to(site)
 
 
 def test_nothing_private_is_sent_to_the_image():

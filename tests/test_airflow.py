@@ -1,0 +1,45 @@
+"""A scheduler that turns nodes into tasks keeps a training in one task."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from kedro.framework.project import pipelines
+from kedro.framework.startup import bootstrap_project
+
+from tests.conftest import PROJECT
+
+STAGES = ("split", "tokenize", "train")
+
+
+def test_training_is_exactly_one_node():
+    """Model, report and history come from it, in `train` and in the default run."""
+    bootstrap_project(PROJECT)
+    pipelines.set_requested(None)
+    made = {"model", "last_model", "train_report", "train_history", "confusion_matrix"}
+    [node] = pipelines["train"].nodes
+    assert (node.name, {*node.outputs}) == ("train_model", made)
+    training = [n for n in pipelines["__default__"].nodes if made & {*n.outputs}]
+    assert training == [node]
+
+
+@pytest.mark.parametrize("grouping", [[], ["--group-by", "memory"]])
+def test_the_export_has_one_task_for_it(tmp_path: Path, grouping: list[str]):
+    plugin = pytest.importorskip("kedro_airflow.plugin")
+    arguments = ["airflow", "create", "--pipelines", ",".join(STAGES), *grouping]
+    done = CliRunner().invoke(
+        plugin.commands,
+        [*arguments, "--target-dir", str(tmp_path)],
+        obj=bootstrap_project(PROJECT),
+        catch_exceptions=False,
+    )
+    assert done.exit_code == 0, done.output
+    dags = {path.name: path.read_text() for path in tmp_path.glob("*.py")}
+    assert {*dags} == {f"flatout_{name}_dag.py" for name in STAGES}
+    assert all(ast.parse(dag) for dag in dags.values())
+    tasks = re.findall(r'task_id="([^"]+)"', dags["flatout_train_dag.py"])
+    assert tasks == ["train-model"]
