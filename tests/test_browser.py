@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 import urllib.request
@@ -19,13 +17,39 @@ from pathlib import Path
 import pytest
 
 from flatout import tracking
+from tests import warm
+from tests.browser import CHROMIUM, Browser
 from tests.conftest import PROJECT
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+REQUIRED = os.environ.get("FLATOUT_TESTS_BROWSER") == "required"
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium"),
+    pytest.mark.process,
+    pytest.mark.skipif(not (CHROMIUM or REQUIRED), reason="needs chromium"),
 ]
+METRIC = "train_samples_per_second"
+QUICKER = {"MLFLOW_WORKERS": "1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+"""Of MLflow's server: four workers and a job queue start for seconds."""
+SHOWN = """(() => {
+  const text = document.body.innerText
+  return %s.every(name => text.includes(name))
+})()"""
+CHART = """(() => [...document.querySelectorAll(".js-plotly-plot")].some(plot => {
+  const marks = plot.querySelectorAll(".scatterlayer .trace, .barlayer .trace")
+  let card = plot
+  while (card && !card.innerText.includes("%s")) card = card.parentElement
+  const charts = card ? card.querySelectorAll(".js-plotly-plot") : []
+  return marks.length > 0 && charts.length === 1
+}))()"""
+"""Whether a plot with drawn points is the only one of the card with that title."""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    assert CHROMIUM, "FLATOUT_TESTS_BROWSER=required: install chromium"
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
 
 
 def free_port() -> int:
@@ -38,62 +62,36 @@ def free_port() -> int:
 
 
 @contextmanager
-def served(command: list[str], url: str, log: Path) -> Iterator[None]:
-    """The server of `command` while it answers at `url`."""
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            command,
-            cwd=PROJECT,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+def served(
+    command: list[str], folder: Path, path: str = "", **variables: str
+) -> Iterator[str]:
+    """The address of the server of `kedro COMMAND`, while it answers at `path`."""
+    port, log = free_port(), folder / "server.log"
+    where = ["--host", "127.0.0.1", "--port", str(port)]
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    variables |= {"PATH": programs}
+    process = warm.start([*command, *where], log, PROJECT, variables)
+    address = f"http://127.0.0.1:{port}"
     try:
-        for _ in range(240):
-            try:
-                with urllib.request.urlopen(url, timeout=2):
-                    break
-            except OSError:
-                assert process.poll() is None, log.read_text()
-                time.sleep(0.5)
-        yield
+        for _ in range(1200):
+            with suppress(OSError), urllib.request.urlopen(address + path, timeout=2):
+                break
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.1)
+        yield address
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
-def shows(url: str, profile: Path, *texts: str) -> bool:
-    """Whether the page has all `texts`; a busy machine may need another look."""
-    return any(
-        all(text in document for text in texts)
-        for document in (page(url, profile) for _ in range(8))
-    )
+def shows(browser: Browser, *texts: str) -> bool:
+    return browser.shows(SHOWN % json.dumps(texts))
 
 
-def page(url: str, profile: Path) -> str:
-    """The page's document once its scripts have run."""
-    done = subprocess.run(
-        [
-            CHROMIUM,
-            "--headless",
-            "--no-sandbox",  # as root, in containers
-            "--disable-gpu",
-            "--window-size=1600,1400",
-            f"--user-data-dir={profile}",
-            "--virtual-time-budget=60000",
-            "--dump-dom",
-            url,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    return done.stdout
-
-
-def test_mlflow_shows_the_run_and_its_rate(store: str, tmp_path: Path):
+def test_mlflow_shows_the_run_and_its_rate(
+    browser: Browser, store: str, tmp_path: Path
+):
     points = tmp_path / "train_metrics.jsonl"
     record = tracking.RunRecord(
         tracking_uri=store,
@@ -115,27 +113,29 @@ def test_mlflow_shows_the_run_and_its_rate(store: str, tmp_path: Path):
     forwarder.start()
     assert forwarder.finish("FINISHED", record.start_ms + 1000)
 
-    address = f"http://127.0.0.1:{(port := free_port())}"
-    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store]
-    where = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    experiment = "1"
-    with served([*command, *where], f"{address}/health", tmp_path / "log"):
-        profile, runs = (
-            tmp_path / "profile",
-            f"{address}/#/experiments/{experiment}/runs",
-        )
-        assert shows(runs, profile, "bert-2x32_cpu_b16")
-        charts = f"{runs}/{record.run_id}/model-metrics"
-        assert shows(charts, profile, "train_samples_per_second")
+    command, store_variable = ["mlflow", "ui"], {"MLFLOW_TRACKING_URI": store}
+    with served(command, tmp_path, "/health", **QUICKER, **store_variable) as address:
+        runs = f"{address}/#/experiments/1/runs"
+        browser.open(runs)
+        assert shows(browser, "bert-2x32_cpu_b16")
+        browser.open(f"{runs}/{record.run_id}/model-metrics")
+        assert browser.shows(CHART % METRIC), browser.value("document.body.innerText")
 
 
-def test_kedro_viz_shows_the_pipelines(tmp_path: Path):
-    address = f"http://127.0.0.1:{(port := free_port())}"
-    command = [sys.executable, "-m", "kedro", "viz", "run", "--no-browser"]
-    with served(
-        [*command, "--host", "127.0.0.1", "--port", str(port)],
-        address,
-        tmp_path / "log",
-    ):
-        url, profile = f"{address}/?pid=__default__", tmp_path / "profile"
-        assert shows(url, profile, "split_rows", "make_tokenizer", "train_model")
+PIPELINES = {
+    "__default__": ("split_rows", "make_tokenizer", "train_model"),
+    "split": ("split_rows",),
+    "tokenize": ("make_tokenizer", "encode_rows"),
+    "train": ("train_model",),
+    "benchmark": ("run_trials", "write_tuned"),
+}
+
+
+def test_kedro_viz_shows_each_pipeline(browser: Browser, tmp_path: Path):
+    with served(["viz", "run", "--no-browser"], tmp_path) as address:
+        for name, nodes in PIPELINES.items():
+            browser.open(f"{address}/?pid={name}")
+            assert shows(browser, *nodes), browser.value("document.body.innerText")
+            others = {n for found in PIPELINES.values() for n in found} - {*nodes}
+            if name != "__default__":
+                assert not any(browser.value(SHOWN % json.dumps([n])) for n in others)
