@@ -16,7 +16,7 @@ from flatout.engine.data.raw_texts import RawTextsError
 from flatout.engine.data.whole_folder import write_whole
 from flatout.engine.doctor.finding import Finding
 from flatout.engine.settings import Settings
-from flatout.engine.tokenizing.encode import token_options
+from flatout.engine.tokenizing.token_recipes import token_options
 from tests.conftest import kedro
 
 CHECKS = [

@@ -15,11 +15,7 @@ from flatout.engine.data.arrow_folder import write_recipe
 from flatout.engine.data.whole_folder import write_whole
 from flatout.engine.settings import ModelSettings, Settings, TokenizeSettings
 from flatout.engine.tokenizing import encode_tasks, plain_encoder
-from flatout.engine.tokenizing.encode import (
-    TokensError,
-    label_names_of,
-    tokens_recipe,
-)
+from flatout.engine.tokenizing.encode import TokensError
 from flatout.engine.tokenizing.encode_tasks import choose_processes
 from flatout.engine.tokenizing.encoded import Encoded
 from flatout.engine.tokenizing.encoding import Encoder
@@ -28,6 +24,11 @@ from flatout.engine.tokenizing.token_keys import (
     StaleTokensError,
     check_tokens_match,
     token_key,
+)
+from flatout.engine.tokenizing.token_recipes import (
+    label_names_of,
+    split_recipes,
+    tokens_recipe,
 )
 from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
 from flatout.engine.tokenizing.word_pieces import train_word_pieces
@@ -321,24 +322,69 @@ def settings_of(model=MODEL, tokenize=TOKENIZE):
     return Settings(model=model, tokenize=tokenize)
 
 
-def test_tokens_of_other_parameters_are_refused_by_name(word_pieces, tmp_path):
-    write_recipe(tmp_path / "tokens", recipe_of(word_pieces, rows_of(["a b"])))
-    tokens = datasets.load_from_disk(str(tmp_path / "tokens"))
-    check_tokens_match(tokens, settings_of())
-    other = settings_of(tokenize=TokenizeSettings(max_length=32, vocab_size=100))
+def stored_splits(folder, tokenizer, rows, names=()):
+    """Token rows of two splits, written under `folder` and read back."""
+    found = {}
+    recipes = split_recipes(rows, tokenizer, list(names), MODEL, TOKENIZE)
+    for name, recipe in zip(rows, recipes, strict=True):
+        write_recipe(folder / name, recipe)
+        found[name] = datasets.load_from_disk(str(folder / name))
+    return found
+
+
+def two_splits(text="a b"):
+    return {"train": rows_of([text]), "test": rows_of(["c"])}
+
+
+def refusal(tokens, tokenizer, settings=None, names=()):
+    theirs = AutoTokenizer.from_pretrained(tokenizer.folder)
     with pytest.raises(StaleTokensError) as error:
-        check_tokens_match(tokens, other)
-    assert str(error.value) == (
-        "the token rows were made with other parameters (then -> now): "
-        "tokenize.max_length: 16 -> 32; tokenize.vocab_size: 200 -> 100. Run kedro run "
-        "--pipelines=tokenize, or set the parameters back"
+        check_tokens_match(tokens, settings or settings_of(), theirs, names)
+    head, what = str(error.value).split(" (then -> now): ")
+    what, advice = what.split(". Run ")
+    assert head == "the token rows were made from something else"
+    assert advice == "kedro run --pipelines=tokenize, or set the parameters back"
+    return what
+
+
+def test_tokens_of_other_parameters_are_refused_by_name(word_pieces, tmp_path):
+    tokens = stored_splits(tmp_path, word_pieces, two_splits())
+    theirs = AutoTokenizer.from_pretrained(word_pieces.folder)
+    check_tokens_match(tokens, settings_of(), theirs, [])
+    other = settings_of(tokenize=TokenizeSettings(max_length=32, vocab_size=100))
+    assert refusal(tokens, word_pieces, other) == (
+        "tokenize.max_length: 16 -> 32 (train_tokens, test_tokens); "
+        "tokenize.vocab_size: 200 -> 100 (train_tokens, test_tokens)"
+    )
+
+
+def test_tokens_of_another_tokenizer_or_other_labels_are_refused(word_pieces, tmp_path):
+    tokens = stored_splits(tmp_path / "old", word_pieces, two_splits(), ["x"])
+    newer = bpe(tmp_path / "newer", pre_tokenizers.Whitespace())
+    tokens["test"] = stored_splits(tmp_path / "new", newer, two_splits(), ["x"])["test"]
+    assert refusal(tokens, newer, names=["x"]) == (
+        "tokenizer: its files are others (train_tokens)"
+    )
+    tokens = stored_splits(tmp_path / "old", word_pieces, two_splits(), ["x"])
+    assert refusal(tokens, word_pieces, names=["w", "x"]) == (
+        "label_names: 1 -> 2, as 'w' (train_tokens, test_tokens)"
+    )
+
+
+def test_splits_of_two_states_of_the_data_are_refused(word_pieces, tmp_path):
+    tokens = stored_splits(tmp_path / "old", word_pieces, two_splits())
+    grown = stored_splits(tmp_path / "new", word_pieces, two_splits("a b c"))
+    mixed = {**tokens, "train": grown["train"]}
+    assert refusal(mixed, word_pieces) == (
+        "splits: each is of other data (train_tokens, test_tokens)"
     )
 
 
 def test_tokens_without_a_key_pass_with_a_warning(word_pieces, caplog):
     tokens = recipe_of(word_pieces, rows_of(["a b"])).to_dataset()
-    check_tokens_match(tokens, settings_of())
-    assert "carry no key" in caplog.text
+    theirs = AutoTokenizer.from_pretrained(word_pieces.folder)
+    check_tokens_match({"train": tokens}, settings_of(), theirs, [])
+    assert "train_tokens: no key beside the rows, taken as they are" in caplog.text
     assert token_key(tokens) == token_key(tokens.select(range(1)))
 
 

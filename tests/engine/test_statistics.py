@@ -11,7 +11,6 @@ import pytest
 from flatout.engine.data.arrow_folder import write_recipe
 from flatout.engine.data.whole_folder import write_whole
 from flatout.engine.settings import ModelSettings, TokenizeSettings, TrainSettings
-from flatout.engine.tokenizing.encode import tokens_recipe
 from flatout.engine.tokenizing.pictures import LengthFigure
 from flatout.engine.tokenizing.statistics import (
     histogram,
@@ -20,6 +19,7 @@ from flatout.engine.tokenizing.statistics import (
     token_report,
     vocabulary_use,
 )
+from flatout.engine.tokenizing.token_recipes import tokens_recipe
 from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
 
 

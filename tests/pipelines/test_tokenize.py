@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import datasets
 import pytest
 from kedro.io import DataCatalog, DatasetError, MemoryDataset
@@ -15,7 +17,11 @@ from flatout.datasets import (
     TokenizerFile,
     TokenizerFolder,
 )
+from flatout.engine.tokenizing.token_keys import StaleTokensError
+from flatout.pipelines.benchmark.nodes import run_trials
+from flatout.pipelines.sweep.nodes import run_sweep
 from flatout.pipelines.tokenize import create_pipeline
+from flatout.pipelines.train.nodes import train_model
 
 SPLITS = ("train", "validation", "test")
 MODEL = {"task": "sequence-classification", "config": {"model_type": "bert"}}
@@ -120,6 +126,26 @@ def test_another_length_encodes_again_but_trains_no_tokenizer(tmp_path, caplog):
     assert (
         "train_tokens: made again, because of tokenize.max_length: 24 -> 12"
         in caplog.text
+    )
+
+
+@pytest.mark.parametrize("node", [train_model, run_trials, run_sweep])
+def test_no_node_takes_tokens_of_another_tokenizer(tmp_path, node):
+    """As a run leaves them that ends between the tokenizer and the tokens."""
+    catalog = run(catalog_of(tmp_path))
+    grown = catalog_of(tmp_path, rows=lambda n: rows_of(n + 5))
+    SequentialRunner().run(create_pipeline().only_nodes("make_tokenizer"), grown)
+    tokens = {name: catalog[f"{name}_tokens"].load() for name in SPLITS}
+    asked = inspect.signature(node).parameters
+    settings = {name: {} for name in asked if name not in (*tokens, "label_names")}
+    settings |= {"model": MODEL, "tokenize": {"max_length": 24, "vocab_size": 90}}
+    made = {"tokenizer": grown["tokenizer"].load(), "label_names": ["even", "odd"]}
+    with pytest.raises(StaleTokensError) as error:
+        node(**{**tokens, **settings, **made})
+    assert str(error.value) == (
+        "the token rows were made from something else (then -> now): tokenizer: its "
+        "files are others (train_tokens, validation_tokens, test_tokens). Run kedro "
+        "run --pipelines=tokenize, or set the parameters back"
     )
 
 

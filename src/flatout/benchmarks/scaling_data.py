@@ -41,8 +41,8 @@ from flatout.engine.settings import (
     TokenizeSettings,
     TrainSettings,
 )
-from flatout.engine.tokenizing.encode import label_names_of, tokens_recipe
 from flatout.engine.tokenizing.statistics import token_report
+from flatout.engine.tokenizing.token_recipes import label_names_of, tokens_recipe
 from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
 
 logger = logging.getLogger(__name__)

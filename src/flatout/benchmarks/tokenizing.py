@@ -29,7 +29,7 @@ from flatout.engine.data.arrow_folder import TableRecipe, write_recipe
 from flatout.engine.data.whole_folder import write_whole
 from flatout.engine.environment import tokenizer_parallelism, usable_cores
 from flatout.engine.settings import ModelSettings, TokenizeSettings
-from flatout.engine.tokenizing.encode import tokens_recipe
+from flatout.engine.tokenizing.token_recipes import tokens_recipe
 from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
 
 logger = logging.getLogger(__name__)

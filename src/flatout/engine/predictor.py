@@ -33,9 +33,9 @@ from flatout.engine.predict_checks import (
 )
 from flatout.engine.runtime import set_up
 from flatout.engine.settings import Settings, SettingsError
-from flatout.engine.tokenizing.encode import empty_text_id
 from flatout.engine.tokenizing.encoding import Encoder
 from flatout.engine.tokenizing.plain_encoder import EncodeOptions
+from flatout.engine.tokenizing.token_recipes import empty_text_id
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 from flatout.engine.tokens import TokenRows
 

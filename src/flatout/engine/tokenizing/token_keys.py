@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,14 @@ from flatout.engine.data.arrow_folder import without_indices
 from flatout.engine.data.content_key import ContentKey, arrow_digest
 from flatout.engine.data.whole_folder import stored_facts, stored_key
 from flatout.engine.settings import Settings
-from flatout.engine.tokenizing.encode import token_options
+from flatout.engine.tokenizing.token_recipes import token_options
+from flatout.engine.tokenizing.tokenizer import FILES, TokenizerFile
 
 logger = logging.getLogger(__name__)
 
 
 class StaleTokensError(ValueError):
-    """Token rows that were made with other parameters; names them."""
+    """Token rows that were made from something else; names what."""
 
 
 def folder_of(tokens: Any) -> Path | None:
@@ -47,20 +49,56 @@ def token_key(tokens: Any) -> str:
     return key.digest if key else arrow_digest([without_indices(tokens).data.table])
 
 
-def check_tokens_match(tokens: Any, settings: Settings) -> None:
-    """Raises StaleTokensError naming each parameter that was another when `tokens`
-    was made. Rows without a key (in memory, or made elsewhere) pass with a warning."""
-    key = key_of(tokens)
-    if key is None:
-        logger.warning("the token rows carry no key: taken as they are")
-        return
-    changes = changed_options(key, settings)
-    if changes:
+def check_tokens_match(
+    splits: Mapping[str, Any],
+    settings: Settings,
+    tokenizer: Any,
+    label_names: Sequence[str],
+) -> None:
+    """Raises StaleTokensError naming all that was another when the rows of `splits`
+    were made: parameters, tokenizer, label names, the data of the other splits. Rows
+    without a key (in memory, or made elsewhere) pass with a warning."""
+    keys = {f"{name}_tokens": key_of(rows) for name, rows in splits.items()}
+    known = {name: key for name, key in keys.items() if key is not None}
+    if len(known) < len(keys):
+        missing = ", ".join(sorted(set(keys) - set(known)))
+        logger.warning("%s: no key beside the rows, taken as they are", missing)
+    faults: dict[str, list[str]] = {}
+    for name, key in known.items():
+        changes = changed_options(key, settings)
+        changes += _changed_inputs(key, _digest_of(tokenizer), list(label_names))
+        for change in changes:
+            faults.setdefault(change, []).append(name)
+    if len({key.fields.get("splits") for key in known.values()}) > 1:
+        faults["splits: each is of other data"] = list(known)
+    if faults:
         raise StaleTokensError(
-            "the token rows were made with other parameters (then -> now): "
-            + "; ".join(changes)
+            "the token rows were made from something else (then -> now): "
+            + "; ".join(f"{text} ({', '.join(at)})" for text, at in faults.items())
             + ". Run kedro run --pipelines=tokenize, or set the parameters back"
         )
+
+
+def _changed_inputs(
+    key: ContentKey, tokenizer: str | None, label_names: list[str]
+) -> list[str]:
+    """What is no parameter, shortly: hashes and thousands of names say nothing."""
+    changes = []
+    if tokenizer is not None and key.fields.get("tokenizer") != tokenizer:
+        changes.append("tokenizer: its files are others")
+    stored = key.fields.get("label_names") or []
+    if stored != label_names:
+        odd = sorted(set(stored) ^ set(label_names))
+        example = f", as {odd[0]!r}" if odd else " in another order"
+        changes.append(f"label_names: {len(stored)} -> {len(label_names)}{example}")
+    return changes
+
+
+def _digest_of(tokenizer: Any) -> str | None:
+    """Of the folder that a transformers tokenizer was loaded from; None without one."""
+    folder = Path(tokenizer.name_or_path or "")
+    found = all((folder / name).is_file() for name in FILES)
+    return TokenizerFile(folder).digest if found else None
 
 
 def changed_options(key: ContentKey, settings: Settings) -> list[str]:

@@ -46,9 +46,10 @@ def run_trials(
             "benchmark": benchmark,
         }
     )
-    check_tokens_match(train, settings)
+    splits = {"train": train, "validation": validation, "test": test}
+    check_tokens_match(splits, settings, tokenizer, label_names)
     files = JobFiles.of_datasets(
-        {"train": train, "validation": validation, "test": test},
+        splits,
         tokenizer,
         label_names,
         Path(settings.benchmark.folder) / "rows",

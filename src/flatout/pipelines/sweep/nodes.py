@@ -43,9 +43,10 @@ def run_sweep(
             "sweep": sweep,
         }
     )
-    check_tokens_match(train, settings)
+    splits = {"train": train, "validation": validation, "test": test}
+    check_tokens_match(splits, settings, tokenizer, label_names)
     files = JobFiles.of_datasets(
-        {"train": train, "validation": validation, "test": test},
+        splits,
         tokenizer,
         label_names,
         Path(settings.sweep.folder) / "rows",

@@ -7,9 +7,10 @@ from typing import Any
 
 from flatout.engine.data.split_report import SPLITS
 from flatout.engine.settings import ModelSettings, TokenizeSettings, TrainSettings
-from flatout.engine.tokenizing.encode import TokensRecipe, label_names_of, tokens_recipe
+from flatout.engine.tokenizing.encode import TokensRecipe
 from flatout.engine.tokenizing.pictures import LengthFigure
 from flatout.engine.tokenizing.statistics import TokenReport, token_report
+from flatout.engine.tokenizing.token_recipes import label_names_of, split_recipes
 from flatout.engine.tokenizing.tokenizer import (
     TokenizerFile,
     TokenizerRecipe,
@@ -47,13 +48,8 @@ def encode_rows(
     """Token rows of the three splits, row for row."""
     settings = ModelSettings.model_validate(model)
     options = TokenizeSettings.model_validate(tokenize)
-    splits = zip(SPLITS, (train_rows, validation_rows, test_rows), strict=True)
-    return tuple(
-        tokens_recipe(
-            f"{name}_tokens", rows, tokenizer_file, label_names, settings, options
-        )
-        for name, rows in splits
-    )
+    splits = dict(zip(SPLITS, (train_rows, validation_rows, test_rows), strict=True))
+    return split_recipes(splits, tokenizer_file, label_names, settings, options)
 
 
 def describe_tokens(

@@ -45,7 +45,8 @@ def train_model(
             "paths": paths,
         }
     )
-    check_tokens_match(train, settings)
+    splits = {"train": train, "validation": validation, "test": test}
+    check_tokens_match(splits, settings, tokenizer, label_names)
     folder = Path(settings.paths.checkpoints)
     result = run_training(
         settings, train, validation, test, tokenizer, label_names, folder
