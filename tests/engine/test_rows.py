@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datasets
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -73,13 +74,7 @@ def test_a_column_of_numbers_is_no_text():
 
 
 def test_bytes_that_are_not_utf8_cost_their_row_only():
-    buffers = [
-        None,
-        pa.py_buffer(np.array([0, 2, 4], np.int32)),
-        pa.py_buffer(b"ok\xff\xfe"),
-    ]
-    texts = pa.Array.from_buffers(pa.string(), 2, buffers)
-    rows, rejected = checked(pa.table({"text": texts, "label": ["x", "y"]}))
+    rows, rejected = checked(pa.table({"text": invalid_utf8(), "label": ["x", "y"]}))
     assert [row["text"] for row in rows] == ["ok"]
     assert rejected == {1: "text is not valid UTF-8"}
 
@@ -90,12 +85,45 @@ def test_bytes_that_are_not_utf8_cost_their_row_only():
         (["b", "a"], ["b", "a"]),
         ([3, 1], ["3", "1"]),
         ([1.0, 2.0], ["1", "2"]),
+        ([1.0, 2.5], ["1", "2.5"]),
+        (pd.Series([1.0, "b"], dtype=object), ["1", "b"]),
+        (pd.Series([True, "b"], dtype=object), ["true", "b"]),
         ([True, False], ["true", "false"]),
     ],
 )
 def test_labels_of_several_kinds_become_names(values, names):
     rows, _ = checked(pd.DataFrame({"text": ["t", "u"], "label": values}))
     assert [row["label"] for row in rows] == names
+
+
+def invalid_utf8():
+    """`ok`, and two bytes that are no UTF-8."""
+    offsets = pa.py_buffer(np.array([0, 2, 4], np.int32))
+    buffers = [None, offsets, pa.py_buffer(b"ok\xff\xfe")]
+    return pa.Array.from_buffers(pa.string(), 2, buffers)
+
+
+def test_labels_and_groups_that_are_not_utf8_cost_their_row():
+    table = pa.table({"text": ["a", "b"], "label": invalid_utf8()})
+    rows, rejected = checked(table)
+    assert [row["label"] for row in rows] == ["ok"]
+    assert rejected == {1: "label is not valid UTF-8"}
+    table = pa.table({"text": ["a", "b"], "label": ["x", "y"], "who": invalid_utf8()})
+    _, rejected = checked(table, Columns("text", None, "label", "who"))
+    assert rejected == {1: "who is not valid UTF-8"}
+
+
+def test_class_numbers_below_zero_are_missing_labels():
+    kinds = datasets.Features(
+        {
+            "text": datasets.Value("string"),
+            "label": datasets.ClassLabel(names=["n", "p"]),
+        }
+    )
+    data = datasets.Dataset.from_dict({"text": list("abc"), "label": [1, -1, 0]}, kinds)
+    rows, rejected = checked(data)
+    assert [row["label"] for row in rows] == ["p", "n"]
+    assert rejected == {1: "label is missing"}
 
 
 def test_labels_that_are_missing_or_no_labels():

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from flatout.engine.data import raw_texts
 from flatout.engine.data.raw_texts import open_raw_texts
-from flatout.engine.data.rows import Columns
+from flatout.engine.data.rows import REJECTED_SCHEMA, Columns
 from flatout.engine.data.split import SplitError, plan_split
-from flatout.engine.data.split_report import split_metrics
+from flatout.engine.data.split_report import split_metrics, too_many_text
 from flatout.engine.data.text_files import TextFiles
 from flatout.engine.settings import Fractions, SplitSettings
 
@@ -169,7 +169,7 @@ def test_labels_of_mixed_types():
         {
             "source": "raw_texts",
             "row": 599,
-            "reason": "label 'two' is text where most labels are numbers",
+            "reason": "label is text where most labels are numbers",
             "excerpt": "two",
         }
     ]
@@ -179,11 +179,15 @@ def test_a_label_that_train_has_never_seen_is_rejected_by_name():
     frame = frame_of(2000)
     parts, _, _ = split(frame)
     row = frame.index[frame["text"] == parts["validation_rows"][0]["text"]][0]
-    frame.loc[row, "label"] = "rare"
-    _, report, _ = split(frame)
-    assert report["rejected_by_reason"] == {
-        "label 'rare' has no row in the train split": 1
-    }
+    frame.loc[row, "label"] = "it's rare"
+    recipes = plan_split(open_raw_texts(frame), CLASSES, SplitSettings())
+    (rejected,) = recipes["rejected_rows"].table().to_pylist()
+    assert rejected["reason"] == "label has no row in the train split"
+    assert (rejected["row"], rejected["excerpt"]) == (row, "it's rare")
+    with pytest.raises(
+        SplitError, match=rf"rows {row} \(counted from 0\), the first is "
+    ):
+        split(frame, max_rejected_fraction=0)
 
 
 def test_a_label_seen_once_is_named_with_its_row(caplog):
@@ -192,8 +196,36 @@ def test_a_label_seen_once_is_named_with_its_row(caplog):
     row = int(frame.index[frame["text"] == parts["train_rows"][0]["text"]][0])
     frame.loc[row, "label"] = "rare"
     _, report, _ = split(frame)
-    assert report["labels_seen_once"] == {"rare": row}
+    assert report["labels_seen_once"] == {"rare": str(row)}
     assert f"label 'rare' is seen only once, in row {row}" in caplog.text
+
+
+def test_a_label_seen_once_in_a_folder_is_named_with_its_shard(tmp_path):
+    for name in "ab":
+        frame = frame_of(100)
+        frame["text"] = name + frame["text"]
+        frame.to_parquet(tmp_path / f"{name}.parquet")
+    parts, _, _ = split(TextFiles(tmp_path))
+    row = next(row for row in parts["train_rows"] if row["text"].startswith("b"))
+    frame.loc[row["source_row"], "label"] = "rare"
+    frame.to_parquet(tmp_path / "b.parquet")
+    _, report, _ = split(TextFiles(tmp_path))
+    assert report["labels_seen_once"] == {"rare": f"b.parquet:{row['source_row']}"}
+
+
+def test_many_reasons_are_cut_to_the_most_frequent():
+    reasons = [f"reason {i:02}" for i in range(30)]
+    columns = [["raw_texts"] * 30, range(30), reasons, ["it's"] * 30]
+    rejected = pa.Table.from_arrays(
+        list(map(pa.array, columns)), schema=REJECTED_SCHEMA
+    )
+    report = {"rows_in": 30, "rejected": 30}
+    report["rejected_by_reason"] = dict.fromkeys(reasons, 1)
+    lines = too_many_text(report, rejected, 0.01).splitlines()
+    assert lines[20:22] == [
+        """  1 x reason 19: rows 19 (counted from 0), the first is "it's\"""",
+        "  and 10 more reasons",
+    ]
 
 
 def test_a_single_label():
@@ -280,8 +312,7 @@ def test_a_report_as_flat_figures():
         "duplicates": 0,
         "near_duplicates": 0,
         "rejected_by_reason": {
-            "label 'a' has no row in the train split": 1,
-            "label 'b' has no row in the train split": 1,
+            "label has no row in the train split": 2,
             "text is int64, not text": 1,
         },
     }

@@ -14,7 +14,8 @@ import pytest
 
 from flatout.engine.data.file_reader import Format
 from flatout.engine.data.raw_texts import RawTextsError
-from flatout.engine.data.rows import Columns
+from flatout.engine.data.row_hashes import group_hashes
+from flatout.engine.data.rows import Columns, check_batch
 from flatout.engine.data.split import SplitError, plan_split
 from flatout.engine.data.text_files import TextFiles
 from flatout.engine.settings import SplitSettings
@@ -214,12 +215,50 @@ def test_bad_json_lines_cost_their_line(tmp_path):
     path = write(tmp_path / "a.jsonl", b"\n".join(lines))
     rows, broken = rows_of(TextFiles(path))
     assert [row[1:] for row in rows] == [(0, "a", "1"), (4, "c", "two"), (5, None, "3")]
-    assert [(row, reason.split(":")[0]) for row, reason, _ in broken] == [
+    assert broken[0][2] == (
+        'Expecting value: line 1 column 24 (char 23): {"text": "b", "label": '
+    )
+    assert [(row, reason) for row, reason, _ in broken] == [
         (1, "not valid JSON"),
         (2, "not a JSON object"),
         (3, "not a JSON object"),
         (6, "not valid UTF-8"),
     ]
+
+
+@pytest.mark.parametrize("task", ["label", "group"])
+def test_a_number_has_one_name_in_every_block(tmp_path, monkeypatch, task):
+    """Arrow reads blocks of one type; others are read line by line."""
+    monkeypatch.setattr("flatout.engine.data.json_reader.BLOCK_BYTES", 200)
+    odd = [1.0, 1, "1", 2.5, 1]
+    values = [[1, 1.0, odd[i % 5]][i // 20] for i in range(60)]
+    lines = [
+        json.dumps({"text": f"text {i}", "label": value})
+        for i, value in enumerate(values)
+    ]
+    files = TextFiles(write(tmp_path / "a.jsonl", "\n".join(lines)))
+    names = Columns("text", None, *(("label", None), (None, "label"))[task == "group"])
+    found = [check_batch(batch, names) for batch in files.batches(COLUMNS)]
+    assert len(found) > 6
+    if task == "label":
+        labels = [n for b in found for n in b.table.column("label").to_pylist()]
+        assert labels == ["2.5" if value == 2.5 else "1" for value in values]
+    else:
+        groups = [h for b in found for h in group_hashes(b.groups).tolist()]
+        assert len(set(groups)) == 2
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_a_wrongly_named_encoding_names_the_byte_and_the_line(tmp_path, suffix):
+    word = json.dumps({"text": "caf\xe9", "label": "x"}, ensure_ascii=False)
+    content = f"{word}\n" if suffix == "jsonl" else "text,label\ncaf\xe9,x\n"
+    path = write(tmp_path / f"a.{suffix}", content)
+    place = (13, 1) if suffix == "jsonl" else (14, 2)
+    with pytest.raises(RawTextsError) as error:
+        rows_of(TextFiles(path, Format(encoding="ascii")))
+    assert str(error.value).startswith(
+        f"{path} is not ascii: byte 0xc3 at offset {place[0]}, line {place[1]}. Name "
+    )
 
 
 def test_dates_in_json_stay_text(tmp_path):
@@ -235,11 +274,15 @@ def test_one_json_array_is_not_json_lines(tmp_path):
         _ = TextFiles(path).column_names
 
 
-def test_one_corrupt_shard_is_named(tmp_path):
+@pytest.mark.parametrize("cut", [True, False])
+def test_one_corrupt_shard_is_named(tmp_path, cut):
     for name in "abc":
         pq.write_table(pa.table(GOOD), tmp_path / f"{name}.parquet")
     path = tmp_path / "b.parquet"
-    write(path, path.read_bytes()[:-20])
+    content = path.read_bytes()
+    size = int.from_bytes(content[-8:-4], "little")
+    footer = bytes(size) + content[-8:]
+    write(path, content[:-20] if cut else content[: -size - 8] + footer)
     with pytest.raises(RawTextsError) as error:
         _ = TextFiles(tmp_path).column_names
     assert str(error.value).startswith(f"{path} cannot be read (")
@@ -263,7 +306,8 @@ def test_shards_must_agree_on_columns(tmp_path):
     write(tmp_path / "a.csv", "text,label\na,x\n")
     write(tmp_path / "b.csv", "text\nb\n")
     with pytest.raises(RawTextsError, match=r"b\.csv lacks label, which a\.csv has"):
-        _ = TextFiles(tmp_path).column_names
+        TextFiles(tmp_path).digest(COLUMNS)
+    assert len(TextFiles(tmp_path).digest(["text"])) == 32
 
 
 def test_a_folder_without_shards_says_what_it_holds(tmp_path):

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flatout.engine.data.raw_texts import Kind, RawBatch
+from flatout.engine.data.raw_texts import Kind, RawBatch, name_of
 
 Mask = npt.NDArray[np.bool_]
 Check = tuple[Mask, str]
@@ -74,7 +74,8 @@ def _valid_utf8(array: Any) -> tuple[Any, Mask]:
             _decoded(value) for value in array.cast(pa.large_binary()).to_pylist()
         ]
         bad = np.array([value is False for value in values])
-        return pa.array([v or None for v in values], pa.large_string()), bad
+        good = [None if value is False else value for value in values]
+        return pa.array(good, pa.large_string()), bad
 
 
 def _decoded(value: bytes | None) -> str | bool | None:
@@ -96,12 +97,13 @@ def read_class(batch: RawBatch, name: str) -> tuple[Any, Any, list[Check]]:
     kinds = batch.kinds.get(name)
     if kinds is None:
         kinds = np.full(len(array), _kind_of_type(array.type), np.uint8)
-    if pa.types.is_floating(array.type) and pc.all(_is_whole(array)).as_py():
-        array = array.cast(pa.float64()).cast(pa.int64(), safe=False)
+    if pa.types.is_floating(array.type):
+        array = _names_of_floats(array)
     if pa.types.is_nested(array.type) or pa.types.is_temporal(array.type):
         fault = np.ones(len(array), dtype=bool)
         nothing = pa.nulls(len(array), pa.string())
         return nothing, kinds, [(fault, f"{name} is {array.type}, not a label")]
+    array, bad_bytes = _valid_utf8(array)
     array = array.cast(pa.string())
     empty = pc.or_(pc.utf8_is_space(array), pc.equal(pc.binary_length(array), 0))
     return (
@@ -109,6 +111,7 @@ def read_class(batch: RawBatch, name: str) -> tuple[Any, Any, list[Check]]:
         kinds,
         [
             (kinds == Kind.BAD_UNICODE, f"{name} is not valid Unicode"),
+            (bad_bytes, f"{name} is not valid UTF-8"),
             (kinds == Kind.OTHER, f"{name} is neither text nor a number"),
             (mask_of(array.is_null()), f"{name} is missing"),
             (mask_of(empty.fill_null(False)), f"{name} is empty"),
@@ -116,8 +119,21 @@ def read_class(batch: RawBatch, name: str) -> tuple[Any, Any, list[Check]]:
     )
 
 
-def _is_whole(array: Any) -> Any:
-    return pc.equal(pc.floor(array), array).fill_null(True)
+def _names_of_floats(array: Any) -> Any:
+    """A number has the same name in every block, whatever else is in the block."""
+    encoded = array.dictionary_encode()
+    numbers = encoded.dictionary.to_numpy(zero_copy_only=False)
+    names = [None if np.isnan(number) else name_of(number) for number in numbers]
+    return pa.array(names, pa.string()).take(encoded.indices)
+
+
+def read_group(batch: RawBatch, name: str) -> tuple[Any, list[Check]]:
+    """Names of groups, of any type that has names."""
+    array, bad_bytes = _valid_utf8(_plain(batch.columns[name]))
+    return array, [
+        (bad_bytes, f"{name} is not valid UTF-8"),
+        (mask_of(array.is_null()), f"{name} is missing"),
+    ]
 
 
 def _kind_of_type(kind: Any) -> Kind:

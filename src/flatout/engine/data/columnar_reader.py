@@ -32,13 +32,17 @@ class ParquetReader(FileReader):
                 rows = np.arange(start, start + batch.num_rows)
                 start += batch.num_rows
                 yield RawBatch(self.source, rows, arrays)
+        except (FileNotFoundError, PermissionError):
+            raise
         except (pa.ArrowException, OSError) as error:
             raise self._corrupt(error) from error
 
     def _table(self) -> pq.ParquetFile:
         try:
             return pq.ParquetFile(self.path, page_checksum_verification=True)
-        except pa.ArrowException as error:
+        except (FileNotFoundError, PermissionError):
+            raise
+        except (pa.ArrowException, OSError) as error:
             raise self._corrupt(error) from error
 
     def _corrupt(self, error: Exception) -> RawTextsError:
@@ -73,8 +77,10 @@ class ArrowReader(FileReader):
         """Memory-mapped table of an Arrow file or stream."""
         try:
             return pa.ipc.open_file(pa.memory_map(str(self.path))).read_all()
-        except pa.ArrowInvalid:
-            pass
+        except (FileNotFoundError, PermissionError):
+            raise
+        except (pa.ArrowException, OSError):
+            pass  # perhaps a stream
         try:
             return pa.ipc.open_stream(pa.memory_map(str(self.path))).read_all()
         except (pa.ArrowException, OSError) as error:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -76,21 +75,13 @@ class CsvReader(FileReader):
         try:
             yield
         except UnicodeDecodeError as error:
-            raise self._bad_encoding() from error
+            raise self.bad_encoding() from error
         except pa.ArrowInvalid as error:
             if "UTF8" in str(error):
-                raise self._bad_encoding() from error
+                raise self.bad_encoding() from error
             too_long = "straddling" in str(error)
             advice = _TOO_LONG if too_long else "is it really a CSV file?"
             raise self.fail(error, advice) from error
-
-    def _bad_encoding(self) -> RawTextsError:
-        offset, line, byte = _first_bad_byte(self)
-        return RawTextsError(
-            f"{self.path} is not {self.form.encoding}: byte 0x{byte:02x} at offset "
-            f"{offset}, line {line}. Name the file's encoding in the catalog, as in "
-            "encoding: latin-1 (or cp949, utf-16)"
-        )
 
     def _check_last_quote(
         self, last: Any, broken: list[BrokenRow], num_rows: int
@@ -132,24 +123,6 @@ def _rows_between(start: int, count: int, broken: list[BrokenRow]) -> tuple[Any,
     candidates = np.arange(start, start + count + len(gaps))
     rows = candidates[~np.isin(candidates, gaps)][:count]
     return rows, int(rows[-1]) + 1 if count else start
-
-
-def _first_bad_byte(reader: FileReader) -> tuple[int, int, int]:
-    """Offset, line (from 1) and value of the first byte that cannot be decoded."""
-    decoder = codecs.getincrementaldecoder(reader.form.encoding)()
-    offset, line = 0, 1
-    with reader.open() as stream:
-        while block := stream.read(1 << 20):
-            pending = decoder.getstate()[0]
-            try:
-                decoder.decode(block)
-            except UnicodeDecodeError as error:
-                data = pending + block
-                line += data[: error.start].count(b"\n")
-                return offset - len(pending) + error.start, line, data[error.start]
-            offset += len(block)
-            line += block.count(b"\n")
-    return offset, line, 0
 
 
 def _count(reader: FileReader, needle: bytes) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,9 +45,43 @@ class FileReader(ABC):
         """The bytes, unpacked where the suffix says so."""
         return pa.input_stream(str(self.path), compression="detect")
 
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """Bytes that are not of the file's encoding, with their place."""
+        try:
+            yield
+        except UnicodeDecodeError as error:
+            raise self.bad_encoding() from error
+
+    def bad_encoding(self) -> RawTextsError:
+        offset, line, byte = _first_bad_byte(self)
+        return RawTextsError(
+            f"{self.path} is not {self.form.encoding}: byte 0x{byte:02x} at offset "
+            f"{offset}, line {line}. Name the file's encoding in the catalog, as in "
+            "encoding: latin-1 (or cp949, utf-16)"
+        )
+
     def fail(self, error: Exception, advice: str) -> RawTextsError:
         text = str(error).strip().splitlines()[0]
         return RawTextsError(f"{self.path} cannot be read ({text}): {advice}")
+
+
+def _first_bad_byte(reader: FileReader) -> tuple[int, int, int]:
+    """Offset, line (from 1) and value of the first byte that cannot be decoded."""
+    decoder = codecs.getincrementaldecoder(reader.form.encoding)()
+    offset, line = 0, 1
+    with reader.open() as stream:
+        while block := stream.read(1 << 20):
+            pending = decoder.getstate()[0]
+            try:
+                decoder.decode(block)
+            except UnicodeDecodeError as error:
+                data = pending + block
+                line += data[: error.start].count(b"\n")
+                return offset - len(pending) + error.start, line, data[error.start]
+            offset += len(block)
+            line += block.count(b"\n")
+    return offset, line, 0
 
 
 class readable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -48,6 +48,10 @@ class JsonReader(FileReader):
             yield batch
 
     def _blocks(self) -> Iterator[bytes]:
+        with self.decoding():
+            yield from self._decoded_blocks()
+
+    def _decoded_blocks(self) -> Iterator[bytes]:
         """Whole lines, about BLOCK_BYTES at a time, as UTF-8 without BOM."""
         encoding = self.form.arrow_encoding
         stream = self.open()
@@ -95,8 +99,9 @@ class JsonReader(FileReader):
                 rows.append(row)
                 values.append(value)
             else:
-                reason = value if isinstance(value, str) else "not a JSON object"
-                broken.append(BrokenRow(row, reason, repr(line[:80])[2:-1]))
+                fault = value if isinstance(value, _Fault) else _Fault()
+                shown = f"{fault.detail}{repr(line[:80])[2:-1]}"
+                broken.append(BrokenRow(row, fault.reason, shown))
         arrays, kinds = {}, {}
         for name in columns:
             found = [value.get(name) for value in values]
@@ -104,12 +109,18 @@ class JsonReader(FileReader):
         return RawBatch(self.source, np.array(rows, np.int64), arrays, kinds, broken)
 
 
+class _Fault(NamedTuple):
+    """Why a line cannot be used: what is counted, and what is shown of this line."""
+
+    reason: str = "not a JSON object"
+    detail: str = ""
+
+
 def _parsed(line: bytes) -> Any:
-    """The JSON value of a line; a text that says what is wrong where it has none."""
+    """The JSON value of a line; a _Fault where it has none."""
     try:
-        value = json.loads(line)
+        return json.loads(line)
     except UnicodeDecodeError:
-        return "not valid UTF-8"
+        return _Fault("not valid UTF-8")
     except ValueError as error:
-        return f"not valid JSON: {error}"
-    return None if isinstance(value, str) else value
+        return _Fault("not valid JSON", f"{error}: ")

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from flatout.engine.data.arrow_folder import without_indices
 from flatout.engine.data.content_key import arrow_digest
@@ -148,8 +149,10 @@ def _dataset_texts(dataset: Any, name: str) -> RawTexts:
     }
     table = without_indices(dataset).data.table
     for column, names in classes.items():
-        numbers = table.column(column).combine_chunks()
-        named = pa.DictionaryArray.from_arrays(numbers.cast(pa.int32()), names)
+        numbers = table.column(column).combine_chunks().cast(pa.int32())
+        # Splits of the Hub without labels have -1 in this column.
+        labelled = pc.if_else(pc.less(numbers, 0), pa.scalar(None, pa.int32()), numbers)
+        named = pa.DictionaryArray.from_arrays(labelled, names)
         table = table.set_column(table.column_names.index(column), column, named)
     return _ArrowTexts(table, name)
 
@@ -190,10 +193,21 @@ def column_of_mixed(values: list[Any]) -> tuple[Any, npt.NDArray[np.uint8]]:
     """Python values as Arrow text, and the `Kind` of each."""
     kinds = np.fromiter(map(kind_of, values), np.uint8, len(values))
     texts = [
-        str(value) if kind in (Kind.TEXT, Kind.NUMBER) else None
+        name_of(value) if kind in (Kind.TEXT, Kind.NUMBER) else None
         for value, kind in zip(values, kinds, strict=True)
     ]
     return pa.array(texts, pa.string()), kinds
+
+
+def name_of(value: Any) -> str:
+    """A value as text, spelled alike whether a block was read as whole numbers, as
+    floats or value by value: 1 for 1.0, true for True."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    is_float = isinstance(value, (float, np.floating))
+    if is_float and value.is_integer() and abs(value) < 2**63:
+        return str(int(value))
+    return str(value)
 
 
 def kind_of(value: Any) -> Kind:

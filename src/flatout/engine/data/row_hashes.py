@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from flatout.engine.data.raw_texts import name_of
+
 Hashes = npt.NDArray[np.uint64]
 
 
@@ -30,7 +32,7 @@ def one_form(text: str) -> str:
 
 
 def group_hashes(groups: Any) -> Hashes:
-    names = map(str, groups.to_pylist())
+    names = map(name_of, groups.to_pylist())
     return np.array([xxhash.xxh3_64_intdigest(n.encode()) for n in names], np.uint64)
 
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 from flatout.engine.data.column_checks import (
     Check,
     Mask,
-    mask_of,
     read_class,
+    read_group,
     read_number,
     read_text,
 )
@@ -117,9 +117,10 @@ def check_batch(batch: RawBatch, columns: Columns) -> CheckedBatch:
         read = read_number if columns.regression else read_class
         label, label_kinds, more = read(batch, columns.label)
         arrays, checks = [*arrays, label], checks + more
-    groups = batch.columns[columns.group] if columns.group else None
-    if groups is not None:
-        checks.append((mask_of(groups.is_null()), f"{columns.group} is missing"))
+    groups = None
+    if columns.group:
+        groups, more = read_group(batch, columns.group)
+        checks = checks + more
     good = ~np.logical_or.reduce([mask for mask, _ in checks])
     arrays.append(pa.array(batch.rows))
     table = pa.RecordBatch.from_arrays(arrays, schema=columns.row_schema)

@@ -44,7 +44,7 @@ from flatout.engine.settings import SplitSettings
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raise it when the same input would give other rows."""
 
 
@@ -101,7 +101,7 @@ class SplitPlan:
             *(f"{report[name]:,}" for name in ("rejected", "duplicates")),
         )
         for label, row in report.get("labels_seen_once", {}).items():
-            logger.warning("label %r is seen only once, in row %d", label, row)
+            logger.warning("label %r is seen only once, in row %s", label, row)
         return report
 
     def check_usable(self) -> None:
@@ -168,9 +168,7 @@ def _reject(
         here = np.flatnonzero(chosen & (facts.sources == code))
         names = [facts.label_names[label] for label in facts.labels[here]]
         rows = facts.rows[here].tolist()
-        found = [
-            (r, f"label {n!r} {what}", n) for r, n in zip(rows, names, strict=True)
-        ]
+        found = [(r, f"label {what}", n) for r, n in zip(rows, names, strict=True)]
         batches += [rejected_batch(source, found)] if found else []
     return batches
 

@@ -18,6 +18,8 @@ SPLITS = ("train", "validation", "test")
 REJECTED, DUPLICATE = -1, -2
 """Codes of rows that are in no split; the splits' codes are their places in SPLITS."""
 
+SHOWN_REASONS = 20
+
 Codes = npt.NDArray[np.int8]
 
 
@@ -68,46 +70,52 @@ def _label_report(facts: RowFacts, codes: Codes) -> dict[str, Any]:
         pairs = zip(facts.label_names, (counts / total).tolist(), strict=True)
         shares[split] = {name: round(s, 6) for name, s in sorted(pairs) if s}
     used = np.bincount(facts.labels[codes >= 0], minlength=size)
-    once = [facts.label_names[i] for i in np.flatnonzero(used == 1)]
+    once = {facts.label_names[i]: i for i in np.flatnonzero(used == 1)}
     return {
         "labels": int((used > 0).sum()),
         "label_shares": shares,
-        "labels_seen_once": {n: _row_of(facts, codes, n) for n in sorted(once)},
+        "labels_seen_once": {
+            name: _place_of(facts, codes, once[name]) for name in sorted(once)
+        },
     }
 
 
-def _row_of(facts: RowFacts, codes: Codes, name: str) -> int:
-    index = facts.label_names.index(name)
-    return int(facts.rows[(codes >= 0) & (facts.labels == index)][0])
+def _place_of(facts: RowFacts, codes: Codes, label: int) -> str:
+    """Where the first used row with a label is."""
+    row = int(np.flatnonzero((codes >= 0) & (facts.labels == label))[0])
+    return _place(facts.source_names[facts.sources[row]], int(facts.rows[row]))
 
 
 def too_many_text(report: dict[str, Any], rejected: Any, limit: float) -> str:
     """Reasons, the first rows of each, and what to do."""
-    share, lines = report["rejected"] / report["rows_in"], []
-    for reason, count in report["rejected_by_reason"].items():
-        chosen = rejected.filter(pc.equal(rejected.column("reason"), reason))
-        rows = ", ".join(_places(chosen.slice(0, 5)))
-        more = ", ..." if count > 5 else ""
-        lines.append(f"  {count} x {reason}: rows {rows}{more} (counted from 0)")
+    share = report["rejected"] / report["rows_in"]
+    reasons = list(report["rejected_by_reason"].items())
+    lines = [_reason_line(*found, rejected) for found in reasons[:SHOWN_REASONS]]
+    if len(reasons) > SHOWN_REASONS:
+        lines.append(f"  and {len(reasons) - SHOWN_REASONS} more reasons")
     return (
         f"{report['rejected']} of {report['rows_in']} rows ({share:.1%}) cannot be "
         f"used, more than split.max_rejected_fraction {limit:g}:\n"
-        + "\n".join(lines[:20])
+        + "\n".join(lines)
         + "\nAll of them are in rejected_rows. Mend the data or the column names, or "
         "raise split.max_rejected_fraction"
     )
 
 
-def _places(rejected: Any) -> list[str]:
-    """Row numbers, with the name of the shard where they come from a file."""
-    pairs = zip(
-        rejected.column("source").to_pylist(),
-        rejected.column("row").to_pylist(),
-        strict=True,
-    )
-    return [
-        str(row) if source == SOURCE else f"{source}:{row}" for source, row in pairs
-    ]
+def _reason_line(reason: str, count: int, rejected: Any) -> str:
+    """`3 x label is missing: rows 0, 5, 7 (counted from 0), the first is 'text'`."""
+    chosen = rejected.filter(pc.equal(rejected.column("reason"), reason)).slice(0, 5)
+    first, *_ = rows = chosen.to_pylist()
+    places = ", ".join(_place(row["source"], row["row"]) for row in rows)
+    more = ", ..." if count > len(rows) else ""
+    shown = first["excerpt"].strip()
+    example = f", the first is {shown!r}" if shown not in ("", "None") else ""
+    return f"  {count} x {reason}: rows {places}{more} (counted from 0){example}"
+
+
+def _place(source: str, row: int) -> str:
+    """A row's number, with the name of the shard where it comes from a file."""
+    return str(row) if source == SOURCE else f"{source}:{row}"
 
 
 def split_metrics(report: Mapping[str, Any]) -> dict[str, float]:
@@ -120,8 +128,6 @@ def split_metrics(report: Mapping[str, Any]) -> dict[str, float]:
     }
     metrics |= {f"split_rows_{name}": n for name, n in report["rows_out"].items()}
     for reason, count in report["rejected_by_reason"].items():
-        # Labels are taken out of the names: there may be many, of any letters.
-        plain = re.sub(r"'[^']*' ", "", reason)
-        name = f"split_rejected/{re.sub('[^A-Za-z0-9 _.-]', '', plain)}"
+        name = f"split_rejected/{re.sub('[^A-Za-z0-9 _.-]', '', reason)}"
         metrics[name] = metrics.get(name, 0) + count
     return {name: float(value) for name, value in metrics.items()}

@@ -57,22 +57,30 @@ class TextFiles:
             )
         return shards
 
-    @cached_property
+    @property
     def column_names(self) -> list[str]:
-        """Columns of the first shard; the others must have them too."""
-        names = self._columns_of(self.files[0])
-        for shard in self.files[1:]:
-            present = self._columns_of(shard)
-            missing = [name for name in names if name not in present]
+        """Columns of the first shard."""
+        return self._columns[self.files[0]]
+
+    @cached_property
+    def _columns(self) -> dict[Path, list[str]]:
+        """Columns of each shard, all looked at before the first row is read."""
+        return {shard: self._columns_of(shard) for shard in self.files}
+
+    def _check_shards(self, wanted: Sequence[str]) -> None:
+        """Raises RawTextsError where a shard lacks a column that is used."""
+        for shard, present in self._columns.items():
+            missing = [name for name in wanted if name not in present]
             if missing and _reader(shard) is not JsonReader:
                 raise RawTextsError(
                     f"{shard} lacks {', '.join(missing)}, which "
                     f"{self.files[0].name} has"
                 )
-        return names
 
     def digest(self, columns: Sequence[str]) -> str:
-        """Hash of the files' bytes and of how they are read."""
+        """Hash of the files' bytes and of how they are read. Raises RawTextsError
+        where they cannot be."""
+        self._check_shards(columns)
         state = xxhash.xxh3_128(json.dumps([list(columns), vars(self.form)]).encode())
         for shard in self.files:
             with readable(shard), shard.open("rb") as stream:
