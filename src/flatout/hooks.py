@@ -25,6 +25,7 @@ from flatout.engine.data.split_report import split_metrics
 from flatout.engine.jobs.checkpoint_folder import finish, is_interrupted
 from flatout.engine.settings import Settings, SettingsError, parse_settings
 from flatout.engine.sweep.samplers import check_sweep
+from flatout.parameter_checks import check_sources
 from flatout.places import tracking_store
 from flatout.tracking import facts, models, outcomes
 
@@ -47,6 +48,7 @@ class ParameterHooks:
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
         self._settings = checked_settings(context)
+        check_sources(context.config_loader)
 
     @hook_impl
     def before_pipeline_run(

@@ -8,6 +8,9 @@ from kedro.utils import find_kedro_project
 
 from flatout.engine.environment import tracking_uri
 
+SERVERS = ("http", "https", "databricks", "databricks-uc")
+"""Schemes of tracking stores that keep artifacts themselves."""
+
 
 def project_path(path: str = ".") -> str:
     """Absolute form of `path`; relative ones start at the project's root.
@@ -23,5 +26,7 @@ def tracking_store(data_dir: str) -> str:
 
 
 def artifact_folder(data_dir: str) -> str | None:
-    """Folder beside the SQLite file; null where a server says where artifacts go."""
-    return None if tracking_uri() else f"{project_path(data_dir)}/mlartifacts"
+    """Folder under `data_dir`; null where a server says where artifacts go. Without
+    it a database or a folder as the store would put them where the run was started."""
+    scheme = (tracking_uri() or "").partition(":")[0]
+    return None if scheme in SERVERS else f"{project_path(data_dir)}/mlartifacts"

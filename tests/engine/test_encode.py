@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from flatout.engine.data.arrow_folder import write_recipe
 from flatout.engine.data.whole_folder import write_whole
 from flatout.engine.settings import ModelSettings, Settings, TokenizeSettings
-from flatout.engine.tokenizing import encode_tasks, plain_encoder
+from flatout.engine.tokenizing import encode_tasks, pair_heads, plain_encoder
 from flatout.engine.tokenizing.encode import TokensError
 from flatout.engine.tokenizing.encode_tasks import choose_processes
 from flatout.engine.tokenizing.encoded import Encoded
@@ -232,6 +232,25 @@ def test_pairs_have_type_ids_and_are_cut_together(word_pieces):
         assert len(row) == length and set(row) == {0, 1} and row == sorted(row)
 
 
+@pytest.mark.parametrize("max_length", [16, 17])
+def test_long_pairs_give_what_the_whole_texts_give(
+    word_pieces, monkeypatch, max_length
+):
+    """Of nearly the same length, too: which is longer decides where one is cut."""
+    monkeypatch.setattr(pair_heads, "PIECE_CHARACTERS", 500)
+    sizes = [(300, 300), (301, 300), (300, 301), (400, 5), (5, 400), (40, 300), (9, 9)]
+    texts = ["the" + " fox" * n for n, _ in sizes]
+    pairs = ["the" + " lazy" * n for _, n in sizes]
+    texts += [" fox" * 400 + " lazy", "x" * 900]
+    pairs += [" lazy" * 403, "fox " * 200]
+    tokenize = TOKENIZE.model_copy(update={"max_length": max_length})
+    rows = rows_of(texts, text_pair=pairs)
+    tokens = recipe_of(word_pieces, rows, tokenize=tokenize).to_dataset()
+    theirs = AutoTokenizer.from_pretrained(word_pieces.folder)
+    expected = theirs(texts, pairs, truncation=True, max_length=max_length)
+    assert tokens["input_ids"][:] == expected["input_ids"]
+
+
 def test_targets_of_a_regression_stay_numbers(word_pieces):
     model = MODEL.model_copy(update={"task": "regression"})
     rows = rows_of(["a b", "c"], label=[0.25, -3.0])
@@ -292,6 +311,15 @@ def test_one_huge_text(word_pieces, text):
         tokens[1]["input_ids"]
         == theirs(text[:1000], truncation=True, max_length=16)["input_ids"]
     )
+
+
+def test_a_huge_text_in_a_pair(word_pieces):
+    rows = rows_of(["word " * 10_000_000, "a b"], text_pair=["a b", "word " * 10_000])
+    tokens = recipe_of(word_pieces, rows).to_dataset()
+    theirs = AutoTokenizer.from_pretrained(word_pieces.folder)
+    texts, pairs = ["word " * 100, "a b"], ["a b", "word " * 100]
+    expected = theirs(texts, pairs, truncation=True, max_length=16)
+    assert tokens["input_ids"][:] == expected["input_ids"]
 
 
 @pytest.mark.parametrize(
@@ -411,7 +439,8 @@ def test_joined_texts_keep_every_token_and_the_documents_bounds(
     word_pieces, monkeypatch, size
 ):
     monkeypatch.setattr(encode_tasks, "UNIT_BYTES", size)
-    monkeypatch.setattr(plain_encoder, "PIECE_CHARACTERS", 200)
+    for module in (plain_encoder, pair_heads):
+        monkeypatch.setattr(module, "PIECE_CHARACTERS", 200)
     model = MODEL.model_copy(update={"task": "causal-lm"})
     texts = texts_of(60)
     tokenize = TokenizeSettings(max_length=16, join_texts=True)

@@ -106,6 +106,9 @@ def test_a_report_on_stored_tokens(stored):
     assert (train["cut_rows"], train["cut_share"]) == (2, 0.25)
     assert train["unknown_share"] == 0.0
     assert value["vocabulary"]["used"] == 2 + 6  # [CLS], [SEP], a to f
+    assert value["token_budget"] == 8192
+    title = LengthFigure(stored).value()["layout"]["xaxis2"]["title"]["text"]
+    assert title == "strategy, batch 32, token budget 8,192"
     assert {check["name"] for check in value["tokenizer_checks"]} >= {
         "pad token",
         "fast",

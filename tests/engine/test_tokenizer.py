@@ -226,3 +226,22 @@ def test_a_checkpoints_files_are_part_of_the_key(tmp_path):
     checkpoint(tmp_path / "gpt2", byte_level(eos_token="<|end|>"), n_positions=32)
     after = tokenizer_recipe(ROWS, model, TokenizeSettings()).key
     assert [change.split(":")[0] for change in after.changes_since(before)] == ["files"]
+
+
+def test_a_hub_name_is_keyed_by_the_commit_of_the_cache(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+
+    def files(revision=None):
+        model = ModelSettings(name_or_path="org/name", revision=revision)
+        return tokenizer_recipe(ROWS, model, TokenizeSettings()).key.fields["files"]
+
+    assert files() is None
+    (warning,) = caplog.messages
+    assert "set model.revision to a commit" in warning
+    refs = tmp_path / "models--org--name" / "refs"
+    refs.mkdir(parents=True)
+    for commit in ("a" * 40, "b" * 40):
+        (refs / "main").write_text(commit)
+        assert files() == commit
+    assert files("c" * 40) == "c" * 40
+    assert len(caplog.messages) == 1

@@ -70,7 +70,7 @@ def _label_report(facts: RowFacts, codes: Codes) -> dict[str, Any]:
         pairs = zip(facts.label_names, (counts / total).tolist(), strict=True)
         shares[split] = {name: round(s, 6) for name, s in sorted(pairs) if s}
     used = np.bincount(facts.labels[codes >= 0], minlength=size)
-    once = {facts.label_names[i]: i for i in np.flatnonzero(used == 1)}
+    once = {facts.label_names[i]: i for i in np.flatnonzero(used == 1).tolist()}
     return {
         "labels": int((used > 0).sum()),
         "label_shares": shares,
@@ -90,7 +90,8 @@ def too_many_text(report: dict[str, Any], rejected: Any, limit: float) -> str:
     """Reasons, the first rows of each, and what to do."""
     share = report["rejected"] / report["rows_in"]
     reasons = list(report["rejected_by_reason"].items())
-    lines = [_reason_line(*found, rejected) for found in reasons[:SHOWN_REASONS]]
+    shown = reasons[:SHOWN_REASONS]
+    lines = [_reason_line(reason, count, rejected) for reason, count in shown]
     if len(reasons) > SHOWN_REASONS:
         lines.append(f"  and {len(reasons) - SHOWN_REASONS} more reasons")
     return (

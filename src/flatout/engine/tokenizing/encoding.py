@@ -12,9 +12,9 @@ from tokenizers import Tokenizer
 from flatout.engine.data.splitting import Splitter, splitter_for
 from flatout.engine.data.workers import serve
 from flatout.engine.tokenizing.encoded import Encoded, with_rows, with_something_in_each
+from flatout.engine.tokenizing.pair_heads import PIECE_CHARACTERS
 from flatout.engine.tokenizing.plain_encoder import (
     CHARACTERS_PER_TOKEN,
-    PIECE_CHARACTERS,
     EncodeOptions,
     PlainEncoder,
     special_around,

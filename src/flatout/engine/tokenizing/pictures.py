@@ -8,7 +8,7 @@ from typing import Any
 from flatout.engine.data.content_key import ContentKey
 from flatout.engine.tokenizing.statistics import TokenReport
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,8 @@ def _layout(report: dict[str, Any]) -> dict[str, Any]:
     median, mean = train["length"]["median"], train["length"]["mean"]
     text = f"{train['rows']:,} training rows: median {median:g}, mean {mean:g} tokens"
     text += "" if cut is None else f", {100 * cut:.1f} % of them cut"
+    batch = f"batch {report['global_batch_size']}, "
+    batch += f"token budget {report['token_budget']:,}"
     return {
         "title": {"text": text},
         "showlegend": False,
@@ -63,7 +65,7 @@ def _layout(report: dict[str, Any]) -> dict[str, Any]:
         "yaxis": {"title": {"text": "rows"}},
         "xaxis2": {
             "domain": [0.72, 1],
-            "title": {"text": f"strategy, batch {report['global_batch_size']}"},
+            "title": {"text": f"strategy, {batch}"},
         },
         "yaxis2": {"anchor": "x2", "title": {"text": "padding, % of computed tokens"}},
     }

@@ -12,14 +12,16 @@ import pyarrow.compute as pc
 from tokenizers import Tokenizer
 
 from flatout.engine.tokenizing.encoded import Encoded, flat
+from flatout.engine.tokenizing.pair_heads import (
+    PIECE_CHARACTERS,
+    SPARE_TOKENS,
+    pair_heads,
+    pieces_of,
+    up_to_space,
+)
 
 CHARACTERS_PER_TOKEN = 6
 """Of a text longer than this times `max_length` only a head is encoded at first."""
-SPARE_TOKENS = 8
-"""The head of a text must give so many tokens more than wanted: its last few may be
-others than those of the whole text. Where it does not, more is encoded."""
-PIECE_CHARACTERS = 1 << 20
-"""Texts that are not cut are encoded in pieces of this size: bounds memory."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,21 @@ class PlainEncoder:
         return self._collect(self._encode_heads(texts))
 
     def encode_pairs(self, texts: Any, pairs: Any) -> Encoded:
-        inputs = list(zip(texts.to_pylist(), pairs.to_pylist(), strict=True))
+        limit = CHARACTERS_PER_TOKEN * self.options.max_length
+        inputs = [
+            (text, pair)
+            if len(text) <= limit and len(pair) <= limit
+            else self._pair_heads(text, pair, limit)
+            for text, pair in zip(texts.to_pylist(), pairs.to_pylist(), strict=True)
+        ]
         encodings = self._tokenizer.encode_batch_fast(inputs)
         rows = self._collect(encodings)
         type_ids = flat([encoding.type_ids for encoding in encodings], "b")
         return Encoded(rows.ids, rows.lengths, rows.cut, type_ids)
+
+    def _pair_heads(self, text: str, pair: str, limit: int) -> tuple[str, str]:
+        room = self.options.max_length - self._added
+        return pair_heads(self._tokenizer, text, pair, limit, room)
 
     def _collect(self, encodings: list[Any]) -> Encoded:
         lengths = np.fromiter(map(len, encodings), np.int32, len(encodings))
@@ -75,7 +87,7 @@ class PlainEncoder:
             pc.utf8_slice_codeunits(texts, 0, limit) if len(long) else texts
         ).to_pylist()
         for index in long.tolist():
-            inputs[index] = _up_to_space(inputs[index])
+            inputs[index] = up_to_space(inputs[index])
         encodings: list[Any] = self._tokenizer.encode_batch_fast(inputs)
         self._encode_longer_heads(texts, limit, long.tolist(), encodings)
         return encodings
@@ -89,7 +101,7 @@ class PlainEncoder:
             heads = [texts[row].as_py() for row in rows]
             whole = [len(head) <= limit for head in heads]
             heads = [
-                head if is_whole else _up_to_space(head[:limit])
+                head if is_whole else up_to_space(head[:limit])
                 for head, is_whole in zip(heads, whole, strict=True)
             ]
             found = self._tokenizer.encode_batch_fast(heads)
@@ -120,19 +132,9 @@ class PlainEncoder:
         """Ids of a very long text, a piece at a time, special tokens at its ends."""
         before, after = special_around(self._tokenizer) or ([], [])
         yield before
-        while text:
-            piece = text[:PIECE_CHARACTERS]
-            if len(piece) < len(text):
-                piece = _up_to_space(piece) or piece
+        for piece in pieces_of(text):
             yield self._tokenizer.encode(piece, add_special_tokens=False).ids
-            text = text[len(piece) :]
         yield after
-
-
-def _up_to_space(text: str) -> str:
-    """`text` cut before its last space; nothing where it has none, since a word that
-    is cut may have other tokens than its head."""
-    return text.rpartition(" ")[0]
 
 
 def special_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:

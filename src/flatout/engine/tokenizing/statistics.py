@@ -16,13 +16,14 @@ from flatout.engine.settings import Strategy, TokenizeSettings, TrainSettings
 from flatout.engine.tokenizing.token_keys import facts_of, token_key
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 QUANTILES = {"min": 0.0, "median": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 HISTOGRAM_BINS = 40
 SAMPLED_STEPS = 200
 """Global batches, evenly spaced over an epoch, behind the padding shares."""
 AUTO_TOKEN_BUDGET = 8_192
-"""Where `train.token_budget` is auto: what training takes on a CPU."""
+"""Where `train.token_budget` is auto: what training takes on a CPU. Tokens are often
+made elsewhere than they are trained on, so the report names the budget."""
 
 Ints = npt.NDArray[np.int64]
 
@@ -54,6 +55,7 @@ class TokenReport:
             },
             "vocabulary": vocabulary_use(self.tokens["train"], vocabulary),
             "global_batch_size": self.train.global_batch_size,
+            "token_budget": budget_of(self.train, self.tokenize.max_length),
             "padding_share": padding_shares(
                 lengths["train"], self.train, self.tokenize.max_length
             ),
@@ -143,6 +145,12 @@ def _id_chunks(tokens: Any) -> list[npt.NDArray[np.int32]]:
     ]
 
 
+def budget_of(train: TrainSettings, max_length: int) -> int:
+    """Token budget behind the padding shares; at least the longest row."""
+    wanted = train.token_budget
+    return max(AUTO_TOKEN_BUDGET if isinstance(wanted, str) else wanted, max_length)
+
+
 def padding_shares(
     lengths: Ints, train: TrainSettings, max_length: int
 ) -> dict[str, float]:
@@ -153,11 +161,9 @@ def padding_shares(
     )
     sample = [lengths[batches.rows(int(step))] for step in steps]
     real = sum(int(part.sum()) for part in sample)
-    wanted = train.token_budget
-    budget = AUTO_TOKEN_BUDGET if isinstance(wanted, str) else wanted
-    shares = {}
+    budget, shares = budget_of(train, max_length), {}
     for strategy in get_args(Strategy):
-        planner = Planner(strategy, max(budget, max_length), max_length)
+        planner = Planner(strategy, budget, max_length)
         computed = sum(padded_tokens(planner.plan(p), p, planner) for p in sample)
         shares[strategy] = round(1 - real / computed, 6)
     return shares

@@ -16,6 +16,7 @@ from flatout.engine.data.content_key import ContentKey, arrow_digest
 from flatout.engine.data.whole_folder import stored_facts
 from flatout.engine.settings import ModelSettings, TokenizeSettings
 from flatout.engine.tokenizing import word_pieces
+from flatout.engine.tokenizing.checkpoint_files import files_digest
 from flatout.engine.tokenizing.tokenizer_checks import (
     Check,
     check_tokenizer,
@@ -144,21 +145,10 @@ def tokenizer_recipe(
         fields |= {
             "name_or_path": model.name_or_path,
             "revision": model.revision,
-            "files": _files_digest(Path(model.name_or_path)),
+            "files": files_digest(model.name_or_path, model.revision),
         }
     fields["positions"] = _scratch_config(model)
     return TokenizerRecipe(ContentKey(fields), model, tokenize.vocab_size, texts)
-
-
-def _files_digest(folder: Path) -> str | None:
-    """Hash of a local checkpoint's tokenizer files; None for a name on the Hub."""
-    if not folder.is_dir():
-        return None
-    state = xxhash.xxh3_128()
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and path.suffix in (".json", ".txt", ".model", ".jinja"):
-            state.update(path.name.encode() + path.read_bytes())
-    return str(state.hexdigest())
 
 
 def _scratch_config(model: ModelSettings) -> dict[str, Any]:

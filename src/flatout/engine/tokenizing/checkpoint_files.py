@@ -1,0 +1,43 @@
+"""Which files a checkpoint's tokenizer is made from."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import xxhash
+
+logger = logging.getLogger(__name__)
+
+
+def files_digest(name: str, revision: str | None) -> str | None:
+    """Hash of a local checkpoint's tokenizer files; the commit of a name on the Hub,
+    as far as it is known here."""
+    folder = Path(name)
+    if not folder.is_dir():
+        return _hub_commit(name, revision)
+    state = xxhash.xxh3_128()
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.suffix in (".json", ".txt", ".model", ".jinja"):
+            state.update(path.name.encode() + path.read_bytes())
+    return str(state.hexdigest())
+
+
+def _hub_commit(name: str, revision: str | None) -> str | None:
+    """The commit that the local cache would give. Loading the model's weights moves
+    the cache on where the repository has moved, and the next run sees it."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    if revision and re.fullmatch("[0-9a-f]{40}", revision):
+        return revision
+    refs = Path(HF_HUB_CACHE) / f"models--{name.replace('/', '--')}" / "refs"
+    try:
+        return (refs / (revision or "main")).read_text(encoding="utf-8").strip()
+    except OSError:
+        logger.warning(
+            "model.name_or_path %s is not in the local cache, so its commit is not "
+            "known yet: set model.revision to a commit, to have the same one for ever",
+            name,
+        )
+        return None

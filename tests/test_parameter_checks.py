@@ -1,0 +1,79 @@
+"""Values that nothing would read, or nobody would check, are refused beforehand."""
+
+from __future__ import annotations
+
+import pytest
+from kedro.config import OmegaConfigLoader
+
+from flatout.engine.settings import SettingsError
+from flatout.parameter_checks import check_sources
+from flatout.places import artifact_folder
+from flatout.settings import CONFIG_LOADER_ARGS
+from tests.conftest import PROJECT
+
+
+def fault(tmp_path, text, name="parameters.yml", given=None):
+    """What is said of a file in conf/local; empty where nothing is."""
+    for folder in ("base", "local"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "base" / "globals.yml").write_text("corpus: {rows: 50, labels: 2}")
+    (tmp_path / "base" / "parameters.yml").write_text("runtime: {seed: 1}")
+    (tmp_path / "local" / name).write_text(text)
+    options = {**CONFIG_LOADER_ARGS, "custom_resolvers": {}}
+    loader = OmegaConfigLoader(str(tmp_path), None, given, **options)
+    try:
+        check_sources(loader)
+    except SettingsError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("corpus: {rows: 0}", "  corpus.rows: should be greater than or equal to 10"),
+        ("corpus: {row: 500}", "unknown parameter; did you mean corpus.rows?"),
+        ("corpus: {labels: null}", "corpus.labels must be set in conf/base/globals"),
+    ],
+)
+def test_globals_are_checked(tmp_path, text, said):
+    assert said in fault(tmp_path, text, "globals.yml")
+
+
+@pytest.mark.parametrize("text", ["corpus: {rows: null}", "mine: 3"])
+def test_good_globals_pass(tmp_path, text):
+    assert fault(tmp_path, text, "globals.yml") == ""
+
+
+def test_parameters_that_nothing_reads_say_where_they_belong(tmp_path):
+    assert fault(tmp_path, "corpus: {rows: 500}\ndata_dir: /else\n") == (
+        "corpus.rows in a parameters file changes nothing: set it in "
+        "conf/local/globals.yml, or with --params=corpus.rows=500; data_dir in a "
+        "parameters file changes nothing: give it with --params=data_dir=/else"
+    )
+
+
+def test_the_same_on_the_command_line_is_read(tmp_path):
+    given = {"corpus": {"rows": 500}, "data_dir": "/else"}
+    assert fault(tmp_path, "runtime: {seed: 3}", given=given) == ""
+
+
+@pytest.mark.parametrize(
+    ("uri", "folder"),
+    [
+        (None, f"{PROJECT}/data/mlartifacts"),
+        ("sqlite:////else/mlflow.db", f"{PROJECT}/data/mlartifacts"),
+        ("mlruns", f"{PROJECT}/data/mlartifacts"),
+        ("http://127.0.0.1:5000", None),
+        ("https://host/mlflow", None),
+        ("databricks", None),
+        ("databricks://profile", None),
+    ],
+)
+def test_artifacts_are_beside_the_data_where_no_server_keeps_them(
+    monkeypatch, uri, folder
+):
+    monkeypatch.chdir(PROJECT)
+    if uri:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert artifact_folder("data") == folder
