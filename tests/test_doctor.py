@@ -101,9 +101,9 @@ def test_rows_that_cannot_be_used():
     assert first == (
         "data",
         "fail",
-        "columns text, label are there; 2 of the first 3 rows usable; row 1: text is "
-        "empty",
-        "mend the rows, or raise split.max_rejected_fraction",
+        "columns text, label are there; 2 of the first 3 rows usable, which is too few "
+        "for split.max_rejected_fraction 0.01; row 1: text is empty",
+        "mend the rows, or raise split.max_rejected_fraction; later rows may do",
     )
     assert labels[1:3] == (
         "warn",

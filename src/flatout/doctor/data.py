@@ -59,7 +59,9 @@ def _columns(checked: CheckedBatch, columns: Columns, settings: Settings) -> Fin
         return Finding("data", "ok", text)
     reason = checked.rejected.column("reason")[0].as_py()
     row = checked.rejected.column("row")[0].as_py()
-    fix = "mend the rows, or raise split.max_rejected_fraction"
+    share = settings.split.max_rejected_fraction
+    text += f", which is too few for split.max_rejected_fraction {share:g}"
+    fix = "mend the rows, or raise split.max_rejected_fraction; later rows may do"
     return Finding("data", "fail", f"{text}; row {row}: {reason}", fix)
 
 
