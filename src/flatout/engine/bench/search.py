@@ -81,14 +81,16 @@ def search(
 
 
 def profile_best(sweep: Sweep) -> None:
-    """Profile the fastest training of the sweep; as configured where there is none."""
+    """Profile the recommended training of the sweep, else the fastest; as configured
+    where there is none."""
     bench = sweep.bench
     rated = [t for t in bench.results if t.ok and t.kind == "end_to_end"]
-    best = max(rated, key=lambda trial: trial.samples_per_s or 0.0, default=None)
-    base = bench.asked[best.trial_id] if best else None
+    fastest = max(rated, key=lambda trial: trial.samples_per_s or 0.0, default=None)
+    best = sweep.picks.recommended or (fastest.trial_id if fastest else None)
+    base = bench.asked[best] if best else None
     trial = bench.run("profile", base=base, label="profile")
     bench.profile = {
-        "of": best.trial_id if best else trial.trial_id,
+        "of": best or trial.trial_id,
         "files": bench.figures[trial.trial_id].get("files", {}),
         "note": trial.note,
     }
