@@ -6,6 +6,8 @@ import contextlib
 import csv
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import socket
@@ -25,6 +27,7 @@ from mlflow import MlflowClient
 from flatout.engine.bench.trial_spec import TrialResult
 from flatout.engine.settings import Settings, parse_settings
 from tests import warm
+from tests.command_runs import EVERY, NOT_RUN, RUN, small_project
 from tests.conftest import PROJECT, kedro
 from tests.engine.benches import spec
 from tests.notebook import cells_of
@@ -273,6 +276,28 @@ def test_a_slow_training_is_told_of_with_what_differs(finished, tokens):
     assert run.data.tags["guard"] == "slow"
     assert run.data.tags["work_key"] == baseline.data.tags["work_key"]
     assert (tokens / "06_models/model/model.safetensors").exists()
+
+
+@pytest.fixture(scope="module")
+def small(finished: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_project(tmp_path_factory.mktemp("small") / "project", finished.data)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("command", RUN)
+def test_a_command_of_the_documents_as_it_stands(small, command):
+    program, *words = shlex.split(command)
+    arguments = ["run", *words] if program == "flatout" else words
+    done = kedro(*arguments, cwd=small)
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_command_that_is_not_run_as_it_stands_has_a_reason():
+    for pattern, why in NOT_RUN.items():
+        assert any(re.fullmatch(pattern, command) for command in EVERY), pattern
+        file, _, name = why.partition("::")
+        if name:
+            assert f"def {name}(" in (PROJECT / file).read_text(), why
 
 
 @pytest.mark.process

@@ -1,0 +1,84 @@
+"""Commands of the documents: which a test runs as they stand there, why not others."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+from tests.command_checks import COMMANDS
+from tests.documents import PROJECT
+
+NOT_RUN = {
+    r"make (run|compare|viz|ui|test|lint)": "installs into .venv first; tests or CI "
+    "run what is in its recipe",
+    r"source .*": "changes the shell it is typed into",
+    r"pip install .*": "downloads packages; CI installs with the same constraints",
+    r"docker .*": "needs docker; tests/test_packaging.py follows the Dockerfile",
+    r"nvidia-smi": "needs an NVIDIA GPU",
+    r"sbatch .*|kubectl .*": "needs a cluster",
+    r"torchrun .*": "tests/engine/test_launch.py::"
+    "test_inside_torchrun_only_rank_0_runs_the_project",
+    r"accelerate launch .*": "starts ranks as torchrun does, which a test runs",
+    r"CUDA_VISIBLE_DEVICES=0,1 .*": "needs two GPUs",
+    r".*distributed\.num_machines=2.*": "tests/engine/test_launch.py::"
+    "test_two_machines_train_one_model_and_the_first_has_it",
+    r".*distributed\.num_processes=2": "tests/engine/test_distributed.py::"
+    "test_two_ranks_train_what_one_does",
+    r"kedro run --pipelines=benchmark.*|kedro run --pipelines=sweep .*": "minutes; "
+    "tests/pipelines/ runs a small benchmark and a small sweep from the command line",
+    r"kedro run --pipelines=sweep": "tests/pipelines/test_sweep.py::"
+    "test_a_killed_sweep_goes_on_and_trains_nothing_twice",
+    r"kedro run --env=test": "tests/test_project.py::"
+    "test_a_run_leaves_the_files_that_scripts_rely_on",
+    r"kedro run --pipelines=split": "tests/test_project.py::"
+    "test_split_has_a_run_of_its_own_and_never_imports_torch",
+    r"kedro run --pipelines=train": "tests/test_project.py::"
+    "test_a_slow_training_is_told_of_with_what_differs",
+    r"kedro run --pipelines=predict": "tests/test_project.py::"
+    "test_the_saved_model_predicts",
+    r"kedro flatout sync": "tests/test_project.py::"
+    "test_a_dead_tracking_server_hurts_nobody",
+    r"kedro flatout doctor": "tests/test_doctor.py::"
+    "test_a_fail_is_exit_code_1_and_a_table",
+    r"kedro doctor --json": "tests/test_doctor.py::test_a_row_a_check_as_json",
+    r"kedro flatout compare": "trains twice, for a minute",
+    r"kedro viz run": "tests/test_browser.py::test_kedro_viz_shows_each_pipeline",
+    r"kedro airflow .*": "tests/test_airflow.py::test_the_export_has_one_task_for_it",
+    r"kedro package|tar .*|flatout|flatout --conf-source.*": "tests/test_packaging.py::"
+    "test_the_wheel_trains_anywhere_with_its_archive_of_conf",
+    r"python -m .*": "measures for minutes, or is started by the benchmark; "
+    "tests/test_documents.py asks each for --help",
+}
+"""Pattern of whole commands: why they are not run as they stand, or the test that runs
+them with the settings of conf/test and a data folder of its own."""
+
+
+def plain(text: str) -> str:
+    """Without comment and placeholder."""
+    return shlex.join(w for w in shlex.split(text, comments=True) if w != "...")
+
+
+def reason(command: str) -> str | None:
+    found = [why for pattern, why in NOT_RUN.items() if re.fullmatch(pattern, command)]
+    return found[0] if found else None
+
+
+EVERY = sorted({plain(command.text) for command in COMMANDS})
+RUN = [command for command in EVERY if reason(command) is None]
+
+
+def small_project(folder: Path, data: Path) -> Path:
+    """The project with a copy of `data`; the settings of conf/test are its user's own,
+    and what its benchmark has found."""
+    others = shutil.ignore_patterns("local", "tuned")
+    shutil.copytree(PROJECT / "conf", folder / "conf", ignore=others)
+    for name in ("local", "tuned"):
+        shutil.copytree(PROJECT / "conf" / "test", folder / "conf" / name)
+    for name in ("pyproject.toml", ".telemetry"):
+        shutil.copy(PROJECT / name, folder)
+    compiled = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(PROJECT / "src", folder / "src", ignore=compiled)
+    shutil.copytree(data, folder / "data")
+    return folder
