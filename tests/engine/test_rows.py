@@ -86,6 +86,7 @@ def test_bytes_that_are_not_utf8_cost_their_row_only():
         ([3, 1], ["3", "1"]),
         ([1.0, 2.0], ["1", "2"]),
         ([1.0, 2.5], ["1", "2.5"]),
+        (np.array([1, 2.5], np.float16), ["1", "2.5"]),
         (pd.Series([1.0, "b"], dtype=object), ["1", "b"]),
         (pd.Series([True, "b"], dtype=object), ["true", "b"]),
         ([True, False], ["true", "false"]),

@@ -121,6 +121,8 @@ def read_class(batch: RawBatch, name: str) -> tuple[Any, Any, list[Check]]:
 
 def _names_of_floats(array: Any) -> Any:
     """A number has the same name in every block, whatever else is in the block."""
+    if pa.types.is_float16(array.type):
+        array = array.cast(pa.float32())
     encoded = array.dictionary_encode()
     numbers = encoded.dictionary.to_numpy(zero_copy_only=False)
     names = [None if np.isnan(number) else name_of(number) for number in numbers]
