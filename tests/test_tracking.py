@@ -17,6 +17,7 @@ from mlflow.entities.model_registry import ModelVersion, ModelVersionTag
 
 from flatout import tracking
 from flatout.tracking import facts, models, outcomes
+from flatout.tracking.outbox import Outbox
 from flatout.tracking.sending import send
 from flatout.tracking.store import process_tags
 
@@ -106,6 +107,25 @@ def test_more_points_than_one_request_takes(store, tmp_path, points):
     append(points, *range(1, 2502))
     assert run_to_end(outbox)
     assert len(history(store, outbox.record.run_id)) == 2501
+
+
+def test_a_training_that_starts_anew_in_its_run_repeats_and_loses_no_point(
+    store, tmp_path, points
+):
+    """It empties the file, which may be longer than before at the next look."""
+    outbox = tracking.begin(points, record(store, tmp_path), goes_on=False)
+    client = MlflowClient(store)
+    append(points, 1, 2, train_loss=0.5)
+    run_id = send(outbox, client)
+    points.write_text("")
+    append(points, 1, 2, 3, 4, train_loss=0.25)
+    append(points, 4, validation_loss=0.75)
+    send(Outbox.load(points), client)
+    assert [(s, loss) for s, loss, _ in history(store, run_id)] == [
+        *((1, 0.5), (2, 0.5)),
+        *((3, 0.25), (4, 0.25)),
+    ]
+    assert [s for s, *_ in history(store, run_id, "validation_loss")] == [4]
 
 
 def test_a_half_written_line_waits_and_a_broken_one_is_passed(store, tmp_path, points):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from mlflow.entities import Metric
 
@@ -52,6 +52,10 @@ class RunRecord:
     """Length of the part of the points' file that was sent."""
     last_step: int = 0
     """Last step that was sent."""
+    sent_steps: dict[str, int] = field(default_factory=dict)
+    """The same of each metric."""
+    first_line: str = ""
+    """Of the points' file: its time tells a file from the one that it replaced."""
     known_bytes: int = 0
     """Length of the points' file when the run last went on after an interruption."""
     known_steps: dict[str, int] = field(default_factory=dict)
@@ -100,14 +104,32 @@ class Outbox:
         """Whole lines not sent yet, each with the file's length up to its end."""
         if not self.points.is_file():
             return
-        if self.points.stat().st_size < self.record.sent_bytes:
-            self.record.sent_bytes = 0  # a training that started anew emptied it
         with self.points.open("rb") as file:
+            self._notice_new_file(first_line(file))
             file.seek(self.record.sent_bytes)
             for line in file:
                 if not line.endswith(b"\n"):
                     return
                 yield file.tell(), _parsed(line)
+
+    def _notice_new_file(self, first: str) -> None:
+        """A training that started anew, in this run too, has emptied the file: all of
+        it is new, but the steps that the store has."""
+        record = self.record
+        if record.first_line not in ("", first):
+            record.sent_bytes = record.known_bytes = 0
+            record.known_steps = dict(record.sent_steps)
+        record.first_line = first
+
+    def note_sent(self, metrics: list[Metric], end: int) -> None:
+        """The store has `metrics`, and with them the file up to `end`."""
+        record = self.record
+        record.sent_bytes = end
+        for metric in metrics:
+            before = record.sent_steps.get(metric.key, -1)
+            record.sent_steps[metric.key] = max(before, metric.step)
+        record.last_step = max([record.last_step, *record.sent_steps.values()])
+        self.save()
 
     def note_known_points(self) -> None:
         """A training that goes on repeats the steps after its checkpoint."""
@@ -128,7 +150,9 @@ class Outbox:
         record.tracking_uri, record.artifact_location = tracking_uri, artifact_location
         record.run_id, record.sent_tags, record.goes_on = None, {}, False
         record.sent_datasets = record.sent_trials = 0
-        record.sent_bytes, record.sent_params = 0, 0
+        record.sent_bytes, record.sent_params, record.sent_steps = 0, 0, {}
+        if not record.known_bytes:
+            record.known_steps = {}
 
     def set_aside(self) -> None:
         """Move both files where they wait for `kedro flatout sync`."""
@@ -150,6 +174,12 @@ def set_aside_beside(points: Path) -> list[Path]:
     records = (points.parent / UNSENT).glob(f"*/*{RECORD_SUFFIX}")
     names = [path.with_name(path.name.removesuffix(RECORD_SUFFIX)) for path in records]
     return sorted(path.with_suffix(".jsonl") for path in names)
+
+
+def first_line(file: IO[bytes]) -> str:
+    """Empty while it is not written whole."""
+    line = file.readline()
+    return line.decode(errors="replace") if line.endswith(b"\n") else ""
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
@@ -181,6 +211,8 @@ def begin(points: Path, record: RunRecord, *, goes_on: bool) -> Outbox:
         points.unlink(missing_ok=True)
     elif points.exists():  # of a training outside Kedro: keep it, send nothing of it
         record.sent_bytes = points.stat().st_size
+        with points.open("rb") as file:
+            record.first_line = first_line(file)
     return Outbox(points, record)
 
 

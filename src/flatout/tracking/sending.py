@@ -31,9 +31,7 @@ def send(outbox: Outbox, client: MlflowClient) -> str:
     _send_datasets(outbox, client, run_id)
     for metrics, end in _lots(outbox):
         client.log_batch(run_id, metrics=metrics)
-        record.sent_bytes = end
-        record.last_step = max([record.last_step, *(m.step for m in metrics)])
-        outbox.save()
+        outbox.note_sent(metrics, end)
     _send_params_and_tags(outbox, client, run_id)  # points may have brought tags
     return run_id
 

@@ -1,0 +1,76 @@
+"""The examples for clusters: they parse, name what exists, and stop as they say."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import time
+
+import yaml
+
+from flatout.engine.settings import DistributedSettings
+from tests.command_checks import fault_of
+from tests.conftest import PROJECT
+
+SLURM = PROJECT / "conf" / "clusters" / "slurm.sh"
+KUBERNETES = PROJECT / "conf" / "clusters" / "pytorchjob.yaml"
+OF_SLURM = {"$SLURM_NNODES": "2", "$SLURM_NODEID": "1", "$ENDPOINT": "node0:29500"}
+
+SRUN = """case "$*" in *--nodes=1*) exit 0 ;; esac
+touch "$STATE/started"
+for _ in $(seq 300); do [ -e "$STATE/told" ] && exit 143; sleep 0.05; done
+"""
+SCANCEL = 'echo "scancel $*" >> "$STATE/log"; touch "$STATE/told"'
+SCONTROL = 'if [ "$1" = show ]; then echo node0; else echo "$*" >> "$STATE/log"; fi'
+
+
+def test_slurm_runs_commands_that_work():
+    text = SLURM.read_text().replace("\\\n", "")
+    for name, value in OF_SLURM.items():
+        text = text.replace(name, value)
+    commands = re.findall(r"kedro run (?:\"[^\"]*\"|[^\"'\n])*", text)
+    commands = [command for command in commands if "--" in command]
+    assert len(commands) == 2
+    assert [fault_of(command) for command in commands] == [None, None]
+    wanted = DistributedSettings(
+        num_machines=2, machine_rank=1, rendezvous_endpoint="node0:29500"
+    )
+    for name in wanted.model_fields_set:
+        value = getattr(wanted, name)
+        assert f"train.distributed.{name}={value}" in commands[1]
+
+
+def test_kubernetes_starts_a_command_that_works():
+    job = yaml.safe_load(KUBERNETES.read_text())
+    replicas = job["spec"]["pytorchReplicaSpecs"]
+    assert sorted(replicas) == ["Master", "Worker"]
+    for replica in replicas.values():
+        (container,) = replica["template"]["spec"]["containers"]
+        assert container["name"] == "pytorch"
+        command = shlex.join([*container["command"], *container["args"]])
+        assert fault_of(command) is None
+
+
+def test_slurms_signal_reaches_the_steps_and_the_job_comes_back(tmp_path):
+    """bash as it is; Slurm's commands are scripts that write down what they are told."""
+    for name, body in {"srun": SRUN, "scancel": SCANCEL, "scontrol": SCONTROL}.items():
+        program = tmp_path / name
+        program.write_text(f"#!/usr/bin/env bash\n{body}\n")
+        program.chmod(0o755)
+    variables = {
+        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+        "STATE": str(tmp_path),
+        "SLURM_JOB_NODELIST": "node[0-1]",
+        "SLURM_JOB_ID": "77",
+    }
+    script = subprocess.Popen(["bash", str(SLURM)], env={**os.environ, **variables})
+    while not (tmp_path / "started").exists():
+        assert script.poll() is None
+        time.sleep(0.02)
+    script.send_signal(signal.SIGTERM)
+    assert script.wait(20) == 143
+    told = (tmp_path / "log").read_text().splitlines()
+    assert told == ["scancel --signal=TERM 77", "requeue 77"]
