@@ -55,7 +55,7 @@ def test_kubernetes_starts_a_command_that_works():
 
 
 def test_slurms_signal_reaches_the_steps_and_the_job_comes_back(tmp_path):
-    """bash as it is; Slurm's commands are scripts that write down what they are told."""
+    """bash as it is; Slurm's own commands write down what they are told."""
     for name, body in {"srun": SRUN, "scancel": SCANCEL, "scontrol": SCONTROL}.items():
         program = tmp_path / name
         program.write_text(f"#!/usr/bin/env bash\n{body}\n")

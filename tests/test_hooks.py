@@ -10,8 +10,9 @@ from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 from kedro.pipeline import Node, Pipeline
 
-from flatout.engine.settings import SettingsError
-from flatout.hooks import EnvironmentHooks, ParameterHooks
+from flatout.engine.settings import DistributedSettings, SettingsError, parse_settings
+from flatout.hooks import EnvironmentHooks
+from flatout.parameter_hooks import ParameterHooks, check_machine
 from tests.conftest import PROJECT
 
 RUNNERS = ("SequentialRunner", "ParallelRunner", "ThreadRunner")
@@ -26,7 +27,9 @@ def identity(x):
 def test_only_nodes_that_start_processes_need_the_sequential_runner(runner, node):
     pipeline = Pipeline([Node(identity, "a", "b", name=node)])
     run_params = {"runner": f"<kedro.runner.{runner} object at 0x7f>"}
-    check = ParameterHooks().before_pipeline_run
+    hooks = ParameterHooks()
+    hooks._settings = parse_settings({})
+    check = hooks.before_pipeline_run
     if runner == "SequentialRunner" or node == "split_rows":
         check(run_params, pipeline)
     else:
@@ -48,6 +51,37 @@ def test_a_store_of_null_is_the_file_of_conf_base(tmp_path):
     ).load_context()
     store = f"sqlite:///{tmp_path}/mlflow.db"
     assert context.mlflow.server.mlflow_tracking_uri == store
+
+
+SPLIT = Node(identity, "raw", "tokens", name="tokenize_rows")
+TRAIN = Node(identity, "tokens", "model", name="train_model")
+REPORT = Node(identity, "model", "page", name="report")
+MACHINE_1 = DistributedSettings(
+    num_machines=2, machine_rank=1, rendezvous_endpoint="node0:29500"
+)
+
+
+def test_a_machine_other_than_the_first_only_trains():
+    check_machine(MACHINE_1, Pipeline([TRAIN, REPORT]))
+    check_machine(DistributedSettings(), Pipeline([SPLIT, TRAIN]))
+    for nodes in ([SPLIT, TRAIN], [SPLIT]):
+        with pytest.raises(SettingsError) as refused:
+            check_machine(MACHINE_1, Pipeline(nodes))
+        assert "machine_rank=1: machines other than 0 only" in str(refused.value)
+        assert "tokenize_rows would write" in str(refused.value)
+        assert "Type kedro run --pipelines=train with" in str(refused.value)
+
+
+def test_a_command_that_srun_starts_several_times_is_refused(monkeypatch):
+    pipeline = Pipeline([TRAIN])
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    check_machine(MACHINE_1, pipeline)  # one task a machine
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
+    with pytest.raises(SettingsError, match=r"srun started .* 8 times.*slurm\.sh"):
+        check_machine(MACHINE_1, pipeline)
+    monkeypatch.setenv("RANK", "0")  # of a launcher that maps tasks to ranks
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    check_machine(DistributedSettings(), pipeline)
 
 
 def test_environment_is_set_as_the_parameters_say(monkeypatch):

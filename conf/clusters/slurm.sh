@@ -10,7 +10,7 @@
 #SBATCH --time=24:00:00
 #SBATCH --requeue
 #SBATCH --open-mode=append
-# Three minutes before the end of the time: finish the step, save, leave.
+# Three minutes before the end of the time, to this script alone (see `trap` below).
 #SBATCH --signal=B:TERM@180
 set -euo pipefail
 
@@ -20,14 +20,16 @@ export ENDPOINT="$first_machine:$((20000 + SLURM_JOB_ID % 20000))"
 # Once, on one machine; skipped where the tokens are current.
 srun --nodes=1 --ntasks=1 kedro run --pipelines=split,tokenize
 
-# SLURM_NODEID is 0, 1, ... inside of the tasks; `kedro run` replaces the shell, so that
-# signals reach it.
-srun --kill-on-bad-exit=1 bash -c 'exec kedro run --pipeline=train --params="\
+# SLURM_NODEID is 0, 1, ... inside of the tasks. A machine that is done or has failed
+# leaves the others five minutes to save and to end; they notice a failure by themselves.
+srun --kill-on-bad-exit=0 --wait=300 bash -c 'exec kedro run --pipeline=train --params="\
 train.distributed.num_machines=$SLURM_NNODES,\
 train.distributed.machine_rank=$SLURM_NODEID,\
 train.distributed.rendezvous_endpoint=$ENDPOINT"' &
 training=$!
-trap 'kill -TERM "$training"' TERM
+# To the job's steps, which finish their training step, save and leave. A TERM to srun
+# itself would end them at once, by SIGKILL.
+trap 'scancel --signal=TERM "$SLURM_JOB_ID"' TERM
 
 status=0
 wait "$training" || status=$?

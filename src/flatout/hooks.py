@@ -1,4 +1,4 @@
-"""Around Kedro's runs: parameters checked, environment set, runs tracked."""
+"""Around Kedro's runs: environment set, results in safety, runs tracked."""
 
 from __future__ import annotations
 
@@ -23,48 +23,13 @@ from flatout import tracking
 from flatout.engine import environment
 from flatout.engine.data.split_report import split_metrics
 from flatout.engine.jobs.checkpoint_folder import finish, is_interrupted
-from flatout.engine.settings import Settings, SettingsError, parse_settings
-from flatout.engine.sweep.samplers import check_sweep
-from flatout.parameter_checks import check_sources
+from flatout.parameter_hooks import TRAINING_NODES, checked_settings
 from flatout.places import tracking_store
 from flatout.tracking import facts, models, outcomes
 
 logger = logging.getLogger(__name__)
 
-# Nodes that start processes of their own and must not run inside a runner's.
-TRAINING_NODES = frozenset({"train_model", "run_trials", "run_sweep"})
-
 OPENING_LIMIT_S = 15.0
-
-
-def checked_settings(context: KedroContext) -> Settings:
-    """All parameters of the run; imports no pipeline. Raises SettingsError."""
-    return parse_settings(context.config_loader["parameters"])
-
-
-class ParameterHooks:
-    """Refuses parameters and runners that cannot work, before anything has run."""
-
-    @hook_impl
-    def after_context_created(self, context: KedroContext) -> None:
-        self._settings = checked_settings(context)
-        check_sources(context.config_loader)
-
-    @hook_impl
-    def before_pipeline_run(
-        self, run_params: dict[str, Any], pipeline: Pipeline
-    ) -> None:
-        runner = str(run_params["runner"])
-        names = {node.name for node in pipeline.nodes}
-        if "run_sweep" in names:
-            check_sweep(self._settings)
-        trains = TRAINING_NODES & names
-        if trains and ("ParallelRunner" in runner or "ThreadRunner" in runner):
-            raise SettingsError(
-                f"{', '.join(sorted(trains))} cannot run in a ParallelRunner or "
-                "ThreadRunner: training starts its own processes, one a device. Leave "
-                "--runner out; train.distributed.num_processes sets how many."
-            )
 
 
 class HandOverHooks:

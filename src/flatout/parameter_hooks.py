@@ -16,6 +16,7 @@ from flatout.engine.settings import (
     parse_settings,
 )
 from flatout.engine.sweep.samplers import check_sweep
+from flatout.parameter_checks import check_sources
 
 # Nodes that start processes of their own and must not run inside a runner's.
 TRAINING_NODES = frozenset({"train_model", "run_trials", "run_sweep"})
@@ -60,6 +61,7 @@ class ParameterHooks:
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
         self._settings = checked_settings(context)
+        check_sources(context.config_loader)
 
     @hook_impl
     def before_pipeline_run(

@@ -8,9 +8,9 @@ from flatout.guard_hooks import GuardHooks
 from flatout.hooks import (
     EnvironmentHooks,
     HandOverHooks,
-    ParameterHooks,
     TrackingHooks,
 )
+from flatout.parameter_hooks import ParameterHooks
 from flatout.places import artifact_folder, project_path, tracking_store
 from flatout.quiet import silence_known_warnings
 from flatout.sessions import session_class

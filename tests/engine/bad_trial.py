@@ -34,5 +34,6 @@ def run(spec, open_job, folder):
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    (folder / "pid").write_text(json.dumps(os.getpid()))
+    rank = os.environ.get("RANK", "0")
+    (folder / f"{rank}.pid").write_text(json.dumps(os.getpid()))
     raise SystemExit(serve(folder, run))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
-import signal
 import threading
 import time
 
@@ -125,8 +123,14 @@ def test_a_failing_rank_brings_its_own_error(tmp_path, no_orphans):
 def test_a_signal_stops_all_ranks_at_one_step_and_one_rank_can_go_on(
     tmp_path, no_orphans
 ):
+    """The signal goes to all processes, as a scheduler sends it."""
     job = two_ranks(tmp_path, steps=40, log_every=40)
-    stop = AtStep(job, 8, lambda _: os.kill(os.getpid(), signal.SIGTERM))
+
+    def terminate(ranks):
+        for process in (ranks[0].parent(), *ranks.values(), psutil.Process()):
+            process.terminate()
+
+    stop = AtStep(job, 8, terminate)
     stop.start()
     with pytest.raises(Interrupted) as stopped:
         run_job(job)

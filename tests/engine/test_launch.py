@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -172,6 +173,22 @@ def test_a_heartbeat_says_where_a_rank_is(tmp_path):
         assert (seen.rank, seen.pid, seen.step) == (3, os.getpid(), 17)
         assert seen.phase == "evaluate"
     assert read_beats(path)[0].phase == "train"
+
+
+def test_a_rank_that_nobody_watches_shows_where_it_hangs(tmp_path, capfd):
+    """As inside torchrun: the launcher reads no heartbeat."""
+    beat = Heartbeat()
+    beat.start(tmp_path, 1, watched=False)
+    beat.enter("train")
+    beat.watch_alone(0.05)
+    beat.beat(17)
+    shown = ""
+    while "Timeout" not in shown:
+        time.sleep(0.05)
+        shown += capfd.readouterr().err
+    beat.watch_alone(None)
+    assert "test_launch.py" in shown
+    assert read_beats(tmp_path)[0].step == 17
 
 
 def test_agents_meet_at_machine_0(tmp_path):

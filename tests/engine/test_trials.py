@@ -20,6 +20,7 @@ from flatout.engine.bench.trials import run_isolated
 from tests.conftest import PROJECT
 from tests.engine.benches import job_files, settings, spec
 
+PYTHONPATH = os.pathsep.join([str(PROJECT), str(PROJECT / "src")])
 COLUMNS = (
     "trial_id mode strategy global_batch_size token_budget num_workers prefetch_factor "
     "pin_memory precision attention compile cuda_graphs gradient_checkpointing io_ms "
@@ -33,7 +34,7 @@ COLUMNS = (
 def bad_trials(monkeypatch):
     """Trials of kind `peer` run tests/engine/bad_trial.py."""
     monkeypatch.setitem(trials.MODULES, "peer", "tests.engine.bad_trial")
-    monkeypatch.setenv("PYTHONPATH", str(PROJECT))
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
 
 
 def answer(tmp_path, behaviour, timeout_s=30.0, limit=None):
@@ -96,7 +97,7 @@ def test_how_a_trial_ends(bad_trials, tmp_path, behaviour, status, note):
 def test_a_trial_that_hangs_is_ended(bad_trials, tmp_path):
     found = answer(tmp_path, "hang", timeout_s=4.0)
     assert (found.status, found.note) == ("timeout", "stopped after 4 s")
-    assert not psutil.pid_exists(json.loads((tmp_path / "pid").read_text()))
+    assert not psutil.pid_exists(json.loads((tmp_path / "0.pid").read_text()))
 
 
 @pytest.mark.process
@@ -141,7 +142,9 @@ folder = Path(sys.argv[1])
 bench = Bench(settings(), job_files(folder), folder / "sweep")
 bench.start()
 for behaviour in sys.argv[2:]:
-    trial = bench.run("peer", options={"behaviour": behaviour}, label=behaviour)
+    options = {"behaviour": behaviour}
+    ranks = 2 if behaviour == "hang" else 1
+    trial = bench.run("peer", options=options, label=behaviour, world_size=ranks)
     print(trial.label, trial.status, bench.reused, flush=True)
 bench.finish()
 """
@@ -151,10 +154,14 @@ def start_sweep(folder, *behaviours):
     return subprocess.Popen(
         [sys.executable, "-c", SWEEP, str(folder), *behaviours],
         cwd=PROJECT,
-        env={**os.environ, "PYTHONPATH": str(PROJECT)},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
         stdout=subprocess.PIPE,
         text=True,
     )
+
+
+def pids_of(folder):
+    return [json.loads(f.read_text()) for f in folder.glob("sweep/*/*.pid")]
 
 
 def wait_for(condition, seconds=30.0):
@@ -168,11 +175,13 @@ def wait_for(condition, seconds=30.0):
 def test_a_killed_sweep_goes_on_and_leaves_no_process(tmp_path):
     sweep = start_sweep(tmp_path, "fine", "hang")
     assert sweep.stdout.readline() == "fine ok 0\n"
-    wait_for(lambda: len(list(tmp_path.glob("sweep/*/pid"))) == 2)
-    pids = [json.loads(f.read_text()) for f in tmp_path.glob("sweep/*/pid")]
+    wait_for(lambda: len(list(tmp_path.glob("sweep/*/*.pid"))) == 3)
+    ranks = [psutil.Process(pid) for pid in pids_of(tmp_path) if psutil.pid_exists(pid)]
+    assert len(ranks) == 2
+    pids = [rank.pid for rank in ranks] + [ranks[0].ppid()]  # and their launcher
     sweep.send_signal(signal.SIGKILL)
     sweep.wait()
-    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+    wait_for(lambda: not any(map(psutil.pid_exists, pids)))
     again, _ = start_sweep(tmp_path, "fine", "fault").communicate(timeout=60)
     assert again == "fine ok 1\nfault error 1\n"
     # That one came to its end: the next is measured anew.

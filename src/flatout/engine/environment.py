@@ -51,6 +51,11 @@ def launched_from_outside() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def slurm_tasks() -> int:
+    """Processes that Slurm's `srun` started of this command; 1 without it."""
+    return int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
+
+
 def usable_cores() -> int:
     """Cores this process may use: affinity, cut by the container's CPU quota."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -99,7 +100,8 @@ def _command(spec: TrialSpec, folder: Path) -> list[str]:
     module = MODULES.get(spec.kind, "flatout.engine.bench.trial")
     if spec.world_size == 1:
         return [sys.executable, "-m", module, str(folder)]
-    launcher = ["torch.distributed.run", "--standalone"]
+    # Unlike torch.distributed.run it ends with this process, and its ranks with it.
+    launcher = ["flatout.engine.jobs.agent", str(folder), "--standalone"]
     ranks = ["--nproc-per-node", str(spec.world_size)]
     return [sys.executable, "-m", *launcher, *ranks, "-m", module, str(folder)]
 
@@ -144,12 +146,26 @@ def _resident_bytes(pid: int) -> int:
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """End the trial's workers and ranks with it."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+    """End the trial's workers and ranks with it; each rank leads a group of its own."""
+    for pid in [process.pid, *_ranks(process.pid)]:
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
     process.wait()
+
+
+def _ranks(pid: int) -> list[int]:
+    """Processes under `pid` that lead a group."""
+    try:
+        below = psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:  # it has ended, and they notice
+        return []
+    return [child.pid for child in below if _leads(child.pid)]
+
+
+def _leads(pid: int) -> bool:
+    with suppress(ProcessLookupError):
+        return os.getpgid(pid) == pid
+    return False
 
 
 def _death(returncode: int, out_of_memory: bool) -> tuple[str, str]:

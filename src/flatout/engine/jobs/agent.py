@@ -1,27 +1,37 @@
 """`python -m flatout.engine.jobs.agent FOLDER ARGUMENTS`: starts a machine's ranks.
 
-The same as `python -m torch.distributed.run ARGUMENTS`, but for two things: failures
-are left as FOLDER/failures.json, and it ends when the process that started it is gone.
+The same as `python -m torch.distributed.run ARGUMENTS`, but for three things: failures
+are left as FOLDER/failures.json, it ends when the process that started it is gone, and
+a SIGTERM or Ctrl-C is for that process and the ranks to answer: a scheduler sends it to
+all of them, and ranks that save must not be cut short from here.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+from flatout.engine.jobs.signals import STOPPING
+
 FAILURES = "failures.json"
+SIGNALS_OPTION = "--signals-to-handle"
 
 
 def main(folder: Path, arguments: list[str]) -> int:
     _die_with_parent()
+    for signum in STOPPING:  # a handler: ranks would inherit SIG_IGN
+        signal.signal(signum, lambda *_: None)
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import parse_args, run
+    from torch.distributed.run import get_args_parser, parse_args, run
 
+    if SIGNALS_OPTION in get_args_parser().format_help():  # not in PyTorch 2.11
+        arguments = [f"{SIGNALS_OPTION}=SIGHUP,SIGQUIT", *arguments]
     try:
         run(parse_args(arguments))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:

@@ -55,7 +55,7 @@ def follow() -> None:
         "-m",
         "flatout.engine.jobs.rank",
         str(folder),
-        "--remove",
+        "--alone",
     ]
     os.execve(sys.executable, command, environment.rank_environment())  # noqa: S606
 

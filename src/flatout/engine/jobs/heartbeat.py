@@ -49,6 +49,7 @@ class Heartbeat:
 
     def __init__(self) -> None:
         self._map: Any = None
+        self._watched = False
         self._step = 0
         self._phase = "start"
         self._progress_s = time.monotonic()
@@ -57,8 +58,10 @@ class Heartbeat:
         self._limit_s: float | None = None
         self._armed_s = 0.0
 
-    def start(self, folder: Path, rank: int) -> None:
-        """Write to `folder` from now on; end when the parent process is gone."""
+    def start(self, folder: Path, rank: int, *, watched: bool = True) -> None:
+        """Write to `folder` from now on; end when the parent process is gone.
+        `watched`: somebody reads there, and names whoever hangs."""
+        self._watched = watched
         folder.mkdir(parents=True, exist_ok=True)
         path = beat_file(folder, rank)
         path.write_bytes(bytes(_LAYOUT.size))
@@ -72,7 +75,7 @@ class Heartbeat:
     def watch_alone(self, limit_s: float | None) -> None:
         """Nobody watches this process: show its stacks when it makes no progress for
         `limit_s`. None stops it."""
-        self._limit_s = limit_s if self._map is None else None
+        self._limit_s = None if self._watched else limit_s
         self._armed_s = 0.0
         if limit_s is None:
             faulthandler.cancel_dump_traceback_later()
@@ -84,7 +87,7 @@ class Heartbeat:
             self._step = step
         if self._map is not None:
             self._write()
-        elif self._limit_s and self._progress_s - self._armed_s > REARM_S:
+        if self._limit_s and self._progress_s - self._armed_s > REARM_S:
             self._arm(self._limit_s)
 
     @contextmanager

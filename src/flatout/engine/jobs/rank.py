@@ -1,8 +1,8 @@
-"""The process of one rank: `python -m flatout.engine.jobs.rank FOLDER [--remove]`.
+"""The process of one rank: `python -m flatout.engine.jobs.rank FOLDER [--alone]`.
 
 FOLDER/spec.json says what to train. The main rank leaves the result in the job's own
-folder; an error goes to the file that torchelastic names. With `--remove` the folder
-is this rank's alone, and is removed.
+folder; an error goes to the file that torchelastic names. With `--alone` nobody else
+knows the folder: it is removed, and where the rank hangs it says so itself.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ SMALLER = "smaller.json"
 """A token budget to try again with, after memory ran out."""
 
 
-def main(folder: Path) -> None:
+ALONE = "--alone"
+
+
+def main(folder: Path, *, alone: bool = False) -> None:
     spec = json.loads((folder / "spec.json").read_text(encoding="utf-8"))
     settings = parse_settings(spec["settings"])
     ranks = environment.current_ranks()
     _log_to_stderr(ranks.rank)
-    heartbeat.start(folder / "beats", ranks.rank)
+    heartbeat.start(folder / "beats", ranks.rank, watched=not alone)
     environment.apply(settings.runtime)  # before torch is imported
     from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -92,8 +95,9 @@ def _open_job(spec: dict[str, Any], settings: Settings) -> TrainJob:
 
 
 if __name__ == "__main__":
+    alone = ALONE in sys.argv[2:]
     try:
-        main(Path(sys.argv[1]))
+        main(Path(sys.argv[1]), alone=alone)
     finally:
-        if "--remove" in sys.argv[2:]:
+        if alone:
             shutil.rmtree(sys.argv[1], ignore_errors=True)
