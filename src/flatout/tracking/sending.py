@@ -26,7 +26,6 @@ MAX_VALUE_LENGTH = 5000
 
 def send(outbox: Outbox, client: MlflowClient) -> str:
     """Send what is new; returns the run's id. What it raises is the store's."""
-    record = outbox.record
     run_id = _opened(outbox, client)
     _send_datasets(outbox, client, run_id)
     for metrics, end in _lots(outbox):
