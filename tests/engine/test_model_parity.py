@@ -63,3 +63,11 @@ def test_attention_for_targets_alone_equals_attention_for_all():
     ]
     for one, other in zip(*grads, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_new_model_names_no_token_beyond_its_vocabulary(family):
+    config = task_model(family, "sequence-classification", "sdpa").model.config
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        token = getattr(config, name, None)
+        assert token is None or token < config.vocab_size, name

@@ -96,7 +96,7 @@ CAUSES: dict[str, Cause] = {
     "train.compile": Cause(1.5, 1.0, "no fused kernels", ON),
     "train.history": Cause(1.4, 1.4, "a table is joined at every step", {"list": 0}),
     "train.gradient_checkpointing": Cause(1.4, 1.4, "forward passes run twice", OFF),
-    "runtime.environment.CUDA_LAUNCH_BLOCKING": Cause(
+    "runtime.environment.CUDA_LAUNCH_BLOCKING": Cause(  # an estimate, not measured
         2.0, 1.0, "the host waits for every kernel", {NOT_SET: 0, "0": 0}
     ),
     "runtime.environment.GOMP_SPINCOUNT": Cause(

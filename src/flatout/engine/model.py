@@ -123,6 +123,8 @@ def _config(
     config = _load_config(settings, extra, transformers)
     if getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = vocabulary.pad_token_id
+    if settings.name_or_path is None:
+        _drop_foreign_tokens(config)
     if config.vocab_size < vocabulary.size:
         raise ModelError(
             f"model.config.vocab_size={config.vocab_size} is smaller than the "
@@ -130,6 +132,14 @@ def _config(
             "tokenize.vocab_size"
         )
     return config
+
+
+def _drop_foreign_tokens(config: Any) -> None:
+    """GPT-2's end of text is number 50,256 by default, whatever the vocabulary."""
+    for name in ("bos_token_id", "eos_token_id"):
+        token = getattr(config, name, None)
+        if isinstance(token, int) and token >= config.vocab_size:
+            setattr(config, name, None)
 
 
 def _load_config(
