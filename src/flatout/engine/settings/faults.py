@@ -1,0 +1,59 @@
+"""Pydantic's errors in the words of whoever wrote the parameters."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+
+def fault_lines(errors: Any, model: type[BaseModel]) -> list[str]:
+    """A line a path; what several branches of a union say is joined by `or`."""
+    texts: dict[str, list[str]] = {}
+    values: dict[str, str] = {}
+    for fault in errors:
+        location = [part for part in fault["loc"] if not _is_union_branch(part)]
+        path = ".".join(str(part) for part in location)
+        texts.setdefault(path, []).append(_fault_text(fault, location, model))
+        values[path] = _shown_value(fault)
+    return [f"{path}: {' or '.join(texts[path])}{values[path]}" for path in texts]
+
+
+def _fault_text(fault: Any, location: list[Any], model: type[BaseModel]) -> str:
+    """`unknown parameter; did you mean train.global_batch_size?`"""
+    if fault["type"] == "extra_forbidden":
+        names = _names_beside(location, model)
+        near = difflib.get_close_matches(str(location[-1]), names, n=1, cutoff=0.4)
+        parent = "".join(f"{part}." for part in location[:-1])
+        hint = f"did you mean {parent}{near[0]}?" if near else f"valid: {names}"
+        return f"unknown parameter; {hint}"
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    return message.replace("Input should be", "should be").replace("a valid ", "a ")
+
+
+def _shown_value(fault: Any) -> str:
+    value = fault["input"]
+    unknown = fault["type"] == "extra_forbidden"
+    return (
+        "" if unknown or isinstance(value, (dict, BaseModel)) else f" (got {value!r})"
+    )
+
+
+def _is_union_branch(part: object) -> bool:
+    """Pydantic names the branch of a union in the path; users do not know those."""
+    return isinstance(part, str) and (
+        part in {"int", "constrained-int", "float", "bool", "str"}
+        or part.startswith("literal[")
+    )
+
+
+def _names_beside(location: list[Any], model: type[BaseModel]) -> list[str]:
+    """Valid names on the level of the last part of `location`."""
+    for part in location[:-1]:
+        annotation = model.model_fields[str(part)].annotation
+        candidates = [annotation, *get_args(annotation)]
+        model = next(
+            c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)
+        )
+    return sorted(model.model_fields)
