@@ -13,7 +13,7 @@ import pytest
 from mlflow import MlflowClient
 
 from flatout.engine.settings import SettingsError, parse_settings
-from flatout.hooks import ParameterHooks
+from flatout.parameter_hooks import ParameterHooks
 from flatout.pipelines.sweep import create_pipeline
 from tests import warm
 from tests.conftest import PROJECT, kedro
