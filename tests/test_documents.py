@@ -198,6 +198,21 @@ def test_both_readmes_have_the_same_commands_and_figures():
         assert part(korean) == part(english), part.__name__
 
 
+def test_the_tests_that_documents_name_are_there():
+    found = [
+        (span, match)
+        for path in DOCUMENTS
+        for span in spans(path)
+        if (match := re.fullmatch(r"(test_\w+\.py)(?:::(test_\w+)(\*?))?", span.text))
+    ]
+    assert len(found) > 20
+    for span, match in found:
+        (file,) = (PROJECT / "tests").rglob(match[1])
+        name = match[2] or "test_"
+        definition = f"def {name}(" if match[2] and not match[3] else f"def {name}"
+        assert definition in file.read_text(), f"{span.place}: {span.text}"
+
+
 def test_every_optimisation_has_a_page_of_one_form():
     folder = PROJECT / "src" / "flatout" / "engine" / "optimisations"
     index = (folder / "README.md").read_text()

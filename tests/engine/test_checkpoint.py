@@ -271,6 +271,22 @@ def test_a_fault_of_the_writer_is_told_and_the_older_checkpoint_stays(tmp_path, 
     assert len(writer.faults) == 1
 
 
+def test_a_checkpoint_that_is_saved_is_not_called_lost(tmp_path, monkeypatch):
+    """The folder of the surplus checkpoint is gone by the time it is removed."""
+    ready = SlowSnapshot()
+    ready.go.set()
+    writer = CheckpointWriter(tmp_path, keep=1)
+    writer.start(ready, manifest(1))
+    writer.wait()
+    absent = tmp_path / folders.step_folder(0)
+    monkeypatch.setattr(folders, "step_folders", lambda _: [absent, absent])
+    writer.start(ready, manifest(2))
+    writer.wait()
+    assert writer.newest.manifest.step == 2
+    (fault,) = writer.faults
+    assert "step 2 was saved, but older ones could not be removed" in fault
+
+
 def test_a_full_disk_costs_checkpoints_and_no_run(tmp_path, monkeypatch):
     """Every write to the folder fails from step 4 to step 8."""
     from flatout.engine.jobs import checkpoint_writer

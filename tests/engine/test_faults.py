@@ -213,3 +213,4 @@ def test_short_drill(tmp_path):
     drill = Drill(tmp_path, Victim(max_steps=80), seed=3, preloaded=True)
     drill.run(10)
     assert sum(drill.faults.values()) == 10
+    assert drill.resumed == drill.resumable > 0

@@ -205,9 +205,12 @@ def test_a_result_that_nobody_took_is_handed_over_later(tmp_path):
 
 
 def test_rates_after_a_resume_count_the_steps_of_this_session(tmp_path):
-    job = make_job(tmp_path, log_every=1, **EVERY_2)
+    """Checkpoints by the clock: as soon as the one before is written."""
+    often = {"every_steps": None, "every_minutes": 1e-9}
+    job = make_job(tmp_path, log_every=1, checkpoint=often)
     crashed(job, "step 9/12  loss")
     report = run_job(job).report
+    assert report.resumed_from_step in range(1, 10)
     rows = [16, 16, 16, 12] * 3  # of each step: an epoch has 60
     assert report.samples == sum(rows[report.resumed_from_step :])
     assert report.steps == 12

@@ -185,5 +185,12 @@ def test_a_killed_sweep_goes_on_and_leaves_no_process(tmp_path):
     again, _ = start_sweep(tmp_path, "fine", "fault").communicate(timeout=60)
     assert again == "fine ok 1\nfault error 1\n"
     # That one came to its end: the next is measured anew.
-    Bench(settings(), job_files(tmp_path), tmp_path / "sweep").start()
-    assert [file.name for file in (tmp_path / "sweep").iterdir()] == ["sweep.json"]
+    state = tmp_path / "sweep" / "sweep.json"
+    bench = Bench(settings(), job_files(tmp_path), state.parent)
+    for torn in (False, True):
+        bench.start()
+        assert [file.name for file in state.parent.iterdir()] == [state.name]
+        assert json.loads(state.read_text())["running"]
+        if not torn:
+            state.write_text('{"runn')
+            (state.parent / "kept").touch()

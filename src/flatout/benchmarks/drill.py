@@ -14,6 +14,7 @@ import logging
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,8 +27,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from flatout.benchmarks.victim import BEATS, OUTCOME, Victim, main_of_a_fork
-from flatout.engine.jobs.checkpoint_folder import step_folders
+from flatout.benchmarks.victim import (
+    BEATS,
+    OUTCOME,
+    TEMPORARY,
+    Victim,
+    main_of_a_fork,
+)
+from flatout.engine.jobs.checkpoint_folder import RESULT, step_folders
 from flatout.engine.jobs.heartbeat import Beat, read_beats
 
 logger = logging.getLogger(__name__)
@@ -58,6 +65,8 @@ class Drill:
     """Fork from a process that has imported all: quick, for tests."""
     faults: Counter[str] = field(default_factory=Counter)
     moments: Counter[str] = field(default_factory=Counter)
+    resumable: int = 0
+    """Starts that met a checkpoint, and had to go on from it."""
     resumed: int = 0
     first_step_s: list[float] = field(default_factory=list)
     """From the start of a command to its first new step."""
@@ -86,12 +95,19 @@ class Drill:
     def _one_training(self, folder: Path, wanted_faults: int) -> None:
         while not (folder / OUTCOME).exists():
             remaining = wanted_faults - sum(self.faults.values())
-            fault = self.random.choice(FAULTS) if remaining > 0 else "none"
+            fault = self.random.choice(self._faults()) if remaining > 0 else "none"
             limit = FULL_DISK_BYTES if fault == "fill" else None
             replace(self.victim, file_limit_bytes=limit).start_in(folder)
             self._attempt(folder, fault)
 
+    def _faults(self) -> list[str]:
+        """Ranks hand files over, which a full disk would refuse before any step."""
+        alone = self.victim.world_size == 1
+        return [fault for fault in FAULTS if alone or fault != "fill"]
+
     def _attempt(self, folder: Path, fault: str) -> None:
+        run = folder / "run"
+        resumable = bool(step_folders(run)) and not (run / RESULT).exists()
         attempt = Attempt.start(folder, self.preloaded)
         try:
             if fault == "none" or not attempt.wait_for_step():
@@ -107,7 +123,16 @@ class Drill:
             self._do(fault, attempt, folder)
         finally:
             attempt.kill()
-            self.resumed += "resuming from step" in attempt.output
+        self._check_resume(resumable, attempt)
+
+    def _check_resume(self, resumable: bool, attempt: Attempt) -> None:
+        """Raises DrillError where a training began anew beside a checkpoint."""
+        resumed = "resuming from step" in attempt.output
+        self.resumable += resumable
+        self.resumed += resumed
+        if resumable != resumed:
+            told = "a checkpoint was not gone on from" if resumable else "nothing to"
+            raise DrillError(f"{told}\n{attempt.output}")
 
     def _do(self, fault: str, attempt: Attempt, folder: Path) -> None:
         logger.info("%s at step %s (%s)", fault, attempt.step, attempt.moment())
@@ -153,9 +178,10 @@ class Drill:
             f"{sum(self.faults.values())} faults ({_counts(self.faults)}) in "
             f"{len(list(self.folder.glob('round-*')))} trainings of "
             f"{self.victim.max_steps} steps on {self.victim.world_size} rank(s); "
-            f"{self.resumed} resumes; moments: {_counts(self.moments)}; first new step "
-            f"after at most {slowest:.1f} s; weights, losses and gradient norms equal "
-            "bit for bit, every point written once"
+            f"{self.resumed} resumes of {self.resumable}; "
+            f"moments: {_counts(self.moments)}; first new step after at most "
+            f"{slowest:.1f} s; weights, losses and gradient norms equal bit for bit, "
+            "every point written once"
         )
 
 
@@ -171,8 +197,8 @@ class Attempt:
 
     @classmethod
     def start(cls, folder: Path, preloaded: bool) -> Attempt:
-        for beat in (folder / BEATS).glob("*.beat"):
-            beat.unlink()
+        for beats in (folder / BEATS, folder / TEMPORARY):
+            shutil.rmtree(beats, ignore_errors=True)
         log = folder / f"log-{len(list(folder.glob('log-*')))}.txt"
         begin_s = time.monotonic()
         process = _fork(folder, log) if preloaded else _command(folder, log)
@@ -244,7 +270,9 @@ class Attempt:
             time.sleep(0.005)
 
     def _beat(self) -> Beat | None:
-        beats = read_beats(self.folder / BEATS)
+        """Of the main rank: the command itself, or one that it has started."""
+        places = [self.folder / BEATS, *self.folder.glob(f"{TEMPORARY}/*/{BEATS}")]
+        beats = [beat for place in places for beat in read_beats(place)]
         return beats[0] if beats else None
 
 
@@ -295,6 +323,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--kills", type=int, default=50, help="faults in all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=400, help="of one training")
+    parser.add_argument("--ranks", type=int, default=1, help="processes that train")
     parser.add_argument(
         "--preloaded",
         action="store_true",
@@ -305,7 +334,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     with tempfile.TemporaryDirectory(prefix="flatout-drill-") as temporary:
         folder = options.folder or Path(temporary)
-        victim = Victim(max_steps=options.steps)
+        victim = Victim(max_steps=options.steps, world_size=options.ranks)
         drill = Drill(folder, victim, options.seed, options.preloaded)
         drill.run(options.kills)
         logger.info(drill.report())

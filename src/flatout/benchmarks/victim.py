@@ -11,6 +11,7 @@ import logging
 import os
 import resource
 import sys
+import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ import pyarrow as pa
 from flatout.engine.jobs.heartbeat import heartbeat
 
 OPTIONS, OUTCOME, BEATS = "victim.json", "outcome.json", "beats"
+TEMPORARY = "temporary"
+"""Where ranks, if there are several, leave their heartbeats."""
 VOCABULARY_SIZE, MAX_LENGTH, LABELS = 200, 32, 4
 
 
@@ -125,6 +128,9 @@ def main(folder: Path) -> None:
     victim = Victim(**json.loads((folder / OPTIONS).read_text(encoding="utf-8")))
     if victim.world_size == 1:
         heartbeat.start(folder / BEATS, 0)
+    else:
+        (folder / TEMPORARY).mkdir(exist_ok=True)
+        tempfile.tempdir = str(folder / TEMPORARY)
     if victim.file_limit_bytes is not None:
         limit = victim.file_limit_bytes
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))

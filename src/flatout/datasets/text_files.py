@@ -27,6 +27,14 @@ class TextFiles(AbstractDataset[None, Any]):
         quote_char: str | None = '"',
         metadata: dict[str, Any] | None = None,
     ) -> None:
+        if "://" in filepath:
+            raise DatasetError(
+                f"filepath: {filepath} is a URL, and TextFiles reads files of this "
+                "machine, several times: mount the store or copy the files to "
+                "data/01_raw. What fits in memory can come from a URL as "
+                "pandas.ParquetDataset or pandas.CSVDataset; see "
+                "conf/base/catalog_data.yml"
+            )
         form = Format(encoding=encoding, delimiter=delimiter, quote_char=quote_char)
         try:
             form.arrow_encoding  # noqa: B018

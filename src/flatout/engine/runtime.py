@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,14 +120,20 @@ def memory(runtime: Runtime) -> dict[str, Any]:
             "peak_reserved_gib": stats["reserved_bytes.all.peak"] / 2**30,
             "allocation_retries": stats["num_alloc_retries"],
         }
-    import resource
-
-    peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    peak_gib = peak_resident_bytes() / 2**30
     return {
         "peak_allocated_gib": peak_gib,
         "peak_reserved_gib": peak_gib,
         "allocation_retries": 0,
     }
+
+
+def peak_resident_bytes() -> int:
+    """Of this process since its start; Linux counts in KiB, macOS in bytes."""
+    import resource
+
+    unit = {"darwin": 1}.get(sys.platform, 1024)
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def seed_all(seed: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import shutil
 import time
@@ -24,10 +25,13 @@ from flatout.engine.bench.trials import Answer, resident_limit_bytes, run_isolat
 from flatout.engine.bench.watching import Unwatched, Watcher
 from flatout.engine.environment import device_name
 from flatout.engine.flops import peak_tflops
+from flatout.engine.jobs.checkpoint_folder import write_text_whole
 from flatout.engine.jobs.job_files import JobFiles
 from flatout.engine.jobs.launch import resolve_processes
 from flatout.engine.settings import BenchmarkSettings, Settings
 from flatout.engine.tokens import TokenRows
+
+logger = logging.getLogger(__name__)
 
 KEPT = frozenset({"ok", "oom"})
 """Answers that an interrupted sweep does not ask for again."""
@@ -119,16 +123,17 @@ class Bench:
     def start(self) -> None:
         """Make the folder ready: kept where a sweep was cut short, else empty."""
         state = self.folder / "sweep.json"
-        interrupted = state.exists() and json.loads(state.read_text())["running"]
+        interrupted = _says_running(state)
         if self.folder.exists() and not (interrupted and self.options.resume):
             shutil.rmtree(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        state.write_text(json.dumps({"running": True, "started_s": time.time()}))
+        fields = {"running": True, "started_s": time.time()}
+        write_text_whole(state, json.dumps(fields))
         self.begin_s = time.perf_counter()
 
     def finish(self) -> None:
         """Nothing is left to do: the next sweep begins anew."""
-        (self.folder / "sweep.json").write_text(json.dumps({"running": False}))
+        write_text_whole(self.folder / "sweep.json", json.dumps({"running": False}))
 
     def run(
         self,
@@ -242,3 +247,14 @@ class Bench:
                 "log": str(self.folder / trial.key / "log.txt"),
             }
         )
+
+
+def _says_running(state: Path) -> bool:
+    """Whether a sweep was cut short."""
+    if not state.exists():
+        return False
+    try:
+        return bool(json.loads(state.read_text())["running"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.warning("%s is damaged (%s): the sweep is measured anew", state, error)
+        return False

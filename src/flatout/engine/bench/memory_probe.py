@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 
 from flatout.engine.assemble import Trainer, TrainJob, assemble
 from flatout.engine.batching import Ints, Planner
 from flatout.engine.bench.trial_spec import TrialSpec
 from flatout.engine.container import available_memory_bytes
-from flatout.engine.runtime import Runtime, set_up
+from flatout.engine.runtime import Runtime, peak_resident_bytes, set_up
 
 GRANULE = 64
 """Budgets are multiples of it."""
@@ -211,7 +210,8 @@ class MemoryMeter:
         """Since `reset`: reserved by the GPU's allocator, or resident in RAM."""
         if self.runtime.is_cuda:
             return float(torch.cuda.max_memory_reserved(self.runtime.device))
-        for line in Path("/proc/self/status").read_text().splitlines():
+        status = Path("/proc/self/status")  # Linux alone has it
+        for line in status.read_text().splitlines() if status.exists() else []:
             if line.startswith("VmHWM:"):
                 return 1024.0 * int(line.split()[1])
-        return float(psutil.Process().memory_info().rss)
+        return float(peak_resident_bytes())

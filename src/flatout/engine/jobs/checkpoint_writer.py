@@ -54,7 +54,13 @@ class CheckpointWriter:
     def _write(self, snapshot: Snapshot, manifest: Manifest) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         self.newest = write_checkpoint(self._folder, manifest, snapshot.write)
-        prune(self._folder, self._keep, manifest.best)
+        try:
+            prune(self._folder, self._keep, manifest.best)
+        except OSError as error:
+            self._tell(
+                f"the checkpoint of step {manifest.step} was saved, but older ones "
+                f"could not be removed ({error}): they take room until they are"
+            )
 
     def _guarded(self, write: Callable[[], None], step: int) -> None:
         try:
@@ -62,9 +68,11 @@ class CheckpointWriter:
         except Exception as error:  # of the disk, or of a state that must not be saved
             reason = str(error).strip().split("\n")[0] or type(error).__name__
             older = self.newest.folder if self.newest else "none"
-            text = (
+            self._tell(
                 f"the checkpoint of step {step} was not saved ({reason}); training "
                 f"goes on, the newest one is {older}"
             )
-            self.faults.append(text)
-            logger.warning(text)
+
+    def _tell(self, fault: str) -> None:
+        self.faults.append(fault)
+        logger.warning(fault)
