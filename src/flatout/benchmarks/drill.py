@@ -111,7 +111,10 @@ class Drill:
         attempt = Attempt.start(folder, self.preloaded)
         try:
             if fault == "none" or not attempt.wait_for_step():
-                attempt.finish()
+                if fault == "fill":  # the last model did not fit, which is an error
+                    attempt.wait()
+                else:
+                    attempt.finish()
                 return
             self.first_step_s.append(attempt.age_s)
             time.sleep(self.random.uniform(0, LONGEST_FAULT_FREE_S))
