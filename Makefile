@@ -4,6 +4,9 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+# Modules are compiled when they are first imported, not all of them by pip; where the
+# shell forbids keeping that, every command would compile anew, for seconds.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c requirements.lock
 
 .DEFAULT_GOAL := help
