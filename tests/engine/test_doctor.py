@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 import time
@@ -18,6 +19,7 @@ from flatout.engine.container import (
     quota_cores,
 )
 from flatout.engine.doctor import device, machine, memory, model, ports
+from flatout.engine.doctor.bytecode import bytecode
 from flatout.engine.doctor.device import Driver, Torch
 from flatout.engine.doctor.finding import Finding, examine, guarded, within
 from flatout.engine.doctor.startup import quick_checks, warn_at_start
@@ -155,6 +157,19 @@ def test_shared_memory_and_disk(tmp_path):
     assert machine.disk_speed(later, 10**6).finding.endswith(" MB/s written")
     assert list(tmp_path.iterdir()) == []
     assert machine.judge_speed(12.3).status == "warn"
+
+
+def test_packages_that_every_command_compiles_anew(tmp_path, monkeypatch):
+    (tmp_path / "plain.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert bytecode("plain", forbidden=False).status == "ok"
+    found = bytecode("plain", forbidden=True)
+    assert found.status == "warn"
+    assert found.fix.startswith("unset it, or once: python -m compileall -q -j 0 ")
+    cache = Path(importlib.util.cache_from_source(str(tmp_path / "plain.py")))
+    cache.parent.mkdir()
+    cache.write_bytes(b"")
+    assert bytecode("plain", forbidden=True).finding == "plain is compiled"
 
 
 def test_versions_outside_of_their_ranges():
@@ -359,7 +374,7 @@ def test_a_checkpoint_is_looked_at_before_it_is_loaded(tmp_path):
 def test_training_says_at_its_start_what_is_not_ok(tmp_path, caplog):
     settings = Settings(runtime={"threads": 4096})
     rows = {found.check: found.status for found in quick_checks(settings, tmp_path)}
-    assert list(rows) == ["versions", "cores", "threads", "memory", "disk"]
+    assert list(rows) == ["versions", "bytecode", "cores", "threads", "memory", "disk"]
     assert rows["threads"] == "warn"
     warn_at_start(settings, tmp_path)
     said = [r.getMessage() for r in caplog.records if "threads" in r.getMessage()]

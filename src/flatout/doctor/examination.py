@@ -14,6 +14,7 @@ from flatout.doctor import data, store
 from flatout.engine import environment
 from flatout.engine.container import available_memory_bytes
 from flatout.engine.doctor import device, machine, memory, model, ports
+from flatout.engine.doctor.bytecode import bytecode
 from flatout.engine.doctor.finding import Check, Finding, examine, guarded
 from flatout.engine.doctor.startup import processes_here
 from flatout.engine.doctor.versions import versions
@@ -61,6 +62,7 @@ class Patient:
         )
         return {
             "versions": versions,
+            "bytecode": bytecode,
             "device": lambda: device.device(self.driver, self.torch),
             "driver": lambda: device.driver_version(self.driver, self.torch),
             "bf16": lambda: device.precision(self.torch, runtime),

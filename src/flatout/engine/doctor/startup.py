@@ -8,6 +8,7 @@ from pathlib import Path
 
 from flatout.engine import environment
 from flatout.engine.doctor import machine
+from flatout.engine.doctor.bytecode import bytecode
 from flatout.engine.doctor.finding import Finding, examine
 from flatout.engine.doctor.versions import versions
 from flatout.engine.settings import Settings
@@ -23,6 +24,7 @@ def quick_checks(settings: Settings, folder: Path) -> list[Finding]:
     return examine(
         {
             "versions": versions,
+            "bytecode": bytecode,
             "cores": machine.cores,
             "threads": threads,
             "memory": machine.memory,
