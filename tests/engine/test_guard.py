@@ -97,6 +97,19 @@ def test_a_disturbed_run_of_the_same_settings_is_no_alarm():
     assert "no core for 50 % of the time" in starved.text
 
 
+def test_cores_that_were_slower_are_no_alarm():
+    """A neighbour on the same processor: nothing on this machine shows it."""
+    before = run(cpu_probe_ms=4.0)
+    verdict = judged([70.0] * 9, before, cpu_probe_ms=5.0)
+    assert verdict.state == "busy"
+    assert (
+        "No alarm: a fixed piece of work beside the steps took 125 % " in verdict.text
+    )
+    assert judged([50.0] * 9, before, cpu_probe_ms=5.0).state == "slow"
+    slow = {"attention": "eager"}
+    assert judged([70.0] * 9, before, tags=slow, cpu_probe_ms=5.0).state == "slow"
+
+
 def test_a_busy_machine_is_no_excuse_for_slow_settings():
     slow = {"attention": "eager"}
     assert judged([40.0] * 9, tags=slow, cpu_wait_pct=50.0).state == "slow"

@@ -1,4 +1,5 @@
-"""What the machine did to a run: time its cores went to others, and the GPU's clock."""
+"""What the machine did to a run: how fast its cores were, whether they went to others,
+and the GPU's clock."""
 
 from __future__ import annotations
 
@@ -13,6 +14,9 @@ from flatout.engine.runtime import Runtime
 
 CLOCK_EVERY_S = 10.0
 """Asking the driver costs about a millisecond."""
+PROBE_EVERY_S = 2.0
+"""A probe takes about 4 ms: a fifth of a percent."""
+PROBE_SIDE, PROBE_NUMBERS = 384, 1 << 20
 SCHEDULER = Path("/proc/thread-self/schedstat")
 
 
@@ -23,6 +27,8 @@ class Conditions:
         self._runtime = runtime
         self._clocks_mhz: list[float] = []
         self._next_clock_s = 0.0
+        self._probe = None if runtime.is_cuda else Probe()
+        self._next_probe_s = 0.0
         self.start()
 
     def start(self) -> None:
@@ -35,6 +41,9 @@ class Conditions:
         if wait_s is not None and self._begin_wait_s is not None:
             wall_s = max(now_s - self._begin_s, 1e-9)
             self._wait_pct = 100 * (wait_s - self._begin_wait_s) / wall_s
+        if self._probe is not None and now_s >= self._next_probe_s:
+            self._next_probe_s = now_s + PROBE_EVERY_S
+            self._probe.run()
         if self._runtime.is_cuda and now_s >= self._next_clock_s:
             self._next_clock_s = now_s + CLOCK_EVERY_S
             self._sample_clock()
@@ -49,8 +58,35 @@ class Conditions:
         clocks = self._clocks_mhz
         return {
             "cpu_wait_pct": self._wait_pct,
+            "cpu_probe_ms": self._probe.typical_ms if self._probe else None,
             "gpu_clock_mhz": median(clocks) if clocks else None,
         }
+
+
+class Probe:
+    """A fixed piece of work, as a step has it: a product, and numbers that no cache
+    holds. Where it takes longer, the cores were slower or shared with a neighbour that
+    this machine cannot see (a virtual one counts no stolen time)."""
+
+    def __init__(self) -> None:
+        self._square = torch.ones(PROBE_SIDE, PROBE_SIDE)
+        self._numbers = torch.ones(PROBE_NUMBERS)
+        self._times_ms: list[float] = []
+        self._work()  # what the first call sets up is no part of it
+
+    def run(self) -> None:
+        begin_s = time.perf_counter()
+        self._work()
+        self._times_ms.append(1000 * (time.perf_counter() - begin_s))
+
+    @property
+    def typical_ms(self) -> float | None:
+        return median(self._times_ms) if self._times_ms else None
+
+    def _work(self) -> None:
+        with torch.no_grad():
+            torch.mm(self._square, self._square)
+            torch.add(self._numbers, 1.0)
 
 
 def waited_for_core_s() -> float | None:

@@ -20,6 +20,7 @@ RATE = "guard_samples_per_s"
 """Metric of a run: median over its windows."""
 STEP = "report/step_ms_p50"
 WAIT = "report/cpu_wait_pct"
+PROBE = "cpu_probe_ms"
 EXPLAINS = 1.15
 """A setting with at least this factor is blamed before the machine is."""
 BUSY_WAIT_PCT = 10.0
@@ -173,6 +174,12 @@ def _excuse(
         return (
             f"the training thread had no core for {wait_pct:.0f} % of the time, other "
             "programs run here"
+        )
+    slower = next((d.factor for d in found if d.name == PROBE), 1.0)
+    if 100 * slower * median(rates) / baseline_rate >= settings.healthy_low_pct:
+        return (
+            f"a fixed piece of work beside the steps took {100 * slower:.0f} % of its "
+            "time, too: the cores were slower, or shared with a neighbour"
         )
     upper_pct = 100 * quantiles(rates, n=4, method="inclusive")[2] / baseline_rate
     if upper_pct >= settings.healthy_low_pct:

@@ -132,6 +132,7 @@ SYMPTOMS: dict[str, str] = {
     "padding_pct": "more of each batch is padding",
     "loader_wait_pct": "steps wait for their batches",
     "cpu_wait_pct": "other programs had the cores",
+    "cpu_probe_ms": "the cores themselves were slower, or shared with a neighbour",
     "gpu_clock_mhz": "the GPU ran slower: heat, power limit or another clock setting",
 }
 
@@ -243,6 +244,10 @@ def _by_share(before_pct: float, after_pct: float) -> float:
     return max(100 - before_pct, 1.0) / max(100 - after_pct, 1.0)
 
 
+def _by_time(before: float, after: float) -> float:
+    return after / before if before else 1.0
+
+
 def _by_speed(before: float, after: float) -> float:
     return before / after if after else 1.0
 
@@ -251,5 +256,6 @@ MEASURES: dict[str, Callable[[float, float], float]] = {
     "padding_pct": _by_share,
     "loader_wait_pct": _by_share,
     "cpu_wait_pct": _by_share,
+    "cpu_probe_ms": _by_time,
     "gpu_clock_mhz": _by_speed,
 }

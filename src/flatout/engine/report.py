@@ -101,6 +101,8 @@ class TrainReport:
     resumed_from_step: int | None
     cpu_wait_pct: float | None = None
     """Share of the wall time that the training thread was ready and had no core."""
+    cpu_probe_ms: float | None = None
+    """Median of a fixed piece of work beside the steps, without a GPU."""
     gpu_clock_mhz: float | None = None
     """Median of the main rank's device, at log points."""
     exit_reason: str = "finished"

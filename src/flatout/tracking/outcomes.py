@@ -17,6 +17,7 @@ FIGURES = (
     "mfu_pct",
     "loader_wait_pct",
     "cpu_wait_pct",
+    "cpu_probe_ms",
     "gpu_clock_mhz",
     "step_ms_p50",
     "peak_reserved_gib",
