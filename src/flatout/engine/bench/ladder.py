@@ -6,14 +6,13 @@ loses is measured, shown, and left out of the rungs above it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from flatout.engine.bench.bench import Bench
+from flatout.engine.bench.budgets import Changes
 from flatout.engine.bench.rungs import SLOW, Rung, rungs
 from flatout.engine.bench.trial_spec import TrialResult, with_changes
-from flatout.engine.settings import Settings
 
 KEPT_FROM = 0.98
 """A rung that makes the rate less than this share of the one below is left out."""
@@ -31,7 +30,7 @@ class Step:
     individual: float | None
     """Rate over that of the rungs kept below."""
     cumulative: float | None
-    """Rate over that of the slow configuration."""
+    """Rate over that of the slow configuration: the product of what was kept."""
     spread_pct: float | None
     kept: bool
     changes_optimisation: bool
@@ -41,44 +40,35 @@ class Step:
 
 
 def ladder(bench: Bench) -> Iterator[Step]:
-    """Climb; every rung is a trial end to end."""
+    """Climb; every rung is a trial end to end. One that loses is measured once more,
+    beside the one below it: a quick minute of the machine may have met only that."""
     bench.run("device", label="the device's peak")
     chosen = rungs(bench.settings)
     bench.watcher.expect(len(chosen) + 2)
     base = with_changes(bench.settings, SLOW)
-    kept: dict[str, Any] = {}
-    slow = bench.run("end_to_end", base=base, label="conf/slow", world_size=1)
-    yield _step(0, Rung("conf/slow", "", "", {}), slow, slow, slow, kept=True)
-    below = slow
-    for number, rung in enumerate(chosen, start=1):
-        trial = bench.run(
-            "end_to_end",
-            {**kept, **rung.changes},
-            base=base,
-            label=rung.name,
-            world_size=1,
+
+    def measure(label: str, changes: Changes, again: int = 0) -> TrialResult:
+        options = {"again": again} if again else {}
+        name = f"{label}, again" if again else label
+        return bench.run(
+            "end_to_end", changes, base=base, label=name, world_size=1, options=options
         )
-        if trial.ok and not holds(trial, below):
-            trial = _again(bench, trial, {**kept, **rung.changes}, base)
-        keeps = holds(trial, below)
-        yield _step(number, rung, trial, below, slow, kept=keeps)
+
+    kept: Changes = {}
+    slow = measure("conf/slow", kept)
+    yield _step(0, Rung("conf/slow", "", "", {}), slow, slow, 1.0, kept=True)
+    below, name, gained = slow, "conf/slow", 1.0
+    for number, rung in enumerate(chosen, start=1):
+        changes = {**kept, **rung.changes}
+        trial, beside = measure(rung.name, changes), below
+        if trial.ok and not holds(trial, beside):
+            beside = measure(name, kept, again=number)
+            trial = measure(rung.name, changes, again=number)
+        keeps = holds(trial, beside)
+        yield _step(number, rung, trial, beside, gained, kept=keeps)
         if keeps:
-            kept, below = {**kept, **rung.changes}, trial
-
-
-def _again(
-    bench: Bench, first: TrialResult, changes: Mapping[str, Any], base: Settings
-) -> TrialResult:
-    """The faster of two tries: what disturbs a trial can only slow it."""
-    second = bench.run(
-        "end_to_end",
-        changes,
-        base=base,
-        label=f"{first.label}, again",
-        world_size=1,
-        options={"again": True},
-    )
-    return max(first, second, key=lambda trial: trial.samples_per_s or 0.0)
+            gained *= _ratio(trial, beside) or 1.0
+            kept, below, name = changes, trial, rung.name
 
 
 def holds(trial: TrialResult, below: TrialResult) -> bool:
@@ -93,18 +83,20 @@ def _step(
     rung: Rung,
     trial: TrialResult,
     below: TrialResult,
-    slow: TrialResult,
+    gained: float,
     *,
     kept: bool,
 ) -> Step:
+    """`gained`: what the rungs kept below make together."""
+    individual = _ratio(trial, below)
     return Step(
         rung=number,
         name=rung.name,
         source=rung.source,
         claim=rung.claim,
         samples_per_s=trial.samples_per_s,
-        individual=_ratio(trial, below),
-        cumulative=_ratio(trial, slow),
+        individual=individual,
+        cumulative=gained * individual if individual else None,
         spread_pct=trial.samples_per_s_spread_pct,
         kept=kept,
         changes_optimisation=rung.changes_optimisation,
