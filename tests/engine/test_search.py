@@ -133,6 +133,16 @@ def test_no_mode_begins_a_trial_after_its_limit(mode, tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["tune", "grid"])
+def test_a_sweep_that_was_cut_short_recommends_nothing_yet(mode, tmp_path):
+    found = bench(tmp_path, **{**GRID, "mode": mode})
+    sweep = Sweep(found, complete=False)
+    MODES[mode](sweep)
+    summary = summarise(sweep)
+    assert (summary["complete"], summary["tuned"]) == (False, None)
+    assert set(summary["picks"].values()) == {None}
+
+
+@pytest.mark.parametrize("mode", ["tune", "grid"])
 def test_a_budget_that_the_longest_rows_would_break_is_not_recommended(mode, tmp_path):
     """Average rows fit under any budget here; the longest ones do not."""
     machine = {"longest_tokens": 100, "cache_slope": -1e-4}

@@ -15,7 +15,7 @@ from flatout.engine.runtime import Runtime
 CLOCK_EVERY_S = 10.0
 """Asking the driver costs about a millisecond."""
 PROBE_EVERY_S = 2.0
-"""A probe takes about 4 ms: a fifth of a percent."""
+"""A probe takes 1.3 to 2.3 ms (2 cores): about a tenth of a percent."""
 PROBE_SIDE, PROBE_NUMBERS = 384, 1 << 20
 SCHEDULER = Path("/proc/thread-self/schedstat")
 
@@ -64,9 +64,9 @@ class Conditions:
 
 
 class Probe:
-    """A fixed piece of work, as a step has it: a product, and numbers that no cache
-    holds. Where it takes longer, the cores were slower or shared with a neighbour that
-    this machine cannot see (a virtual one counts no stolen time)."""
+    """A fixed piece of work, as a step has it: a product, and 4 MiB that the cores' own
+    caches do not hold. Where it takes longer, the cores were slower or shared with a
+    neighbour that this machine cannot see (a virtual one counts no stolen time)."""
 
     def __init__(self) -> None:
         self._square = torch.ones(PROBE_SIDE, PROBE_SIDE)

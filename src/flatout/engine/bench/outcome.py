@@ -82,7 +82,7 @@ def _shown(trial: TrialResult | None) -> dict[str, Any] | None:
 
 def _first_fault(sweep: Sweep) -> TrialResult | None:
     """Why a mode that recommends has nothing to recommend."""
-    if sweep.bench.options.mode not in ADVISES:
+    if sweep.bench.options.mode not in ADVISES or not sweep.complete:
         return None
     tried = [t for t in sweep.bench.results if t.kind == "end_to_end"]
     return next((trial for trial in tried if not trial.ok), None)

@@ -40,9 +40,10 @@ class Sweep:
 
     @property
     def picks(self) -> Picks:
-        """Of the user's own training; none in modes that only compare."""
+        """Of the user's own training; none in modes that only compare, nor of a sweep
+        that was cut short: its memory may not have been asked yet."""
         bench, options = self.bench, self.bench.options
-        if options.mode not in ADVISES:
+        if options.mode not in ADVISES or not self.complete:
             return Picks(None, None, None)
         longest = bench.lengths.longest
         return pick(
