@@ -77,3 +77,20 @@ def test_the_test_environment_is_no_matter_of_the_user(conf):
 def test_without_a_local_folder_environments_are_kedros(conf):
     shutil.rmtree(conf / "local")
     assert loader(conf, "tuned")["parameters"]["train"]["token_budget"] == 640
+
+
+def test_files_are_parsed_once_and_what_is_given_out_is_the_askers_own(conf):
+    found = loader(conf, "tuned")
+    found["parameters"]["train"]["log_every"] = 99
+    (conf / "tuned/parameters.yml").write_text("train: {log_every: 6}")
+    assert found["parameters"]["train"]["log_every"] == 5
+    found.runtime_params = {"train": {"log_every": 9}}
+    assert found["parameters"]["train"]["log_every"] == 9
+    assert loader(conf, "tuned")["parameters"]["train"]["log_every"] == 6
+
+
+def test_what_is_set_by_hand_counts(conf):
+    found = loader(conf, None)
+    assert found["catalog"]["raw_texts"]["filepath"] == "mine.csv"
+    found["catalog"] = {"raw_texts": {}}
+    assert found["catalog"] == {"raw_texts": {}}

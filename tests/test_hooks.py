@@ -8,10 +8,11 @@ import shutil
 import pytest
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
+from kedro.io import DataCatalog
 from kedro.pipeline import Node, Pipeline
 
 from flatout.engine.settings import DistributedSettings, SettingsError, parse_settings
-from flatout.hooks import EnvironmentHooks
+from flatout.hooks import EnvironmentHooks, TrackingHooks
 from flatout.parameter_hooks import ParameterHooks, check_machine
 from tests.conftest import PROJECT
 
@@ -51,6 +52,19 @@ def test_a_store_of_null_is_the_file_of_conf_base(tmp_path):
     ).load_context()
     store = f"sqlite:///{tmp_path}/mlflow.db"
     assert context.mlflow.server.mlflow_tracking_uri == store
+
+
+@pytest.mark.parametrize("entry", ["MlflowMetricDataset", None])
+def test_entries_of_mlflow_are_named_and_others_are_not_built(entry):
+    config = {"table": {"type": "pandas.CSVDataset", "filepath": "t.csv"}}
+    if entry:
+        config["accuracy"] = {"type": f"kedro_mlflow.io.metrics.{entry}"}
+    catalog = DataCatalog.from_config(config)
+    TrackingHooks().after_catalog_created(catalog, config)
+    if entry:
+        assert catalog["accuracy"].key == "accuracy"
+    else:
+        assert "table" in catalog._lazy_datasets
 
 
 SPLIT = Node(identity, "raw", "tokens", name="tokenize_rows")

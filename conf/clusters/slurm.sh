@@ -17,7 +17,8 @@ set -euo pipefail
 first_machine=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export ENDPOINT="$first_machine:$((20000 + SLURM_JOB_ID % 20000))"
 
-# Once, on one machine; skipped where the tokens are current.
+# Once, on one machine; skipped where the tokens are current. Texts may lie in a store
+# (raw_texts with filepath: s3://...): they are fetched here and nowhere else.
 srun --nodes=1 --ntasks=1 kedro run --pipelines=split,tokenize
 
 # SLURM_NODEID is 0, 1, ... inside of the tasks. A machine that is done or has failed

@@ -1,7 +1,9 @@
-"""Kedro's configuration loader, with conf/local in force below some environments."""
+"""Kedro's configuration loader: conf/local in force below some environments, and
+files read once."""
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,28 @@ class ProjectConfigLoader(OmegaConfigLoader):
 
     Kedro alone would put `tuned` in the place of `local`, and train the built-in corpus
     with settings that were measured on the user's own.
+
+    Kedro's parses all files again at each access, and a run has a dozen: half a second.
     """
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._found: dict[tuple[str, str], dict[str, Any]] = {}
+        super().__init__(*args, **options)
+
     def __getitem__(self, key: str) -> dict[str, Any]:
-        if key in self or not self._is_layered or key not in self.config_patterns:
+        if key in self:  # set by hand
+            return super().__getitem__(key)
+        state = (key, repr((self.env, self.runtime_params)))
+        if state not in self._found:
+            self._found[state] = self._read(key)
+        return deepcopy(self._found[state])
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._found.clear()  # globals are in what was read of others
+        super().__setitem__(key, value)
+
+    def _read(self, key: str) -> dict[str, Any]:
+        if not self._is_layered or key not in self.config_patterns:
             return super().__getitem__(key)
         asked, self.env = self.env, self.default_run_env
         try:

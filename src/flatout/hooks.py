@@ -64,6 +64,7 @@ class TrackingHooks(MlflowHook):
         super().__init__()
         self.outbox: tracking.Outbox | None = None
         self.forwarder: tracking.Forwarder | None = None
+        self._has_mlflow_entries = False
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
@@ -81,12 +82,23 @@ class TrackingHooks(MlflowHook):
         context.__setattr__("mlflow", self.mlflow_config)  # for `kedro mlflow ui`
 
     @hook_impl
+    def after_catalog_created(
+        self, catalog: DataCatalog, conf_catalog: dict[str, Any]
+    ) -> None:
+        """kedro-mlflow's, which names MLflow's metrics after their entries. It builds
+        every entry, and so imports what each needs: only where there are such."""
+        self._has_mlflow_entries = "Mlflow" in str(conf_catalog)
+        if self._has_mlflow_entries:
+            super().after_catalog_created(catalog, conf_catalog, {}, {}, "", {})
+
+    @hook_impl
     def before_pipeline_run(
         self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog
     ) -> None:
         names = run_params["pipeline_names"] or ["__default__"]
         if not self._tracks(names):
-            switch_catalog_logging(catalog, False)
+            if self._has_mlflow_entries:
+                switch_catalog_logging(catalog, False)
             return
         self.outbox = self._begin(run_params, pipeline)
         self.outbox.save()

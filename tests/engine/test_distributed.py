@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import shutil
+import threading
+import time
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification
 
-from flatout.engine.batching import Planner
+from flatout.engine.batching import GlobalBatches, Planner
 from flatout.engine.environment import Ranks
+from flatout.engine.jobs.checkpoint_folder import (
+    file_hash,
+    read_manifest,
+    step_folders,
+)
 from flatout.engine.jobs.distributed import Agreement, Decision, differing
 from flatout.engine.jobs.launch import run_job
-from flatout.engine.model import load_pretrained
+from flatout.engine.step import Stepper
 from tests.engine.families import gradient, step_rows, task_model
-from tests.engine.runs import NO_DROPOUT, make_job
+from tests.engine.runs import NO_DROPOUT, curve, make_job, when_logged
 
 STRATEGIES = ["fixed", "random", "grouped", "packed"]
 
@@ -69,24 +79,41 @@ def test_rows_and_gradients_of_a_step_do_not_depend_on_the_ranks(strategy, world
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
+OFTEN = {"every_steps": 2, "keep": 9}
+
+
+def keep_checkpoint(job, kept):
+    """The newest one so far, to go on from it later."""
+    shutil.copytree(step_folders(job.work_folder)[0], kept)
+
+
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory):
+    """A run, its weights, and a checkpoint of its first half."""
     folder = tmp_path_factory.mktemp("one")
-    result = run_job(make_job(folder, config=NO_DROPOUT, log_every=1))
-    return result, load_file(result.last_model_folder / "model.safetensors")
+    job = make_job(folder, config=NO_DROPOUT, log_every=1, checkpoint=OFTEN)
+    kept = folder / "kept"
+    with when_logged("step 6/12  loss", lambda: keep_checkpoint(job, kept)):
+        result = run_job(job)
+    return result, load_file(result.last_model_folder / "model.safetensors"), kept
 
 
-@pytest.mark.process
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_ranks_train_what_one_does(tmp_path, one_rank, strategy):
-    """Losses, gradient norms, weights and figures; the model loads by itself."""
+def two_ranks(folder, strategy, **train):
     distributed = {"num_processes": 2, "strategy": strategy}
-    job = make_job(tmp_path, config=NO_DROPOUT, log_every=1, distributed=distributed)
-    result = run_job(job)
-    expected, weights = one_rank
+    return make_job(
+        folder,
+        config=NO_DROPOUT,
+        log_every=1,
+        checkpoint=OFTEN,
+        distributed=distributed,
+        **train,
+    )
+
+
+def check_equal(result, one_rank) -> None:
+    """Losses, gradient norms, weights and figures; the model loads by itself."""
+    expected, weights, _ = one_rank
     assert result.report.world_size == 2
-    assert result.report.samples == expected.report.samples
     for point, other in zip(result.history, expected.history, strict=True):
         assert point.loss == pytest.approx(other.loss, rel=1e-5)
         assert point.grad_norm == pytest.approx(other.grad_norm, rel=1e-4)
@@ -94,8 +121,66 @@ def test_two_ranks_train_what_one_does(tmp_path, one_rank, strategy):
     assert found.keys() == weights.keys()
     for name, tensor in weights.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-5)
-    assert load_pretrained(result.model_folder).num_labels == 3
     assert result.report.test_loss == pytest.approx(expected.report.test_loss, 1e-4)
+    model = AutoModelForSequenceClassification.from_pretrained(result.model_folder)
+    assert model.num_labels == 3
+
+
+@pytest.mark.process
+@pytest.mark.timeout(120)
+def test_two_ranks_go_on_from_a_checkpoint_of_one_as_one_does(tmp_path, one_rank):
+    kept = one_rank[2]
+    result = run_job(two_ranks(tmp_path, "ddp", resume=str(kept)))
+    assert result.report.resumed_from_step == read_manifest(kept).step in range(2, 7)
+    check_equal(result, one_rank)
+
+
+@pytest.mark.process
+@pytest.mark.timeout(180)
+def test_two_ranks_with_sharded_weights_train_what_one_does(tmp_path, one_rank):
+    """And go on from their checkpoint bit for bit."""
+    job, kept = two_ranks(tmp_path / "whole", "fsdp"), tmp_path / "kept"
+    keeper = threading.Thread(target=keep_first_checkpoint, args=(job, kept))
+    keeper.start()
+    whole = run_job(job)
+    keeper.join()
+    assert whole.report.samples == one_rank[0].report.samples
+    check_equal(whole, one_rank)
+    manifest = read_manifest(kept)
+    assert manifest.world_size == 2
+    again = run_job(two_ranks(tmp_path / "again", "fsdp", resume=str(kept)))
+    assert again.report.resumed_from_step == manifest.step in range(2, 12)
+    assert curve(again) == curve(whole)
+    files = [r.last_model_folder / "model.safetensors" for r in (again, whole)]
+    assert file_hash(files[0]) == file_hash(files[1])
+    check_one_rank_goes_on(tmp_path / "alone", kept, one_rank)
+
+
+def check_one_rank_goes_on(folder, kept, one_rank) -> None:
+    """From a checkpoint of two: the rows of each step, and the losses."""
+    expected, rows = one_rank[0], {}
+    resume = {"resume": str(kept), "log_every": 1}
+    job = make_job(folder, config=NO_DROPOUT, checkpoint=OFTEN, **resume)
+    stepped = Stepper.__call__
+
+    def noted(self, batch):
+        rows[batch.step] = batch.row_ids.tolist()
+        stepped(self, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stepper, "__call__", noted)
+        result = run_job(job)
+    batches = GlobalBatches(60, 16, job.settings.runtime.seed)
+    steps = range(read_manifest(kept).step, 12)
+    assert rows == {step: batches.rows(step).tolist() for step in steps}
+    losses = [point.loss for point in result.history]
+    assert losses == pytest.approx([p.loss for p in expected.history], rel=1e-5)
+
+
+def keep_first_checkpoint(job, kept):
+    while not step_folders(job.work_folder):
+        time.sleep(0.01)
+    keep_checkpoint(job, kept)
 
 
 def test_alone_a_rank_agrees_with_itself_at_every_step():

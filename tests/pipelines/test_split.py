@@ -202,11 +202,6 @@ def test_numbers_of_classes_become_their_names():
     assert set(recipes["train_rows"].to_dataset()["label"][:]) == {"bad", "good"}
 
 
-def test_a_url_is_refused_with_what_to_do():
-    with pytest.raises(DatasetError, match=r"s3://b/a\.csv is a URL.* mount .* copy"):
-        TextFiles(filepath="s3://b/a.csv")
-
-
 def test_text_files_are_read_only_and_check_their_encoding(tmp_path):
     with pytest.raises(DatasetError, match="read-only"):
         TextFiles(filepath="a.csv").save(1)

@@ -7,8 +7,12 @@ from typing import Any
 
 from kedro.io import AbstractDataset, DatasetError
 
+from flatout.datasets._keyed import dataset_errors
 from flatout.engine.data.file_reader import Format
+from flatout.engine.data.remote_files import RemoteFiles
 from flatout.engine.data.text_files import TextFiles as _TextFiles
+from flatout.engine.data.text_files import reader_of
+from flatout.places import project_path
 
 
 class TextFiles(AbstractDataset[None, Any]):
@@ -16,6 +20,10 @@ class TextFiles(AbstractDataset[None, Any]):
 
     Streamed, so it may be larger than memory. Rows that cannot be read go to
     `rejected_rows` with their number.
+
+    `filepath` may be a URL of a store that fsspec knows (s3://, gs://, hf://,
+    https://): its files are copied to `cache_dir`, and again where they have changed.
+    `credentials` and `fs_args` are fsspec's for that store.
     """
 
     def __init__(
@@ -25,16 +33,11 @@ class TextFiles(AbstractDataset[None, Any]):
         encoding: str = "utf-8",
         delimiter: str = ",",
         quote_char: str | None = '"',
+        cache_dir: str = "data/01_raw/fetched",
+        credentials: dict[str, Any] | None = None,
+        fs_args: dict[str, Any] | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> None:
-        if "://" in filepath:
-            raise DatasetError(
-                f"filepath: {filepath} is a URL, and TextFiles reads files of this "
-                "machine, several times: mount the store or copy the files to "
-                "data/01_raw. What fits in memory can come from a URL as "
-                "pandas.ParquetDataset or pandas.CSVDataset; see "
-                "conf/base/catalog_data.yml"
-            )
         form = Format(encoding=encoding, delimiter=delimiter, quote_char=quote_char)
         try:
             form.arrow_encoding  # noqa: B018
@@ -43,18 +46,30 @@ class TextFiles(AbstractDataset[None, Any]):
                 f"encoding: {encoding} is unknown; Python knows utf-8, latin-1, cp949, "
                 "utf-16, ..."
             ) from error
-        self._files = _TextFiles(Path(filepath), form)
+        self._filepath, self._form = filepath, form
+        self._cache = Path(project_path(cache_dir))
+        self._options = {**(credentials or {}), **(fs_args or {})}
         self.metadata = metadata
+
+    @property
+    def is_remote(self) -> bool:
+        return "://" in self._filepath
 
     def load(self) -> Any:
         """The reader, not the rows."""
-        return self._files
+        path = self._fetched() if self.is_remote else Path(self._filepath)
+        return _TextFiles(path, self._form)
+
+    def _fetched(self) -> Path:
+        remote = RemoteFiles(self._filepath, self._cache, reader_of, self._options)
+        with dataset_errors():
+            return remote.fetch()
 
     def save(self, data: None) -> None:
         raise DatasetError("text files are read-only")
 
     def _exists(self) -> bool:
-        return self._files.path.exists()
+        return self.is_remote or Path(self._filepath).exists()
 
     def _describe(self) -> dict[str, Any]:
-        return {"filepath": str(self._files.path), **vars(self._files.form)}
+        return {"filepath": self._filepath, **vars(self._form)}

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow.compute as pc
 from kedro.io import DataCatalog, DatasetError
 
-from flatout.datasets import DocstringCorpus
+from flatout.datasets import DocstringCorpus, TextFiles
 from flatout.engine.data.raw_texts import RawTextsError, batches_of, open_raw_texts
 from flatout.engine.data.rows import CheckedBatch, Columns, check_batch
 from flatout.engine.data.whole_folder import stored_key
@@ -27,6 +27,9 @@ def raw_rows(catalog: DataCatalog, settings: Settings) -> list[Finding]:
     if isinstance(source, DocstringCorpus) and not source.is_parsed:
         text = "the built-in corpus; the first run parses it"
         return [Finding("data", "ok", text), Finding("labels", "ok", "package names")]
+    if isinstance(source, TextFiles) and source.is_remote:
+        text = "raw_texts is a URL: the first run fetches it and looks at it"
+        return [Finding("data", "ok", text)]
     try:
         data = within(READING_LIMIT_S, source.load)
         return judged(data, settings)

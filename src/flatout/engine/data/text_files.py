@@ -47,8 +47,8 @@ class TextFiles:
                 return [self.path]
             list(self.path.iterdir())  # rglob passes over folders it may not read
             inside = sorted(p for p in self.path.rglob("*") if p.is_file())
-        shards = [p for p in inside if _reader(p) and not _is_hidden(p, self.path)]
-        kinds = {_reader(p) for p in shards}
+        shards = [p for p in inside if reader_of(p) and not _is_hidden(p, self.path)]
+        kinds = {reader_of(p) for p in shards}
         if len(kinds) != 1:
             found = ", ".join(path.name for path in inside[:10]) or "nothing"
             raise RawTextsError(
@@ -71,7 +71,7 @@ class TextFiles:
         """Raises RawTextsError where a shard lacks a column that is used."""
         for shard, present in self._columns.items():
             missing = [name for name in wanted if name not in present]
-            if missing and _reader(shard) is not JsonReader:
+            if missing and reader_of(shard) is not JsonReader:
                 raise RawTextsError(
                     f"{shard} lacks {', '.join(missing)}, which "
                     f"{self.files[0].name} has"
@@ -101,7 +101,7 @@ class TextFiles:
             return self._open(shard).column_names()
 
     def _open(self, shard: Path) -> FileReader:
-        reader, root = _reader(shard), self.path
+        reader, root = reader_of(shard), self.path
         if reader is None:
             raise RawTextsError(
                 f"{shard}: what kind of file is this? Known are {', '.join(READERS)} "
@@ -112,7 +112,8 @@ class TextFiles:
         return reader(shard, source, self.form)
 
 
-def _reader(path: Path) -> type[FileReader] | None:
+def reader_of(path: Path) -> type[FileReader] | None:
+    """By the suffix; None where it is of no known kind."""
     suffixes = [suffix.lower() for suffix in path.suffixes if suffix not in PACKED]
     return READERS.get(suffixes[-1]) if suffixes else None
 
