@@ -127,6 +127,9 @@ def test_data_that_is_not_there(tmp_path):
     corpus = DocstringCorpus(filepath=str(tmp_path), labels=2)
     found = data.raw_rows(DataCatalog({"raw_texts": corpus}), Settings())
     assert [f.status for f in found] == ["ok", "ok"]
+    url = TextFiles(filepath="s3://bucket/a.csv")  # no s3fs here: nothing is fetched
+    [found] = data.raw_rows(DataCatalog({"raw_texts": url}), Settings())
+    assert (found.status, found.finding[:18]) == ("ok", "raw_texts is a URL")
 
 
 def test_tokens_made_with_other_parameters(tmp_path: Path):

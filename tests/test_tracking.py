@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import sqlite3
+import threading
 import time
 from pathlib import Path
 
@@ -268,6 +269,24 @@ def test_the_load_of_the_machine_is_sent_beside_the_points(store, tmp_path, poin
     load = history(store, outbox.record.run_id, "system/cpu_utilization_percentage")
     assert [step for step, *_ in load] == [1, 2]
     assert all(0 <= share <= 100 for _, share, _ in load)
+
+
+def test_a_store_that_is_held_is_opened_when_it_is_waited_for(store, tmp_path, points):
+    outbox = tracking.begin(points, record(store, tmp_path), goes_on=False)
+    asked = []
+
+    def connect():
+        asked.append(threading.current_thread().name)
+        return MlflowClient(store)
+
+    forwarder = tracking.Forwarder(outbox, connect)
+    forwarder.start(held=True)
+    forwarder.activate_run()
+    assert asked == []
+    forwarder.wait_until_tried(20)
+    assert asked == ["flatout-tracking"]
+    assert outbox.record.run_id
+    assert forwarder.finish("FINISHED", 0)
 
 
 def test_trials_are_nested_runs(store, tmp_path, points):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from mlflow import MlflowClient
 from flatout import tracking
 from flatout.engine import environment
 from flatout.engine.data.split_report import split_metrics
+from flatout.engine.doctor.startup import processes_here
 from flatout.engine.jobs.checkpoint_folder import finish, is_interrupted
+from flatout.engine.warm_up import warm_up
 from flatout.parameter_hooks import TRAINING_NODES, checked_settings
 from flatout.places import tracking_store
 from flatout.tracking import facts, models, outcomes
@@ -106,7 +109,8 @@ class TrackingHooks(MlflowHook):
         self.forwarder = tracking.Forwarder(
             self.outbox, self._connect, system_metrics=system
         )
-        self.forwarder.start()
+        self._opens_late = self._trains_here(pipeline)
+        self.forwarder.start(held=self._opens_late)
         atexit.register(self._end, "KILLED", "interrupted")
 
     @hook_impl
@@ -117,8 +121,7 @@ class TrackingHooks(MlflowHook):
         self.outbox.record.params.update(self._flat_parameters(inputs))
         if node.name in TRAINING_NODES:
             facts.note_tokens(self.outbox.record, inputs)
-            # Opening a store takes seconds of Python, which would slow the first steps.
-            self.forwarder.wait_until_tried(OPENING_LIMIT_S)
+            self._open_store(self.forwarder)
         self.forwarder.activate_run()
 
     @hook_impl
@@ -142,6 +145,22 @@ class TrackingHooks(MlflowHook):
     @hook_impl
     def on_pipeline_error(self, error: Exception) -> None:
         self._end("FAILED", type(error).__name__)
+
+    def _open_store(self, forwarder: tracking.Forwarder) -> None:
+        """That takes seconds of Python, which would slow steps beside it."""
+        opening = partial(forwarder.wait_until_tried, OPENING_LIMIT_S)
+        if self._opens_late:
+            warm_up.put_off(opening)
+        else:
+            opening()
+
+    def _trains_here(self, pipeline: Pipeline) -> bool:
+        """Whether all begins with a training in this process: none of the user's nodes
+        comes before it, which would miss MLflow's active run."""
+        machines = self._settings.train.distributed.num_machines
+        alone = processes_here(self._settings) * machines == 1
+        first = pipeline.nodes[0].name if pipeline.nodes else None
+        return first == "train_model" and (alone or environment.launched_from_outside())
 
     def _tracks(self, pipeline_names: list[str]) -> bool:
         """Only the main process of the first machine has a run."""
@@ -222,6 +241,7 @@ class TrackingHooks(MlflowHook):
             return
         outbox, forwarder = self.outbox, self.forwarder
         self.outbox = self.forwarder = None
+        warm_up.put_off(None)
         atexit.unregister(self._end)
         if outbox.record.tags.get("exit_reason") == "running":  # no report told better
             outbox.record.tags["exit_reason"] = reason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flatout.benchmark_hooks import TunedHooks
 from flatout.config_loader import ProjectConfigLoader
+from flatout.engine.garbage import collect_rarely
 from flatout.guard_hooks import GuardHooks
 from flatout.hooks import (
     EnvironmentHooks,
@@ -16,6 +17,7 @@ from flatout.quiet import silence_known_warnings
 from flatout.sessions import session_class
 
 silence_known_warnings()
+collect_rarely()
 
 CONFIG_LOADER_CLASS = ProjectConfigLoader
 CONFIG_LOADER_ARGS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from flatout.engine.garbage import collect_rarely
 from flatout.engine.jobs.checkpoint_folder import (
     CheckpointError,
     file_hash,
@@ -24,6 +26,7 @@ from flatout.engine.jobs.launch import collect, run_job
 from flatout.engine.jobs.signals import Interrupted
 from flatout.engine.recorder import MetricsFile
 from flatout.engine.settings import SettingsError
+from flatout.engine.warm_up import warm_up
 from tests.engine.runs import Crash, crash, curve, make_job, points, when_logged
 
 EVERY_2 = {"checkpoint": {"every_steps": 2, "keep": 2}}
@@ -214,6 +217,21 @@ def test_rates_after_a_resume_count_the_steps_of_this_session(tmp_path):
     rows = [16, 16, 16, 12] * 3  # of each step: an epoch has 60
     assert report.samples == sum(rows[report.resumed_from_step :])
     assert report.steps == 12
+
+
+def test_what_a_start_put_off_is_done_before_the_first_rate(tmp_path):
+    job, seen = make_job(tmp_path, log_every=1), []
+    usual = gc.get_threshold()
+    collect_rarely()
+    warm_up.put_off(lambda: seen.append({step for step, *_ in points(job)}))
+    history = run_job(job).history
+    assert gc.get_threshold() == usual
+    assert seen == [{1, 2}]  # in the third step, the last one of the warm-up
+    rated = [point.step for point in history if point.samples_per_s > 0]
+    assert rated == list(range(4, 13))
+    warm_up.put_off(crash)
+    warm_up.put_off(None)
+    warm_up.ends()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])

@@ -16,6 +16,7 @@ from flatout.engine.assemble import (
     make_planner,
 )
 from flatout.engine.evaluate import evaluate
+from flatout.engine.garbage import collect_as_usual
 from flatout.engine.jobs.distributed import Team
 from flatout.engine.jobs.identity import identity
 from flatout.engine.jobs.oom import shrink
@@ -74,6 +75,7 @@ def train(job: TrainJob, runtime: Runtime, team: Team | None = None) -> TrainRes
             trainer.data, job.settings.train.loader, runtime, start_step, total_steps
         )
         trainer.model.train()
+        collect_as_usual()
         recorder.start(start_step)
         recorder.metrics.note_settled(start_step, settled(trainer))
         for batch in loader:

@@ -28,6 +28,7 @@ from flatout.engine.progress import Progress
 from flatout.engine.report import Evaluation, LogPoint
 from flatout.engine.step import StepSums
 from flatout.engine.timing import WARMUP_STEPS, Stopwatch, Window, WindowClock
+from flatout.engine.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -170,6 +171,7 @@ class Recorder:
             if self.start_step == 0:
                 self.initial_loss = loss
         if done_here == WARMUP_STEPS:
+            warm_up.ends()
             self.trainer.runtime.synchronize()
             self.clock.begin()
 

@@ -124,7 +124,8 @@ def note_tokens(record: RunRecord, inputs: dict[str, Any]) -> None:
 
 def write_environment(file: Path) -> None:
     """The machine and the versions of all installed packages, as JSON."""
-    packages = {d.metadata["Name"]: d.version for d in distributions()}
+    known = [d.metadata for d in distributions()]  # each parses a file
+    packages = {m["Name"]: m["Version"] for m in known}
     facts = {
         "python": platform.python_version(),
         "platform": platform.platform(),

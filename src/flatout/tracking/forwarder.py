@@ -56,15 +56,22 @@ class Forwarder:
         self._wake = threading.Event()
         self._tried = threading.Event()
         self._deliveries = self._failures = 0
+        self._held = False
         self._thread = threading.Thread(
             target=self._run, name="flatout-tracking", daemon=True
         )
 
-    def start(self) -> None:
+    def start(self, *, held: bool = False) -> None:
+        """`held`: the store is opened when it is first waited for; after a minute
+        anyhow."""
+        self._held = held
         self._thread.start()
 
     def wait_until_tried(self, limit_s: float) -> None:
         """Return when the store was opened, or could not be; after `limit_s` anyhow."""
+        if self._held:
+            self._held = False
+            self._wake.set()
         self._tried.wait(limit_s)
 
     def flush(self, limit_s: float = END_LIMIT_S) -> bool:
@@ -111,7 +118,7 @@ class Forwarder:
 
     def _run(self) -> None:
         client: MlflowClient | None = None
-        pause = 0.0
+        pause = LONGEST_PAUSE_S if self._held else 0.0
         while True:
             self._wake.wait(pause)
             self._wake.clear()

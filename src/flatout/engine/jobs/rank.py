@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.engine import environment
+from flatout.engine.garbage import collect_rarely
 from flatout.engine.jobs.heartbeat import FINISHED, heartbeat
 from flatout.engine.settings import Settings, SettingsError, parse_settings
 
@@ -37,6 +38,7 @@ def main(folder: Path, *, alone: bool = False) -> None:
     _log_to_stderr(ranks.rank)
     heartbeat.start(folder / "beats", ranks.rank, watched=not alone)
     environment.apply(settings.runtime)  # before torch is imported
+    collect_rarely()
     from torch.distributed.elastic.multiprocessing.errors import record
 
     record(_train)(spec, settings, folder)
