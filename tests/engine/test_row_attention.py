@@ -14,8 +14,8 @@ pytestmark = pytest.mark.skipif(
 PROGRAM = """
 import torch
 from flatout.engine.row_by_row import Rule, row_by_row
-from flatout.engine.linear_loss import linear_cross_entropy
-from flatout.engine.row_attention import row_attention
+from flatout.engine.kernels.linear_loss import linear_cross_entropy
+from flatout.engine.kernels.row_attention import row_attention
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)

@@ -15,6 +15,8 @@ from torch import nn
 from flatout.engine import attention
 from flatout.engine.batching import GlobalBatches, Planner
 from flatout.engine.collation import Collator, StepRows
+from flatout.engine.blocks import fuse_blocks
+from flatout.engine.compiling import compiled
 from flatout.engine.dropout import Noise, replace_dropout
 from flatout.engine.gelu import replace_gelu
 from flatout.engine.heads import DECODERS
@@ -127,7 +129,9 @@ def assemble(job: TrainJob, runtime: Runtime, wrap: Wrap | None = None) -> Train
         if may_join(settings.train):
             keep = choices.attention == attention.ROWS
             join_products(model, keep_products=keep)
-    wrapped = (wrap or _alone)(task_model, _compiled if choices.compile else None)
+            if choices.residual == "bf16" and _has_triton():
+                fuse_blocks(model, noise, narrowed=task_model.narrowed)
+    wrapped = (wrap or _alone)(task_model, compiled if choices.compile else None)
     optimizer = build_adamw(
         task_model,
         settings.train,
@@ -265,6 +269,8 @@ def _cuda_graphs(job: TrainJob, runtime: Runtime, strategy: str) -> bool:
 
 
 def _with_attention(model: Any, implementation: str) -> Any:
+    if implementation == "sdpa":
+        implementation = attention.PADDED
     if model.config._attn_implementation != implementation:
         model.set_attn_implementation(implementation)
     return model
@@ -276,25 +282,20 @@ def _alone(model: TaskModel, compile_module: Compile | None) -> nn.Module:
 
 def _fused_head(task_model: TaskModel, runtime: Runtime) -> bool:
     """On a GPU, where a language model's head is one matrix."""
-    from importlib.util import find_spec
-
     output = task_model.model.get_output_embeddings()
     return (
         runtime.is_cuda
         and task_model.task == "causal-lm"
         and task_model.head is not None
         and getattr(output, "bias", None) is None
-        and find_spec("triton") is not None
+        and _has_triton()
     )
 
 
-def _compiled(module: nn.Module) -> nn.Module:
-    """One dynamic graph: totals differ from step to step, shapes stay bounded."""
-    torch._dynamo.config.cache_size_limit = 16
-    _avoid_slow_reductions()
-    compiled: Any = torch.compile(module, dynamic=True)
-    result: nn.Module = compiled
-    return result
+def _has_triton() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("triton") is not None
 
 
 def may_join(train: TrainSettings) -> bool:
@@ -302,17 +303,6 @@ def may_join(train: TrainSettings) -> bool:
     layers are computed again, because Dynamo then runs each layer uncompiled (what one
     product leaves for the next is a side effect)."""
     return train.distributed.strategy != "fsdp" and not train.gradient_checkpointing
-
-
-def _avoid_slow_reductions() -> None:
-    """LayerNorm's two backward reductions as one kernel: 1.46 ms with the split that
-    PyTorch 2.11 chooses for 69,000 x 768 on an H200, 0.15 ms with 32 rows a program."""
-    import torch._inductor.config as inductor
-
-    if hasattr(inductor.triton, "mix_order_reduction_split_size"):
-        inductor.triton.mix_order_reduction_split_size = 32
-    elif hasattr(inductor.triton, "mix_order_reduction"):
-        inductor.triton.mix_order_reduction = False
 
 
 def step_rows(

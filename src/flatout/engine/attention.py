@@ -24,6 +24,9 @@ PACKED = "flatout_packed"
 """Name of the padding-free attention among transformers' implementations."""
 ROWS = "flatout_rows"
 """The same in tiles for short rows (row_attention.py), on a GPU."""
+PADDED = "flatout_sdpa"
+"""transformers' sdpa whose mask is built without asking the device whether any token
+is padding: it asks at every step, and the host waits for the answer."""
 ROWS_MAX_LENGTH = 512
 """Rows up to which the narrow tiles win (measured to 320; flash tiles are 128)."""
 ROWS_HEAD_DIMS = frozenset({16, 32, 64, 128})
@@ -33,12 +36,25 @@ MAX_FLASH_HEAD_DIM = 256
 
 
 def register() -> None:
-    """Make `attn_implementation=PACKED` known to transformers. No mask is built for
-    it: transformers builds none for names its mask interface does not hold."""
-    from transformers import AttentionInterface
+    """Make the names known to transformers. No mask is built for the packed ones:
+    transformers builds none for names its mask interface does not hold."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     AttentionInterface.register(PACKED, packed_attention)
     AttentionInterface.register(ROWS, partial(packed_attention, kernel=_row_tiles))
+    AttentionInterface.register(PADDED, sdpa_attention_forward)
+    AttentionMaskInterface.register(PADDED, _padding_mask)
+
+
+def _padding_mask(*args: Any, **kwargs: Any) -> Tensor | None:
+    """transformers' mask for sdpa (B, 1, T, T); none without an attention mask."""
+    from transformers.masking_utils import sdpa_mask
+
+    if kwargs.get("attention_mask") is not None:
+        kwargs["allow_is_causal_skip"] = kwargs["allow_is_bidirectional_skip"] = False
+    mask: Tensor | None = sdpa_mask(*args, **kwargs)
+    return mask
 
 
 def packed_attention(  # noqa: PLR0913 - the signature is transformers'
@@ -125,7 +141,7 @@ def _row_tiles(
     joined: Tensor, heads: int, cu_seqlens: Tensor, max_seqlen: int, rule: Rule
 ) -> Tensor:
     """As `_flash`, in tiles that fit short rows."""
-    from flatout.engine.row_attention import row_attention
+    from flatout.engine.kernels.row_attention import row_attention
 
     out: Tensor = row_attention(joined, heads, cu_seqlens, max_seqlen, *rule)[0]
     return out

@@ -32,8 +32,13 @@ class Noise:
 def keep_mask(shape: torch.Size, p: float, seed: Tensor, salt: int) -> Tensor:
     """Bool of `shape`, True with probability 1 - p. `seed` () int32."""
     bits = torch.arange(shape.numel(), dtype=torch.int32, device=seed.device)
-    bits = scramble(bits ^ scramble(seed + salt * GOLDEN % 2**31))
+    bits = scramble(bits ^ scramble(seed + stream_offset(salt)))
     return ((bits & 0x7FFFFFFF) >= int(p * 2**31)).view(shape)
+
+
+def stream_offset(salt: int) -> int:
+    """What the seed is moved by for the dropout of this number."""
+    return salt * GOLDEN % 2**31
 
 
 def scramble(bits: Tensor) -> Tensor:

@@ -1,9 +1,10 @@
-"""GELU whose error function is a polynomial and one exponential.
+"""GELU in few instructions.
 
 Compiled, the library's erf bounds GELU's kernels by arithmetic, not by memory: 0.30
-and 0.42 ms forward and backward for 69,000 x 3072 on an H200. Formula 7.1.26 of
-Abramowitz and Stegun (1964) is within 1.5e-7 of erf, a hundred-thousandth of bf16's
-rounding, and its exponential is the one that the derivative needs as well.
+and 0.42 ms forward and backward for 69,000 x 3072 on an H200. The logarithm of the
+normal distribution's tail is nearly a parabola: seven powers of |x| give the
+distribution within 2e-6, and its tail within 5e-6 of itself, a four-hundredth of bf16's
+rounding, for one exponential.
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ from torch import Tensor, nn
 
 
 def _normal(states: Tensor) -> tuple[Tensor, Tensor]:
-    """Cumulative normal distribution, and exp(-x^2 / 2), of fp32 x."""
+    """Cumulative normal distribution, and its density, of fp32 x."""
     # Numbers in place: with dynamic shapes, global ones become inputs of the graph.
-    t = 1.0 / (1.0 + 0.2316419 * states.abs())  # 0.3275911 / sqrt(2)
-    tail = 1.061405429 * t - 1.453152027
-    tail = (tail * t + 1.421413741) * t - 0.284496736
-    bell = torch.exp(-0.5 * states * states)
-    tail = 0.5 * (tail * t + 0.254829592) * t * bell
-    return torch.where(states >= 0, 1.0 - tail, tail), bell
+    a = states.abs().clamp(max=6.0)
+    tail = -1.88962622e-06 * a + 6.26813999e-05
+    tail = tail * a - 0.000938867917
+    tail = tail * a + 0.00853946153
+    tail = tail * a - 0.0540206879
+    tail = tail * a - 0.458409786
+    tail = tail * a - 1.1512692
+    tail = torch.exp2(tail * a - 0.999994338)
+    density = 0.3989422804014327 * torch.exp2(-0.7213475204444817 * states * states)
+    return torch.where(states >= 0, 1.0 - tail, tail), density
 
 
 class _Gelu(torch.autograd.Function):
@@ -37,8 +42,8 @@ class _Gelu(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
         (states,) = ctx.saved_tensors
         x = states.float()
-        cumulative, bell = _normal(x)
-        slope = cumulative + 0.3989422804014327 * x * bell  # 1 / sqrt(2 pi)
+        cumulative, density = _normal(x)
+        slope = cumulative + x * density
         result: Tensor = (grad.float() * slope).to(states.dtype)
         return result
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from flatout.engine.assemble import (
     Trainer,
     TrainJob,
@@ -140,14 +142,16 @@ def announce(trainer: Trainer) -> None:
 def evaluate_split(trainer: Trainer, rows: TokenRows) -> Evaluation:
     settings, runtime = trainer.job.settings, trainer.runtime
     config = trainer.model.model.config
-    return evaluate(
-        trainer.model,
-        rows,
-        make_planner(settings, runtime, trainer.choices),
-        make_collator(trainer.job, runtime, trainer.choices, config),
-        runtime,
-        trainer.num_classes,
-    )
+    # Graphs of the training step do not serve here, and others are not worth compiling.
+    with torch.compiler.set_stance("force_eager"):
+        return evaluate(
+            trainer.model,
+            rows,
+            make_planner(settings, runtime, trainer.choices),
+            make_collator(trainer.job, runtime, trainer.choices, config),
+            runtime,
+            trainer.num_classes,
+        )
 
 
 def finish(trainer: Trainer, recorder: Recorder, session: Session) -> Evaluation:

@@ -235,7 +235,7 @@ class TaskModel(nn.Module):
         return result
 
     def _fused_loss(self, batch: dict[str, Tensor]) -> Tensor:
-        from flatout.engine.linear_loss import linear_cross_entropy
+        from flatout.engine.kernels.linear_loss import linear_cross_entropy
 
         hidden = self._target_states(batch)
         if torch.is_autocast_enabled(hidden.device.type):

@@ -28,6 +28,29 @@ FAMILIES = frozenset(
 """Model types with a parity test of joined against separate products."""
 
 
+def _linear(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if bias is None or not states.is_cuda:
+        return F.linear(states, weight, bias)
+    product = F.linear(states, weight, bias.detach())
+    result: Tensor = _BiasGradient.apply(product, bias)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _BiasGradient(torch.autograd.Function):
+    """The product as it is; its gradient summed over rows by our own kernel, because
+    Inductor's takes twice the time that reading needs (column_sum.py)."""
+
+    @staticmethod
+    def forward(ctx: Any, product: Tensor, bias: Tensor) -> Tensor:
+        return product.view_as(product)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        from flatout.engine.kernels.column_sum import column_sum
+
+        return grad, column_sum(grad.flatten(0, -2))
+
+
 class _Group:
     """Layers of one input, the first of which computes for all."""
 
@@ -42,7 +65,7 @@ class _Group:
         weights: list[Tensor] = [member.weight for member in self.members]
         biases: list[Tensor] = [m.bias for m in self.members if m.bias is not None]
         bias = torch.cat(biases) if biases else None
-        product = F.linear(states, torch.cat(weights), bias)
+        product = _linear(states, torch.cat(weights), bias)
         sizes = [member.out_features for member in self.members]
         first, *rest = product.split_with_sizes(sizes, -1)
         self.waiting = list(rest)  # to Dynamo `rest` is a tuple

@@ -17,10 +17,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flatout.engine.kernels.hashing import scramble
+
 TILE = 64
 LOG2_E = 1.4426950408889634
 LN_2 = tl.constexpr(0.6931471805599453)
-FORWARD = {"num_warps": 4, "num_stages": 2}
+FORWARD = {"num_warps": 4, "num_stages": 3}
 """Launch options, measured on an H200."""
 
 
@@ -30,23 +32,19 @@ def _backward_options(dim: int) -> dict[str, int]:
 
 
 @triton.jit
-def _scramble(bits):
-    """A hash of 32 bits with small bias (lowbias32, C. Wellons 2018)."""
-    bits = (bits ^ (bits >> 16)) * 0x7FEB352D
-    bits = (bits ^ (bits >> 15)) * 0x846CA68B
-    return bits ^ (bits >> 16)
-
-
-@triton.jit
-def _kept(stream, q_token, k_index, span, threshold):
-    """(M, N) True where a weight is kept: a function of seed, head and place."""
-    place = (q_token[:, None] * span + k_index[None, :]).to(tl.uint32)
-    return _scramble(place ^ stream) >= threshold
-
-
-@triton.jit
 def _stream(seed_ptr, head):
-    return _scramble(tl.load(seed_ptr).to(tl.uint32) + head.to(tl.uint32) * 0x9E3779B9)
+    return scramble(tl.load(seed_ptr).to(tl.uint32) + head.to(tl.uint32) * 0x9E3779B9)
+
+
+@triton.jit
+def _kept(stream, q_token, begin, span, threshold, tile: tl.constexpr):
+    """(M, N) True where a weight is kept, for keys from `begin` on: a function of seed,
+    head and place. A hash of 32 bits decides about two keys side by side."""
+    k_index = begin + 2 * tl.arange(0, tile // 2)
+    place = (q_token[:, None] * span + k_index[None, :]).to(tl.uint32)
+    bits = scramble(place ^ stream)
+    both = tl.join(bits & 0xFFFF, bits >> 16)  # (M, N / 2, 2)
+    return tl.reshape(both, (q_token.shape[0], tile)) >= threshold
 
 
 @triton.jit
@@ -117,7 +115,7 @@ def _forward_kernel(
         shrink = tl.exp2(most - safe)
         total = total * shrink + tl.sum(weights, 1)
         if drops:
-            kept = _kept(stream, q_token, k_index, span, threshold)
+            kept = _kept(stream, q_token, begin, span, threshold, tile)
             weights = tl.where(kept, weights, 0.0)
         result = result * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
         most = new_most
@@ -185,7 +183,7 @@ def _backward_kernel(  # noqa: PLR0915
             )
             kept = inside[:, None]
             if drops:
-                kept = _kept(stream, q_token, k_index, span, threshold)
+                kept = _kept(stream, q_token, k_begin, span, threshold, tile)
             dropped, grad_scores = _pair(
                 scores, v, grad, lse, delta, inverse, kept, drops
             )
@@ -263,8 +261,10 @@ def row_attention(
 
 
 def _dropout_arguments(dropout: float) -> tuple[float, int]:
-    """1 / (1 - p), and the 32-bit number below which a hash drops."""
-    return 1 / (1 - dropout), int(dropout * 2**32)
+    """1 / (1 - p) of p rounded to a 65,536th, and the 16-bit number below which a hash
+    drops."""
+    threshold = round(dropout * 2**16)
+    return 2**16 / (2**16 - threshold), threshold
 
 
 @row_attention.register_fake

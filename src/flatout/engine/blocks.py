@@ -1,0 +1,111 @@
+"""BERT's feed-forward and output blocks with kernels of their own.
+
+What stands between two matrix products there moves memory and computes little: a bias,
+GELU; a bias, dropout, the residual, LayerNorm. Each becomes one kernel, with all of its
+gradients in one more, biases' included (kernels/bias_gelu.py, kernels/residual_norm.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flatout.engine.dropout import HashDropout, Noise, stream_offset
+from flatout.engine.gelu import Gelu
+from flatout.engine.narrowing import narrow_point
+
+FAMILIES = frozenset({"bert", "roberta"})
+"""Model types with a parity test."""
+MAX_WIDTH = 1024
+"""Hidden size up to which a row fits a warp's registers (residual_norm.py)."""
+
+
+class _Carry:
+    """The way of a residual's gradient from one block to the one before it."""
+
+    def __init__(self) -> None:
+        self.tensor: Tensor | None = None
+
+    def take(self) -> Tensor | None:
+        tensor, self.tensor = self.tensor, None
+        return tensor
+
+
+class _Intermediate(nn.Module):
+    """Linear and GELU."""
+
+    dense: nn.Linear
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        from flatout.engine.kernels.bias_gelu import bias_gelu
+
+        product = F.linear(hidden_states, self.dense.weight)
+        result: Tensor = bias_gelu(product.flatten(0, -2), self.dense.bias)
+        return result.view(product.shape)
+
+
+class _Output(nn.Module):
+    """Linear, dropout, residual and LayerNorm. `takes` and `gives`: whether the
+    residual is the block before's output, and this one's the next block's."""
+
+    dense: nn.Linear
+    dropout: nn.Module
+    LayerNorm: nn.LayerNorm
+    noise: Noise
+    carry: _Carry
+    takes: bool
+    gives: bool
+
+    def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
+        if not self.training:
+            states = self.dense(hidden_states) + input_tensor
+            result: Tensor = self.LayerNorm(states)
+            return result
+        return self._fused(F.linear(hidden_states, self.dense.weight), input_tensor)
+
+    def _fused(self, product: Tensor, residual: Tensor) -> Tensor:
+        from flatout.engine.kernels.residual_norm import residual_norm
+
+        salt, rate = 0, 0.0
+        if isinstance(self.dropout, HashDropout):
+            salt, rate = stream_offset(self.dropout.salt), self.dropout.p
+        carried = self.carry.take() if self.takes else None
+        out, carry, *_ = residual_norm(
+            product.flatten(0, -2),
+            self.dense.bias,
+            (residual if carried is None else residual.detach()).flatten(0, -2),
+            self.LayerNorm.weight,
+            self.LayerNorm.bias,
+            carried,
+            self.noise.seed,
+            salt,
+            rate,
+            self.LayerNorm.eps,
+        )
+        if self.gives:
+            self.carry.tensor = carry
+        result: Tensor = out.view(product.shape)
+        return result
+
+
+def fuse_blocks(model: Any, noise: Noise, *, narrowed: bool) -> int:
+    """Put them in place, after `replace_dropout` and `replace_gelu`; how many layers.
+    `narrowed`: the last layer is given its targets alone."""
+    if model.config.model_type not in FAMILIES or model.config.hidden_size > MAX_WIDTH:
+        return 0
+    layers = model.base_model.encoder.layer
+    outputs = [out for layer in layers for out in (layer.attention.output, layer.output)]
+    carry = _Carry()
+    gathers = narrow_point(model) if narrowed else None
+    for module in outputs:
+        module.__class__ = _Output
+        module.noise, module.carry = noise, carry
+        module.takes = module is not outputs[0] and module is not gathers
+    for module, follower in zip(outputs, [*outputs[1:], None], strict=True):
+        module.gives = follower is not None and follower.takes
+    for layer in layers:
+        if isinstance(layer.intermediate.intermediate_act_fn, Gelu):
+            layer.intermediate.__class__ = _Intermediate
+    return len(layers)

@@ -1,0 +1,46 @@
+"""torch.compile, a block at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+MOST_VARIANTS = 16
+"""Graphs of one block: the first and the last differ from the others, training from
+evaluation, sizes of one row or token from all others."""
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    """Compile the model's blocks in place, one dynamic graph for all that are alike:
+    totals differ from step to step, shapes stay bounded."""
+    config: Any = torch._dynamo.config
+    config.cache_size_limit = MOST_VARIANTS
+    # The last block may carry a hook that gathers its targets (narrowing.py).
+    config.skip_nnmodule_hook_guards = False
+    _avoid_slow_reductions()
+    for module in _blocks(model):
+        module.compile(dynamic=True)
+    return model
+
+
+def _blocks(model: Any) -> list[nn.Module]:
+    """Layers and embeddings, and the norm behind the last layer."""
+    names = set(getattr(model.model, "_no_split_modules", None) or ())
+    blocks = [m for m in model.modules() if type(m).__name__ in names]
+    children = model.model.base_model.children()
+    return blocks + [m for m in children if type(m).__name__.endswith("Norm")]
+
+
+def _avoid_slow_reductions() -> None:
+    """LayerNorm's two backward reductions as one kernel: 1.46 ms with the split that
+    PyTorch 2.11 chooses for 69,000 x 768 on an H200, 0.15 ms with 32 rows a program."""
+    import torch._inductor.config as inductor
+
+    if hasattr(inductor.triton, "mix_order_reduction_split_size"):
+        inductor.triton.mix_order_reduction_split_size = 32
+    elif hasattr(inductor.triton, "mix_order_reduction"):
+        inductor.triton.mix_order_reduction = False
+
+
