@@ -7,7 +7,7 @@ import logging
 from contextlib import contextmanager
 from pathlib import Path
 
-from flatout.engine.assemble import TrainJob
+from flatout.engine.job import TrainJob
 from flatout.engine.settings import parse_settings
 from tests.engine.families import CONFIGS, LABEL_NAMES, VOCABULARY, token_rows
 

@@ -4,11 +4,14 @@ import copy
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from flatout.engine.assemble import may_join
 from flatout.engine.attention import _joined
+from flatout.engine.compiling import compiled
 from flatout.engine.gelu import Gelu, replace_gelu
 from flatout.engine.heads import DECODERS
+from flatout.engine.narrowing import set_targets
 from flatout.engine.projections import FAMILIES, join_products, take_product
 from flatout.engine.residual import round_residual_stream
 from flatout.engine.settings import TrainSettings
@@ -81,6 +84,31 @@ def test_gelu_is_within_rounding_of_the_exact_one():
     (found,) = torch.autograd.grad(mine.sum(), x)
     assert (mine - exact).abs().max() < 1e-6
     assert (found - slope).abs().max() < 3e-6
+
+
+@pytest.mark.parametrize(("family", "graphs"), [("bert", 3)])
+def test_blocks_that_are_alike_are_compiled_once(family, graphs):
+    """BERT's embeddings, its layers, and the last one, which is given its targets; a
+    decoder's layers, and its norm."""
+    task = "causal-lm" if family in DECODERS else "sequence-classification"
+    found = []
+    for compile_blocks in (False, True):
+        torch.manual_seed(0)
+        whole = task_model(family, task, "sdpa")
+        assert whole.narrowed == (family == "bert")
+        if compile_blocks:
+            torch._dynamo.reset()
+            counters.clear()
+            assert compiled(whole, backend="aot_eager") is whole
+        if whole.narrowed:
+            set_targets(whole.model, torch.tensor([0, 5]))
+        found.append(gradients(whole.model))
+    assert counters["stats"]["unique_graphs"] == graphs
+    (hidden, wanted), (same, mine) = found
+    torch.testing.assert_close(same, hidden, rtol=1e-5, atol=1e-6)
+    assert mine.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(mine[name], gradient, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("family", "places"), [("bert", 2), ("gpt2", 0), ("llama", 0)])

@@ -12,8 +12,8 @@ import pytest
 
 from flatout.benchmarks.drill import Drill
 from flatout.benchmarks.victim import Victim
-from flatout.engine.assemble import TrainJob
 from flatout.engine.health import NonFiniteError
+from flatout.engine.job import TrainJob
 from flatout.engine.jobs.checkpoint_folder import read_manifest, step_folders
 from flatout.engine.jobs.heartbeat import Beat, overdue
 from flatout.engine.jobs.launch import run_job

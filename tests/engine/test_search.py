@@ -17,6 +17,7 @@ from flatout.engine.bench.rungs import SLOW, rungs
 from flatout.engine.bench.search import (
     MODES,
     Sweep,
+    contests,
     run_grid,
     run_ladder,
     run_loader,
@@ -202,6 +203,26 @@ def test_rungs_that_change_the_optimisation_are_marked_and_last(tmp_path):
     found.settings = with_changes(found.settings, {"train.global_batch_size": 32})
     marked = [rung.changes_optimisation for rung in rungs(found.settings)]
     assert marked == [False] * (len(marked) - 1) + [True]
+
+
+def test_peers_meet_at_every_batch_where_it_is_free(tmp_path):
+    same = contests(bench(tmp_path / "same", mode="peers"))
+    assert [name for _, _, name in same] == [
+        "flatout",
+        "trainer-default",
+        "trainer-best",
+    ]
+    free = {"free_global_batch": True, "batch_sizes": [8, 16]}
+    found = contests(bench(tmp_path / "free", mode="peers", **free))
+    assert [name for _, _, name in found] == [
+        f"{name}, batch {size}" for size in (8, 16) for _, _, name in same
+    ] + ["conf/slow"]
+    assert found[3] == (
+        {"train.global_batch_size": 16},
+        "flatout",
+        "flatout, batch 16",
+    )
+    assert found[-1][0]["train.global_batch_size"] == 16
 
 
 def test_the_loader_alone_over_workers(tmp_path):

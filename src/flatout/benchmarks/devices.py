@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from flatout.engine.assemble import TrainJob
+from flatout.engine.job import TrainJob
 from flatout.engine.jobs.launch import run_job
 from flatout.engine.loop import TrainResult
 from flatout.engine.model import Vocabulary

@@ -15,10 +15,11 @@ from typing import Any
 
 from flatout.benchmarks.peer_clock import PeerClock
 from flatout.benchmarks.trainer_peer import train_with_trainer
-from flatout.engine.assemble import TrainJob, assemble
+from flatout.engine.assemble import assemble
 from flatout.engine.bench.driver import Driver
 from flatout.engine.bench.trial import serve
 from flatout.engine.bench.trial_spec import TrialSpec
+from flatout.engine.job import TrainJob
 from flatout.engine.loader import StepLoader
 from flatout.engine.loop import evaluate_split
 from flatout.engine.runtime import Runtime, set_up
@@ -40,7 +41,7 @@ def run(
     return {
         **figures,
         "compile_s": compile_clock.seconds,
-        "recompiles": max(0, compile_clock.count - 1),
+        "recompiles": compile_clock.recompiles,
         "precision": runtime.precision,
         "device": runtime.device_name,
     }

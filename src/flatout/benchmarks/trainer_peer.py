@@ -8,18 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from flatout.benchmarks.peer_clock import PeerClock
-from flatout.engine.assemble import (
-    TrainJob,
-    build_model,
-    check_rows,
-    choose,
-    make_collator,
-    make_planner,
-)
+from flatout.engine.assemble import build_model, make_collator, make_planner
 from flatout.engine.batching import GlobalBatches
+from flatout.engine.choices import choose
 from flatout.engine.collation import IGNORED
 from flatout.engine.environment import usable_cores
 from flatout.engine.evaluate import evaluate
+from flatout.engine.job import TrainJob, check_rows
 from flatout.engine.model import TaskModel
 from flatout.engine.report import Evaluation
 from flatout.engine.runtime import Runtime

@@ -1,12 +1,11 @@
-"""Settle every `auto`, refuse what cannot work, and build what a run consists of."""
+"""Build what a run consists of."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,69 +13,30 @@ from torch import nn
 
 from flatout.engine import attention
 from flatout.engine.batching import GlobalBatches, Planner
-from flatout.engine.collation import Collator, StepRows
 from flatout.engine.blocks import fuse_blocks
+from flatout.engine.choices import Choices, choose
+from flatout.engine.collation import Collator, StepRows
 from flatout.engine.compiling import compiled
 from flatout.engine.dropout import Noise, replace_dropout
 from flatout.engine.gelu import replace_gelu
 from flatout.engine.heads import DECODERS
-from flatout.engine.model import ModelError, TaskModel, Vocabulary, build
+from flatout.engine.job import TrainJob, check_rows
+from flatout.engine.model import ModelError, TaskModel, build
 from flatout.engine.optim import Updater, build_adamw
 from flatout.engine.projections import join_products
 from flatout.engine.residual import round_residual_stream
 from flatout.engine.runtime import Runtime
-from flatout.engine.settings import CLASSIFIES, Settings, SettingsError, TrainSettings
+from flatout.engine.settings import CLASSIFIES, Settings, TrainSettings
 from flatout.engine.step import Stepper
-from flatout.engine.tokens import TokenRows
 
 logger = logging.getLogger(__name__)
 
-CPU_TOKEN_BUDGET = 8_192
-GPU_TOKEN_BUDGET = 65_536
 CPU_OVERHEAD_TOKENS = 16
 """What one more micro-batch costs on a CPU, in tokens."""
 GPU_OVERHEAD_TOKENS = 4_096
 GPU_PAD_MULTIPLE = 64
 GRAPH_PAD_MULTIPLE = 256
 """Packed totals are rounded up so that few CUDA graphs are needed."""
-GRAPH_MAX_TOKENS = 16_384
-"""Tokens of a global batch up to which launching kernels is what bounds a step."""
-
-
-@dataclass(frozen=True)
-class TrainJob:
-    """Everything a training run needs; can be sent to another process."""
-
-    settings: Settings
-    train: TokenRows
-    validation: TokenRows
-    test: TokenRows
-    vocabulary: Vocabulary
-    label_names: tuple[str, ...]
-    work_folder: Path
-    """Checkpoints and the models on the way."""
-    metrics_file: Path
-    """Live points, a JSON line each."""
-    data_key: str = ""
-    """Content key of the tokens."""
-
-
-@dataclass(frozen=True)
-class Choices:
-    """What `auto` came to, with the reasons for fallbacks."""
-
-    strategy: str
-    attention: str
-    token_budget: int
-    compile: bool
-    cuda_graphs: bool
-    fused_optimizer: bool
-    residual: str = "fp32"
-    notes: tuple[str, ...] = field(default=())
-
-    @property
-    def packed(self) -> bool:
-        return self.strategy == "packed"
 
 
 @dataclass
@@ -117,20 +77,7 @@ def assemble(job: TrainJob, runtime: Runtime, wrap: Wrap | None = None) -> Train
         task_model.to(runtime.device)  # sharding moves a block at a time
     if settings.train.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    if choices.packed and not runtime.is_cuda:
-        replace_dropout(model, None)
-    if choices.residual == "bf16":
-        round_residual_stream(model)
-    noise = None
-    if choices.compile and runtime.is_cuda:
-        noise = Noise(runtime.device)
-        replace_dropout(model, noise)
-        replace_gelu(model)
-        if may_join(settings.train):
-            keep = choices.attention == attention.ROWS
-            join_products(model, keep_products=keep)
-            if choices.residual == "bf16" and _has_triton():
-                fuse_blocks(model, noise, narrowed=task_model.narrowed)
+    noise = _replace_parts(task_model, settings.train, choices, runtime)
     wrapped = (wrap or _alone)(task_model, compiled if choices.compile else None)
     optimizer = build_adamw(
         task_model,
@@ -152,6 +99,28 @@ def assemble(job: TrainJob, runtime: Runtime, wrap: Wrap | None = None) -> Train
     return Trainer(job, runtime, choices, task_model, stepper, optimizer, data, total)
 
 
+def _replace_parts(
+    task_model: TaskModel, train: TrainSettings, choices: Choices, runtime: Runtime
+) -> Noise | None:
+    """Put in place of a model's own parts what computes the same in less time; the
+    seed that its dropouts share, where they share one."""
+    model = task_model.model
+    if choices.packed and not runtime.is_cuda:
+        replace_dropout(model, None)
+    if choices.residual == "bf16":
+        round_residual_stream(model)
+    if not (choices.compile and runtime.is_cuda):
+        return None
+    noise = Noise(runtime.device)
+    replace_dropout(model, noise)
+    replace_gelu(model)
+    if may_join(train):
+        join_products(model, keep_products=choices.attention == attention.ROWS)
+        if choices.residual == "bf16" and _has_triton():
+            fuse_blocks(model, noise, narrowed=task_model.narrowed)
+    return noise
+
+
 def build_model(job: TrainJob, attn_implementation: str) -> Any:
     settings = job.settings
     return build(
@@ -161,111 +130,6 @@ def build_model(job: TrainJob, attn_implementation: str) -> Any:
         settings.tokenize.max_length,
         attn_implementation,
     )
-
-
-def choose(job: TrainJob, runtime: Runtime, config: Any) -> Choices:
-    """Strategy, kernel, budget and compilation for this model on this device."""
-    train, notes = job.settings.train, []
-    strategy, fault = _strategy(job, runtime, config)
-    if fault:
-        notes.append(fault)
-    graphs = _cuda_graphs(job, runtime, strategy)
-    return Choices(
-        strategy=strategy,
-        attention=_attention(job.settings, runtime, config, strategy),
-        token_budget=_token_budget(job, runtime, strategy),
-        compile=_compile(train.compile, runtime, notes),
-        cuda_graphs=graphs,
-        fused_optimizer=train.fused_optimizer,
-        residual=_residual(job.settings.runtime.residual, runtime),
-        notes=tuple(notes),
-    )
-
-
-def _strategy(job: TrainJob, runtime: Runtime, config: Any) -> tuple[str, str | None]:
-    """Packed where it is exact, else grouped, with the reason."""
-    wanted, kernel = job.settings.train.strategy, job.settings.runtime.attention
-    if wanted not in ("auto", "packed"):
-        return wanted, None
-    fault = attention.packing_fault(config, runtime.device.type, runtime.compute_dtype)
-    if fault is None and kernel in ("eager", "sdpa"):
-        fault = f"runtime.attention: {kernel} works on padded batches"
-    if fault is None:
-        return "packed", None
-    return "grouped", f"no packing, rows are grouped by length instead: {fault}"
-
-
-def _attention(settings: Settings, runtime: Runtime, config: Any, strategy: str) -> str:
-    wanted, max_length = settings.runtime.attention, settings.tokenize.max_length
-    if strategy == "packed":
-        short = wanted == "auto" and attention.short_rows_fit(config, max_length)
-        return attention.ROWS if short and runtime.is_cuda else attention.PACKED
-    if wanted == "varlen":
-        raise SettingsError(
-            f"runtime.attention: varlen needs train.strategy: packed, not {strategy}; "
-            "set attention to auto, sdpa or eager"
-        )
-    return "sdpa" if wanted == "auto" else wanted
-
-
-def _token_budget(job: TrainJob, runtime: Runtime, strategy: str) -> int:
-    train, longest = job.settings.train, int(job.train.all_lengths.max())
-    if strategy == "fixed":
-        longest = job.settings.tokenize.max_length
-    if train.token_budget != "auto":
-        if train.token_budget < longest:
-            raise SettingsError(
-                f"train.token_budget={train.token_budget} is smaller than the longest "
-                f"row ({longest} tokens): set it to at least {longest}"
-            )
-        return train.token_budget
-    return max(default_token_budget(runtime.is_cuda), longest)
-
-
-def default_token_budget(is_cuda: bool) -> int:
-    return GPU_TOKEN_BUDGET if is_cuda else CPU_TOKEN_BUDGET
-
-
-def _residual(wanted: str, runtime: Runtime) -> str:
-    if wanted == "auto":
-        wanted = "bf16" if runtime.is_cuda else "fp32"
-    return wanted if runtime.precision == "bf16" else "fp32"
-
-
-def _compile(wanted: bool | str, runtime: Runtime, notes: list[str]) -> bool:
-    if wanted == "auto":
-        return runtime.is_cuda
-    if wanted and not runtime.is_cuda and not _has_compiler():
-        raise SettingsError(
-            "train.compile: no C++ compiler (g++ or clang++) is installed here; "
-            "install one, or set train.compile: false"
-        )
-    return bool(wanted)
-
-
-def _has_compiler() -> bool:
-    import shutil
-
-    return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
-
-
-def _cuda_graphs(job: TrainJob, runtime: Runtime, strategy: str) -> bool:
-    train = job.settings.train
-    possible = (
-        runtime.is_cuda
-        and runtime.ranks.world_size == 1
-        and strategy == "packed"
-        and train.fused_optimizer
-    )
-    if train.cuda_graphs != "auto":
-        if train.cuda_graphs and not possible:
-            raise SettingsError(
-                "train.cuda_graphs needs one GPU, strategy packed and the fused "
-                "optimizer: set it to auto or false"
-            )
-        return bool(train.cuda_graphs)
-    mean_tokens = train.global_batch_size * float(job.train.all_lengths.mean())
-    return possible and mean_tokens <= GRAPH_MAX_TOKENS
 
 
 def _with_attention(model: Any, implementation: str) -> Any:
@@ -364,45 +228,3 @@ def _row_multiple(job: TrainJob, choices: Choices) -> int:
         return 64
     filler = -(-GRAPH_PAD_MULTIPLE // job.settings.tokenize.max_length)
     return job.settings.train.global_batch_size + filler
-
-
-def check_rows(job: TrainJob) -> None:
-    """Rows that fit the task and the label names. Raises SettingsError, ModelError."""
-    task = job.settings.model.task
-    for name, rows in _splits(job):
-        if task in CLASSIFIES and rows.labels is None:
-            raise SettingsError(
-                f"model.task: {task} needs a column labels in {name}_tokens: set "
-                "split.label_column, or choose causal-lm or masked-lm"
-            )
-        largest = rows.largest_token_id()
-        if largest >= job.vocabulary.size:
-            raise ModelError(
-                f"{name}_tokens holds token {largest}, the tokenizer has "
-                f"{job.vocabulary.size}: they do not belong together; run the tokenize "
-                "pipeline again"
-            )
-    if task == "sequence-classification":
-        _check_labels(job)
-
-
-def _check_labels(job: TrainJob) -> None:
-    classes = len(job.label_names)
-    for name, rows in _splits(job):
-        labels = rows.labels
-        if labels is None or not len(labels):
-            continue
-        low, high = int(labels.min()), int(labels.max())
-        if low < 0 or high >= classes:
-            raise ModelError(
-                f"{name}_tokens has labels from {low} to {high}, there are {classes} "
-                f"label names (0 to {classes - 1}): run the tokenize pipeline again"
-            )
-
-
-def _splits(job: TrainJob) -> Sequence[tuple[str, TokenRows]]:
-    return [
-        ("train", job.train),
-        ("validation", job.validation),
-        ("test", job.test),
-    ]

@@ -1,8 +1,8 @@
 """BERT's feed-forward and output blocks with kernels of their own.
 
 What stands between two matrix products there moves memory and computes little: a bias,
-GELU; a bias, dropout, the residual, LayerNorm. Each becomes one kernel, with all of its
-gradients in one more, biases' included (kernels/bias_gelu.py, kernels/residual_norm.py).
+GELU; a bias, dropout, the residual, LayerNorm. Each becomes one kernel, and all of its
+gradients, biases' included, one more (kernels/bias_gelu.py, kernels/residual_norm.py).
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ def fuse_blocks(model: Any, noise: Noise, *, narrowed: bool) -> int:
     if model.config.model_type not in FAMILIES or model.config.hidden_size > MAX_WIDTH:
         return 0
     layers = model.base_model.encoder.layer
-    outputs = [out for layer in layers for out in (layer.attention.output, layer.output)]
+    outputs = [
+        out for layer in layers for out in (layer.attention.output, layer.output)
+    ]
     carry = _Carry()
     gathers = narrow_point(model) if narrowed else None
     for module in outputs:

@@ -1,4 +1,10 @@
-"""torch.compile, a block at a time."""
+"""torch.compile, a block at a time.
+
+Blocks that are alike share a graph, so the first step does not wait for as many
+compilations as there are layers: 28 layers of Qwen3-0.6B's shape took over 240 s as one
+graph and take 20 s so (16 cores, H200). With several devices each block hands over its
+gradients as soon as it has them, and they travel while the next ones are computed.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +18,17 @@ MOST_VARIANTS = 16
 evaluation, sizes of one row or token from all others."""
 
 
-def compiled(model: nn.Module) -> nn.Module:
+def compiled(model: nn.Module, backend: str = "inductor") -> nn.Module:
     """Compile the model's blocks in place, one dynamic graph for all that are alike:
-    totals differ from step to step, shapes stay bounded."""
+    totals differ from step to step, shapes stay bounded. A model that names no blocks
+    is compiled as a whole."""
     config: Any = torch._dynamo.config
     config.cache_size_limit = MOST_VARIANTS
     # The last block may carry a hook that gathers its targets (narrowing.py).
     config.skip_nnmodule_hook_guards = False
     _avoid_slow_reductions()
-    for module in _blocks(model):
-        module.compile(dynamic=True)
+    for module in _blocks(model) or [model]:
+        module.compile(dynamic=True, backend=backend)
     return model
 
 
@@ -42,5 +49,3 @@ def _avoid_slow_reductions() -> None:
         inductor.triton.mix_order_reduction_split_size = 32
     elif hasattr(inductor.triton, "mix_order_reduction"):
         inductor.triton.mix_order_reduction = False
-
-

@@ -10,15 +10,10 @@ from typing import Any
 
 import torch
 
-from flatout.engine.assemble import (
-    Trainer,
-    TrainJob,
-    assemble,
-    make_collator,
-    make_planner,
-)
+from flatout.engine.assemble import Trainer, assemble, make_collator, make_planner
 from flatout.engine.evaluate import evaluate
 from flatout.engine.garbage import collect_as_usual
+from flatout.engine.job import TrainJob
 from flatout.engine.jobs.distributed import Team
 from flatout.engine.jobs.identity import identity
 from flatout.engine.jobs.oom import shrink

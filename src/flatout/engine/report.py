@@ -68,6 +68,7 @@ class TrainReport:
     allocation_retries: int
     compile_s: float
     recompiles: int
+    """Compilations, and captures of CUDA graphs, behind the first step."""
     first_batch_s: float
     evaluate_s: float
     checkpoint_s: float

@@ -93,12 +93,16 @@ class Stepper:
         self._never = torch.full_like(self.step_number, StepSums.NEVER)
         self.scaler = _LossScale(runtime) if runtime.precision == "fp16" else None
         self._graphs = _StepGraphs(self) if cuda_graphs else None
+        self._first = True
 
     def __call__(self, batch: StepBatch) -> None:
         self.step_number.fill_(batch.step)
         if self._graphs is not None and self._graphs.run(batch):
             return
         self.run_eagerly(batch)
+        if self._first:
+            self._first = False
+            compile_clock.first_step_done()
 
     def run_eagerly(self, batch: StepBatch) -> None:
         """Same as a replayed graph, kernel by kernel."""

@@ -38,7 +38,7 @@ def build_report(
         **recorder.conditions.figures(),
         **settled(trainer),
         compile_s=compile_clock.seconds,
-        recompiles=max(0, compile_clock.count - 1),
+        recompiles=compile_clock.recompiles,
         first_batch_s=recorder.first_batch_s,
         evaluate_s=seconds.get("evaluate", 0.0),
         checkpoint_s=seconds.get("checkpoint", 0.0),

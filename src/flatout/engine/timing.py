@@ -136,6 +136,7 @@ class CompileClock:
     def __init__(self) -> None:
         self.seconds = 0.0
         self.count = 0
+        self._in_first_step = 0
         self._begin: float | None = None
         self._listening = False
 
@@ -151,6 +152,14 @@ class CompileClock:
     @property
     def running(self) -> bool:
         return self._begin is not None
+
+    @property
+    def recompiles(self) -> int:
+        """Compilations and captures behind the first step: it compiles each block."""
+        return self.count - self._in_first_step
+
+    def first_step_done(self) -> None:
+        self._in_first_step = self.count
 
     def add(self, seconds: float) -> None:
         """Time of something like it: the capture of a CUDA graph."""

@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
-from flatout.engine.assemble import Trainer, TrainJob, assemble
+from flatout.engine.assemble import Trainer, assemble
 from flatout.engine.bench.blocks import ENDLESS, BlockRows
 from flatout.engine.bench.driver import Driver, Feed
 from flatout.engine.bench.phases import launch_ms, phase_ms
 from flatout.engine.bench.trial_spec import Measure, TrialSpec
 from flatout.engine.bench.utilisation import GpuSampler
 from flatout.engine.collation import StepBatch
+from flatout.engine.job import TrainJob
 from flatout.engine.jobs.distributed import Team
 from flatout.engine.loader import StepLoader
 from flatout.engine.runtime import Runtime, memory, set_up
@@ -93,7 +94,7 @@ def _measured(
         "gpu_util_pct": sampler.mean_pct,
         "first_step_s": first_step_s,
         "compile_s": compile_clock.seconds,
-        "recompiles": max(0, compile_clock.count - 1),
+        "recompiles": compile_clock.recompiles,
         "note": _note(trainer, windows),
     }
 

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from flatout.engine.assemble import Trainer, TrainJob, assemble
+from flatout.engine.assemble import Trainer, assemble
 from flatout.engine.batching import Ints, Planner
 from flatout.engine.bench.trial_spec import TrialSpec
 from flatout.engine.container import available_memory_bytes
+from flatout.engine.job import TrainJob
 from flatout.engine.runtime import Runtime, peak_resident_bytes, set_up
 
 GRANULE = 64

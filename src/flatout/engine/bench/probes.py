@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from flatout.engine.assemble import TrainJob, build_model, choose, step_rows
+from flatout.engine.assemble import build_model, step_rows
 from flatout.engine.batching import Ints
 from flatout.engine.bench.blocks import ENDLESS, BlockRows
 from flatout.engine.bench.measure import SPREAD_LIMIT_PCT
 from flatout.engine.bench.trial_spec import Measure, TrialSpec
+from flatout.engine.choices import choose
 from flatout.engine.collation import StepRows
 from flatout.engine.container import total_memory_bytes
+from flatout.engine.job import TrainJob
 from flatout.engine.loader import StepLoader, resolve_workers
 from flatout.engine.runtime import DTYPES, Runtime, set_up
 

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from flatout.engine.assemble import TrainJob, assemble
+from flatout.engine.assemble import assemble
 from flatout.engine.bench.blocks import ENDLESS, BlockRows
 from flatout.engine.bench.driver import Driver, Feed
 from flatout.engine.bench.trial_spec import TrialSpec
+from flatout.engine.job import TrainJob
 from flatout.engine.loader import StepLoader
 from flatout.engine.runtime import Runtime, set_up
 

@@ -13,6 +13,7 @@ from flatout.engine.bench.bench import Bench, OutOfTime
 from flatout.engine.bench.budgets import Changes, SafeBudget
 from flatout.engine.bench.ladder import Step, ladder
 from flatout.engine.bench.recommend import Picks, pick
+from flatout.engine.bench.rungs import SLOW
 from flatout.engine.bench.trial_spec import TrialResult
 from flatout.engine.bench.tune import Tuned, check_memory, tune, worker_counts
 from flatout.engine.bench.watching import Unwatched, Watcher
@@ -154,14 +155,28 @@ def run_scaling(sweep: Sweep) -> None:
 
 
 def run_peers(sweep: Sweep) -> None:
-    """flatout and the Hugging Face Trainer, each training the same whole."""
-    bench = sweep.bench
+    """flatout and the Hugging Face Trainer, each training the same whole; with a free
+    global batch each at every size of `batch_sizes`, and `conf/slow` at its own."""
+    for changes, contender, label in contests(sweep.bench):
+        sweep.bench.run("peer", changes, options={"contender": contender}, label=label)
+
+
+def contests(bench: Bench) -> list[tuple[Changes, str, str]]:
+    """Settings, contender and name of each training to compare."""
     contenders = ["flatout", "trainer-default", "trainer-best"]
     if nvidia_gpu_count():
         contenders.append("trainer-best-compiled")
-    bench.watcher.expect(len(contenders))
-    for name in contenders:
-        bench.run("peer", options={"contender": name}, label=name)
+    if not bench.options.free_global_batch:
+        found = [({}, name, name) for name in contenders]
+    else:
+        found = [
+            ({"train.global_batch_size": size}, name, f"{name}, batch {size}")
+            for size in bench.options.batch_sizes
+            for name in contenders
+        ]
+        found.append((SLOW, "flatout", "conf/slow"))
+    bench.watcher.expect(len(found))
+    return found
 
 
 MODES: dict[str, Callable[[Sweep], None]] = {

@@ -22,7 +22,7 @@ from flatout.engine.bench.trial_spec import TrialSpec
 from flatout.engine.environment import current_ranks
 
 if TYPE_CHECKING:
-    from flatout.engine.assemble import TrainJob
+    from flatout.engine.job import TrainJob
 
 Figures = dict[str, Any]
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")

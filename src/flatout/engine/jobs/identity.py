@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from flatout.engine.assemble import TrainJob
+from flatout.engine.job import TrainJob
 
 EXECUTION = (
     "data_dir",

@@ -18,8 +18,8 @@ from typing import Any
 import xxhash
 
 from flatout.engine import environment
-from flatout.engine.assemble import TrainJob
 from flatout.engine.doctor.startup import warn_at_start
+from flatout.engine.job import TrainJob
 from flatout.engine.jobs.checkpoint_folder import finish
 from flatout.engine.jobs.distributed import Team
 from flatout.engine.jobs.job_files import JobFiles, token_key

@@ -21,7 +21,7 @@ from flatout.engine.jobs.heartbeat import FINISHED, heartbeat
 from flatout.engine.settings import Settings, SettingsError, parse_settings
 
 if TYPE_CHECKING:
-    from flatout.engine.assemble import TrainJob
+    from flatout.engine.job import TrainJob
 
 INTERRUPTED = "interrupted.json"
 SMALLER = "smaller.json"

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.assemble import TrainJob
+from flatout.engine.job import TrainJob
 from flatout.engine.jobs.checkpoint_folder import (
     RESULT,
     discard,

@@ -18,9 +18,9 @@ import psutil
 
 import flatout
 from flatout.engine import environment
-from flatout.engine.assemble import TrainJob
 from flatout.engine.batching import BudgetError
 from flatout.engine.health import NonFiniteError
+from flatout.engine.job import TrainJob
 from flatout.engine.jobs.agent import FAILURES
 from flatout.engine.jobs.checkpoint_folder import CheckpointError
 from flatout.engine.jobs.heartbeat import (

@@ -16,7 +16,7 @@ from flatout.engine.bench.trial import serve
 from flatout.engine.bench.trial_spec import TrialSpec
 
 if TYPE_CHECKING:
-    from flatout.engine.assemble import TrainJob
+    from flatout.engine.job import TrainJob
 
 TRAINING = "training"
 """Checkpoints and models, inside the trial's folder."""

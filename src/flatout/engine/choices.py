@@ -1,0 +1,139 @@
+"""Every `auto` settled for this model on this device; what cannot work refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from flatout.engine import attention
+from flatout.engine.job import TrainJob
+from flatout.engine.runtime import Runtime
+from flatout.engine.settings import Settings, SettingsError
+
+CPU_TOKEN_BUDGET = 8_192
+GPU_TOKEN_BUDGET = 65_536
+GRAPH_MAX_TOKENS = 16_384
+"""Tokens of a global batch up to which launching kernels is what bounds a step."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What `auto` came to, with the reasons for fallbacks."""
+
+    strategy: str
+    attention: str
+    token_budget: int
+    compile: bool
+    cuda_graphs: bool
+    fused_optimizer: bool
+    residual: str = "fp32"
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def packed(self) -> bool:
+        return self.strategy == "packed"
+
+
+def choose(job: TrainJob, runtime: Runtime, config: Any) -> Choices:
+    """Strategy, kernel, budget and compilation for this model on this device."""
+    train, notes = job.settings.train, []
+    strategy, fault = _strategy(job, runtime, config)
+    if fault:
+        notes.append(fault)
+    graphs = _cuda_graphs(job, runtime, strategy)
+    return Choices(
+        strategy=strategy,
+        attention=_attention(job.settings, runtime, config, strategy),
+        token_budget=_token_budget(job, runtime, strategy),
+        compile=_compile(train.compile, runtime, notes),
+        cuda_graphs=graphs,
+        fused_optimizer=train.fused_optimizer,
+        residual=_residual(job.settings.runtime.residual, runtime),
+        notes=tuple(notes),
+    )
+
+
+def _strategy(job: TrainJob, runtime: Runtime, config: Any) -> tuple[str, str | None]:
+    """Packed where it is exact, else grouped, with the reason."""
+    wanted, kernel = job.settings.train.strategy, job.settings.runtime.attention
+    if wanted not in ("auto", "packed"):
+        return wanted, None
+    fault = attention.packing_fault(config, runtime.device.type, runtime.compute_dtype)
+    if fault is None and kernel in ("eager", "sdpa"):
+        fault = f"runtime.attention: {kernel} works on padded batches"
+    if fault is None:
+        return "packed", None
+    return "grouped", f"no packing, rows are grouped by length instead: {fault}"
+
+
+def _attention(settings: Settings, runtime: Runtime, config: Any, strategy: str) -> str:
+    wanted, max_length = settings.runtime.attention, settings.tokenize.max_length
+    if strategy == "packed":
+        short = wanted == "auto" and attention.short_rows_fit(config, max_length)
+        return attention.ROWS if short and runtime.is_cuda else attention.PACKED
+    if wanted == "varlen":
+        raise SettingsError(
+            f"runtime.attention: varlen needs train.strategy: packed, not {strategy}; "
+            "set attention to auto, sdpa or eager"
+        )
+    return "sdpa" if wanted == "auto" else wanted
+
+
+def _token_budget(job: TrainJob, runtime: Runtime, strategy: str) -> int:
+    train, longest = job.settings.train, int(job.train.all_lengths.max())
+    if strategy == "fixed":
+        longest = job.settings.tokenize.max_length
+    if train.token_budget != "auto":
+        if train.token_budget < longest:
+            raise SettingsError(
+                f"train.token_budget={train.token_budget} is smaller than the longest "
+                f"row ({longest} tokens): set it to at least {longest}"
+            )
+        return train.token_budget
+    return max(default_token_budget(runtime.is_cuda), longest)
+
+
+def default_token_budget(is_cuda: bool) -> int:
+    return GPU_TOKEN_BUDGET if is_cuda else CPU_TOKEN_BUDGET
+
+
+def _residual(wanted: str, runtime: Runtime) -> str:
+    if wanted == "auto":
+        wanted = "bf16" if runtime.is_cuda else "fp32"
+    return wanted if runtime.precision == "bf16" else "fp32"
+
+
+def _compile(wanted: bool | str, runtime: Runtime, notes: list[str]) -> bool:
+    if wanted == "auto":
+        return runtime.is_cuda
+    if wanted and not runtime.is_cuda and not _has_compiler():
+        raise SettingsError(
+            "train.compile: no C++ compiler (g++ or clang++) is installed here; "
+            "install one, or set train.compile: false"
+        )
+    return bool(wanted)
+
+
+def _has_compiler() -> bool:
+    import shutil
+
+    return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
+
+
+def _cuda_graphs(job: TrainJob, runtime: Runtime, strategy: str) -> bool:
+    train = job.settings.train
+    possible = (
+        runtime.is_cuda
+        and runtime.ranks.world_size == 1
+        and strategy == "packed"
+        and train.fused_optimizer
+    )
+    if train.cuda_graphs != "auto":
+        if train.cuda_graphs and not possible:
+            raise SettingsError(
+                "train.cuda_graphs needs one GPU, strategy packed and the fused "
+                "optimizer: set it to auto or false"
+            )
+        return bool(train.cuda_graphs)
+    mean_tokens = train.global_batch_size * float(job.train.all_lengths.mean())
+    return possible and mean_tokens <= GRAPH_MAX_TOKENS

@@ -1,0 +1,153 @@
+"""Triton kernels against plain PyTorch, run as a program: Triton reads whether it is
+to interpret when it is imported."""
+
+import itertools
+import sys
+
+import torch
+from torch.nn import functional as F
+
+from flatout.engine.blocks import fuse_blocks
+from flatout.engine.dropout import Noise, replace_dropout
+from flatout.engine.gelu import replace_gelu
+from flatout.engine.kernels.bias_gelu import bias_gelu
+from flatout.engine.kernels.column_sum import column_sum
+from flatout.engine.kernels.linear_loss import linear_cross_entropy
+from flatout.engine.kernels.row_attention import row_attention
+from flatout.engine.narrowing import set_targets
+from flatout.engine.row_by_row import Rule, row_by_row
+from tests.engine.families import task_model
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+IDS = torch.tensor([[1, 7, 9, 55, 2], [1, 80, 6, 14, 2]], device=device)
+BOUNDS = torch.tensor([0, 5, 95, 96, 160, 225, 225], dtype=torch.int32, device=device)
+
+
+def check_row_attention():
+    for heads, groups, causal, window in [
+        (2, 2, False, (-1, -1)),
+        (4, 2, True, (-1, 0)),
+        (2, 2, False, (8, 8)),
+    ]:
+        qkv = [
+            torch.randn(225, n, 16, device=device, requires_grad=True)
+            for n in (heads, groups, groups)
+        ]
+        grad = torch.randn(225, heads, 16, device=device)
+        want = row_by_row(*qkv, BOUNDS, Rule(0.25, 0.0, causal, *window))
+        joined = torch.cat(qkv, 1)
+        got = row_attention(joined, heads, BOUNDS, 90, 0.25, 0.0, causal, *window)[0]
+        pairs = zip(
+            (got, *torch.autograd.grad(got, qkv, grad)),
+            (want, *torch.autograd.grad(want, qkv, grad)),
+            strict=True,
+        )
+        for one, other in pairs:
+            torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+
+
+def check_attention_dropout():
+    """The backward pass drops what the forward pass dropped, and the right share."""
+    qkv = torch.randn(225, 6, 16, device=device)
+
+    def out(q, value):
+        torch.manual_seed(5)
+        joined = torch.cat([q, qkv[:, 2:4], value], 1)
+        return row_attention(joined, 2, BOUNDS, 90, 0.25, 0.3, False, -1, -1)[0]
+
+    def loss(q):
+        return out(q, qkv[:, 4:]).double().square().sum()
+
+    q = qkv[:, :2].clone().requires_grad_()
+    slope = torch.autograd.grad(loss(q), q)[0].double()
+    way = torch.randn_like(q)
+    measured = (loss(q + 1e-2 * way) - loss(q - 1e-2 * way)) / 2e-2
+    # On a GPU the products are TF32, and the quotient magnifies their rounding.
+    torch.testing.assert_close(
+        measured.detach(), (slope * way).sum(), rtol=5e-2, atol=1e-2
+    )
+    # Of ones, the sum of the weights that are left: one on average.
+    ones = torch.ones(225, 2, 16, device=device)
+    left = out(torch.zeros(225, 2, 16, device=device), ones)[:, :, 0]
+    long_rows = torch.cat([left[5:95], left[96:225]])
+    assert abs(float(long_rows.mean()) - 1) < 0.01, float(long_rows.mean())
+    assert 0.03 < float(long_rows.std()) < 0.12, float(long_rows.std())
+
+
+def check_linear_loss():
+    hidden = torch.randn(40, 8, device=device, requires_grad=True)
+    weight = torch.randn(5000, 8, device=device, requires_grad=True)
+    labels = torch.randint(0, 5000, (40,), device=device)
+    labels[3] = -100
+    ours = linear_cross_entropy(hidden, weight, labels)[0]
+    plain = F.cross_entropy(hidden @ weight.t(), labels, reduction="sum")
+    torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-3)
+    for one, other in zip(
+        torch.autograd.grad(ours * 0.5, (hidden, weight)),
+        torch.autograd.grad(plain * 0.5, (hidden, weight)),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+
+
+def check_sums_and_gelu():
+    states = 2 * torch.randn(70, 300, device=device)
+    torch.testing.assert_close(column_sum(states), states.sum(0), rtol=1e-5, atol=1e-4)
+    bias, grad = torch.randn(300, device=device), torch.randn(70, 300, device=device)
+    inputs = states.requires_grad_(), bias.requires_grad_()
+    got, want = bias_gelu(*inputs), F.gelu(states + bias)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=5e-6)
+    for one, other in zip(
+        torch.autograd.grad(got, inputs, grad),
+        torch.autograd.grad(want, inputs, grad),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def check_blocks():
+    """Dropout included: both draw the same hash."""
+    for family, narrowed, rate in itertools.product(
+        ("bert", "roberta"), (False, True), (0.1, 0.0)
+    ):
+        hidden, want = block_gradients(family, narrowed, rate, fused=False)
+        mine, found = block_gradients(family, narrowed, rate, fused=True)
+        torch.testing.assert_close(mine, hidden, rtol=1e-4, atol=1e-5)
+        assert found.keys() == want.keys()
+        for name, gradient in want.items():
+            torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-5)
+
+
+def block_gradients(family, narrowed, rate, *, fused):
+    torch.manual_seed(0)
+    task = "sequence-classification"
+    model = task_model(family, task, "sdpa", whole=not narrowed).model
+    model.to(device).train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = rate
+    for layer in model.base_model.encoder.layer:
+        layer.attention.self.dropout.p = 0.0
+    noise = Noise(torch.device(device))
+    noise.seed.fill_(12_345)
+    replace_dropout(model, noise)
+    assert replace_gelu(model) == 2
+    if fused:
+        assert fuse_blocks(model, noise, narrowed=narrowed) == 2
+    if narrowed:
+        set_targets(model, torch.tensor([0, 5], device=device))
+    hidden = model.base_model(input_ids=IDS).last_hidden_state
+    weights = torch.linspace(-1, 1, hidden.numel(), device=device).view_as(hidden)
+    (hidden * weights).sum().backward()
+    named = model.named_parameters()
+    return hidden.detach(), {n: p.grad for n, p in named if p.grad is not None}
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    check_row_attention()
+    check_attention_dropout()
+    check_linear_loss()
+    check_sums_and_gelu()
+    check_blocks()
+    sys.stdout.write("equal\n")
