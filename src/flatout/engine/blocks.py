@@ -71,7 +71,8 @@ class _Output(nn.Module):
         salt, rate = 0, 0.0
         if isinstance(self.dropout, HashDropout):
             salt, rate = stream_offset(self.dropout.salt), self.dropout.p
-        carried = self.carry.take() if self.takes else None
+        left = self.carry.take()  # of a pass that failed, where this one takes none
+        carried = left if self.takes else None
         out, carry, *_ = residual_norm(
             product.flatten(0, -2),
             self.dense.bias,

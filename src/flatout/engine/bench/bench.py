@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 KEPT = frozenset({"ok", "oom"})
 """Answers that an interrupted sweep does not ask for again."""
+PEER_TIMEOUTS = 12
+"""`trial_timeout_s` that a whole training may take."""
 
 
 class OutOfTime(Exception):
@@ -225,13 +227,18 @@ class Bench:
         answer = run_isolated(
             spec,
             folder,
-            self.options.trial_timeout_s,
+            self._timeout_s(spec.kind),
             resident_limit_bytes(self.options.memory_headroom),
         )
         part = folder / "answer.json.part"
         part.write_text(json.dumps(asdict(answer)))
         part.replace(folder / "answer.json")
         return answer
+
+    def _timeout_s(self, kind: Kind) -> float:
+        """A contender trains the whole, not some windows."""
+        longer = PEER_TIMEOUTS if kind == "peer" else 1
+        return longer * self.options.trial_timeout_s
 
     def _filled(self, trial: TrialResult, answer: Answer) -> TrialResult:
         tflops = answer.figures.get("tflops_per_s")

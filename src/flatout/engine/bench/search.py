@@ -166,9 +166,8 @@ def contests(bench: Bench) -> list[tuple[Changes, str, str]]:
     contenders = ["flatout", "trainer-default", "trainer-best"]
     if nvidia_gpu_count():
         contenders.append("trainer-best-compiled")
-    if not bench.options.free_global_batch:
-        found = [({}, name, name) for name in contenders]
-    else:
+    found: list[tuple[Changes, str, str]] = [({}, name, name) for name in contenders]
+    if bench.options.free_global_batch:
         found = [
             ({"train.global_batch_size": size}, name, f"{name}, batch {size}")
             for size in bench.options.batch_sizes
