@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from flatout.engine.blocks import fuse_blocks
+from flatout.engine.compiling import compiled
 from flatout.engine.dropout import Noise, replace_dropout
 from flatout.engine.gelu import replace_gelu
 from flatout.engine.kernels.bias_gelu import bias_gelu
@@ -118,10 +119,20 @@ def check_blocks():
             torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-5)
 
 
-def block_gradients(family, narrowed, rate, *, fused):
+def check_compiled_blocks():
+    """The residual's gradient crosses from graph to graph; an evaluation between."""
+    plain = block_gradients("bert", True, 0.1, fused=False)
+    mine = block_gradients("bert", True, 0.1, fused=True, compile_blocks=True)
+    torch.testing.assert_close(mine[0], plain[0], rtol=1e-4, atol=1e-5)
+    for name, gradient in plain[1].items():
+        torch.testing.assert_close(mine[1][name], gradient, rtol=1e-3, atol=1e-5)
+
+
+def block_gradients(family, narrowed, rate, *, fused, compile_blocks=False):
     torch.manual_seed(0)
     task = "sequence-classification"
-    model = task_model(family, task, "sdpa", whole=not narrowed).model
+    whole = task_model(family, task, "sdpa", whole=not narrowed)
+    model = whole.model
     model.to(device).train()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -136,6 +147,11 @@ def block_gradients(family, narrowed, rate, *, fused):
         assert fuse_blocks(model, noise, narrowed=narrowed) == 2
     if narrowed:
         set_targets(model, torch.tensor([0, 5], device=device))
+    if compile_blocks:
+        compiled(whole, backend="aot_eager")
+        with torch.no_grad():
+            model.eval().base_model(input_ids=IDS)
+        model.train()
     hidden = model.base_model(input_ids=IDS).last_hidden_state
     weights = torch.linspace(-1, 1, hidden.numel(), device=device).view_as(hidden)
     (hidden * weights).sum().backward()
@@ -150,4 +166,5 @@ if __name__ == "__main__":
     check_linear_loss()
     check_sums_and_gelu()
     check_blocks()
+    check_compiled_blocks()
     sys.stdout.write("equal\n")

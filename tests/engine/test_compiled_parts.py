@@ -9,6 +9,7 @@ from torch._dynamo.utils import counters
 from flatout.engine.assemble import may_join
 from flatout.engine.attention import _joined
 from flatout.engine.compiling import compiled
+from flatout.engine.dropout import Noise, replace_dropout
 from flatout.engine.gelu import Gelu, replace_gelu
 from flatout.engine.heads import DECODERS
 from flatout.engine.narrowing import set_targets
@@ -86,24 +87,29 @@ def test_gelu_is_within_rounding_of_the_exact_one():
     assert (found - slope).abs().max() < 3e-6
 
 
-@pytest.mark.parametrize(("family", "graphs"), [("bert", 3)])
-def test_blocks_that_are_alike_are_compiled_once(family, graphs):
-    """BERT's embeddings, its layers, and the last one, which is given its targets; a
-    decoder's layers, and its norm."""
-    task = "causal-lm" if family in DECODERS else "sequence-classification"
+def test_blocks_that_are_alike_are_compiled_once(monkeypatch):
+    """BERT's embeddings, its layers, and the last one, which is given its targets;
+    each layer has dropouts of its own."""
+    monkeypatch.setitem(CONFIGS, "bert", {**CONFIGS["bert"], "num_hidden_layers": 4})
     found = []
     for compile_blocks in (False, True):
         torch.manual_seed(0)
-        whole = task_model(family, task, "sdpa")
-        assert whole.narrowed == (family == "bert")
+        whole = task_model("bert", "sequence-classification", "sdpa")
+        assert whole.narrowed
+        whole.model.train()
+        for module in whole.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.1
+        for layer in whole.model.base_model.encoder.layer:
+            layer.attention.self.dropout.p = 0.0  # attention draws its own
+        assert replace_dropout(whole.model, Noise(torch.device("cpu"))) == 10
         if compile_blocks:
             torch._dynamo.reset()
             counters.clear()
             assert compiled(whole, backend="aot_eager") is whole
-        if whole.narrowed:
-            set_targets(whole.model, torch.tensor([0, 5]))
+        set_targets(whole.model, torch.tensor([0, 5]))
         found.append(gradients(whole.model))
-    assert counters["stats"]["unique_graphs"] == graphs
+    assert counters["stats"]["unique_graphs"] == 3
     (hidden, wanted), (same, mine) = found
     torch.testing.assert_close(same, hidden, rtol=1e-5, atol=1e-6)
     assert mine.keys() == wanted.keys()

@@ -166,5 +166,5 @@ def test_time_to_a_loss_that_all_contenders_reached():
     assert target == 1.5
     assert seconds_to(quick, target) == pytest.approx(1.5)
     assert seconds_to(slow, target) == pytest.approx(4.0)
-    assert target_loss([quick, []]) is None
+    assert target_loss([]) is None
     assert seconds_to(quick, 0.5) is None

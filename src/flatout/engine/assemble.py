@@ -70,7 +70,7 @@ def assemble(job: TrainJob, runtime: Runtime, wrap: Wrap | None = None) -> Train
         torch.manual_seed(settings.runtime.seed)
         probe = build_model(job, "sdpa")
     choices = choose(job, runtime, probe.config)
-    model = _with_attention(probe, choices.attention)
+    model = _with_attention(probe, choices.attention, runtime)
     task_model = TaskModel(model, settings.model.task, settings.tokenize.max_length)
     task_model.fused_head = _fused_head(task_model, runtime)
     if wrap is None or settings.train.distributed.strategy != "fsdp":
@@ -132,8 +132,8 @@ def build_model(job: TrainJob, attn_implementation: str) -> Any:
     )
 
 
-def _with_attention(model: Any, implementation: str) -> Any:
-    if implementation == "sdpa":
+def _with_attention(model: Any, implementation: str, runtime: Runtime) -> Any:
+    if implementation == "sdpa" and runtime.is_cuda:
         implementation = attention.PADDED
     if model.config._attn_implementation != implementation:
         model.set_attn_implementation(implementation)

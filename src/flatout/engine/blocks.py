@@ -12,7 +12,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatout.engine.dropout import HashDropout, Noise, stream_offset
+from flatout.engine.dropout import HashDropout, Noise
 from flatout.engine.gelu import Gelu
 from flatout.engine.narrowing import narrow_point
 
@@ -58,6 +58,10 @@ class _Output(nn.Module):
     takes: bool
     gives: bool
 
+    def forget(self) -> None:
+        """Drop what a pass that failed left here: it holds that pass's activations."""
+        self.carry.take()
+
     def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
         if not self.training:
             states = self.dense(hidden_states) + input_tensor
@@ -68,11 +72,10 @@ class _Output(nn.Module):
     def _fused(self, product: Tensor, residual: Tensor) -> Tensor:
         from flatout.engine.kernels.residual_norm import residual_norm
 
-        salt, rate = 0, 0.0
+        seed, rate = self.noise.seed, 0.0
         if isinstance(self.dropout, HashDropout):
-            salt, rate = stream_offset(self.dropout.salt), self.dropout.p
-        left = self.carry.take()  # of a pass that failed, where this one takes none
-        carried = left if self.takes else None
+            seed, rate = self.dropout.seed, self.dropout.p
+        carried = self.carry.take() if self.takes else None
         out, carry, *_ = residual_norm(
             product.flatten(0, -2),
             self.dense.bias,
@@ -80,8 +83,7 @@ class _Output(nn.Module):
             self.LayerNorm.weight,
             self.LayerNorm.bias,
             carried,
-            self.noise.seed,
-            salt,
+            seed,
             rate,
             self.LayerNorm.eps,
         )
@@ -94,7 +96,7 @@ class _Output(nn.Module):
 def fuse_blocks(model: Any, noise: Noise, *, narrowed: bool) -> int:
     """Put them in place, after `replace_dropout` and `replace_gelu`; how many layers.
     `narrowed`: the last layer is given its targets alone."""
-    if model.config.model_type not in FAMILIES or model.config.hidden_size > MAX_WIDTH:
+    if not _can_fuse(model.config):
         return 0
     layers = model.base_model.encoder.layer
     outputs = [
@@ -112,3 +114,9 @@ def fuse_blocks(model: Any, noise: Noise, *, narrowed: bool) -> int:
         if isinstance(layer.intermediate.intermediate_act_fn, Gelu):
             layer.intermediate.__class__ = _Intermediate
     return len(layers)
+
+
+def _can_fuse(config: Any) -> bool:
+    """Blocks that follow one another, each called once a pass."""
+    usual = not (config.chunk_size_feed_forward or config.add_cross_attention)
+    return config.model_type in FAMILIES and config.hidden_size <= MAX_WIDTH and usual

@@ -14,30 +14,48 @@ import torch
 from torch import nn
 
 MOST_VARIANTS = 16
-"""Graphs of one block: the first and the last differ from the others, training from
-evaluation, sizes of one row or token from all others."""
+"""Graphs of all blocks together: embeddings, the first and the last layer differ from
+the others, sizes of one row or token from all other sizes."""
 
 
 def compiled(model: nn.Module, backend: str = "inductor") -> nn.Module:
     """Compile the model's blocks in place, one dynamic graph for all that are alike:
     totals differ from step to step, shapes stay bounded. A model that names no blocks
     is compiled as a whole."""
-    config: Any = torch._dynamo.config
-    config.cache_size_limit = MOST_VARIANTS
-    # The last block may carry a hook that gathers its targets (narrowing.py).
-    config.skip_nnmodule_hook_guards = False
-    _avoid_slow_reductions()
-    for module in _blocks(model) or [model]:
+    _configure()
+    children = model.model.base_model.children()  # type: ignore[union-attr,operator]
+    norms = [m for m in children if type(m).__name__.endswith("Norm")]
+    for module in [*blocks(model), *norms] or [model]:
         module.compile(dynamic=True, backend=backend)
     return model
 
 
-def _blocks(model: Any) -> list[nn.Module]:
-    """Layers and embeddings, and the norm behind the last layer."""
-    names = set(getattr(model.model, "_no_split_modules", None) or ())
-    blocks = [m for m in model.modules() if type(m).__name__ in names]
-    children = model.model.base_model.children()
-    return blocks + [m for m in children if type(m).__name__.endswith("Norm")]
+def compile_blocks(model: nn.Module) -> None:
+    """The blocks alone, for weights that are sharded block by block."""
+    _configure()
+    for module in blocks(model):
+        module.compile(dynamic=True)
+
+
+def blocks(model: Any) -> list[nn.Module]:
+    """Layers, and embeddings where the model counts them among its blocks."""
+    names = block_names(model)
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def block_names(model: Any) -> set[str]:
+    """Classes of the Hugging Face model's blocks."""
+    return set(getattr(model.model, "_no_split_modules", None) or ())
+
+
+def _configure() -> None:
+    config: Any = torch._dynamo.config
+    config.cache_size_limit = MOST_VARIANTS
+    # The last block may carry a hook that gathers its targets (narrowing.py).
+    config.skip_nnmodule_hook_guards = False
+    # It would cut each block once more at DDP's buckets.
+    config.optimize_ddp = False
+    _avoid_slow_reductions()
 
 
 def _avoid_slow_reductions() -> None:

@@ -29,16 +29,11 @@ class Noise:
         self.seed.random_(0, 2**31 - 1)
 
 
-def keep_mask(shape: torch.Size, p: float, seed: Tensor, salt: int) -> Tensor:
+def keep_mask(shape: torch.Size, p: float, seed: Tensor) -> Tensor:
     """Bool of `shape`, True with probability 1 - p. `seed` () int32."""
     bits = torch.arange(shape.numel(), dtype=torch.int32, device=seed.device)
-    bits = scramble(bits ^ scramble(seed + stream_offset(salt)))
+    bits = scramble(bits ^ scramble(seed))
     return ((bits & 0x7FFFFFFF) >= int(p * 2**31)).view(shape)
-
-
-def stream_offset(salt: int) -> int:
-    """What the seed is moved by for the dropout of this number."""
-    return salt * GOLDEN % 2**31
 
 
 def scramble(bits: Tensor) -> Tensor:
@@ -49,18 +44,28 @@ def scramble(bits: Tensor) -> Tensor:
 
 
 class HashDropout(nn.Module):
-    """In place of nn.Dropout; `p` is read by models that pass it to attention."""
+    """In place of nn.Dropout; `p` is read by models that pass it to attention. What
+    moves its seed is a tensor: a number would make each layer a graph of its own."""
+
+    offset: Tensor
 
     def __init__(self, p: float, noise: Noise, salt: int) -> None:
         super().__init__()
         self.p = p
-        self.salt = salt
         self._noise = noise
+        offset = torch.tensor(salt * GOLDEN % 2**31, dtype=torch.int32)
+        offset = offset.to(noise.seed.device)
+        self.register_buffer("offset", offset, persistent=False)
+
+    @property
+    def seed(self) -> Tensor:
+        """() int32, of this dropout in this forward pass."""
+        return self._noise.seed + self.offset
 
     def forward(self, states: Tensor) -> Tensor:
         if not self.training:
             return states
-        kept = keep_mask(states.shape, self.p, self._noise.seed, self.salt)
+        kept = keep_mask(states.shape, self.p, self.seed)
         return torch.where(kept, states / (1 - self.p), 0.0)
 
 

@@ -275,6 +275,14 @@ class TaskModel(nn.Module):
         return logits.flatten(0, 1)[target_index]
 
 
+def forget_failed_pass(model: nn.Module) -> None:
+    """Drop what layers of a pass that failed left for those behind them."""
+    for module in model.modules():
+        forget = getattr(module, "forget", None)
+        if callable(forget):
+            forget()
+
+
 def summed_loss(logits: Tensor, labels: Tensor, task: Task) -> Tensor:
     """Cross entropy, or squared error for regression, summed over targets, fp32."""
     if task == "regression":

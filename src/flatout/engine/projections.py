@@ -89,6 +89,10 @@ def take_product(module: nn.Module) -> Tensor | None:
 class _First(nn.Linear):
     group: _Group
 
+    def forget(self) -> None:
+        """Drop what a pass that failed left here: it holds that pass's activations."""
+        self.group.product, self.group.waiting = None, []
+
     def forward(self, states: Tensor) -> Tensor:
         return self.group.compute(states)
 

@@ -20,6 +20,7 @@ from flatout.engine.batching import Ints, Planner
 from flatout.engine.bench.trial_spec import TrialSpec
 from flatout.engine.container import available_memory_bytes
 from flatout.engine.job import TrainJob
+from flatout.engine.model import forget_failed_pass
 from flatout.engine.runtime import Runtime, peak_resident_bytes, set_up
 
 GRANULE = 64
@@ -132,6 +133,7 @@ class Attempts:
             if "memory" not in str(error).lower():
                 raise
             full = True
+            forget_failed_pass(self.trainer.model)
         gib = self.meter.peak_bytes() / 2**30
         fits = not full and gib <= limit_gib
         self.tried.append({"budget": budget, "gib": gib, "fits": fits})

@@ -198,7 +198,7 @@ def _peers(bench: Bench) -> list[dict[str, Any]]:
     """Each contender with the time it took to a loss that all of them reached."""
     trials = [t for t in bench.results if t.kind == "peer"]
     curves = {t.trial_id: bench.figures[t.trial_id].get("curve", []) for t in trials}
-    target = target_loss(list(curves.values()))
+    target = target_loss([curve for curve in curves.values() if curve])
     return [
         {
             "contender": trial.label,
@@ -222,9 +222,9 @@ Curve = Sequence[Mapping[str, float]]
 
 
 def target_loss(curves: Sequence[Curve]) -> float | None:
-    """The lowest loss that every contender reached."""
-    best = [min(point["validation_loss"] for point in c) for c in curves if c]
-    return max(best) if best and len(best) == len(curves) else None
+    """The lowest loss that each of these curves reached."""
+    best = [min(point["validation_loss"] for point in curve) for curve in curves]
+    return max(best, default=None)
 
 
 def seconds_to(curve: Curve, target: float | None) -> float | None:

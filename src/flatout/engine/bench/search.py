@@ -12,7 +12,7 @@ from typing import Any
 from flatout.engine.bench.bench import Bench, OutOfTime
 from flatout.engine.bench.budgets import Changes, SafeBudget
 from flatout.engine.bench.ladder import Step, ladder
-from flatout.engine.bench.recommend import Picks, pick
+from flatout.engine.bench.recommend import Picks, pick, scaled_learning_rate
 from flatout.engine.bench.rungs import SLOW
 from flatout.engine.bench.trial_spec import TrialResult
 from flatout.engine.bench.tune import Tuned, check_memory, tune, worker_counts
@@ -169,13 +169,21 @@ def contests(bench: Bench) -> list[tuple[Changes, str, str]]:
     found: list[tuple[Changes, str, str]] = [({}, name, name) for name in contenders]
     if bench.options.free_global_batch:
         found = [
-            ({"train.global_batch_size": size}, name, f"{name}, batch {size}")
+            (_at_batch(bench, size), name, f"{name}, batch {size}")
             for size in bench.options.batch_sizes
             for name in contenders
         ]
         found.append((SLOW, "flatout", "conf/slow"))
     bench.watcher.expect(len(found))
     return found
+
+
+def _at_batch(bench: Bench, size: int) -> Changes:
+    """A global batch, and the learning rate that the rule makes of it."""
+    train, rule = bench.settings.train, bench.options.learning_rate_rule
+    growth = size / train.global_batch_size
+    rate = scaled_learning_rate(train.learning_rate, growth, rule)
+    return {"train.global_batch_size": size, "train.learning_rate": rate}
 
 
 MODES: dict[str, Callable[[Sweep], None]] = {

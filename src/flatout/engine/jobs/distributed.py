@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from flatout.engine.compiling import block_names, compile_blocks
 from flatout.engine.environment import Ranks
 from flatout.engine.model import TaskModel
 from flatout.engine.runtime import Runtime
@@ -74,17 +75,14 @@ class Team:
         from torch.distributed.fsdp import register_fsdp_forward_method
 
         self._check_weights(model)
-        blocks = set(getattr(model.model, "_no_split_modules", None) or ())
         if compiled:
-            for module in model.modules():
-                if type(module).__name__ in blocks:
-                    module.compile(dynamic=True)
+            compile_blocks(model)
         # Accelerate keeps the plugin to itself where there is no GPU, and its own
         # `prepare` insists on wrapping the optimizer.
         self.accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(
             fsdp_version=2,
             auto_wrap_policy="transformer_based_wrap",
-            transformer_cls_names_to_wrap=sorted(blocks),
+            transformer_cls_names_to_wrap=sorted(block_names(model)),
             cpu_ram_efficient_loading=False,
         )
         wrapped: nn.Module = fsdp2_prepare_model(self.accelerator, model)

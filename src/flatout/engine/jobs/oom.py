@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from flatout.engine.assemble import Trainer
+from flatout.engine.model import forget_failed_pass
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ def shrink(trainer: Trainer, error: RuntimeError | MemoryError, step: int) -> No
     planner = replace(trainer.data.planner, token_budget=half)
     trainer.data = replace(trainer.data, planner=planner)
     trainer.optimizer.zero_grad(set_to_none=True)
+    forget_failed_pass(trainer.model)
     traceback.clear_frames(error.__traceback__)  # they hold the activations
     if trainer.runtime.is_cuda:
         torch.cuda.empty_cache()

@@ -27,7 +27,7 @@ OPTIONS = {"num_warps": 1}
 def _forward_kernel(
     states_ptr, bias_ptr, residual_ptr, weight_ptr, shift_ptr, seed_ptr,
     out_ptr, sum_ptr, mean_ptr, rstd_ptr,
-    salt, threshold, inverse, eps,
+    threshold, inverse, eps,
     width: tl.constexpr, block: tl.constexpr, drops: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, block)
@@ -39,7 +39,7 @@ def _forward_kernel(
     place = token * width + column
     x = tl.load(states_ptr + place, mask=inside, other=0.0).to(tl.float32) + bias
     if drops:
-        stream = dropout_stream(seed_ptr, salt)
+        stream = dropout_stream(seed_ptr)
         x = tl.where(kept(place, stream, threshold), x * inverse, 0.0)
     x += tl.load(residual_ptr + place, mask=inside, other=0.0).to(tl.float32)
     mean = tl.sum(tl.where(inside, x, 0.0), 0) / width
@@ -56,7 +56,7 @@ def _forward_kernel(
 def _backward_kernel(
     grad_ptr, carried_ptr, sum_ptr, mean_ptr, rstd_ptr, weight_ptr, seed_ptr,
     states_grad_ptr, residual_grad_ptr, parts_ptr,
-    tokens, salt, threshold, inverse,
+    tokens, threshold, inverse,
     width: tl.constexpr, block: tl.constexpr, rows: tl.constexpr,
     drops: tl.constexpr, carries: tl.constexpr,
 ):  # fmt: skip
@@ -66,7 +66,7 @@ def _backward_kernel(
     shift_grad = tl.zeros((block,), tl.float32)
     bias_grad = tl.zeros((block,), tl.float32)
     if drops:
-        stream = dropout_stream(seed_ptr, salt)
+        stream = dropout_stream(seed_ptr)
     first = tl.program_id(0) * rows
     last = tl.minimum(first + rows, tokens)
     ahead = first * width + column
@@ -113,11 +113,10 @@ def residual_norm(
     shift: Tensor,
     carried: Tensor | None,
     seed: Tensor,
-    salt: int,
     dropout: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """states, residual (P, N); bias, weight, shift (N,); seed () int32 of `Noise` ->
+    """states, residual (P, N); bias, weight, shift (N,); seed () int32 ->
     out (P, N), carry (P, N), sum (P, N), mean and 1 / deviation (P,) fp32.
 
     `carry` holds nothing: it is the way of the residual's gradient. Give it as
@@ -132,7 +131,7 @@ def residual_norm(
     )
     _forward_kernel[(tokens,)](
         states, bias, residual, weight, shift, seed, out, summed, mean, rstd,
-        salt, *_dropout_arguments(dropout), eps,
+        *_dropout_arguments(dropout), eps,
         width=width, block=triton.next_power_of_2(width), drops=dropout > 0, **OPTIONS,
     )  # fmt: skip
     return out, _carry(states), summed, mean, rstd
@@ -169,7 +168,6 @@ def _residual_norm_backward(
     rstd: Tensor,
     weight: Tensor,
     seed: Tensor,
-    salt: int,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of states, residual (P, N); of weight, shift and bias (3, N) fp32."""
@@ -181,7 +179,7 @@ def _residual_norm_backward(
     _backward_kernel[(programs,)](
         grad, grad if carried is None else carried.contiguous(), summed, mean, rstd,
         weight, seed, states_grad, residual_grad, parts,
-        tokens, salt, *_dropout_arguments(dropout),
+        tokens, *_dropout_arguments(dropout),
         width=width, block=triton.next_power_of_2(width), rows=BACKWARD_ROWS,
         drops=dropout > 0, carries=carried is not None, **OPTIONS,
     )  # fmt: skip
@@ -198,7 +196,7 @@ def _(grad, carried, summed, mean, rstd, weight, *_):  # type: ignore[no-untyped
 
 
 def _keep(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    _, _, _, weight, _, carried, seed, ctx.salt, ctx.dropout, _ = inputs
+    _, _, _, weight, _, carried, seed, ctx.dropout, _ = inputs
     ctx.carried = carried is not None
     ctx.save_for_backward(*output[2:], weight, seed)
     ctx.mark_non_differentiable(*output[2:])
@@ -207,10 +205,10 @@ def _keep(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 def _backward(ctx, grad, carry_grad, *_):  # type: ignore[no-untyped-def]
     states, residual, (weight, shift, bias) = _residual_norm_backward(
-        grad, carry_grad, *ctx.saved_tensors, ctx.salt, ctx.dropout
+        grad, carry_grad, *ctx.saved_tensors, ctx.dropout
     )
     ways = (None, residual) if ctx.carried else (residual, None)
-    return states, bias, ways[0], weight, shift, ways[1], None, None, None, None
+    return states, bias, ways[0], weight, shift, ways[1], None, None, None
 
 
 residual_norm.register_autograd(_backward, setup_context=_keep)
