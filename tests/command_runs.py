@@ -25,7 +25,7 @@ NOT_RUN = {
     r".*distributed\.num_machines=2.*": "tests/engine/test_launch.py::"
     "test_two_machines_train_one_model_and_the_first_has_it",
     r".*distributed\.num_processes=2": "tests/engine/test_distributed.py::"
-    "test_two_ranks_train_what_one_does",
+    "test_two_ranks_go_on_from_a_checkpoint_of_one_as_one_does",
     r"kedro run --pipelines=benchmark.*|kedro run --pipelines=sweep .*": "minutes; "
     "tests/pipelines/ runs a small benchmark and a small sweep from the command line",
     r"kedro run --env=bert_base .*": "made for a GPU: hours on a CPU",

@@ -217,11 +217,10 @@ def test_peers_meet_at_every_batch_where_it_is_free(tmp_path):
     assert [name for _, _, name in found] == [
         f"{name}, batch {size}" for size in (8, 16) for _, _, name in same
     ] + ["conf/slow"]
-    assert found[3] == (
-        {"train.global_batch_size": 16},
-        "flatout",
-        "flatout, batch 16",
-    )
+    changes, contender, _ = found[3]
+    assert (changes["train.global_batch_size"], contender) == (16, "flatout")
+    halved = found[0][0]["train.learning_rate"] / changes["train.learning_rate"]
+    assert halved == pytest.approx(0.5**0.5)  # benchmark.learning_rate_rule: sqrt
     assert found[-1][0]["train.global_batch_size"] == 16
 
 

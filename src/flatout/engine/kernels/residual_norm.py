@@ -79,7 +79,8 @@ def _backward_kernel(
         if carries:
             grad += next_carried.to(tl.float32)
         place = token * width + column
-        ahead, more = place + width, inside & (token + 1 < last)
+        ahead = place + width
+        more = inside & (ahead < last * width)
         next_x = tl.load(sum_ptr + ahead, mask=more, other=0.0)
         next_grad = tl.load(grad_ptr + ahead, mask=more, other=0.0)
         if carries:
