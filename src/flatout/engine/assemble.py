@@ -18,6 +18,7 @@ from flatout.engine.choices import Choices, choose
 from flatout.engine.collation import Collator, StepRows
 from flatout.engine.compiling import compiled
 from flatout.engine.dropout import Noise, replace_dropout
+from flatout.engine.garbage import collect_as_usual
 from flatout.engine.gelu import replace_gelu
 from flatout.engine.heads import DECODERS
 from flatout.engine.job import TrainJob, check_rows
@@ -96,6 +97,7 @@ def assemble(job: TrainJob, runtime: Runtime, wrap: Wrap | None = None) -> Train
     )
     data = step_rows(job, runtime, choices, task_model.model.config)
     total = data.batches.total_steps(settings.train.epochs, settings.train.max_steps)
+    collect_as_usual()
     return Trainer(job, runtime, choices, task_model, stepper, optimizer, data, total)
 
 

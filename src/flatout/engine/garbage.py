@@ -20,5 +20,5 @@ def collect_rarely() -> None:
 
 
 def collect_as_usual() -> None:
-    """Before training: garbage may hold memory of the device."""
+    """Before the first step: garbage may hold memory of the device."""
     gc.set_threshold(*_usual)

@@ -12,7 +12,6 @@ import torch
 
 from flatout.engine.assemble import Trainer, assemble, make_collator, make_planner
 from flatout.engine.evaluate import evaluate
-from flatout.engine.garbage import collect_as_usual
 from flatout.engine.job import TrainJob
 from flatout.engine.jobs.distributed import Team
 from flatout.engine.jobs.identity import identity
@@ -72,7 +71,6 @@ def train(job: TrainJob, runtime: Runtime, team: Team | None = None) -> TrainRes
             trainer.data, job.settings.train.loader, runtime, start_step, total_steps
         )
         trainer.model.train()
-        collect_as_usual()
         recorder.start(start_step)
         recorder.metrics.note_settled(start_step, settled(trainer))
         for batch in loader:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.engine.bench.trial_spec import TrialSpec
 from flatout.engine.environment import current_ranks
+from flatout.engine.garbage import collect_rarely
 
 if TYPE_CHECKING:
     from flatout.engine.job import TrainJob
@@ -35,6 +36,7 @@ Run = Callable[[TrialSpec, Callable[[], "TrainJob"], Path], Figures]
 def serve(folder: Path, run: Run) -> int:
     """Answer the spec in `folder` by `run`; the exit status."""
     _die_with_parent()
+    collect_rarely()
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
     stored = json.loads((folder / "spec.json").read_text())
     status, note, figures = "ok", "", {}
