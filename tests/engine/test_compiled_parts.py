@@ -63,6 +63,22 @@ def test_no_products_are_joined_where_layers_are_computed_again_or_sharded():
     assert not may_join(TrainSettings(distributed={"strategy": "fsdp"}))
 
 
+@pytest.mark.parametrize(
+    ("family", "names"),
+    [
+        ("bert", ["BertEmbeddings", "BertLayer", "BertLayer"]),
+        ("gpt2", ["Dropout", "GPT2Block", "GPT2Block", "LayerNorm"]),
+        ("qwen3", ["Qwen3DecoderLayer", "Qwen3DecoderLayer", "Qwen3RMSNorm"]),
+        ("distilbert", ["TaskModel"]),  # names no blocks: as a whole
+    ],
+)
+def test_what_is_compiled(family, names):
+    task = "causal-lm" if family in DECODERS else "sequence-classification"
+    whole = compiled(task_model(family, task, "sdpa"), backend="eager")
+    found = [type(m).__name__ for m in whole.modules() if m._compiled_call_impl]
+    assert sorted(found) == names
+
+
 def test_attention_gets_the_product_itself():
     model = plain("bert")
     join_products(model, keep_products=True)

@@ -111,3 +111,14 @@ def test_over_http_with_options_of_the_store(tmp_path):
         server.server_close()
     assert {token for _, token in asked} == {"t"}
     assert [command for command, _ in asked].count("GET") == 1
+
+
+def test_no_message_shows_what_a_signed_address_carries(tmp_path):
+    url = "http://me:pass@127.0.0.1:9/a.csv?sig=secret"
+    with pytest.raises(DatasetError) as refused:
+        of(url, tmp_path).load()
+    nothing = "http://127.0.0.1:9/a.csv holds no texts; it holds nothing: check"
+    assert nothing in str(refused.value)
+    assert "secret" not in str(refused.value)
+    assert "pass" not in str(refused.value)
+    assert "secret" not in str(of(url, tmp_path))

@@ -9,7 +9,7 @@ from kedro.io import AbstractDataset, DatasetError
 
 from flatout.datasets._keyed import dataset_errors
 from flatout.engine.data.file_reader import Format
-from flatout.engine.data.remote_files import RemoteFiles
+from flatout.engine.data.remote_files import RemoteFiles, shown
 from flatout.engine.data.text_files import TextFiles as _TextFiles
 from flatout.engine.data.text_files import reader_of
 from flatout.places import project_path
@@ -72,4 +72,5 @@ class TextFiles(AbstractDataset[None, Any]):
         return self.is_remote or Path(self._filepath).exists()
 
     def _describe(self) -> dict[str, Any]:
-        return {"filepath": self._filepath, **vars(self._form)}
+        place = shown(self._filepath) if self.is_remote else self._filepath
+        return {"filepath": place, **vars(self._form)}

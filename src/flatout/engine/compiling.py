@@ -23,11 +23,16 @@ def compiled(model: nn.Module, backend: str = "inductor") -> nn.Module:
     totals differ from step to step, shapes stay bounded. A model that names no blocks
     is compiled as a whole."""
     _configure()
-    children = model.model.base_model.children()  # type: ignore[union-attr,operator]
-    norms = [m for m in children if type(m).__name__.endswith("Norm")]
-    for module in [*blocks(model), *norms] or [model]:
+    found = blocks(model)
+    for module in [*found, *_between(model)] if found else [model]:
         module.compile(dynamic=True, backend=backend)
     return model
+
+
+def _between(model: Any) -> list[nn.Module]:
+    """What stands before and behind the blocks: GPT-2's dropout, a decoder's norm."""
+    children = model.model.base_model.children()
+    return [m for m in children if type(m).__name__.endswith(("Norm", "Dropout"))]
 
 
 def compile_blocks(model: nn.Module) -> None:

@@ -23,8 +23,16 @@ logger = logging.getLogger(__name__)
 
 STAMPS = ".stamps.json"
 """In the folder of the copies: what the store said of each file."""
+CHECK = "check the address, the network and the entry's credentials"
 TELLS_NO_CHANGE = frozenset({"name", "size", "type", "url", "mimetype", "partial"})
 """Facts of a file that may stay the same while its bytes change."""
+
+
+def shown(url: str) -> str:
+    """Without user, password and query: signed addresses carry their key there."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{host}{parts.path}"
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,8 @@ class RemoteFiles:
         try:
             store, root = url_to_fs(self.url, **self.options)
         except ImportError as error:  # it names the package
-            raise RawTextsError(f"{self.url} cannot be read here: {error}") from error
+            text = f"{shown(self.url)} cannot be read here: {error}"
+            raise RawTextsError(text) from error
         except Exception as error:
             raise self._fault(error) from error
         return store, root
@@ -80,8 +89,8 @@ class RemoteFiles:
             n: p for n, p in names.items() if _is_plain(n) and self.wanted(Path(n))
         }
         if not found:
-            there = ", ".join([*names][:10]) or "nothing"
-            raise RawTextsError(f"{self.url} holds no texts; it holds {there}")
+            there = ", ".join([*names][:10]) or f"nothing: {CHECK}"
+            raise RawTextsError(f"{shown(self.url)} holds no texts; it holds {there}")
         return found
 
     def _update(self, store: Any, found: Mapping[str, str]) -> None:
@@ -104,7 +113,7 @@ class RemoteFiles:
 
     def _copy(self, store: Any, path: str, target: Path) -> None:
         """Whole or not at all."""
-        logger.info("fetching %s", store.unstrip_protocol(path).partition("?")[0])
+        logger.info("fetching %s", shown(store.unstrip_protocol(path)))
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(f".{target.name}.{os.getpid()}")
         try:
@@ -115,9 +124,10 @@ class RemoteFiles:
 
     def _fault(self, error: Exception) -> RawTextsError:
         reason = (str(error).strip().splitlines() or [""])[0]
+        reason = reason.replace(self.url, shown(self.url))
         return RawTextsError(
-            f"{self.url} cannot be fetched ({type(error).__name__}: {reason}): check "
-            "the address, the network and the entry's credentials"
+            f"{shown(self.url)} cannot be fetched ({type(error).__name__}: {reason}): "
+            f"{CHECK}"
         )
 
 

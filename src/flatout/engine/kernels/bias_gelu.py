@@ -1,5 +1,8 @@
 """Bias and GELU behind a matrix product; all gradients in one pass.
 
+The formula is that of gelu.py, which Inductor compiles where a model's blocks are not
+fused; kernel_checks.py and test_compiled_parts.py hold both to the exact GELU.
+
 Legend: P tokens, N columns.
 """
 
