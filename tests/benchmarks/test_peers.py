@@ -38,6 +38,7 @@ def test_contenders_train_the_same_steps_to_nearly_the_same_loss(job, tmp_path):
         assert figures["samples_per_s"] > 0
         seconds = [point["seconds"] for point in figures["curve"]]
         assert seconds == sorted(seconds)
+        assert 0 < figures["first_step_s"] == seconds[0]
     losses = [figures["validation_loss"] for figures in found.values()]
     assert max(losses) - min(losses) < 0.05
     assert "train_sampling_strategy" in found["trainer-best"]["flags"]

@@ -212,6 +212,8 @@ def test_peers_meet_at_every_batch_where_it_is_free(tmp_path):
         "trainer-default",
         "trainer-best",
     ]
+    two = bench(tmp_path / "two", mode="peers", contenders="trainer-best flatout")
+    assert [name for _, _, name in contests(two)] == ["trainer-best", "flatout"]
     free = {"free_global_batch": True, "batch_sizes": [8, 16]}
     found = contests(bench(tmp_path / "free", mode="peers", **free))
     assert [name for _, _, name in found] == [

@@ -32,6 +32,8 @@ class PeerClock:
     samples: int = 0
     steps: int = 0
     seconds: float = 0.0
+    first_step_s: float = 0.0
+    """Of `seconds`: loading, compiling and whatever else comes once."""
     rated_from: tuple[float, int] = (0.0, 0)
     """Seconds and samples at the end of the warm-up."""
     curve: list[dict[str, float]] = field(default_factory=list)
@@ -43,19 +45,20 @@ class PeerClock:
         self._since = time.perf_counter()
 
     def step_done(self, samples: int) -> None:
-        """After every optimizer step; waits for the device only at the warm-up's end
-        and where the model is judged."""
+        """After every optimizer step; waits for the device only after the first one,
+        at the warm-up's end and where the model is judged."""
         self.steps += 1
-        if self.steps == 1:
-            compile_clock.first_step_done()
         self.samples += samples
         every = max(1, self.total_steps // EVALUATIONS)
         due = self.steps % every == 0 or self.steps == self.total_steps
-        warm = self.steps == WARMUP_STEPS
-        if not (due or warm):
+        first, warm = self.steps == 1, self.steps == WARMUP_STEPS
+        if not (due or warm or first):
             return
         self.runtime.synchronize()
         self.seconds += time.perf_counter() - self._since
+        if first:
+            compile_clock.first_step_done()
+            self.first_step_s = self.seconds
         if warm:
             self.rated_from = (self.seconds, self.samples)
         if due:
@@ -92,6 +95,7 @@ class PeerClock:
             "samples_per_s": (self.samples - warm_samples) / rated_s,
             "total_ms": 1000 * rated_s / max(1, self.steps - WARMUP_STEPS),
             "train_s": self.seconds,
+            "first_step_s": self.first_step_s,
             "steps": self.steps,
             "samples": self.samples,
             "curve": self.curve,

@@ -210,7 +210,12 @@ def _peers(bench: Bench) -> list[dict[str, Any]]:
             "seconds_to_target": seconds_to(curves[trial.trial_id], target),
             **{
                 name: bench.figures[trial.trial_id].get(name)
-                for name in ("validation_loss", "validation_accuracy", "flags")
+                for name in (
+                    "first_step_s",
+                    "validation_loss",
+                    "validation_accuracy",
+                    "flags",
+                )
             },
         }
         for trial in trials

@@ -163,9 +163,8 @@ def run_peers(sweep: Sweep) -> None:
 
 def contests(bench: Bench) -> list[tuple[Changes, str, str]]:
     """Settings, contender and name of each training to compare."""
-    contenders = ["flatout", "trainer-default", "trainer-best"]
-    if nvidia_gpu_count():
-        contenders.append("trainer-best-compiled")
+    gpu = nvidia_gpu_count() > 0
+    contenders = [c for c in bench.options.contenders if gpu or "compiled" not in c]
     found: list[tuple[Changes, str, str]] = [({}, name, name) for name in contenders]
     if bench.options.free_global_batch:
         found = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -18,6 +18,9 @@ from flatout.engine.settings.common import (
 )
 
 BenchmarkMode = Literal["tune", "grid", "ladder", "loader", "peers", "scaling"]
+Contender = Literal[
+    "flatout", "trainer-default", "trainer-best", "trainer-best-compiled"
+]
 
 
 class BenchmarkSettings(SettingsModel):
@@ -29,6 +32,8 @@ class BenchmarkSettings(SettingsModel):
     strategies: list[Strategy] = Field(["grouped", "packed"], min_length=1)
     token_budgets: list[Count] = []
     """Empty: chosen around the tokens of one global batch."""
+    contenders: list[Contender] = Field(list(get_args(Contender)), min_length=1)
+    """Whom mode peers compares; the compiled one only where there is a GPU."""
     steps_per_trial: int = Field(20, ge=2)
     warmup_steps: int = Field(3, ge=1)
     repeats: int = Field(3, ge=1)
@@ -61,6 +66,7 @@ class BenchmarkSettings(SettingsModel):
         "precisions",
         "strategies",
         "token_budgets",
+        "contenders",
         mode="before",
     )
     @classmethod
