@@ -75,6 +75,22 @@ def check_attention_dropout():
     assert 0.03 < float(long_rows.std()) < 0.12, float(long_rows.std())
 
 
+def check_compiled_attention():
+    """Where a graph sees into it. Two query heads share a key's gradient."""
+    joined = torch.randn(225, 8, 16, device=device, requires_grad=True)
+    grad = torch.randn(225, 4, 16, device=device)
+
+    def attend(joined):
+        return row_attention(joined, 4, BOUNDS, 90, 0.25, 0.0, True, -1, 0)[0]
+
+    backend = "inductor" if device == "cuda" else "aot_eager"
+    found = torch.compile(attend, dynamic=True, backend=backend)(joined)
+    want = attend(joined)
+    torch.testing.assert_close(found, want)
+    one, other = (torch.autograd.grad(out, joined, grad)[0] for out in (found, want))
+    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
 def check_linear_loss():
     hidden = torch.randn(40, 8, device=device, requires_grad=True)
     weight = torch.randn(5000, 8, device=device, requires_grad=True)
@@ -148,7 +164,7 @@ def block_gradients(family, narrowed, rate, *, fused, compile_blocks=False):
     if narrowed:
         set_targets(model, torch.tensor([0, 5], device=device))
     if compile_blocks:
-        compiled(whole, backend="aot_eager")
+        compiled(whole, backend="inductor" if device == "cuda" else "aot_eager")
         with torch.no_grad():
             model.eval().base_model(input_ids=IDS)
         model.train()
@@ -163,6 +179,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     check_row_attention()
     check_attention_dropout()
+    check_compiled_attention()
     check_linear_loss()
     check_sums_and_gelu()
     check_blocks()

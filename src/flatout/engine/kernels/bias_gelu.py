@@ -12,8 +12,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.library import wrap_triton
 
 from flatout.engine.kernels.column_sum import COLUMNS, ROWS, splits
+from flatout.engine.kernels.operators import operator
 
 FORWARD_COLUMNS, FORWARD_PROGRAMS = 256, 4224
 """Measured on an H200: without sums, more and wider programs."""
@@ -76,14 +78,14 @@ def _backward_kernel(
     tl.store(sums_ptr + part * width + column, tl.sum(total, 0), mask=column < width)
 
 
-@torch.library.custom_op("flatout::bias_gelu", mutates_args=())
+@operator("bias_gelu")
 def bias_gelu(states: Tensor, bias: Tensor) -> Tensor:
     """(P, N) and (N,) -> (P, N): exact GELU (erf) of states + bias."""
     states = states.contiguous()
     tokens, width = states.shape
     out = torch.empty_like(states)
     parts, each = splits(tokens, width, FORWARD_COLUMNS, FORWARD_PROGRAMS)
-    _forward_kernel[(triton.cdiv(width, FORWARD_COLUMNS), parts)](
+    wrap_triton(_forward_kernel)[(triton.cdiv(width, FORWARD_COLUMNS), parts)](
         states, bias, out, tokens, each,
         width=width, rows=ROWS, columns=FORWARD_COLUMNS,
     )  # fmt: skip
@@ -95,7 +97,7 @@ def _(states, bias):  # type: ignore[no-untyped-def]
     return torch.empty_like(states, memory_format=torch.contiguous_format)
 
 
-@torch.library.custom_op("flatout::bias_gelu_backward", mutates_args=())
+@operator("bias_gelu_backward")
 def _bias_gelu_backward(
     grad: Tensor, states: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -105,7 +107,7 @@ def _bias_gelu_backward(
     out = torch.empty_like(states)
     parts, each = splits(tokens, width)
     sums = torch.empty((parts, width), dtype=torch.float32, device=states.device)
-    _backward_kernel[(triton.cdiv(width, COLUMNS), parts)](
+    wrap_triton(_backward_kernel)[(triton.cdiv(width, COLUMNS), parts)](
         grad, states, bias, out, sums, tokens, each,
         width=width, rows=ROWS, columns=COLUMNS,
     )  # fmt: skip

@@ -10,6 +10,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.library import wrap_triton
+
+from flatout.engine.kernels.operators import operator
 
 ROWS, COLUMNS = 16, 128
 """A tile."""
@@ -42,14 +45,14 @@ def _column_sum_kernel(
     tl.store(sums_ptr + part * width + column, tl.sum(total, 0), mask=column < width)
 
 
-@torch.library.custom_op("flatout::column_sum", mutates_args=())
+@operator("column_sum")
 def column_sum(states: Tensor) -> Tensor:
     """(P, N) -> (N,) fp32."""
     states = states.contiguous()
     tokens, width = states.shape
     parts, each = splits(tokens, width)
     sums = torch.empty((parts, width), dtype=torch.float32, device=states.device)
-    _column_sum_kernel[(triton.cdiv(width, COLUMNS), parts)](
+    wrap_triton(_column_sum_kernel)[(triton.cdiv(width, COLUMNS), parts)](
         states, sums, tokens, each, width=width, rows=ROWS, columns=COLUMNS,
     )  # fmt: skip
     return sums.sum(0)

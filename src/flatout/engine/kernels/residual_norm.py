@@ -13,8 +13,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.library import wrap_triton
 
 from flatout.engine.kernels.hashing import dropout_stream, kept
+from flatout.engine.kernels.operators import operator
 
 BACKWARD_ROWS = 64
 """Rows of a program, one after the other: the next row is on its way while one is
@@ -105,7 +107,7 @@ def _backward_kernel(
     tl.store(parts_ptr + 2 * width + column, bias_grad, mask=inside)
 
 
-@torch.library.custom_op("flatout::residual_norm", mutates_args=())
+@operator("residual_norm")
 def residual_norm(
     states: Tensor,
     bias: Tensor,
@@ -130,7 +132,7 @@ def residual_norm(
     mean, rstd = (
         torch.empty(tokens, dtype=torch.float32, device=states.device) for _ in "mr"
     )
-    _forward_kernel[(tokens,)](
+    wrap_triton(_forward_kernel)[(tokens,)](
         states, bias, residual, weight, shift, seed, out, summed, mean, rstd,
         *_dropout_arguments(dropout), eps,
         width=width, block=triton.next_power_of_2(width), drops=dropout > 0, **OPTIONS,
@@ -160,7 +162,7 @@ def _(states, *_):  # type: ignore[no-untyped-def]
     )
 
 
-@torch.library.custom_op("flatout::residual_norm_backward", mutates_args=())
+@operator("residual_norm_backward")
 def _residual_norm_backward(
     grad: Tensor,
     carried: Tensor | None,
@@ -177,7 +179,7 @@ def _residual_norm_backward(
     programs = triton.cdiv(tokens, BACKWARD_ROWS)
     parts = torch.empty((programs, 3, width), dtype=torch.float32, device=grad.device)
     states_grad, residual_grad = torch.empty_like(summed), torch.empty_like(summed)
-    _backward_kernel[(programs,)](
+    wrap_triton(_backward_kernel)[(programs,)](
         grad, grad if carried is None else carried.contiguous(), summed, mean, rstd,
         weight, seed, states_grad, residual_grad, parts,
         tokens, *_dropout_arguments(dropout),

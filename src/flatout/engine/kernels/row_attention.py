@@ -16,8 +16,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.library import wrap_triton
 
 from flatout.engine.kernels.hashing import scramble
+from flatout.engine.kernels.operators import operator
 
 TILE = 64
 LOG2_E = 1.4426950408889634
@@ -73,13 +75,24 @@ def _tile(ptr, token, row, head, inside, dims):
 
 
 @triton.jit
+def _parts(
+    joined_ptr, heads: tl.constexpr, group: tl.constexpr, dim: tl.constexpr
+):  # fmt: skip
+    """Where query, key and value of token 0 begin, and from token to token."""
+    keys: tl.constexpr = heads // group
+    k_ptr = joined_ptr + heads * dim
+    return joined_ptr, k_ptr, k_ptr + keys * dim, (heads + 2 * keys) * dim
+
+
+@triton.jit
 def _forward_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bounds_ptr, seed_ptr,
-    row_stride, tokens, span, scale, inverse, threshold, left, right,
+    joined_ptr, out_ptr, lse_ptr, bounds_ptr, seed_ptr,
+    tokens, span, scale, inverse, threshold, left, right,
     heads: tl.constexpr, group: tl.constexpr, dim: tl.constexpr,
     tile: tl.constexpr, causal: tl.constexpr, windowed: tl.constexpr,
     drops: tl.constexpr,
 ):  # fmt: skip
+    q_ptr, k_ptr, v_ptr, row_stride = _parts(joined_ptr, heads, group, dim)
     row, block, head = tl.program_id(2), tl.program_id(1), tl.program_id(0)
     start = tl.load(bounds_ptr + row)
     length = tl.load(bounds_ptr + row + 1) - start
@@ -143,16 +156,22 @@ def _pair(scores, v, grad, lse, delta, inverse, kept, drops: tl.constexpr):
 
 @triton.jit
 def _backward_kernel(  # noqa: PLR0915
-    q_ptr, k_ptr, v_ptr, grad_ptr, lse_ptr, delta_ptr, bounds_ptr, seed_ptr,
-    dq_ptr, dk_ptr, dv_ptr, sum_ptr,
-    row_stride, grad_row, grad_head, dq_row, dk_row,
+    joined_ptr, grad_ptr, lse_ptr, delta_ptr, bounds_ptr, seed_ptr,
+    result_ptr, apart_ptr, sum_ptr, grad_row, grad_head,
     tokens, span, scale, inverse, threshold, left, right,
     heads: tl.constexpr, group: tl.constexpr, dim: tl.constexpr,
     tile: tl.constexpr, causal: tl.constexpr, windowed: tl.constexpr,
     drops: tl.constexpr,
 ):  # fmt: skip
     """All gradients of one row and query head. dq of a query tile grows from key tile
-    to key tile, in fp32 at `sum_ptr`, where only this program reads and writes."""
+    to key tile, in fp32 at `sum_ptr`, where only this program reads and writes. Where
+    query heads share a key, each leaves its own dk and dv at `apart_ptr`."""
+    q_ptr, k_ptr, v_ptr, row_stride = _parts(joined_ptr, heads, group, dim)
+    dq_ptr, dk_ptr, dv_ptr, dk_row = _parts(result_ptr, heads, group, dim)
+    if group > 1:
+        dk_row = heads * dim
+        dk_ptr = apart_ptr
+        dv_ptr = apart_ptr + tokens * dk_row
     row, head = tl.program_id(1), tl.program_id(0)
     start = tl.load(bounds_ptr + row)
     length = tl.load(bounds_ptr + row + 1) - start
@@ -199,7 +218,8 @@ def _backward_kernel(  # noqa: PLR0915
                 dq += tl.load(sum_ptr + place, mask=inside[:, None], other=0.0)
             if last:
                 whole = dq.to(dq_ptr.dtype.element_ty)
-                out = dq_ptr + q_token[:, None] * dq_row + head * dim + dims[None, :]
+                out = dq_ptr + q_token[:, None] * row_stride
+                out += head * dim + dims[None, :]
                 tl.store(out, whole, mask=inside[:, None])
             else:
                 tl.store(sum_ptr + place, dq, mask=inside[:, None])
@@ -226,7 +246,7 @@ def _delta_kernel(
     tl.store(delta_ptr + head * tokens + token, delta, mask=inside)
 
 
-@torch.library.custom_op("flatout::row_attention", mutates_args=())
+@operator("row_attention")
 def row_attention(
     joined: Tensor,
     heads: int,
@@ -245,13 +265,12 @@ def row_attention(
     joined = joined.contiguous()
     tokens, width, dim = joined.shape
     groups = (width - heads) // 2
-    query, key, value = joined.split([heads, groups, groups], 1)
     out = torch.empty((tokens, heads, dim), dtype=joined.dtype, device=joined.device)
     lse = torch.empty((heads, tokens), dtype=torch.float32, device=joined.device)
     seed = torch.randint(0, 2**31 - 1, (1,), device=joined.device)
     tiles = triton.cdiv(max_length, TILE)
-    _forward_kernel[(heads, tiles, bounds.numel() - 1)](
-        query, key, value, out, lse, bounds, seed, width * dim,
+    wrap_triton(_forward_kernel)[(heads, tiles, bounds.numel() - 1)](
+        joined, out, lse, bounds, seed,
         tokens, max_length, scale * LOG2_E, *_dropout_arguments(dropout), left, right,
         heads=heads, group=heads // groups, dim=dim,
         tile=TILE, causal=causal, windowed=left >= 0, drops=dropout > 0,
@@ -277,7 +296,7 @@ def _(joined, heads, bounds, *_):  # type: ignore[no-untyped-def]
     )
 
 
-@torch.library.custom_op("flatout::row_attention_backward", mutates_args=())
+@operator("row_attention_backward")
 def _row_attention_backward(
     grad: Tensor,
     joined: Tensor,
@@ -298,27 +317,25 @@ def _row_attention_backward(
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
     tokens, width, dim = joined.shape
     groups = (width - heads) // 2
-    sizes = [heads, groups, groups]
+    group = heads // groups
     delta = torch.empty_like(lse)
-    _delta_kernel[(triton.cdiv(tokens, TILE), heads)](
+    wrap_triton(_delta_kernel)[(triton.cdiv(tokens, TILE), heads)](
         out, grad, delta, grad.stride(0), grad.stride(1), tokens,
         heads=heads, dim=dim, tile=TILE,
     )  # fmt: skip
     result = torch.empty_like(joined)
-    dq, dk, dv = result.split(sizes, 1)
-    if groups < heads:  # key heads are shared: their query heads' gradients are added
-        dk, dv = (torch.empty_like(out) for _ in "kv")
+    apart = joined.new_empty((2, tokens if group > 1 else 0, heads, dim))
     sums = torch.empty_like(out, dtype=torch.float32)
-    _backward_kernel[(heads, bounds.numel() - 1)](
-        *joined.split(sizes, 1), grad, lse, delta, bounds, seed, dq, dk, dv, sums,
-        width * dim, grad.stride(0), grad.stride(1), dq.stride(0), dk.stride(0),
+    wrap_triton(_backward_kernel)[(heads, bounds.numel() - 1)](
+        joined, grad, lse, delta, bounds, seed,
+        result, apart, sums, grad.stride(0), grad.stride(1),
         tokens, max_length, scale * LOG2_E, *_dropout_arguments(dropout), left, right,
-        heads=heads, group=heads // groups, dim=dim, tile=TILE,
+        heads=heads, group=group, dim=dim, tile=TILE,
         causal=causal, windowed=left >= 0, drops=dropout > 0, **_backward_options(dim),
     )  # fmt: skip
-    if groups < heads:
-        for part, each in zip(result.split(sizes, 1)[1:], (dk, dv), strict=True):
-            torch.sum(each.view(tokens, groups, -1, dim), 2, out=part)
+    if group > 1:  # a key's gradient is the sum over the heads that share it
+        shared = apart.view(2, tokens, groups, group, dim).sum(3)  # (2, P, G, D)
+        result[:, heads:].view(tokens, 2, groups, dim).copy_(shared.transpose(0, 1))
     return result
 
 
