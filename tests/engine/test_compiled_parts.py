@@ -8,6 +8,7 @@ from torch._dynamo.utils import counters
 
 from flatout.engine.assemble import may_join
 from flatout.engine.attention import _joined
+from flatout.engine.blocks import fuse_blocks
 from flatout.engine.compiling import compiled
 from flatout.engine.dropout import Noise, replace_dropout
 from flatout.engine.gelu import Gelu, replace_gelu
@@ -131,6 +132,13 @@ def test_blocks_that_are_alike_are_compiled_once(monkeypatch):
     assert mine.keys() == wanted.keys()
     for name, gradient in wanted.items():
         torch.testing.assert_close(mine[name], gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+def test_blocks_are_fused_in_bert_and_roberta_alone(family):
+    model = task_model(family, "sequence-classification", "sdpa").model
+    fused = fuse_blocks(model, Noise(torch.device("cpu")), narrowed=False)
+    assert fused == (2 if family in {"bert", "roberta"} else 0)
 
 
 @pytest.mark.parametrize(("family", "places"), [("bert", 2), ("gpt2", 0), ("llama", 0)])

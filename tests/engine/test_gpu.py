@@ -11,7 +11,7 @@ from flatout.engine.environment import apply
 from flatout.engine.loop import train
 from flatout.engine.runtime import set_up
 from flatout.engine.settings import parse_settings
-from tests.engine.families import LABEL_NAMES, VOCABULARY, token_rows
+from tests.engine.families import CONFIGS, LABEL_NAMES, VOCABULARY, token_rows
 from tests.engine.runs import make_job
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -111,6 +111,23 @@ def test_the_fast_path_trains_as_the_plain_one(tmp_path):
         torch.testing.assert_close(losses[0], losses[1], rtol=2e-2, atol=2e-2)
         norms = torch.tensor([[p.grad_norm for p in h][:10] for h in (fast, want)])
         torch.testing.assert_close(norms[0], norms[1], rtol=5e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "modernbert", "gpt2"])
+def test_other_families_train_on_the_fast_path(tmp_path, family):
+    job = make_job(tmp_path, rows=64)
+    config = {"model_type": family, **CONFIGS[family]}
+    options = {"global_batch_size": 16, "epochs": 1, "log_every": 1, "compile": True}
+    settings = parse_settings(
+        {
+            "model": {"config": config},
+            "tokenize": {"max_length": 24},
+            "train": {**options, "error_analysis_every": None, "resume": "never"},
+        }
+    )
+    history = run(replace(job, settings=settings)).history
+    assert [point.step for point in history] == [1, 2, 3, 4]
+    assert all(0.5 < point.loss < 2.0 for point in history)  # ln 3 = 1.1
 
 
 def test_out_of_memory_halves_the_budget_and_goes_on(tmp_path, caplog):

@@ -118,5 +118,7 @@ def fuse_blocks(model: Any, noise: Noise, *, narrowed: bool) -> int:
 
 def _can_fuse(config: Any) -> bool:
     """Blocks that follow one another, each called once a pass."""
-    usual = not (config.chunk_size_feed_forward or config.add_cross_attention)
-    return config.model_type in FAMILIES and config.hidden_size <= MAX_WIDTH and usual
+    if config.model_type not in FAMILIES or config.hidden_size > MAX_WIDTH:
+        return False
+    unusual = ("chunk_size_feed_forward", "add_cross_attention")
+    return not any(getattr(config, name, None) for name in unusual)
