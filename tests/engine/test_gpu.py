@@ -113,10 +113,17 @@ def test_the_fast_path_trains_as_the_plain_one(tmp_path):
         torch.testing.assert_close(norms[0], norms[1], rtol=5e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "modernbert", "gpt2"])
-def test_other_families_train_on_the_fast_path(tmp_path, family):
+@pytest.mark.parametrize(
+    ("family", "wider"),
+    [
+        ("qwen3", {"hidden_size": 64, "head_dim": 32}),
+        ("modernbert", {"hidden_size": 64}),
+        ("gpt2", {"n_embd": 64}),
+    ],
+)
+def test_other_families_train_on_the_fast_path(tmp_path, family, wider):
     job = make_job(tmp_path, rows=64)
-    config = {"model_type": family, **CONFIGS[family]}
+    config = {"model_type": family, **CONFIGS[family], **wider}
     options = {"global_batch_size": 16, "epochs": 1, "log_every": 1, "compile": True}
     settings = parse_settings(
         {
