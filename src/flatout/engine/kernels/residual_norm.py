@@ -29,7 +29,7 @@ OPTIONS = {"num_warps": 1}
 def _forward_kernel(
     states_ptr, bias_ptr, residual_ptr, weight_ptr, shift_ptr, seed_ptr,
     out_ptr, sum_ptr, mean_ptr, rstd_ptr,
-    threshold, inverse, eps,
+    threshold: tl.constexpr, inverse: tl.constexpr, eps: tl.constexpr,
     width: tl.constexpr, block: tl.constexpr, drops: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, block)
@@ -58,7 +58,7 @@ def _forward_kernel(
 def _backward_kernel(
     grad_ptr, carried_ptr, sum_ptr, mean_ptr, rstd_ptr, weight_ptr, seed_ptr,
     states_grad_ptr, residual_grad_ptr, parts_ptr,
-    tokens, threshold, inverse,
+    tokens, threshold: tl.constexpr, inverse: tl.constexpr,
     width: tl.constexpr, block: tl.constexpr, rows: tl.constexpr,
     drops: tl.constexpr, carries: tl.constexpr,
 ):  # fmt: skip
@@ -145,7 +145,8 @@ def _carry(states: Tensor) -> Tensor:
 
 
 def _dropout_arguments(dropout: float) -> tuple[int, float]:
-    """The 31-bit number below which a hash drops, and 1 / (1 - p)."""
+    """Constants of the kernels, because a compiled graph hands numbers over as fp64:
+    the 31-bit number below which a hash drops, and 1 / (1 - p)."""
     return int(dropout * 2**31), 1 / (1 - dropout)
 
 

@@ -75,24 +75,18 @@ def _tile(ptr, token, row, head, inside, dims):
 
 
 @triton.jit
-def _parts(
-    joined_ptr, heads: tl.constexpr, group: tl.constexpr, dim: tl.constexpr
-):  # fmt: skip
-    """Where query, key and value of token 0 begin, and from token to token."""
-    keys: tl.constexpr = heads // group
-    k_ptr = joined_ptr + heads * dim
-    return joined_ptr, k_ptr, k_ptr + keys * dim, (heads + 2 * keys) * dim
-
-
-@triton.jit
 def _forward_kernel(
     joined_ptr, out_ptr, lse_ptr, bounds_ptr, seed_ptr,
-    tokens, span, scale, inverse, threshold, left, right,
+    tokens, span, left, right,
+    scale: tl.constexpr, inverse: tl.constexpr, threshold: tl.constexpr,
     heads: tl.constexpr, group: tl.constexpr, dim: tl.constexpr,
     tile: tl.constexpr, causal: tl.constexpr, windowed: tl.constexpr,
     drops: tl.constexpr,
 ):  # fmt: skip
-    q_ptr, k_ptr, v_ptr, row_stride = _parts(joined_ptr, heads, group, dim)
+    keys: tl.constexpr = heads // group
+    row_stride: tl.constexpr = (heads + 2 * keys) * dim
+    q_ptr, k_ptr = joined_ptr, joined_ptr + heads * dim
+    v_ptr = k_ptr + keys * dim
     row, block, head = tl.program_id(2), tl.program_id(1), tl.program_id(0)
     start = tl.load(bounds_ptr + row)
     length = tl.load(bounds_ptr + row + 1) - start
@@ -158,7 +152,8 @@ def _pair(scores, v, grad, lse, delta, inverse, kept, drops: tl.constexpr):
 def _backward_kernel(  # noqa: PLR0915
     joined_ptr, grad_ptr, lse_ptr, delta_ptr, bounds_ptr, seed_ptr,
     result_ptr, apart_ptr, sum_ptr, grad_row, grad_head,
-    tokens, span, scale, inverse, threshold, left, right,
+    tokens, span, left, right,
+    scale: tl.constexpr, inverse: tl.constexpr, threshold: tl.constexpr,
     heads: tl.constexpr, group: tl.constexpr, dim: tl.constexpr,
     tile: tl.constexpr, causal: tl.constexpr, windowed: tl.constexpr,
     drops: tl.constexpr,
@@ -166,12 +161,16 @@ def _backward_kernel(  # noqa: PLR0915
     """All gradients of one row and query head. dq of a query tile grows from key tile
     to key tile, in fp32 at `sum_ptr`, where only this program reads and writes. Where
     query heads share a key, each leaves its own dk and dv at `apart_ptr`."""
-    q_ptr, k_ptr, v_ptr, row_stride = _parts(joined_ptr, heads, group, dim)
-    dq_ptr, dk_ptr, dv_ptr, dk_row = _parts(result_ptr, heads, group, dim)
-    if group > 1:
-        dk_row = heads * dim
-        dk_ptr = apart_ptr
-        dv_ptr = apart_ptr + tokens * dk_row
+    keys: tl.constexpr = heads // group
+    row_stride: tl.constexpr = (heads + 2 * keys) * dim
+    dk_row: tl.constexpr = row_stride if group == 1 else heads * dim
+    q_ptr, k_ptr = joined_ptr, joined_ptr + heads * dim
+    v_ptr = k_ptr + keys * dim
+    if group == 1:
+        dk_ptr = result_ptr + heads * dim
+        dv_ptr = dk_ptr + heads * dim
+    else:
+        dk_ptr, dv_ptr = apart_ptr, apart_ptr + tokens * dk_row
     row, head = tl.program_id(1), tl.program_id(0)
     start = tl.load(bounds_ptr + row)
     length = tl.load(bounds_ptr + row + 1) - start
@@ -217,8 +216,8 @@ def _backward_kernel(  # noqa: PLR0915
             if k_begin > 0:
                 dq += tl.load(sum_ptr + place, mask=inside[:, None], other=0.0)
             if last:
-                whole = dq.to(dq_ptr.dtype.element_ty)
-                out = dq_ptr + q_token[:, None] * row_stride
+                whole = dq.to(result_ptr.dtype.element_ty)
+                out = result_ptr + q_token[:, None] * row_stride
                 out += head * dim + dims[None, :]
                 tl.store(out, whole, mask=inside[:, None])
             else:
@@ -271,19 +270,21 @@ def row_attention(
     tiles = triton.cdiv(max_length, TILE)
     wrap_triton(_forward_kernel)[(heads, tiles, bounds.numel() - 1)](
         joined, out, lse, bounds, seed,
-        tokens, max_length, scale * LOG2_E, *_dropout_arguments(dropout), left, right,
-        heads=heads, group=heads // groups, dim=dim,
+        tokens, max_length, left, right,
+        **_numbers(scale, dropout), heads=heads, group=heads // groups, dim=dim,
         tile=TILE, causal=causal, windowed=left >= 0, drops=dropout > 0,
         **FORWARD,
     )  # fmt: skip
     return out, lse, seed
 
 
-def _dropout_arguments(dropout: float) -> tuple[float, int]:
-    """1 / (1 - p) of p rounded to a 65,536th, and the 16-bit number below which a hash
-    drops."""
+def _numbers(scale: float, dropout: float) -> dict[str, float]:
+    """Constants of the kernels, because a compiled graph hands numbers over as fp64:
+    the scale in units of log2, the 16-bit number below which a hash drops, and
+    1 / (1 - p) of p rounded to a 65,536th."""
     threshold = round(dropout * 2**16)
-    return 2**16 / (2**16 - threshold), threshold
+    inverse = 2**16 / (2**16 - threshold)
+    return {"scale": scale * LOG2_E, "inverse": inverse, "threshold": threshold}
 
 
 @row_attention.register_fake
@@ -329,8 +330,8 @@ def _row_attention_backward(
     wrap_triton(_backward_kernel)[(heads, bounds.numel() - 1)](
         joined, grad, lse, delta, bounds, seed,
         result, apart, sums, grad.stride(0), grad.stride(1),
-        tokens, max_length, scale * LOG2_E, *_dropout_arguments(dropout), left, right,
-        heads=heads, group=group, dim=dim, tile=TILE,
+        tokens, max_length, left, right,
+        **_numbers(scale, dropout), heads=heads, group=group, dim=dim, tile=TILE,
         causal=causal, windowed=left >= 0, drops=dropout > 0, **_backward_options(dim),
     )  # fmt: skip
     if group > 1:  # a key's gradient is the sum over the heads that share it
