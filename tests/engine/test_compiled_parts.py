@@ -1,11 +1,13 @@
 """What a compiled step on a GPU puts in place of a model's own parts."""
 
 import copy
+import re
 
 import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from flatout.engine import compiling
 from flatout.engine.assemble import may_join
 from flatout.engine.attention import _joined
 from flatout.engine.blocks import fuse_blocks
@@ -139,6 +141,22 @@ def test_blocks_are_fused_in_bert_and_roberta_alone(family):
     model = task_model(family, "sequence-classification", "sdpa").model
     fused = fuse_blocks(model, Noise(torch.device("cpu")), narrowed=False)
     assert fused == (2 if family in {"bert", "roberta"} else 0)
+
+
+def test_another_version_finds_no_graphs_of_this_one(monkeypatch, tmp_path):
+    """The name under which PyTorch keeps compiled graphs holds our sources' digest."""
+    monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "mine-")
+    model = task_model("bert", "sequence-classification", "sdpa")
+    for _ in range(2):
+        compiled(model, backend="eager")
+    mine = torch.compiler.config.cache_key_tag
+    assert re.fullmatch(r"mine-flatout-[0-9a-f]{16}", mine)
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "k.py").write_text("changed")
+    monkeypatch.setattr(compiling, "__file__", str(tmp_path / "compiling.py"))
+    compiling._sources_digest.cache_clear()
+    assert compiling._sources_digest() not in mine
+    compiling._sources_digest.cache_clear()
 
 
 @pytest.mark.parametrize(("family", "places"), [("bert", 2), ("gpt2", 0), ("llama", 0)])

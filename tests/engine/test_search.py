@@ -84,6 +84,15 @@ def test_tune_lands_within_5_percent_of_the_grid_in_a_quarter_of_its_time(
     assert again == pytest.approx(tuned.chosen.samples_per_s)
 
 
+def test_tune_tries_gradients_all_at_once_between_several_devices(tmp_path):
+    found = bench(tmp_path, mode="tune")
+    alone = tune._axes(found, found.run("compute"))
+    assert "train.distributed.bucket_mib" not in dict(alone)
+    found.processes = 2
+    several = dict(tune._axes(found, found.results[0]))
+    assert several["train.distributed.bucket_mib"] == [1024]
+
+
 def test_tune_keeps_the_global_batch_unless_it_is_free(tmp_path):
     machine = {"part_ms": 2.0}
     kept = tune.tune(bench(tmp_path, machine, mode="tune"))

@@ -8,6 +8,9 @@ gradients as soon as it has them, and they travel while the next ones are comput
 
 from __future__ import annotations
 
+import hashlib
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -61,6 +64,26 @@ def _configure() -> None:
     # It would cut each block once more at DDP's buckets.
     config.optimize_ddp = False
     _avoid_slow_reductions()
+    _tell_caches_apart()
+
+
+def _tell_caches_apart() -> None:
+    """PyTorch finds compiled graphs again by the source of the kernels in the forward
+    pass. Those of the backward pass are not asked for, so a new version of flatout
+    would go on with an old one's."""
+    own = f"flatout-{_sources_digest()}"
+    config: Any = torch.compiler.config
+    if own not in config.cache_key_tag:
+        config.cache_key_tag += own
+
+
+@cache
+def _sources_digest() -> str:
+    digest = hashlib.blake2s(digest_size=8)
+    folder = Path(__file__).parent
+    for file in sorted([*folder.glob("*.py"), *folder.glob("kernels/*.py")]):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def _avoid_slow_reductions() -> None:

@@ -46,7 +46,9 @@ class Team:
         timeout = timedelta(seconds=settings.timeout_s)
         # A static graph is refused by DDP where gradients are accumulated (no_sync).
         ddp = DistributedDataParallelKwargs(
-            gradient_as_bucket_view=True, broadcast_buffers=False
+            gradient_as_bucket_view=True,
+            broadcast_buffers=False,
+            bucket_cap_mb=settings.bucket_mib,
         )
         accelerator = Accelerator(
             cpu=not runtime.is_cuda,
