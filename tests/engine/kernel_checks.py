@@ -107,10 +107,11 @@ def check_linear_loss():
         torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
 
 
-def check_sums_and_gelu():
-    states = 2 * torch.randn(70, 300, device=device)
+def check_sums_and_gelu(width):
+    states = 2 * torch.randn(70, width, device=device)
     torch.testing.assert_close(column_sum(states), states.sum(0), rtol=1e-5, atol=1e-4)
-    bias, grad = torch.randn(300, device=device), torch.randn(70, 300, device=device)
+    bias = torch.randn(width, device=device)
+    grad = torch.randn(70, width, device=device)
     inputs = states.requires_grad_(), bias.requires_grad_()
     got, want = bias_gelu(*inputs), F.gelu(states + bias)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=5e-6)
@@ -181,7 +182,8 @@ if __name__ == "__main__":
     check_attention_dropout()
     check_compiled_attention()
     check_linear_loss()
-    check_sums_and_gelu()
+    check_sums_and_gelu(300)
+    check_sums_and_gelu(256)
     check_blocks()
     check_compiled_blocks()
     sys.stdout.write("equal\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flatout.engine.bench import bench as bench_module
 from flatout.engine.bench import tune
 from flatout.engine.bench.bench import OutOfTime
 from flatout.engine.bench.memory_probe import largest_that_fits
@@ -82,6 +84,15 @@ def test_tune_lands_within_5_percent_of_the_grid_in_a_quarter_of_its_time(
     assert found.seconds <= grid.seconds / 4
     again = rate_of(found, tuned.changes)
     assert again == pytest.approx(tuned.chosen.samples_per_s)
+
+
+def test_tune_takes_longer_where_trials_compile(tmp_path, monkeypatch):
+    found = bench(tmp_path, mode="tune")
+    found.begin_s = time.perf_counter() - 60 * 10
+    assert found.explored()
+    monkeypatch.setattr(bench_module, "nvidia_gpu_count", lambda: 1)
+    assert not found.explored()
+    assert found.explored(0.5)
 
 
 def test_tune_tries_gradients_all_at_once_between_several_devices(tmp_path):

@@ -23,7 +23,7 @@ from flatout.engine.bench.trial_spec import (
 )
 from flatout.engine.bench.trials import Answer, resident_limit_bytes, run_isolated
 from flatout.engine.bench.watching import Unwatched, Watcher
-from flatout.engine.environment import device_name
+from flatout.engine.environment import device_name, nvidia_gpu_count
 from flatout.engine.flops import peak_tflops
 from flatout.engine.jobs.checkpoint_folder import write_text_whole
 from flatout.engine.jobs.job_files import JobFiles
@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 KEPT = frozenset({"ok", "oom"})
 """Answers that an interrupted sweep does not ask for again."""
+TUNE_MINUTES_CPU, TUNE_MINUTES_GPU = 5.0, 15.0
+"""Of mode tune's time to explore. On an H200 a trial takes 45 to 60 s, compilation
+included: 7 of its dozen trials fitted in 5 minutes."""
 PEER_TIMEOUTS = 12
 """`trial_timeout_s` that a whole training may take."""
 
@@ -116,6 +119,8 @@ class Bench:
     def explored(self, share: float = 1.0) -> bool:
         """Whether `share` of mode tune's time is over: confirm what there is."""
         minutes = self.options.tune_minutes
+        if minutes == "auto":
+            minutes = TUNE_MINUTES_GPU if nvidia_gpu_count() else TUNE_MINUTES_CPU
         return self.options.mode == "tune" and self.elapsed_s > 60 * share * minutes
 
     @property

@@ -38,6 +38,16 @@ def _cumulative(x):
 
 
 @triton.jit
+def _inside(token, column, tokens, width: tl.constexpr, columns: tl.constexpr):
+    """(R, C). Where tiles fit the width, nothing is asked of columns: that takes five
+    registers, and with them one of the eight programs that a multiprocessor holds."""
+    inside = (token < tokens)[:, None]
+    if width % columns != 0:
+        inside = inside & (column < width)[None, :]
+    return inside
+
+
+@triton.jit
 def _forward_kernel(
     states_ptr, bias_ptr, out_ptr, tokens, each, width: tl.constexpr,
     rows: tl.constexpr, columns: tl.constexpr,
@@ -47,7 +57,7 @@ def _forward_kernel(
     bias = tl.load(bias_ptr + column, mask=column < width, other=0.0).to(tl.float32)
     for begin in range(part * each, tl.minimum((part + 1) * each, tokens), rows):
         token = begin + tl.arange(0, rows)
-        inside = (token < tokens)[:, None] & (column < width)[None, :]
+        inside = _inside(token, column, tokens, width, columns)
         place = token.to(tl.int64)[:, None] * width + column[None, :]
         x = tl.load(states_ptr + place, mask=inside, other=0.0).to(tl.float32)
         x += bias[None, :]
@@ -66,7 +76,7 @@ def _backward_kernel(
     total = tl.zeros((rows, columns), tl.float32)
     for begin in range(part * each, tl.minimum((part + 1) * each, tokens), rows):
         token = begin + tl.arange(0, rows)
-        inside = (token < tokens)[:, None] & (column < width)[None, :]
+        inside = _inside(token, column, tokens, width, columns)
         place = token.to(tl.int64)[:, None] * width + column[None, :]
         x = tl.load(states_ptr + place, mask=inside, other=0.0).to(tl.float32)
         grad = tl.load(grad_ptr + place, mask=inside, other=0.0).to(tl.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -42,8 +42,9 @@ class BenchmarkSettings(SettingsModel):
     """A window goes over its steps again until it is at least so long."""
     max_window_s: float = Field(2.5, gt=0)
     """Where steps are slow, a window has fewer of them, at least two."""
-    tune_minutes: float = Field(5.0, gt=0)
-    """Mode tune explores no further then, and confirms what it has."""
+    tune_minutes: Annotated[float, Field(gt=0)] | Auto = "auto"
+    """Mode tune explores no further then, and confirms what it has. auto: 5, and 15
+    where there is a GPU, on which each trial compiles."""
     max_minutes: float | None = Field(None, gt=0)
     """Any mode begins no trial after it; the next run goes on."""
     trial_timeout_s: float = Field(300, gt=0)
