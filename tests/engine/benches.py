@@ -112,7 +112,9 @@ class FormulaBench(Bench):
         budget = self._budget(spec)
         parts = -(-int(padded) // budget)
         slow = self.machine.get("cache_slope", 0.0) * min(padded, budget)
-        return padded * (1 + slow) * 0.01 + parts * self.machine["part_ms"]
+        ms = padded * (1 + slow) * 0.01 + parts * self.machine["part_ms"]
+        at_once = train.distributed.bucket_mib == "all"
+        return ms * (self.machine.get("all_at_once", 1.0) if at_once else 1.0)
 
     def _budget(self, spec: TrialSpec) -> int:
         budget = spec.settings.train.token_budget

@@ -76,7 +76,7 @@ def check_attention_dropout():
 
 
 def check_compiled_attention():
-    """Where a graph sees into it. Two query heads share a key's gradient."""
+    """On a GPU a graph sees into it. Two query heads share a key's gradient."""
     joined = torch.randn(225, 8, 16, device=device, requires_grad=True)
     grad = torch.randn(225, 4, 16, device=device)
 

@@ -132,7 +132,10 @@ def test_other_families_train_on_the_fast_path(tmp_path, family, wider):
             "train": {**options, "error_analysis_every": None, "resume": "never"},
         }
     )
-    history = run(replace(job, settings=settings)).history
+    result = run(replace(job, settings=settings))
+    history, report = result.history, result.report
+    assert (report.strategy, report.compile) == ("packed", True)
+    assert report.attention == "flatout_rows"
     assert [point.step for point in history] == [1, 2, 3, 4]
     assert all(0.5 < point.loss < 2.0 for point in history)  # ln 3 = 1.1
 

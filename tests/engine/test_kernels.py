@@ -11,14 +11,14 @@ import torch
 from flatout.engine.environment import child_environment
 from tests.conftest import PROJECT
 
-
-@pytest.mark.skipif(
+needs_triton = pytest.mark.skipif(
     find_spec("triton") is None, reason="Triton comes with CUDA builds of PyTorch"
 )
-def test_kernels_equal_plain_pytorch():
-    environment = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.kernel_checks"],
+
+
+def run(module, environment):
+    return subprocess.run(
+        [sys.executable, "-m", f"tests.engine.{module}"],
         env=child_environment(environment),
         cwd=PROJECT,
         capture_output=True,
@@ -26,4 +26,16 @@ def test_kernels_equal_plain_pytorch():
         timeout=300,
         check=False,
     )
+
+
+@needs_triton
+def test_kernels_equal_plain_pytorch():
+    environment = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
+    done = run("kernel_checks", environment)
     assert done.stdout.strip().endswith("equal"), done.stderr[-3000:]
+
+
+@needs_triton
+def test_a_compiled_graph_knows_what_kernels_write_and_serves_all_sizes():
+    done = run("kernel_writes", {})
+    assert done.stdout.strip().endswith("as expected"), done.stderr[-3000:]

@@ -15,6 +15,7 @@ from flatout.engine.bench import tune
 from flatout.engine.bench.bench import OutOfTime
 from flatout.engine.bench.memory_probe import largest_that_fits
 from flatout.engine.bench.outcome import summarise
+from flatout.engine.bench.recommend import tuned_parameters
 from flatout.engine.bench.rungs import SLOW, rungs
 from flatout.engine.bench.search import (
     MODES,
@@ -87,6 +88,7 @@ def test_tune_lands_within_5_percent_of_the_grid_in_a_quarter_of_its_time(
 
 
 def test_tune_takes_longer_where_trials_compile(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench_module, "nvidia_gpu_count", lambda: 0)
     found = bench(tmp_path, mode="tune")
     found.begin_s = time.perf_counter() - 60 * 10
     assert found.explored()
@@ -96,12 +98,18 @@ def test_tune_takes_longer_where_trials_compile(tmp_path, monkeypatch):
 
 
 def test_tune_tries_gradients_all_at_once_between_several_devices(tmp_path):
-    found = bench(tmp_path, mode="tune")
-    alone = tune._axes(found, found.run("compute"))
-    assert "train.distributed.bucket_mib" not in dict(alone)
-    found.processes = 2
-    several = dict(tune._axes(found, found.results[0]))
-    assert several["train.distributed.bucket_mib"] == [1024]
+    machine = {"all_at_once": 0.8}
+    alone, several, sharded = (bench(tmp_path / n, machine, mode="tune") for n in "123")
+    alone.processes = 1
+    assert "train.distributed.bucket_mib" not in tune.tune(alone).changes
+    several.processes = sharded.processes = 2
+    tuned = tune.tune(several)
+    assert tuned.changes["train.distributed.bucket_mib"] == "all"
+    parameters = tuned_parameters(several.settings, tuned.chosen)
+    assert parameters["train"]["distributed"] == {"bucket_mib": "all"}
+    strategy = {"train.distributed.strategy": "fsdp"}
+    sharded.settings = with_changes(sharded.settings, strategy)
+    assert "train.distributed.bucket_mib" not in tune.tune(sharded).changes
 
 
 def test_tune_keeps_the_global_batch_unless_it_is_free(tmp_path):
@@ -234,6 +242,9 @@ def test_peers_meet_at_every_batch_where_it_is_free(tmp_path):
     ]
     two = bench(tmp_path / "two", mode="peers", contenders="trainer-best flatout")
     assert [name for _, _, name in contests(two)] == ["trainer-best", "flatout"]
+    none = bench(tmp_path / "none", mode="peers", contenders="trainer-best-compiled")
+    with pytest.raises(SettingsError, match="trainer-best-compiled needs a GPU"):
+        contests(none)
     free = {"free_global_batch": True, "batch_sizes": [8, 16]}
     found = contests(bench(tmp_path / "free", mode="peers", **free))
     assert [name for _, _, name in found] == [

@@ -109,6 +109,9 @@ CAUSES: dict[str, Cause] = {
     "train.log_every": Cause(1.2, 1.1, "figures are read often", more_is_faster=True),
     "train.fused_optimizer": Cause(1.15, 1.1, "one kernel a tensor", ON),
     "train.distributed.strategy": Cause(1.15, 1.1, "weights are gathered", {"ddp": 0}),
+    "train.distributed.bucket_mib": Cause(
+        1.02, 1.0, "gradients travel beside matrix products, or behind them"
+    ),
     "runtime.flash_sdp": Cause(1.1, 1.0, "SDPA without its flash kernel", ON),
     "train.loader.pin_memory": Cause(1.1, 1.0, "copies wait for the host", ON),
     "version.torch": Cause(1.1, 1.1, "another PyTorch"),

@@ -135,6 +135,8 @@ def tuned_parameters(settings: Settings, trial: TrialResult) -> dict[str, Any]:
             },
         },
     }
+    if trial.world_size > 1:
+        found["train"]["distributed"] = {"bucket_mib": trial.bucket_mib}
     wanted = settings.train.global_batch_size
     if trial.global_batch_size != wanted:
         rule = settings.benchmark.learning_rate_rule

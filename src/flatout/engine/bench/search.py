@@ -19,7 +19,7 @@ from flatout.engine.bench.tune import Tuned, check_memory, tune, worker_counts
 from flatout.engine.bench.watching import Unwatched, Watcher
 from flatout.engine.environment import nvidia_gpu_count, usable_cores
 from flatout.engine.jobs.job_files import JobFiles
-from flatout.engine.settings import Settings
+from flatout.engine.settings import Settings, SettingsError
 
 logger = logging.getLogger(__name__)
 
@@ -165,6 +165,11 @@ def contests(bench: Bench) -> list[tuple[Changes, str, str]]:
     """Settings, contender and name of each training to compare."""
     gpu = nvidia_gpu_count() > 0
     contenders = [c for c in bench.options.contenders if gpu or "compiled" not in c]
+    if not contenders:
+        raise SettingsError(
+            f"benchmark.contenders: {', '.join(bench.options.contenders)} needs a GPU, "
+            "and there is none; add flatout or trainer-best"
+        )
     found: list[tuple[Changes, str, str]] = [({}, name, name) for name in contenders]
     if bench.options.free_global_batch:
         found = [

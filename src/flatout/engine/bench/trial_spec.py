@@ -111,6 +111,8 @@ class TrialResult:
     kind: str = "end_to_end"
     label: str = ""
     world_size: int = 1
+    bucket_mib: int | str = 25
+    """Gradients that travel together between devices; `all`."""
     samples_per_s_spread_pct: float | None = None
     """(highest - lowest) / median over the windows."""
     loader_samples_per_s: float | None = None
@@ -150,6 +152,7 @@ class TrialResult:
             kind=spec.kind,
             label=spec.label,
             world_size=spec.world_size,
+            bucket_mib=train.distributed.bucket_mib,
             key=key,
         )
 

@@ -31,8 +31,6 @@ FREE_LOADER = 20.0
 EXPLORING_SHARE = 0.6
 """Share of the time limit for exploring; the rest is for what must be confirmed."""
 EXPECTED_TRIALS = 12
-ALL_AT_ONCE_MIB = 1024
-"""A bucket for all gradients: nothing travels beside the backward pass."""
 BATCH_GROWTH = 1.03
 """A larger free global batch must gain so much."""
 
@@ -113,8 +111,10 @@ def _axes(bench: Bench, first: TrialResult) -> Iterable[tuple[str, Iterable[Any]
     if nvidia_gpu_count():
         yield "train.compile", [not first.compile]
         yield "train.cuda_graphs", [not first.cuda_graphs]
-    if bench.processes > 1:
-        yield "train.distributed.bucket_mib", [ALL_AT_ONCE_MIB]
+    distributed = bench.settings.train.distributed
+    exchanges = bench.processes > 1 and distributed.strategy == "ddp"
+    if exchanges and distributed.bucket_mib != "all":
+        yield "train.distributed.bucket_mib", ["all"]
 
 
 def gains(trial: TrialResult, best: TrialResult) -> bool:

@@ -12,10 +12,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.library import wrap_triton
 
 from flatout.engine.kernels.column_sum import COLUMNS, ROWS, splits
-from flatout.engine.kernels.operators import operator
+from flatout.engine.kernels.operators import operator, wrap_triton
 
 FORWARD_COLUMNS, FORWARD_PROGRAMS = 256, 4224
 """Measured on an H200: without sums, more and wider programs."""

@@ -10,9 +10,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.library import wrap_triton
 
-from flatout.engine.kernels.operators import operator
+from flatout.engine.kernels.operators import operator, wrap_triton
 
 ROWS, COLUMNS = 16, 128
 """A tile."""
@@ -23,10 +22,11 @@ PROGRAMS = 1056
 def splits(
     rows: int, columns: int, width: int = COLUMNS, programs: int = PROGRAMS
 ) -> tuple[int, int]:
-    """Parts that the rows are cut into, and rows of a part (a multiple of ROWS)."""
+    """Parts that the rows are cut into, and rows of a part (a multiple of ROWS). The
+    last part is empty, so that they are never one: see operators.py."""
     wanted = max(1, programs // triton.cdiv(columns, width))
     each = triton.cdiv(triton.cdiv(max(rows, 1), wanted), ROWS) * ROWS
-    return triton.cdiv(max(rows, 1), each), each
+    return triton.cdiv(max(rows, 1), each) + 1, each
 
 
 @triton.jit

@@ -13,10 +13,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.library import wrap_triton
 
 from flatout.engine.kernels.hashing import dropout_stream, kept
-from flatout.engine.kernels.operators import operator
+from flatout.engine.kernels.operators import operator, wrap_triton
 
 BACKWARD_ROWS = 64
 """Rows of a program, one after the other: the next row is on its way while one is
@@ -72,10 +71,11 @@ def _backward_kernel(
     first = tl.program_id(0) * rows
     last = tl.minimum(first + rows, tokens)
     ahead = first * width + column
-    next_x = tl.load(sum_ptr + ahead, mask=inside, other=0.0)
-    next_grad = tl.load(grad_ptr + ahead, mask=inside, other=0.0)
+    some = inside & (first < last)  # the last program has no rows
+    next_x = tl.load(sum_ptr + ahead, mask=some, other=0.0)
+    next_grad = tl.load(grad_ptr + ahead, mask=some, other=0.0)
     if carries:
-        next_carried = tl.load(carried_ptr + ahead, mask=inside, other=0.0)
+        next_carried = tl.load(carried_ptr + ahead, mask=some, other=0.0)
     for token in range(first, last):
         x, grad = next_x.to(tl.float32), next_grad.to(tl.float32)
         if carries:
@@ -177,7 +177,7 @@ def _residual_norm_backward(
     """Gradients of states, residual (P, N); of weight, shift and bias (3, N) fp32."""
     grad = grad.contiguous()
     tokens, width = summed.shape
-    programs = triton.cdiv(tokens, BACKWARD_ROWS)
+    programs = triton.cdiv(tokens, BACKWARD_ROWS) + 1  # never one: see operators.py
     parts = torch.empty((programs, 3, width), dtype=torch.float32, device=grad.device)
     states_grad, residual_grad = torch.empty_like(summed), torch.empty_like(summed)
     wrap_triton(_backward_kernel)[(programs,)](

@@ -16,10 +16,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.library import wrap_triton
 
 from flatout.engine.kernels.hashing import scramble
-from flatout.engine.kernels.operators import operator
+from flatout.engine.kernels.operators import operator, wrap_triton
 
 TILE = 64
 LOG2_E = 1.4426950408889634

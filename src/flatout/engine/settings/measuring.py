@@ -77,6 +77,11 @@ class BenchmarkSettings(SettingsModel):
             return value.split()
         return [value] if isinstance(value, int) else value
 
+    @field_validator("contenders")
+    @classmethod
+    def _each_once(cls, names: list[Contender]) -> list[Contender]:
+        return list(dict.fromkeys(names))
+
 
 SweptValue = bool | int | float | str
 

@@ -103,10 +103,10 @@ class DistributedSettings(SettingsModel):
     """host:port of machine 0, where `num_machines` is over 1."""
     max_restarts: int = Field(0, ge=0)
     strategy: Literal["ddp", "fsdp"] = "ddp"
-    bucket_mib: int = Field(25, ge=1)
-    """Gradients that travel together (ddp). 1024: all at once, behind the backward
-    pass; quicker where GPUs are linked well, because what travels beside matrix
-    products takes their multiprocessors."""
+    bucket_mib: Count | Literal["all"] = 25
+    """Gradients that travel together (ddp). all: at once, behind the backward pass;
+    quicker where GPUs are linked well, because what travels beside matrix products
+    takes their multiprocessors."""
     timeout_s: float = Field(600, gt=0)
     """Longest wait of a collective operation before the job is ended."""
     heartbeat_timeout_s: float = Field(300, gt=0)

@@ -1,0 +1,109 @@
+"""What PyTorch takes each kernel to write, and how many graphs sizes make, run as a
+program: it traces for a GPU, which need not be there, and computes nothing."""
+
+import sys
+from types import SimpleNamespace
+
+import torch
+import triton
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
+from triton.backends.compiler import GPUTarget
+
+from flatout.engine.kernels.bias_gelu import bias_gelu
+from flatout.engine.kernels.column_sum import column_sum
+from flatout.engine.kernels.residual_norm import residual_norm
+from flatout.engine.kernels.row_attention import row_attention
+
+BOUNDS = torch.tensor([0, 10, 30], dtype=torch.int32)
+NORM = ["out_ptr", "sum_ptr", "mean_ptr", "rstd_ptr"]
+NORM_BACKWARD = ["states_grad_ptr", "residual_grad_ptr", "parts_ptr"]
+
+
+class Recorder:
+    """A backend whose graphs give zeros; `written` holds a list a kernel."""
+
+    def __init__(self):
+        self.written, self.graphs = [], 0
+        self.backend = aot_autograd(fw_compiler=self.compile, bw_compiler=self.compile)
+
+    def compile(self, graph, _):
+        self.graphs += 1
+        for node in graph.graph.nodes:
+            if "triton_kernel_wrapper" in str(node.target):
+                self.written.append(node.kwargs["tensors_to_clone"])
+        outputs = graph.graph.output_node().args[0]
+        return make_boxed_func(lambda *_: [zeros(node) for node in outputs])
+
+
+def zeros(node):
+    value = getattr(node, "meta", {}).get("val")
+    if isinstance(value, torch.Tensor):
+        return torch.zeros([int(size) for size in value.shape], dtype=value.dtype)
+    return value if value is None else int(value)
+
+
+def trace(function, *inputs):
+    recorder = Recorder()
+    torch._dynamo.reset()
+    compiled = torch.compile(function, dynamic=True, backend=recorder.backend)
+    compiled(*inputs).sum().backward()
+    return recorder.written
+
+
+def rows(count, width=64):
+    return torch.zeros(count, width, requires_grad=True)
+
+
+def attend(joined):
+    return row_attention(joined, 4, BOUNDS, 20, 0.25, 0.1, True, -1, 0)[0]
+
+
+def norm(states, residual):
+    vectors = [torch.zeros(64) for _ in range(3)]
+    seed = torch.zeros((), dtype=torch.int32)
+    bias, weight, shift = vectors
+    return residual_norm(states, bias, residual, weight, shift, None, seed, 0.1, 1e-5)[
+        0
+    ]
+
+
+def check_writes():
+    for groups, apart in ((4, []), (2, ["apart_ptr"])):
+        joined = torch.zeros(30, 4 + 2 * groups, 16, requires_grad=True)
+        found = trace(attend, joined)
+        backward = ["result_ptr", *apart, "sum_ptr"]
+        assert found == [["out_ptr", "lse_ptr"], ["delta_ptr"], backward], found
+    found = trace(norm, rows(30), rows(30))
+    assert found == [NORM, NORM_BACKWARD], found
+    found = trace(bias_gelu, rows(30), torch.zeros(64, requires_grad=True))
+    assert found == [["out_ptr"], ["out_ptr", "sums_ptr"]], found
+    recorder = Recorder()
+    torch.compile(column_sum, backend=recorder.backend)(torch.zeros(30, 64))
+    assert recorder.written == [["sums_ptr"]], recorder.written
+
+
+def check_sizes():
+    """One graph forward and one backward serve 700 rows, 40 and 8."""
+    recorder = Recorder()
+    torch._dynamo.reset()
+
+    def layer(states, residual, bias):
+        return norm(bias_gelu(states, bias), residual)
+
+    compiled = torch.compile(layer, dynamic=True, backend=recorder.backend)
+    for count in (700, 40, 8):
+        inputs = rows(count), rows(count), torch.zeros(64, requires_grad=True)
+        torch._dynamo.maybe_mark_dynamic(inputs[0], 0)
+        out = compiled(*inputs)
+        if count == 700:  # others would be of its size
+            out.sum().backward()
+    assert recorder.graphs == 2, recorder.graphs
+
+
+if __name__ == "__main__":
+    target = GPUTarget("cuda", 90, 32)
+    triton.runtime.driver.set_active(SimpleNamespace(get_current_target=lambda: target))
+    check_writes()
+    check_sizes()
+    sys.stdout.write("as expected\n")
