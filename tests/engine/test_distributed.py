@@ -99,7 +99,8 @@ def one_rank(tmp_path_factory):
 
 
 def two_ranks(folder, strategy, **train):
-    distributed = {"num_processes": 2, "strategy": strategy}
+    # Buckets of 25 MiB are the default, which other tests and the drill have.
+    distributed = {"num_processes": 2, "strategy": strategy, "bucket_mib": "all"}
     return make_job(
         folder,
         config=NO_DROPOUT,
