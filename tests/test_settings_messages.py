@@ -52,6 +52,16 @@ def test_all_faults_come_in_one_message():
             "should be 'auto' (got 'sorted')",
         ),
         (
+            {"train": {"distributed": {"bucket_mib": "al"}}},
+            "train.distributed.bucket_mib: should be an integer, unable to parse "
+            "string as an integer or should be 'all' (got 'al')",
+        ),
+        (
+            {"benchmark": {"tune_minutes": "soon"}},
+            "benchmark.tune_minutes: should be a number, unable to parse string as a "
+            "number or should be 'auto' (got 'soon')",
+        ),
+        (
             {"trian": {}},
             "trian: unknown parameter; did you mean train?",
         ),

@@ -101,6 +101,7 @@ def make_job(
                 "distributed": {
                     "num_processes": devices,
                     "strategy": options.strategy,
+                    "bucket_mib": options.bucket_mib,
                 },
             },
         }
@@ -192,6 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--shape", choices=sorted(SHAPES), default="bert-base")
     parser.add_argument("--strategy", choices=["ddp", "fsdp"], default="ddp")
+    parser.add_argument("--bucket-mib", default="25", help="of gradients; or `all`")
     parser.add_argument("--rows", type=int, default=200_000, help="of the data")
     parser.add_argument("--rows-per-device", type=int, default=640, help="a step")
     parser.add_argument("--small-batch", type=int, default=256, help="samples")

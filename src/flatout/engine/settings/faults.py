@@ -20,6 +20,14 @@ def fault_lines(errors: Any, model: type[BaseModel]) -> list[str]:
     return [f"{path}: {' or '.join(texts[path])}{values[path]}" for path in texts]
 
 
+WORDS = {
+    "Input should be": "should be",
+    "a valid integer": "an integer",
+    "a valid ": "a ",
+}
+"""Pydantic's words, and ours."""
+
+
 def _fault_text(fault: Any, location: list[Any], model: type[BaseModel]) -> str:
     """`unknown parameter; did you mean train.global_batch_size?`"""
     if fault["type"] == "extra_forbidden":
@@ -29,7 +37,9 @@ def _fault_text(fault: Any, location: list[Any], model: type[BaseModel]) -> str:
         hint = f"did you mean {parent}{near[0]}?" if near else f"valid: {names}"
         return f"unknown parameter; {hint}"
     message = str(fault["msg"]).removeprefix("Value error, ")
-    return message.replace("Input should be", "should be").replace("a valid ", "a ")
+    for told, ours in WORDS.items():
+        message = message.replace(told, ours)
+    return message
 
 
 def _shown_value(fault: Any) -> str:
@@ -43,7 +53,7 @@ def _shown_value(fault: Any) -> str:
 def _is_union_branch(part: object) -> bool:
     """Pydantic names the branch of a union in the path; users do not know those."""
     return isinstance(part, str) and (
-        part in {"int", "constrained-int", "float", "bool", "str"}
+        part in {"int", "constrained-int", "float", "constrained-float", "bool", "str"}
         or part.startswith("literal[")
     )
 
