@@ -28,8 +28,8 @@ def wrap_triton(kernel: Any) -> Any:
 def operator(name: str) -> Callable[[Callable[..., Any]], Any]:
     """Registers `flatout::name`. Its kernels stand in `wrap_triton`, and write whole
     tensors that were made there: a view would be copied. A pointer that comes out of
-    a helper of theirs makes PyTorch 2.11 take inputs for outputs. Sizes that follow from the
-    number of rows are never one: a graph made for many would not serve few."""
+    a helper of theirs makes PyTorch 2.11 take inputs for outputs. Sizes that follow
+    from the number of rows are never one: a graph made for many would not serve few."""
     register = torch.library.custom_op if INTERPRETED else torch.library.triton_op
     result: Any = register(f"flatout::{name}", mutates_args=())
     return result  # type: ignore[no-any-return]
