@@ -44,6 +44,20 @@ def test_contenders_train_the_same_steps_to_nearly_the_same_loss(job, tmp_path):
     assert "train_sampling_strategy" in found["trainer-best"]["flags"]
 
 
+@pytest.mark.parametrize("name", ["flatout", "trainer-best"])
+def test_the_rate_is_the_median_of_windows_behind_the_warm_up(job, tmp_path, name):
+    asked = spec("peer", contender=name, warmup_steps=2, window_steps=1, evaluations=1)
+    asked = replace(asked, settings=job.settings)
+    figures = peers.run(asked, lambda: job, tmp_path)
+    assert [point["step"] for point in figures["curve"]] == [6]
+    rates = figures["window_samples_per_s"]
+    assert len(rates) == 4, "steps 3 to 6"
+    assert figures["samples_per_s"] == sorted(rates)[1]
+    spread = 100 * (max(rates) - min(rates)) / sorted(rates)[1]
+    assert figures["samples_per_s_spread_pct"] == pytest.approx(spread)
+    assert figures["total_ms"] == pytest.approx(1000 * 8 / sorted(rates)[1])
+
+
 def test_default_flags_change_nothing_but_the_optimisation(job):
     flags = flags_of("trainer-default", job, set_up(job.settings.runtime))
     assert not TRAINER_DEFAULTS_KEPT & set(flags)

@@ -101,6 +101,9 @@ class FormulaBench(Bench):
             total_ms = max(slowed, io_ms / count)
         return self._rated(spec, total_ms) | {"num_workers": count}
 
+    def _peer(self, spec: TrialSpec) -> dict[str, Any]:
+        return self._rated(spec, self.machine.get("trainer", 2.0) * self._batch(spec))
+
     def _batch(self, spec: TrialSpec) -> int:
         return spec.settings.train.global_batch_size
 

@@ -113,6 +113,20 @@ def test_the_fast_path_trains_as_the_plain_one(tmp_path):
         torch.testing.assert_close(norms[0], norms[1], rtol=5e-2, atol=2e-2)
 
 
+def test_a_second_start_finds_every_graph_of_the_first(tmp_path):
+    """Traced again, but neither differentiated nor lowered again."""
+    counted = torch._dynamo.utils.counters["aot_autograd"]
+    losses = []
+    for name in ("first", "second"):
+        torch._dynamo.reset()
+        counted.clear()
+        found = run(gpu_job(tmp_path / name, cuda_graphs=False, log_every=1))
+        losses.append(torch.tensor([point.loss for point in found.history]))
+    assert counted["autograd_cache_hit"] > 1
+    assert (counted["autograd_cache_miss"], counted["autograd_cache_bypass"]) == (0, 0)
+    torch.testing.assert_close(*losses, rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize(
     ("family", "wider"),
     [

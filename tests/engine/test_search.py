@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from flatout.engine.bench import bench as bench_module
 from flatout.engine.bench import tune
 from flatout.engine.bench.bench import OutOfTime
+from flatout.engine.bench.contests import contests
+from flatout.engine.bench.headline import headline_rows
 from flatout.engine.bench.memory_probe import largest_that_fits
 from flatout.engine.bench.outcome import summarise
 from flatout.engine.bench.recommend import tuned_parameters
@@ -20,8 +22,8 @@ from flatout.engine.bench.rungs import SLOW, rungs
 from flatout.engine.bench.search import (
     MODES,
     Sweep,
-    contests,
     run_grid,
+    run_headline,
     run_ladder,
     run_loader,
     run_tune,
@@ -255,6 +257,27 @@ def test_peers_meet_at_every_batch_where_it_is_free(tmp_path):
     halved = found[0][0]["train.learning_rate"] / changes["train.learning_rate"]
     assert halved == pytest.approx(0.5**0.5)  # benchmark.learning_rate_rule: sqrt
     assert found[-1][0]["train.global_batch_size"] == 16
+
+
+def test_the_headline_compares_with_the_slow_one_and_with_the_trainers_best(tmp_path):
+    free = {"free_global_batch": True, "batch_sizes": [32, 40]}
+    both = {"contenders": "flatout trainer-best"}
+    found = bench(tmp_path, {"trainer": 0.5}, mode="headline", **free, **both)
+    run_headline(Sweep(found))
+    rows = {row["name"]: row for row in headline_rows(found)}
+    assert list(rows) == [
+        "conf/slow",
+        *[f"trainer-best, batch {size}" for size in (8, 32, 40)],
+        *[f"flatout, batch {size}" for size in (8, 16, 32, 40)],
+    ]
+    slow, ours = rows["conf/slow"], rows["flatout, batch 40"]
+    assert rows["trainer-best, batch 40"]["samples_per_s"] == pytest.approx(2000)
+    assert ours["over_trainer"] == pytest.approx(ours["samples_per_s"] / 2000)
+    assert ours["over_slow"] == ours["samples_per_s"] / slow["samples_per_s"]
+    assert slow["over_slow"] == 1.0
+    trainer = found.asked[found.results[4].trial_id].train
+    assert (trainer.global_batch_size, trainer.max_steps) == (40, 200)
+    assert summarise(Sweep(found))["headline"][-1]["name"] == "flatout, batch 40"
 
 
 def test_the_loader_alone_over_workers(tmp_path):

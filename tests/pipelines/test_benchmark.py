@@ -113,6 +113,7 @@ SUMMARY = {
     "loader": [],
     "scaling": [],
     "peers": [],
+    "headline": [],
     "profile": None,
 }
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median_low
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,6 +22,9 @@ MEMORY_COLUMNS = {
 }
 EVALUATIONS = 10
 """Points of a validation curve."""
+NO_TIMING: Mapping[str, Any] = MappingProxyType({})
+Mark = tuple[float, int]
+"""Training seconds and samples so far."""
 
 
 @dataclass
@@ -29,13 +35,18 @@ class PeerClock:
     total_steps: int
     judge: Callable[[], Evaluation]
     """The same code for all."""
+    evaluations: int = EVALUATIONS
+    warmup_steps: int = WARMUP_STEPS
+    window_steps: int | None = None
+    """The rate is the median of windows of so many steps behind the warm-up; None: one
+    window to the end."""
     samples: int = 0
     steps: int = 0
     seconds: float = 0.0
     first_step_s: float = 0.0
     """Of `seconds`: loading, compiling and whatever else comes once."""
-    rated_from: tuple[float, int] = (0.0, 0)
-    """Seconds and samples at the end of the warm-up."""
+    marks: list[Mark] = field(default_factory=list)
+    """At the ends of warm-up and windows."""
     curve: list[dict[str, float]] = field(default_factory=list)
     last: Evaluation | None = None
     peaks: dict[str, float] = field(default_factory=dict)
@@ -46,24 +57,30 @@ class PeerClock:
 
     def step_done(self, samples: int) -> None:
         """After every optimizer step; waits for the device only after the first one,
-        at the warm-up's end and where the model is judged."""
+        at the ends of warm-up and windows, and where the model is judged."""
         self.steps += 1
         self.samples += samples
-        every = max(1, self.total_steps // EVALUATIONS)
+        every = max(1, self.total_steps // self.evaluations)
         due = self.steps % every == 0 or self.steps == self.total_steps
-        first, warm = self.steps == 1, self.steps == WARMUP_STEPS
-        if not (due or warm or first):
+        first, marked = self.steps == 1, self._ends_a_window()
+        if not (due or marked or first):
             return
         self.runtime.synchronize()
         self.seconds += time.perf_counter() - self._since
         if first:
             compile_clock.first_step_done()
             self.first_step_s = self.seconds
-        if warm:
-            self.rated_from = (self.seconds, self.samples)
+        if marked:
+            self.marks.append((self.seconds, self.samples))
         if due:
             self._judge()
         self._since = time.perf_counter()
+
+    def _ends_a_window(self) -> bool:
+        behind = self.steps - self.warmup_steps
+        if behind <= 0 or self.window_steps is None:
+            return behind == 0 or self.steps == self.total_steps
+        return behind % self.window_steps == 0
 
     def _judge(self) -> None:
         """Its memory is not the contender's."""
@@ -86,14 +103,11 @@ class PeerClock:
             self.peaks[column] = max(self.peaks.get(column, 0.0), peaks[name])
 
     def figures(self) -> dict[str, Any]:
-        warm_s, warm_samples = self.rated_from
-        rated_s = self.seconds - warm_s
         last = self.last or Evaluation(float("nan"), None)
         self._note_memory()
         return {
             **self.peaks,
-            "samples_per_s": (self.samples - warm_samples) / rated_s,
-            "total_ms": 1000 * rated_s / max(1, self.steps - WARMUP_STEPS),
+            **self._rate(),
             "train_s": self.seconds,
             "first_step_s": self.first_step_s,
             "steps": self.steps,
@@ -101,4 +115,20 @@ class PeerClock:
             "curve": self.curve,
             "validation_loss": last.loss,
             "validation_accuracy": last.accuracy,
+        }
+
+    def _rate(self) -> dict[str, Any]:
+        """The median window's."""
+        marks = self.marks if len(self.marks) > 1 else [(0.0, 0), *self.marks]
+        rates = [
+            (samples - samples_before) / (seconds - seconds_before)
+            for (seconds_before, samples_before), (seconds, samples) in pairwise(marks)
+        ]
+        rate = median_low(rates)
+        spread = 100 * (max(rates) - min(rates)) / rate if len(rates) > 1 else None
+        return {
+            "samples_per_s": rate,
+            "samples_per_s_spread_pct": spread,
+            "window_samples_per_s": rates,
+            "total_ms": 1000 * self.samples / self.steps / rate,
         }

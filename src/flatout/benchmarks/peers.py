@@ -9,11 +9,11 @@ out the same first steps.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flatout.benchmarks.peer_clock import PeerClock
+from flatout.benchmarks.peer_clock import NO_TIMING, PeerClock
 from flatout.benchmarks.trainer_peer import train_with_trainer
 from flatout.engine.assemble import assemble
 from flatout.engine.bench.driver import Driver
@@ -33,11 +33,12 @@ def run(
     job = open_job()
     runtime = set_up(job.settings.runtime)
     compile_clock.listen()
-    name = spec.options["contender"]
+    timing = dict(spec.options)
+    name = timing.pop("contender")
     if name == "flatout":
-        figures = train_with_flatout(job, runtime)
+        figures = train_with_flatout(job, runtime, timing)
     else:
-        figures = train_with_trainer(job, runtime, name, folder)
+        figures = train_with_trainer(job, runtime, name, folder, timing)
     return {
         **figures,
         "compile_s": compile_clock.seconds,
@@ -47,12 +48,17 @@ def run(
     }
 
 
-def train_with_flatout(job: TrainJob, runtime: Runtime) -> dict[str, Any]:
-    """The steps, loader and log points of a training, under the peers' clock."""
+def train_with_flatout(
+    job: TrainJob, runtime: Runtime, timing: Mapping[str, Any] = NO_TIMING
+) -> dict[str, Any]:
+    """The steps, loader and log points of a training, under the peers' clock, whose
+    rules `timing` may change."""
     trainer = assemble(job, runtime)
     trainer.model.train()
     total = trainer.total_steps
-    clock = PeerClock(runtime, total, lambda: evaluate_split(trainer, job.validation))
+    clock = PeerClock(
+        runtime, total, lambda: evaluate_split(trainer, job.validation), **timing
+    )
     loader = StepLoader(trainer.data, job.settings.train.loader, runtime, 0, total)
     driver = Driver(trainer)
     clock.start()

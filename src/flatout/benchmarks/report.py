@@ -32,6 +32,7 @@ def findings_text(summary: Mapping[str, Any], steps: pd.DataFrame) -> str:
         _ladder(steps) if summary["mode"] == "ladder" else "",
         _loader(summary),
         _scaling(summary),
+        _headline(summary),
         _peers(summary),
     )
 
@@ -209,6 +210,41 @@ def _scaling(summary: Mapping[str, Any]) -> str:
     return "## Scaling\n\n" + table(("devices", "samples/s", "% of linear"), lines)
 
 
+def _headline(summary: Mapping[str, Any]) -> str:
+    if not summary["headline"]:
+        return ""
+    head = ("training", "samples/s", "over slow", "over the Trainer's best", "windows")
+    more = ("TFLOP/s", "of peak", "GiB", "first step s", "status")
+    lines = [
+        (
+            entry["name"],
+            _number(entry["samples_per_s"]),
+            _times_text(entry["over_slow"]),
+            _times_text(entry["over_trainer"]),
+            _percent(entry["spread_pct"]),
+            _number(entry["tflops_per_s"]),
+            _percent(entry["share_of_measured_peak"], 100),
+            _number(entry["reserved_memory_gib"]),
+            _number(entry["first_step_s"]),
+            entry["status"],
+        )
+        for entry in summary["headline"]
+    ]
+    note = (
+        "Samples/s: the median window behind the warm-up; `windows`: how far they "
+        "differ; `of peak`: of what a large product reached on this device."
+    )
+    shown = table((*head, *more), lines)
+    return "\n".join(["## Headline", "", shown, "", note, *_flags(summary["headline"])])
+
+
+def _flags(entries: Iterable[Mapping[str, Any]]) -> list[str]:
+    found = [
+        f"{entry['name']}: `{entry['flags']}`" for entry in entries if entry["flags"]
+    ]
+    return _bullets(found)
+
+
 def _peers(summary: Mapping[str, Any]) -> str:
     if not summary["peers"]:
         return ""
@@ -224,7 +260,7 @@ def _peers(summary: Mapping[str, Any]) -> str:
     )
     lines = [
         (
-            entry["contender"],
+            entry["name"],
             _number(entry["samples_per_s"]),
             _number(entry["reserved_memory_gib"]),
             _number(entry["seconds_to_target"]),
@@ -235,11 +271,6 @@ def _peers(summary: Mapping[str, Any]) -> str:
         )
         for entry in summary["peers"]
     ]
-    flags = [
-        f"{entry['contender']}: `{entry['flags']}`"
-        for entry in summary["peers"]
-        if entry["flags"]
-    ]
     target = summary["peers"][0]["target_validation_loss"]
     return "\n".join(
         [
@@ -249,7 +280,7 @@ def _peers(summary: Mapping[str, Any]) -> str:
             "",
             f"Target: validation loss {_number(target, 4)}, the lowest that all "
             "reached. Same model, rows, seed, metric code and warm-up rule.",
-            *_bullets(flags),
+            *_flags(summary["peers"]),
         ]
     )
 
@@ -310,6 +341,10 @@ def _bullets(lines: Iterable[str]) -> list[str]:
 
 def _times_text(value: float | None) -> str:
     return "" if value is None or pd.isna(value) else f"{value:.2f}x"
+
+
+def _percent(value: float | None, scale: float = 1.0) -> str:
+    return "" if value is None or pd.isna(value) else f"{scale * value:.1f} %"
 
 
 def _cell(value: Any) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from flatout.benchmarks.peer_clock import PeerClock
+from flatout.benchmarks.peer_clock import NO_TIMING, PeerClock
 from flatout.engine.assemble import build_model, make_collator, make_planner
 from flatout.engine.batching import GlobalBatches
 from flatout.engine.choices import choose
@@ -30,9 +31,14 @@ NOT_SPEED = frozenset({"output_dir", "seed", "max_steps", "report_to", "disable_
 
 
 def train_with_trainer(
-    job: TrainJob, runtime: Runtime, name: str, folder: Path
+    job: TrainJob,
+    runtime: Runtime,
+    name: str,
+    folder: Path,
+    timing: Mapping[str, Any] = NO_TIMING,
 ) -> dict[str, Any]:
-    """Train with the contender's flags; the same seed gives the same first weights."""
+    """Train with the contender's flags; the same seed gives the same first weights.
+    `timing`: rules of the clock."""
     task = job.settings.model.task
     if task == "masked-lm":
         raise SettingsError(
@@ -42,7 +48,8 @@ def train_with_trainer(
     check_rows(job)
     model = build_model(job, "sdpa")
     flags = flags_of(name, job, runtime)
-    clock = PeerClock(runtime, total_steps(job), _judge(job, runtime, model))
+    judge = _judge(job, runtime, model)
+    clock = PeerClock(runtime, total_steps(job), judge, **timing)
     trainer = _trainer(model, job, flags, folder, clock)
     clock.start()
     trainer.train()

@@ -64,17 +64,20 @@ def _configure() -> None:
     # It would cut each block once more at DDP's buckets.
     config.optimize_ddp = False
     _avoid_slow_reductions()
-    _tell_caches_apart()
+    _find_graphs_again()
 
 
-def _tell_caches_apart() -> None:
+def _find_graphs_again() -> None:
     """PyTorch finds compiled graphs again by the source of the kernels in the forward
     pass. Those of the backward pass are not asked for, so a new version of flatout
-    would go on with an old one's."""
+    would go on with an old one's. Told apart by our own sources, graphs with our
+    gradients may be kept too, which PyTorch refuses unless asked."""
     own = f"flatout-{_sources_digest()}"
     config: Any = torch.compiler.config
     if own not in config.cache_key_tag:
         config.cache_key_tag += own
+    functorch: Any = torch._functorch.config
+    functorch.autograd_cache_allow_custom_autograd_functions = True
 
 
 @cache

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from flatout.engine.bench.bench import Bench
+from flatout.engine.bench.headline import headline_rows
 from flatout.engine.bench.recommend import (
     provenance,
     time_to_train,
@@ -46,7 +47,8 @@ def summarise(sweep: Sweep) -> dict[str, Any]:
         "free_global_batch": _free(sweep),
         "loader": _loader(bench),
         "scaling": _scaling(bench),
-        "peers": _peers(bench),
+        "peers": _peers(bench) if bench.options.mode == "peers" else [],
+        "headline": headline_rows(bench) if bench.options.mode == "headline" else [],
         "profile": bench.profile,
     }
 
@@ -201,7 +203,7 @@ def _peers(bench: Bench) -> list[dict[str, Any]]:
     target = target_loss([curve for curve in curves.values() if curve])
     return [
         {
-            "contender": trial.label,
+            "name": trial.label,
             "status": trial.status,
             "note": trial.note,
             "samples_per_s": trial.samples_per_s,

@@ -9,17 +9,18 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from flatout.engine.bench import headline
 from flatout.engine.bench.bench import Bench, OutOfTime
 from flatout.engine.bench.budgets import Changes, SafeBudget
+from flatout.engine.bench.contests import contests
 from flatout.engine.bench.ladder import Step, ladder
-from flatout.engine.bench.recommend import Picks, pick, scaled_learning_rate
-from flatout.engine.bench.rungs import SLOW
+from flatout.engine.bench.recommend import Picks, pick
 from flatout.engine.bench.trial_spec import TrialResult
 from flatout.engine.bench.tune import Tuned, check_memory, tune, worker_counts
 from flatout.engine.bench.watching import Unwatched, Watcher
 from flatout.engine.environment import nvidia_gpu_count, usable_cores
 from flatout.engine.jobs.job_files import JobFiles
-from flatout.engine.settings import Settings, SettingsError
+from flatout.engine.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -155,44 +156,21 @@ def run_scaling(sweep: Sweep) -> None:
 
 
 def run_peers(sweep: Sweep) -> None:
-    """flatout and the Hugging Face Trainer, each training the same whole; with a free
-    global batch each at every size of `batch_sizes`, and `conf/slow` at its own."""
-    for changes, contender, label in contests(sweep.bench):
+    """flatout and the Hugging Face Trainer, each training the same whole."""
+    found = contests(sweep.bench)
+    sweep.bench.watcher.expect(len(found))
+    for changes, contender, label in found:
         sweep.bench.run("peer", changes, options={"contender": contender}, label=label)
 
 
-def contests(bench: Bench) -> list[tuple[Changes, str, str]]:
-    """Settings, contender and name of each training to compare."""
-    gpu = nvidia_gpu_count() > 0
-    contenders = [c for c in bench.options.contenders if gpu or "compiled" not in c]
-    if not contenders:
-        raise SettingsError(
-            f"benchmark.contenders: {', '.join(bench.options.contenders)} needs a GPU, "
-            "and there is none; add flatout or trainer-best"
-        )
-    found: list[tuple[Changes, str, str]] = [({}, name, name) for name in contenders]
-    if bench.options.free_global_batch:
-        found = [
-            (_at_batch(bench, size), name, f"{name}, batch {size}")
-            for size in bench.options.batch_sizes
-            for name in contenders
-        ]
-        found.append((SLOW, "flatout", "conf/slow"))
-    bench.watcher.expect(len(found))
-    return found
-
-
-def _at_batch(bench: Bench, size: int) -> Changes:
-    """A global batch, and the learning rate that the rule makes of it."""
-    train, rule = bench.settings.train, bench.options.learning_rate_rule
-    growth = size / train.global_batch_size
-    rate = scaled_learning_rate(train.learning_rate, growth, rule)
-    return {"train.global_batch_size": size, "train.learning_rate": rate}
+def run_headline(sweep: Sweep) -> None:
+    headline.run(sweep.bench)
 
 
 MODES: dict[str, Callable[[Sweep], None]] = {
     "tune": run_tune,
     "grid": run_grid,
+    "headline": run_headline,
     "ladder": run_ladder,
     "loader": run_loader,
     "peers": run_peers,

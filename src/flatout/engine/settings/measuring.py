@@ -17,7 +17,9 @@ from flatout.engine.settings.common import (
     Strategy,
 )
 
-BenchmarkMode = Literal["tune", "grid", "ladder", "loader", "peers", "scaling"]
+BenchmarkMode = Literal[
+    "tune", "grid", "ladder", "headline", "peers", "loader", "scaling"
+]
 Contender = Literal[
     "flatout", "trainer-default", "trainer-best", "trainer-best-compiled"
 ]
@@ -33,7 +35,7 @@ class BenchmarkSettings(SettingsModel):
     token_budgets: list[Count] = []
     """Empty: chosen around the tokens of one global batch."""
     contenders: list[Contender] = Field(list(get_args(Contender)), min_length=1)
-    """Whom mode peers compares; the compiled one only where there is a GPU."""
+    """Whom modes peers and headline compare; the compiled one only on a GPU."""
     steps_per_trial: int = Field(20, ge=2)
     warmup_steps: int = Field(3, ge=1)
     repeats: int = Field(3, ge=1)

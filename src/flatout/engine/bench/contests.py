@@ -1,0 +1,44 @@
+"""Who trains against whom, in the modes that compare with the Hugging Face Trainer."""
+
+from __future__ import annotations
+
+from flatout.engine.bench.bench import Bench
+from flatout.engine.bench.budgets import Changes
+from flatout.engine.bench.recommend import scaled_learning_rate
+from flatout.engine.bench.rungs import SLOW
+from flatout.engine.environment import nvidia_gpu_count
+from flatout.engine.settings import SettingsError
+
+
+def contenders(bench: Bench) -> list[str]:
+    """`benchmark.contenders` that this machine can run."""
+    gpu = nvidia_gpu_count() > 0
+    found = [c for c in bench.options.contenders if gpu or "compiled" not in c]
+    if not found:
+        raise SettingsError(
+            f"benchmark.contenders: {', '.join(bench.options.contenders)} needs a GPU, "
+            "and there is none; add flatout or trainer-best"
+        )
+    return list(found)
+
+
+def contests(bench: Bench) -> list[tuple[Changes, str, str]]:
+    """Settings, contender and name of each training of mode peers: with a free global
+    batch each at every size of `batch_sizes`, and `conf/slow` at its own."""
+    names = contenders(bench)
+    if not bench.options.free_global_batch:
+        return [({}, name, name) for name in names]
+    found = [
+        (_at_batch(bench, size), name, f"{name}, batch {size}")
+        for size in bench.options.batch_sizes
+        for name in names
+    ]
+    return [*found, (SLOW, "flatout", "conf/slow")]
+
+
+def _at_batch(bench: Bench, size: int) -> Changes:
+    """A global batch, and the learning rate that the rule makes of it."""
+    train, rule = bench.settings.train, bench.options.learning_rate_rule
+    growth = size / train.global_batch_size
+    rate = scaled_learning_rate(train.learning_rate, growth, rule)
+    return {"train.global_batch_size": size, "train.learning_rate": rate}
