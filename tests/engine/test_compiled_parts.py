@@ -5,7 +5,11 @@ import re
 
 import pytest
 import torch
-from torch._dynamo.utils import counters
+from torch._dynamo.utils import (
+    clear_compilation_metrics,
+    counters,
+    get_compilation_metrics,
+)
 
 from flatout.engine import compiling
 from flatout.engine.assemble import may_join
@@ -134,6 +138,19 @@ def test_blocks_that_are_alike_are_compiled_once(monkeypatch):
     assert mine.keys() == wanted.keys()
     for name, gradient in wanted.items():
         torch.testing.assert_close(mine[name], gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "qwen3"])
+def test_no_block_is_traced_twice(family):
+    """Dropout probabilities and the like were variables that had to be settled."""
+    torch._dynamo.reset()
+    clear_compilation_metrics()
+    model = task_model(family, "sequence-classification", "sdpa", whole=True)
+    compiled(model, backend="aot_eager").train()
+    gradients(model.model)
+    found = get_compilation_metrics()
+    assert len(found) >= 2
+    assert {reason for one in found for reason in one.restart_reasons or ()} == set()
 
 
 @pytest.mark.parametrize("family", sorted(CONFIGS))

@@ -91,6 +91,7 @@ def make_job(
             "tokenize": {"max_length": MAX_LENGTH},
             "train": {
                 "global_batch_size": batch,
+                "token_budget": options.token_budget,
                 "epochs": 10_000,
                 "max_steps": options.steps,
                 "log_every": options.log_every,
@@ -156,13 +157,14 @@ def measure_all(options: argparse.Namespace) -> list[Measured]:
     for devices in options.devices:
         rows = options.rows_per_device * devices
         found.append(measure(options, "same rows a device", devices, rows, None))
-    for devices in options.devices:
+    for devices in options.devices if options.small_batch else ():
         batch = options.small_batch
         found.append(measure(options, "small global batch", devices, batch, None))
-    devices = options.devices[0]
-    rows = options.rows_per_device * devices
-    every = options.checkpoint_every
-    found.append(measure(options, f"checkpoint every {every}", devices, rows, every))
+    if every := options.checkpoint_every:
+        devices = options.devices[0]
+        rows = options.rows_per_device * devices
+        label = f"checkpoint every {every}"
+        found.append(measure(options, label, devices, rows, every))
     return found
 
 
@@ -196,10 +198,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--bucket-mib", default="25", help="of gradients; or `all`")
     parser.add_argument("--rows", type=int, default=200_000, help="of the data")
     parser.add_argument("--rows-per-device", type=int, default=640, help="a step")
-    parser.add_argument("--small-batch", type=int, default=256, help="samples")
+    parser.add_argument(
+        "--small-batch", type=int, default=256, help="samples; 0: not measured"
+    )
+    parser.add_argument("--token-budget", default="auto", help="of a micro-batch")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--log-every", type=int, default=50, help="steps of a window")
-    parser.add_argument("--checkpoint-every", type=int, default=100, help="steps")
+    parser.add_argument(
+        "--checkpoint-every", type=int, default=100, help="steps; 0: not measured"
+    )
     parser.add_argument("--out", type=Path, help="JSON file for all figures")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")

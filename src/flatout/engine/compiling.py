@@ -61,6 +61,9 @@ def _configure() -> None:
     config.cache_size_limit = MOST_VARIANTS
     # The last block may carry a hook that gathers its targets (narrowing.py).
     config.skip_nnmodule_hook_guards = False
+    # A block's floats never change: as variables they are settled only after it has
+    # been traced and differentiated, and both begin anew.
+    config.specialize_float = True
     # It would cut each block once more at DDP's buckets.
     config.optimize_ddp = False
     _avoid_slow_reductions()

@@ -72,11 +72,11 @@ def _measured(
     trainer = assemble(job, runtime, team.wrap if team else None)
     trainer.model.train()
     driver = Driver(trainer)
-    first_step_s, step_s = _warm_up(
-        driver, feed(trainer, spec.measure.steps), spec.measure
-    )
+    steady_feed = feed(trainer, spec.measure.steps)
+    first_step_s, step_s = _warm_up(driver, steady_feed, spec.measure)
     steps = _block_steps(spec.measure, step_s)
-    steady_feed = feed(trainer, steps)
+    if steps != spec.measure.steps:  # other workers need seconds to start
+        steady_feed = feed(trainer, steps)
     with GpuSampler(runtime) as sampler:
         windows = _windows(driver, steady_feed, spec.measure, step_s)
     few = max(2, min(PHASE_STEPS, int(PHASE_SECONDS / step_s)))
