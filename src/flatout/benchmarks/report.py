@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
-Line = Sequence[Any]
+from flatout.benchmarks.comparisons import (
+    headline_text,
+    ladder_text,
+    loader_text,
+    peers_text,
+    scaling_text,
+)
+from flatout.benchmarks.markdown import bullets, cell_text, number_text, table
 
 
 def report_text(
@@ -29,11 +36,11 @@ def findings_text(summary: Mapping[str, Any], steps: pd.DataFrame) -> str:
         _verdict(summary),
         _times(summary),
         _free(summary),
-        _ladder(steps) if summary["mode"] == "ladder" else "",
-        _loader(summary),
-        _scaling(summary),
-        _headline(summary),
-        _peers(summary),
+        ladder_text(steps) if summary["mode"] == "ladder" else "",
+        loader_text(summary),
+        scaling_text(summary),
+        headline_text(summary),
+        peers_text(summary),
     )
 
 
@@ -75,8 +82,8 @@ def _recommendation(summary: Mapping[str, Any]) -> str:
             row["strategy"],
             row["token_budget"],
             row["num_workers"],
-            _number(row["samples_per_s"]),
-            _number(row["reserved_memory_gib"]),
+            number_text(row["samples_per_s"]),
+            number_text(row["reserved_memory_gib"]),
         )
         for name, row in picks.items()
     ]
@@ -120,8 +127,8 @@ def _times(summary: Mapping[str, Any]) -> str:
     lines = [
         (
             f"{entry['rows']:,}",
-            _number(entry["hours_before"]),
-            _number(entry["hours_after"]),
+            number_text(entry["hours_before"]),
+            number_text(entry["hours_after"]),
             "yes" if entry["in_time"] else "no",
         )
         for entry in times
@@ -143,145 +150,9 @@ def _free(summary: Mapping[str, Any]) -> str:
     return (
         "## Beyond the global batch\n\n"
         f"Global batch {train['global_batch_size']} gives "
-        f"{_number(free['trial']['samples_per_s'])} samples/s with learning rate "
+        f"{number_text(free['trial']['samples_per_s'])} samples/s with learning rate "
         f"{train['learning_rate']:.3g} ({free['learning_rate_rule']} rule). **This "
         "changes the optimisation**: compare the validation loss."
-    )
-
-
-def _ladder(steps: pd.DataFrame) -> str:
-    if steps.empty:
-        return ""
-    head = ("rung", "guide", "claimed", "samples/s", "alone", "in all", "kept")
-    lines = [
-        (
-            row.name_ + (" (another optimisation)" if row.changes_optimisation else ""),
-            row.source,
-            row.claim,
-            _number(row.samples_per_s),
-            _times_text(row.individual),
-            _times_text(row.cumulative),
-            "yes" if row.kept else "no",
-        )
-        for row in steps.rename(columns={"name": "name_"})
-        .fillna({"source": "", "claim": ""})
-        .itertuples()
-    ]
-    return "## Ladder\n\n" + table(head, lines)
-
-
-def _loader(summary: Mapping[str, Any]) -> str:
-    if not summary["loader"]:
-        return ""
-    lines = [
-        (entry["num_workers"], _number(entry["samples_per_s"]))
-        for entry in summary["loader"]
-    ]
-    text = "## Loader alone\n\n" + table(("workers", "samples/s"), lines)
-    stages = summary["loader"][0]["stages"]
-    if not stages:
-        return text
-    shown = ", ".join(
-        f"{name.removesuffix('_ms').replace('_', ' ')} {stages[name]:.2f} ms"
-        for name in ("batch_ms", "choose_rows_ms", "plan_ms", "collate_ms")
-    )
-    slow = [
-        f"step {entry['step']}: {entry['ms']:.1f} ms, {entry['tokens']} tokens, "
-        f"longest rows {entry['longest_rows']}"
-        for entry in stages["slow"]
-    ]
-    limit = f"{stages['slow_count']} batches took more than {stages['slow_ms']:g} ms"
-    return "\n".join([text, "", f"A batch: {shown}. {limit}.", *_bullets(slow)])
-
-
-def _scaling(summary: Mapping[str, Any]) -> str:
-    if not summary["scaling"]:
-        return ""
-    lines = [
-        (
-            entry["devices"],
-            _number(entry["samples_per_s"]),
-            _number(100 * entry["share_of_linear"])
-            if entry["share_of_linear"]
-            else entry["status"],
-        )
-        for entry in summary["scaling"]
-    ]
-    return "## Scaling\n\n" + table(("devices", "samples/s", "% of linear"), lines)
-
-
-def _headline(summary: Mapping[str, Any]) -> str:
-    if not summary["headline"]:
-        return ""
-    head = ("training", "samples/s", "over slow", "over the Trainer's best", "windows")
-    more = ("TFLOP/s", "of peak", "GiB", "first step s", "status")
-    lines = [
-        (
-            entry["name"],
-            _number(entry["samples_per_s"]),
-            _times_text(entry["over_slow"]),
-            _times_text(entry["over_trainer"]),
-            _percent(entry["spread_pct"]),
-            _number(entry["tflops_per_s"]),
-            _percent(entry["share_of_measured_peak"], 100),
-            _number(entry["reserved_memory_gib"]),
-            _number(entry["first_step_s"]),
-            entry["status"],
-        )
-        for entry in summary["headline"]
-    ]
-    note = (
-        "Samples/s: the median window behind the warm-up; `windows`: how far they "
-        "differ; `of peak`: of what a large product reached on this device."
-    )
-    shown = table((*head, *more), lines)
-    return "\n".join(["## Headline", "", shown, "", note, *_flags(summary["headline"])])
-
-
-def _flags(entries: Iterable[Mapping[str, Any]]) -> list[str]:
-    found = [
-        f"{entry['name']}: `{entry['flags']}`" for entry in entries if entry["flags"]
-    ]
-    return _bullets(found)
-
-
-def _peers(summary: Mapping[str, Any]) -> str:
-    if not summary["peers"]:
-        return ""
-    head = (
-        "contender",
-        "samples/s",
-        "GiB",
-        "s to target",
-        "of these the first step",
-        "loss",
-        "accuracy",
-        "status",
-    )
-    lines = [
-        (
-            entry["name"],
-            _number(entry["samples_per_s"]),
-            _number(entry["reserved_memory_gib"]),
-            _number(entry["seconds_to_target"]),
-            _number(entry["first_step_s"]),
-            _number(entry["validation_loss"], 4),
-            _number(entry["validation_accuracy"], 3),
-            entry["status"],
-        )
-        for entry in summary["peers"]
-    ]
-    target = summary["peers"][0]["target_validation_loss"]
-    return "\n".join(
-        [
-            "## Peers",
-            "",
-            table(head, lines),
-            "",
-            f"Target: validation loss {_number(target, 4)}, the lowest that all "
-            "reached. Same model, rows, seed, metric code and warm-up rule.",
-            *_flags(summary["peers"]),
-        ]
     )
 
 
@@ -309,7 +180,7 @@ def _trials(trials: pd.DataFrame) -> str:
     if trials.empty:
         return ""
     lines = [
-        [_cell(getattr(row, column)) for _, column in TRIAL_COLUMNS]
+        [cell_text(getattr(row, column)) for _, column in TRIAL_COLUMNS]
         for row in trials.itertuples()
     ]
     heads = [head for head, _ in TRIAL_COLUMNS]
@@ -324,38 +195,4 @@ def _profile(summary: Mapping[str, Any]) -> str:
         f"{name}: `{entry['file']}` ({entry['view']})"
         for name, entry in profile["files"].items()
     ]
-    return "\n".join([f"## Profile of trial {profile['of']}", "", *_bullets(files)])
-
-
-def table(head: Line, lines: Iterable[Line]) -> str:
-    """A Markdown table."""
-    rows = [head, ["---"] * len(head), *lines]
-    return "\n".join(
-        "| " + " | ".join(str(cell) for cell in row) + " |" for row in rows
-    )
-
-
-def _bullets(lines: Iterable[str]) -> list[str]:
-    return [f"- {line}" for line in lines]
-
-
-def _times_text(value: float | None) -> str:
-    return "" if value is None or pd.isna(value) else f"{value:.2f}x"
-
-
-def _percent(value: float | None, scale: float = 1.0) -> str:
-    return "" if value is None or pd.isna(value) else f"{scale * value:.1f} %"
-
-
-def _cell(value: Any) -> str:
-    if value is None or isinstance(value, float):
-        return _number(value)
-    return str(value).replace("|", "/")
-
-
-def _number(value: float | None, digits: int | None = None) -> str:
-    if value is None or pd.isna(value):
-        return ""
-    if digits is not None:
-        return f"{value:.{digits}f}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return "\n".join([f"## Profile of trial {profile['of']}", "", *bullets(files)])
