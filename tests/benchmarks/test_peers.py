@@ -44,6 +44,16 @@ def test_contenders_train_the_same_steps_to_nearly_the_same_loss(job, tmp_path):
     assert "train_sampling_strategy" in found["trainer-best"]["flags"]
 
 
+def test_a_training_shorter_than_its_warm_up_has_a_rate(job, tmp_path):
+    timing = {"warmup_steps": 10, "window_steps": 2, "evaluations": 0}
+    asked = replace(spec("peer", contender="flatout", **timing), settings=job.settings)
+    figures = peers.run(asked, lambda: job, tmp_path)
+    assert figures["curve"] == []
+    assert len(figures["window_samples_per_s"]) == 1
+    rate = figures["samples"] / figures["train_s"]
+    assert figures["samples_per_s"] == pytest.approx(rate)
+
+
 @pytest.mark.parametrize("name", ["flatout", "trainer-best"])
 def test_the_rate_is_the_median_of_windows_behind_the_warm_up(job, tmp_path, name):
     asked = spec("peer", contender=name, warmup_steps=2, window_steps=1, evaluations=1)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from flatout.engine.bench import bench as bench_module
 from flatout.engine.bench import tune
-from flatout.engine.bench.bench import OutOfTime
+from flatout.engine.bench.bench import Bench, OutOfTime
 from flatout.engine.bench.contests import contests
-from flatout.engine.bench.headline import headline_rows
+from flatout.engine.bench.headline import headline_rows, sorted_steps
 from flatout.engine.bench.memory_probe import largest_that_fits
 from flatout.engine.bench.outcome import summarise
 from flatout.engine.bench.recommend import tuned_parameters
@@ -29,6 +29,7 @@ from flatout.engine.bench.search import (
     run_tune,
 )
 from flatout.engine.bench.trial_spec import with_changes
+from flatout.engine.bench.trials import Answer
 from flatout.engine.settings import SettingsError, parse_settings
 from tests.conftest import PROJECT
 from tests.engine.benches import FormulaBench, job_files, settings
@@ -276,8 +277,55 @@ def test_the_headline_compares_with_the_slow_one_and_with_the_trainers_best(tmp_
     assert ours["over_slow"] == ours["samples_per_s"] / slow["samples_per_s"]
     assert slow["over_slow"] == 1.0
     trainer = found.asked[found.results[4].trial_id].train
-    assert (trainer.global_batch_size, trainer.max_steps) == (40, 200)
+    assert (trainer.global_batch_size, trainer.max_steps) == (40, 4)
+    assert {trial.world_size for trial in found.results} == {1}
     assert summarise(Sweep(found))["headline"][-1]["name"] == "flatout, batch 40"
+
+
+def test_a_line_that_fails_and_sides_that_are_left_out(tmp_path):
+    oom = bench(tmp_path / "oom", {"memory_tokens": 100}, mode="headline")
+    run_headline(Sweep(oom))
+    rows = headline_rows(oom)
+    assert {row["status"] for row in rows} == {"oom"}
+    assert {row["over_slow"] for row in rows} == {1.0} | {
+        row["samples_per_s"] / rows[0]["samples_per_s"] for row in rows
+    }
+    alone = bench(tmp_path / "one", mode="headline", contenders="trainer-best")
+    run_headline(Sweep(alone))
+    assert [row["name"] for row in headline_rows(alone)] == [
+        "conf/slow",
+        "trainer-best, batch 8",
+    ]
+
+
+def test_the_trainers_windows_are_stretches_over_which_it_sorts():
+    from transformers.trainer_pt_utils import get_length_grouped_indices
+
+    size, rows = 8, 200
+    lengths = [1 + 7 * index % 61 for index in range(rows)]
+    order = get_length_grouped_indices(lengths, size)
+    found = [lengths[index] for index in order]
+    stretch = size * sorted_steps(size, rows)
+    for start in range(stretch, 4 * stretch, stretch):  # the first holds the longest
+        part = found[start : start + stretch]
+        assert part == sorted(part, reverse=True)
+
+
+def test_a_single_process_sees_one_gpu(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        bench_module,
+        "run_isolated",
+        lambda *_, variables: seen.append(variables) or Answer("error", "", 0.0, {}),
+    )
+    for gpus in ("2,3", "2", ""):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+        for ranks in (1, 2):
+            files = job_files(tmp_path / "files")
+            trial = Bench(settings(), files, tmp_path / "sweep")
+            trial.start()
+            trial.run("end_to_end", world_size=ranks)
+    assert seen == [{"CUDA_VISIBLE_DEVICES": "2"}, {}, {}, {}, {}, {}]
 
 
 def test_the_loader_alone_over_workers(tmp_path):

@@ -17,6 +17,7 @@ from kedro.framework.startup import bootstrap_project
 from mlflow import MlflowClient
 
 from flatout.benchmark_hooks import TunedHooks, tuned_mismatches
+from flatout.benchmarks.report import findings_text
 from flatout.datasets import KeptTable, TunedParameters
 from flatout.engine.settings import parse_settings
 from flatout.pipelines.benchmark import create_pipeline
@@ -116,6 +117,31 @@ SUMMARY = {
     "headline": [],
     "profile": None,
 }
+
+
+def test_the_headline_is_shown_with_ratios_and_failures():
+    row = {
+        "name": "flatout, batch 16",
+        "samples_per_s": 2422.2,
+        "over_slow": 15.98,
+        "over_trainer": 0.5646,
+        "spread_pct": 0.31,
+        "tflops_per_s": 118.3,
+        "share_of_measured_peak": 0.1514,
+        "reserved_memory_gib": 3.31,
+        "first_step_s": 6.59,
+        "status": "ok",
+        "flags": None,
+    }
+    nothing = dict.fromkeys(row) | {"name": "trainer-best, batch 8", "status": "oom"}
+    flags = {**nothing, "flags": {"bf16": True}}
+    text = findings_text({**SUMMARY, "headline": [row, flags]}, LADDER)
+    shown = (
+        "| flatout, batch 16 | 2,422 | 15.98x | 0.56x | 0.3 % | 118 | 15.1 % | 3.31 "
+    )
+    assert f"{shown}| 6.59 | ok |" in text
+    assert "| trainer-best, batch 8 |  |  |  |  |  |  |  |  | oom |" in text
+    assert "- trainer-best, batch 8: `{'bf16': True}`" in text
 
 
 def test_wiring():

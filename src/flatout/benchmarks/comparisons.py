@@ -98,8 +98,10 @@ def headline_text(summary: Mapping[str, Any]) -> str:
         for entry in summary["headline"]
     ]
     note = (
-        "Samples/s: the median window behind the warm-up; `windows`: how far they "
-        "differ; `of peak`: of what a large product reached on this device."
+        "Samples/s: the median of windows behind the warm-up; `windows`: how far they "
+        "differ. flatout's go over the same rows, the fastest `repeats` of at most "
+        "twice as many and one count; the Trainer's are three stretches over which it "
+        "sorts. `of peak`: of what a large product reached on this device."
     )
     shown = table((*head, *more), lines)
     return "\n".join(["## Headline", "", shown, "", note, *_flags(summary["headline"])])

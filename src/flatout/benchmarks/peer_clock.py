@@ -36,6 +36,7 @@ class PeerClock:
     judge: Callable[[], Evaluation]
     """The same code for all."""
     evaluations: int = EVALUATIONS
+    """0: none; the rate alone is asked."""
     warmup_steps: int = WARMUP_STEPS
     window_steps: int | None = None
     """The rate is the median of windows of so many steps behind the warm-up; None: one
@@ -60,10 +61,9 @@ class PeerClock:
         at the ends of warm-up and windows, and where the model is judged."""
         self.steps += 1
         self.samples += samples
-        every = max(1, self.total_steps // self.evaluations)
-        due = self.steps % every == 0 or self.steps == self.total_steps
-        first, marked = self.steps == 1, self._ends_a_window()
-        if not (due or marked or first):
+        due, marked = self._evaluation_due(), self._ends_a_window()
+        first, last = self.steps == 1, self.steps == self.total_steps
+        if not (due or marked or first or last):
             return
         self.runtime.synchronize()
         self.seconds += time.perf_counter() - self._since
@@ -76,10 +76,19 @@ class PeerClock:
             self._judge()
         self._since = time.perf_counter()
 
+    def _evaluation_due(self) -> bool:
+        if not self.evaluations:
+            return False
+        every = max(1, self.total_steps // self.evaluations)
+        return self.steps % every == 0 or self.steps == self.total_steps
+
     def _ends_a_window(self) -> bool:
+        """The last step ends one where there is no other."""
         behind = self.steps - self.warmup_steps
+        if self.steps == self.total_steps and len(self.marks) < 2:
+            return True
         if behind <= 0 or self.window_steps is None:
-            return behind == 0 or self.steps == self.total_steps
+            return behind == 0
         return behind % self.window_steps == 0
 
     def _judge(self) -> None:

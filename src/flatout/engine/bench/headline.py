@@ -5,6 +5,7 @@ Rates alone, of windows after a warm-up; mode peers compares what is learnt.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,12 +16,9 @@ from flatout.engine.bench.contests import contenders
 from flatout.engine.bench.rungs import SLOW
 from flatout.engine.bench.trial_spec import Kind, TrialResult
 
-WINDOW_SAMPLES = 25_600
-"""Of the Trainer's windows: 6 s at 4,000 samples/s."""
-WINDOW_STEPS = (12, 50)
 WINDOWS = 3
-WARMUP_STEPS = {"trainer-best-compiled": 250}
-"""Until graphs for the lengths that occur are there; of the others WINDOW_STEPS[1]."""
+COMPILED_WARMUP_STEPS = 250
+"""Until the compiled Trainer has graphs for the lengths that occur."""
 FLATOUT = "flatout"
 
 
@@ -60,17 +58,25 @@ def headline_lines(bench: Bench) -> Iterator[Line]:
     yield Line("conf/slow", "end_to_end", SLOW)
     for size in sorted(sizes):
         for name in (name for name in names if name != FLATOUT):
-            yield _trainer(name, size)
+            yield _trainer(name, size, bench.train_rows)
     if FLATOUT in names:
         for size in sorted({SLOW["train.global_batch_size"], *sizes}):
             changes = {"train.global_batch_size": size}
             yield Line(f"{FLATOUT}, batch {size}", "end_to_end", changes)
 
 
-def _trainer(name: str, size: int) -> Line:
-    fewest, most = WINDOW_STEPS
-    window = max(fewest, min(most, WINDOW_SAMPLES // size))
-    warmup = WARMUP_STEPS.get(name, most)
+def sorted_steps(size: int, rows: int) -> int:
+    """Steps over which the Trainer sorts rows by length, longest first (transformers,
+    `get_length_grouped_indices`): a window speaks for all rows where it is one such
+    stretch. An epoch holds at least four of them."""
+    return max(1, min(rows // (4 * size), 50))
+
+
+def _trainer(name: str, size: int, rows: int) -> Line:
+    warmup = window = sorted_steps(size, rows)
+    if name == "trainer-best-compiled":
+        epoch = math.ceil(rows / size)
+        warmup = epoch * math.ceil(COMPILED_WARMUP_STEPS / epoch)
     steps = {"train.max_steps": warmup + WINDOWS * window, "train.epochs": 10_000}
     return Line(
         f"{name}, batch {size}",
@@ -78,7 +84,7 @@ def _trainer(name: str, size: int) -> Line:
         {"train.global_batch_size": size, **steps},
         {
             "contender": name,
-            "evaluations": 1,
+            "evaluations": 0,
             "warmup_steps": warmup,
             "window_steps": window,
         },

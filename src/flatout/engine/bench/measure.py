@@ -75,7 +75,8 @@ def _measured(
     steady_feed = feed(trainer, spec.measure.steps)
     first_step_s, step_s = _warm_up(driver, steady_feed, spec.measure)
     steps = _block_steps(spec.measure, step_s)
-    if steps != spec.measure.steps:  # other workers need seconds to start
+    if steps < steady_feed.period:  # other workers need seconds to start
+        del steady_feed  # its workers and batches go before the next ones come
         steady_feed = feed(trainer, steps)
     with GpuSampler(runtime) as sampler:
         windows = _windows(driver, steady_feed, spec.measure, step_s)
