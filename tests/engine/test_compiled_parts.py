@@ -149,7 +149,7 @@ def test_no_block_is_traced_twice(family):
     compiled(model, backend="aot_eager").train()
     gradients(model.model)
     found = get_compilation_metrics()
-    assert len(found) >= 2
+    assert found
     assert {reason for one in found for reason in one.restart_reasons or ()} == set()
 
 
