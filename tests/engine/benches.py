@@ -126,7 +126,8 @@ class FormulaBench(Bench):
     def _rated(self, spec: TrialSpec, total_ms: float) -> dict[str, Any]:
         train = spec.settings.train
         rate = 1000 * self._batch(spec) / total_ms
-        too_much = self._budget(spec) > self.machine.get("memory_tokens", 10**6)
+        if self._budget(spec) > self.machine.get("memory_tokens", 10**6):
+            return {"status": "oom"}
         return {
             "samples_per_s": rate,
             "total_ms": total_ms,
@@ -134,5 +135,4 @@ class FormulaBench(Bench):
             "token_budget": self._budget(spec),
             "num_workers": 0,
             "reserved_memory_gib": 1.0,
-            **({"status": "oom"} if too_much else {}),
         }

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from flatout.engine.bench import bench as bench_module
 from flatout.engine.bench import tune
 from flatout.engine.bench.bench import Bench, OutOfTime
-from flatout.engine.bench.contests import contests
+from flatout.engine.bench.contests import peer_contests
 from flatout.engine.bench.headline import headline_rows, sorted_steps
 from flatout.engine.bench.memory_probe import largest_that_fits
 from flatout.engine.bench.outcome import summarise
@@ -237,27 +237,24 @@ def test_rungs_that_change_the_optimisation_are_marked_and_last(tmp_path):
 
 
 def test_peers_meet_at_every_batch_where_it_is_free(tmp_path):
-    same = contests(bench(tmp_path / "same", mode="peers"))
-    assert [name for _, _, name in same] == [
-        "flatout",
-        "trainer-default",
-        "trainer-best",
-    ]
+    same = peer_contests(bench(tmp_path / "same", mode="peers"))
+    names = ["flatout", "trainer-default", "trainer-best"]
+    assert [one.label for one in same] == names
     two = bench(tmp_path / "two", mode="peers", contenders="trainer-best flatout")
-    assert [name for _, _, name in contests(two)] == ["trainer-best", "flatout"]
+    assert [one.label for one in peer_contests(two)] == ["trainer-best", "flatout"]
     none = bench(tmp_path / "none", mode="peers", contenders="trainer-best-compiled")
     with pytest.raises(SettingsError, match="trainer-best-compiled needs a GPU"):
-        contests(none)
+        peer_contests(none)
     free = {"free_global_batch": True, "batch_sizes": [8, 16]}
-    found = contests(bench(tmp_path / "free", mode="peers", **free))
-    assert [name for _, _, name in found] == [
-        f"{name}, batch {size}" for size in (8, 16) for _, _, name in same
+    found = peer_contests(bench(tmp_path / "free", mode="peers", **free))
+    assert [one.label for one in found] == [
+        f"{name}, batch {size}" for size in (8, 16) for name in names
     ] + ["conf/slow"]
-    changes, contender, _ = found[3]
-    assert (changes["train.global_batch_size"], contender) == (16, "flatout")
-    halved = found[0][0]["train.learning_rate"] / changes["train.learning_rate"]
-    assert halved == pytest.approx(0.5**0.5)  # benchmark.learning_rate_rule: sqrt
-    assert found[-1][0]["train.global_batch_size"] == 16
+    assert found[3].changes["train.global_batch_size"] == 16
+    assert found[3].options == {"contender": "flatout"}
+    rates = [one.changes["train.learning_rate"] for one in found[:4]]
+    assert rates[0] / rates[3] == pytest.approx(0.5**0.5)  # learning_rate_rule: sqrt
+    assert found[-1].changes["train.global_batch_size"] == 16
 
 
 def test_the_headline_compares_with_the_slow_one_and_with_the_trainers_best(tmp_path):
@@ -282,14 +279,15 @@ def test_the_headline_compares_with_the_slow_one_and_with_the_trainers_best(tmp_
     assert summarise(Sweep(found))["headline"][-1]["name"] == "flatout, batch 40"
 
 
+RATIOS = ("samples_per_s", "over_slow", "over_trainer", "share_of_measured_peak")
+
+
 def test_a_line_that_fails_and_sides_that_are_left_out(tmp_path):
     oom = bench(tmp_path / "oom", {"memory_tokens": 100}, mode="headline")
     run_headline(Sweep(oom))
     rows = headline_rows(oom)
     assert {row["status"] for row in rows} == {"oom"}
-    assert {row["over_slow"] for row in rows} == {1.0} | {
-        row["samples_per_s"] / rows[0]["samples_per_s"] for row in rows
-    }
+    assert {row[name] for row in rows for name in RATIOS} == {None}
     alone = bench(tmp_path / "one", mode="headline", contenders="trainer-best")
     run_headline(Sweep(alone))
     assert [row["name"] for row in headline_rows(alone)] == [

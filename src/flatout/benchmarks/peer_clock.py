@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median_low
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ MEMORY_COLUMNS = {
 }
 EVALUATIONS = 10
 """Points of a validation curve."""
-NO_TIMING: Mapping[str, Any] = MappingProxyType({})
 Mark = tuple[float, int]
 """Training seconds and samples so far."""
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flatout.benchmarks.peer_clock import NO_TIMING, PeerClock
+from flatout.benchmarks.peer_clock import PeerClock
 from flatout.benchmarks.trainer_peer import train_with_trainer
 from flatout.engine.assemble import assemble
 from flatout.engine.bench.driver import Driver
@@ -49,7 +49,7 @@ def run(
 
 
 def train_with_flatout(
-    job: TrainJob, runtime: Runtime, timing: Mapping[str, Any] = NO_TIMING
+    job: TrainJob, runtime: Runtime, timing: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The steps, loader and log points of a training, under the peers' clock, whose
     rules `timing` may change."""

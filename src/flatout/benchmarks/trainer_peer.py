@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from flatout.benchmarks.peer_clock import NO_TIMING, PeerClock
+from flatout.benchmarks.peer_clock import PeerClock
 from flatout.engine.assemble import build_model, make_collator, make_planner
 from flatout.engine.batching import GlobalBatches
 from flatout.engine.choices import choose
@@ -35,7 +35,7 @@ def train_with_trainer(
     runtime: Runtime,
     name: str,
     folder: Path,
-    timing: Mapping[str, Any] = NO_TIMING,
+    timing: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Train with the contender's flags; the same seed gives the same first weights.
     `timing`: rules of the clock."""

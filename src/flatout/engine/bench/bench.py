@@ -41,8 +41,8 @@ logger = logging.getLogger(__name__)
 KEPT = frozenset({"ok", "oom"})
 """Answers that an interrupted sweep does not ask for again."""
 TUNE_MINUTES_CPU, TUNE_MINUTES_GPU = 5.0, 15.0
-"""Of mode tune's time to explore. On an H200 a trial takes 45 to 60 s, compilation
-included: 7 of its dozen trials fitted in 5 minutes."""
+"""Of mode tune's time to explore. On an H200 a trial that compiles takes 45 to 60 s;
+with what earlier ones left on the disk its dozen trials took 290 s."""
 PEER_TIMEOUTS = 12
 """`trial_timeout_s` that a whole training may take."""
 

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
 from flatout.engine.bench.bench import Bench
 from flatout.engine.bench.budgets import Changes
 from flatout.engine.bench.recommend import scaled_learning_rate
 from flatout.engine.bench.rungs import SLOW
+from flatout.engine.bench.trial_spec import Kind
 from flatout.engine.environment import nvidia_gpu_count
 from flatout.engine.settings import SettingsError
+
+
+@dataclass(frozen=True)
+class Contest:
+    """A trial of one device to set beside others."""
+
+    label: str
+    kind: Kind
+    changes: Changes
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def compete(bench: Bench, contests: Iterable[Contest]) -> None:
+    """One after the other."""
+    for one in contests:
+        bench.run(
+            one.kind, one.changes, label=one.label, options=one.options, world_size=1
+        )
 
 
 def contenders(bench: Bench) -> list[str]:
@@ -22,18 +45,22 @@ def contenders(bench: Bench) -> list[str]:
     return list(found)
 
 
-def contests(bench: Bench) -> list[tuple[Changes, str, str]]:
-    """Settings, contender and name of each training of mode peers: with a free global
-    batch each at every size of `batch_sizes`, and `conf/slow` at its own."""
+def peer_contests(bench: Bench) -> list[Contest]:
+    """Whole trainings: with a free global batch each contender at every size of
+    `batch_sizes`, and `conf/slow` at its own."""
     names = contenders(bench)
     if not bench.options.free_global_batch:
-        return [({}, name, name) for name in names]
+        return [_training(name, {}, name) for name in names]
     found = [
-        (_at_batch(bench, size), name, f"{name}, batch {size}")
+        _training(f"{name}, batch {size}", _at_batch(bench, size), name)
         for size in bench.options.batch_sizes
         for name in names
     ]
-    return [*found, (SLOW, "flatout", "conf/slow")]
+    return [*found, _training("conf/slow", SLOW, "flatout")]
+
+
+def _training(label: str, changes: Changes, contender: str) -> Contest:
+    return Contest(label, "peer", changes, {"contender": contender})
 
 
 def _at_batch(bench: Bench, size: int) -> Changes:

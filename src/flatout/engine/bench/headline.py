@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from flatout.engine.bench.bench import Bench
-from flatout.engine.bench.budgets import Changes
-from flatout.engine.bench.contests import contenders
+from flatout.engine.bench.contests import Contest, contenders
 from flatout.engine.bench.rungs import SLOW
 from flatout.engine.bench.trial_spec import Kind, TrialResult
 
@@ -22,32 +20,7 @@ COMPILED_WARMUP_STEPS = 250
 FLATOUT = "flatout"
 
 
-@dataclass(frozen=True)
-class Line:
-    """A trial to run."""
-
-    label: str
-    kind: Kind
-    changes: Changes
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-def run(bench: Bench) -> None:
-    """A trial a line; the device's peak first, for the share of it that is used."""
-    lines = list(headline_lines(bench))
-    bench.watcher.expect(len(lines) + 1)
-    bench.run("device", label="the device's peak")
-    for line in lines:
-        bench.run(
-            line.kind,
-            line.changes,
-            label=line.label,
-            options=line.options,
-            world_size=1,
-        )
-
-
-def headline_lines(bench: Bench) -> Iterator[Line]:
+def headline_contests(bench: Bench) -> Iterator[Contest]:
     """At the user's global batch; where it is free, at each of `batch_sizes` too.
     flatout also at the slow configuration's own."""
     settings, options = bench.settings, bench.options
@@ -55,14 +28,14 @@ def headline_lines(bench: Bench) -> Iterator[Line]:
     if options.free_global_batch:
         sizes |= set(options.batch_sizes)
     names = contenders(bench)
-    yield Line("conf/slow", "end_to_end", SLOW)
+    yield Contest("conf/slow", "end_to_end", SLOW)
     for size in sorted(sizes):
         for name in (name for name in names if name != FLATOUT):
             yield _trainer(name, size, bench.train_rows)
     if FLATOUT in names:
         for size in sorted({SLOW["train.global_batch_size"], *sizes}):
             changes = {"train.global_batch_size": size}
-            yield Line(f"{FLATOUT}, batch {size}", "end_to_end", changes)
+            yield Contest(f"{FLATOUT}, batch {size}", "end_to_end", changes)
 
 
 def sorted_steps(size: int, rows: int) -> int:
@@ -72,13 +45,13 @@ def sorted_steps(size: int, rows: int) -> int:
     return max(1, min(rows // (4 * size), 50))
 
 
-def _trainer(name: str, size: int, rows: int) -> Line:
+def _trainer(name: str, size: int, rows: int) -> Contest:
     warmup = window = sorted_steps(size, rows)
     if name == "trainer-best-compiled":
         epoch = math.ceil(rows / size)
         warmup = epoch * math.ceil(COMPILED_WARMUP_STEPS / epoch)
     steps = {"train.max_steps": warmup + WINDOWS * window, "train.epochs": 10_000}
-    return Line(
+    return Contest(
         f"{name}, batch {size}",
         "peer",
         {"train.global_batch_size": size, **steps},

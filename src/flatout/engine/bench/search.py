@@ -9,10 +9,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.bench import headline
 from flatout.engine.bench.bench import Bench, OutOfTime
 from flatout.engine.bench.budgets import Changes, SafeBudget
-from flatout.engine.bench.contests import contests
+from flatout.engine.bench.contests import compete, peer_contests
+from flatout.engine.bench.headline import headline_contests
 from flatout.engine.bench.ladder import Step, ladder
 from flatout.engine.bench.recommend import Picks, pick
 from flatout.engine.bench.trial_spec import TrialResult
@@ -157,14 +157,18 @@ def run_scaling(sweep: Sweep) -> None:
 
 def run_peers(sweep: Sweep) -> None:
     """flatout and the Hugging Face Trainer, each training the same whole."""
-    found = contests(sweep.bench)
+    found = peer_contests(sweep.bench)
     sweep.bench.watcher.expect(len(found))
-    for changes, contender, label in found:
-        sweep.bench.run("peer", changes, options={"contender": contender}, label=label)
+    compete(sweep.bench, found)
 
 
 def run_headline(sweep: Sweep) -> None:
-    headline.run(sweep.bench)
+    """Rates of the slow configuration, the Trainer and flatout; the device's peak
+    first, for the share of it that is used."""
+    found = list(headline_contests(sweep.bench))
+    sweep.bench.watcher.expect(len(found) + 1)
+    sweep.bench.run("device", label="the device's peak")
+    compete(sweep.bench, found)
 
 
 MODES: dict[str, Callable[[Sweep], None]] = {
