@@ -13,7 +13,9 @@ from flatout.engine.batching import (
     greedy_cuts,
     padded_tokens,
     permute,
+    quickest_cuts,
 )
+from flatout.engine.flops import launch_tokens
 
 STRATEGIES = ["fixed", "random", "grouped", "packed"]
 
@@ -114,6 +116,25 @@ def test_cuts():
     # 20 + 12 + 1 tokens and three runs beat 20 + 16 and two, when a run costs 1.
     assert cheapest_cuts(lengths, 20, overhead=1) == [(0, 2), (2, 5), (5, 6)]
     assert cheapest_cuts(lengths, 20, overhead=5) == [(0, 2), (2, 6)]
+
+
+def test_where_the_host_is_slower_there_are_fewer_cuts():
+    lengths = np.array([10, 10, 4, 4, 4, 1])
+    # Three runs: 36 tokens of the device, three launches of the host.
+    assert quickest_cuts(lengths, 40, overhead=1, launch=0) == [(0, 2), (2, 5), (5, 6)]
+    assert quickest_cuts(lengths, 40, overhead=1, launch=12) == [(0, 2), (2, 5), (5, 6)]
+    # 38 tokens in two runs against 3 launches of 14; 61 tokens in one against 2 of 40.
+    assert quickest_cuts(lengths, 60, overhead=1, launch=14) == [(0, 2), (2, 6)]
+    assert quickest_cuts(lengths, 60, overhead=1, launch=40) == [(0, 6)]
+    # The budget holds whatever the host needs.
+    assert quickest_cuts(lengths, 20, overhead=1, launch=99) == [(0, 2), (2, 6)]
+
+
+def test_launching_bert_base_costs_what_was_measured():
+    # 2.2 ms a block on the host; the device's share shrinks with the width squared.
+    assert launch_tokens(768, "NVIDIA H200") == 25_630
+    assert launch_tokens(384, "NVIDIA H200") == 4 * 25_630 + 1
+    assert launch_tokens(768, "AMD EPYC") == 0
 
 
 def test_a_row_beyond_the_budget_is_refused():

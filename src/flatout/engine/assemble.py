@@ -18,6 +18,7 @@ from flatout.engine.choices import Choices, choose
 from flatout.engine.collation import Collator, StepRows
 from flatout.engine.compiling import compiled
 from flatout.engine.dropout import Noise, replace_dropout
+from flatout.engine.flops import launch_tokens
 from flatout.engine.garbage import collect_as_usual
 from flatout.engine.gelu import replace_gelu
 from flatout.engine.heads import DECODERS
@@ -176,7 +177,7 @@ def step_rows(
 ) -> StepRows:
     """The training data as micro-batches of this rank, by step."""
     settings = job.settings
-    planner = make_planner(settings, runtime, choices)
+    planner = make_planner(settings, runtime, choices, config)
     batches = GlobalBatches(
         len(job.train), settings.train.global_batch_size, settings.runtime.seed
     )
@@ -184,13 +185,16 @@ def step_rows(
     return StepRows(job.train, batches, planner, collator, runtime.ranks.rank)
 
 
-def make_planner(settings: Settings, runtime: Runtime, choices: Choices) -> Planner:
+def make_planner(
+    settings: Settings, runtime: Runtime, choices: Choices, config: Any
+) -> Planner:
     return Planner(
         strategy=choices.strategy,  # type: ignore[arg-type]
         token_budget=choices.token_budget,
         max_length=settings.tokenize.max_length,
         world_size=runtime.ranks.world_size,
         overhead_tokens=GPU_OVERHEAD_TOKENS if runtime.is_cuda else CPU_OVERHEAD_TOKENS,
+        launch_tokens=launch_tokens(config.hidden_size, runtime.device_name),
     )
 
 

@@ -104,14 +104,16 @@ class BudgetError(ValueError):
 
 @dataclass(frozen=True)
 class Planner:
-    """Cuts global batches under a token budget. `overhead_tokens` is what one more
-    micro-batch costs, in tokens; `grouped` weighs it against padding."""
+    """Cuts global batches under a token budget. One more micro-batch costs the device
+    `overhead_tokens`, and the host what the device needs for `launch_tokens`; `grouped`
+    weighs both against padding."""
 
     strategy: Strategy
     token_budget: int
     max_length: int
     world_size: int = 1
     overhead_tokens: int = 64
+    launch_tokens: int = 0
 
     def plan(self, lengths: Ints) -> Plan:
         """Plan for rows of `lengths` (N,). Raises BudgetError."""
@@ -172,7 +174,12 @@ class Planner:
 
     def _cuts(self, slot_lengths: Ints) -> list[tuple[int, int]]:
         if self.strategy == "grouped":
-            return cheapest_cuts(slot_lengths, self.token_budget, self.overhead_tokens)
+            return quickest_cuts(
+                slot_lengths,
+                self.token_budget,
+                self.overhead_tokens,
+                self.launch_tokens,
+            )
         return greedy_cuts(slot_lengths, self.token_budget)
 
 
@@ -199,23 +206,53 @@ def greedy_cuts(lengths: Ints, budget: int) -> list[tuple[int, int]]:
     return [*cuts, (start, len(lengths))]
 
 
+MOST_PLACES = 256
+"""Where a large batch may be cut: planning 1,408 rows took 40 ms when anywhere."""
+
+
 def cheapest_cuts(lengths: Ints, budget: int, overhead: int) -> list[tuple[int, int]]:
     """Runs [a, b) of falling `lengths` (S,) with the least padded tokens plus
     `overhead` a run, none over `budget`. Dynamic programming over run ends."""
-    count = len(lengths)
-    cost = np.zeros(count + 1)
-    begin = np.zeros(count + 1, dtype=np.int64)
-    for end in range(1, count + 1):
-        starts = np.arange(end)
-        tokens = (end - starts) * lengths[:end]
+    places = _places(lengths, budget)
+    starts, longest = places[:-1], lengths[places[:-1]]
+    cost = np.zeros(len(places))
+    begin = np.zeros(len(places), dtype=np.int64)
+    for end in range(1, len(places)):
+        tokens = (places[end] - starts[:end]) * longest[:end]
         total = np.where(tokens <= budget, cost[:end] + tokens + overhead, np.inf)
         begin[end] = np.argmin(total)
         cost[end] = total[begin[end]]
-    cuts, end = [], count
+    cuts, end = [], len(places) - 1
     while end > 0:
-        cuts.append((int(begin[end]), end))
+        cuts.append((int(places[begin[end]]), int(places[end])))
         end = int(begin[end])
     return cuts[::-1]
+
+
+def _places(lengths: Ints, budget: int) -> Ints:
+    """Where falling `lengths` (S,) may be cut, both ends included (P,): everywhere, or
+    every few rows, as long as eight times as many stay within the budget."""
+    few = min(-(-len(lengths) // MOST_PLACES), budget // (8 * int(lengths[0])))
+    return np.append(np.arange(0, len(lengths), max(1, few)), len(lengths))
+
+
+def quickest_cuts(
+    lengths: Ints, budget: int, overhead: int, launch: int
+) -> list[tuple[int, int]]:
+    """The cheapest cuts of falling `lengths` (S,), or fewer where the device would wait
+    for a host that needs the time of `launch` tokens a run: both work at once."""
+
+    def sides(cuts: list[tuple[int, int]]) -> tuple[int, int]:
+        device = sum((b - a) * int(lengths[a]) + overhead for a, b in cuts)
+        return device, launch * len(cuts)
+
+    found, price = [], overhead
+    while True:
+        found.append(cheapest_cuts(lengths, budget, price))
+        device, host = sides(found[-1])
+        if device >= host or price >= budget:  # from there on runs are as few as can be
+            return min(found, key=lambda cuts: max(sides(cuts)))
+        price *= 2
 
 
 def padded_tokens(plan: Plan, lengths: Ints, planner: Planner) -> int:

@@ -140,7 +140,7 @@ def evaluate_split(trainer: Trainer, rows: TokenRows) -> Evaluation:
         return evaluate(
             trainer.model,
             rows,
-            make_planner(settings, runtime, trainer.choices),
+            make_planner(settings, runtime, trainer.choices, config),
             make_collator(trainer.job, runtime, trainer.choices, config),
             runtime,
             trainer.num_classes,
