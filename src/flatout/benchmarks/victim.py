@@ -53,6 +53,7 @@ class Victim:
             "error_analysis_every": None,
             "checkpoint": {"every_steps": self.checkpoint_every, "keep": 2},
             "distributed": {"num_processes": self.world_size},
+            "compile": False,
         }
         config = {
             "model_type": "bert",
@@ -63,7 +64,12 @@ class Victim:
             "max_position_embeddings": MAX_LENGTH,
         }
         return {
-            "runtime": {"seed": self.seed, "precision": "fp32", "threads": 1},
+            "runtime": {
+                "seed": self.seed,
+                "precision": "fp32",
+                "threads": 1,
+                "deterministic": True,  # on GPUs too the end is compared bit for bit
+            },
             "model": {"config": config},
             "tokenize": {"max_length": MAX_LENGTH},
             "train": {**train, **self.train},
