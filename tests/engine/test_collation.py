@@ -84,6 +84,13 @@ def test_causal_targets_are_the_next_tokens():
     assert padded.target_index.tolist() == [0, 1, 5, 6, 7, 8, 10]
 
 
+def test_targets_of_a_language_model_are_rounded_up_as_its_tokens_are():
+    batch = collate("causal-lm", packed=True, pad_multiple=16, row_multiple=8)
+    assert batch.input_ids.shape == (1, 16)
+    assert batch.target_index.tolist() == [0, 1, 3, 4, 5, 6, 8] + [0] * 9
+    assert batch.labels.tolist() == [7, 3, 8, 9, 10, 3, 3] + [IGNORED] * 9
+
+
 def test_masked_targets_do_not_depend_on_the_batch():
     options = {
         "mask_token_id": 4,

@@ -24,6 +24,7 @@ from flatout.engine.doctor.device import Driver, Torch
 from flatout.engine.doctor.finding import Finding, examine, guarded, within
 from flatout.engine.doctor.startup import quick_checks, warn_at_start
 from flatout.engine.doctor.versions import judge
+from flatout.engine.memory import count_parameters, estimate
 from flatout.engine.settings import RuntimeSettings, Settings, SettingsError
 
 GIB = 2**30
@@ -304,18 +305,18 @@ def config(**changes):
 
 def test_memory_of_a_training_is_foretold():
     settings = Settings(train={"global_batch_size": 256}, tokenize={"max_length": 320})
-    found = memory.estimate(settings, config(), budget=24_600)
+    found = estimate(settings, config(), budget=24_600)
     assert found.parameters == (30_522 + 512) * 768 + 12 * 12 * 768**2
     assert found.states == 16 * found.parameters
     assert found.activations == 12 * 768 * 125 * 24_600
     assert found.total / GIB == pytest.approx(28.0, rel=0.03)  # measured on an H200
-    assert memory.estimate(settings, config(), 10**6).tokens == 256 * 320
+    assert estimate(settings, config(), 10**6).tokens == 256 * 320
     assert memory.judge(found, 140 * GIB, "H200").status == "ok"
     short = memory.judge(found, 16 * GIB, "T4")
     assert (short.status, "train.token_budget" in short.fix) == ("warn", True)
     assert memory.judge(found, GIB, "T4").status == "fail"
     less = Settings(train={"gradient_checkpointing": True, "global_batch_size": 256})
-    kept = memory.estimate(less, config(), 24_600).activations
+    kept = estimate(less, config(), 24_600).activations
     assert kept == 768 * 125 * 24_600 + 4 * 12 * 24_600 * 768
 
 
@@ -340,7 +341,7 @@ def test_weights_are_counted_within_four_percent(kind, task, auto):
     known = model.read_config(settings)
     built = getattr(transformers, auto).from_config(known)
     true = sum(parameter.numel() for parameter in built.parameters())
-    assert memory.count_parameters(known, task) == pytest.approx(true, rel=0.04)
+    assert count_parameters(known, task) == pytest.approx(true, rel=0.04)
 
 
 def test_a_checkpoint_is_looked_at_before_it_is_loaded(tmp_path):

@@ -113,6 +113,29 @@ def test_the_fast_path_trains_as_the_plain_one(tmp_path):
         torch.testing.assert_close(norms[0], norms[1], rtol=5e-2, atol=2e-2)
 
 
+def test_a_language_model_replays_a_few_graphs(tmp_path, caplog):
+    """Its batches differ in their number of targets as well."""
+    losses = []
+    for graphs in (True, False):
+        job = gpu_job(tmp_path / str(graphs), cuda_graphs=graphs, log_every=1)
+        config = {"model_type": "qwen3", **CONFIGS["qwen3"], "hidden_size": 64}
+        model = {"task": "causal-lm", "config": {**config, "head_dim": 32}}
+        settings = job.settings.model_copy(
+            update={"model": parse_settings({"model": model}).model}
+        )
+        rows = {
+            n: token_rows("causal-lm", 240) for n in ("train", "validation", "test")
+        }
+        job = replace(job, settings=settings, label_names=(), **rows)
+        with caplog.at_level(logging.DEBUG, logger="flatout.engine.step"):
+            found = run(job)
+        assert found.report.cuda_graphs is graphs
+        losses.append(torch.tensor([point.loss for point in found.history]))
+    captured = [r for r in caplog.records if "captured a CUDA graph" in r.message]
+    assert 1 <= len(captured) <= 6  # of 57 steps: totals of 256 or 512 tokens
+    torch.testing.assert_close(*losses, rtol=1e-2, atol=1e-2)
+
+
 def test_a_second_start_finds_every_graph_of_the_first(tmp_path):
     """Traced again, but neither differentiated nor lowered again."""
     counted = torch._dynamo.utils.counters["aot_autograd"]

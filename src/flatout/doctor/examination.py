@@ -18,6 +18,7 @@ from flatout.engine.doctor.bytecode import bytecode
 from flatout.engine.doctor.finding import Check, Finding, examine, guarded
 from flatout.engine.doctor.startup import processes_here
 from flatout.engine.doctor.versions import versions
+from flatout.engine.memory import estimate
 from flatout.engine.settings import Settings, parse_settings
 
 KEDRO_VIZ_PORT = 4141
@@ -163,7 +164,7 @@ class Patient:
         tokens = default_token_budget(gpu) if budget == "auto" else budget
         ranks = processes_here(self.settings) * train.distributed.num_machines
         shards = ranks if train.distributed.strategy == "fsdp" else 1
-        found = memory.estimate(self.settings, config, tokens, shards)
+        found = estimate(self.settings, config, tokens, shards)
         if gpu and self.driver:
             name, size = self.driver.gpus[0]
             return memory.judge(found, size, name)

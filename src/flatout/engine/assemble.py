@@ -14,7 +14,7 @@ from torch import nn
 from flatout.engine import attention
 from flatout.engine.batching import GlobalBatches, Planner
 from flatout.engine.blocks import fuse_blocks
-from flatout.engine.choices import Choices, choose
+from flatout.engine.choices import Choices, choose, mean_tokens
 from flatout.engine.collation import Collator, StepRows
 from flatout.engine.compiling import compiled
 from flatout.engine.dropout import Noise, replace_dropout
@@ -38,7 +38,9 @@ CPU_OVERHEAD_TOKENS = 16
 GPU_OVERHEAD_TOKENS = 4_096
 GPU_PAD_MULTIPLE = 64
 GRAPH_PAD_MULTIPLE = 256
-"""Packed totals are rounded up so that few CUDA graphs are needed."""
+"""Packed totals are rounded up, the more the larger they are on average, so that few
+CUDA graphs are needed."""
+GRAPH_PAD_SHARE = 1 / 96
 
 
 @dataclass
@@ -205,7 +207,7 @@ def make_collator(
     task = settings.model.task
     if task == "masked-lm" and vocabulary.mask_token_id is None:
         raise ModelError("model.task: masked-lm needs a tokenizer with a mask token")
-    multiple = GRAPH_PAD_MULTIPLE if choices.cuda_graphs else GPU_PAD_MULTIPLE
+    multiple = _graph_multiple(job) if choices.cuda_graphs else GPU_PAD_MULTIPLE
     return Collator(
         task=task,
         packed=choices.packed,
@@ -228,9 +230,15 @@ def make_collator(
     )
 
 
+def _graph_multiple(job: TrainJob) -> int:
+    """A power of two, which totals are rounded up to."""
+    share = int(mean_tokens(job) * GRAPH_PAD_SHARE)
+    return max(GRAPH_PAD_MULTIPLE, 1 << max(0, share - 1).bit_length())
+
+
 def _row_multiple(job: TrainJob, choices: Choices) -> int:
     """Rows of a packed batch differ little under a graph: all its rows, and filler."""
     if not choices.cuda_graphs:
         return 64
-    filler = -(-GRAPH_PAD_MULTIPLE // job.settings.tokenize.max_length)
+    filler = -(-_graph_multiple(job) // job.settings.tokenize.max_length)
     return job.settings.train.global_batch_size + filler

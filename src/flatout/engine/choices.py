@@ -6,14 +6,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flatout.engine import attention
+from flatout.engine.flops import launch_tokens
 from flatout.engine.job import TrainJob
+from flatout.engine.memory import estimate
 from flatout.engine.runtime import Runtime
 from flatout.engine.settings import Settings, SettingsError
 
 CPU_TOKEN_BUDGET = 8_192
 GPU_TOKEN_BUDGET = 65_536
 GRAPH_MAX_TOKENS = 16_384
-"""Tokens of a global batch up to which launching kernels is what bounds a step."""
+"""Tokens of a global batch up to which launching kernels is what bounds a step, where
+the device's speed is not known."""
+SLOW_HOST = 1.5
+"""Hosts differ by as much: BERT-base at 24,600 tokens a step gave 7,821 samples/s on
+one and 6,704 on another, 7,868 and 8,160 with graphs."""
+
+
+GRAPH_MEMORY_SHARE = 0.8
+"""Of the device's memory."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +50,7 @@ def choose(job: TrainJob, runtime: Runtime, config: Any) -> Choices:
     strategy, fault = _strategy(job, runtime, config)
     if fault:
         notes.append(fault)
-    graphs = _cuda_graphs(job, runtime, strategy)
+    graphs = _cuda_graphs(job, runtime, strategy, config)
     return Choices(
         strategy=strategy,
         attention=_attention(job.settings, runtime, config, strategy),
@@ -120,7 +130,7 @@ def _has_compiler() -> bool:
     return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
 
 
-def _cuda_graphs(job: TrainJob, runtime: Runtime, strategy: str) -> bool:
+def _cuda_graphs(job: TrainJob, runtime: Runtime, strategy: str, config: Any) -> bool:
     train = job.settings.train
     possible = (
         runtime.is_cuda
@@ -135,5 +145,27 @@ def _cuda_graphs(job: TrainJob, runtime: Runtime, strategy: str) -> bool:
                 "optimizer: set it to auto or false"
             )
         return bool(train.cuda_graphs)
-    mean_tokens = train.global_batch_size * float(job.train.all_lengths.mean())
-    return possible and mean_tokens <= GRAPH_MAX_TOKENS
+    small = mean_tokens(job) <= _most_graph_tokens(job, runtime, config)
+    return possible and small and _graphs_fit(job, runtime, config)
+
+
+def mean_tokens(job: TrainJob) -> float:
+    """Of a global batch."""
+    return job.settings.train.global_batch_size * float(job.train.all_lengths.mean())
+
+
+def _most_graph_tokens(job: TrainJob, runtime: Runtime, config: Any) -> float:
+    """Up to which launching bounds a step that is one micro-batch: each way of cutting
+    a global batch would be a graph of its own."""
+    known = launch_tokens(config.hidden_size, runtime.device_name)
+    limit = SLOW_HOST * known if known else GRAPH_MAX_TOKENS
+    return min(limit, _token_budget(job, runtime, "packed"))
+
+
+def _graphs_fit(job: TrainJob, runtime: Runtime, config: Any) -> bool:
+    """Graphs have memory of their own, beside that of steps without one."""
+    memory = runtime.device_memory_bytes
+    if memory is None:
+        return True
+    needed = estimate(job.settings, config, int(mean_tokens(job)))
+    return needed.total + needed.activations <= GRAPH_MEMORY_SHARE * memory

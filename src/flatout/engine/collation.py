@@ -138,8 +138,8 @@ class Collator:
     pad_multiple: int = 1
     """Padded length, or packed total, rounded up to a multiple of it."""
     row_multiple: int = 1
-    """Packed layout: R and K rounded up to a multiple of it, with empty rows and
-    IGNORED targets, so that few shapes occur."""
+    """Packed layout: R, and K where it is R, rounded up to a multiple of it, with empty
+    rows and IGNORED targets, so that few shapes occur."""
     max_length: int = 512
     """Packed layout: longest row of padding at the end."""
     mask_token_id: int | None = None
@@ -254,7 +254,9 @@ class Collator:
         positions = np.arange(padded) - np.repeat(bounds[:-1], np.diff(bounds))
         index, labels = self._join_targets(targets, bounds)
         num_rows = _round_up(len(bounds) - 1, self.row_multiple)
-        num_targets = _round_up(len(index), self.row_multiple)
+        one_a_row = self.task in CLASSIFIES
+        multiple = self.row_multiple if one_a_row else self.pad_multiple
+        num_targets = _round_up(len(index), multiple)
         return MicroBatch(
             input_ids=self._lay_out(sequences, (1, padded), self.pad_token_id),
             position_ids=torch.from_numpy(positions).unsqueeze(0),

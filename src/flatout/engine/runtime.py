@@ -49,6 +49,13 @@ class Runtime:
         dtype = self.compute_dtype if enabled else torch.bfloat16
         return torch.autocast(self.device.type, dtype=dtype, enabled=enabled)
 
+    @property
+    def device_memory_bytes(self) -> int | None:
+        """All of the GPU's; None where there is none."""
+        if not (self.is_cuda and torch.cuda.is_available()):
+            return None
+        return int(torch.cuda.mem_get_info(self.device)[1])
+
     def synchronize(self) -> None:
         if self.is_cuda:
             torch.cuda.synchronize(self.device)

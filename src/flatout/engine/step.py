@@ -25,9 +25,10 @@ from flatout.engine.timing import compile_clock
 
 logger = logging.getLogger(__name__)
 
-EAGER_STEPS = 3
-"""Steps before the first graph: libraries and optimizer state must exist."""
-MAX_GRAPHS = 24
+MAX_GRAPHS = 64
+"""Enough for nearly all shapes: a step without a graph needs memory of its own."""
+MOST_SHAPES = 1_024
+"""That are waited for a second time."""
 
 
 @dataclass
@@ -90,13 +91,13 @@ class Stepper:
         self.noise = noise
         self.sums = StepSums.zeros(runtime.device)
         self.step_number = torch.zeros((), dtype=torch.int64, device=runtime.device)
+        self._targets = torch.ones((), device=runtime.device)
         self._never = torch.full_like(self.step_number, StepSums.NEVER)
         self.scaler = _LossScale(runtime) if runtime.precision == "fp16" else None
         self._graphs = _StepGraphs(self) if cuda_graphs else None
         self._first = True
 
     def __call__(self, batch: StepBatch) -> None:
-        self.step_number.fill_(batch.step)
         if self._graphs is not None and self._graphs.run(batch):
             return
         self.run_eagerly(batch)
@@ -106,6 +107,16 @@ class Stepper:
 
     def run_eagerly(self, batch: StepBatch) -> None:
         """Same as a replayed graph, kernel by kernel."""
+        self.tell(batch)
+        self.launch(batch)
+
+    def tell(self, batch: StepBatch) -> None:
+        """What differs between steps of one shape; graphs read it from the device."""
+        self.step_number.fill_(batch.step)
+        self._targets.fill_(batch.num_targets)
+
+    def launch(self, batch: StepBatch) -> None:
+        """All kernels of a step: what a graph records."""
         self.updater.optimizer.zero_grad(set_to_none=True)
         loss = self._backward(batch)
         scale = None if self.scaler is None else self.scaler.scale
@@ -117,7 +128,7 @@ class Stepper:
     def _backward(self, batch: StepBatch) -> Tensor:
         """Gradients of the global batch's mean loss; this rank's share of it, ()."""
         # DDP divides the sum of the ranks' gradients by their number.
-        weight = self.runtime.ranks.world_size / batch.num_targets
+        weight = self.runtime.ranks.world_size / self._targets
         total = torch.zeros((), device=self.runtime.device)
         last = len(batch.micro_batches) - 1
         for index, micro in enumerate(batch.micro_batches):
@@ -130,7 +141,7 @@ class Stepper:
                 if self.scaler is not None:
                     scaled = scaled * self.scaler.scale
                 scaled.backward()
-            total += loss.detach() / batch.num_targets
+            total += loss.detach() / self._targets
             if logits is not None and self._counts_hits(batch.step):
                 self._count_hits(logits, micro.labels)
         return total
@@ -192,23 +203,29 @@ class _StepGraphs:
     def __init__(self, stepper: Stepper) -> None:
         self._stepper = stepper
         self._graphs: dict[str, _Graph] = {}
-        self._steps_seen = 0
+        self._seen: set[str] = set()
         self._pool: Any = None
 
     def run(self, batch: StepBatch) -> bool:
-        """Replay the step; False where it has to run eagerly."""
-        self._steps_seen += 1
-        if self._steps_seen <= EAGER_STEPS:
-            return False
-        key = f"{batch.num_targets} {batch.layout}"
+        """Replay the step; False where it has to run eagerly, as each shape does once:
+        what must be compiled for it would break a recording."""
+        key = str(batch.layout)
         if key not in self._graphs:
-            if len(self._graphs) >= MAX_GRAPHS:
+            if len(self._graphs) >= MAX_GRAPHS or not self._seen_before(key):
                 return False
             self._graphs[key] = self._capture(batch)
+        self._stepper.tell(batch)
         recorded = self._graphs[key]
         recorded.buffer.copy_(batch.buffer, non_blocking=True)
         recorded.graph.replay()
         return True
+
+    def _seen_before(self, key: str) -> bool:
+        seen = key in self._seen
+        if len(self._seen) >= MOST_SHAPES:  # they hardly come again
+            self._seen.clear()
+        self._seen.add(key)
+        return seen
 
     def _capture(self, batch: StepBatch) -> _Graph:
         """Record without running: weights stay as they are."""
@@ -221,7 +238,7 @@ class _StepGraphs:
         with torch.cuda.graph(
             graph, pool=self._pool, capture_error_mode="thread_local"
         ):
-            self._stepper.run_eagerly(replace(batch, buffer=buffer))
+            self._stepper.launch(replace(batch, buffer=buffer))
         self._pool = self._pool or graph.pool()
         compile_clock.add(time.perf_counter() - begin)
         logger.debug("captured a CUDA graph for %s", batch.layout)

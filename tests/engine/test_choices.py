@@ -1,0 +1,58 @@
+"""What `auto` comes to on devices that need not be here."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import BertConfig
+
+from flatout.engine.assemble import make_collator
+from flatout.engine.choices import choose
+from flatout.engine.environment import Ranks
+from flatout.engine.runtime import Runtime
+from tests.engine.runs import make_job
+
+H200 = Runtime(torch.device("cuda"), "NVIDIA H200", "bf16", Ranks(), threads=1)
+MEAN_TOKENS = 13.57
+
+
+def graphs(tmp_path, batch, *, width=64, runtime=H200, **train):
+    job = make_job(
+        tmp_path, global_batch_size=batch, **{"token_budget": 10**7, **train}
+    )
+    assert job.train.all_lengths.mean() == pytest.approx(MEAN_TOKENS, abs=0.01)
+    config = BertConfig(hidden_size=width, num_attention_heads=width // 64)
+    return choose(job, runtime, config).cuda_graphs
+
+
+def test_graphs_are_for_batches_that_a_slow_host_cannot_launch_in_time(tmp_path):
+    # 1.5 x 14,417 tokens for a width of 1,024, 1.5 x 57,668 for 512.
+    assert graphs(tmp_path, 1_594, width=1_024)
+    assert not graphs(tmp_path, 1_595, width=1_024)
+    assert graphs(tmp_path, 1_595, width=512)
+
+
+def test_where_the_speed_of_a_card_is_not_known_16384_tokens_are_small(tmp_path):
+    unknown = replace(H200, device_name="NVIDIA something new")
+    assert graphs(tmp_path, 1_207, runtime=unknown)
+    assert not graphs(tmp_path, 1_208, runtime=unknown)
+
+
+def test_graphs_are_not_for_several_micro_batches_gpus_or_cpus(tmp_path):
+    assert graphs(tmp_path, 16, token_budget=218)
+    assert not graphs(tmp_path, 16, token_budget=217)
+    pair = replace(H200, ranks=Ranks(world_size=2, local_world_size=2))
+    assert not graphs(tmp_path, 16, runtime=pair)
+    cpu = replace(H200, device=torch.device("cpu"), precision="fp32")
+    assert not graphs(tmp_path, 16, runtime=cpu)
+
+
+@pytest.mark.parametrize(("batch", "multiple"), [(16, 256), (1_818, 256), (1_819, 512)])
+def test_large_totals_are_rounded_up_more(tmp_path, batch, multiple):
+    job = make_job(tmp_path, global_batch_size=batch, token_budget=10**7)
+    config = BertConfig(hidden_size=64, num_attention_heads=1)
+    choices = choose(job, H200, config)
+    collator = make_collator(job, H200, choices, config)
+    assert collator.pad_multiple == multiple
+    filler = -(-multiple // job.settings.tokenize.max_length)
+    assert collator.row_multiple == batch + filler
