@@ -30,7 +30,7 @@ def contend(job, name, folder):
 def test_contenders_train_the_same_steps_to_nearly_the_same_loss(job, tmp_path):
     found = {
         name: contend(job, name, tmp_path)
-        for name in ("flatout", "trainer-default", "trainer-best")
+        for name in ("flatout", "trainer-default", "trainer-best", "trainer-unsorted")
     }
     for figures in found.values():
         assert (figures["steps"], figures["samples"]) == (6, 48)
@@ -41,7 +41,8 @@ def test_contenders_train_the_same_steps_to_nearly_the_same_loss(job, tmp_path):
         assert 0 < figures["first_step_s"] == seconds[0]
     losses = [figures["validation_loss"] for figures in found.values()]
     assert max(losses) - min(losses) < 0.05
-    assert "train_sampling_strategy" in found["trainer-best"]["flags"]
+    best, unsorted = (found[f"trainer-{n}"]["flags"] for n in ("best", "unsorted"))
+    assert best == {**unsorted, "train_sampling_strategy": "group_by_length"}
 
 
 def test_a_training_shorter_than_its_warm_up_has_a_rate(job, tmp_path):

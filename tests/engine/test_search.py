@@ -212,7 +212,6 @@ def test_the_ladder_leaves_out_what_loses(tmp_path):
     sweep = Sweep(found)
     run_ladder(sweep)
     steps = {step.name: step for step in sweep.ladder}
-    assert not steps["pad to the longest of the batch"].kept
     assert not steps["loader workers, pinned memory, prefetch, persistent"].kept
     assert steps["sorted within the batch"].individual == pytest.approx(
         steps["sorted within the batch"].cumulative
@@ -226,7 +225,10 @@ def test_the_ladder_leaves_out_what_loses(tmp_path):
     tried = [t.label for t in found.results if t.label.endswith(", again")]
     below = "fused attention (SDPA), again"
     assert tried[:2] == [below, "pad to the longest of the batch, again"]
-    assert len(tried) == 4, "a rung that loses is tried again beside the one below"
+    assert len(tried) == 6, "a rung that loses is tried again beside the one below"
+    # On top, workers are tried once more; packing has taken dynamic padding's place.
+    assert list(steps)[-1] == "loader workers, pinned memory, prefetch, persistent, now"
+    assert not steps["pad to the longest of the batch"].kept
 
 
 def test_rungs_that_change_the_optimisation_are_marked_and_last(tmp_path):
@@ -238,7 +240,7 @@ def test_rungs_that_change_the_optimisation_are_marked_and_last(tmp_path):
 
 def test_peers_meet_at_every_batch_where_it_is_free(tmp_path):
     same = peer_contests(bench(tmp_path / "same", mode="peers"))
-    names = ["flatout", "trainer-default", "trainer-best"]
+    names = ["flatout", "trainer-default", "trainer-best", "trainer-unsorted"]
     assert [one.label for one in same] == names
     two = bench(tmp_path / "two", mode="peers", contenders="trainer-best flatout")
     assert [one.label for one in peer_contests(two)] == ["trainer-best", "flatout"]
@@ -250,10 +252,10 @@ def test_peers_meet_at_every_batch_where_it_is_free(tmp_path):
     assert [one.label for one in found] == [
         f"{name}, batch {size}" for size in (8, 16) for name in names
     ] + ["conf/slow"]
-    assert found[3].changes["train.global_batch_size"] == 16
-    assert found[3].options == {"contender": "flatout"}
-    rates = [one.changes["train.learning_rate"] for one in found[:4]]
-    assert rates[0] / rates[3] == pytest.approx(0.5**0.5)  # learning_rate_rule: sqrt
+    assert found[4].changes["train.global_batch_size"] == 16
+    assert found[4].options == {"contender": "flatout"}
+    rates = [one.changes["train.learning_rate"] for one in found[:5]]
+    assert rates[0] / rates[4] == pytest.approx(0.5**0.5)  # learning_rate_rule: sqrt
     assert found[-1].changes["train.global_batch_size"] == 16
 
 

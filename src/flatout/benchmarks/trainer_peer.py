@@ -72,7 +72,8 @@ def total_steps(job: TrainJob) -> int:
 
 def flags_of(name: str, job: TrainJob, runtime: Runtime) -> dict[str, Any]:
     """Arguments that are not the Trainer's defaults. `trainer-default`: only those that
-    make the optimisation the same."""
+    make the optimisation the same; `trainer-unsorted`: the best ones, but rows in
+    random order, because batches of one length learn worse."""
     same = _optimisation(job)
     if not runtime.is_cuda:
         same["use_cpu"] = True
@@ -87,8 +88,9 @@ def flags_of(name: str, job: TrainJob, runtime: Runtime) -> dict[str, Any]:
         "dataloader_persistent_workers": workers > 0,
         "dataloader_pin_memory": runtime.is_cuda,
         "logging_nan_inf_filter": False,
-        **_grouped_by_length(),
     }
+    if name != "trainer-unsorted":
+        best |= _grouped_by_length()
     if runtime.is_cuda:
         best["tf32"] = True
     if workers:

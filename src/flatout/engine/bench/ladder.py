@@ -1,13 +1,14 @@
 """The ladder: the slow configuration, then one optimisation after the other.
 
 In the order of the guides that named them (A to E), then flatout's own. A rung that
-loses is measured, shown, and left out of the rungs above it.
+loses is measured, shown, and left out of the rungs above it. What stands alone is tried
+once more on top: workers cannot help a step that waits for the host, until it does not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flatout.engine.bench.bench import Bench
 from flatout.engine.bench.budgets import Changes
@@ -55,20 +56,33 @@ def ladder(bench: Bench) -> Iterator[Step]:
         )
 
     kept: Changes = {}
-    slow = measure("conf/slow", kept)
+    lost: list[Rung] = []
+    slow = measure("conf/slow", {})
     yield _step(0, Rung("conf/slow", "", "", {}), slow, slow, 1.0, kept=True)
     below, name, gained = slow, "conf/slow", 1.0
-    for number, rung in enumerate(chosen, start=1):
+    for number, rung in enumerate(_in_order(chosen, lost, kept), start=1):
         changes = {**kept, **rung.changes}
         trial, beside = measure(rung.name, changes), below
         if trial.ok and not holds(trial, beside):
-            beside = measure(name, kept, again=number)
+            beside = measure(name, dict(kept), again=number)
             trial = measure(rung.name, changes, again=number)
         keeps = holds(trial, beside)
         yield _step(number, rung, trial, beside, gained, kept=keeps)
         if keeps:
             gained *= _ratio(trial, beside) or 1.0
-            kept, below, name = changes, trial, rung.name
+            kept.update(rung.changes)
+            below, name = trial, rung.name
+        else:
+            lost.append(rung)
+
+
+def _in_order(chosen: list[Rung], lost: list[Rung], kept: Changes) -> Iterator[Rung]:
+    """Rungs as they are climbed; `lost` and `kept` grow meanwhile."""
+    yield from (rung for rung in chosen if not rung.changes_optimisation)
+    for rung in list(lost):
+        if not kept.keys() & rung.changes.keys():  # nothing has taken its place
+            yield replace(rung, name=f"{rung.name}, now")
+    yield from (rung for rung in chosen if rung.changes_optimisation)
 
 
 def holds(trial: TrialResult, below: TrialResult) -> bool:

@@ -21,7 +21,11 @@ BenchmarkMode = Literal[
     "tune", "grid", "ladder", "headline", "peers", "loader", "scaling"
 ]
 Contender = Literal[
-    "flatout", "trainer-default", "trainer-best", "trainer-best-compiled"
+    "flatout",
+    "trainer-default",
+    "trainer-best",
+    "trainer-best-compiled",
+    "trainer-unsorted",
 ]
 
 
