@@ -132,9 +132,10 @@ def test_where_the_host_is_slower_there_are_fewer_cuts():
 
 def test_launching_bert_base_costs_what_was_measured():
     # 2.2 ms a block on the host; the device's share shrinks with the width squared.
-    assert launch_tokens(768, "NVIDIA H200") == 25_630
-    assert launch_tokens(384, "NVIDIA H200") == 4 * 25_630 + 1
-    assert launch_tokens(768, "AMD EPYC") == 0
+    assert launch_tokens(768, "NVIDIA H200", "bf16") == 25_630
+    assert launch_tokens(384, "NVIDIA H200", "fp16") == 4 * 25_630 + 1
+    assert launch_tokens(768, "NVIDIA H200", "fp32") == 0
+    assert launch_tokens(768, "AMD EPYC", "bf16") == 0
 
 
 def test_a_row_beyond_the_budget_is_refused():

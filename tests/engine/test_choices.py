@@ -16,6 +16,15 @@ H200 = Runtime(torch.device("cuda"), "NVIDIA H200", "bf16", Ranks(), threads=1)
 MEAN_TOKENS = 13.57
 
 
+@pytest.fixture(autouse=True)
+def memory_gib(monkeypatch):
+    """Of the card that is not here."""
+    held = [140.0]
+    size = property(lambda runtime: int(held[0] * 2**30))
+    monkeypatch.setattr(Runtime, "device_memory_bytes", size)
+    return held
+
+
 def graphs(tmp_path, batch, *, width=64, runtime=H200, **train):
     job = make_job(
         tmp_path, global_batch_size=batch, **{"token_budget": 10**7, **train}
@@ -38,9 +47,17 @@ def test_where_the_speed_of_a_card_is_not_known_16384_tokens_are_small(tmp_path)
     assert not graphs(tmp_path, 1_208, runtime=unknown)
 
 
+def test_graphs_need_room_for_activations_twice(tmp_path, memory_gib):
+    # Twice 20.6 GiB and 1.0 of weights, gradients and moments, in 0.8 of the card.
+    for size, fit in ((52.9, True), (52.7, False)):
+        memory_gib[0] = size
+        assert graphs(tmp_path, 1_594, width=512) is fit
+
+
 def test_graphs_are_not_for_several_micro_batches_gpus_or_cpus(tmp_path):
     assert graphs(tmp_path, 16, token_budget=218)
     assert not graphs(tmp_path, 16, token_budget=217)
+    assert not graphs(tmp_path, 16, gradient_checkpointing=True)
     pair = replace(H200, ranks=Ranks(world_size=2, local_world_size=2))
     assert not graphs(tmp_path, 16, runtime=pair)
     cpu = replace(H200, device=torch.device("cpu"), precision="fp32")

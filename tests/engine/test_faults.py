@@ -6,20 +6,23 @@ import logging
 import re
 import threading
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
 
 from flatout.benchmarks.drill import Drill
 from flatout.benchmarks.victim import Victim
+from flatout.engine.assemble import assemble
 from flatout.engine.health import NonFiniteError
 from flatout.engine.job import TrainJob
 from flatout.engine.jobs.checkpoint_folder import read_manifest, step_folders
 from flatout.engine.jobs.heartbeat import Beat, overdue
 from flatout.engine.jobs.launch import run_job
-from flatout.engine.jobs.oom import OutOfMemory
+from flatout.engine.jobs.oom import OutOfMemory, shrink
 from flatout.engine.jobs.signals import Interrupted
 from flatout.engine.jobs.supervisor import HangError
+from flatout.engine.runtime import set_up
 from tests.engine.runs import curve, make_job
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
@@ -195,6 +198,22 @@ def test_memory_that_runs_out_halves_the_token_budget(tmp_path, monkeypatch):
     assert len(refused) == 2
     assert [point.step for point in result.history] == list(range(1, 13))
     assert result.report.samples == 180  # no row lost, none twice
+
+
+def test_graphs_are_given_up_before_the_budget(tmp_path, caplog):
+    job = make_job(tmp_path)
+    trainer = assemble(job, set_up(job.settings.runtime))
+    budget = trainer.choices.token_budget
+    trainer.choices = replace(trainer.choices, cuda_graphs=True)
+    full = RuntimeError("CUDA out of memory")
+    shrink(trainer, full, step=7)
+    assert "out of memory at step 7: going on without CUDA graphs" in caplog.text
+    assert (trainer.choices.cuda_graphs, trainer.choices.token_budget) == (
+        False,
+        budget,
+    )
+    with pytest.raises(OutOfMemory, match="out of memory at step 8 with token budget"):
+        shrink(trainer, full, step=8)
 
 
 def test_other_errors_are_no_shortage_of_memory(tmp_path, monkeypatch):

@@ -259,6 +259,15 @@ def test_peers_meet_at_every_batch_where_it_is_free(tmp_path):
     assert found[-1].changes["train.global_batch_size"] == 16
 
 
+def test_the_headline_rates_no_unsorted_trainer(tmp_path):
+    alone = {"contenders": "trainer-unsorted"}
+    with pytest.raises(SettingsError, match="add flatout or trainer-best"):
+        run_headline(Sweep(bench(tmp_path / "alone", mode="headline", **alone)))
+    both = bench(tmp_path / "both", mode="headline")
+    run_headline(Sweep(both))
+    assert "trainer-unsorted, batch 8" not in {t.label for t in both.results}
+
+
 def test_the_headline_compares_with_the_slow_one_and_with_the_trainers_best(tmp_path):
     free = {"free_global_batch": True, "batch_sizes": [32, 40]}
     both = {"contenders": "flatout trainer-best"}
@@ -306,8 +315,10 @@ def test_the_trainers_windows_are_stretches_over_which_it_sorts():
     order = get_length_grouped_indices(lengths, size)
     found = [lengths[index] for index in order]
     stretch = size * sorted_steps(size, rows)
-    for start in range(stretch, 4 * stretch, stretch):  # the first holds the longest
-        part = found[start : start + stretch]
+    for start in range(stretch, 4 * stretch, stretch):
+        part = found[
+            start + 1 : start + stretch
+        ]  # the longest of all went to the front
         assert part == sorted(part, reverse=True)
 
 

@@ -190,13 +190,18 @@ def step_rows(
 def make_planner(
     settings: Settings, runtime: Runtime, choices: Choices, config: Any
 ) -> Planner:
+    overhead, launch = CPU_OVERHEAD_TOKENS, 0
+    if runtime.is_cuda:
+        overhead = GPU_OVERHEAD_TOKENS
+        name, precision = runtime.device_name, runtime.precision
+        launch = launch_tokens(config.hidden_size, name, precision)
     return Planner(
         strategy=choices.strategy,  # type: ignore[arg-type]
         token_budget=choices.token_budget,
         max_length=settings.tokenize.max_length,
         world_size=runtime.ranks.world_size,
-        overhead_tokens=GPU_OVERHEAD_TOKENS if runtime.is_cuda else CPU_OVERHEAD_TOKENS,
-        launch_tokens=launch_tokens(config.hidden_size, runtime.device_name),
+        overhead_tokens=overhead,
+        launch_tokens=launch,
     )
 
 

@@ -246,11 +246,11 @@ def quickest_cuts(
         device = sum((b - a) * int(lengths[a]) + overhead for a, b in cuts)
         return device, launch * len(cuts)
 
-    found, price = [], overhead
+    found, price = [], max(1, overhead)
     while True:
         found.append(cheapest_cuts(lengths, budget, price))
         device, host = sides(found[-1])
-        if device >= host or price >= budget:  # from there on runs are as few as can be
+        if device >= host or price >= budget:  # no run is worth a whole budget
             return min(found, key=lambda cuts: max(sides(cuts)))
         price *= 2
 

@@ -18,8 +18,8 @@ GRAPH_MAX_TOKENS = 16_384
 """Tokens of a global batch up to which launching kernels is what bounds a step, where
 the device's speed is not known."""
 SLOW_HOST = 1.5
-"""Hosts differ by as much: BERT-base at 24,600 tokens a step gave 7,821 samples/s on
-one and 6,704 on another, 7,868 and 8,160 with graphs."""
+"""A margin for slower hosts: steps of 24,600 tokens of BERT-base alone gave 7,821 and
+7,668 samples/s on two hosts, 7,868 and 8,160 with graphs."""
 
 
 GRAPH_MEMORY_SHARE = 0.8
@@ -145,8 +145,10 @@ def _cuda_graphs(job: TrainJob, runtime: Runtime, strategy: str, config: Any) ->
                 "optimizer: set it to auto or false"
             )
         return bool(train.cuda_graphs)
+    if not possible or train.gradient_checkpointing:  # never recorded together so far
+        return False
     small = mean_tokens(job) <= _most_graph_tokens(job, runtime, config)
-    return possible and small and _graphs_fit(job, runtime, config)
+    return small and _graphs_fit(job, runtime, config)
 
 
 def mean_tokens(job: TrainJob) -> float:
@@ -157,7 +159,8 @@ def mean_tokens(job: TrainJob) -> float:
 def _most_graph_tokens(job: TrainJob, runtime: Runtime, config: Any) -> float:
     """Up to which launching bounds a step that is one micro-batch: each way of cutting
     a global batch would be a graph of its own."""
-    known = launch_tokens(config.hidden_size, runtime.device_name)
+    name, precision = runtime.device_name, runtime.precision
+    known = launch_tokens(config.hidden_size, name, precision)
     limit = SLOW_HOST * known if known else GRAPH_MAX_TOKENS
     return min(limit, _token_budget(job, runtime, "packed"))
 

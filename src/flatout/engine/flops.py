@@ -80,12 +80,12 @@ USED_SHARE = 0.5
 """Of a data sheet's peak, in a good step."""
 
 
-def launch_tokens(width: int, device_name: str) -> int:
-    """Tokens that a device trains in the time in which the host launches a micro-batch;
-    0 where the device's peak is not known. A block of `width` has 12 x width^2 weights,
-    so their number does not matter."""
+def launch_tokens(width: int, device_name: str, precision: str) -> int:
+    """Tokens that a GPU trains in the time in which the host launches a micro-batch; 0
+    where its peak is not known, as in fp32, where the host is seldom the bound. A block
+    of `width` has 12 x width^2 weights, so their number does not matter."""
     peak = peak_tflops(device_name)
-    if peak is None:
+    if peak is None or precision == "fp32":
         return 0
     token_s = 6 * 12 * width**2 / (USED_SHARE * peak * 1e12)
     return int(HOST_S_PER_BLOCK / token_s)

@@ -110,6 +110,10 @@ class Stepper:
         self.tell(batch)
         self.launch(batch)
 
+    def drop_graphs(self) -> None:
+        """Step kernel by kernel from here on; the graphs' memory is free again."""
+        self._graphs = None
+
     def tell(self, batch: StepBatch) -> None:
         """What differs between steps of one shape; graphs read it from the device."""
         self.step_number.fill_(batch.step)

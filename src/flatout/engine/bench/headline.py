@@ -13,6 +13,7 @@ from flatout.engine.bench.bench import Bench
 from flatout.engine.bench.contests import Contest, contenders
 from flatout.engine.bench.rungs import SLOW
 from flatout.engine.bench.trial_spec import Kind, TrialResult
+from flatout.engine.settings import SettingsError
 
 WINDOWS = 3
 COMPILED_WARMUP_STEPS = 250
@@ -27,11 +28,16 @@ def headline_contests(bench: Bench) -> Iterator[Contest]:
     sizes = {settings.train.global_batch_size}
     if options.free_global_batch:
         sizes |= set(options.batch_sizes)
-    names = contenders(bench)
+    # Sorting is among the Trainer's best flags where rates alone count.
+    names = [name for name in contenders(bench) if name != UNSORTED]
+    if not names:
+        raise SettingsError(
+            f"benchmark.contenders: {UNSORTED} is for mode peers, which tells what was "
+            "learnt; add flatout or trainer-best"
+        )
     yield Contest("conf/slow", "end_to_end", SLOW)
     for size in sorted(sizes):
-        # Sorting is among the Trainer's best flags where rates alone count.
-        for name in (name for name in names if name not in (FLATOUT, UNSORTED)):
+        for name in (name for name in names if name != FLATOUT):
             yield _trainer(name, size, bench.train_rows)
     if FLATOUT in names:
         for size in sorted({SLOW["train.global_batch_size"], *sizes}):

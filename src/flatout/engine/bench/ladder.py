@@ -56,7 +56,7 @@ def ladder(bench: Bench) -> Iterator[Step]:
         )
 
     kept: Changes = {}
-    lost: list[Rung] = []
+    lost: list[tuple[Rung, Changes]] = []
     slow = measure("conf/slow", {})
     yield _step(0, Rung("conf/slow", "", "", {}), slow, slow, 1.0, kept=True)
     below, name, gained = slow, "conf/slow", 1.0
@@ -73,14 +73,17 @@ def ladder(bench: Bench) -> Iterator[Step]:
             kept.update(rung.changes)
             below, name = trial, rung.name
         else:
-            lost.append(rung)
+            lost.append((rung, dict(kept)))
 
 
-def _in_order(chosen: list[Rung], lost: list[Rung], kept: Changes) -> Iterator[Rung]:
-    """Rungs as they are climbed; `lost` and `kept` grow meanwhile."""
+def _in_order(
+    chosen: list[Rung], lost: list[tuple[Rung, Changes]], kept: Changes
+) -> Iterator[Rung]:
+    """Rungs as they are climbed; `lost`, with what it lost beside, and `kept` grow."""
     yield from (rung for rung in chosen if not rung.changes_optimisation)
-    for rung in list(lost):
-        if not kept.keys() & rung.changes.keys():  # nothing has taken its place
+    for rung, beside in list(lost):
+        replaced = kept.keys() & rung.changes.keys()
+        if kept != beside and not replaced:
             yield replace(rung, name=f"{rung.name}, now")
     yield from (rung for rung in chosen if rung.changes_optimisation)
 

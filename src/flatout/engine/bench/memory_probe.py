@@ -134,11 +134,19 @@ class Attempts:
                 raise
             full = True
             forget_failed_pass(self.trainer.model)
-        gib = self.meter.peak_bytes() / 2**30
+        gib = self._needed_bytes() / 2**30
         fits = not full and gib <= limit_gib
         self.tried.append({"budget": budget, "gib": gib, "fits": fits})
         self.trainer.optimizer.zero_grad(set_to_none=True)
         return fits
+
+    def _needed_bytes(self) -> float:
+        """By this attempt; CUDA graphs keep activations a second time."""
+        peak = self.meter.peak_bytes()
+        if not self.trainer.choices.cuda_graphs:
+            return peak
+        self.trainer.optimizer.zero_grad(set_to_none=True)
+        return 2 * peak - torch.cuda.memory_allocated(self.trainer.runtime.device)
 
     def _predicted_gib(self, budget: int) -> float | None:
         """By the line through the last two attempts, where memory cannot be refused

@@ -35,10 +35,27 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def shrink(trainer: Trainer, error: RuntimeError | MemoryError, step: int) -> None:
-    """Halve the token budget: the global batch stays, in more micro-batches. Raises
-    OutOfMemory where the settings do not allow it; any other error as it is."""
+    """Give up CUDA graphs, which have memory of their own; then halve the token budget:
+    the global batch stays, in more micro-batches. Raises OutOfMemory where the settings
+    do not allow it; any other error as it is."""
     if not is_out_of_memory(error):
         raise error
+    if trainer.choices.cuda_graphs:
+        logger.warning("out of memory at step %d: going on without CUDA graphs", step)
+        trainer.choices = replace(trainer.choices, cuda_graphs=False)
+        trainer.stepper.drop_graphs()
+    else:
+        _halve_budget(trainer, error, step)
+    trainer.optimizer.zero_grad(set_to_none=True)
+    forget_failed_pass(trainer.model)
+    traceback.clear_frames(error.__traceback__)  # they hold the activations
+    if trainer.runtime.is_cuda:
+        torch.cuda.empty_cache()
+
+
+def _halve_budget(
+    trainer: Trainer, error: RuntimeError | MemoryError, step: int
+) -> None:
     budget, half = trainer.choices.token_budget, half_budget(trainer)
     if not _may_shrink(trainer) or half == budget:
         smallest = half == budget
@@ -54,11 +71,6 @@ def shrink(trainer: Trainer, error: RuntimeError | MemoryError, step: int) -> No
     trainer.choices = replace(trainer.choices, token_budget=half)
     planner = replace(trainer.data.planner, token_budget=half)
     trainer.data = replace(trainer.data, planner=planner)
-    trainer.optimizer.zero_grad(set_to_none=True)
-    forget_failed_pass(trainer.model)
-    traceback.clear_frames(error.__traceback__)  # they hold the activations
-    if trainer.runtime.is_cuda:
-        torch.cuda.empty_cache()
 
 
 def half_budget(trainer: Trainer) -> int:
