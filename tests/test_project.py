@@ -255,7 +255,7 @@ def test_a_slow_training_is_told_of_with_what_differs(finished, tokens):
     (first,) = client.search_runs([experiment])
     # The earlier run may have had a busy machine: no test is about wall time.
     rate = 10 * first.data.metrics["guard_samples_per_s"]
-    client.log_metric(first.info.run_id, "guard_samples_per_s", rate)
+    client.log_metric(first.info.run_id, "guard_samples_per_s", rate, step=10**6)
     slow = (
         "runtime.attention=eager,train.strategy=fixed,train.token_budget=64,"
         "train.synchronize_every_step=true,guard.on_slow=fail"
@@ -274,6 +274,7 @@ def test_a_slow_training_is_told_of_with_what_differs(finished, tokens):
         "train.token_budget",
     }
     rates = [r.data.metrics["guard_samples_per_s"] for r in (run, baseline)]
+    assert rates[1] == rate
     assert verdict["rate_pct"] == pytest.approx(100 * rates[0] / rates[1])
     assert run.data.metrics["guard_rate_pct"] == verdict["rate_pct"]
     assert run.info.status == "FINISHED"
