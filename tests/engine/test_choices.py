@@ -64,6 +64,26 @@ def test_graphs_are_not_for_several_micro_batches_gpus_or_cpus(tmp_path):
     assert not graphs(tmp_path, 16, runtime=cpu)
 
 
+def test_gpus_that_wait_for_the_host_are_told_of(tmp_path):
+    config = BertConfig(hidden_size=512, num_attention_heads=8)
+    pair = replace(H200, ranks=Ranks(world_size=2, local_world_size=2))
+
+    def notes(runtime=H200, batch=16, **train):
+        train = {"token_budget": 10**7, **train}
+        job = make_job(tmp_path, global_batch_size=batch, **train)
+        return choose(job, runtime, config).notes
+
+    text = (
+        "a step waits for the host: a GPU's share of it is 109 tokens, and launching "
+        "takes the time of about 57,668. Raise train.global_batch_size, or train on "
+        "one GPU, where CUDA graphs launch it at once"
+    )
+    assert notes(pair) == (text,)
+    assert notes(pair, batch=8_502) == ()
+    assert notes(strategy="grouped")[0].endswith("Raise train.global_batch_size")
+    assert notes() == notes(pair, cuda_graphs=False) == ()
+
+
 @pytest.mark.parametrize(("batch", "multiple"), [(16, 256), (1_818, 256), (1_819, 512)])
 def test_large_totals_are_rounded_up_more(tmp_path, batch, multiple):
     job = make_job(tmp_path, global_batch_size=batch, token_budget=10**7)

@@ -51,6 +51,8 @@ def choose(job: TrainJob, runtime: Runtime, config: Any) -> Choices:
     if fault:
         notes.append(fault)
     graphs = _cuda_graphs(job, runtime, strategy, config)
+    if train.cuda_graphs == "auto" and not graphs:
+        notes += _launch_bound(job, runtime, config)
     return Choices(
         strategy=strategy,
         attention=_attention(job.settings, runtime, config, strategy),
@@ -149,6 +151,23 @@ def _cuda_graphs(job: TrainJob, runtime: Runtime, strategy: str, config: Any) ->
         return False
     small = mean_tokens(job) <= _most_graph_tokens(job, runtime, config)
     return small and _graphs_fit(job, runtime, config)
+
+
+def _launch_bound(job: TrainJob, runtime: Runtime, config: Any) -> list[str]:
+    """What to do where GPUs wait for the host, and no graphs help."""
+    if not runtime.is_cuda:
+        return []
+    name, gpus = runtime.device_name, runtime.ranks.world_size
+    known = launch_tokens(config.hidden_size, name, runtime.precision)
+    own = mean_tokens(job) / gpus
+    if own >= known:
+        return []
+    fewer = ", or train on one GPU, where CUDA graphs launch it at once"
+    return [
+        f"a step waits for the host: a GPU's share of it is {own:,.0f} tokens, and "
+        f"launching takes the time of about {known:,}. Raise train.global_batch_size"
+        + (fewer if gpus > 1 else "")
+    ]
 
 
 def mean_tokens(job: TrainJob) -> float:
