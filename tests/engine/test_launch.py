@@ -180,11 +180,11 @@ def test_a_rank_that_nobody_watches_shows_where_it_hangs(tmp_path, capfd):
     beat = Heartbeat()
     beat.start(tmp_path, 1, watched=False)
     beat.enter("train")
-    beat.watch_alone(0.05)
-    beat.beat(17)
     shown = ""
-    while "Timeout" not in shown:
-        time.sleep(0.05)
+    while "Timeout" not in shown:  # what is written while pytest reads is lost
+        beat.watch_alone(0.05)
+        beat.beat(17)
+        time.sleep(0.5)
         shown += capfd.readouterr().err
     beat.watch_alone(None)
     assert "test_launch.py" in shown
