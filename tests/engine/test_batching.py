@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +16,9 @@ from flatout.engine.batching import (
     permute,
     quickest_cuts,
 )
+from flatout.engine.environment import Ranks
 from flatout.engine.flops import launch_tokens
+from flatout.engine.runtime import Runtime
 
 STRATEGIES = ["fixed", "random", "grouped", "packed"]
 
@@ -132,10 +135,15 @@ def test_where_the_host_is_slower_there_are_fewer_cuts():
 
 def test_launching_bert_base_costs_what_was_measured():
     # 2.2 ms a block on the host; the device's share shrinks with the width squared.
-    assert launch_tokens(768, "NVIDIA H200", "bf16") == 25_630
-    assert launch_tokens(384, "NVIDIA H200", "fp16") == 4 * 25_630 + 1
-    assert launch_tokens(768, "NVIDIA H200", "fp32") == 0
-    assert launch_tokens(768, "AMD EPYC", "bf16") == 0
+    def tokens(width=768, name="NVIDIA H200", precision="bf16", device="cuda"):
+        gpu = Runtime(torch.device(device), name, precision, Ranks(), threads=1)
+        return launch_tokens(width, gpu)
+
+    assert tokens() == 25_630
+    assert tokens(384, precision="fp16") == 4 * 25_630 + 1
+    assert tokens(precision="fp32") == 0
+    assert tokens(name="NVIDIA something new") == 0
+    assert tokens(name="AMD A10-7850K", device="cpu") == 0
 
 
 def test_a_row_beyond_the_budget_is_refused():

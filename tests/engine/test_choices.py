@@ -80,7 +80,9 @@ def test_gpus_that_wait_for_the_host_are_told_of(tmp_path):
     )
     assert notes(pair) == (text,)
     assert notes(pair, batch=8_502) == ()
-    assert notes(strategy="grouped")[0].endswith("Raise train.global_batch_size")
+    for runtime in (H200, pair):  # padded batches have no graphs on one GPU either
+        told = notes(runtime, strategy="grouped")
+        assert told[0].endswith("Raise train.global_batch_size")
     assert notes() == notes(pair, cuda_graphs=False) == ()
 
 

@@ -19,7 +19,7 @@ from flatout.engine.job import TrainJob
 from flatout.engine.jobs.checkpoint_folder import read_manifest, step_folders
 from flatout.engine.jobs.heartbeat import Beat, overdue
 from flatout.engine.jobs.launch import run_job
-from flatout.engine.jobs.oom import OutOfMemory, shrink
+from flatout.engine.jobs.oom import OutOfMemory, is_out_of_memory, shrink
 from flatout.engine.jobs.signals import Interrupted
 from flatout.engine.jobs.supervisor import HangError
 from flatout.engine.runtime import set_up
@@ -212,6 +212,10 @@ def test_graphs_are_given_up_before_the_budget(tmp_path, caplog):
         False,
         budget,
     )
+    broken = RuntimeError("operation failed due to a previous error during capture")
+    assert not is_out_of_memory(broken)
+    broken.__context__ = full
+    assert is_out_of_memory(broken)
     with pytest.raises(OutOfMemory, match="out of memory at step 8 with token budget"):
         shrink(trainer, full, step=8)
 

@@ -41,6 +41,7 @@ GRAPH_PAD_MULTIPLE = 256
 """Packed totals are rounded up, the more the larger they are on average, so that few
 CUDA graphs are needed."""
 GRAPH_PAD_SHARE = 1 / 96
+"""Of a global batch's tokens on average: 256 for 24,600 tokens, 1 % at most."""
 
 
 @dataclass
@@ -190,18 +191,13 @@ def step_rows(
 def make_planner(
     settings: Settings, runtime: Runtime, choices: Choices, config: Any
 ) -> Planner:
-    overhead, launch = CPU_OVERHEAD_TOKENS, 0
-    if runtime.is_cuda:
-        overhead = GPU_OVERHEAD_TOKENS
-        name, precision = runtime.device_name, runtime.precision
-        launch = launch_tokens(config.hidden_size, name, precision)
     return Planner(
         strategy=choices.strategy,  # type: ignore[arg-type]
         token_budget=choices.token_budget,
         max_length=settings.tokenize.max_length,
         world_size=runtime.ranks.world_size,
-        overhead_tokens=overhead,
-        launch_tokens=launch,
+        overhead_tokens=GPU_OVERHEAD_TOKENS if runtime.is_cuda else CPU_OVERHEAD_TOKENS,
+        launch_tokens=launch_tokens(config.hidden_size, runtime),
     )
 
 

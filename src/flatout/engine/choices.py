@@ -20,8 +20,6 @@ the device's speed is not known."""
 SLOW_HOST = 1.5
 """A margin for slower hosts: steps of 24,600 tokens of BERT-base alone gave 7,821 and
 7,668 samples/s on two hosts, 7,868 and 8,160 with graphs."""
-
-
 GRAPH_MEMORY_SHARE = 0.8
 """Of the device's memory."""
 
@@ -52,7 +50,7 @@ def choose(job: TrainJob, runtime: Runtime, config: Any) -> Choices:
         notes.append(fault)
     graphs = _cuda_graphs(job, runtime, strategy, config)
     if train.cuda_graphs == "auto" and not graphs:
-        notes += _launch_bound(job, runtime, config)
+        notes += _launch_bound(job, runtime, strategy, config)
     return Choices(
         strategy=strategy,
         attention=_attention(job.settings, runtime, config, strategy),
@@ -133,13 +131,8 @@ def _has_compiler() -> bool:
 
 
 def _cuda_graphs(job: TrainJob, runtime: Runtime, strategy: str, config: Any) -> bool:
-    train = job.settings.train
-    possible = (
-        runtime.is_cuda
-        and runtime.ranks.world_size == 1
-        and strategy == "packed"
-        and train.fused_optimizer
-    )
+    train, alone = job.settings.train, runtime.ranks.world_size == 1
+    possible = alone and _can_record(job, runtime, strategy)
     if train.cuda_graphs != "auto":
         if train.cuda_graphs and not possible:
             raise SettingsError(
@@ -153,20 +146,28 @@ def _cuda_graphs(job: TrainJob, runtime: Runtime, strategy: str, config: Any) ->
     return small and _graphs_fit(job, runtime, config)
 
 
-def _launch_bound(job: TrainJob, runtime: Runtime, config: Any) -> list[str]:
+def _can_record(job: TrainJob, runtime: Runtime, strategy: str) -> bool:
+    return (
+        runtime.is_cuda and strategy == "packed" and job.settings.train.fused_optimizer
+    )
+
+
+def _launch_bound(
+    job: TrainJob, runtime: Runtime, strategy: str, config: Any
+) -> list[str]:
     """What to do where GPUs wait for the host, and no graphs help."""
-    if not runtime.is_cuda:
-        return []
-    name, gpus = runtime.device_name, runtime.ranks.world_size
-    known = launch_tokens(config.hidden_size, name, runtime.precision)
+    known = launch_tokens(config.hidden_size, runtime)
+    gpus = runtime.ranks.world_size
     own = mean_tokens(job) / gpus
     if own >= known:
         return []
-    fewer = ", or train on one GPU, where CUDA graphs launch it at once"
+    advice = "Raise train.global_batch_size"
+    checkpointing = job.settings.train.gradient_checkpointing
+    if gpus > 1 and _can_record(job, runtime, strategy) and not checkpointing:
+        advice += ", or train on one GPU, where CUDA graphs launch it at once"
     return [
         f"a step waits for the host: a GPU's share of it is {own:,.0f} tokens, and "
-        f"launching takes the time of about {known:,}. Raise train.global_batch_size"
-        + (fewer if gpus > 1 else "")
+        f"launching takes the time of about {known:,}. {advice}"
     ]
 
 
@@ -178,8 +179,7 @@ def mean_tokens(job: TrainJob) -> float:
 def _most_graph_tokens(job: TrainJob, runtime: Runtime, config: Any) -> float:
     """Up to which launching bounds a step that is one micro-batch: each way of cutting
     a global batch would be a graph of its own."""
-    name, precision = runtime.device_name, runtime.precision
-    known = launch_tokens(config.hidden_size, name, precision)
+    known = launch_tokens(config.hidden_size, runtime)
     limit = SLOW_HOST * known if known else GRAPH_MAX_TOKENS
     return min(limit, _token_budget(job, runtime, "packed"))
 

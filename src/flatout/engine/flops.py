@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from flatout.engine.runtime import Runtime
 from flatout.engine.timing import Window
 
 PEAK_BF16_TFLOPS = {
@@ -80,12 +81,13 @@ USED_SHARE = 0.5
 """Of a data sheet's peak, in a good step."""
 
 
-def launch_tokens(width: int, device_name: str, precision: str) -> int:
+def launch_tokens(width: int, runtime: Runtime) -> int:
     """Tokens that a GPU trains in the time in which the host launches a micro-batch; 0
-    where its peak is not known, as in fp32, where the host is seldom the bound. A block
-    of `width` has 12 x width^2 weights, so their number does not matter."""
-    peak = peak_tflops(device_name)
-    if peak is None or precision == "fp32":
+    on a CPU and where the GPU's peak is not known, as in fp32, where the host is seldom
+    the bound. A block of `width` has 12 x width^2 weights, so the number of blocks does
+    not matter."""
+    peak = peak_tflops(runtime.device_name) if runtime.is_cuda else None
+    if peak is None or runtime.precision == "fp32":
         return 0
     token_s = 6 * 12 * width**2 / (USED_SHARE * peak * 1e12)
     return int(HOST_S_PER_BLOCK / token_s)

@@ -27,6 +27,9 @@ class OutOfMemory(RuntimeError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
+    """Also where it broke the recording of a CUDA graph, whose end then raises."""
+    if error.__context__ is not None and is_out_of_memory(error.__context__):
+        return True
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(
