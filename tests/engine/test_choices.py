@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import BertConfig
 
-from flatout.engine.assemble import make_collator
 from flatout.engine.choices import choose
 from flatout.engine.environment import Ranks
 from flatout.engine.runtime import Runtime
+from flatout.engine.step_data import make_collator
 from tests.engine.runs import make_job
 
 H200 = Runtime(torch.device("cuda"), "NVIDIA H200", "bf16", Ranks(), threads=1)
@@ -54,19 +54,45 @@ def test_graphs_need_room_for_activations_twice(tmp_path, memory_gib):
         assert graphs(tmp_path, 1_594, width=512) is fit
 
 
-def test_graphs_are_not_for_several_micro_batches_gpus_or_cpus(tmp_path):
+PAIR = replace(H200, ranks=Ranks(world_size=2, local_world_size=2))
+
+
+def test_graphs_are_not_for_several_micro_batches_shards_or_cpus(tmp_path):
     assert graphs(tmp_path, 16, token_budget=218)
     assert not graphs(tmp_path, 16, token_budget=217)
     assert not graphs(tmp_path, 16, gradient_checkpointing=True)
-    pair = replace(H200, ranks=Ranks(world_size=2, local_world_size=2))
-    assert not graphs(tmp_path, 16, runtime=pair)
+    assert not graphs(tmp_path, 16, runtime=PAIR, distributed={"strategy": "fsdp"})
     cpu = replace(H200, device=torch.device("cpu"), precision="fp32")
     assert not graphs(tmp_path, 16, runtime=cpu)
 
 
+def test_each_of_several_gpus_has_graphs_of_its_share(tmp_path):
+    assert graphs(tmp_path, 2 * 1_594, width=1_024, runtime=PAIR)
+    assert not graphs(tmp_path, 2 * 1_595, width=1_024, runtime=PAIR)
+    assert graphs(tmp_path, 32, runtime=PAIR, token_budget=218)
+    assert not graphs(tmp_path, 32, runtime=PAIR, token_budget=217)
+
+
+@pytest.mark.parametrize(
+    ("options", "at_once"),
+    [
+        ({"global_batch_size": 16}, True),  # between two graphs
+        ({"cuda_graphs": False}, False),
+        ({"cuda_graphs": False, "distributed": {"bucket_mib": "all"}}, True),
+        ({"distributed": {"bucket_mib": "all", "strategy": "fsdp"}}, False),
+    ],
+)
+def test_gradients_travel_at_once_where_asked_to_and_between_graphs(
+    tmp_path, options, at_once
+):
+    config = BertConfig(hidden_size=512, num_attention_heads=8)
+    job = make_job(tmp_path, **options)
+    assert choose(job, PAIR, config).exchange_at_once is at_once
+    assert not choose(job, H200, config).exchange_at_once
+
+
 def test_gpus_that_wait_for_the_host_are_told_of(tmp_path):
     config = BertConfig(hidden_size=512, num_attention_heads=8)
-    pair = replace(H200, ranks=Ranks(world_size=2, local_world_size=2))
 
     def notes(runtime=H200, batch=16, **train):
         train = {"token_budget": 10**7, **train}
@@ -75,19 +101,16 @@ def test_gpus_that_wait_for_the_host_are_told_of(tmp_path):
 
     text = (
         "a step waits for the host: a GPU's share of it is 109 tokens, and launching "
-        "takes the time of about 57,668. Raise train.global_batch_size, or train on "
-        "one GPU, where CUDA graphs launch it at once"
+        "takes the time of about 57,668. Raise train.global_batch_size"
     )
-    assert notes(pair) == (text,)
-    assert notes(pair, batch=8_502) == ()
-    for runtime in (H200, pair):  # padded batches have no graphs on one GPU either
-        told = notes(runtime, strategy="grouped")
-        assert told[0].endswith("Raise train.global_batch_size")
-    assert notes() == notes(pair, cuda_graphs=False) == ()
+    assert notes(PAIR, strategy="grouped") == (text,)  # padded: no graphs
+    assert notes(PAIR, batch=8_502, strategy="grouped") == ()
+    assert notes() == notes(PAIR) == notes(PAIR, cuda_graphs=False) == ()
 
 
 @pytest.mark.parametrize(("batch", "multiple"), [(16, 256), (1_818, 256), (1_819, 512)])
 def test_large_totals_are_rounded_up_more(tmp_path, batch, multiple):
+    """And rows of a rank to a quarter more than its share."""
     job = make_job(tmp_path, global_batch_size=batch, token_budget=10**7)
     config = BertConfig(hidden_size=64, num_attention_heads=1)
     choices = choose(job, H200, config)
@@ -95,3 +118,7 @@ def test_large_totals_are_rounded_up_more(tmp_path, batch, multiple):
     assert collator.pad_multiple == multiple
     filler = -(-multiple // job.settings.tokenize.max_length)
     assert collator.row_multiple == batch + filler
+    collator = make_collator(job, PAIR, choose(job, PAIR, config), config)
+    assert collator.pad_multiple == 256
+    filler = -(-256 // job.settings.tokenize.max_length)
+    assert collator.row_multiple == -(-5 * batch // 8) + filler

@@ -8,6 +8,7 @@ import torch
 
 from flatout.engine import loop
 from flatout.engine.environment import apply
+from flatout.engine.jobs.launch import run_job
 from flatout.engine.loop import train
 from flatout.engine.runtime import set_up
 from flatout.engine.settings import parse_settings
@@ -111,6 +112,26 @@ def test_the_fast_path_trains_as_the_plain_one(tmp_path):
         torch.testing.assert_close(losses[0], losses[1], rtol=2e-2, atol=2e-2)
         norms = torch.tensor([[p.grad_norm for p in h][:10] for h in (fast, want)])
         torch.testing.assert_close(norms[0], norms[1], rtol=5e-2, atol=2e-2)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus_exchange_between_graphs_what_one_computes(tmp_path):
+    alone = run(gpu_job(tmp_path / "one", cuda_graphs=False, log_every=1)).history
+    for name, options in {
+        "graphs": {"cuda_graphs": True},
+        "at once": {"cuda_graphs": False, "distributed": {"bucket_mib": "all"}},
+        "buckets": {"cuda_graphs": False},
+    }.items():
+        options["distributed"] = {"num_processes": 2, **options.get("distributed", {})}
+        found = run_job(gpu_job(tmp_path / name, log_every=1, **options))
+        assert found.report.cuda_graphs is options["cuda_graphs"]
+        for point, other in zip(found.history, alone, strict=True):
+            assert point.loss == pytest.approx(other.loss, rel=2e-2, abs=2e-2)
+        norms = [
+            (p.grad_norm, q.grad_norm)
+            for p, q in zip(found.history, alone, strict=True)
+        ][:10]
+        assert all(p == pytest.approx(q, rel=5e-2, abs=2e-2) for p, q in norms)
 
 
 def test_a_language_model_replays_a_few_graphs(tmp_path, caplog):

@@ -250,10 +250,13 @@ def test_two_machines_train_one_model_and_the_first_has_it(tmp_path):
 @pytest.mark.process
 @pytest.mark.timeout(170)
 def test_machines_with_other_parameters_are_refused_by_name(tmp_path):
-    ends = run_machines([tmp_path / "0", tmp_path / "1"], learning_rate=0.5)
+    """Those that only say how a step is cut as well: rows would be lost."""
+    folders = [tmp_path / "0", tmp_path / "1"]
+    ends = run_machines(folders, learning_rate=0.5, token_budget=40)
     texts = [str(end) for end in ends if isinstance(end, SettingsError)]
     assert texts
     assert "train.learning_rate: 0.001 -> 0.5" in texts[0]
+    assert "train.token_budget: " in texts[0] and " -> 40" in texts[0]
     assert "rank 1 would train something else than rank 0" in texts[0]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.benchmarks.peer_clock import PeerClock
-from flatout.engine.assemble import build_model, make_collator, make_planner
+from flatout.engine.assemble import build_model
 from flatout.engine.batching import GlobalBatches
 from flatout.engine.choices import choose
 from flatout.engine.collation import IGNORED
@@ -20,6 +20,7 @@ from flatout.engine.model import TaskModel
 from flatout.engine.report import Evaluation
 from flatout.engine.runtime import Runtime
 from flatout.engine.settings import CLASSIFIES, SettingsError
+from flatout.engine.step_data import make_collator, make_planner
 
 MAX_WORKERS = 8
 SCHEDULES = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from flatout.engine import attention
@@ -15,7 +15,7 @@ from flatout.engine.settings import Settings, SettingsError
 CPU_TOKEN_BUDGET = 8_192
 GPU_TOKEN_BUDGET = 65_536
 GRAPH_MAX_TOKENS = 16_384
-"""Tokens of a global batch up to which launching kernels is what bounds a step, where
+"""Tokens a rank and step up to which launching kernels is what bounds a step, where
 the device's speed is not known."""
 SLOW_HOST = 1.5
 """A margin for slower hosts: steps of 24,600 tokens of BERT-base alone gave 7,821 and
@@ -35,11 +35,19 @@ class Choices:
     cuda_graphs: bool
     fused_optimizer: bool
     residual: str = "fp32"
+    exchange_at_once: bool = False
+    """Gradients travel between ranks behind the backward pass, in one piece."""
     notes: tuple[str, ...] = field(default=())
 
     @property
     def packed(self) -> bool:
         return self.strategy == "packed"
+
+    def agreed(self) -> dict[str, Any]:
+        """What is the same on all ranks, or they would wait for each other for good,
+        or cut a global batch in different ways."""
+        own = ("notes", "attention", "compile")
+        return {f"{n} (auto)": v for n, v in asdict(self).items() if n not in own}
 
 
 def choose(job: TrainJob, runtime: Runtime, config: Any) -> Choices:
@@ -50,7 +58,7 @@ def choose(job: TrainJob, runtime: Runtime, config: Any) -> Choices:
         notes.append(fault)
     graphs = _cuda_graphs(job, runtime, strategy, config)
     if train.cuda_graphs == "auto" and not graphs:
-        notes += _launch_bound(job, runtime, strategy, config)
+        notes += _launch_bound(job, runtime, config)
     return Choices(
         strategy=strategy,
         attention=_attention(job.settings, runtime, config, strategy),
@@ -59,6 +67,7 @@ def choose(job: TrainJob, runtime: Runtime, config: Any) -> Choices:
         cuda_graphs=graphs,
         fused_optimizer=train.fused_optimizer,
         residual=_residual(job.settings.runtime.residual, runtime),
+        exchange_at_once=_exchange_at_once(job, runtime, graphs),
         notes=tuple(notes),
     )
 
@@ -131,49 +140,50 @@ def _has_compiler() -> bool:
 
 
 def _cuda_graphs(job: TrainJob, runtime: Runtime, strategy: str, config: Any) -> bool:
-    train, alone = job.settings.train, runtime.ranks.world_size == 1
-    possible = alone and _can_record(job, runtime, strategy)
+    train, possible = job.settings.train, _can_record(job, runtime, strategy)
     if train.cuda_graphs != "auto":
         if train.cuda_graphs and not possible:
             raise SettingsError(
-                "train.cuda_graphs needs one GPU, strategy packed and the fused "
-                "optimizer: set it to auto or false"
+                "train.cuda_graphs needs a GPU, strategy packed, the fused optimizer "
+                "and no sharding (fsdp): set it to auto or false"
             )
         return bool(train.cuda_graphs)
     if not possible or train.gradient_checkpointing:  # never recorded together so far
         return False
-    small = mean_tokens(job) <= _most_graph_tokens(job, runtime, config)
+    small = rank_tokens(job, runtime) <= _most_graph_tokens(job, runtime, config)
     return small and _graphs_fit(job, runtime, config)
 
 
 def _can_record(job: TrainJob, runtime: Runtime, strategy: str) -> bool:
-    return (
-        runtime.is_cuda and strategy == "packed" and job.settings.train.fused_optimizer
-    )
+    train = job.settings.train
+    whole = runtime.ranks.world_size == 1 or train.distributed.strategy == "ddp"
+    packed = strategy == "packed" and train.fused_optimizer
+    return runtime.is_cuda and packed and whole
 
 
-def _launch_bound(
-    job: TrainJob, runtime: Runtime, strategy: str, config: Any
-) -> list[str]:
+def _exchange_at_once(job: TrainJob, runtime: Runtime, graphs: bool) -> bool:
+    """Where asked to, and between the two graphs of a step."""
+    distributed = job.settings.train.distributed
+    several = runtime.ranks.world_size > 1 and distributed.strategy == "ddp"
+    return several and (graphs or distributed.bucket_mib == "all")
+
+
+def _launch_bound(job: TrainJob, runtime: Runtime, config: Any) -> list[str]:
     """What to do where GPUs wait for the host, and no graphs help."""
     known = launch_tokens(config.hidden_size, runtime)
-    gpus = runtime.ranks.world_size
-    own = mean_tokens(job) / gpus
+    own = rank_tokens(job, runtime)
     if own >= known:
         return []
-    advice = "Raise train.global_batch_size"
-    checkpointing = job.settings.train.gradient_checkpointing
-    if gpus > 1 and _can_record(job, runtime, strategy) and not checkpointing:
-        advice += ", or train on one GPU, where CUDA graphs launch it at once"
     return [
         f"a step waits for the host: a GPU's share of it is {own:,.0f} tokens, and "
-        f"launching takes the time of about {known:,}. {advice}"
+        f"launching takes the time of about {known:,}. Raise train.global_batch_size"
     ]
 
 
-def mean_tokens(job: TrainJob) -> float:
-    """Of a global batch."""
-    return job.settings.train.global_batch_size * float(job.train.all_lengths.mean())
+def rank_tokens(job: TrainJob, runtime: Runtime) -> float:
+    """Of a global batch, on average."""
+    rows = job.settings.train.global_batch_size / runtime.ranks.world_size
+    return rows * float(job.train.all_lengths.mean())
 
 
 def _most_graph_tokens(job: TrainJob, runtime: Runtime, config: Any) -> float:
@@ -189,5 +199,5 @@ def _graphs_fit(job: TrainJob, runtime: Runtime, config: Any) -> bool:
     memory = runtime.device_memory_bytes
     if memory is None:
         return True
-    needed = estimate(job.settings, config, int(mean_tokens(job)))
+    needed = estimate(job.settings, config, int(rank_tokens(job, runtime)))
     return needed.total + needed.activations <= GRAPH_MEMORY_SHARE * memory

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from flatout.engine.assemble import Trainer, assemble, make_collator, make_planner
+from flatout.engine.assemble import Trainer, assemble
 from flatout.engine.evaluate import evaluate
 from flatout.engine.job import TrainJob
 from flatout.engine.jobs.distributed import Team
-from flatout.engine.jobs.identity import identity
+from flatout.engine.jobs.identity import agreed
 from flatout.engine.jobs.oom import shrink
 from flatout.engine.jobs.session import Session
 from flatout.engine.loader import StepLoader
@@ -24,6 +24,7 @@ from flatout.engine.progress import Progress, evaluation_due
 from flatout.engine.recorder import Recorder
 from flatout.engine.report import Evaluation, LogPoint, TrainReport
 from flatout.engine.runtime import Runtime
+from flatout.engine.step_data import make_collator, make_planner
 from flatout.engine.summary import build_report, settled
 from flatout.engine.timing import compile_clock
 from flatout.engine.tokens import TokenRows
@@ -58,8 +59,8 @@ def train(job: TrainJob, runtime: Runtime, team: Team | None = None) -> TrainRes
     begin_s = time.perf_counter()
     compile_clock.listen()
     if team:
-        team.check_equal(identity(job))
-    trainer = assemble(job, runtime, team.wrap if team else None)
+        team.check_equal(agreed(job))
+    trainer = assemble(job, runtime, team)
     announce(trainer)
     recorder = Recorder(trainer, begin_s)
     with (

@@ -2,7 +2,8 @@
 
 Losses, hits and norms are summed on the device (`StepSums`) and read at log points.
 With one micro-batch of a shape seen before, the whole step is replayed as a CUDA
-graph: for small batches launching kernels costs more than running them.
+graph, or as two around the exchange between ranks: for small batches launching kernels
+costs more than running them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from torch import Tensor, nn
 
 from flatout.engine.collation import IGNORED, StepBatch
 from flatout.engine.dropout import Noise
+from flatout.engine.exchange import Exchange
 from flatout.engine.optim import Updater
 from flatout.engine.runtime import Runtime
 from flatout.engine.timing import compile_clock
@@ -68,8 +71,9 @@ class Stepper:
 
     `module` maps a dict of tensors to (summed loss, logits or None); wrapped for DDP
     and compiled already. `no_sync` gives the context in which ranks do not exchange
-    gradients (all micro-batches but the last). `metrics_every` steps the training
-    accuracy is counted; inside a CUDA graph it is at every step, for nothing.
+    gradients (all micro-batches but the last); with `exchange` they do so behind the
+    last one. `metrics_every` steps the training accuracy is counted; inside a CUDA
+    graph it is at every step, for nothing.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class Stepper:
         runtime: Runtime,
         *,
         no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        exchange: Exchange | None = None,
         cuda_graphs: bool = False,
         metrics_every: int = 1,
         noise: Noise | None = None,
@@ -87,11 +92,13 @@ class Stepper:
         self.updater = updater
         self.runtime = runtime
         self.no_sync = no_sync
+        self.exchange = exchange
         self.metrics_every = metrics_every
         self.noise = noise
         self.sums = StepSums.zeros(runtime.device)
         self.step_number = torch.zeros((), dtype=torch.int64, device=runtime.device)
         self._targets = torch.ones((), device=runtime.device)
+        self._loss = torch.zeros((), device=runtime.device)
         self._never = torch.full_like(self.step_number, StepSums.NEVER)
         self.scaler = _LossScale(runtime) if runtime.precision == "fp16" else None
         self._graphs = _StepGraphs(self) if cuda_graphs else None
@@ -120,19 +127,41 @@ class Stepper:
         self._targets.fill_(batch.num_targets)
 
     def launch(self, batch: StepBatch) -> None:
-        """All kernels of a step: what a graph records."""
-        self.updater.optimizer.zero_grad(set_to_none=True)
-        loss = self._backward(batch)
+        """All kernels of a step."""
+        self.differentiate(batch)
+        if self.exchange is not None:
+            self.exchange()
+        self.update()
+
+    def differentiate(self, batch: StepBatch) -> None:
+        """This rank's gradients, and its share of the global batch's mean loss."""
+        self.clear_gradients()
+        self._loss.copy_(self._backward(batch))
+
+    def update(self) -> None:
+        """Clip and step, by the gradients of all ranks."""
         scale = None if self.scaler is None else self.scaler.scale
-        norm, finite = self.updater(loss, scale)
+        norm, finite = self.updater(self._loss, scale)
         if self.scaler is not None:
             self.scaler.update(finite)
-        self._note(loss, norm, finite)
+        self._note(self._loss, norm, finite)
+
+    def clear_gradients(self) -> None:
+        if self.exchange is not None:
+            self.exchange.clear()
+        else:
+            self.updater.optimizer.zero_grad(set_to_none=True)
+
+    @property
+    def loss_weight(self) -> Tensor:
+        """() of a summed loss: DDP divides the sum of the ranks' gradients by their
+        number, `exchange` does not."""
+        ranks = 1 if self.exchange is not None else self.runtime.ranks.world_size
+        return ranks / self._targets
 
     def _backward(self, batch: StepBatch) -> Tensor:
         """Gradients of the global batch's mean loss; this rank's share of it, ()."""
-        # DDP divides the sum of the ranks' gradients by their number.
-        weight = self.runtime.ranks.world_size / self._targets
+        weight = self.loss_weight
         total = torch.zeros((), device=self.runtime.device)
         last = len(batch.micro_batches) - 1
         for index, micro in enumerate(batch.micro_batches):
@@ -202,11 +231,13 @@ class _Graph:
 
 
 class _StepGraphs:
-    """A CUDA graph of the whole step for each shape of its micro-batches."""
+    """A CUDA graph of the whole step for each shape of its micro-batches; with several
+    ranks of its way to the gradients, and one graph for all of the update."""
 
     def __init__(self, stepper: Stepper) -> None:
         self._stepper = stepper
         self._graphs: dict[str, _Graph] = {}
+        self._update: Any = None
         self._seen: set[str] = set()
         self._pool: Any = None
 
@@ -218,11 +249,16 @@ class _StepGraphs:
             if len(self._graphs) >= MAX_GRAPHS or not self._seen_before(key):
                 return False
             self._graphs[key] = self._capture(batch)
+        self._replay(self._graphs[key], batch)
+        return True
+
+    def _replay(self, recorded: _Graph, batch: StepBatch) -> None:
         self._stepper.tell(batch)
-        recorded = self._graphs[key]
         recorded.buffer.copy_(batch.buffer, non_blocking=True)
         recorded.graph.replay()
-        return True
+        if self._stepper.exchange is not None:
+            self._stepper.exchange()
+            self._update.replay()
 
     def _seen_before(self, key: str) -> bool:
         seen = key in self._seen
@@ -235,15 +271,24 @@ class _StepGraphs:
         """Record without running: weights stay as they are."""
         begin = time.perf_counter()
         buffer = batch.buffer.clone()
+        own = replace(batch, buffer=buffer)
+        self._stepper.clear_gradients()
+        if self._stepper.exchange is None:
+            graph = self._record(partial(self._stepper.launch, own))
+        else:
+            graph = self._record(partial(self._stepper.differentiate, own))
+            self._update = self._update or self._record(self._stepper.update)
+        compile_clock.add(time.perf_counter() - begin)
+        logger.debug("captured a CUDA graph for %s", batch.layout)
+        return _Graph(graph, buffer)
+
+    def _record(self, work: Callable[[], None]) -> Any:
         graph = torch.cuda.CUDAGraph()
-        self._stepper.updater.optimizer.zero_grad(set_to_none=True)
         torch.cuda.synchronize()
         # Other threads (pinning, copies) may go on with what a capture forbids.
         with torch.cuda.graph(
             graph, pool=self._pool, capture_error_mode="thread_local"
         ):
-            self._stepper.launch(replace(batch, buffer=buffer))
+            work()
         self._pool = self._pool or graph.pool()
-        compile_clock.add(time.perf_counter() - begin)
-        logger.debug("captured a CUDA graph for %s", batch.layout)
-        return _Graph(graph, buffer)
+        return graph

@@ -69,7 +69,7 @@ def _measured(
     runtime = set_up(job.settings.runtime)
     compile_clock.listen()
     team = _join(job, runtime)
-    trainer = assemble(job, runtime, team.wrap if team else None)
+    trainer = assemble(job, runtime, team)
     trainer.model.train()
     driver = Driver(trainer)
     steady_feed = feed(trainer, spec.measure.steps)

@@ -76,11 +76,11 @@ def launch_ms(
 
 def phased_step(stepper: Stepper, batch: StepBatch, clock: PhaseClock) -> None:
     """The step of :meth:`Stepper.run_eagerly`, with marks between its phases."""
-    runtime = stepper.runtime
-    weight = runtime.ranks.world_size / batch.num_targets
+    stepper.tell(batch)
+    stepper.clear_gradients()
+    runtime, weight = stepper.runtime, stepper.loss_weight
     scale = None if stepper.scaler is None else stepper.scaler.scale
     total = torch.zeros((), device=runtime.device)
-    stepper.updater.optimizer.zero_grad(set_to_none=True)
     last = len(batch.micro_batches) - 1
     for index, micro in enumerate(batch.micro_batches):
         with nullcontext() if index == last else stepper.no_sync():
@@ -90,6 +90,9 @@ def phased_step(stepper: Stepper, batch: StepBatch, clock: PhaseClock) -> None:
                 weighted = loss * weight if scale is None else loss * weight * scale
                 weighted.backward()
         total += loss.detach() / batch.num_targets
+    if stepper.exchange is not None:
+        with clock.phase("backward"):  # where DDP exchanges
+            stepper.exchange()
     with clock.phase("optimizer"):
         _, finite = stepper.updater(total, scale)
         if stepper.scaler is not None:

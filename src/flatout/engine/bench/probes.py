@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from flatout.engine.assemble import build_model, step_rows
+from flatout.engine.assemble import build_model
 from flatout.engine.batching import Ints
 from flatout.engine.bench.blocks import ENDLESS, BlockRows
 from flatout.engine.bench.measure import SPREAD_LIMIT_PCT
@@ -21,6 +21,7 @@ from flatout.engine.container import total_memory_bytes
 from flatout.engine.job import TrainJob
 from flatout.engine.loader import StepLoader, resolve_workers
 from flatout.engine.runtime import DTYPES, Runtime, set_up
+from flatout.engine.step_data import step_rows
 
 SLOW_SHOWN = 5
 PEAK_SECONDS = 1.0

@@ -113,7 +113,8 @@ def _axes(bench: Bench, first: TrialResult) -> Iterable[tuple[str, Iterable[Any]
         yield "train.cuda_graphs", [not first.cuda_graphs]
     distributed = bench.settings.train.distributed
     exchanges = bench.processes > 1 and distributed.strategy == "ddp"
-    if exchanges and distributed.bucket_mib != "all":
+    # Graphs exchange all gradients at once anyhow.
+    if exchanges and distributed.bucket_mib != "all" and first.cuda_graphs is not True:
         yield "train.distributed.bucket_mib", ["all"]
 
 

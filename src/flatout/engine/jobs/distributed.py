@@ -23,8 +23,6 @@ logger = logging.getLogger(__name__)
 
 AGREE_EVERY_S = 1.0
 MOST_STEPS_APART = 256
-UNBOUNDED_MIB = 2**20
-"""A bucket that holds any model's gradients."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +44,13 @@ class Team:
         )
 
         timeout = timedelta(seconds=settings.timeout_s)
-        all_at_once = settings.bucket_mib == "all"
+        size = settings.bucket_mib
+        buckets = {} if size == "all" else {"bucket_cap_mb": size}  # all: without DDP
         # A static graph is refused by DDP where gradients are accumulated (no_sync).
         ddp = DistributedDataParallelKwargs(
             gradient_as_bucket_view=True,
             broadcast_buffers=False,
-            bucket_cap_mb=UNBOUNDED_MIB if all_at_once else settings.bucket_mib,
+            **buckets,
         )
         accelerator = Accelerator(
             cpu=not runtime.is_cuda,

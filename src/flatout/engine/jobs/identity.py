@@ -54,6 +54,14 @@ EXECUTION = (
     "train.distributed",
 )
 """Settings, or groups of them, that a run may be resumed with another value of."""
+EACH_MACHINES_OWN = (
+    "train.loader",
+    "train.resume",
+    "train.distributed.num_processes",
+    "train.distributed.machine_rank",
+    "train.distributed.rendezvous_endpoint",
+)
+"""Of the settings of training."""
 
 
 def identity(job: TrainJob) -> dict[str, Any]:
@@ -62,11 +70,22 @@ def identity(job: TrainJob) -> dict[str, Any]:
         **{
             name: value
             for name, value in _flat(job.settings.model_dump(mode="json"))
-            if not _is_execution(name)
+            if not _is_one_of(name, EXECUTION)
         },
         "label_names": list(job.label_names),
         "train rows": len(job.train),
         "token rows": job.data_key,
+    }
+
+
+def agreed(job: TrainJob) -> dict[str, Any]:
+    """What all ranks must have the same of: what is trained, and how a step is cut,
+    logged, judged and saved, where they meet."""
+    settings = {"train": job.settings.train.model_dump(mode="json")}
+    return identity(job) | {
+        name: value
+        for name, value in _flat(settings)
+        if not _is_one_of(name, EACH_MACHINES_OWN)
     }
 
 
@@ -78,5 +97,5 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield f"{prefix}{name}", value
 
 
-def _is_execution(name: str) -> bool:
-    return any(name == entry or name.startswith(f"{entry}.") for entry in EXECUTION)
+def _is_one_of(name: str, entries: tuple[str, ...]) -> bool:
+    return any(name == entry or name.startswith(f"{entry}.") for entry in entries)

@@ -43,7 +43,7 @@ def shrink(trainer: Trainer, error: RuntimeError | MemoryError, step: int) -> No
     do not allow it; any other error as it is."""
     if not is_out_of_memory(error):
         raise error
-    if trainer.choices.cuda_graphs:
+    if trainer.choices.cuda_graphs and _is_alone(trainer):
         logger.warning("out of memory at step %d: going on without CUDA graphs", step)
         trainer.choices = replace(trainer.choices, cuda_graphs=False)
         trainer.stepper.drop_graphs()
@@ -85,10 +85,13 @@ def half_budget(trainer: Trainer) -> int:
 
 
 def _may_shrink(trainer: Trainer) -> bool:
-    """One rank alone cannot: the others wait for it in the middle of the step. There
-    the launcher starts all again with the smaller budget."""
-    alone = trainer.runtime.ranks.world_size == 1
-    return trainer.job.settings.train.on_oom == "shrink" and alone
+    """One of several ranks cannot: the others wait for it in the middle of the step.
+    There the launcher starts all again with the smaller budget."""
+    return trainer.job.settings.train.on_oom == "shrink" and _is_alone(trainer)
+
+
+def _is_alone(trainer: Trainer) -> bool:
+    return trainer.runtime.ranks.world_size == 1
 
 
 def _message(step: int, budget: int, half: int) -> str:

@@ -1,0 +1,100 @@
+"""The training data as micro-batches of a rank: how they are cut and laid out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flatout.engine.batching import GlobalBatches, Planner
+from flatout.engine.choices import Choices, rank_tokens
+from flatout.engine.collation import Collator, StepRows
+from flatout.engine.flops import launch_tokens
+from flatout.engine.heads import DECODERS
+from flatout.engine.job import TrainJob
+from flatout.engine.model import ModelError
+from flatout.engine.runtime import Runtime
+from flatout.engine.settings import Settings
+
+CPU_OVERHEAD_TOKENS = 16
+"""What one more micro-batch costs on a CPU, in tokens."""
+GPU_OVERHEAD_TOKENS = 4_096
+GPU_PAD_MULTIPLE = 64
+GRAPH_PAD_MULTIPLE = 256
+"""Packed totals are rounded up, the more the larger they are on average, so that few
+CUDA graphs are needed."""
+GRAPH_PAD_SHARE = 1 / 96
+"""Of a rank's tokens a step, on average: 256 for 24,600 tokens, 1 % at most."""
+
+
+def step_rows(
+    job: TrainJob, runtime: Runtime, choices: Choices, config: Any
+) -> StepRows:
+    """The training data as micro-batches of this rank, by step."""
+    settings = job.settings
+    planner = make_planner(settings, runtime, choices, config)
+    batches = GlobalBatches(
+        len(job.train), settings.train.global_batch_size, settings.runtime.seed
+    )
+    collator = make_collator(job, runtime, choices, config)
+    return StepRows(job.train, batches, planner, collator, runtime.ranks.rank)
+
+
+def make_planner(
+    settings: Settings, runtime: Runtime, choices: Choices, config: Any
+) -> Planner:
+    return Planner(
+        strategy=choices.strategy,  # type: ignore[arg-type]
+        token_budget=choices.token_budget,
+        max_length=settings.tokenize.max_length,
+        world_size=runtime.ranks.world_size,
+        overhead_tokens=GPU_OVERHEAD_TOKENS if runtime.is_cuda else CPU_OVERHEAD_TOKENS,
+        launch_tokens=launch_tokens(config.hidden_size, runtime),
+    )
+
+
+def make_collator(
+    job: TrainJob, runtime: Runtime, choices: Choices, config: Any
+) -> Collator:
+    settings, vocabulary = job.settings, job.vocabulary
+    task = settings.model.task
+    if task == "masked-lm" and vocabulary.mask_token_id is None:
+        raise ModelError("model.task: masked-lm needs a tokenizer with a mask token")
+    multiple = (
+        _graph_multiple(job, runtime) if choices.cuda_graphs else GPU_PAD_MULTIPLE
+    )
+    return Collator(
+        task=task,
+        packed=choices.packed,
+        pad_token_id=vocabulary.pad_token_id,
+        last_token_pools=config.model_type in DECODERS,
+        pad_to_length=(
+            settings.tokenize.max_length if choices.strategy == "fixed" else None
+        ),
+        pad_multiple=(multiple if choices.packed else 8) if runtime.is_cuda else 1,
+        row_multiple=_row_multiple(job, runtime, choices) if runtime.is_cuda else 1,
+        max_length=settings.tokenize.max_length,
+        mask_token_id=vocabulary.mask_token_id,
+        special_token_ids=vocabulary.special_token_ids,
+        vocab_size=vocabulary.size,
+        mask_probability=settings.model.mask_probability,
+        seed=settings.runtime.seed,
+        extra_columns=tuple(
+            name for name in ("token_type_ids",) if name in job.train.column_names
+        ),
+    )
+
+
+def _graph_multiple(job: TrainJob, runtime: Runtime) -> int:
+    """A power of two, which totals are rounded up to."""
+    share = int(rank_tokens(job, runtime) * GRAPH_PAD_SHARE)
+    return max(GRAPH_PAD_MULTIPLE, 1 << max(0, share - 1).bit_length())
+
+
+def _row_multiple(job: TrainJob, runtime: Runtime, choices: Choices) -> int:
+    """Rows of a packed batch differ little under a graph: all its rows, and filler. A
+    rank's share has about as many rows as the others', and hardly a quarter more."""
+    if not choices.cuda_graphs:
+        return 64
+    batch, ranks = job.settings.train.global_batch_size, runtime.ranks.world_size
+    rows = batch if ranks == 1 else min(batch, -(-5 * batch // (4 * ranks)))
+    filler = -(-_graph_multiple(job, runtime) // job.settings.tokenize.max_length)
+    return rows + filler
