@@ -1,7 +1,9 @@
 """What only a GPU can show. Skipped without one; the figures live in benchmarks."""
 
 import logging
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 
 import pytest
 import torch
@@ -114,6 +116,11 @@ def test_the_fast_path_trains_as_the_plain_one(tmp_path):
         torch.testing.assert_close(norms[0], norms[1], rtol=5e-2, atol=2e-2)
 
 
+def run_ranks(folder, options):
+    """In a process that has not used a GPU."""
+    return run_job(gpu_job(folder, log_every=1, **options))
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_two_gpus_exchange_between_graphs_what_one_computes(tmp_path):
     alone = run(gpu_job(tmp_path / "one", cuda_graphs=False, log_every=1)).history
@@ -123,15 +130,14 @@ def test_two_gpus_exchange_between_graphs_what_one_computes(tmp_path):
         "buckets": {"cuda_graphs": False},
     }.items():
         options["distributed"] = {"num_processes": 2, **options.get("distributed", {})}
-        found = run_job(gpu_job(tmp_path / name, log_every=1, **options))
+        with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
+            found = fresh.submit(run_ranks, tmp_path / name, options).result()
         assert found.report.cuda_graphs is options["cuda_graphs"]
         for point, other in zip(found.history, alone, strict=True):
             assert point.loss == pytest.approx(other.loss, rel=2e-2, abs=2e-2)
-        norms = [
-            (p.grad_norm, q.grad_norm)
-            for p, q in zip(found.history, alone, strict=True)
-        ][:10]
-        assert all(p == pytest.approx(q, rel=5e-2, abs=2e-2) for p, q in norms)
+            if point.step <= 10:
+                near = pytest.approx(other.grad_norm, rel=5e-2, abs=2e-2)
+                assert point.grad_norm == near
 
 
 def test_a_language_model_replays_a_few_graphs(tmp_path, caplog):
