@@ -71,7 +71,7 @@ def _backward_kernel(
     first = tl.program_id(0) * rows
     last = tl.minimum(first + rows, tokens)
     ahead = first * width + column
-    some = inside & (first < last)  # the last program has no rows
+    some = inside & (ahead < last * width)  # the last program has no rows
     next_x = tl.load(sum_ptr + ahead, mask=some, other=0.0)
     next_grad = tl.load(grad_ptr + ahead, mask=some, other=0.0)
     if carries:
