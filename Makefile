@@ -7,6 +7,9 @@ BIN := .venv/bin
 # Modules are compiled when they are first imported, not all of them by pip; where the
 # shell forbids keeping that, every command would compile anew, for seconds.
 unexport PYTHONDONTWRITEBYTECODE
+# An older pip, as Python brings it, takes a third longer for the packages; where this one
+# cannot be had, the older one does.
+NEWER_PIP := $(BIN)/pip install --quiet --disable-pip-version-check pip==26.3
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c requirements.lock
 
 .DEFAULT_GOAL := help
@@ -15,13 +18,15 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
 
-.venv/runtime: pyproject.toml requirements.lock
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+$(BIN)/python:
+	$(PYTHON) -m venv .venv
+	$(NEWER_PIP) || true
+
+.venv/runtime: pyproject.toml requirements.lock | $(BIN)/python
 	$(INSTALL) -e .
 	touch $@
 
-.venv/dev: pyproject.toml requirements.lock
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+.venv/dev: pyproject.toml requirements.lock | $(BIN)/python
 	$(INSTALL) -e '.[dev]'
 	touch .venv/runtime $@
 
