@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import BertConfig
 
-from flatout.engine.choices import choose
+from flatout.engine.choices import choose, settle
 from flatout.engine.environment import Ranks
 from flatout.engine.runtime import Runtime
 from flatout.engine.step_data import make_collator
@@ -89,6 +89,24 @@ def test_gradients_travel_at_once_where_asked_to_and_between_graphs(
     job = make_job(tmp_path, **options)
     assert choose(job, PAIR, config).exchange_at_once is at_once
     assert not choose(job, H200, config).exchange_at_once
+
+
+def test_unlike_gpus_take_what_all_of_them_take(tmp_path):
+    config = BertConfig(hidden_size=1_024, num_attention_heads=16)
+    slower = replace(PAIR, device_name="NVIDIA A100-SXM4-80GB")
+    job = make_job(tmp_path, global_batch_size=2 * 1_000, token_budget=10**7)
+    own = [choose(job, runtime, config) for runtime in (PAIR, slower)]
+    assert [choices.cuda_graphs for choices in own] == [True, False]
+    first, second = (settle(job, PAIR, choices, own) for choices in own)
+    assert first.agreed() == second.agreed()
+    assert (first.cuda_graphs, first.exchange_at_once) == (False, False)
+    assert first.launch_tokens == own[0].launch_tokens > own[1].launch_tokens > 0
+    told = "no CUDA graphs: not all of these GPUs would gain by them"
+    assert told in first.notes and told not in second.notes
+    alike = [own[0], own[0]]
+    assert settle(job, PAIR, own[0], alike) == own[0]
+    padded = replace(own[0], strategy="grouped")
+    assert padded.agreed() != own[0].agreed()
 
 
 def test_gpus_that_wait_for_the_host_are_told_of(tmp_path):

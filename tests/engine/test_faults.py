@@ -14,6 +14,7 @@ import pytest
 from flatout.benchmarks.drill import Drill
 from flatout.benchmarks.victim import Victim
 from flatout.engine.assemble import assemble
+from flatout.engine.environment import Ranks
 from flatout.engine.health import NonFiniteError
 from flatout.engine.job import TrainJob
 from flatout.engine.jobs.checkpoint_folder import read_manifest, step_folders
@@ -218,6 +219,16 @@ def test_graphs_are_given_up_before_the_budget(tmp_path, caplog):
     assert is_out_of_memory(broken)
     with pytest.raises(OutOfMemory, match="out of memory at step 8 with token budget"):
         shrink(trainer, full, step=8)
+    several = replace(trainer.runtime, ranks=Ranks(world_size=2, local_world_size=2))
+    trainer.runtime = several
+    trainer.choices = replace(trainer.choices, cuda_graphs=True)
+    text = (
+        "out of memory at step 9 with CUDA graphs: set train.cuda_graphs: false, or "
+        "train.on_oom: shrink"
+    )
+    with pytest.raises(OutOfMemory, match=f"^{text}$") as stopped:
+        shrink(trainer, full, step=9)
+    assert stopped.value.to_try == {"cuda_graphs": False}
 
 
 def test_other_errors_are_no_shortage_of_memory(tmp_path, monkeypatch):

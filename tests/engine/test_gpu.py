@@ -7,6 +7,7 @@ from multiprocessing import get_context
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from flatout.engine import loop
 from flatout.engine.environment import apply
@@ -121,9 +122,18 @@ def run_ranks(folder, options):
     return run_job(gpu_job(folder, log_every=1, **options))
 
 
+def biases(result):
+    """All that a layer's products add at the end, (N,): zero before the first step."""
+    tensors = load_file(result.last_model_folder / "model.safetensors")
+    found = [tensors[name] for name in sorted(tensors) if name.endswith("dense.bias")]
+    return torch.cat(found)
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_two_gpus_exchange_between_graphs_what_one_computes(tmp_path):
-    alone = run(gpu_job(tmp_path / "one", cuda_graphs=False, log_every=1)).history
+    one = run(gpu_job(tmp_path / "one", cuda_graphs=False, log_every=1))
+    alone, moved = one.history, biases(one)
+    assert moved.abs().max() > 1e-4  # from zero
     for name, options in {
         "graphs": {"cuda_graphs": True},
         "at once": {"cuda_graphs": False, "distributed": {"bucket_mib": "all"}},
@@ -138,6 +148,8 @@ def test_two_gpus_exchange_between_graphs_what_one_computes(tmp_path):
             if point.step <= 10:
                 near = pytest.approx(other.grad_norm, rel=5e-2, abs=2e-2)
                 assert point.grad_norm == near
+        likeness = torch.nn.functional.cosine_similarity(biases(found), moved, dim=0)
+        assert likeness > 0.5
 
 
 def test_a_language_model_replays_a_few_graphs(tmp_path, caplog):

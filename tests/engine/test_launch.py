@@ -159,6 +159,12 @@ def test_ranks_out_of_memory_start_again_with_half_the_budget(tmp_path):
     assert isinstance(error, OutOfMemory)
     smaller = launch._smaller(job, error).settings.train
     assert (smaller.token_budget, smaller.resume) == (60, "auto")
+    several = {"num_machines": 2, "rendezvous_endpoint": "node0:29500"}
+    machines = make_job(tmp_path, on_oom="shrink", distributed=several)
+    assert launch._smaller(machines, error) is None  # the others would not hear of it
+    error.to_try = {"cuda_graphs": False}
+    smaller = launch._smaller(job, error).settings.train
+    assert (smaller.token_budget, smaller.cuda_graphs) == (120, False)
     assert launch._smaller(make_job(tmp_path, on_oom="stop"), error) is None
 
 
@@ -215,8 +221,9 @@ def run_machines(folders, **differing):
             "num_machines": 2,
             "machine_rank": rank,
             "rendezvous_endpoint": endpoint,
+            "bucket_mib": "all",  # the others exchange in buckets
         }
-        options = differing if rank == 1 else {}
+        options = {"token_budget": 60, **(differing if rank == 1 else {})}
         job = make_job(
             folders[rank], config=NO_DROPOUT, distributed=distributed, **options
         )
@@ -256,7 +263,7 @@ def test_machines_with_other_parameters_are_refused_by_name(tmp_path):
     texts = [str(end) for end in ends if isinstance(end, SettingsError)]
     assert texts
     assert "train.learning_rate: 0.001 -> 0.5" in texts[0]
-    assert "train.token_budget: " in texts[0] and " -> 40" in texts[0]
+    assert "train.token_budget: 60 -> 40" in texts[0]
     assert "rank 1 would train something else than rank 0" in texts[0]
 
 

@@ -145,7 +145,7 @@ def _judge(job: TrainJob, runtime: Runtime, model: Any) -> Any:
     )
     padded_job = replace(job, settings=padded)
     choices = choose(padded_job, runtime, model.config)
-    planner = make_planner(padded, runtime, choices, model.config)
+    planner = make_planner(padded, runtime, choices)
     collator = make_collator(padded_job, runtime, choices, model.config)
     copy = build_model(job, "sdpa")
     task_model = TaskModel(copy, settings.model.task, settings.tokenize.max_length)

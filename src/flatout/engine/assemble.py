@@ -13,7 +13,7 @@ from torch import nn
 
 from flatout.engine import attention
 from flatout.engine.blocks import fuse_blocks
-from flatout.engine.choices import Choices, choose
+from flatout.engine.choices import Choices, choose, settle
 from flatout.engine.collation import StepRows
 from flatout.engine.compiling import compiled
 from flatout.engine.dropout import Noise, replace_dropout
@@ -57,6 +57,9 @@ Compile = Callable[[nn.Module], nn.Module]
 class Together(Protocol):
     """What a run needs of the ranks that train together (jobs/distributed.py)."""
 
+    def everybodys(self, value: Any) -> list[Any]:
+        """`value` of each rank."""
+
     def check_equal(self, facts: Mapping[str, Any]) -> None:
         """Raises SettingsError where a rank has others."""
 
@@ -73,7 +76,9 @@ def assemble(job: TrainJob, runtime: Runtime, team: Together | None = None) -> T
         probe = build_model(job, "sdpa")
     choices = choose(job, runtime, probe.config)
     if team:
-        team.check_equal(choices.agreed())
+        choices = settle(job, runtime, choices, team.everybodys(choices))
+        precision = {"runtime.precision (auto)": runtime.precision}
+        team.check_equal(choices.agreed() | precision)
     model = _with_attention(probe, choices.attention, runtime)
     task_model = TaskModel(model, settings.model.task, settings.tokenize.max_length)
     task_model.fused_head = _fused_head(task_model, runtime)

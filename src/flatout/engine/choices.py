@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from flatout.engine import attention
@@ -35,6 +36,8 @@ class Choices:
     cuda_graphs: bool
     fused_optimizer: bool
     residual: str = "fp32"
+    launch_tokens: int = 0
+    """Tokens that the device trains while the host launches a micro-batch."""
     exchange_at_once: bool = False
     """Gradients travel between ranks behind the backward pass, in one piece."""
     notes: tuple[str, ...] = field(default=())
@@ -67,8 +70,27 @@ def choose(job: TrainJob, runtime: Runtime, config: Any) -> Choices:
         cuda_graphs=graphs,
         fused_optimizer=train.fused_optimizer,
         residual=_residual(job.settings.runtime.residual, runtime),
+        launch_tokens=launch_tokens(config.hidden_size, runtime),
         exchange_at_once=_exchange_at_once(job, runtime, graphs),
         notes=tuple(notes),
+    )
+
+
+def settle(
+    job: TrainJob, runtime: Runtime, own: Choices, everybodys: Sequence[Choices]
+) -> Choices:
+    """`own`, with what ranks on unlike devices must have the same of: graphs where all
+    of them would, cuts for the main rank's host."""
+    graphs = all(choices.cuda_graphs for choices in everybodys)
+    notes = own.notes
+    if own.cuda_graphs and not graphs:
+        notes += ("no CUDA graphs: not all of these GPUs would gain by them",)
+    return replace(
+        own,
+        cuda_graphs=graphs,
+        exchange_at_once=_exchange_at_once(job, runtime, graphs),
+        launch_tokens=everybodys[0].launch_tokens,
+        notes=notes,
     )
 
 

@@ -2,8 +2,8 @@
 
 Blocks that are alike share a graph, so the first step does not wait for as many
 compilations as there are layers: 28 layers of Qwen3-0.6B's shape took over 240 s as one
-graph and take 20 s so (16 cores, H200). With several devices each block hands over its
-gradients as soon as it has them, and they travel while the next ones are computed.
+graph and take 20 s so (16 cores, H200). With several devices whose gradients travel in
+buckets, each block hands over its own as soon as it has them, beside the next ones.
 """
 
 from __future__ import annotations

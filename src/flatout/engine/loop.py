@@ -112,7 +112,7 @@ def announce(trainer: Trainer) -> None:
         return
     logger.info(
         "training on %s x %d: %s (residual stream %s), strategy %s, attention %s, "
-        "compile %s, graphs %s",
+        "compile %s, graphs %s%s",
         runtime.device_name,
         runtime.ranks.world_size,
         runtime.precision,
@@ -121,6 +121,7 @@ def announce(trainer: Trainer) -> None:
         choices.attention,
         choices.compile,
         choices.cuda_graphs,
+        ", gradients exchanged at once" if choices.exchange_at_once else "",
     )
     logger.info(
         "%d steps of %d samples, token budget %d, %d threads",
@@ -141,7 +142,7 @@ def evaluate_split(trainer: Trainer, rows: TokenRows) -> Evaluation:
         return evaluate(
             trainer.model,
             rows,
-            make_planner(settings, runtime, trainer.choices, config),
+            make_planner(settings, runtime, trainer.choices),
             make_collator(trainer.job, runtime, trainer.choices, config),
             runtime,
             trainer.num_classes,

@@ -182,8 +182,9 @@ class Recorder:
     def log(self, batch: StepBatch, rate: float) -> LogPoint:
         """Read the device's sums, close the window, note a point of the history.
         Raises NonFiniteError."""
-        figures = _read_sums(self.trainer)  # here the host waits for the device
-        window = self._close_window(batch.step + 1)
+        # Here the host waits for the device.
+        figures = _read_sums(self.trainer, self.clock.compiles)
+        window = self._close_window(batch.step + 1, int(figures["compiles"]))
         self.conditions.sample()
         bad_step = int(figures["first_bad_step"])
         if bad_step < StepSums.NEVER:
@@ -222,9 +223,9 @@ class Recorder:
             logger.info("step %d/%d  %s", done, self.trainer.total_steps, shown)
         return self.best is None or result.loss < self.best.loss
 
-    def _close_window(self, done: int) -> Window | None:
+    def _close_window(self, done: int, compiles: int) -> Window | None:
         """None without a step behind the warm-up."""
-        window = self.clock.close()
+        window = self.clock.close(compiles)
         warm = done - self.start_step > WARMUP_STEPS
         return window if warm and window.steps else None
 
@@ -282,19 +283,21 @@ def read_loss(trainer: Trainer) -> float:
     return float(loss)
 
 
-def _read_sums(trainer: Trainer) -> dict[str, float]:
-    """One transfer for all figures; summed over ranks."""
+def _read_sums(trainer: Trainer, compiles: int) -> dict[str, float]:
+    """One transfer for all figures; summed over ranks. `compiles`: this rank's; the
+    most of any comes back."""
     sums = trainer.stepper.sums
     shared = torch.stack([sums.loss.double(), sums.hits.double(), sums.judged.double()])
-    bad = sums.first_bad_step.clone()
+    bad = sums.first_bad_step
+    least = torch.stack([bad, torch.full_like(bad, -compiles)])
     if trainer.runtime.ranks.world_size > 1:
         torch.distributed.all_reduce(shared)
-        torch.distributed.all_reduce(bad, op=torch.distributed.ReduceOp.MIN)
-    local = torch.stack([sums.last_norm.double(), bad.double()])
-    names = ("loss", "hits", "judged", "last_norm", "first_bad_step")
-    values = torch.cat([shared, local]).tolist()
+        torch.distributed.all_reduce(least, op=torch.distributed.ReduceOp.MIN)
+    values = torch.cat([shared, sums.last_norm.double()[None], least.double()]).tolist()
+    names = ("loss", "hits", "judged", "last_norm", "first_bad_step", "compiles")
     sums.reset()
-    return dict(zip(names, values, strict=True))
+    figures = dict(zip(names, values, strict=True))
+    return figures | {"compiles": -figures["compiles"]}
 
 
 class SlowHabits:

@@ -7,7 +7,6 @@ from typing import Any
 from flatout.engine.batching import GlobalBatches, Planner
 from flatout.engine.choices import Choices, rank_tokens
 from flatout.engine.collation import Collator, StepRows
-from flatout.engine.flops import launch_tokens
 from flatout.engine.heads import DECODERS
 from flatout.engine.job import TrainJob
 from flatout.engine.model import ModelError
@@ -30,7 +29,7 @@ def step_rows(
 ) -> StepRows:
     """The training data as micro-batches of this rank, by step."""
     settings = job.settings
-    planner = make_planner(settings, runtime, choices, config)
+    planner = make_planner(settings, runtime, choices)
     batches = GlobalBatches(
         len(job.train), settings.train.global_batch_size, settings.runtime.seed
     )
@@ -38,16 +37,14 @@ def step_rows(
     return StepRows(job.train, batches, planner, collator, runtime.ranks.rank)
 
 
-def make_planner(
-    settings: Settings, runtime: Runtime, choices: Choices, config: Any
-) -> Planner:
+def make_planner(settings: Settings, runtime: Runtime, choices: Choices) -> Planner:
     return Planner(
         strategy=choices.strategy,  # type: ignore[arg-type]
         token_budget=choices.token_budget,
         max_length=settings.tokenize.max_length,
         world_size=runtime.ranks.world_size,
         overhead_tokens=GPU_OVERHEAD_TOKENS if runtime.is_cuda else CPU_OVERHEAD_TOKENS,
-        launch_tokens=launch_tokens(config.hidden_size, runtime),
+        launch_tokens=choices.launch_tokens,
     )
 
 

@@ -94,10 +94,16 @@ class WindowClock:
         sums.steps.append(_StepMarks(self._last_end, self._step_begin, end, wait_s))
         self._last_end = end
 
-    def close(self) -> Window:
-        """The window up to now. The caller has synchronised with the device."""
+    @property
+    def compiles(self) -> int:
+        """Compilations and captures of this process in this window."""
+        return compile_clock.count - self._compiles
+
+    def close(self, compiles: int | None = None) -> Window:
+        """The window up to now; `compiles`: of the rank with the most, because the
+        others wait for it. The caller has synchronised with the device."""
         self.pause()
-        sums = self._sums
+        sums, compiles = self._sums, self.compiles if compiles is None else compiles
         window = Window(
             steps=len(sums.steps),
             samples=sums.samples,
@@ -108,7 +114,7 @@ class WindowClock:
             wall_s=sums.wall_s,
             wait_s=sum(self._starved_s(step) for step in sums.steps),
             step_ms=[1000 * self._elapsed_s(s.before, s.end) for s in sums.steps],
-            clean=self._compiles == compile_clock.count,
+            clean=compiles == 0,
         )
         self.begin()
         return window

@@ -108,14 +108,14 @@ def _axes(bench: Bench, first: TrialResult) -> Iterable[tuple[str, Iterable[Any]
                 yield "runtime.precision", [precision]
     yield "train.token_budget", falling_budgets(bench, first)
     yield "train.token_budget", rising_budgets(bench, first)
-    if nvidia_gpu_count():
-        yield "train.compile", [not first.compile]
-        yield "train.cuda_graphs", [not first.cuda_graphs]
     distributed = bench.settings.train.distributed
     exchanges = bench.processes > 1 and distributed.strategy == "ddp"
     # Graphs exchange all gradients at once anyhow.
     if exchanges and distributed.bucket_mib != "all" and first.cuda_graphs is not True:
         yield "train.distributed.bucket_mib", ["all"]
+    if nvidia_gpu_count():
+        yield "train.compile", [not first.compile]
+        yield "train.cuda_graphs", [not first.cuda_graphs]
 
 
 def gains(trial: TrialResult, best: TrialResult) -> bool:
@@ -128,7 +128,9 @@ def check_memory(
     bench: Bench, chosen: TrialResult, changes: Changes
 ) -> tuple[SafeBudget, TrialResult, Changes]:
     """Find what the memory holds; a chosen budget above it is measured again below."""
-    memory = largest_budget(bench, changes)
+    # One process searches: with its whole batch it might come to another `auto`.
+    graphs = {"train.cuda_graphs": chosen.cuda_graphs}
+    memory = largest_budget(bench, {**changes, **graphs})
     if memory.holds(chosen, bench.lengths.longest):
         return memory, chosen, changes
     below = {**changes, "train.token_budget": memory.max_token_budget}

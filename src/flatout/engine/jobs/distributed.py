@@ -102,12 +102,17 @@ class Team:
         """After the last word to the others."""
         self.accelerator.end_training()
 
+    def everybodys(self, value: Any) -> list[Any]:
+        """`value` of each rank, in their order."""
+        found: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(found, value, group=self.control)
+        return found
+
     def check_equal(self, facts: Mapping[str, Any]) -> None:
         """Raises SettingsError that names the rank and what differs there."""
-        everybody: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(everybody, dict(facts), group=self.control)
-        for rank, other in enumerate(everybody):
-            if differences := differing(everybody[0], other):
+        everybodys = self.everybodys(dict(facts))
+        for rank, other in enumerate(everybodys):
+            if differences := differing(everybodys[0], other):
                 raise SettingsError(
                     f"rank {rank} would train something else than rank 0 (there -> "
                     f"here): {'; '.join(differences)}. Give all machines the same "

@@ -55,8 +55,15 @@ EXECUTION = (
 )
 """Settings, or groups of them, that a run may be resumed with another value of."""
 EACH_MACHINES_OWN = (
+    "train.compile",
     "train.loader",
     "train.resume",
+    "train.deadline_hours",
+    "train.history",
+    "train.empty_cache_every",
+    "train.checkpoint.keep",
+    "train.checkpoint.every_minutes",
+    "train.distributed.heartbeat_timeout_s",
     "train.distributed.num_processes",
     "train.distributed.machine_rank",
     "train.distributed.rendezvous_endpoint",

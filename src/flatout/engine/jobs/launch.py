@@ -137,15 +137,15 @@ def _launch(job: TrainJob, processes: int) -> TrainResult:
 
 
 def _smaller(job: TrainJob, error: Exception) -> TrainJob | None:
-    """The job with half the token budget, where memory ran out and that is allowed."""
+    """The job without graphs, or with half the token budget, where memory ran out and
+    that is allowed; other machines would not hear of it."""
     train_settings = job.settings.train
     if train_settings.on_oom != "shrink" or not isinstance(error, OutOfMemory):
         return None
-    if error.budget_to_try is None:
+    if error.to_try is None or train_settings.distributed.num_machines > 1:
         return None
-    logger.warning("%s. Starting again with %d", error, error.budget_to_try)
-    update = {"token_budget": error.budget_to_try, "resume": "auto"}
-    smaller = train_settings.model_copy(update=update)
+    logger.warning("%s. Starting again with %s", error, error.to_try)
+    smaller = train_settings.model_copy(update={**error.to_try, "resume": "auto"})
     return replace(job, settings=job.settings.model_copy(update={"train": smaller}))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -21,9 +22,10 @@ class OutOfMemory(RuntimeError):
 
     exit_code = 4
 
-    def __init__(self, message: str, budget_to_try: int | None) -> None:
+    def __init__(self, message: str, to_try: dict[str, Any] | None) -> None:
         super().__init__(message)
-        self.budget_to_try = budget_to_try
+        self.to_try = to_try
+        """Other settings of training, by name; None: there are none."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -40,10 +42,14 @@ def is_out_of_memory(error: BaseException) -> bool:
 def shrink(trainer: Trainer, error: RuntimeError | MemoryError, step: int) -> None:
     """Give up CUDA graphs, which have memory of their own; then halve the token budget:
     the global batch stays, in more micro-batches. Raises OutOfMemory where the settings
-    do not allow it; any other error as it is."""
+    do not allow it, and on one of several ranks; any other error as it is."""
     if not is_out_of_memory(error):
         raise error
-    if trainer.choices.cuda_graphs and _is_alone(trainer):
+    if trainer.choices.cuda_graphs:
+        if not _is_alone(trainer):
+            how = f"out of memory at step {step} with CUDA graphs"
+            message = _message(trainer, how, "train.cuda_graphs: false")
+            raise OutOfMemory(message, {"cuda_graphs": False}) from error
         logger.warning("out of memory at step %d: going on without CUDA graphs", step)
         trainer.choices = replace(trainer.choices, cuda_graphs=False)
         trainer.stepper.drop_graphs()
@@ -60,11 +66,18 @@ def _halve_budget(
     trainer: Trainer, error: RuntimeError | MemoryError, step: int
 ) -> None:
     budget, half = trainer.choices.token_budget, half_budget(trainer)
-    if not _may_shrink(trainer) or half == budget:
-        smallest = half == budget
+    if half == budget:
         raise OutOfMemory(
-            _message(step, budget, half), None if smallest else half
+            f"out of memory at step {step}: one row does not fit. Lower "
+            "tokenize.max_length, set train.gradient_checkpointing: true, or take a "
+            "smaller model",
+            None,
         ) from error
+    if not _may_shrink(trainer):
+        how = f"out of memory at step {step} with token budget {budget}"
+        mend = f"train.token_budget: {half} (the global batch stays)"
+        message = _message(trainer, how, mend)
+        raise OutOfMemory(message, {"token_budget": half}) from error
     logger.warning(
         "out of memory at step %d with token budget %d: going on with %d",
         step,
@@ -94,14 +107,7 @@ def _is_alone(trainer: Trainer) -> bool:
     return trainer.runtime.ranks.world_size == 1
 
 
-def _message(step: int, budget: int, half: int) -> str:
-    if half == budget:
-        return (
-            f"out of memory at step {step}: one row does not fit. Lower "
-            "tokenize.max_length, set train.gradient_checkpointing: true, or take a "
-            "smaller model"
-        )
-    return (
-        f"out of memory at step {step} with token budget {budget}: set "
-        f"train.token_budget: {half} (the global batch stays), or train.on_oom: shrink"
-    )
+def _message(trainer: Trainer, how: str, mend: str) -> str:
+    several = trainer.job.settings.train.distributed.num_machines > 1
+    where = " on all machines" if several else ", or train.on_oom: shrink"
+    return f"{how}: set {mend}{where}"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = "interrupted.json"
 SMALLER = "smaller.json"
-"""A token budget to try again with, after memory ran out."""
+"""Settings to try again with, after memory ran out."""
 
 
 ALONE = "--alone"
@@ -73,8 +73,7 @@ def _train(spec: dict[str, Any], settings: Settings, folder: Path) -> None:
             text = json.dumps({"signum": stop.signum, "message": stop.message})
             (folder / INTERRUPTED).write_text(text, encoding="utf-8")
     except OutOfMemory as error:
-        text = json.dumps({"token_budget": error.budget_to_try})
-        (folder / SMALLER).write_text(text, encoding="utf-8")
+        (folder / SMALLER).write_text(json.dumps(error.to_try), encoding="utf-8")
         raise
     else:
         if runtime.ranks.is_main:

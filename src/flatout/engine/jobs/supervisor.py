@@ -231,9 +231,7 @@ class Attempt:
         if kind in OF_THE_JOB:
             return OF_THE_JOB[kind](text)
         if kind == OutOfMemory.__name__:
-            smaller = self._folder / SMALLER
-            budget = json.loads(smaller.read_text())["token_budget"]
-            return OutOfMemory(text, budget)
+            return OutOfMemory(text, json.loads((self._folder / SMALLER).read_text()))
         return RankError(f"rank {rank} failed: {message}\n{failure['traceback']}")
 
 

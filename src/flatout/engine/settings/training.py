@@ -106,7 +106,7 @@ class DistributedSettings(SettingsModel):
     bucket_mib: Count | Literal["all"] = 25
     """Gradients that travel together (ddp). all: at once, behind the backward pass;
     quicker where GPUs are linked well, because what travels beside matrix products
-    takes their multiprocessors."""
+    takes their multiprocessors. Steps of CUDA graphs do it at once in any case."""
     timeout_s: float = Field(600, gt=0)
     """Longest wait of a collective operation before the job is ended."""
     heartbeat_timeout_s: float = Field(300, gt=0)
