@@ -16,7 +16,9 @@ ALIGNMENT = 64
 
 class Exchange:
     """One buffer that holds the gradients of `parameters`, each in a place of its own
-    for good, so that graphs find them there. Starts from rank 0's weights, as DDP."""
+    for good, so that graphs find them there. Starts from rank 0's weights, as DDP. A
+    parameter that takes no part has a gradient of zero: AdamW decays it, nobody sees it
+    (DDP refuses such models)."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self._parameters = parameters
