@@ -101,7 +101,7 @@ def test_unlike_gpus_take_what_all_of_them_take(tmp_path):
     assert first.agreed() == second.agreed()
     assert (first.cuda_graphs, first.exchange_at_once) == (False, False)
     assert first.launch_tokens == own[0].launch_tokens > own[1].launch_tokens > 0
-    told = "no CUDA graphs: not all of these GPUs would gain by them"
+    told = "no CUDA graphs: not all of these GPUs take them by themselves"
     assert told in first.notes and told not in second.notes
     alike = [own[0], own[0]]
     assert settle(job, PAIR, own[0], alike) == own[0]

@@ -84,7 +84,7 @@ def settle(
     graphs = all(choices.cuda_graphs for choices in everybodys)
     notes = own.notes
     if own.cuda_graphs and not graphs:
-        notes += ("no CUDA graphs: not all of these GPUs would gain by them",)
+        notes += ("no CUDA graphs: not all of these GPUs take them by themselves",)
     return replace(
         own,
         cuda_graphs=graphs,

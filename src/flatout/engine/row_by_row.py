@@ -59,7 +59,7 @@ def _rows(
     # One split: its backward pass is one cat, that of slices a sum of zeros.
     parts = (
         torch.split(q, asked, 1),
-        torch.split(k.transpose(1, 2), lengths, 2),
+        torch.split(k.transpose(1, 2), lengths, 2),  # (H, D, n) each
         torch.split(v, lengths, 1),
     )
     sizes = [heads * n * m for n, m in zip(asked, lengths, strict=True)]
