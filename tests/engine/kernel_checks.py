@@ -3,21 +3,28 @@ to interpret when it is imported."""
 
 import itertools
 import sys
+from unittest.mock import patch
 
 import torch
 from torch.nn import functional as F
 
+from flatout.engine import decoder_blocks
+from flatout.engine.attention import PACKED, ROWS
 from flatout.engine.blocks import fuse_blocks
 from flatout.engine.compiling import compiled
+from flatout.engine.decoder_blocks import fuse_decoder
 from flatout.engine.dropout import Noise, replace_dropout
 from flatout.engine.gelu import replace_gelu
 from flatout.engine.kernels.bias_gelu import bias_gelu
 from flatout.engine.kernels.column_sum import column_sum
+from flatout.engine.kernels.gated_silu import gated_silu
 from flatout.engine.kernels.linear_loss import linear_cross_entropy
+from flatout.engine.kernels.rotary import rotary
 from flatout.engine.kernels.row_attention import row_attention
 from flatout.engine.narrowing import set_targets
+from flatout.engine.projections import join_products
 from flatout.engine.row_by_row import Rule, row_by_row
-from tests.engine.families import task_model
+from tests.engine.families import CONFIGS, task_model
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 IDS = torch.tensor([[1, 7, 9, 55, 2], [1, 80, 6, 14, 2]], device=device)
@@ -123,6 +130,97 @@ def check_sums_and_gelu(width):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
+def check_rotary():
+    """Of query, key and value side by side, with norms and without."""
+    cos, sin = (turn.repeat(1, 2) for turn in angles(70, 8))
+    for norms in (True, False):
+        product = torch.randn(70, 10, 16, device=device, requires_grad=True)
+        weights = torch.randn(2, 16, device=device, requires_grad=True)
+        grad = torch.randn(70, 10, 16, device=device)
+        given = list(weights) if norms else [None, None]
+        got = rotary(product, cos, sin, *given, 4, 1e-5)
+        want = turned_plainly(product, cos, sin, given, 4)
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+        inputs = (product, weights) if norms else (product,)
+        for one, other in zip(
+            torch.autograd.grad(got, inputs, grad),
+            torch.autograd.grad(want, inputs, grad),
+            strict=True,
+        ):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def angles(tokens, half):
+    angle = torch.randn(tokens, half, device=device)
+    return angle.cos(), angle.sin()
+
+
+def turned_plainly(product, cos, sin, weights, heads):
+    """As transformers does it, part by part."""
+    query, key, value = product.split([heads, 3, 3], 1)
+    parts = []
+    for part, weight in zip((query, key), weights, strict=True):
+        normed = part
+        if weight is not None:
+            square = part.square().mean(-1, keepdim=True)
+            normed = weight * (part * torch.rsqrt(square + 1e-5))
+        first, second = normed.chunk(2, -1)
+        half = torch.cat([-second, first], -1)
+        parts.append(normed * cos[:, None] + half * sin[:, None])
+    return torch.cat([*parts, value], 1)
+
+
+def check_gated_silu(width):
+    product = 3 * torch.randn(70, 2 * width, device=device)
+    grad = torch.randn(70, width, device=device)
+    product.requires_grad_()
+    gate, up = product.chunk(2, 1)
+    got, want = gated_silu(product), F.silu(gate) * up
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    one, other = (torch.autograd.grad(out, product, grad)[0] for out in (got, want))
+    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def check_decoders():
+    """Packed rows through a whole model, against rows attended one by one."""
+    for family in sorted(decoder_blocks.FAMILIES):
+        hidden, want = decoder_gradients(family, PACKED if device == "cpu" else ROWS)
+        for compile_blocks in (False, True)[: 1 + (family == "qwen3")]:
+            mine, found = decoder_gradients(family, ROWS, True, compile_blocks)
+            assert found.keys() == want.keys()
+            for one, other in [(mine, hidden), *((found[n], want[n]) for n in want)]:
+                error = (one - other).norm() / other.norm()
+                assert error < 1e-2, (family, compile_blocks, error)  # TF32 on a GPU
+
+
+def decoder_gradients(family, implementation, fused=False, compile_blocks=False):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    shape = {**CONFIGS[family], **sizes, "head_dim": 32}
+    with patch.dict(CONFIGS, {family: shape}):
+        whole = task_model(family, "causal-lm", implementation, whole=True)
+    model = whole.model
+    model.to(device).train()
+    names = [name for name, _ in model.named_parameters()]
+    if fused:
+        join_products(model)
+        assert fuse_decoder(model) == 2
+    assert [name for name, _ in model.named_parameters()] == names
+    if compile_blocks:
+        compiled(whole, backend="inductor" if device == "cuda" else "aot_eager")
+    lengths = BOUNDS.diff().tolist()
+    positions = torch.cat([torch.arange(n, device=device) for n in lengths])
+    ids = torch.arange(225, device=device) * 7 % 90 + 5
+    hidden = model.base_model(
+        input_ids=ids[None], position_ids=positions[None], cu_seqlens=BOUNDS,
+        max_seqlen=90,
+    ).last_hidden_state  # fmt: skip
+    weights = torch.linspace(-1, 1, hidden.numel(), device=device).view_as(hidden)
+    (hidden * weights).sum().backward()
+    named = model.named_parameters()
+    return hidden.detach(), {n: p.grad for n, p in named if p.grad is not None}
+
+
 def check_blocks():
     """Dropout included: both draw the same hash."""
     for family, narrowed, rate in itertools.product(
@@ -184,6 +282,10 @@ if __name__ == "__main__":
     check_linear_loss()
     check_sums_and_gelu(300)
     check_sums_and_gelu(256)
+    check_rotary()
+    check_gated_silu(300)
+    check_gated_silu(1024)
+    check_decoders()
     check_blocks()
     check_compiled_blocks()
     sys.stdout.write("equal\n")

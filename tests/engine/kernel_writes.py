@@ -12,7 +12,9 @@ from triton.backends.compiler import GPUTarget
 
 from flatout.engine.kernels.bias_gelu import bias_gelu
 from flatout.engine.kernels.column_sum import column_sum
+from flatout.engine.kernels.gated_silu import gated_silu
 from flatout.engine.kernels.residual_norm import residual_norm
+from flatout.engine.kernels.rotary import rotary
 from flatout.engine.kernels.row_attention import row_attention
 
 BOUNDS = torch.tensor([0, 10, 30], dtype=torch.int32)
@@ -59,6 +61,15 @@ def attend(joined):
     return row_attention(joined, 4, BOUNDS, 20, 0.25, 0.1, True, -1, 0)[0]
 
 
+def turn(product, query, key):
+    cos = torch.zeros(product.shape[0], 16)
+    return rotary(product, cos, cos, query, key, 4, 1e-6)
+
+
+def weights_of(dim):
+    return [torch.zeros(dim, requires_grad=True) for _ in "qk"]
+
+
 def norm(states, residual):
     vectors = [torch.zeros(64) for _ in range(3)]
     seed = torch.zeros((), dtype=torch.int32)
@@ -69,15 +80,20 @@ def norm(states, residual):
 
 
 def check_writes():
-    for groups, apart in ((4, []), (2, ["apart_ptr"])):
+    for groups in (4, 2):
         joined = torch.zeros(30, 4 + 2 * groups, 16, requires_grad=True)
         found = trace(attend, joined)
-        backward = ["result_ptr", *apart, "sum_ptr"]
+        backward = ["result_ptr", "sum_ptr"]
         assert found == [["out_ptr", "lse_ptr"], ["delta_ptr"], backward], found
     found = trace(norm, rows(30), rows(30))
     assert found == [NORM, NORM_BACKWARD], found
     found = trace(bias_gelu, rows(30), torch.zeros(64, requires_grad=True))
     assert found == [["out_ptr"], ["out_ptr", "sums_ptr"]], found
+    for weights, parts in ((weights_of(16), ["parts_ptr"]), ([None, None], [])):
+        found = trace(turn, torch.zeros(30, 8, 16, requires_grad=True), *weights)
+        assert found == [["out_ptr"], ["result_ptr", *parts]], found
+    found = trace(gated_silu, rows(30))
+    assert found == [["out_ptr"], ["result_ptr"]], found
     recorder = Recorder()
     torch.compile(column_sum, backend=recorder.backend)(torch.zeros(30, 64))
     assert recorder.written == [["sums_ptr"]], recorder.written

@@ -16,6 +16,7 @@ from flatout.engine.blocks import fuse_blocks
 from flatout.engine.choices import Choices, choose, settle
 from flatout.engine.collation import StepRows
 from flatout.engine.compiling import compiled
+from flatout.engine.decoder_blocks import fuse_decoder
 from flatout.engine.dropout import Noise, replace_dropout
 from flatout.engine.exchange import Exchange
 from flatout.engine.garbage import collect_as_usual
@@ -132,6 +133,8 @@ def _replace_parts(
         join_products(model, keep_products=choices.attention == attention.ROWS)
         if choices.residual == "bf16" and _has_triton():
             fuse_blocks(model, noise, narrowed=task_model.narrowed)
+        if choices.attention == attention.ROWS:
+            fuse_decoder(model)
     return noise
 
 

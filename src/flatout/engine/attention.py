@@ -42,7 +42,7 @@ def register() -> None:
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     AttentionInterface.register(PACKED, packed_attention)
-    AttentionInterface.register(ROWS, partial(packed_attention, kernel=_row_tiles))
+    AttentionInterface.register(ROWS, partial(packed_attention, kernel=row_tiles))
     AttentionInterface.register(PADDED, sdpa_attention_forward)
     AttentionMaskInterface.register(PADDED, _padding_mask)
 
@@ -75,7 +75,7 @@ def packed_attention(  # noqa: PLR0913 - the signature is transformers'
     """
     causal = bool(getattr(module, "is_causal", False))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    rule = Rule(scale, dropout, causal, *_window(sliding_window, causal))
+    rule = Rule(scale, dropout, causal, *window(sliding_window, causal))
     # Rotary embeddings come back in fp32 under autocast; kernels want one dtype.
     query, key, value = (
         t.squeeze(0).transpose(0, 1).to(value.dtype) for t in (query, key, value)
@@ -93,7 +93,7 @@ def packed_attention(  # noqa: PLR0913 - the signature is transformers'
     return out.unsqueeze(0), None
 
 
-def _window(sliding_window: int | None, causal: bool) -> tuple[int, int]:
+def window(sliding_window: int | None, causal: bool) -> tuple[int, int]:
     """`Rule.left` and `Rule.right`; transformers counts the token itself."""
     if sliding_window is None:
         return (-1, 0) if causal else (-1, -1)
@@ -137,10 +137,11 @@ def _joined(
     return product.view(query.shape[0], -1, query.shape[2])
 
 
-def _row_tiles(
+def row_tiles(
     joined: Tensor, heads: int, cu_seqlens: Tensor, max_seqlen: int, rule: Rule
 ) -> Tensor:
-    """As `_flash`, in tiles that fit short rows."""
+    """As `_flash`, in tiles that fit short rows, of query, key and value side by side
+    (P, H + 2 G, D)."""
     from flatout.engine.kernels.row_attention import row_attention
 
     out: Tensor = row_attention(joined, heads, cu_seqlens, max_seqlen, *rule)[0]

@@ -60,18 +60,33 @@ class _Group:
         self.product: Tensor | None = None
         self.waiting: list[Tensor] = []
 
-    def compute(self, states: Tensor) -> Tensor:
-        """(..., in) -> the first layer's (..., out); the others' wait to be fetched."""
+    def joined(self, states: Tensor) -> Tensor:
+        """(..., in) -> all layers' products side by side."""
         weights: list[Tensor] = [member.weight for member in self.members]
         biases: list[Tensor] = [m.bias for m in self.members if m.bias is not None]
         bias = torch.cat(biases) if biases else None
-        product = _linear(states, torch.cat(weights), bias)
+        return _linear(states, torch.cat(weights), bias)
+
+    def compute(self, states: Tensor) -> Tensor:
+        """(..., in) -> the first layer's (..., out); the others' wait to be fetched."""
+        product = self.joined(states)
         sizes = [member.out_features for member in self.members]
         first, *rest = product.split_with_sizes(sizes, -1)
         self.waiting = list(rest)  # to Dynamo `rest` is a tuple
         if self.keeps_product:
             self.product = product
         return first
+
+
+def joined_product(first: Any, states: Tensor) -> Tensor:
+    """(..., in) -> what `first` and the layers joined with it give, side by side."""
+    product: Tensor = first.group.joined(states)
+    return product
+
+
+def is_joined(layer: nn.Module) -> bool:
+    """Whether it computes for others too."""
+    return isinstance(layer, _First)
 
 
 def take_product(module: nn.Module) -> Tensor | None:
