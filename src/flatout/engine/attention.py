@@ -77,8 +77,9 @@ def packed_attention(  # noqa: PLR0913 - the signature is transformers'
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     rule = Rule(scale, dropout, causal, *window(sliding_window, causal))
     # Rotary embeddings come back in fp32 under autocast; kernels want one dtype.
+    dtype = value.dtype
     query, key, value = (
-        t.squeeze(0).transpose(0, 1).to(value.dtype) for t in (query, key, value)
+        t.squeeze(0).transpose(0, 1).to(dtype) for t in (query, key, value)
     )
     if query.is_cuda:
         cu_seqlens, max_seqlen = kwargs["cu_seqlens"], kwargs["max_seqlen"]
@@ -89,8 +90,8 @@ def packed_attention(  # noqa: PLR0913 - the signature is transformers'
             out = kernel(joined, query.shape[1], cu_seqlens, max_seqlen, rule)
     else:
         targets = getattr(module, "target_index", None)
-        out = row_by_row(query, key, value, kwargs["cu_seqlens"], rule, targets)
-    return out.unsqueeze(0), None
+        out = _rows_in_fp32(query, key, value, kwargs["cu_seqlens"], rule, targets)
+    return out.to(dtype).unsqueeze(0), None
 
 
 def window(sliding_window: int | None, causal: bool) -> tuple[int, int]:
@@ -126,6 +127,14 @@ def _flash(
     )
     out: Tensor = result[0]
     return out
+
+
+def _rows_in_fp32(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
+    """As `row_by_row`, in fp32. oneDNN compiles a bf16 product for each new shape, and
+    every length of a row is one: 20 of 45 to 110 ms a step of a small BERT. fp32
+    products (MKL) are not compiled."""
+    with torch.autocast("cpu", enabled=False):
+        return row_by_row(query.float(), key.float(), value.float(), *rest)
 
 
 def _joined(

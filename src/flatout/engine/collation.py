@@ -171,7 +171,9 @@ class Collator:
 
     def _width(self, lengths: Ints) -> int:
         longest = int(lengths.max(initial=1))
-        return self.pad_to_length or _round_up(longest, self.pad_multiple)
+        # The model may have no positions beyond max_length.
+        rounded = min(_round_up(longest, self.pad_multiple), self.max_length)
+        return self.pad_to_length or max(longest, rounded)
 
     def num_targets(self, rows: TokenRows, row_ids: Ints, epoch: int) -> int:
         """Targets of the global batch `row_ids` (N,)."""

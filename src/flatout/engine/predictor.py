@@ -186,7 +186,7 @@ class Predictor:
             packed=packed,
             pad_token_id=padding or 0,
             last_token_pools=config.model_type in DECODERS,
-            pad_multiple=(GPU_MULTIPLE if packed else 8) if cuda else 1,
+            pad_multiple=self.runtime.pad_multiple(packed, GPU_MULTIPLE),
             row_multiple=GPU_MULTIPLE if cuda else 1,
             max_length=self.max_length,
         )

@@ -66,7 +66,7 @@ def make_collator(
         pad_to_length=(
             settings.tokenize.max_length if choices.strategy == "fixed" else None
         ),
-        pad_multiple=(multiple if choices.packed else 8) if runtime.is_cuda else 1,
+        pad_multiple=runtime.pad_multiple(choices.packed, multiple),
         row_multiple=_row_multiple(job, runtime, choices) if runtime.is_cuda else 1,
         max_length=settings.tokenize.max_length,
         mask_token_id=vocabulary.mask_token_id,
