@@ -33,7 +33,7 @@ def settings(**benchmark: Any) -> Settings:
     }
     return parse_settings(
         {
-            "runtime": {"threads": 1},
+            "runtime": {"precision": "fp32", "threads": 1},
             "model": {"config": {"model_type": "bert", **CONFIGS["bert"]}},
             "tokenize": {"max_length": MAX_LENGTH},
             "train": {"global_batch_size": 8, "epochs": 1},

@@ -44,6 +44,8 @@ def test_right_padding():
 def test_right_padding_to_a_length_and_to_a_multiple():
     assert collate(pad_to_length=7).input_ids.shape == (3, 7)
     assert collate(pad_multiple=4).input_ids.shape == (3, 8)
+    # A model may have no more positions than that.
+    assert collate(pad_multiple=4, max_length=6).input_ids.shape == (3, 6)
 
 
 def test_packing():

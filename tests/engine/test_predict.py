@@ -13,6 +13,7 @@ import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, pipeline
 
+from flatout.engine.collation import Collator
 from flatout.engine.data.raw_texts import RawTextsError
 from flatout.engine.data.text_files import TextFiles
 from flatout.engine.model import ModelError, Vocabulary, build, load_pretrained
@@ -76,10 +77,10 @@ def saved(tokenizer_folder, tmp_path_factory):
     return folder_of
 
 
-def recipe(folder, rows, **options):
+def recipe(folder, rows, precision="fp32", **options):
     settings = parse_settings(
         {
-            "runtime": {"precision": "fp32", "tf32": False, "threads": 1},
+            "runtime": {"precision": precision, "tf32": False, "threads": 1},
             "tokenize": {"max_length": MAX_LENGTH},
             "predict": options,
         }
@@ -125,6 +126,29 @@ def test_predictions_are_those_of_plain_transformers(saved, family, strategy):
     assert frame["score"].tolist() == found.max(1).tolist()
     assert frame["row"].tolist() == list(range(40))
     assert frame["reason"].isna().all()
+
+
+@pytest.mark.parametrize(("strategy", "multiple"), [("grouped", 8), ("packed", 64)])
+def test_in_bf16_lengths_and_totals_are_rounded_up(
+    saved, monkeypatch, strategy, multiple
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    lengths, collate = [], Collator.collate
+
+    def watched(*arguments, **named):
+        batch = collate(*arguments, **named)
+        lengths.append(batch.input_ids.shape[1])
+        return batch
+
+    monkeypatch.setattr(Collator, "collate", watched)
+    asked = {"strategy": strategy, "token_budget": 200}
+    folder, rows = saved(), pd.DataFrame({"text": texts(40)})
+    exact = predicted(folder, rows, **asked)
+    assert any(length % multiple for length in lengths)
+    lengths.clear()
+    rounded = predicted(folder, rows, precision="bf16", **asked)
+    assert lengths and not any(length % multiple for length in lengths)
+    assert 0 < np.abs(rounded["score"] - exact["score"]).max() < 0.1
 
 
 def test_windows_do_not_change_predictions(saved):

@@ -1,0 +1,115 @@
+"""bf16 on a CPU, with or without instructions for it: few shapes, rows in fp32."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig
+
+from flatout.engine.attention import PACKED, packed_attention
+from flatout.engine.choices import choose
+from flatout.engine.environment import Ranks
+from flatout.engine.row_by_row import Rule, row_by_row
+from flatout.engine.runtime import CPU_BF16_PAD_MULTIPLE, Runtime, set_up
+from flatout.engine.settings import RuntimeSettings
+from flatout.engine.step_data import step_rows as training_rows
+from tests.engine.families import gradient, step_rows, task_model
+from tests.engine.runs import make_job
+
+BF16 = Runtime(torch.device("cpu"), "CPU", "bf16", Ranks(), threads=1)
+FP32 = replace(BF16, precision="fp32")
+HIDDEN = BertConfig(hidden_size=16, num_attention_heads=2)
+
+
+@pytest.mark.parametrize(
+    ("amx", "avx512", "precision"),
+    [
+        (False, False, "fp32"),
+        (True, False, "bf16"),
+        (False, True, "bf16"),
+    ],
+)
+def test_auto_is_bf16_where_a_cpu_has_instructions_for_it(
+    monkeypatch, amx, avx512, precision
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
+    assert set_up(RuntimeSettings(threads=1)).precision == precision
+    for asked in ("fp32", "bf16"):
+        settings = RuntimeSettings(threads=1, precision=asked)
+        assert set_up(settings).precision == asked
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_of_attention_are_computed_in_fp32(causal):
+    """Four heads of queries, two of keys and values, rows of 3, 1 and 5 tokens."""
+    torch.manual_seed(0)
+    module = nn.Module()
+    module.is_causal = causal
+    q, k, v = (torch.randn(1, heads, 9, 8).bfloat16() for heads in (4, 2, 2))
+    bounds = torch.tensor([0, 3, 4, 9], dtype=torch.int32)
+    with BF16.autocast():
+        found, _ = packed_attention(module, q, k, v, None, cu_seqlens=bounds)
+    assert found.dtype == torch.bfloat16
+    rule = Rule(8**-0.5, 0.0, causal, -1, 0 if causal else -1)
+    rows = [t.squeeze(0).transpose(0, 1) for t in (q, k, v)]
+    exact = row_by_row(*(t.float() for t in rows), bounds, rule)
+    assert torch.equal(found[0], exact.bfloat16())
+    assert not torch.equal(found[0], row_by_row(*rows, bounds, rule))
+
+
+@pytest.mark.parametrize(
+    ("family", "task"),
+    [
+        ("bert", "sequence-classification"),
+        ("bert", "masked-lm"),
+        ("qwen3", "causal-lm"),
+    ],
+)
+def test_a_packed_step_in_bf16_is_that_of_fp32_within_rounding(family, task):
+    plain = task_model(family, task, PACKED)
+    loss, grads = gradient(plain, [step_rows(family, task, "packed")[0]])
+    model = task_model(family, task, PACKED)
+    model.forward = BF16.autocast()(model.forward)
+    batch = step_rows(family, task, "packed", pad_multiple=CPU_BF16_PAD_MULTIPLE)[0]
+    rounded_loss, rounded = gradient(model, [batch])
+    assert rounded_loss != loss
+    assert rounded_loss == pytest.approx(loss, rel=2**-8)
+    assert (rounded - grads).norm() < 0.02 * grads.norm()
+
+
+def micro_batches(folder, runtime, strategy):
+    """Of 12 steps of 16 rows of 3 to 24 tokens, 120 tokens at most each."""
+    job = make_job(folder, strategy=strategy)
+    choices = choose(job, runtime, HIDDEN)
+    data = training_rows(job, runtime, choices, HIDDEN)
+    for step in range(12):
+        batch = data[step]
+        shapes = [micro.input_ids.shape for micro in batch.micro_batches]
+        assert batch.num_padded_tokens == sum(shape.numel() for shape in shapes)
+        yield batch, shapes
+
+
+def test_packed_totals_are_rounded_up_in_bf16_alone(tmp_path):
+    assert CPU_BF16_PAD_MULTIPLE == 64
+    for batch, shapes in micro_batches(tmp_path, BF16, "packed"):
+        assert {total for _, total in shapes} <= {64, 128}
+        assert batch.num_tokens < batch.num_padded_tokens
+    for batch, _ in micro_batches(tmp_path, FP32, "packed"):
+        assert batch.num_tokens == batch.num_padded_tokens
+
+
+def test_padded_lengths_are_rounded_up_in_bf16_alone(tmp_path):
+    lengths = {
+        runtime.precision: [
+            length
+            for _, shapes in micro_batches(tmp_path, runtime, "grouped")
+            for _, length in shapes
+        ]
+        for runtime in (BF16, FP32)
+    }
+    assert set(lengths["bf16"]) == {8, 16, 24}
+    assert any(length % 8 for length in lengths["fp32"])
+    assert lengths["bf16"] == [-(-length // 8) * 8 for length in lengths["fp32"]]
