@@ -28,7 +28,7 @@ NOT_RUN = {
     "test_two_ranks_go_on_from_a_checkpoint_of_one_as_one_does",
     r"kedro run --pipelines=benchmark.*|kedro run --pipelines=sweep .*": "minutes; "
     "tests/pipelines/ runs a small benchmark and a small sweep from the command line",
-    r"kedro run --env=bert_base .*": "made for a GPU: hours on a CPU",
+    r"kedro run --env=(bert_base|qwen3) .*": "made for a GPU: hours on a CPU",
     r"kedro run --pipelines=sweep": "tests/pipelines/test_sweep.py::"
     "test_a_killed_sweep_goes_on_and_trains_nothing_twice",
     r"kedro run --env=test": "tests/test_project.py::"

@@ -11,11 +11,12 @@ from torch._dynamo.utils import (
     get_compilation_metrics,
 )
 
-from flatout.engine import compiling
+from flatout.engine import compiling, decoder_blocks
 from flatout.engine.assemble import may_join
 from flatout.engine.attention import _joined
 from flatout.engine.blocks import fuse_blocks
 from flatout.engine.compiling import compiled
+from flatout.engine.decoder_blocks import fuse_decoder
 from flatout.engine.dropout import Noise, replace_dropout
 from flatout.engine.gelu import Gelu, replace_gelu
 from flatout.engine.heads import DECODERS
@@ -158,6 +159,46 @@ def test_blocks_are_fused_in_bert_and_roberta_alone(family):
     model = task_model(family, "sequence-classification", "sdpa").model
     fused = fuse_blocks(model, Noise(torch.device("cpu")), narrowed=False)
     assert fused == (2 if family in {"bert", "roberta"} else 0)
+
+
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+def test_decoders_whose_products_are_joined_are_fused(family):
+    model = plain(family)
+    assert fused_parts(model) == set()  # products are apart
+    names = list(model.state_dict())
+    join_products(model)
+    found = fuse_decoder(model)
+    assert list(model.state_dict()) == names
+    if family not in decoder_blocks.FAMILIES:
+        assert (found, fused_parts(model)) == (0, set())
+        return
+    assert found == 2
+    places = {(layer, name) for layer in "01" for name in ("self_attn", "mlp")}
+    assert fused_parts(model) == places
+    attention = model.base_model.layers[0].self_attn
+    assert attention.heads == 2
+    assert attention.span == (6 if family == "mistral" else None)
+
+
+def fused_parts(model):
+    """(layer, name) of the modules that fuse_decoder has replaced."""
+    fuse_decoder(model)
+    return {
+        tuple(name.split(".")[-2:])
+        for name, module in model.named_modules()
+        if type(module).__module__ == decoder_blocks.__name__
+    }
+
+
+def test_heads_that_turn_in_part_and_other_activations_are_left_alone():
+    model = plain("llama")
+    join_products(model)
+    model.config.hidden_act = "gelu"
+    rotary = model.base_model.rotary_emb
+    rotary.inv_freq = rotary.inv_freq[:-1]
+    assert (fuse_decoder(model), fused_parts(model)) == (0, set())
+    rotary.inv_freq = torch.ones(4)
+    assert fused_parts(model) == {("0", "self_attn"), ("1", "self_attn")}
 
 
 def test_another_version_finds_no_graphs_of_this_one(monkeypatch, tmp_path):
