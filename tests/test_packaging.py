@@ -180,3 +180,26 @@ def test_the_image_is_made_of_what_the_project_names():
     [user] = arguments("USER")
     assert user != "root"
     assert f"useradd --create-home --uid 1000 {user}" in arguments("RUN")
+
+
+def test_where_there_is_no_git_nothing_is_said_of_it(tmp_path):
+    """The image has none; MLflow asks for it at each training, in 48 lines."""
+    ask = (
+        "from flatout.quiet import silence_known_warnings; silence_known_warnings();"
+        "from mlflow.utils.git_utils import get_git_commit;"
+        "print(get_git_commit('.'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", ask],
+        cwd=tmp_path,
+        env={
+            "PATH": str(tmp_path),
+            "PYTHONPATH": str(PROJECT / "src"),
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "None\n", "")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 
+from flatout.engine.environment import set_defaults
+
 SILENCED = (
     # kedro-mlflow defines a `predict` without type hints: shown at every command.
     "Add type hints to the `predict` method",
@@ -20,6 +22,8 @@ def silence_known_warnings() -> None:
 
     Not a filter of `warnings`: MLflow puts one of its own before all others.
     """
+    # Without git (a container has none) MLflow tells so in 48 lines a training.
+    set_defaults({"GIT_PYTHON_REFRESH": "quiet"})
     logging.getLogger("py.warnings").addFilter(_is_wanted)
 
 
