@@ -35,6 +35,8 @@ def check_row_attention():
     for heads, groups, causal, window in [
         (2, 2, False, (-1, -1)),
         (4, 2, True, (-1, 0)),
+        (16, 8, True, (-1, 0)),  # two heads a program
+        (32, 4, True, (-1, 0)),  # four of the eight that share a key
         (2, 2, False, (8, 8)),
     ]:
         qkv = [

@@ -2,8 +2,8 @@
 
 What decoders do between the product for query, key and value and attention: a RMSNorm
 over each head (Qwen3), rotary embeddings (Su et al. 2021), and laying the three side by
-side again. Inductor's kernels for it, forward and backward, took 22 of a step's 185 ms
-(24,600 tokens of Qwen3-0.6B's shape, H200).
+side again. Inductor's kernels for it, and for the sum over query heads that share a
+key, took 22 of a step's 185 ms (24,600 tokens of Qwen3-0.6B's shape, H200).
 
 Legend: P tokens, H query heads, G key heads, D head dimension. The first half of a head
 turns with the second.
@@ -20,8 +20,12 @@ from flatout.engine.kernels.operators import operator, wrap_triton
 
 BACKWARD_TOKENS = 16
 """Tokens of a program, one after the other; it sums its gradients of the weights."""
-BACKWARD = {"num_warps": 2}
-"""Measured on an H200: 0.175 ms instead of 0.193 with 4; forward 4 are best."""
+
+
+def _backward_options(places: int) -> dict[str, int]:
+    """By what a program holds, (H + 2 G) D rounded up: 2 warps took 0.175 ms instead of
+    0.193 with 4 for 4,096 (H200); more would not fit their registers."""
+    return {"num_warps": min(8, max(2, places // 2048))}
 
 
 @triton.jit
@@ -169,12 +173,12 @@ def _rotary_backward(
     parts = torch.empty(
         (programs if norms else 0, 2, dim), dtype=torch.float32, device=grad.device
     )
-    result = torch.empty_like(product)
+    result, sizes = torch.empty_like(product), _sizes(product, heads)
     wrap_triton(_backward_kernel)[(programs,)](
         grad, product, cos.contiguous(), sin.contiguous(),
         *_pointers(query_weight, key_weight, product), result, parts, tokens,
-        **_sizes(product, heads), eps=eps, norms=norms, each=BACKWARD_TOKENS,
-        **BACKWARD,
+        **sizes, eps=eps, norms=norms, each=BACKWARD_TOKENS,
+        **_backward_options(sizes["block"] * dim),
     )  # fmt: skip
     return result, parts.sum(0)
 
