@@ -57,7 +57,7 @@ them with the settings of conf/test and a data folder of its own."""
 
 
 def plain(text: str) -> str:
-    """Without comment and placeholder."""
+    """A command without its comment and without `...`, which stands for more words."""
     return shlex.join(w for w in shlex.split(text, comments=True) if w != "...")
 
 

@@ -3,10 +3,10 @@
 Flash-attention kernels work in tiles of 128 tokens; the median text has half of
 that, and most of such a tile is thrown away. Here tiles are 64 wide; a program takes
 one tile of a row and head forward, backward a whole row and query heads that share a
-key. Online softmax and recomputation as in FlashAttention-2 (Dao 2023);
-dropout by hashing (seed, head, place), again in the backward pass instead of being
-stored: Philox, ten rounds a number, cost three times the attention itself on an H200.
-Scores and sums are fp32.
+key. Online softmax and recomputation as in FlashAttention-2 (Dao 2023); dropout by
+hashing (seed, head, place), again in the backward pass instead of being stored: Philox,
+ten rounds a number, cost three times the attention itself on an H200. Scores and sums
+are fp32.
 
 Legend: P tokens, R rows, H query heads, G key heads, D head dimension.
 """
@@ -22,8 +22,9 @@ from flatout.engine.kernels.hashing import scramble
 from flatout.engine.kernels.operators import operator, wrap_triton
 
 TILE = 64
-PARTS = 8
-"""Measured with 16 query heads on 8 key heads alone."""
+FEWEST_PROGRAMS = 8
+"""Of a row, in the backward pass: with fewer, rows of a small batch would leave a GPU
+idle. Measured with 16 query heads on 8 key heads alone."""
 LOG2_E = 1.4426950408889634
 LN_2 = tl.constexpr(0.6931471805599453)
 FORWARD = {"num_warps": 4, "num_stages": 3}
@@ -360,9 +361,13 @@ def _row_attention_backward(
 
 def heads_of_a_program(heads: int, groups: int) -> int:
     """Query heads, all of one key, that a program of the backward pass takes one after
-    the other: as many as leave PARTS programs a row, so that a GPU is full."""
+    the other: as many as leave FEWEST_PROGRAMS a row; else one."""
     group = heads // groups
-    fitting = [n for n in range(1, group + 1) if group % n == 0 and heads // n >= PARTS]
+    fitting = [
+        n
+        for n in range(1, group + 1)
+        if group % n == 0 and heads // n >= FEWEST_PROGRAMS
+    ]
     return max(fitting, default=1)
 
 
