@@ -100,7 +100,7 @@ def check_writes():
 
 
 def check_sizes():
-    """One graph forward and one backward serve 700 rows, 40 and 8."""
+    """One graph forward and one backward serve 700 rows, 100,000, 40 and 8."""
     recorder = Recorder()
     torch._dynamo.reset()
 
@@ -108,11 +108,19 @@ def check_sizes():
         return norm(bias_gelu(states, bias), residual)
 
     compiled = torch.compile(layer, dynamic=True, backend=recorder.backend)
-    for count in (700, 40, 8):
+    for count in (700, 100_000, 40, 8):
         inputs = rows(count), rows(count), torch.zeros(64, requires_grad=True)
         torch._dynamo.maybe_mark_dynamic(inputs[0], 0)
         out = compiled(*inputs)
         if count == 700:  # others would be of its size
+            out.sum().backward()
+    assert recorder.graphs == 2, recorder.graphs
+    recorder = Recorder()
+    compiled = torch.compile(turn, dynamic=True, backend=recorder.backend)
+    for count in (700, 100_000, 40, 8):
+        product = torch.zeros(count, 8, 16, requires_grad=True)
+        out = compiled(product, *weights_of(16))
+        if count == 700:
             out.sum().backward()
     assert recorder.graphs == 2, recorder.graphs
 

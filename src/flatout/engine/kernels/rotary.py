@@ -18,8 +18,10 @@ from torch import Tensor
 
 from flatout.engine.kernels.operators import operator, wrap_triton
 
-BACKWARD_TOKENS = 16
-"""Tokens of a program, one after the other; it sums its gradients of the weights."""
+PROGRAMS = 1584
+"""Of the backward pass, twelve for each of an H200's multiprocessors, however few
+tokens there are. Each takes its share of them one after the other, and sums its
+gradients of the weights."""
 
 
 def _backward_options(places: int) -> dict[str, int]:
@@ -65,9 +67,9 @@ def _forward_kernel(
 @triton.jit
 def _backward_kernel(
     grad_ptr, product_ptr, cos_ptr, sin_ptr, query_weight_ptr, key_weight_ptr,
-    result_ptr, parts_ptr, tokens,
+    result_ptr, parts_ptr, tokens, each,
     heads: tl.constexpr, keys: tl.constexpr, dim: tl.constexpr, block: tl.constexpr,
-    eps: tl.constexpr, norms: tl.constexpr, each: tl.constexpr,
+    eps: tl.constexpr, norms: tl.constexpr,
 ):  # fmt: skip
     head, half = tl.arange(0, block), tl.arange(0, dim // 2)
     inside = (head < heads + 2 * keys)[:, None]
@@ -170,15 +172,14 @@ def _rotary_backward(
     """Gradients (P, H + 2 G, D) of the product, (2, D) fp32 of the norms' weights."""
     grad, product = grad.contiguous(), product.contiguous()
     tokens, dim, norms = product.shape[0], product.shape[2], query_weight is not None
-    programs = triton.cdiv(tokens, BACKWARD_TOKENS) + 1  # never one: see operators.py
     parts = torch.empty(
-        (programs if norms else 0, 2, dim), dtype=torch.float32, device=grad.device
+        (PROGRAMS if norms else 0, 2, dim), dtype=torch.float32, device=grad.device
     )
     result, sizes = torch.empty_like(product), _sizes(product, heads)
-    wrap_triton(_backward_kernel)[(programs,)](
+    wrap_triton(_backward_kernel)[(PROGRAMS,)](
         grad, product, cos.contiguous(), sin.contiguous(),
         *_pointers(query_weight, key_weight, product), result, parts, tokens,
-        **sizes, eps=eps, norms=norms, each=BACKWARD_TOKENS,
+        triton.cdiv(tokens, PROGRAMS), **sizes, eps=eps, norms=norms,
         **_backward_options(sizes["block"] * dim),
     )  # fmt: skip
     return result, parts.sum(0)
