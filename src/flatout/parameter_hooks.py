@@ -9,6 +9,7 @@ from kedro.framework.hooks import hook_impl
 from kedro.pipeline import Pipeline
 
 from flatout.engine import environment
+from flatout.engine.model_keys import check_model_keys
 from flatout.engine.settings import (
     DistributedSettings,
     Settings,
@@ -71,6 +72,8 @@ class ParameterHooks:
         names = {node.name for node in pipeline.nodes}
         if "run_sweep" in names:
             check_sweep(self._settings)
+        if "params:model" in pipeline.inputs():
+            check_model_keys(self._settings.model)
         check_machine(self._settings.train.distributed, pipeline)
         trains = TRAINING_NODES & names
         if trains and ("ParallelRunner" in runner or "ThreadRunner" in runner):

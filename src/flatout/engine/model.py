@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from flatout.engine import attention
 from flatout.engine.collation import IGNORED
 from flatout.engine.heads import head_for, position_offset
+from flatout.engine.model_keys import override_faults
 from flatout.engine.narrowing import narrow_last_layer, set_targets
 from flatout.engine.pretrained import load_with_new_head
 from flatout.engine.settings import CLASSIFIES, ModelSettings, SettingsError, Task
@@ -150,7 +151,7 @@ def _load_config(
             kind = extra.pop("model_type")
             return transformers.AutoConfig.for_model(kind, **extra)
         extra.pop("model_type", None)
-        return transformers.AutoConfig.from_pretrained(
+        config = transformers.AutoConfig.from_pretrained(
             settings.name_or_path,
             revision=settings.revision,
             trust_remote_code=settings.trust_remote_code,
@@ -158,6 +159,10 @@ def _load_config(
         )
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(_load_fault(settings, error)) from error
+    faults = override_faults(settings, config)
+    if faults:
+        raise ModelError("; ".join(faults))
+    return config
 
 
 def _load_fault(settings: ModelSettings, error: Exception) -> str:

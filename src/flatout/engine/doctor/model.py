@@ -7,18 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from flatout.engine.doctor.finding import Finding
+from flatout.engine.model_keys import INHERITED, model_key_faults
 from flatout.engine.settings import ModelSettings, Settings
 
 PARAMETER = "model.name_or_path"
-SIZES = frozenset(
-    {
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "max_position_embeddings",
-    }
-)
 
 
 class NotCached(ValueError):
@@ -32,7 +24,7 @@ def read_config(settings: Settings) -> Any:
     kind = changes.pop("model_type", None)
     if name is None:
         changes.setdefault("vocab_size", settings.tokenize.vocab_size)
-        if set(changes) >= SIZES:  # spares a second of imports
+        if set(changes) >= INHERITED:  # spares a second of imports
             return SimpleNamespace(model_type=kind, **changes)
     import transformers
 
@@ -54,7 +46,9 @@ def read_config(settings: Settings) -> Any:
 
 def checkpoint(settings: ModelSettings, config: Any | None) -> Finding:
     """`config`: its config; None where that is not on this machine."""
-    name = settings.name_or_path
+    name, faults = settings.name_or_path, model_key_faults(settings)
+    if faults:
+        return Finding("model", "fail", "; ".join(faults), "mend them in conf/")
     if name is None:
         kind = settings.config.get("model_type")
         return Finding("model", "ok", f"{kind}, trained from scratch")

@@ -27,7 +27,7 @@ from flatout.engine.settings.data import (
     SplitSettings,
     TokenizeSettings,
 )
-from flatout.engine.settings.faults import fault_lines
+from flatout.engine.settings.faults import fault_lines, near_or_all, refusal
 from flatout.engine.settings.measuring import (
     BenchmarkSettings,
     SweepRange,
@@ -73,7 +73,9 @@ __all__ = [
     "TokenizeSettings",
     "TrackingSettings",
     "TrainSettings",
+    "near_or_all",
     "parse_settings",
+    "refusal",
 ]
 
 
@@ -103,10 +105,4 @@ def parse_settings(parameters: Mapping[str, Any]) -> Settings:
     try:
         return Settings.model_validate(dict(parameters))
     except ValidationError as error:
-        faults = fault_lines(error.errors(), Settings)
-        count = len(faults)
-        raise SettingsError(
-            f"{count} parameter{'s' if count > 1 else ''} cannot be used; nothing was "
-            "run. Mend them in conf/ or on the command line (--params):\n"
-            + "\n".join(f"  {fault}" for fault in faults)
-        ) from None
+        raise refusal(fault_lines(error.errors(), Settings)) from None

@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Collection, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel
+
+from flatout.engine.settings.common import SettingsError
+
+
+def refusal(faults: Sequence[str]) -> SettingsError:
+    """Before anything has run."""
+    count = len(faults)
+    return SettingsError(
+        f"{count} parameter{'s' if count > 1 else ''} cannot be used; nothing was "
+        "run. Mend them in conf/ or on the command line (--params):\n"
+        + "\n".join(f"  {fault}" for fault in faults)
+    )
 
 
 def fault_lines(errors: Any, model: type[BaseModel]) -> list[str]:
@@ -20,6 +33,12 @@ def fault_lines(errors: Any, model: type[BaseModel]) -> list[str]:
     return [f"{path}: {' or '.join(texts[path])}{values[path]}" for path in texts]
 
 
+def near_or_all(name: str, valid: Collection[str], parent: str) -> str:
+    """The valid name that is nearest, behind its `parent`; all where none is near."""
+    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.4)
+    return f"did you mean {parent}{near[0]}?" if near else f"valid: {sorted(valid)}"
+
+
 WORDS = {
     "Input should be": "should be",
     "a valid integer": "an integer",
@@ -32,10 +51,8 @@ def _fault_text(fault: Any, location: list[Any], model: type[BaseModel]) -> str:
     """`unknown parameter; did you mean train.global_batch_size?`"""
     if fault["type"] == "extra_forbidden":
         names = _names_beside(location, model)
-        near = difflib.get_close_matches(str(location[-1]), names, n=1, cutoff=0.4)
         parent = "".join(f"{part}." for part in location[:-1])
-        hint = f"did you mean {parent}{near[0]}?" if near else f"valid: {names}"
-        return f"unknown parameter; {hint}"
+        return f"unknown parameter; {near_or_all(str(location[-1]), names, parent)}"
     message = str(fault["msg"]).removeprefix("Value error, ")
     for told, ours in WORDS.items():
         message = message.replace(told, ours)

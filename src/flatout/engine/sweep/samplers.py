@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any, Protocol
 
 from flatout.engine.bench.trial_spec import with_changes
+from flatout.engine.model_keys import check_model_keys
 from flatout.engine.settings import (
     Settings,
     SettingsError,
@@ -81,7 +82,9 @@ def _check_value(settings: Settings, path: str, value: SweptValue) -> None:
             "by itself; take it out of sweep.grid"
         )
     try:
-        with_changes(settings, {path: value})
+        changed = with_changes(settings, {path: value})
+        if path.startswith("model."):
+            check_model_keys(changed.model)
     except SettingsError as error:
         raise SettingsError(f"In the settings that sweep names, {error}") from None
     if not path.startswith(SWEPT):

@@ -1,0 +1,96 @@
+"""Names in model.config and model.overrides that transformers would take in silence."""
+
+from __future__ import annotations
+
+import pytest
+
+from flatout.engine.doctor.model import checkpoint
+from flatout.engine.model import ModelError, build
+from flatout.engine.model_keys import check_model_keys
+from flatout.engine.settings import ModelSettings, Settings, SettingsError
+from flatout.engine.sweep.samplers import check_sweep
+from tests.engine.families import CONFIGS, VOCABULARY
+
+HEAD = (
+    "1 parameter cannot be used; nothing was run. Mend them in conf/ or on the "
+    "command line (--params):\n  "
+)
+TYPO = (
+    "model.config.num_key_valu_heads: models of type qwen3 have none; did you mean "
+    "model.config.num_key_value_heads?"
+)
+
+
+def refused(settings: ModelSettings) -> str:
+    with pytest.raises(SettingsError) as caught:
+        check_model_keys(settings)
+    return str(caught.value)
+
+
+def test_a_misspelt_key_is_refused_with_the_nearest():
+    config = {"model_type": "qwen3", "num_key_valu_heads": 2}
+    settings = ModelSettings(task="causal-lm", config=config)
+    assert refused(settings) == HEAD + TYPO
+    found = checkpoint(settings, None)
+    assert (found.status, found.finding) == ("fail", TYPO)
+
+
+def test_all_keys_are_named():
+    config = {"model_type": "bert", "hiden_size": 8, "hidden_dropuot_prob": 0.0}
+    assert refused(ModelSettings(config=config)).split("\n") == [
+        "2 parameters cannot be used; nothing was run. Mend them in conf/ or on the "
+        "command line (--params):",
+        "  model.config.hidden_dropuot_prob: models of type bert have none; did you "
+        "mean model.config.hidden_dropout_prob?",
+        "  model.config.hiden_size: models of type bert have none; did you mean "
+        "model.config.hidden_size?",
+    ]
+
+
+def test_a_misspelt_type_is_refused_with_the_nearest():
+    assert refused(ModelSettings(config={"model_type": "robreta"})) == HEAD + (
+        "model.config.model_type: 'robreta' is none of transformers'; did you mean "
+        "roberta?"
+    )
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_what_a_model_has_is_taken(family):
+    inherited = {"hidden_size": 16, "intermediate_size": 32}  # from conf/base
+    config = {"model_type": family, **inherited, **CONFIGS[family], "num_labels": 3}
+    check_model_keys(ModelSettings(config=config))
+
+
+def test_what_transformers_5_translates_is_taken():
+    config = {"model_type": "llama", "rope_theta": 5e5, "rope_scaling": None}
+    check_model_keys(ModelSettings(task="causal-lm", config=config))
+
+
+def test_overrides_are_held_against_the_checkpoint(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "own_key": 1}')
+    right = {"hidden_dropout_prob": 0.0, "own_key": 2}
+    check_model_keys(ModelSettings(name_or_path=str(tmp_path), overrides=right))
+    wrong = {"hidden_dropout": 0.0}
+    settings = ModelSettings(name_or_path=str(tmp_path), overrides=wrong)
+    fault = (
+        "model.overrides.hidden_dropout: models of type bert have none; did you mean "
+        "model.overrides.hidden_dropout_prob?"
+    )
+    assert refused(settings) == HEAD + fault
+    with pytest.raises(ModelError) as caught:  # one that came from the Hub just now
+        build(settings, VOCABULARY, ["a"], 8, "sdpa")
+    assert str(caught.value) == fault
+
+
+def test_of_a_checkpoint_that_is_not_here_nothing_is_said():
+    absent = ModelSettings(name_or_path="nobody/has-this", overrides={"hiden": 1})
+    check_model_keys(absent)
+
+
+def test_a_sweep_of_a_key_that_is_none_is_refused():
+    settings = Settings(
+        model={"config": {"model_type": "bert"}},
+        sweep={"grid": {"model.config.hiden_size": [8, 16]}},
+    )
+    with pytest.raises(SettingsError, match=r"sweep names, .*\n  model\.config\.hiden"):
+        check_sweep(settings)
