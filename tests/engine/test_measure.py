@@ -132,6 +132,13 @@ def test_memory_is_asked_with_the_longest_rows(job, tmp_path):
     assert confirmed["max_token_budget"] == 8 * longest
 
 
+def test_where_the_global_batch_is_free_all_rows_are_the_most(job, tmp_path):
+    figures = memory_probe.memory(spec("memory", any_batch=True), job, tmp_path)
+    everything = len(job.train) * int(job.train.all_lengths.max())
+    assert figures["max_token_budget"] == everything
+    assert figures["note"] == f"largest safe budget: {everything} tokens"
+
+
 def test_no_memory_for_a_single_row(job, tmp_path):
     asked = spec("memory")
     asked = replace(asked, measure=replace(asked.measure, headroom=0.9999))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -56,8 +58,8 @@ MACHINES = {
 }
 
 
-def bench(folder: Path, machine=None, **options) -> FormulaBench:
-    found = FormulaBench(
+def bench(folder: Path, machine=None, kind=FormulaBench, **options) -> FormulaBench:
+    found = kind(
         settings(**options),
         job_files(folder),
         folder / "sweep",
@@ -124,6 +126,54 @@ def test_tune_keeps_the_global_batch_unless_it_is_free(tmp_path):
     # 48 rows hold no batch of 64.
     assert freed.free.global_batch_size == 32
     assert freed.free.samples_per_s > freed.chosen.samples_per_s
+
+
+def test_a_free_global_batch_is_tried_when_exploring_is_over(tmp_path):
+    options = {"mode": "tune", "tune_minutes": 1e-9, "free_global_batch": True}
+    sweep = Sweep(bench(tmp_path, {"part_ms": 2.0}, **options))
+    run_tune(sweep)
+    free = summarise(sweep)["free_global_batch"]
+    assert free["trial"]["global_batch_size"] == 32
+    assert free["parameters"]["train"]["global_batch_size"] == 32
+    assert free["note"] == "the data has 48 train rows"
+
+
+def test_why_no_larger_batch_is_advised(tmp_path):
+    sweep = Sweep(
+        bench(tmp_path, {"part_ms": 0.0}, mode="tune", free_global_batch=True)
+    )
+    run_tune(sweep)
+    free = summarise(sweep)["free_global_batch"]
+    assert (free["trial"], free["parameters"]) == (None, None)
+    assert re.fullmatch(r"16 gave [\d,]+ samples/s, 8 [\d,]+", free["note"])
+
+
+def test_a_grid_beyond_the_global_batch_is_marked(tmp_path):
+    options = {**GRID, "batch_sizes": [8, 16], "free_global_batch": True}
+    sweep = Sweep(bench(tmp_path, {"part_ms": 2.0}, **options))
+    run_grid(sweep)
+    free = summarise(sweep)["free_global_batch"]
+    assert free["trial"]["global_batch_size"] == 16
+    assert free["parameters"]["train"]["learning_rate"] == pytest.approx(
+        2**0.5 * sweep.bench.settings.train.learning_rate
+    )
+
+
+@pytest.mark.parametrize("mode", ["tune", "grid"])
+def test_nothing_is_recommended_where_the_memory_holds_nothing(mode, tmp_path):
+    found = bench(tmp_path, {"longest_tokens": 0}, **{**GRID, "mode": mode})
+    sweep = Sweep(found)
+    MODES[mode](sweep)
+    assert sweep.memory.max_token_budget == 0
+    assert (sweep.picks.recommended, sweep.picks.fastest is None) == (None, False)
+    assert summarise(sweep)["tuned"] is None
+
+
+def test_a_grid_keeps_the_precision_that_is_configured(tmp_path):
+    sweep = Sweep(bench(tmp_path, **GRID))  # runtime.precision: fp32
+    run_grid(sweep)
+    asked = {settings.runtime.precision for settings in sweep.bench.asked.values()}
+    assert asked == {"fp32"}
 
 
 def test_tune_finds_settings_where_the_configured_ones_run_out_of_memory(tmp_path):
@@ -216,19 +266,51 @@ def test_the_ladder_leaves_out_what_loses(tmp_path):
     assert steps["sorted within the batch"].individual == pytest.approx(
         steps["sorted within the batch"].cumulative
     )
-    top = steps["packed: no padding"]
+    top, end = steps["packed: no padding"], sweep.ladder[-1]
     assert top.kept
     assert top.cumulative == pytest.approx(
         top.samples_per_s / steps["conf/slow"].samples_per_s
     )
+    assert (end.name, end.individual) == ("all that was kept, beside conf/slow", None)
+    assert end.cumulative == pytest.approx(top.cumulative)
     assert steps["pad to the longest of the batch"].claim == "2-3x"
     tried = [t.label for t in found.results if t.label.endswith(", again")]
-    below = "fused attention (SDPA), again"
-    assert tried[:2] == [below, "pad to the longest of the batch, again"]
-    assert len(tried) == 6, "a rung that loses is tried again beside the one below"
+    below = "history in a list, no empty_cache, again"
+    assert tried[:2] == ["conf/slow, again", below]
+    assert tried[-2:] == ["conf/slow, again", "packed: no padding, again"]
     # On top, workers are tried once more; packing has taken dynamic padding's place.
-    assert list(steps)[-1] == "loader workers, pinned memory, prefetch, persistent, now"
+    assert list(steps)[-2] == "loader workers, pinned memory, prefetch, persistent, now"
     assert not steps["pad to the longest of the batch"].kept
+
+
+@dataclass
+class NoisyBench(FormulaBench):
+    """Two trials in four are a fifth quicker."""
+
+    def _end_to_end(self, spec):
+        figures = super()._end_to_end(spec)
+        figures["samples_per_s"] *= (1.0, 1.0, 1.2, 1.2)[len(self.results) % 4]
+        return figures
+
+
+def test_a_quick_minute_is_no_gain_in_the_ladder(tmp_path):
+    found = bench(tmp_path, kind=NoisyBench, mode="ladder")
+    sweep = Sweep(found)
+    run_ladder(sweep)
+    slow, quick, *_ = [t for t in found.results if t.kind == "end_to_end"]
+    assert quick.samples_per_s == pytest.approx(1.2 * slow.samples_per_s)
+    history = sweep.ladder[1]
+    assert history.individual == pytest.approx(1.0)  # 1.2 and 1 / 1.2
+    assert history.kept
+
+
+def test_the_ladder_ends_where_conf_slow_does_not_run(tmp_path):
+    found = bench(tmp_path, {"memory_tokens": 0}, mode="ladder")
+    sweep = Sweep(found)
+    run_ladder(sweep)
+    assert [(s.name, s.status, s.kept) for s in sweep.ladder] == [
+        ("conf/slow", "oom", False)
+    ]
 
 
 def test_rungs_that_change_the_optimisation_are_marked_and_last(tmp_path):

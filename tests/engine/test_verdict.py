@@ -75,6 +75,19 @@ def test_advice_names_the_next_thing_to_change():
     assert "global_batch_size" in graphs.advice
 
 
+def test_what_lost_in_the_same_sweep_is_not_advised():
+    padded = trial(strategy="grouped", padding_pct=40.0)
+    assert judge(padded).advice.startswith("train.strategy: packed")
+    packed = trial(strategy="packed", samples_per_s=1.0)
+    assert "packed" not in judge(padded, tried=[packed]).advice
+    waits = trial(io_ms=50.0, num_workers=0)
+    assert judge(waits).advice.startswith("more train.loader.num_workers")
+    fed = trial(num_workers=2, samples_per_s=1.0)
+    assert judge(waits, tried=[fed]).advice == (
+        "mode loader, to see why; more workers were slower here"
+    )
+
+
 def test_guide_e_thresholds_are_reported_as_they_stand():
     said = guide_e(
         trial(io_ms=31.0, gpu_util_pct=69.0, reserved_memory_gib=56.0), memory_gib=80.0

@@ -187,7 +187,7 @@ def test_four_figures_and_a_page():
     for text in (
         "# Benchmark: tune",
         "2026-01-02 03:04:05, H200, peak 989.50 TFLOP/s",
-        "| recommended | 001 | packed | 512 | 0 | 50 | 1.5 |",
+        "| recommended | 001 | 8 | packed | 512 | 0 | 50 | 1.5 |",
         "## Bound by: compute",
         "| 1,000 | 2 | 1 | yes |",
         "largest safe budget: 4096 tokens",

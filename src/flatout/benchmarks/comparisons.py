@@ -19,13 +19,14 @@ from flatout.benchmarks.markdown import (
 def ladder_text(steps: pd.DataFrame) -> str:
     if steps.empty:
         return ""
-    head = ("rung", "guide", "claimed", "samples/s", "alone", "in all", "kept")
+    head = ("rung", "guide", "claimed", "samples/s", "± %", "alone", "in all", "kept")
     lines = [
         (
             row.name_ + (" (another optimisation)" if row.changes_optimisation else ""),
             row.source,
             row.claim,
             number_text(row.samples_per_s),
+            number_text(row.spread_pct),
             times_text(row.individual),
             times_text(row.cumulative),
             "yes" if row.kept else "no",

@@ -74,11 +74,21 @@ def _recommendation(summary: Mapping[str, Any]) -> str:
     picks = {name: row for name, row in summary["picks"].items() if row}
     if not picks:
         return _nothing(summary)
-    head = ("pick", "trial", "strategy", "budget", "workers", "samples/s", "GiB")
+    head = (
+        "pick",
+        "trial",
+        "batch",
+        "strategy",
+        "budget",
+        "workers",
+        "samples/s",
+        "GiB",
+    )
     lines = [
         (
             name.replace("_", " "),
             row["trial_id"],
+            row["global_batch_size"],
             row["strategy"],
             row["token_budget"],
             row["num_workers"],
@@ -92,9 +102,17 @@ def _recommendation(summary: Mapping[str, Any]) -> str:
     return (
         "## Recommended\n\n"
         + table(head, lines)
-        + "\n\nTrain with it: `kedro run --env=tuned`"
+        + "\n\n"
+        + (TRAIN_WITH_IT if "recommended" in picks else NONE_IS_SAFE)
         + note
     )
+
+
+TRAIN_WITH_IT = "Train with it: `kedro run --env=tuned`"
+NONE_IS_SAFE = (
+    "None is recommended, and nothing was written: with the longest rows, or with "
+    "`benchmark.memory_headroom`, none of them is safe."
+)
 
 
 def _nothing(summary: Mapping[str, Any]) -> str:
@@ -146,10 +164,12 @@ def _free(summary: Mapping[str, Any]) -> str:
     free = summary["free_global_batch"]
     if not free:
         return ""
+    head = "## Beyond the global batch\n\n"
+    if not free["trial"]:
+        return f"{head}No larger global batch gains: {free['note']}."
     train = free["parameters"]["train"]
     return (
-        "## Beyond the global batch\n\n"
-        f"Global batch {train['global_batch_size']} gives "
+        f"{head}Global batch {train['global_batch_size']} gives "
         f"{number_text(free['trial']['samples_per_s'])} samples/s with learning rate "
         f"{train['learning_rate']:.3g} ({free['learning_rate_rule']} rule). **This "
         "changes the optimisation**: compare the validation loss."

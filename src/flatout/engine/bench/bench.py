@@ -111,6 +111,13 @@ class Bench:
         known = [value for value in measured if value]
         return peak_tflops(self.device) or (known[0] if known else None)
 
+    def _peak_in(self, precision: str | None) -> float | None:
+        """None where the peak was measured in another precision."""
+        measured = [f for f in self.figures.values() if "peak_tflops_measured" in f]
+        other = measured and measured[0].get("precision", precision) != precision
+        known = peak_tflops(self.device)
+        return known if known or other else self.peak_tflops
+
     @property
     def memory_gib(self) -> float | None:
         """The device's own, or the machine's."""
@@ -253,7 +260,7 @@ class Bench:
 
     def _filled(self, trial: TrialResult, answer: Answer) -> TrialResult:
         tflops = answer.figures.get("tflops_per_s")
-        peak = self.peak_tflops
+        peak = self._peak_in(answer.figures.get("precision"))
         share = 100 * tflops / peak if tflops and peak else None
         return trial.answered(
             {

@@ -44,7 +44,7 @@ class SafeBudget:
     """What the memory holds of the longest rows."""
 
     max_token_budget: int | None = None
-    """None where it was not found out."""
+    """None where it was not found out; 0 where nothing fits."""
     note: str = ""
 
     def holds(self, trial: TrialResult, longest: int) -> bool:
@@ -66,8 +66,10 @@ def largest_budget(bench: Bench, changes: Changes) -> SafeBudget:
         "memory", changes, label="largest safe token budget", options=options
     )
     budget = bench.figures[found.trial_id].get("max_token_budget")
-    if not found.ok or not budget:
-        return SafeBudget(note=found.note)
+    if not found.ok or budget is None:
+        return SafeBudget(note=f"it could not be asked ({found.status}: {found.note})")
+    if not budget:
+        return SafeBudget(0, found.note)
     for _ in range(MAX_CONFIRMATIONS):
         again = bench.run(
             "memory",
@@ -78,4 +80,4 @@ def largest_budget(bench: Bench, changes: Changes) -> SafeBudget:
         if again.ok and bench.figures[again.trial_id].get("max_token_budget"):
             return SafeBudget(int(budget), found.note)
         budget = int(0.9 * budget) // 64 * 64
-    return SafeBudget(note=f"no budget up to {budget} held in a fresh process")
+    return SafeBudget(0, f"no budget from {budget} on held in a fresh process")

@@ -28,7 +28,7 @@ GRANULE = 64
 RESOLUTION = 0.03
 """Bisection ends when the bounds are this close."""
 LARGEST_BUDGET = 2**20
-"""Where the global batch is free, the search ends here."""
+"""Where the global batch is free, the search ends here, or with all rows."""
 STEPS_PER_ATTEMPT = 2
 """The second one has the optimizer's state beside its activations."""
 
@@ -46,8 +46,9 @@ def memory(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
     if job.settings.train.strategy == "fixed":
         longest = job.settings.tokenize.max_length
     cap = longest * job.settings.train.global_batch_size
-    if spec.options.get("any_batch"):
-        cap = max(cap, LARGEST_BUDGET)
+    free = bool(spec.options.get("any_batch"))
+    if free:
+        cap = max(cap, min(LARGEST_BUDGET, longest * len(lengths)))
     asked = spec.options.get("token_budget")
     if asked is not None:
         fits = attempts.fits(int(asked))
@@ -57,7 +58,6 @@ def memory(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
         capped = found >= cap
     return {
         "max_token_budget": found,
-        "whole_global_batch_fits": capped,
         "memory_limit_gib": meter.limit_bytes / 2**30,
         "attempts": attempts.tried,
         "reserved_memory_gib": attempts.highest_gib,
@@ -68,14 +68,14 @@ def memory(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
         "compile": trainer.choices.compile,
         "cuda_graphs": False,
         "device": runtime.device_name,
-        "note": _note(found, capped, longest),
+        "note": _note(found, longest, whole=capped and not free),
     }
 
 
-def _note(found: int, capped: bool, longest: int) -> str:
+def _note(found: int, longest: int, *, whole: bool) -> str:
     if not found:
         return f"not even one row of {longest} tokens fits"
-    if capped:
+    if whole:
         return "the longest global batch fits in one micro-batch"
     return f"largest safe budget: {found} tokens"
 

@@ -39,7 +39,7 @@ def summarise(sweep: Sweep) -> dict[str, Any]:
             name: _shown(by_id.get(trial_id or ""))
             for name, trial_id in asdict(picks).items()
         },
-        "verdict": _verdict(bench, recommended),
+        "verdict": _verdict(sweep, recommended),
         "memory": _memory(sweep, recommended),
         "time_to_train": _times(sweep, recommended),
         "failed": None if recommended else _shown(_first_fault(sweep)),
@@ -94,14 +94,19 @@ def _telling(trial: TrialResult) -> tuple[bool, int, float]:
     return trial.ok, trial.world_size, trial.samples_per_s or 0.0
 
 
-def _verdict(bench: Bench, trial: TrialResult | None) -> dict[str, Any] | None:
-    """On the recommended trial; else the fastest of those on most devices."""
+def _verdict(sweep: Sweep, trial: TrialResult | None) -> dict[str, Any] | None:
+    """On the recommended trial; of a ladder on its top; else on the fastest of those
+    on most devices."""
+    bench = sweep.bench
     measured = [t for t in bench.results if t.kind == "end_to_end"]
-    chosen = trial or max(measured, key=_telling, default=None)
+    tops = {step.trial_id for step in sweep.ladder[-1:]}
+    top = next((t for t in measured if t.trial_id in tops), None)
+    chosen = trial or top or max(measured, key=_telling, default=None)
     if chosen is None:
         return None
     single = next((t for t in measured if t.world_size == 1), None)
-    found = judge(chosen, memory_gib=bench.memory_gib, single=single)
+    tried = [t for t in bench.results if t is not chosen]
+    found = judge(chosen, memory_gib=bench.memory_gib, single=single, tried=tried)
     return {"trial_id": chosen.trial_id, **asdict(found)}
 
 
@@ -156,15 +161,30 @@ def _tuned(sweep: Sweep, trial: TrialResult | None) -> dict[str, Any] | None:
 
 
 def _free(sweep: Sweep) -> dict[str, Any] | None:
-    if sweep.tuned is None or sweep.tuned.free is None:
+    """Beyond the user's global batch: of mode tune the best there, of mode grid what is
+    recommended, if that lies beyond it."""
+    options = sweep.bench.options
+    if not options.free_global_batch or options.mode not in ADVISES:
         return None
-    trial = sweep.tuned.free
-    parameters = tuned_parameters(sweep.bench.settings, trial)
+    trial, note = None, "none of the sweep's gave more"
+    if sweep.tuned is not None:
+        trial, note = sweep.tuned.free, sweep.tuned.free_note
+    elif options.mode == "grid":
+        trial = _beyond(sweep)
+    settings = sweep.bench.settings
     return {
-        "trial": asdict(trial),
-        "parameters": parameters,
-        "learning_rate_rule": sweep.bench.options.learning_rate_rule,
+        "trial": _shown(trial),
+        "parameters": tuned_parameters(settings, trial) if trial else None,
+        "learning_rate_rule": options.learning_rate_rule,
+        "note": note,
     }
+
+
+def _beyond(sweep: Sweep) -> TrialResult | None:
+    results = sweep.bench.results
+    trial = next((t for t in results if t.trial_id == sweep.picks.recommended), None)
+    wanted = sweep.bench.settings.train.global_batch_size
+    return trial if trial and trial.global_batch_size != wanted else None
 
 
 def _loader(bench: Bench) -> list[dict[str, Any]]:

@@ -109,6 +109,8 @@ def run_grid(sweep: Sweep) -> None:
         "train.strategy": options.strategies,
         "train.token_budget": options.token_budgets or ["auto"],
     }
+    if options.precisions == ["auto"]:  # the user's own
+        del axes["runtime.precision"]
     combinations = list(product(*axes.values()))
     bench.watcher.expect(len(combinations) + 4)
     bench.run("device", label="the device's peak")

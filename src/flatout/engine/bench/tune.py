@@ -46,7 +46,8 @@ class Tuned:
     memory: SafeBudget = field(default_factory=SafeBudget)
     free: TrialResult | None = None
     """The best beyond the user's global batch."""
-    free_changes: Changes = field(default_factory=dict)
+    free_note: str = ""
+    """Why the search beyond it ended."""
 
 
 def tune(bench: Bench) -> Tuned | None:
@@ -131,7 +132,8 @@ def check_memory(
     # One process searches: with its whole batch it might come to another `auto`.
     graphs = {"train.cuda_graphs": chosen.cuda_graphs}
     memory = largest_budget(bench, {**changes, **graphs})
-    if memory.holds(chosen, bench.lengths.longest):
+    nothing_fits = memory.max_token_budget == 0
+    if nothing_fits or memory.holds(chosen, bench.lengths.longest):
         return memory, chosen, changes
     below = {**changes, "train.token_budget": memory.max_token_budget}
     label = f"budget {memory.max_token_budget}: safe"
@@ -201,18 +203,26 @@ def steps_rate(results: Iterable[TrialResult]) -> float:
 
 
 def free_batch(bench: Bench, tuned: Tuned) -> None:
-    """Double the global batch while it gains; the best stands beside the chosen."""
-    best, changes = tuned.chosen, tuned.changes
-    size = bench.settings.train.global_batch_size
-    while 2 * size <= bench.train_rows and not bench.explored():
+    """Double the global batch while it gains; the best stands beside the chosen. The
+    time for exploring is over here: each size is one trial, and the user has asked."""
+    best, size = tuned.chosen, bench.settings.train.global_batch_size
+    while 2 * size <= bench.train_rows:
         size *= 2
-        attempt = {**changes, "train.global_batch_size": size, **_freed(changes, tuned)}
+        freed = _freed(tuned.changes, tuned)
+        attempt = {**tuned.changes, "train.global_batch_size": size, **freed}
         trial = bench.run("end_to_end", attempt, label=f"global batch {size}")
-        if not trial.ok or (trial.samples_per_s or 0) < BATCH_GROWTH * (
-            best.samples_per_s or 0
-        ):
-            break
-        best, tuned.free, tuned.free_changes = trial, trial, attempt
+        if not trial.ok:
+            tuned.free_note = f"{size} ended as {trial.status}: {trial.note}"
+            return
+        now, before = trial.samples_per_s or 0.0, best.samples_per_s or 0.0
+        if now < BATCH_GROWTH * before:
+            tuned.free_note = (
+                f"{size} gave {now:,.0f} samples/s, "
+                f"{best.global_batch_size} {before:,.0f}"
+            )
+            return
+        best = tuned.free = trial
+    tuned.free_note = f"the data has {bench.train_rows:,} train rows"
 
 
 def _freed(changes: Changes, tuned: Tuned) -> Changes:

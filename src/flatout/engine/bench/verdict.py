@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -40,15 +41,31 @@ def judge(
     *,
     memory_gib: float | None = None,
     single: TrialResult | None = None,
+    tried: Sequence[TrialResult] = (),
 ) -> Verdict:
     """What bounds `trial`. `memory_gib`: of the device; `single`: the same settings on
-    one device, where `trial` ran on several."""
+    one device, where `trial` ran on several; `tried`: trials that it was faster than,
+    whose settings are not advised."""
     for rule in (_communication, _loader, _launch, _memory):
         found = rule(trial, memory_gib, single)
         if found is not None:
             bound, because, advice = found
+            if bound == "loader" and _more_workers_lost(trial, tried):
+                advice = "mode loader, to see why; more workers were slower here"
             return Verdict(bound, because, advice, guide_e(trial, memory_gib))
-    return Verdict(*_compute(trial), guide_e(trial, memory_gib))
+    return Verdict(*_compute(trial, tried), guide_e(trial, memory_gib))
+
+
+def _more_workers_lost(trial: TrialResult, tried: Sequence[TrialResult]) -> bool:
+    if not isinstance(trial.num_workers, int):
+        return False
+    return any(
+        other.ok
+        and other.kind == "end_to_end"
+        and isinstance(other.num_workers, int)
+        and other.num_workers > trial.num_workers
+        for other in tried
+    )
 
 
 _Finding = tuple[Bound, str, str]
@@ -131,7 +148,7 @@ def _memory(
     return "memory", because, advice
 
 
-def _compute(trial: TrialResult) -> _Finding:
+def _compute(trial: TrialResult, tried: Sequence[TrialResult]) -> _Finding:
     if not trial.ok or not trial.total_ms:
         return "unknown", trial.note or "not measured", "see its log"
     parts = []
@@ -143,7 +160,8 @@ def _compute(trial: TrialResult) -> _Finding:
         parts.append(f"GPU busy {trial.gpu_util_pct:.0f} %")
     if trial.padding_pct:
         parts.append(f"{trial.padding_pct:.0f} % of the tokens are padding")
-    if (trial.padding_pct or 0.0) > 10.0:
+    packing_lost = any(other.ok and other.strategy == "packed" for other in tried)
+    if (trial.padding_pct or 0.0) > 10.0 and not packing_lost:
         advice = "train.strategy: packed (or grouped): padding is computed too"
     elif trial.precision == "fp32":
         advice = "runtime.precision: bf16 where the device is fast at it, more devices"
