@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ from flatout.engine.row_by_row import Rule, row_by_row
 from flatout.engine.runtime import CPU_BF16_PAD_MULTIPLE, Runtime, set_up
 from flatout.engine.settings import RuntimeSettings
 from flatout.engine.step_data import step_rows as training_rows
-from tests.engine.families import gradient, step_rows, task_model
+from tests.engine.families import CONFIGS, gradient, step_rows, task_model
 from tests.engine.runs import make_job
 
 BF16 = Runtime(torch.device("cpu"), "CPU", "bf16", Ranks(), threads=1)
@@ -113,3 +114,23 @@ def test_padded_lengths_are_rounded_up_in_bf16_alone(tmp_path):
     assert set(lengths["bf16"]) == {8, 16, 24}
     assert any(length % 8 for length in lengths["fp32"])
     assert lengths["bf16"] == [-(-length // 8) * 8 for length in lengths["fp32"]]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_regression_is_not_rounded_at_the_end(family, whole):
+    """Values around 2,000, where bf16 goes in steps of 8."""
+    model = task_model(family, "regression", "sdpa", whole=whole).eval()
+    output = [m for m in model.modules() if getattr(m, "out_features", 0) == 1][-1]
+    if output.bias is None:
+        output.bias = nn.Parameter(torch.zeros(1))
+    output.bias.data.fill_(2000.0)
+    batch = step_rows(family, "regression", "random").cut(np.arange(8), 0, 0)
+    inputs = batch.micro_batches[0].tensors()
+    with torch.no_grad():
+        exact = model.logits(inputs)
+        with BF16.autocast():
+            found = model.logits(inputs)
+    assert found.dtype == torch.float32
+    assert (found - exact).abs().max() < 0.1
+    assert (found != 2000.0).all()

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 Head = Callable[[Any, Tensor], Tensor]
 
@@ -98,3 +100,24 @@ def head_for(task: str, model_type: str) -> Head | None:
 def position_offset(config: Any) -> int:
     """RoBERTa numbers positions from padding_idx + 1, the others from 0."""
     return int(config.pad_token_id) + 1 if config.model_type == "roberta" else 0
+
+
+class _FullPrecision(nn.Linear):
+    """Its output is a quantity: bf16 would give 276 for 274.54, and steps of 8 from
+    1,024 on."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(K, hidden) of any type -> (K, 1) fp32."""
+        with torch.autocast(input.device.type, enabled=False):
+            return F.linear(input.float(), self.weight, self.bias)
+
+
+def keep_output_precise(model: Any) -> None:
+    """The last layer of a regression computes in fp32, whatever the model does."""
+    outputs = [
+        module
+        for module in model.modules()
+        if type(module) is nn.Linear and module.out_features == 1
+    ]
+    if outputs:
+        outputs[-1].__class__ = _FullPrecision

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from flatout.engine import attention
 from flatout.engine.collation import IGNORED
-from flatout.engine.heads import head_for, position_offset
+from flatout.engine.heads import head_for, keep_output_precise, position_offset
 from flatout.engine.model_keys import override_faults
 from flatout.engine.narrowing import narrow_last_layer, set_targets
 from flatout.engine.pretrained import load_with_new_head
@@ -218,6 +218,8 @@ class TaskModel(nn.Module):
         self.model = model
         self.task = task
         self.max_length = max_length
+        if task == "regression":
+            keep_output_precise(model)
         self.head = None if whole else head_for(task, model.config.model_type)
         self.offset = position_offset(model.config)
         self.fused_head = False
