@@ -246,6 +246,27 @@ def test_a_read_only_conf_loses_nothing(tmp_path, caplog, monkeypatch):
     assert f"The recommended parameters are in {fallback}" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("in_the_way", "reason"),
+    [("conf/tuned", "File exists"), ("conf", "Not a directory")],
+)
+def test_a_file_in_the_place_of_a_folder_loses_nothing(
+    tmp_path, caplog, in_the_way, reason
+):
+    file, fallback = tmp_path / in_the_way, tmp_path / "data" / "tuned.yml"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("")
+    tuned = tmp_path / "conf" / "tuned"
+    target = tuned / "parameters.yml"
+    TunedParameters(filepath=str(target), fallback=str(fallback)).save("train: {}\n")
+    assert fallback.read_text() == "train: {}\n"
+    [record] = caplog.records
+    assert record.getMessage() == (
+        f"{target} cannot be written ({reason}). The recommended parameters are in "
+        f"{fallback}: copy it there, or make {tuned} a folder that can be written"
+    )
+
+
 def refuse_as_a_read_only_folder(folder: Path, monkeypatch) -> None:
     """Root may write everywhere: what the system says to others is said here."""
     make = Path.mkdir
