@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
+import os
 import shutil
+import signal
 import stat
+import time
 from pathlib import Path
 
 import datasets
@@ -22,6 +26,7 @@ from flatout.datasets import KeptTable, TunedParameters
 from flatout.engine.settings import parse_settings
 from flatout.pipelines.benchmark import create_pipeline
 from flatout.pipelines.benchmark.nodes import show_benchmark, write_tuned
+from tests import warm
 from tests.conftest import PROJECT, kedro
 from tests.pipelines.tokens import write_tokens
 
@@ -320,6 +325,35 @@ def test_a_grid_from_the_command_line(data):
     )
     assert "# Benchmark: grid" in (folder / "benchmark_report.md").read_text()
     assert_nested_runs(data)
+
+
+def interrupted_sweep(parameters: str, log: Path) -> int:
+    """Start a sweep and type Ctrl-C once it has shown a trial; its status."""
+    command = ["run", "--env=test", "--pipelines=benchmark", f"--params={parameters}"]
+    process = warm.start(command, log, PROJECT, {})
+    try:
+        while "] ok" not in log.read_text() and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        return process.wait(60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.process
+def test_a_sweep_ended_by_ctrl_c_says_what_it_keeps(data, tmp_path):
+    parameters = (
+        f"data_dir={data},benchmark.mode=loader,benchmark.min_window_s=0,"
+        "benchmark.num_workers=0 1 2,runtime.threads=1"
+    )
+    log = tmp_path / "log"
+    log.touch()
+    assert interrupted_sweep(parameters, log) == 128 + signal.SIGINT
+    assert (
+        "Interrupted: 1 trial done; the same command goes on with the rest"
+    ) in " ".join(log.read_text().split())
+    assert "Traceback" not in log.read_text()
 
 
 def assert_nested_runs(data: Path) -> None:
