@@ -222,6 +222,16 @@ def test_an_empty_benchmark_is_shown_as_such():
     ) in shown["report"]
 
 
+def test_a_trial_that_was_refused_has_no_log_to_name():
+    failed = {**TRIAL, "label": "as configured", "status": "error"}
+    failed |= {"note": "global batch 64 is larger than the data", "log": ""}
+    summary = {**SUMMARY, "picks": {"fastest": None}, "failed": failed}
+    assert (
+        "Trial 001 (as configured) ended as error: global batch 64 is larger than the "
+        "data.\n"
+    ) in findings_text(summary, LADDER)
+
+
 def test_a_mode_without_a_ladder_leaves_the_last_one(tmp_path):
     table = KeptTable(filepath=str(tmp_path / "ladder.csv"))
     assert table.load().empty

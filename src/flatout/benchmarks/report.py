@@ -101,10 +101,11 @@ def _nothing(summary: Mapping[str, Any]) -> str:
     failed = summary["failed"]
     if not failed:
         return ""
+    log = f" Its log: `{failed['log']}`" if failed["log"] else ""
     return (
         "## Nothing to recommend\n\n"
         f"Trial {failed['trial_id']} ({failed['label']}) ended as {failed['status']}: "
-        f"{failed['note']}. Its log: `{failed['log']}`"
+        f"{failed['note']}.{log}"
     )
 
 

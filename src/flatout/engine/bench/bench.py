@@ -255,6 +255,7 @@ class Bench:
         tflops = answer.figures.get("tflops_per_s")
         peak = self.peak_tflops
         share = 100 * tflops / peak if tflops and peak else None
+        log = self.folder / trial.key / "log.txt"
         return trial.answered(
             {
                 **answer.figures,
@@ -262,7 +263,7 @@ class Bench:
                 "status": answer.status,
                 "note": answer.note,
                 "elapsed_s": answer.elapsed_s,
-                "log": str(self.folder / trial.key / "log.txt"),
+                "log": str(log) if log.exists() else "",  # of one refused: none
             }
         )
 
