@@ -93,6 +93,7 @@ SUMMARY = {
     "memory_gib": 140.0,
     "memory_headroom": 0.1,
     "trials": {"ok": 1},
+    "reused_trials": 0,
     "elapsed_s": 60.0,
     "failed": None,
     "picks": {"fastest": TRIAL, "most_efficient": TRIAL, "recommended": TRIAL},
@@ -198,6 +199,18 @@ def test_four_figures_and_a_page():
         "largest safe budget: 4096 tokens",
     ):
         assert text in report
+
+
+def test_trials_of_an_earlier_run_are_told_of():
+    said = (
+        "4 of 8 trials measured by an earlier run of this sweep, which was cut short; "
+        "its time is not counted."
+    )
+    resumed = {**SUMMARY, "trials": {"ok": 7, "error": 1}, "reused_trials": 4}
+    assert findings_text(resumed, LADDER).startswith(f"{said}\n\n## Recommended")
+    report = show_benchmark(pd.DataFrame([TRIAL]), resumed, LADDER)["report"]
+    assert f"7 trials ok, 1 trial error in 1.0 minutes.\n\n{said}" in report
+    assert "measured by an earlier run" not in findings_text(SUMMARY, LADDER)
 
 
 def test_a_ladder_shows_claims_beside_what_was_measured():
