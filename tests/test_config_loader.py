@@ -7,9 +7,9 @@ import shutil
 import pytest
 import yaml
 
-from flatout.config_loader import ProjectConfigLoader
+from flatout.config_loader import NotTunedError, ProjectConfigLoader
 from flatout.settings import CONFIG_LOADER_ARGS
-from tests.conftest import PROJECT
+from tests.conftest import PROJECT, kedro
 
 
 @pytest.fixture
@@ -94,3 +94,29 @@ def test_what_is_set_by_hand_counts(conf):
     assert found["catalog"]["raw_texts"]["filepath"] == "mine.csv"
     found["catalog"] = {"raw_texts": {}}
     assert found["catalog"] == {"raw_texts": {}}
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty folder", "a file"])
+def test_tuned_before_a_benchmark_has_written_it(conf, left):
+    folder = conf / "tuned"
+    shutil.rmtree(folder)
+    if left == "an empty folder":
+        folder.mkdir()
+    elif left == "a file":
+        folder.write_text("")
+    with pytest.raises(NotTunedError) as caught:
+        loader(conf, "tuned")
+    assert str(caught.value) == (
+        f"{folder} has no parameters yet: kedro run --pipelines=benchmark writes them"
+    )
+
+
+def test_a_run_says_so_in_a_line(conf):
+    shutil.rmtree(conf / "tuned")
+    done = kedro("run", "--env=tuned", f"--conf-source={conf}")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stdout
+    assert done.stdout.splitlines()[-1] == (
+        f"Error: {conf}/tuned has no parameters yet: kedro run --pipelines=benchmark "
+        "writes them"
+    )

@@ -296,6 +296,10 @@ def test_trials_are_nested_runs(store, tmp_path, points):
             "status": ["ok", "oom"],
             "samples_per_s": [120.5, float("nan")],
             "strategy": ["packed", "fixed"],
+            "kind": ["end_to_end", "end_to_end"],
+            "label": ["", "TF32, again"],
+            "bucket_mib": [25, 25],
+            "elapsed_s": [9.5, 61.25],
         }
     )
     outbox = tracking.begin(points, record(store, tmp_path), goes_on=False)
@@ -308,22 +312,25 @@ def test_trials_are_nested_runs(store, tmp_path, points):
         [experiment], f"tags.mlflow.parentRunId = '{parent}'", order_by=["run_name"]
     )
     assert all(process_tags().items() <= run.data.tags.items() for run in nested)
-    assert [
-        (r.info.run_name, r.info.status, r.data.metrics, r.data.params) for r in nested
-    ] == [
+    assert [(r.info.run_name, r.info.status, r.data.metrics) for r in nested] == [
         (
-            "a1_packed",
+            "a1_end_to_end_packed",
             "FINISHED",
-            {"samples_per_s": 120.5},
-            {"trial_id": "a1", "status": "ok", "strategy": "packed"},
+            {"samples_per_s": 120.5, "elapsed_s": 9.5},
         ),
-        (
-            "b2_fixed",
-            "FAILED",
-            {},
-            {"trial_id": "b2", "status": "oom", "strategy": "fixed"},
-        ),
+        ("b2_TF32-again_fixed", "FAILED", {"elapsed_s": 61.25}),
     ]
+    assert nested[1].data.params == {
+        "trial_id": "b2",
+        "status": "oom",
+        "strategy": "fixed",
+        "kind": "end_to_end",
+        "label": "TF32, again",
+        "bucket_mib": "25",
+    }
+    times = [(run.info.start_time, run.info.end_time) for run in nested]
+    assert [end - start for start, end in times] == [9500, 61250]
+    assert times[0][1] == times[1][0], "one after the other"
 
 
 @pytest.mark.parametrize(

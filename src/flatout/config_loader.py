@@ -10,9 +10,16 @@ from typing import Any
 from kedro.config import OmegaConfigLoader
 from omegaconf import OmegaConf
 
-SETTINGS_OF_TRAINING = ("slow", "tuned")
+TUNED = "tuned"
+"""The environment that the benchmark writes."""
+
+SETTINGS_OF_TRAINING = ("slow", TUNED)
 """Environments that only say how to train: the user's data, model and credentials are
 those of conf/local."""
+
+
+class NotTunedError(Exception):
+    """The environment `tuned` was asked for before a benchmark has written it."""
 
 
 class ProjectConfigLoader(OmegaConfigLoader):
@@ -27,6 +34,18 @@ class ProjectConfigLoader(OmegaConfigLoader):
     def __init__(self, *args: Any, **options: Any) -> None:
         self._found: dict[tuple[str, str], dict[str, Any]] = {}
         super().__init__(*args, **options)
+        if self.env == TUNED:
+            self._check_tuned()
+
+    def _check_tuned(self) -> None:
+        """An archive of conf/ is Kedro's to read."""
+        conf = Path(self.conf_source)
+        folder = conf / TUNED
+        if conf.is_dir() and not any(folder.rglob("parameters*")):
+            raise NotTunedError(
+                f"{folder} has no parameters yet: kedro run --pipelines=benchmark "
+                "writes them"
+            )
 
     def __getitem__(self, key: str) -> dict[str, Any]:
         if key in self:  # set by hand

@@ -69,6 +69,7 @@ def test_a_trial_on_real_rows(tmp_path):
     assert (trial.compile_s, trial.recompiles) == (0.0, 0)
     folder = tmp_path / "sweep" / trial.key
     assert json.loads((folder / "result.json").read_text())["status"] == "ok"
+    assert trial.log == str(folder / "log.txt")
 
 
 @pytest.mark.process
@@ -112,6 +113,7 @@ def test_a_batch_larger_than_the_data_needs_no_process(tmp_path):
     trial = bench.run("end_to_end", {"train.global_batch_size": 64})
     assert trial.status == "error"
     assert trial.note == "global batch 64 is larger than the data (48 train rows)"
+    assert trial.log == ""
 
 
 def test_the_key_of_a_trial_is_all_that_decides_its_answer():

@@ -55,6 +55,19 @@ def test_verdicts(figures, bound, because):
     assert found.advice
 
 
+@pytest.mark.parametrize(
+    ("figures", "advice"),
+    [
+        ({"status": "timeout", "log": "l"}, "a larger benchmark.trial_timeout_s"),
+        ({"status": "error", "log": "l"}, "see its log"),
+        ({"status": "error"}, "other settings: these were refused"),
+    ],
+)
+def test_what_to_do_after_a_fault(figures, advice):
+    found = judge(trial(total_ms=None, **figures), memory_gib=80.0)
+    assert (found.bound, found.advice) == ("unknown", advice)
+
+
 def test_exchanging_gradients_bounds_below_90_percent_of_linear():
     single = trial(samples_per_s=100.0)
     four = trial(samples_per_s=280.0, world_size=4)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
+import os
 import shutil
+import signal
 import stat
+import time
 from pathlib import Path
 
 import datasets
@@ -22,6 +26,7 @@ from flatout.datasets import KeptTable, TunedParameters
 from flatout.engine.settings import parse_settings
 from flatout.pipelines.benchmark import create_pipeline
 from flatout.pipelines.benchmark.nodes import show_benchmark, write_tuned
+from tests import warm
 from tests.conftest import PROJECT, kedro
 from tests.pipelines.tokens import write_tokens
 
@@ -88,6 +93,7 @@ SUMMARY = {
     "memory_gib": 140.0,
     "memory_headroom": 0.1,
     "trials": {"ok": 1},
+    "reused_trials": 0,
     "elapsed_s": 60.0,
     "failed": None,
     "picks": {"fastest": TRIAL, "most_efficient": TRIAL, "recommended": TRIAL},
@@ -195,6 +201,18 @@ def test_four_figures_and_a_page():
         assert text in report
 
 
+def test_trials_of_an_earlier_run_are_told_of():
+    said = (
+        "4 of 8 trials measured by an earlier run of this sweep, which was cut short; "
+        "its time is not counted."
+    )
+    resumed = {**SUMMARY, "trials": {"ok": 7, "error": 1}, "reused_trials": 4}
+    assert findings_text(resumed, LADDER).startswith(f"{said}\n\n## Recommended")
+    report = show_benchmark(pd.DataFrame([TRIAL]), resumed, LADDER)["report"]
+    assert f"7 trials ok, 1 trial error in 1.0 minutes.\n\n{said}" in report
+    assert "measured by an earlier run" not in findings_text(SUMMARY, LADDER)
+
+
 def test_a_ladder_shows_claims_beside_what_was_measured():
     report = show_benchmark(
         pd.DataFrame([TRIAL]), {**SUMMARY, "mode": "ladder"}, LADDER
@@ -215,6 +233,16 @@ def test_an_empty_benchmark_is_shown_as_such():
         "Trial 001 (as configured) ended as timeout: stopped after 60 s. "
         "Its log: `l.txt`"
     ) in shown["report"]
+
+
+def test_a_trial_that_was_refused_has_no_log_to_name():
+    failed = {**TRIAL, "label": "as configured", "status": "error"}
+    failed |= {"note": "global batch 64 is larger than the data", "log": ""}
+    summary = {**SUMMARY, "picks": {"fastest": None}, "failed": failed}
+    assert (
+        "Trial 001 (as configured) ended as error: global batch 64 is larger than the "
+        "data.\n"
+    ) in findings_text(summary, LADDER)
 
 
 def test_a_mode_without_a_ladder_leaves_the_last_one(tmp_path):
@@ -244,6 +272,27 @@ def test_a_read_only_conf_loses_nothing(tmp_path, caplog, monkeypatch):
     dataset.save("train: {}\n")
     assert fallback.read_text() == "train: {}\n"
     assert f"The recommended parameters are in {fallback}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("in_the_way", "reason"),
+    [("conf/tuned", "File exists"), ("conf", "Not a directory")],
+)
+def test_a_file_in_the_place_of_a_folder_loses_nothing(
+    tmp_path, caplog, in_the_way, reason
+):
+    file, fallback = tmp_path / in_the_way, tmp_path / "data" / "tuned.yml"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("")
+    tuned = tmp_path / "conf" / "tuned"
+    target = tuned / "parameters.yml"
+    TunedParameters(filepath=str(target), fallback=str(fallback)).save("train: {}\n")
+    assert fallback.read_text() == "train: {}\n"
+    [record] = caplog.records
+    assert record.getMessage() == (
+        f"{target} cannot be written ({reason}). The recommended parameters are in "
+        f"{fallback}: copy it there, or make {tuned} a folder that can be written"
+    )
 
 
 def refuse_as_a_read_only_folder(folder: Path, monkeypatch) -> None:
@@ -299,6 +348,35 @@ def test_a_grid_from_the_command_line(data):
     )
     assert "# Benchmark: grid" in (folder / "benchmark_report.md").read_text()
     assert_nested_runs(data)
+
+
+def interrupted_sweep(parameters: str, log: Path) -> int:
+    """Start a sweep and type Ctrl-C once it has shown a trial; its status."""
+    command = ["run", "--env=test", "--pipelines=benchmark", f"--params={parameters}"]
+    process = warm.start(command, log, PROJECT, {})
+    try:
+        while "] ok" not in log.read_text() and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        return process.wait(60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.process
+def test_a_sweep_ended_by_ctrl_c_says_what_it_keeps(data, tmp_path):
+    parameters = (
+        f"data_dir={data},benchmark.mode=loader,benchmark.min_window_s=0,"
+        "benchmark.num_workers=0 1 2,runtime.threads=1"
+    )
+    log = tmp_path / "log"
+    log.touch()
+    assert interrupted_sweep(parameters, log) == 128 + signal.SIGINT
+    assert (
+        "Interrupted: 1 trial done; the same command goes on with the rest"
+    ) in " ".join(log.read_text().split())
+    assert "Traceback" not in log.read_text()
 
 
 def assert_nested_runs(data: Path) -> None:

@@ -22,6 +22,11 @@ def bullets(lines: Iterable[str]) -> list[str]:
     return [f"- {line}" for line in lines]
 
 
+def counted(count: float, noun: str) -> str:
+    """`1 trial`, `3 trials`."""
+    return f"{count:g} {noun}" if count == 1 else f"{count:g} {noun}s"
+
+
 def times_text(value: float | None) -> str:
     return "" if value is None or pd.isna(value) else f"{value:.2f}x"
 

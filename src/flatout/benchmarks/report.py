@@ -14,7 +14,7 @@ from flatout.benchmarks.comparisons import (
     peers_text,
     scaling_text,
 )
-from flatout.benchmarks.markdown import bullets, cell_text, number_text, table
+from flatout.benchmarks.markdown import bullets, cell_text, counted, number_text, table
 
 
 def report_text(
@@ -32,6 +32,7 @@ def report_text(
 def findings_text(summary: Mapping[str, Any], steps: pd.DataFrame) -> str:
     """What came of it, in Markdown, without the table of trials."""
     return _joined(
+        _reused(summary),
         _recommendation(summary),
         _verdict(summary),
         _times(summary),
@@ -67,7 +68,17 @@ def _head(summary: Mapping[str, Any]) -> str:
 
 
 def _counts(trials: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} trials {status}" for status, count in trials.items())
+    return ", ".join(f"{counted(n, 'trial')} {status}" for status, n in trials.items())
+
+
+def _reused(summary: Mapping[str, Any]) -> str:
+    reused, trials = summary["reused_trials"], sum(summary["trials"].values())
+    if not reused:
+        return ""
+    return (
+        f"{reused} of {counted(trials, 'trial')} measured by an earlier run of this "
+        "sweep, which was cut short; its time is not counted."
+    )
 
 
 def _recommendation(summary: Mapping[str, Any]) -> str:
@@ -119,10 +130,11 @@ def _nothing(summary: Mapping[str, Any]) -> str:
     failed = summary["failed"]
     if not failed:
         return ""
+    log = f" Its log: `{failed['log']}`" if failed["log"] else ""
     return (
         "## Nothing to recommend\n\n"
         f"Trial {failed['trial_id']} ({failed['label']}) ended as {failed['status']}: "
-        f"{failed['note']}. Its log: `{failed['log']}`"
+        f"{failed['note']}.{log}"
     )
 
 

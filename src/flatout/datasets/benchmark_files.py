@@ -12,7 +12,10 @@ from kedro.io import AbstractDataset, DatasetError
 
 logger = logging.getLogger(__name__)
 
-READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+UNWRITABLE = frozenset(
+    {errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR}
+)
+"""Read-only, or a file stands where a folder should be."""
 
 
 class KeptTable(AbstractDataset[pd.DataFrame, pd.DataFrame]):
@@ -42,8 +45,9 @@ class KeptTable(AbstractDataset[pd.DataFrame, pd.DataFrame]):
 
 class TunedParameters(AbstractDataset[str, str]):
     """The parameters file of a Kedro environment, as text. An empty text leaves the
-    file as it is. Where it cannot be written (a read-only conf/), the text goes to
-    `fallback`, and a warning says so: a benchmark's figures are not lost for that."""
+    file as it is. Where it cannot be written (a read-only conf/, a file conf/tuned),
+    the text goes to `fallback`, and a warning says so: a benchmark's figures are not
+    lost for that."""
 
     def __init__(
         self, *, filepath: str, fallback: str, metadata: dict[str, Any] | None = None
@@ -67,15 +71,16 @@ class TunedParameters(AbstractDataset[str, str]):
         try:
             _write(self._path, data)
         except OSError as error:
-            if error.errno not in READ_ONLY:
+            if error.errno not in UNWRITABLE:
                 raise
             _write(self._fallback, data)
             logger.warning(
                 "%s cannot be written (%s). The recommended parameters are in %s: copy "
-                "it there, or make the folder writable",
+                "it there, or make %s a folder that can be written",
                 self._path,
                 error.strerror,
                 self._fallback,
+                self._path.parent,
             )
             return
         logger.info("%s: written; train with kedro run --env=tuned", self._path)

@@ -47,7 +47,7 @@ class RunRecord:
     datasets: list[dict[str, str]] = field(default_factory=list)
     """Inputs: name, digest, context, source, rows."""
     trials: list[dict[str, Any]] = field(default_factory=list)
-    """Nested runs: name, status, params, metrics."""
+    """Nested runs: name, status, params, metrics, start_ms, end_ms."""
     sent_bytes: int = 0
     """Length of the part of the points' file that was sent."""
     last_step: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from flatout.tracking.facts import plain_name
@@ -33,6 +34,7 @@ TRIAL_SETTINGS = frozenset(
         "num_workers",
         "prefetch_factor",
         "world_size",
+        "bucket_mib",
     }
 )
 """Numbers of a trial that were set, not measured."""
@@ -71,8 +73,20 @@ def note_outputs(record: RunRecord, outputs: dict[str, Any]) -> None:
 
 
 def nested_runs(trials: Any) -> list[dict[str, Any]]:
-    """A run a line of the benchmark's table: texts are parameters, numbers metrics."""
-    return [_nested_run(row) for row in trials.to_dict("records")]
+    """A run a line of the benchmark's table: texts are parameters, numbers metrics.
+
+    Each lasts as long as its trial did. The table knows no more: one is put after the
+    other, the last one ends now.
+    """
+    rows = trials.to_dict("records")
+    durations_ms = [int(1000 * row.get("elapsed_s", 0.0)) for row in rows]
+    start_ms = int(time.time() * 1000) - sum(durations_ms)
+    found = []
+    for row, duration_ms in zip(rows, durations_ms, strict=True):
+        end_ms = start_ms + duration_ms
+        found.append({**_nested_run(row), "start_ms": start_ms, "end_ms": end_ms})
+        start_ms = end_ms
+    return found
 
 
 def _nested_run(row: dict[str, Any]) -> dict[str, Any]:
@@ -94,10 +108,12 @@ def _nested_run(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trial_name(row: dict[str, Any]) -> str:
-    """`003_packed_8192_b32_w0`: number, strategy, token budget, batch, workers; of a
-    sweep `003_learning_rate-0.001`: number and what was swept."""
+    """`003_as-configured_packed_8192_b32_w0`: number, what it is, strategy, token
+    budget, batch, workers; of a sweep `003_learning_rate-0.001`: number and what was
+    swept."""
     columns = (
         ("trial_id", ""),
+        ("label" if row.get("label") else "kind", ""),
         ("strategy", ""),
         ("token_budget", ""),
         ("global_batch_size", "b"),

@@ -139,14 +139,17 @@ def _send_trials(outbox: Outbox, client: MlflowClient, run_id: str) -> None:
     # By the process's own a trial is closed that a kill leaves open.
     tags = {"mlflow.parentRunId": run_id, **process_tags()}
     for trial in record.trials[record.sent_trials :]:
-        run = client.create_run(experiment_id, run_name=trial["name"], tags=tags)
-        now = int(time.time() * 1000)
+        now = int(time.time() * 1000)  # a record of an earlier version has no times
+        start_ms, end_ms = trial.get("start_ms", now), trial.get("end_ms", now)
+        run = client.create_run(
+            experiment_id, start_time=start_ms, run_name=trial["name"], tags=tags
+        )
         client.log_batch(
             run.info.run_id,
-            metrics=[Metric(k, v, now, 0) for k, v in trial["metrics"].items()],
+            metrics=[Metric(k, v, end_ms, 0) for k, v in trial["metrics"].items()],
             params=[Param(k, str(v)) for k, v in trial["params"].items()],
         )
-        client.set_terminated(run.info.run_id, trial["status"])
+        client.set_terminated(run.info.run_id, trial["status"], end_ms)
         record.sent_trials += 1
         outbox.save()
 

@@ -262,6 +262,7 @@ class Bench:
         tflops = answer.figures.get("tflops_per_s")
         peak = self._peak_in(answer.figures.get("precision"))
         share = 100 * tflops / peak if tflops and peak else None
+        log = self.folder / trial.key / "log.txt"
         return trial.answered(
             {
                 **answer.figures,
@@ -269,7 +270,7 @@ class Bench:
                 "status": answer.status,
                 "note": answer.note,
                 "elapsed_s": answer.elapsed_s,
-                "log": str(self.folder / trial.key / "log.txt"),
+                "log": str(log) if log.exists() else "",  # of one refused: none
             }
         )
 

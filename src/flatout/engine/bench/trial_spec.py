@@ -126,6 +126,7 @@ class TrialResult:
     """Of the whole trial, its process's start included."""
     key: str = ""
     log: str = ""
+    """Empty where the trial was refused before it began."""
 
     @property
     def ok(self) -> bool:

@@ -150,7 +150,7 @@ def _memory(
 
 def _compute(trial: TrialResult, tried: Sequence[TrialResult]) -> _Finding:
     if not trial.ok or not trial.total_ms:
-        return "unknown", trial.note or "not measured", "see its log"
+        return "unknown", trial.note or "not measured", _after_a_fault(trial)
     parts = []
     if trial.io_ms is not None:
         parts.append(f"waits {100 * trial.io_ms / trial.total_ms:.0f} % for batches")
@@ -168,6 +168,12 @@ def _compute(trial: TrialResult, tried: Sequence[TrialResult]) -> _Finding:
     else:
         advice = "more devices, or a smaller model"
     return "compute", ", ".join(parts), advice
+
+
+def _after_a_fault(trial: TrialResult) -> str:
+    if trial.status == "timeout":
+        return "a larger benchmark.trial_timeout_s"
+    return "see its log" if trial.log else "other settings: these were refused"
 
 
 def memory_pct(trial: TrialResult, memory_gib: float | None) -> float | None:

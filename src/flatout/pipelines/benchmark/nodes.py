@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import signal
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from flatout.engine.jobs.signals import Interrupted
 from flatout.engine.settings import parse_settings
+
+logger = logging.getLogger(__name__)
 
 
 def run_trials(
@@ -54,13 +59,27 @@ def run_trials(
         label_names,
         Path(settings.benchmark.folder) / "rows",
     )
-    with TrialTable() as watcher:
-        sweep = search(settings, files, watcher)
+    try:
+        with TrialTable() as watcher:
+            sweep = search(settings, files, watcher)
+    except KeyboardInterrupt as error:
+        raise _interrupted(len(watcher.trials)) from error
     summary = summarise(sweep)
     ladder = pd.DataFrame([asdict(step) for step in sweep.ladder])
     show_findings(findings_text(summary, ladder))
     trials = pd.DataFrame(sweep.bench.results)
     return {"trials": trials, "ladder": ladder, "summary": summary}
+
+
+def _interrupted(done: int) -> Interrupted:
+    """Ctrl-C has ended a sweep: what it has measured is kept."""
+    from flatout.benchmarks.markdown import counted
+
+    trials = counted(done, "trial")
+    logger.warning(
+        "Interrupted: %s done; the same command goes on with the rest", trials
+    )
+    return Interrupted(signal.SIGINT)
 
 
 def write_tuned(summary: dict[str, Any]) -> str:
