@@ -17,6 +17,7 @@ from kedro.framework.startup import bootstrap_project
 from mlflow import MlflowClient
 
 from flatout.benchmark_hooks import TunedHooks, tuned_mismatches
+from flatout.benchmarks.figures import throughput
 from flatout.benchmarks.report import findings_text
 from flatout.datasets import KeptTable, TunedParameters
 from flatout.engine.settings import parse_settings
@@ -40,6 +41,7 @@ TRIAL = {
     "world_size": 1,
     "samples_per_s": 50.0,
     "samples_per_s_spread_pct": 1.0,
+    "loader_samples_per_s": None,
     "total_ms": 160.0,
     "io_ms": 1.0,
     "forward_ms": 60.0,
@@ -200,6 +202,40 @@ def test_a_ladder_shows_claims_beside_what_was_measured():
         pd.DataFrame([TRIAL]), {**SUMMARY, "mode": "ladder"}, LADDER
     )["report"]
     assert "| TF32 | C | 2-3x | 25 | 2.50x | 2.50x | yes |" in report
+
+
+def test_trials_that_differ_in_little_are_told_apart():
+    configured = {**TRIAL, "label": "as configured"}
+    several = {**TRIAL, "trial_id": "002", "label": float("nan"), "world_size": 2}
+    loader = {**TRIAL, "trial_id": "003", "kind": "loader", "samples_per_s": None}
+    loader |= {"loader_samples_per_s": 900.0, "reserved_memory_gib": None}
+    one = show_benchmark(pd.DataFrame([configured]), SUMMARY, LADDER)
+    assert "| trial | label | kind | strategy |" in one["report"]
+    assert "| samples/s | GiB | status |" in one["report"]
+    assert list(one["memory"].data[0].x) == ["001 as configured<br>packed/512 b8 w0"]
+    trials = pd.DataFrame([configured, several, loader])
+    shown = show_benchmark(trials, SUMMARY, LADDER)
+    assert "| 001 | as configured | end_to_end | 1 | packed |" in shown["report"]
+    assert "| 002 |  | end_to_end | 2 | packed |" in shown["report"]
+    assert "| samples/s | loader/s | GiB | status |" in shown["report"]
+    assert "|  | 900 |  | ok |" in shown["report"]
+    assert list(shown["memory"].data[0].x) == [
+        "001 as configured<br>packed/512 b8 w0 d1",
+        "002<br>packed/512 b8 w0 d2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mode", "batches", "drawn"),
+    [
+        ("grid", (8, 16), "lines+markers"),
+        ("grid", (8, 8), "markers"),
+        ("ladder", (8, 16), "markers"),
+    ],
+)
+def test_a_line_joins_trials_that_differ_in_the_batch_alone(mode, batches, drawn):
+    rows = [{**TRIAL, "mode": mode, "global_batch_size": size} for size in batches]
+    assert throughput(pd.DataFrame(rows)).data[0].mode == drawn
 
 
 def test_an_empty_benchmark_is_shown_as_such():

@@ -42,12 +42,22 @@ def throughput(trials: pd.DataFrame) -> go.Figure:
         figure.add_scatter(
             x=line["global_batch_size"],
             y=line["samples_per_s"],
-            mode="lines+markers",
+            mode=_joined_by(line),
+            hovertext=_names(line),
             name=label if devices == 1 else f"{label}, {devices} devices",
             error_y={"array": _half_spread(line), "visible": True},
         )
     figure.update_xaxes(type="log", tickvals=sorted(rows["global_batch_size"].unique()))
     return figure
+
+
+def _joined_by(rows: pd.DataFrame) -> str:
+    """A line goes from batch to batch. Rungs of the ladder, and trials at one batch,
+    differ in something else."""
+    unrelated = (rows["mode"] == "ladder").any()
+    if unrelated or not rows["global_batch_size"].is_unique:
+        return "markers"
+    return "lines+markers"
 
 
 def _half_spread(rows: pd.DataFrame) -> Any:
@@ -140,14 +150,18 @@ def _kept_below(rows: pd.DataFrame) -> list[float]:
 
 
 def _names(rows: pd.DataFrame) -> list[str]:
-    """`003 packed/8192 b32 w0`, as the axis shows a trial."""
-    words = rows[
-        ["trial_id", "strategy", "token_budget", "global_batch_size", "num_workers"]
-    ].astype(str)
-    return [
-        f"{number} {strategy}/{budget} b{batch} w{workers}"
-        for number, strategy, budget, batch, workers in words.itertuples(index=False)
-    ]
+    """`003 TF32` above `packed/8192 b32 w0`, as the axis shows a trial; `d2` behind it
+    where the number of devices differs."""
+    several = rows["world_size"].nunique() > 1
+    return [_name(row, several) for row in rows.itertuples()]
+
+
+def _name(row: Any, several: bool) -> str:
+    # A table read from a file has no number where a label is empty.
+    label = "" if pd.isna(row.label) else f" {row.label}"
+    settings = f"{row.strategy}/{row.token_budget} b{row.global_batch_size}"
+    devices = f" d{row.world_size}" if several else ""
+    return f"{row.trial_id}{label}<br>{settings} w{row.num_workers}{devices}"
 
 
 def _figure(title: str, x: str, y: str) -> go.Figure:
