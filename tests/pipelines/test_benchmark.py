@@ -17,7 +17,7 @@ from kedro.framework.startup import bootstrap_project
 from mlflow import MlflowClient
 
 from flatout.benchmark_hooks import TunedHooks, tuned_mismatches
-from flatout.benchmarks.figures import throughput
+from flatout.benchmarks.figures import PHASES, phases, throughput
 from flatout.benchmarks.report import findings_text
 from flatout.datasets import KeptTable, TunedParameters
 from flatout.engine.settings import parse_settings
@@ -236,6 +236,28 @@ def test_trials_that_differ_in_little_are_told_apart():
 def test_a_line_joins_trials_that_differ_in_the_batch_alone(mode, batches, drawn):
     rows = [{**TRIAL, "mode": mode, "global_batch_size": size} for size in batches]
     assert throughput(pd.DataFrame(rows)).data[0].mode == drawn
+
+
+def test_the_trainer_is_in_the_figures_beside_flatout():
+    ours = {**TRIAL, "mode": "headline", "label": "flatout, batch 8"}
+    names = [column for column, _, _ in PHASES]
+    peer = {**ours, **dict.fromkeys(names), "trial_id": "002", "kind": "peer"}
+    peer |= {"label": "trainer-best, batch 8", "samples_per_s": 20.0, "total_ms": 400.0}
+    trials = pd.DataFrame([ours, peer, {**peer, "global_batch_size": 16}])
+    lines = throughput(trials).data
+    assert [(line.name, list(line.x), line.mode) for line in lines] == [
+        ("flatout", [8], "lines+markers"),
+        ("trainer-best", [8, 16], "lines+markers"),
+    ]
+    bars = {bar.name: list(bar.y) for bar in phases(trials).data}
+    assert bars["forward"] == [60.0]
+    assert bars["whole step, phases not measured"] == [400.0, 400.0]
+    assert bars["whole step, without phase timing"] == [160.0, 400.0, 400.0]
+    alone = phases(pd.DataFrame([peer])).data
+    assert [bar.name for bar in alone] == [
+        "whole step, phases not measured",
+        "whole step, without phase timing",
+    ]
 
 
 def test_an_empty_benchmark_is_shown_as_such():

@@ -20,35 +20,46 @@ KEPT_COLOR, LOST_COLOR = "#4e79a7", "#bab0ac"
 
 
 def measured(trials: pd.DataFrame) -> pd.DataFrame:
-    """Rows of whole trainings that ended well."""
+    """Trials of whole trainings, of steps alone and of peers that ended well."""
     if trials.empty:
         return trials
-    whole = trials["kind"].isin(["end_to_end", "compute"])
+    whole = trials["kind"].isin(["end_to_end", "compute", "peer"])
     return trials[whole & (trials["status"] == "ok")]
 
 
 def throughput(trials: pd.DataFrame) -> go.Figure:
-    """Samples/s over the global batch, a line a strategy and loader."""
+    """Samples/s over the global batch, a line a strategy and loader, or a contender."""
     rows = measured(trials)
-    rows = rows[rows["kind"] == "end_to_end"] if len(rows) else rows
+    rows = rows[rows["kind"] != "compute"] if len(rows) else rows
     figure = _figure("Throughput", "global batch, samples", "samples/s")
     if rows.empty:
         return _empty(figure, "no training was measured")
-    names = ["strategy", "precision", "token_budget", "num_workers", "world_size"]
-    for values, group in rows.groupby(names, dropna=False):
+    for name, group in rows.groupby(_line_names(rows)):
         line = group.sort_values("global_batch_size")
-        strategy, precision, budget, workers, devices = values
-        label = f"{strategy}/{budget}, {precision}, {workers} workers"
         figure.add_scatter(
             x=line["global_batch_size"],
             y=line["samples_per_s"],
             mode=_joined_by(line),
             hovertext=_names(line),
-            name=label if devices == 1 else f"{label}, {devices} devices",
+            name=name,
             error_y={"array": _half_spread(line), "visible": True},
         )
     figure.update_xaxes(type="log", tickvals=sorted(rows["global_batch_size"].unique()))
     return figure
+
+
+def _line_names(rows: pd.DataFrame) -> pd.Series:
+    """What a trial's line is called. Contenders are told apart by their label: the
+    Trainer's settings do not name it."""
+    if rows["mode"].isin(["peers", "headline"]).all():
+        return rows["label"].str.replace(r", batch \d+$", "", regex=True)
+    return pd.Series([_settings_name(row) for row in rows.itertuples()], rows.index)
+
+
+def _settings_name(row: Any) -> str:
+    name = f"{row.strategy}/{row.token_budget}, {row.precision}"
+    devices = "" if row.world_size == 1 else f", {row.world_size} devices"
+    return f"{name}, {row.num_workers} workers{devices}"
 
 
 def _joined_by(rows: pd.DataFrame) -> str:
@@ -71,10 +82,14 @@ def phases(trials: pd.DataFrame) -> go.Figure:
     figure = _figure("Phases of a step", "trial", "milliseconds")
     if rows.empty:
         return _empty(figure, "no training was measured")
-    for column, name, color in PHASES:
-        figure.add_bar(x=_names(rows), y=rows[column], name=name, marker_color=color)
+    names, split = _names(rows), rows.dropna(subset=["forward_ms"])
+    if len(split):
+        _add_phases(figure, names[split.index], split)
+    whole = rows.drop(index=split.index)
+    if len(whole):
+        _add_unsplit(figure, names[whole.index], whole)
     figure.add_scatter(
-        x=_names(rows),
+        x=names,
         y=rows["total_ms"],
         mode="markers",
         name="whole step, without phase timing",
@@ -82,6 +97,21 @@ def phases(trials: pd.DataFrame) -> go.Figure:
     )
     figure.update_layout(barmode="stack")
     return figure
+
+
+def _add_phases(figure: go.Figure, names: pd.Series, rows: pd.DataFrame) -> None:
+    for column, name, color in PHASES:
+        figure.add_bar(x=names, y=rows[column], name=name, marker_color=color)
+
+
+def _add_unsplit(figure: go.Figure, names: pd.Series, rows: pd.DataFrame) -> None:
+    """Steps of contenders: nothing inside them is timed."""
+    figure.add_bar(
+        x=names,
+        y=rows["total_ms"],
+        name="whole step, phases not measured",
+        marker_color=LOST_COLOR,
+    )
 
 
 def memory(
@@ -149,11 +179,12 @@ def _kept_below(rows: pd.DataFrame) -> list[float]:
     return bases
 
 
-def _names(rows: pd.DataFrame) -> list[str]:
+def _names(rows: pd.DataFrame) -> pd.Series:
     """`003 TF32` above `packed/8192 b32 w0`, as the axis shows a trial; `d2` behind it
     where the number of devices differs."""
     several = rows["world_size"].nunique() > 1
-    return [_name(row, several) for row in rows.itertuples()]
+    names = [_name(row, several) for row in rows.itertuples()]
+    return pd.Series(names, rows.index)
 
 
 def _name(row: Any, several: bool) -> str:
