@@ -17,7 +17,7 @@ from kedro.framework.startup import bootstrap_project
 from mlflow import MlflowClient
 
 from flatout.benchmark_hooks import TunedHooks, tuned_mismatches
-from flatout.benchmarks.figures import PHASES, phases, throughput
+from flatout.benchmarks.figures import PHASES, ladder, phases, throughput
 from flatout.benchmarks.report import findings_text
 from flatout.datasets import KeptTable, TunedParameters
 from flatout.engine.settings import parse_settings
@@ -60,6 +60,8 @@ RUNG = {
     "cumulative": 1.0,
     "kept": True,
     "changes_optimisation": False,
+    "status": "ok",
+    "note": "",
 }
 LADDER = pd.DataFrame(
     [
@@ -182,8 +184,8 @@ def test_four_figures_and_a_page():
     ]
     assert list(shown["memory"].data[0].y) == [1.5]
     waterfall = shown["ladder"].data[0]
-    assert list(waterfall.base) == [0.0, 10.0]
-    assert list(waterfall.y) == [10.0, 15.0]
+    assert list(waterfall.base) == [0.0, 1.0]
+    assert list(waterfall.y) == [1.0, 1.5]
     assert waterfall.text[1] == "x2.50<br>x2.5 in all"
     report = shown["report"]
     for text in (
@@ -258,6 +260,36 @@ def test_the_trainer_is_in_the_figures_beside_flatout():
         "whole step, phases not measured",
         "whole step, without phase timing",
     ]
+
+
+def test_a_kept_gain_goes_up_though_its_minute_was_slower():
+    rung = {**RUNG, "source": "C", "claim": "2-3x"}
+    lost = {"samples_per_s": 20.0, "individual": 0.8, "cumulative": 2.0, "kept": False}
+    failed = dict.fromkeys(("samples_per_s", "individual", "cumulative"))
+    gained = {"samples_per_s": 18.0, "individual": 1.44, "cumulative": 3.6}
+    steps = [
+        *LADDER.to_dict("records"),
+        {**rung, "name": "workers", **lost},
+        {**rung, "name": "compile", **failed, "kept": False, "status": "timeout"},
+        {**rung, "name": "graphs", **gained},
+    ]
+    waterfall = ladder(pd.DataFrame(steps)).data[0]
+    assert list(waterfall.base) == [0.0, 1.0, 2.5, 2.5, 2.5]
+    assert list(waterfall.y) == pytest.approx([1.0, 1.5, -0.5, 0.0, 1.1])
+    assert waterfall.text[2:] == (
+        "x0.80<br>left out",
+        "timeout<br>left out",
+        "x1.44<br>x3.6 in all",
+    )
+    assert waterfall.hovertext[0] == "10.0 samples/s"
+    assert waterfall.hovertext[2] == "20.0 samples/s; guide C: 2-3x"
+
+
+def test_no_waterfall_stands_on_a_slow_configuration_that_failed():
+    nothing = dict.fromkeys(("samples_per_s", "individual", "cumulative"))
+    figure = ladder(pd.DataFrame([{**RUNG, **nothing, "status": "oom"}]))
+    [said] = figure.layout.annotations
+    assert said.text == "conf/slow ended as oom: no rung can be compared"
 
 
 def test_an_empty_benchmark_is_shown_as_such():

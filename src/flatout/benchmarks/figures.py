@@ -142,41 +142,59 @@ def memory(
 
 
 def ladder(steps: pd.DataFrame) -> go.Figure:
-    """The waterfall: each rung's samples/s, with both speed-ups written beside it."""
-    figure = _figure(
-        "From the slow configuration, one change at a time", "", "samples/s"
-    )
-    if steps.empty:
-        return _empty(
-            figure, "kedro run --pipelines=benchmark --params=benchmark.mode=ladder"
-        )
-    rows = steps.dropna(subset=["samples_per_s"])
-    below = _kept_below(rows)
+    """The waterfall: each rung's gain on top of those kept below it. Gains, not rates:
+    a rung is measured beside the one below, and another minute has another speed."""
+    title, axis = "From the slow configuration, one change at a time", "times conf/slow"
+    figure = _figure(title, "", axis)
+    missing = _missing(steps)
+    if missing:
+        return _empty(figure, missing)
+    steps = steps.fillna({"source": ""})
+    levels = _levels(steps)
     figure.add_bar(
-        x=rows["name"],
-        y=rows["samples_per_s"] - below,
-        base=below,
-        marker_color=[KEPT_COLOR if kept else LOST_COLOR for kept in rows["kept"]],
-        text=[
-            f"x{one:.2f}<br>x{all_:.1f} in all"
-            for one, all_ in zip(rows["individual"], rows["cumulative"], strict=True)
-        ],
-        hovertext=[
-            f"guide {s}: {c}"
-            for s, c in zip(rows["source"], rows["claim"], strict=True)
-        ],
-        name="samples/s",
+        x=steps["name"],
+        y=(steps["cumulative"] - levels).fillna(0.0),
+        base=levels,
+        marker_color=[KEPT_COLOR if kept else LOST_COLOR for kept in steps["kept"]],
+        text=[_gain(row) for row in steps.itertuples()],
+        hovertext=[_rung(row) for row in steps.itertuples()],
+        name="times conf/slow; grey: left out",
     )
     return figure
 
 
-def _kept_below(rows: pd.DataFrame) -> list[float]:
-    """For each rung the rate of those kept below it."""
-    below, bases = 0.0, []
-    for rate, kept in zip(rows["samples_per_s"], rows["kept"], strict=True):
-        bases.append(below)
-        below = rate if kept else below
-    return bases
+def _missing(steps: pd.DataFrame) -> str:
+    """Why there is no waterfall; empty where there is one."""
+    if steps.empty:
+        return "kedro run --pipelines=benchmark --params=benchmark.mode=ladder"
+    slow = steps.iloc[0]
+    if pd.isna(slow["cumulative"]):
+        return f"{slow['name']} ended as {slow['status']}: no rung can be compared"
+    return ""
+
+
+def _levels(steps: pd.DataFrame) -> list[float]:
+    """What the rungs kept below each make together."""
+    level, levels = 0.0, []
+    for row in steps.itertuples():
+        levels.append(level)
+        if row.kept and not pd.isna(row.cumulative):
+            level = row.cumulative
+    return levels
+
+
+def _gain(row: Any) -> str:
+    """The label of a rung's bar."""
+    gain = row.status if pd.isna(row.individual) else f"x{row.individual:.2f}"
+    if row.kept and not pd.isna(row.cumulative):
+        return f"{gain}<br>x{row.cumulative:.1f} in all"
+    return f"{gain}<br>left out"
+
+
+def _rung(row: Any) -> str:
+    rate = "" if pd.isna(row.samples_per_s) else f"{row.samples_per_s:,.1f} samples/s"
+    claim = f"guide {row.source}: {row.claim}" if row.source else ""
+    return "; ".join(part for part in (rate, claim) if part)
 
 
 def _names(rows: pd.DataFrame) -> pd.Series:
