@@ -18,7 +18,7 @@ from mlflow import MlflowClient
 
 from flatout.benchmark_hooks import TunedHooks, tuned_mismatches
 from flatout.benchmarks.figures import PHASES, ladder, phases, throughput
-from flatout.benchmarks.report import findings_text
+from flatout.benchmarks.report import findings_text, report_text
 from flatout.datasets import KeptTable, TunedParameters
 from flatout.engine.settings import parse_settings
 from flatout.pipelines.benchmark import create_pipeline
@@ -290,6 +290,23 @@ def test_no_waterfall_stands_on_a_slow_configuration_that_failed():
     figure = ladder(pd.DataFrame([{**RUNG, **nothing, "status": "oom"}]))
     [said] = figure.layout.annotations
     assert said.text == "conf/slow ended as oom: no rung can be compared"
+
+
+def test_a_profile_that_failed_says_what_happened():
+    failed = {"of": "003", "files": {}, "note": "stopped after 2 s"}
+    trace = {"trace": {"file": "t.json.gz", "view": "a browser"}}
+    made = {"of": "003", "files": trace, "note": ""}
+    texts = [
+        report_text({**SUMMARY, "profile": profile}, pd.DataFrame(), LADDER)
+        for profile in (failed, made)
+    ]
+    assert texts[0].endswith(
+        "## Profile of trial 003\n\nIt left no files: stopped after 2 s. "
+        "`benchmark_trials.csv` names its log.\n"
+    )
+    assert texts[1].endswith(
+        "## Profile of trial 003\n\n- trace: `t.json.gz` (a browser)\n"
+    )
 
 
 def test_an_empty_benchmark_is_shown_as_such():

@@ -208,4 +208,6 @@ def _profile(summary: Mapping[str, Any]) -> str:
         f"{name}: `{entry['file']}` ({entry['view']})"
         for name, entry in profile["files"].items()
     ]
-    return "\n".join([f"## Profile of trial {profile['of']}", "", *bullets(files)])
+    fault = f"It left no files: {profile['note']}."
+    shown = bullets(files) or [f"{fault} `benchmark_trials.csv` names its log."]
+    return "\n".join([f"## Profile of trial {profile['of']}", "", *shown])
