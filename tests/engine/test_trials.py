@@ -107,6 +107,45 @@ def test_a_trial_that_fills_the_memory_is_ended(bad_trials, tmp_path):
     assert (found.status, found.note) == ("oom", "stopped at 0.6 GiB resident")
 
 
+def rerun(folder):
+    return subprocess.run(
+        [sys.executable, "-m", "flatout.engine.bench.rerun", str(folder)],
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
+    )
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("kind", "options", "ranks"),
+    [("peer", {"contender": "trainer-best"}, 1), ("end_to_end", {}, 2)],
+)
+def test_a_trial_again_by_hand_is_the_same(tmp_path, kind, options, ranks):
+    bench = Bench(settings(), job_files(tmp_path), tmp_path / "sweep")
+    bench.start()
+    trial = bench.run(kind, options=options, world_size=ranks)
+    assert (trial.status, trial.world_size) == ("ok", ranks)
+    result = tmp_path / "sweep" / trial.key / "result.json"
+    first = json.loads(result.read_text())["figures"]
+    again = rerun(result.parent)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.splitlines()[-1].startswith("ok: ")
+    assert again.stdout.splitlines()[-1].endswith(f"; figures: {result}")
+    second = json.loads(result.read_text())["figures"]
+    assert second.keys() == first.keys()
+    assert second["samples_per_s"] not in (0, first["samples_per_s"])
+
+
+def test_what_is_no_folder_of_a_trial_is_told(tmp_path):
+    again = rerun(tmp_path)
+    assert again.returncode == 2
+    spec_file = tmp_path / "spec.json"
+    assert f"{spec_file} does not exist: name a trial's folder" in again.stderr
+
+
 def test_a_batch_larger_than_the_data_needs_no_process(tmp_path):
     bench = Bench(settings(), job_files(tmp_path, rows=48), tmp_path / "sweep")
     bench.start()

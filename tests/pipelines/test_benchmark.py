@@ -21,7 +21,8 @@ from kedro.framework.startup import bootstrap_project
 from mlflow import MlflowClient
 
 from flatout.benchmark_hooks import TunedHooks, tuned_mismatches
-from flatout.benchmarks.report import findings_text
+from flatout.benchmarks.figures import PHASES, ladder, phases, throughput
+from flatout.benchmarks.report import findings_text, report_text
 from flatout.datasets import KeptTable, TunedParameters
 from flatout.engine.settings import parse_settings
 from flatout.pipelines.benchmark import create_pipeline
@@ -45,6 +46,7 @@ TRIAL = {
     "world_size": 1,
     "samples_per_s": 50.0,
     "samples_per_s_spread_pct": 1.0,
+    "loader_samples_per_s": None,
     "total_ms": 160.0,
     "io_ms": 1.0,
     "forward_ms": 60.0,
@@ -63,6 +65,8 @@ RUNG = {
     "cumulative": 1.0,
     "kept": True,
     "changes_optimisation": False,
+    "status": "ok",
+    "note": "",
 }
 LADDER = pd.DataFrame(
     [
@@ -186,8 +190,8 @@ def test_four_figures_and_a_page():
     ]
     assert list(shown["memory"].data[0].y) == [1.5]
     waterfall = shown["ladder"].data[0]
-    assert list(waterfall.base) == [0.0, 10.0]
-    assert list(waterfall.y) == [10.0, 15.0]
+    assert list(waterfall.base) == [0.0, 1.0]
+    assert list(waterfall.y) == [1.0, 1.5]
     assert waterfall.text[1] == "x2.50<br>x2.5 in all"
     report = shown["report"]
     for text in (
@@ -218,6 +222,109 @@ def test_a_ladder_shows_claims_beside_what_was_measured():
         pd.DataFrame([TRIAL]), {**SUMMARY, "mode": "ladder"}, LADDER
     )["report"]
     assert "| TF32 | C | 2-3x | 25 | 2.50x | 2.50x | yes |" in report
+
+
+def test_trials_that_differ_in_little_are_told_apart():
+    configured = {**TRIAL, "label": "as configured"}
+    several = {**TRIAL, "trial_id": "002", "label": float("nan"), "world_size": 2}
+    loader = {**TRIAL, "trial_id": "003", "kind": "loader", "samples_per_s": None}
+    loader |= {"loader_samples_per_s": 900.0, "reserved_memory_gib": None}
+    one = show_benchmark(pd.DataFrame([configured]), SUMMARY, LADDER)
+    assert "| trial | label | kind | strategy |" in one["report"]
+    assert "| samples/s | GiB | status |" in one["report"]
+    assert list(one["memory"].data[0].x) == ["001 as configured<br>packed/512 b8 w0"]
+    trials = pd.DataFrame([configured, several, loader])
+    shown = show_benchmark(trials, SUMMARY, LADDER)
+    assert "| 001 | as configured | end_to_end | 1 | packed |" in shown["report"]
+    assert "| 002 |  | end_to_end | 2 | packed |" in shown["report"]
+    assert "| samples/s | loader/s | GiB | status |" in shown["report"]
+    assert "|  | 900 |  | ok |" in shown["report"]
+    assert list(shown["memory"].data[0].x) == [
+        "001 as configured<br>packed/512 b8 w0 d1",
+        "002<br>packed/512 b8 w0 d2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mode", "batches", "drawn"),
+    [
+        ("grid", (8, 16), "lines+markers"),
+        ("grid", (8, 8), "markers"),
+        ("ladder", (8, 16), "markers"),
+    ],
+)
+def test_a_line_joins_trials_that_differ_in_the_batch_alone(mode, batches, drawn):
+    rows = [{**TRIAL, "mode": mode, "global_batch_size": size} for size in batches]
+    assert throughput(pd.DataFrame(rows)).data[0].mode == drawn
+
+
+def test_the_trainer_is_in_the_figures_beside_flatout():
+    ours = {**TRIAL, "mode": "headline", "label": "flatout, batch 8"}
+    names = [column for column, _, _ in PHASES]
+    peer = {**ours, **dict.fromkeys(names), "trial_id": "002", "kind": "peer"}
+    peer |= {"label": "trainer-best, batch 8", "samples_per_s": 20.0, "total_ms": 400.0}
+    trials = pd.DataFrame([ours, peer, {**peer, "global_batch_size": 16}])
+    lines = throughput(trials).data
+    assert [(line.name, list(line.x), line.mode) for line in lines] == [
+        ("flatout", [8], "lines+markers"),
+        ("trainer-best", [8, 16], "lines+markers"),
+    ]
+    bars = {bar.name: list(bar.y) for bar in phases(trials).data}
+    assert bars["forward"] == [60.0]
+    assert bars["whole step, phases not measured"] == [400.0, 400.0]
+    assert bars["whole step, without phase timing"] == [160.0, 400.0, 400.0]
+    alone = phases(pd.DataFrame([peer])).data
+    assert [bar.name for bar in alone] == [
+        "whole step, phases not measured",
+        "whole step, without phase timing",
+    ]
+
+
+def test_a_kept_gain_goes_up_though_its_minute_was_slower():
+    rung = {**RUNG, "source": "C", "claim": "2-3x"}
+    lost = {"samples_per_s": 20.0, "individual": 0.8, "cumulative": 2.0, "kept": False}
+    failed = dict.fromkeys(("samples_per_s", "individual", "cumulative"))
+    gained = {"samples_per_s": 18.0, "individual": 1.44, "cumulative": 3.6}
+    steps = [
+        *LADDER.to_dict("records"),
+        {**rung, "name": "workers", **lost},
+        {**rung, "name": "compile", **failed, "kept": False, "status": "timeout"},
+        {**rung, "name": "graphs", **gained},
+    ]
+    waterfall = ladder(pd.DataFrame(steps)).data[0]
+    assert list(waterfall.base) == [0.0, 1.0, 2.5, 2.5, 2.5]
+    assert list(waterfall.y) == pytest.approx([1.0, 1.5, -0.5, 0.0, 1.1])
+    assert waterfall.text[2:] == (
+        "x0.80<br>left out",
+        "timeout<br>left out",
+        "x1.44<br>x3.6 in all",
+    )
+    assert waterfall.hovertext[0] == "10.0 samples/s"
+    assert waterfall.hovertext[2] == "20.0 samples/s; guide C: 2-3x"
+
+
+def test_no_waterfall_stands_on_a_slow_configuration_that_failed():
+    nothing = dict.fromkeys(("samples_per_s", "individual", "cumulative"))
+    figure = ladder(pd.DataFrame([{**RUNG, **nothing, "status": "oom"}]))
+    [said] = figure.layout.annotations
+    assert said.text == "conf/slow ended as oom: no rung can be compared"
+
+
+def test_a_profile_that_failed_says_what_happened():
+    failed = {"of": "003", "files": {}, "note": "stopped after 2 s"}
+    trace = {"trace": {"file": "t.json.gz", "view": "a browser"}}
+    made = {"of": "003", "files": trace, "note": ""}
+    texts = [
+        report_text({**SUMMARY, "profile": profile}, pd.DataFrame(), LADDER)
+        for profile in (failed, made)
+    ]
+    assert texts[0].endswith(
+        "## Profile of trial 003\n\nIt left no files: stopped after 2 s. "
+        "`benchmark_trials.csv` names its log.\n"
+    )
+    assert texts[1].endswith(
+        "## Profile of trial 003\n\n- trace: `t.json.gz` (a browser)\n"
+    )
 
 
 def test_an_empty_benchmark_is_shown_as_such():

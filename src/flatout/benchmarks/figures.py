@@ -20,34 +20,55 @@ KEPT_COLOR, LOST_COLOR = "#4e79a7", "#bab0ac"
 
 
 def measured(trials: pd.DataFrame) -> pd.DataFrame:
-    """Rows of whole trainings that ended well."""
+    """Trials of whole trainings, of steps alone and of peers that ended well."""
     if trials.empty:
         return trials
-    whole = trials["kind"].isin(["end_to_end", "compute"])
+    whole = trials["kind"].isin(["end_to_end", "compute", "peer"])
     return trials[whole & (trials["status"] == "ok")]
 
 
 def throughput(trials: pd.DataFrame) -> go.Figure:
-    """Samples/s over the global batch, a line a strategy and loader."""
+    """Samples/s over the global batch, a line a strategy and loader, or a contender."""
     rows = measured(trials)
-    rows = rows[rows["kind"] == "end_to_end"] if len(rows) else rows
+    rows = rows[rows["kind"] != "compute"] if len(rows) else rows
     figure = _figure("Throughput", "global batch, samples", "samples/s")
     if rows.empty:
         return _empty(figure, "no training was measured")
-    names = ["strategy", "precision", "token_budget", "num_workers", "world_size"]
-    for values, group in rows.groupby(names, dropna=False):
+    for name, group in rows.groupby(_line_names(rows)):
         line = group.sort_values("global_batch_size")
-        strategy, precision, budget, workers, devices = values
-        label = f"{strategy}/{budget}, {precision}, {workers} workers"
         figure.add_scatter(
             x=line["global_batch_size"],
             y=line["samples_per_s"],
-            mode="lines+markers",
-            name=label if devices == 1 else f"{label}, {devices} devices",
+            mode=_joined_by(line),
+            hovertext=_names(line),
+            name=name,
             error_y={"array": _half_spread(line), "visible": True},
         )
     figure.update_xaxes(type="log", tickvals=sorted(rows["global_batch_size"].unique()))
     return figure
+
+
+def _line_names(rows: pd.DataFrame) -> pd.Series:
+    """What a trial's line is called. Contenders are told apart by their label: the
+    Trainer's settings do not name it."""
+    if rows["mode"].isin(["peers", "headline"]).all():
+        return rows["label"].str.replace(r", batch \d+$", "", regex=True)
+    return pd.Series([_settings_name(row) for row in rows.itertuples()], rows.index)
+
+
+def _settings_name(row: Any) -> str:
+    name = f"{row.strategy}/{row.token_budget}, {row.precision}"
+    devices = "" if row.world_size == 1 else f", {row.world_size} devices"
+    return f"{name}, {row.num_workers} workers{devices}"
+
+
+def _joined_by(rows: pd.DataFrame) -> str:
+    """A line goes from batch to batch. Rungs of the ladder, and trials at one batch,
+    differ in something else."""
+    unrelated = (rows["mode"] == "ladder").any()
+    if unrelated or not rows["global_batch_size"].is_unique:
+        return "markers"
+    return "lines+markers"
 
 
 def _half_spread(rows: pd.DataFrame) -> Any:
@@ -61,10 +82,14 @@ def phases(trials: pd.DataFrame) -> go.Figure:
     figure = _figure("Phases of a step", "trial", "milliseconds")
     if rows.empty:
         return _empty(figure, "no training was measured")
-    for column, name, color in PHASES:
-        figure.add_bar(x=_names(rows), y=rows[column], name=name, marker_color=color)
+    names, split = _names(rows), rows.dropna(subset=["forward_ms"])
+    if len(split):
+        _add_phases(figure, names[split.index], split)
+    whole = rows.drop(index=split.index)
+    if len(whole):
+        _add_unsplit(figure, names[whole.index], whole)
     figure.add_scatter(
-        x=_names(rows),
+        x=names,
         y=rows["total_ms"],
         mode="markers",
         name="whole step, without phase timing",
@@ -72,6 +97,21 @@ def phases(trials: pd.DataFrame) -> go.Figure:
     )
     figure.update_layout(barmode="stack")
     return figure
+
+
+def _add_phases(figure: go.Figure, names: pd.Series, rows: pd.DataFrame) -> None:
+    for column, name, color in PHASES:
+        figure.add_bar(x=names, y=rows[column], name=name, marker_color=color)
+
+
+def _add_unsplit(figure: go.Figure, names: pd.Series, rows: pd.DataFrame) -> None:
+    """Steps of contenders: nothing inside them is timed."""
+    figure.add_bar(
+        x=names,
+        y=rows["total_ms"],
+        name="whole step, phases not measured",
+        marker_color=LOST_COLOR,
+    )
 
 
 def memory(
@@ -102,52 +142,75 @@ def memory(
 
 
 def ladder(steps: pd.DataFrame) -> go.Figure:
-    """The waterfall: each rung's samples/s, with both speed-ups written beside it."""
-    figure = _figure(
-        "From the slow configuration, one change at a time", "", "samples/s"
-    )
-    if steps.empty:
-        return _empty(
-            figure, "kedro run --pipelines=benchmark --params=benchmark.mode=ladder"
-        )
-    rows = steps.dropna(subset=["samples_per_s"])
-    below = _kept_below(rows)
+    """The waterfall: each rung's gain on top of those kept below it. Gains, not rates:
+    a rung is measured beside the one below, and another minute has another speed."""
+    title, axis = "From the slow configuration, one change at a time", "times conf/slow"
+    figure = _figure(title, "", axis)
+    missing = _missing(steps)
+    if missing:
+        return _empty(figure, missing)
+    steps = steps.fillna({"source": ""})
+    levels = _levels(steps)
     figure.add_bar(
-        x=rows["name"],
-        y=rows["samples_per_s"] - below,
-        base=below,
-        marker_color=[KEPT_COLOR if kept else LOST_COLOR for kept in rows["kept"]],
-        text=[
-            f"x{one:.2f}<br>x{all_:.1f} in all"
-            for one, all_ in zip(rows["individual"], rows["cumulative"], strict=True)
-        ],
-        hovertext=[
-            f"guide {s}: {c}"
-            for s, c in zip(rows["source"], rows["claim"], strict=True)
-        ],
-        name="samples/s",
+        x=steps["name"],
+        y=(steps["cumulative"] - levels).fillna(0.0),
+        base=levels,
+        marker_color=[KEPT_COLOR if kept else LOST_COLOR for kept in steps["kept"]],
+        text=[_gain(row) for row in steps.itertuples()],
+        hovertext=[_rung(row) for row in steps.itertuples()],
+        name="times conf/slow; grey: left out",
     )
     return figure
 
 
-def _kept_below(rows: pd.DataFrame) -> list[float]:
-    """For each rung the rate of those kept below it."""
-    below, bases = 0.0, []
-    for rate, kept in zip(rows["samples_per_s"], rows["kept"], strict=True):
-        bases.append(below)
-        below = rate if kept else below
-    return bases
+def _missing(steps: pd.DataFrame) -> str:
+    """Why there is no waterfall; empty where there is one."""
+    if steps.empty:
+        return "kedro run --pipelines=benchmark --params=benchmark.mode=ladder"
+    slow = steps.iloc[0]
+    if pd.isna(slow["cumulative"]):
+        return f"{slow['name']} ended as {slow['status']}: no rung can be compared"
+    return ""
 
 
-def _names(rows: pd.DataFrame) -> list[str]:
-    """`003 packed/8192 b32 w0`, as the axis shows a trial."""
-    words = rows[
-        ["trial_id", "strategy", "token_budget", "global_batch_size", "num_workers"]
-    ].astype(str)
-    return [
-        f"{number} {strategy}/{budget} b{batch} w{workers}"
-        for number, strategy, budget, batch, workers in words.itertuples(index=False)
-    ]
+def _levels(steps: pd.DataFrame) -> list[float]:
+    """What the rungs kept below each make together."""
+    level, levels = 0.0, []
+    for row in steps.itertuples():
+        levels.append(level)
+        if row.kept and not pd.isna(row.cumulative):
+            level = row.cumulative
+    return levels
+
+
+def _gain(row: Any) -> str:
+    """The label of a rung's bar."""
+    gain = row.status if pd.isna(row.individual) else f"x{row.individual:.2f}"
+    if row.kept and not pd.isna(row.cumulative):
+        return f"{gain}<br>x{row.cumulative:.1f} in all"
+    return f"{gain}<br>left out"
+
+
+def _rung(row: Any) -> str:
+    rate = "" if pd.isna(row.samples_per_s) else f"{row.samples_per_s:,.1f} samples/s"
+    claim = f"guide {row.source}: {row.claim}" if row.source else ""
+    return "; ".join(part for part in (rate, claim) if part)
+
+
+def _names(rows: pd.DataFrame) -> pd.Series:
+    """`003 TF32` above `packed/8192 b32 w0`, as the axis shows a trial; `d2` behind it
+    where the number of devices differs."""
+    several = rows["world_size"].nunique() > 1
+    names = [_name(row, several) for row in rows.itertuples()]
+    return pd.Series(names, rows.index)
+
+
+def _name(row: Any, several: bool) -> str:
+    # A table read from a file has no number where a label is empty.
+    label = "" if pd.isna(row.label) else f" {row.label}"
+    settings = f"{row.strategy}/{row.token_budget} b{row.global_batch_size}"
+    devices = f" d{row.world_size}" if several else ""
+    return f"{row.trial_id}{label}<br>{settings} w{row.num_workers}{devices}"
 
 
 def _figure(title: str, x: str, y: str) -> go.Figure:

@@ -190,7 +190,9 @@ def _free(summary: Mapping[str, Any]) -> str:
 
 TRIAL_COLUMNS = (
     ("trial", "trial_id"),
+    ("label", "label"),
     ("kind", "kind"),
+    ("devices", "world_size"),
     ("strategy", "strategy"),
     ("batch", "global_batch_size"),
     ("budget", "token_budget"),
@@ -202,6 +204,7 @@ TRIAL_COLUMNS = (
     ("optimizer ms", "optimizer_ms"),
     ("total ms", "total_ms"),
     ("samples/s", "samples_per_s"),
+    ("loader/s", "loader_samples_per_s"),
     ("GiB", "reserved_memory_gib"),
     ("status", "status"),
     ("note", "note"),
@@ -211,12 +214,22 @@ TRIAL_COLUMNS = (
 def _trials(trials: pd.DataFrame) -> str:
     if trials.empty:
         return ""
+    columns = _telling_columns(trials)
     lines = [
-        [cell_text(getattr(row, column)) for _, column in TRIAL_COLUMNS]
+        [cell_text(getattr(row, column)) for _, column in columns]
         for row in trials.itertuples()
     ]
-    heads = [head for head, _ in TRIAL_COLUMNS]
-    return "## Trials\n\n" + table(heads, lines)
+    return "## Trials\n\n" + table([head for head, _ in columns], lines)
+
+
+def _telling_columns(trials: pd.DataFrame) -> list[tuple[str, str]]:
+    """Devices where they differ, and the loader's rate where there is one."""
+    hidden = set()
+    if trials["world_size"].nunique() == 1:
+        hidden.add("world_size")
+    if trials["loader_samples_per_s"].isna().all():
+        hidden.add("loader_samples_per_s")
+    return [entry for entry in TRIAL_COLUMNS if entry[1] not in hidden]
 
 
 def _profile(summary: Mapping[str, Any]) -> str:
@@ -227,4 +240,6 @@ def _profile(summary: Mapping[str, Any]) -> str:
         f"{name}: `{entry['file']}` ({entry['view']})"
         for name, entry in profile["files"].items()
     ]
-    return "\n".join([f"## Profile of trial {profile['of']}", "", *bullets(files)])
+    fault = f"It left no files: {profile['note']}."
+    shown = bullets(files) or [f"{fault} `benchmark_trials.csv` names its log."]
+    return "\n".join([f"## Profile of trial {profile['of']}", "", *shown])

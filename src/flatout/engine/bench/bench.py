@@ -21,14 +21,14 @@ from flatout.engine.bench.trial_spec import (
     TrialSpec,
     with_changes,
 )
-from flatout.engine.bench.trials import Answer, resident_limit_bytes, run_isolated
-from flatout.engine.bench.watching import Unwatched, Watcher
-from flatout.engine.environment import (
-    device_name,
-    gpu_names,
-    nvidia_gpu_count,
-    only_gpu,
+from flatout.engine.bench.trials import (
+    Answer,
+    one_gpu,
+    resident_limit_bytes,
+    run_isolated,
 )
+from flatout.engine.bench.watching import Unwatched, Watcher
+from flatout.engine.environment import device_name, nvidia_gpu_count
 from flatout.engine.flops import peak_tflops
 from flatout.engine.jobs.checkpoint_folder import write_text_whole
 from flatout.engine.jobs.job_files import JobFiles
@@ -246,7 +246,7 @@ class Bench:
             folder,
             self._timeout_s(spec.kind),
             resident_limit_bytes(self.options.memory_headroom),
-            variables=_first_gpu_alone() if spec.world_size == 1 else {},
+            variables=one_gpu(spec.world_size),
         )
         part = folder / "answer.json.part"
         part.write_text(json.dumps(asdict(answer)))
@@ -273,12 +273,6 @@ class Bench:
                 "log": str(log) if log.exists() else "",  # of one refused: none
             }
         )
-
-
-def _first_gpu_alone() -> dict[str, str]:
-    """Where a process sees several GPUs, the Trainer would spread over all of them."""
-    names = gpu_names()
-    return only_gpu(names[0]) if len(names) > 1 else {}
 
 
 def _says_running(state: Path) -> bool:

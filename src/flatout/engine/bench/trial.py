@@ -1,7 +1,8 @@
 """A trial's own process: `python -m flatout.engine.bench.trial FOLDER`.
 
 Reads FOLDER/spec.json and leaves FOLDER/result.json. Tracebacks go to its output,
-which the parent keeps as FOLDER/log.txt.
+which the parent keeps as FOLDER/log.txt. By hand it is started by `rerun`, which knows
+the module and the ranks of each kind.
 """
 
 from __future__ import annotations

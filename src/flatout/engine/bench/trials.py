@@ -26,7 +26,9 @@ from flatout.engine.bench.trial_spec import TrialSpec
 from flatout.engine.container import available_memory_bytes
 from flatout.engine.environment import (
     child_environment,
+    gpu_names,
     nvidia_gpu_count,
+    only_gpu,
     training_environment,
 )
 
@@ -70,16 +72,11 @@ def run_isolated(
     kills = _out_of_memory_kills()
     with (folder / "log.txt").open("w") as log:
         process = subprocess.Popen(
-            _command(spec, folder),
+            command(spec, folder),
             stdout=log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env=child_environment(
-                {
-                    **training_environment(spec.settings.runtime, spec.world_size),
-                    **variables,
-                }
-            ),
+            env=environment(spec, variables),
             start_new_session=True,
         )
         try:
@@ -96,7 +93,8 @@ def run_isolated(
     return Answer(stored["status"], note, elapsed_s, stored["figures"])
 
 
-def _command(spec: TrialSpec, folder: Path) -> list[str]:
+def command(spec: TrialSpec, folder: Path) -> list[str]:
+    """What runs the trial: its kind's module, once a rank."""
     module = MODULES.get(spec.kind, "flatout.engine.bench.trial")
     if spec.world_size == 1:
         return [sys.executable, "-m", module, str(folder)]
@@ -104,6 +102,19 @@ def _command(spec: TrialSpec, folder: Path) -> list[str]:
     launcher = ["flatout.engine.jobs.agent", str(folder), "--standalone"]
     ranks = ["--nproc-per-node", str(spec.world_size)]
     return [sys.executable, "-m", *launcher, *ranks, "-m", module, str(folder)]
+
+
+def environment(spec: TrialSpec, variables: Mapping[str, str]) -> dict[str, str]:
+    """The trial's, with `variables` on top."""
+    training = training_environment(spec.settings.runtime, spec.world_size)
+    return child_environment({**training, **variables})
+
+
+def one_gpu(world_size: int) -> dict[str, str]:
+    """Variables for a trial of one device: where its process saw several GPUs, the
+    Trainer would spread over all of them."""
+    names = gpu_names()
+    return only_gpu(names[0]) if world_size == 1 and len(names) > 1 else {}
 
 
 def _wait(
