@@ -185,6 +185,14 @@ def test_health_warnings():
     assert "the first loss is 5.00, chance is 2.30" in health.initial_loss_warning(
         5.0, math.log(10)
     )
+    assert health.cpu_wait_warning(24.0, 2, on_cpu=True) is None
+    assert health.cpu_wait_warning(60.0, 1, on_cpu=True) is None
+    assert health.cpu_wait_warning(60.0, 2, on_cpu=False) is None
+    assert health.cpu_wait_warning(None, 2, on_cpu=True) is None
+    assert health.cpu_wait_warning(32.4, 2, on_cpu=True) == (
+        "for 32 % of the time this process waited for a core that other programs had, "
+        "and 2 threads waited for one another: end those, or set runtime.threads: 1"
+    )
     assert health.grad_norm_warning([0.5, 1.0, math.inf]) is None
     assert "median gradient norm 50" in health.grad_norm_warning([50.0, 40.0, 60.0])
 

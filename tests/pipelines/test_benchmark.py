@@ -63,6 +63,7 @@ RUNG = {
     "samples_per_s": 10.0,
     "individual": 1.0,
     "cumulative": 1.0,
+    "spread_pct": 3.0,
     "kept": True,
     "changes_optimisation": False,
     "status": "ok",
@@ -221,7 +222,7 @@ def test_a_ladder_shows_claims_beside_what_was_measured():
     report = show_benchmark(
         pd.DataFrame([TRIAL]), {**SUMMARY, "mode": "ladder"}, LADDER
     )["report"]
-    assert "| TF32 | C | 2-3x | 25 | 2.50x | 2.50x | yes |" in report
+    assert "| TF32 | C | 2-3x | 25 | 3 | 2.50x | 2.50x | yes |" in report
 
 
 def test_trials_that_differ_in_little_are_told_apart():

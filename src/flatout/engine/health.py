@@ -13,6 +13,9 @@ INITIAL_LOSS_TOLERANCE = 0.5
 """A model trained from scratch starts this near to chance, in nats."""
 GRAD_NORM_BAND = (0.1, 10.0)
 """Guide C's 0.1 to 1.0, above widened: clipping at 1.0 is what bounds the update."""
+CPU_WAIT_LIMIT_PCT = 25.0
+"""Seen on two cores: below 10 alone, 32 to 45 beside one other program, where one
+thread trained two to six times as fast as two."""
 ROWS_SHOWN = 8
 
 
@@ -76,3 +79,14 @@ def grad_norm_warning(norms: list[float]) -> str | None:
     if low <= median <= high:
         return None
     return f"median gradient norm {median:.3g} is outside {low:g} to {high:g}"
+
+
+def cpu_wait_warning(wait_pct: float | None, threads: int, on_cpu: bool) -> str | None:
+    """Threads meet at the end of each product: one that waits for a core holds all."""
+    if not on_cpu or threads < 2 or (wait_pct or 0.0) < CPU_WAIT_LIMIT_PCT:
+        return None
+    return (
+        f"for {wait_pct:.0f} % of the time this process waited for a core that other "
+        f"programs had, and {threads} threads waited for one another: end those, or "
+        f"set runtime.threads: {threads - 1}"
+    )

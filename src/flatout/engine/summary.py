@@ -101,6 +101,11 @@ def _warnings(recorder: Recorder, chance: float | None) -> list[str]:
     found = [
         health.initial_loss_warning(recorder.initial_loss, chance) if scratch else None,
         health.grad_norm_warning(norms),
+        health.cpu_wait_warning(
+            recorder.conditions.figures()["cpu_wait_pct"],
+            trainer.runtime.threads,
+            on_cpu=not trainer.runtime.is_cuda,
+        ),
     ]
     texts = [text for text in found if text]
     if trainer.runtime.ranks.is_main:
