@@ -196,6 +196,8 @@ def test_four_figures_and_a_page():
         "| recommended | 001 | packed | 512 | 0 | 50 | 1.5 |",
         "## Bound by: compute",
         "| 1,000 | 2 | 1 | yes |",
+        "Train with it: `kedro run --env=tuned`. The log says where the parameters "
+        "were written; where that is not `conf/tuned`, copy them there first.",
         "largest safe budget: 4096 tokens",
     ):
         assert text in report
@@ -272,6 +274,23 @@ def test_a_read_only_conf_loses_nothing(tmp_path, caplog, monkeypatch):
     dataset.save("train: {}\n")
     assert fallback.read_text() == "train: {}\n"
     assert f"The recommended parameters are in {fallback}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("folder", "how"),
+    [
+        ("conf", "train with kedro run --env=tuned"),
+        (
+            "data",
+            "to train with it, copy it to conf/tuned, then kedro run --env=tuned",
+        ),
+    ],
+)
+def test_what_was_written_says_how_to_train_with_it(tmp_path, caplog, folder, how):
+    file = tmp_path / folder / "tuned" / "parameters.yml"
+    caplog.set_level("INFO")
+    TunedParameters(filepath=str(file), fallback=str(tmp_path / "f")).save("a: 1\n")
+    assert caplog.messages == [f"{file}: written; {how}"]
 
 
 @pytest.mark.parametrize(

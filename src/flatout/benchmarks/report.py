@@ -103,8 +103,9 @@ def _recommendation(summary: Mapping[str, Any]) -> str:
     return (
         "## Recommended\n\n"
         + table(head, lines)
-        + "\n\nTrain with it: `kedro run --env=tuned`"
-        + note
+        + "\n\nTrain with it: `kedro run --env=tuned`. The log says where the "
+        "parameters were written; where that is not `conf/tuned`, copy them there "
+        "first." + note
     )
 
 
