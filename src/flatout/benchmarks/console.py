@@ -172,15 +172,16 @@ class TrialTable:
         spent_s = time.perf_counter() - self._begin_s
         rate = trial.samples_per_s or trial.loader_samples_per_s
         shown = f"{rate:,.1f} samples/s" if rate else ""
+        label = trial.label or trial.kind
         words = (
-            trial.label or trial.kind,
             f"batch {trial.global_batch_size}",
             f"{trial.strategy}/{trial.token_budget}",
             f"{trial.num_workers} workers",
         )
+        new = [word for word in words if word not in label.split(", ")]
         left = _clock(spent_s / done * (total - done))
         return (
-            f"[{done}/{total}] {trial.status:7} {', '.join(words)}  {shown}  "
+            f"[{done}/{total}] {trial.status:7} {', '.join([label, *new])}  {shown}  "
             f"{trial.note}  (about {left} left)"
         )
 
