@@ -45,6 +45,32 @@ def test_in_a_log_file_a_line_a_trial_and_the_table_at_the_end():
     assert any("1,234" in line for line in lines)
 
 
+def test_a_line_says_nothing_twice():
+    console = Console(file=io.StringIO())
+    with TrialTable(console) as table:
+        table.ends(trial("001", 9.0, label="flatout, batch 8", num_workers=2))
+        table.ends(trial("002", 9.0, label="2 workers", num_workers=2))
+    lines = console.file.getvalue().splitlines()
+    assert lines[0].startswith("[1] ok      flatout, batch 8, auto/auto, 2 workers  ")
+    assert lines[1].startswith("[2] ok      2 workers, batch 8, auto/auto  ")
+
+
+def test_trials_that_no_plan_knew_are_counted_and_no_time_is_promised():
+    console = Console(file=io.StringIO())
+    with TrialTable(console) as table:
+        table.ends(TRIALS[0])
+        table.expect(2)
+        table.expect_more(1)
+        for one in TRIALS[1:]:
+            table.ends(one)
+        assert table.progress.startswith("trial 5, 0:0")
+        assert table.progress.endswith(" so far")
+    lines = console.file.getvalue().splitlines()[:4]
+    heads = [line.split("]")[0] for line in lines]
+    assert heads == ["[1", "[2/3", "[3/3", "[4"]
+    assert ["left)" in line for line in lines] == [False, True, False, False]
+
+
 def test_in_a_terminal_the_table_grows_in_place():
     console = Console(file=io.StringIO(), force_terminal=True, width=160)
     with TrialTable(console) as table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import time
 from dataclasses import dataclass
@@ -11,7 +12,9 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
+from flatout.benchmarks.console import TrialTable
 from flatout.engine.bench import bench as bench_module
 from flatout.engine.bench import tune
 from flatout.engine.bench.bench import Bench, OutOfTime
@@ -259,8 +262,11 @@ def merged(base: dict, over: dict) -> dict:
 def test_the_ladder_leaves_out_what_loses(tmp_path):
     machine = {"fixed": 2.0, "random": 2.5, "grouped": 1.1, "worker_cost": 1.0}
     found = bench(tmp_path, machine, mode="ladder")
+    found.watcher = table = TrialTable(Console(file=io.StringIO()))
     sweep = Sweep(found)
     run_ladder(sweep)
+    # Planned, and six times once more; workers' third time nobody can plan.
+    assert table.expected == len(found.results) - 1
     steps = {step.name: step for step in sweep.ladder}
     assert not steps["loader workers, pinned memory, prefetch, persistent"].kept
     assert steps["sorted within the batch"].individual == pytest.approx(

@@ -22,6 +22,7 @@ from mlflow import MlflowClient
 
 from flatout.benchmark_hooks import TunedHooks, tuned_mismatches
 from flatout.benchmarks.figures import PHASES, ladder, phases, throughput
+from flatout.benchmarks.markdown import time_text
 from flatout.benchmarks.report import findings_text, report_text
 from flatout.datasets import KeptTable, TunedParameters
 from flatout.engine.settings import parse_settings
@@ -200,10 +201,35 @@ def test_four_figures_and_a_page():
         "2026-01-02 03:04:05, H200, peak 989.50 TFLOP/s",
         "| recommended | 001 | 8 | packed | 512 | 0 | 50 | 1.5 |",
         "## Bound by: compute",
-        "| 1,000 | 2 | 1 | yes |",
+        "## Time to train 3 epochs",
+        "| rows | before | after | within 72 h |",
+        "| 1,000 | 2 h | 1 h | yes |",
+        "Train with it: `kedro run --env=tuned`. The log says where the parameters "
+        "were written; where that is not `conf/tuned`, copy them there first.",
         "largest safe budget: 4096 tokens",
     ):
         assert text in report
+
+
+@pytest.mark.parametrize(
+    ("hours", "text"),
+    [
+        (None, ""),
+        (8.08e-05, "0.291 s"),
+        (0.0125, "45 s"),
+        (0.035, "2.1 min"),
+        (1.2, "1.2 h"),
+        (5260.0, "5,260 h"),
+    ],
+)
+def test_times_have_the_unit_that_fits(hours, text):
+    assert time_text(hours) == text
+
+
+def test_one_epoch_is_no_epochs():
+    [times] = SUMMARY["time_to_train"]
+    summary = {**SUMMARY, "time_to_train": [{**times, "epochs": 1.0}]}
+    assert "## Time to train 1 epoch\n" in findings_text(summary, LADDER)
 
 
 def test_trials_of_an_earlier_run_are_told_of():
@@ -383,6 +409,23 @@ def test_a_read_only_conf_loses_nothing(tmp_path, caplog, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("folder", "how"),
+    [
+        ("conf", "train with kedro run --env=tuned"),
+        (
+            "data",
+            "to train with it, copy it to conf/tuned, then kedro run --env=tuned",
+        ),
+    ],
+)
+def test_what_was_written_says_how_to_train_with_it(tmp_path, caplog, folder, how):
+    file = tmp_path / folder / "tuned" / "parameters.yml"
+    caplog.set_level("INFO")
+    TunedParameters(filepath=str(file), fallback=str(tmp_path / "f")).save("a: 1\n")
+    assert caplog.messages == [f"{file}: written; {how}"]
+
+
+@pytest.mark.parametrize(
     ("in_the_way", "reason"),
     [("conf/tuned", "File exists"), ("conf", "Not a directory")],
 )
@@ -540,3 +583,19 @@ def test_settings_tuned_elsewhere_warn_before_training(data, caplog):
     assert not caplog.text
     hooks.before_node_run(node._copy(name="train_model"), {"train_tokens": rows})
     assert "were measured with another device H200, here " in caplog.text
+
+
+def test_broken_tuned_versions_are_named_and_left_out(data, caplog):
+    settings = parse_settings(
+        {
+            "model": {"config": {"model_type": "bert"}},
+            "tuned": {"device": "H200", "versions": 3},
+        }
+    )
+    rows = datasets.load_from_disk(str(data / "05_model_input" / "train_tokens"))
+    [found] = tuned_mismatches(settings, rows)
+    assert found.startswith("device H200, here ")
+    assert caplog.messages == [
+        "tuned.versions in conf/tuned/parameters.yml is 3, not a version by package: "
+        "not compared; kedro run --pipelines=benchmark writes the file anew"
+    ]

@@ -134,6 +134,9 @@ class TrialTable:
     def expect(self, trials: int) -> None:
         self.expected = trials
 
+    def expect_more(self, trials: int) -> None:
+        self.expected += trials
+
     def begins(self, trial: TrialResult) -> None:
         self._running = trial
         self._show()
@@ -160,28 +163,36 @@ class TrialTable:
     @property
     def progress(self) -> str:
         """`trial 3 of 12, 1:20 so far, about 3:10 left`."""
+        number, spent_s = len(self.trials) + 1, time.perf_counter() - self._begin_s
+        total = f" of {self.expected}" if number <= self.expected else ""
+        left = f", {self._left}" if self._left else ""
+        return f"trial {number}{total}, {_clock(spent_s)} so far{left}"
+
+    @property
+    def _left(self) -> str:
+        """`about 3:10 left`; empty where as many are done as were planned: those that
+        still come nobody has counted."""
         done, spent_s = len(self.trials), time.perf_counter() - self._begin_s
-        total = max(self.expected, done)
-        left = f", about {_clock(spent_s / done * (total - done))} left" if done else ""
-        return (
-            f"trial {min(done + 1, total)} of {total}, {_clock(spent_s)} so far{left}"
-        )
+        if not 0 < done < self.expected:
+            return ""
+        return f"about {_clock(spent_s / done * (self.expected - done))} left"
 
     def _line(self, trial: TrialResult) -> str:
-        done, total = len(self.trials), max(self.expected, len(self.trials))
-        spent_s = time.perf_counter() - self._begin_s
+        done = len(self.trials)
+        total = f"/{self.expected}" if done <= self.expected else ""
         rate = trial.samples_per_s or trial.loader_samples_per_s
         shown = f"{rate:,.1f} samples/s" if rate else ""
+        label = trial.label or trial.kind
         words = (
-            trial.label or trial.kind,
             f"batch {trial.global_batch_size}",
             f"{trial.strategy}/{trial.token_budget}",
             f"{trial.num_workers} workers",
         )
-        left = _clock(spent_s / done * (total - done))
+        new = [word for word in words if word not in label.split(", ")]
+        left = f"  ({self._left})" if self._left else ""
         return (
-            f"[{done}/{total}] {trial.status:7} {', '.join(words)}  {shown}  "
-            f"{trial.note}  (about {left} left)"
+            f"[{done}{total}] {trial.status:7} {', '.join([label, *new])}  {shown}  "
+            f"{trial.note}{left}"
         )
 
 

@@ -41,6 +41,18 @@ def cell_text(value: Any) -> str:
     return str(value).replace("|", "/")
 
 
+def time_text(hours: float | None) -> str:
+    """`0.616 s`, `2 min` or `1.2 h`."""
+    if hours is None:
+        return ""
+    seconds = 3600 * hours
+    if seconds < 60:
+        return f"{number_text(seconds)} s"
+    if seconds < 3600:
+        return f"{number_text(seconds / 60)} min"
+    return f"{number_text(hours)} h"
+
+
 def number_text(value: float | None, digits: int | None = None) -> str:
     if value is None or pd.isna(value):
         return ""

@@ -14,7 +14,14 @@ from flatout.benchmarks.comparisons import (
     peers_text,
     scaling_text,
 )
-from flatout.benchmarks.markdown import bullets, cell_text, counted, number_text, table
+from flatout.benchmarks.markdown import (
+    bullets,
+    cell_text,
+    counted,
+    number_text,
+    table,
+    time_text,
+)
 
 
 def report_text(
@@ -119,7 +126,10 @@ def _recommendation(summary: Mapping[str, Any]) -> str:
     )
 
 
-TRAIN_WITH_IT = "Train with it: `kedro run --env=tuned`"
+TRAIN_WITH_IT = (
+    "Train with it: `kedro run --env=tuned`. The log says where the parameters were "
+    "written; where that is not `conf/tuned`, copy them there first."
+)
 NONE_IS_SAFE = (
     "None is recommended, and nothing was written: with the longest rows, or with "
     "`benchmark.memory_headroom`, none of them is safe."
@@ -157,17 +167,15 @@ def _times(summary: Mapping[str, Any]) -> str:
     lines = [
         (
             f"{entry['rows']:,}",
-            number_text(entry["hours_before"]),
-            number_text(entry["hours_after"]),
+            time_text(entry["hours_before"]),
+            time_text(entry["hours_after"]),
             "yes" if entry["in_time"] else "no",
         )
         for entry in times
     ]
     return (
-        f"## Time to train {epochs:g} epochs\n\n"
-        + table(
-            ("rows", "hours before", "hours after", f"within {deadline:g} h"), lines
-        )
+        f"## Time to train {counted(epochs, 'epoch')}\n\n"
+        + table(("rows", "before", "after", f"within {deadline:g} h"), lines)
         + "\n\nSteps alone; evaluation, checkpoints and start-up come on top."
     )
 

@@ -9,7 +9,7 @@ import yaml
 
 HEAD = """\
 # Written by the benchmark; the next one that recommends something writes it anew.
-# Train with it: kedro run --env=tuned
+# Train with it, once it is in conf/tuned: kedro run --env=tuned
 """
 
 

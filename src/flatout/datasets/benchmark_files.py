@@ -83,7 +83,14 @@ class TunedParameters(AbstractDataset[str, str]):
                 self._path.parent,
             )
             return
-        logger.info("%s: written; train with kedro run --env=tuned", self._path)
+        logger.info("%s: written; %s", self._path, self._how_to_train)
+
+    @property
+    def _how_to_train(self) -> str:
+        """Only a folder of conf/ is an environment."""
+        if self._path.parent.parent.name == "conf":
+            return "train with kedro run --env=tuned"
+        return "to train with it, copy it to conf/tuned, then kedro run --env=tuned"
 
     def _exists(self) -> bool:
         return self._path.exists()

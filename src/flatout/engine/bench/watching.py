@@ -13,6 +13,9 @@ class Watcher(Protocol):
     def expect(self, trials: int) -> None:
         """So many trials are planned in all."""
 
+    def expect_more(self, trials: int) -> None:
+        """So many that no plan could know."""
+
     def begins(self, trial: TrialResult) -> None: ...
 
     def ends(self, trial: TrialResult) -> None: ...
@@ -22,6 +25,8 @@ class Unwatched:
     """Nobody looks."""
 
     def expect(self, trials: int) -> None: ...
+
+    def expect_more(self, trials: int) -> None: ...
 
     def begins(self, trial: TrialResult) -> None: ...
 
