@@ -139,7 +139,8 @@ def test_the_headline_is_shown_with_ratios_and_failures():
     }
     nothing = dict.fromkeys(row) | {"name": "trainer-best, batch 8", "status": "oom"}
     flags = {**nothing, "flags": {"bf16": True}}
-    text = findings_text({**SUMMARY, "headline": [row, flags]}, LADDER)
+    summary = {**SUMMARY, "headline": [row, flags]}
+    text = findings_text(summary, pd.DataFrame(), LADDER)
     shown = (
         "| flatout, batch 16 | 2,422 | 15.98x | 0.56x | 0.3 % | 118 | 15.1 % | 3.31 "
     )
@@ -307,6 +308,56 @@ def test_a_profile_that_failed_says_what_happened():
     assert texts[1].endswith(
         "## Profile of trial 003\n\n- trace: `t.json.gz` (a browser)\n"
     )
+
+
+STAGES = {
+    "batch_ms": 2.27,
+    "choose_rows_ms": 0.65,
+    "plan_ms": 0.05,
+    "collate_ms": 1.5,
+    "slow_ms": 20.0,
+    "slow_count": 0,
+    "slow": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("rates", "answer"),
+    [
+        (
+            (1250.0, 100.0),
+            "**Fast enough**: the loader alone gives 25.0 times what the "
+            "steps take, with 0 workers.",
+        ),
+        (
+            (200.0, 100.0),
+            "**Fast enough**: the loader alone gives 2.0 times what the "
+            "steps take, with 1 worker.",
+        ),
+        (
+            (60.0, 50.0),
+            "**Not fast enough**: at best the loader alone gives 1.2 times "
+            "what the steps take, with 0 workers; no step waits from 1.5 times on, "
+            "without workers from 20.",
+        ),
+    ],
+)
+def test_mode_loader_answers_whether_it_is_fast_enough(rates, answer):
+    loader = [
+        {"num_workers": workers, "samples_per_s": rate, "stages": STAGES}
+        for workers, rate in enumerate(rates)
+    ]
+    steps = {**TRIAL, "kind": "compute", "samples_per_s": 100.0, "world_size": 2}
+    summary = {**SUMMARY, "loader": loader}
+    text = findings_text(summary, pd.DataFrame([steps]), LADDER)
+    assert f"Steps alone take 50 samples/s on a device. {answer}" in text
+    assert f"| 1 | {rates[1]:.0f} | {rates[1] / 50:.2f}x |" in text
+    stages = "A batch takes 2.27 ms: choose rows 0.65 ms, plan 0.05 ms, collate 1.50 ms"
+    assert f"{stages}. 0 batches took more than 20 ms." in text
+    for unknown in (pd.DataFrame(), pd.DataFrame([{**steps, "status": "oom"}])):
+        text = findings_text(summary, unknown, LADDER)
+        assert "Steps alone were not measured: there is nothing to" in text
+        assert f"| 1 | {rates[1]:.0f} |  |" in text
 
 
 def test_an_empty_benchmark_is_shown_as_such():
