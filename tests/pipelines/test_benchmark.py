@@ -17,6 +17,7 @@ from kedro.framework.startup import bootstrap_project
 from mlflow import MlflowClient
 
 from flatout.benchmark_hooks import TunedHooks, tuned_mismatches
+from flatout.benchmarks.comparisons import ladder_text
 from flatout.benchmarks.figures import PHASES, ladder, phases, throughput
 from flatout.benchmarks.report import findings_text, report_text
 from flatout.datasets import KeptTable, TunedParameters
@@ -358,6 +359,16 @@ def test_mode_loader_answers_whether_it_is_fast_enough(rates, answer):
         text = findings_text(summary, unknown, LADDER)
         assert "Steps alone were not measured: there is nothing to" in text
         assert f"| 1 | {rates[1]:.0f} |  |" in text
+
+
+def test_a_ladder_says_which_rungs_failed_and_why():
+    nothing = dict.fromkeys(("samples_per_s", "individual", "cumulative"))
+    failed = {**RUNG, **nothing, "status": "oom", "note": "stopped at 2.0 GiB resident"}
+    text = ladder_text(pd.DataFrame([failed, {**RUNG, "name": "TF32", "note": "n"}]))
+    assert text.splitlines()[2].endswith("| in all | kept | status |")
+    shown = "| conf/slow |  |  |  |  |  | no | oom: stopped at 2.0 GiB resident |"
+    assert shown in text
+    assert "| TF32 |  |  | 10 | 1.00x | 1.00x | yes | ok |" in text
 
 
 def test_an_empty_benchmark_is_shown_as_such():

@@ -9,6 +9,7 @@ import pandas as pd
 
 from flatout.benchmarks.markdown import (
     bullets,
+    cell_text,
     number_text,
     percent_text,
     table,
@@ -18,24 +19,36 @@ from flatout.engine.bench.tune import FREE_LOADER, LOADER_MARGIN
 
 
 def ladder_text(steps: pd.DataFrame) -> str:
+    """What each rung brought; how it ended, where one did not end well."""
     if steps.empty:
         return ""
     head = ("rung", "guide", "claimed", "samples/s", "alone", "in all", "kept")
-    lines = [
-        (
-            row.name_ + (" (another optimisation)" if row.changes_optimisation else ""),
-            row.source,
-            row.claim,
-            number_text(row.samples_per_s),
-            times_text(row.individual),
-            times_text(row.cumulative),
-            "yes" if row.kept else "no",
-        )
-        for row in steps.rename(columns={"name": "name_"})
-        .fillna({"source": "", "claim": ""})
+    rows = list(
+        steps.rename(columns={"name": "name_"})
+        .fillna({"source": "", "claim": "", "note": ""})
         .itertuples()
-    ]
+    )
+    lines = [_rung_cells(row) for row in rows]
+    if (steps["status"] != "ok").any():
+        head = (*head, "status")
+        lines = [[*line, _end(row)] for line, row in zip(lines, rows, strict=True)]
     return "## Ladder\n\n" + table(head, lines)
+
+
+def _rung_cells(row: Any) -> list[str]:
+    return [
+        row.name_ + (" (another optimisation)" if row.changes_optimisation else ""),
+        row.source,
+        row.claim,
+        number_text(row.samples_per_s),
+        times_text(row.individual),
+        times_text(row.cumulative),
+        "yes" if row.kept and row.status == "ok" else "no",
+    ]
+
+
+def _end(row: Any) -> str:
+    return "ok" if row.status == "ok" else cell_text(f"{row.status}: {row.note}")
 
 
 def loader_text(summary: Mapping[str, Any], trials: pd.DataFrame) -> str:
