@@ -371,6 +371,17 @@ def test_a_ladder_says_which_rungs_failed_and_why():
     assert "| TF32 |  |  | 10 | 1.00x | 1.00x | yes | ok |" in text
 
 
+@pytest.mark.parametrize(("devices", "shared"), [(1, True), (2, False)])
+def test_processes_that_share_cores_are_not_called_devices(devices, shared):
+    one = {"devices": 1, "samples_per_s": 356.0, "share_of_linear": 1.0, "status": "ok"}
+    two = {**one, "devices": 2, "samples_per_s": 371.0, "share_of_linear": 0.522}
+    summary = {**SUMMARY, "scaling": [one, two], "devices": devices}
+    text = findings_text(summary, pd.DataFrame(), LADDER)
+    assert "| 2 | 371 | 52.2 |" in text
+    said = "There is no GPU here: these devices are processes that share the same cores"
+    assert (said in text) == shared
+
+
 def test_an_empty_benchmark_is_shown_as_such():
     failed = {**TRIAL, "label": "as configured", "status": "timeout"}
     failed |= {"note": "stopped after 60 s", "log": "l.txt"}

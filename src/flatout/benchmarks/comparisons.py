@@ -137,7 +137,19 @@ def scaling_text(summary: Mapping[str, Any]) -> str:
         )
         for entry in summary["scaling"]
     ]
-    return "## Scaling\n\n" + table(("devices", "samples/s", "% of linear"), lines)
+    shown = table(("devices", "samples/s", "% of linear"), lines)
+    return "\n\n".join(["## Scaling", shown, *_shared_cores(summary)])
+
+
+def _shared_cores(summary: Mapping[str, Any]) -> list[str]:
+    """What more processes than devices are: mode scaling does so without GPUs."""
+    if max(entry["devices"] for entry in summary["scaling"]) <= summary["devices"]:
+        return []
+    return [
+        "There is no GPU here: these devices are processes that share the same cores. "
+        "What they lack to linear is not communication alone, and tells nothing about "
+        "machines with a device for each process."
+    ]
 
 
 def headline_text(summary: Mapping[str, Any]) -> str:
