@@ -245,18 +245,22 @@ def test_a_line_joins_trials_that_differ_in_the_batch_alone(mode, batches, drawn
 def test_the_trainer_is_in_the_figures_beside_flatout():
     ours = {**TRIAL, "mode": "headline", "label": "flatout, batch 8"}
     names = [column for column, _, _ in PHASES]
-    peer = {**ours, **dict.fromkeys(names), "trial_id": "002", "kind": "peer"}
+    peer = {**ours, **dict.fromkeys(names), "trial_id": "001", "kind": "peer"}
     peer |= {"label": "trainer-best, batch 8", "samples_per_s": 20.0, "total_ms": 400.0}
-    trials = pd.DataFrame([ours, peer, {**peer, "global_batch_size": 16}])
+    numbers = ["001", "002", "003"]
+    more = {**peer, "trial_id": "003", "global_batch_size": 16}
+    trials = pd.DataFrame([peer, {**ours, "trial_id": "002"}, more])
     lines = throughput(trials).data
     assert [(line.name, list(line.x), line.mode) for line in lines] == [
         ("flatout", [8], "lines+markers"),
         ("trainer-best", [8, 16], "lines+markers"),
     ]
-    bars = {bar.name: list(bar.y) for bar in phases(trials).data}
+    steps = phases(trials)
+    assert [name[:3] for name in steps.layout.xaxis.categoryarray] == numbers
+    bars = {bar.name: list(bar.y) for bar in steps.data}
     assert bars["forward"] == [60.0]
     assert bars["whole step, phases not measured"] == [400.0, 400.0]
-    assert bars["whole step, without phase timing"] == [160.0, 400.0, 400.0]
+    assert bars["whole step, without phase timing"] == [400.0, 160.0, 400.0]
     alone = phases(pd.DataFrame([peer])).data
     assert [bar.name for bar in alone] == [
         "whole step, phases not measured",
