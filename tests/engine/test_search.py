@@ -430,7 +430,9 @@ def test_a_single_process_sees_one_gpu(tmp_path, monkeypatch):
 def test_the_loader_alone_over_workers(tmp_path):
     found = bench(tmp_path, mode="loader", num_workers=[0, 2])
     run_loader(Sweep(found))
-    rates = {t.num_workers: t.loader_samples_per_s for t in found.results}
+    steps, *alone = found.results
+    assert (steps.kind, steps.label) == ("compute", "steps alone")
+    rates = {t.num_workers: t.loader_samples_per_s for t in alone}
     assert rates[2] == pytest.approx(2 * rates[1])
 
 

@@ -21,6 +21,7 @@ from kedro.framework.startup import bootstrap_project
 from mlflow import MlflowClient
 
 from flatout.benchmark_hooks import TunedHooks, tuned_mismatches
+from flatout.benchmarks.comparisons import ladder_text
 from flatout.benchmarks.figures import PHASES, ladder, phases, throughput
 from flatout.benchmarks.markdown import time_text
 from flatout.benchmarks.report import findings_text, report_text
@@ -147,7 +148,8 @@ def test_the_headline_is_shown_with_ratios_and_failures():
     }
     nothing = dict.fromkeys(row) | {"name": "trainer-best, batch 8", "status": "oom"}
     flags = {**nothing, "flags": {"bf16": True}}
-    text = findings_text({**SUMMARY, "headline": [row, flags]}, LADDER)
+    summary = {**SUMMARY, "headline": [row, flags]}
+    text = findings_text(summary, pd.DataFrame(), LADDER)
     shown = (
         "| flatout, batch 16 | 2,422 | 15.98x | 0.56x | 0.3 % | 118 | 15.1 % | 3.31 "
     )
@@ -288,18 +290,22 @@ def test_a_line_joins_trials_that_differ_in_the_batch_alone(mode, batches, drawn
 def test_the_trainer_is_in_the_figures_beside_flatout():
     ours = {**TRIAL, "mode": "headline", "label": "flatout, batch 8"}
     names = [column for column, _, _ in PHASES]
-    peer = {**ours, **dict.fromkeys(names), "trial_id": "002", "kind": "peer"}
+    peer = {**ours, **dict.fromkeys(names), "trial_id": "001", "kind": "peer"}
     peer |= {"label": "trainer-best, batch 8", "samples_per_s": 20.0, "total_ms": 400.0}
-    trials = pd.DataFrame([ours, peer, {**peer, "global_batch_size": 16}])
+    numbers = ["001", "002", "003"]
+    more = {**peer, "trial_id": "003", "global_batch_size": 16}
+    trials = pd.DataFrame([peer, {**ours, "trial_id": "002"}, more])
     lines = throughput(trials).data
     assert [(line.name, list(line.x), line.mode) for line in lines] == [
         ("flatout", [8], "lines+markers"),
         ("trainer-best", [8, 16], "lines+markers"),
     ]
-    bars = {bar.name: list(bar.y) for bar in phases(trials).data}
+    steps = phases(trials)
+    assert [name[:3] for name in steps.layout.xaxis.categoryarray] == numbers
+    bars = {bar.name: list(bar.y) for bar in steps.data}
     assert bars["forward"] == [60.0]
     assert bars["whole step, phases not measured"] == [400.0, 400.0]
-    assert bars["whole step, without phase timing"] == [160.0, 400.0, 400.0]
+    assert bars["whole step, without phase timing"] == [400.0, 160.0, 400.0]
     alone = phases(pd.DataFrame([peer])).data
     assert [bar.name for bar in alone] == [
         "whole step, phases not measured",
@@ -352,6 +358,77 @@ def test_a_profile_that_failed_says_what_happened():
     assert texts[1].endswith(
         "## Profile of trial 003\n\n- trace: `t.json.gz` (a browser)\n"
     )
+
+
+STAGES = {
+    "batch_ms": 2.27,
+    "choose_rows_ms": 0.65,
+    "plan_ms": 0.05,
+    "collate_ms": 1.5,
+    "slow_ms": 20.0,
+    "slow_count": 0,
+    "slow": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("rates", "answer"),
+    [
+        (
+            (1250.0, 100.0),
+            "**Fast enough**: the loader alone gives 25.0 times what the "
+            "steps take, with 0 workers.",
+        ),
+        (
+            (200.0, 100.0),
+            "**Fast enough**: the loader alone gives 2.0 times what the "
+            "steps take, with 1 worker.",
+        ),
+        (
+            (60.0, 50.0),
+            "**Not fast enough**: at best the loader alone gives 1.2 times "
+            "what the steps take, with 0 workers; no step waits from 1.5 times on, "
+            "without workers from 20.",
+        ),
+    ],
+)
+def test_mode_loader_answers_whether_it_is_fast_enough(rates, answer):
+    loader = [
+        {"num_workers": workers, "samples_per_s": rate, "stages": STAGES}
+        for workers, rate in enumerate(rates)
+    ]
+    steps = {**TRIAL, "kind": "compute", "samples_per_s": 100.0, "world_size": 2}
+    summary = {**SUMMARY, "loader": loader}
+    text = findings_text(summary, pd.DataFrame([steps]), LADDER)
+    assert f"Steps alone take 50 samples/s on a device. {answer}" in text
+    assert f"| 1 | {rates[1]:.0f} | {rates[1] / 50:.2f}x |" in text
+    stages = "A batch takes 2.27 ms: choose rows 0.65 ms, plan 0.05 ms, collate 1.50 ms"
+    assert f"{stages}. 0 batches took more than 20 ms." in text
+    for unknown in (pd.DataFrame(), pd.DataFrame([{**steps, "status": "oom"}])):
+        text = findings_text(summary, unknown, LADDER)
+        assert "Steps alone were not measured: there is nothing to" in text
+        assert f"| 1 | {rates[1]:.0f} |  |" in text
+
+
+def test_a_ladder_says_which_rungs_failed_and_why():
+    nothing = dict.fromkeys(("samples_per_s", "individual", "cumulative"))
+    failed = {**RUNG, **nothing, "status": "oom", "note": "stopped at 2.0 GiB resident"}
+    text = ladder_text(pd.DataFrame([failed, {**RUNG, "name": "TF32", "note": "n"}]))
+    assert text.splitlines()[2].endswith("| in all | kept | status |")
+    shown = "| conf/slow |  |  |  |  |  | no | oom: stopped at 2.0 GiB resident |"
+    assert shown in text
+    assert "| TF32 |  |  | 10 | 1.00x | 1.00x | yes | ok |" in text
+
+
+@pytest.mark.parametrize(("devices", "shared"), [(1, True), (2, False)])
+def test_processes_that_share_cores_are_not_called_devices(devices, shared):
+    one = {"devices": 1, "samples_per_s": 356.0, "share_of_linear": 1.0, "status": "ok"}
+    two = {**one, "devices": 2, "samples_per_s": 371.0, "share_of_linear": 0.522}
+    summary = {**SUMMARY, "scaling": [one, two], "devices": devices}
+    text = findings_text(summary, pd.DataFrame(), LADDER)
+    assert "| 2 | 371 | 52.2 |" in text
+    said = "There is no GPU here: these devices are processes that share the same cores"
+    assert (said in text) == shared
 
 
 def test_an_empty_benchmark_is_shown_as_such():

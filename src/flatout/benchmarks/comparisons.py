@@ -9,49 +9,111 @@ import pandas as pd
 
 from flatout.benchmarks.markdown import (
     bullets,
+    cell_text,
     number_text,
     percent_text,
     table,
     times_text,
 )
+from flatout.engine.bench.tune import FREE_LOADER, LOADER_MARGIN
 
 
 def ladder_text(steps: pd.DataFrame) -> str:
+    """What each rung brought; how it ended, where one did not end well."""
     if steps.empty:
         return ""
     head = ("rung", "guide", "claimed", "samples/s", "± %", "alone", "in all", "kept")
-    lines = [
-        (
-            row.name_ + (" (another optimisation)" if row.changes_optimisation else ""),
-            row.source,
-            row.claim,
-            number_text(row.samples_per_s),
-            number_text(row.spread_pct),
-            times_text(row.individual),
-            times_text(row.cumulative),
-            "yes" if row.kept else "no",
-        )
-        for row in steps.rename(columns={"name": "name_"})
-        .fillna({"source": "", "claim": ""})
+    rows = list(
+        steps.rename(columns={"name": "name_"})
+        .fillna({"source": "", "claim": "", "note": ""})
         .itertuples()
-    ]
+    )
+    lines = [_rung_cells(row) for row in rows]
+    if (steps["status"] != "ok").any():
+        head = (*head, "status")
+        lines = [[*line, _end(row)] for line, row in zip(lines, rows, strict=True)]
     return "## Ladder\n\n" + table(head, lines)
 
 
-def loader_text(summary: Mapping[str, Any]) -> str:
-    if not summary["loader"]:
-        return ""
-    lines = [
-        (entry["num_workers"], number_text(entry["samples_per_s"]))
-        for entry in summary["loader"]
+def _rung_cells(row: Any) -> list[str]:
+    return [
+        row.name_ + (" (another optimisation)" if row.changes_optimisation else ""),
+        row.source,
+        row.claim,
+        number_text(row.samples_per_s),
+        number_text(row.spread_pct),
+        times_text(row.individual),
+        times_text(row.cumulative),
+        "yes" if row.kept and row.status == "ok" else "no",
     ]
-    text = "## Loader alone\n\n" + table(("workers", "samples/s"), lines)
-    stages = summary["loader"][0]["stages"]
+
+
+def _end(row: Any) -> str:
+    return "ok" if row.status == "ok" else cell_text(f"{row.status}: {row.note}")
+
+
+def loader_text(summary: Mapping[str, Any], trials: pd.DataFrame) -> str:
+    """Whether the loader is fast enough for the steps, and the stages of a batch."""
+    entries = summary["loader"]
+    if not entries:
+        return ""
+    needed = _steps_rate(trials, summary["global_batch_size"])
+    lines = [
+        (
+            entry["num_workers"],
+            number_text(entry["samples_per_s"]),
+            times_text(_over(entry["samples_per_s"], needed)),
+        )
+        for entry in entries
+    ]
+    shown = table(("workers", "samples/s", "of the steps' rate"), lines)
+    parts = ["## Loader alone", shown, _fast_enough(entries, needed)]
+    return "\n\n".join([*filter(None, parts), *_stages(entries[0]["stages"])])
+
+
+def _steps_rate(trials: pd.DataFrame, global_batch_size: int) -> float | None:
+    """The highest rate of steps alone, on each device: what its loader must give."""
+    if trials.empty:
+        return None
+    alone = trials[(trials["kind"] == "compute") & (trials["status"] == "ok")]
+    alone = alone[alone["global_batch_size"] == global_batch_size]
+    rate = (alone["samples_per_s"] / alone["world_size"]).max()
+    return None if pd.isna(rate) else float(rate)
+
+
+def _over(rate: float | None, needed: float | None) -> float | None:
+    return rate / needed if rate and needed else None
+
+
+def _fast_enough(entries: Iterable[Mapping[str, Any]], needed: float | None) -> str:
+    """The answer, by the rule with which mode tune chooses workers."""
+    times = {e["num_workers"]: _over(e["samples_per_s"], needed) for e in entries}
+    known = {workers: value for workers, value in times.items() if value}
+    if not known:
+        return "Steps alone were not measured: there is nothing to compare with."
+    head = f"Steps alone take {number_text(needed)} samples/s on a device."
+    for workers, value in sorted(known.items()):
+        if value >= (LOADER_MARGIN if workers else FREE_LOADER):
+            return f"{head} **Fast enough**: {_gives(workers, value)}."
+    most = max(known, key=lambda workers: known[workers])
+    return (
+        f"{head} **Not fast enough**: at best {_gives(most, known[most])}; no step "
+        f"waits from {LOADER_MARGIN:g} times on, without workers from {FREE_LOADER:g}."
+    )
+
+
+def _gives(workers: int, value: float) -> str:
+    name = "1 worker" if workers == 1 else f"{workers} workers"
+    return f"the loader alone gives {value:.1f} times what the steps take, with {name}"
+
+
+def _stages(stages: Mapping[str, Any] | None) -> list[str]:
+    """What a batch costs, stage by stage, and the batches that were slow."""
     if not stages:
-        return text
+        return []
     shown = ", ".join(
         f"{name.removesuffix('_ms').replace('_', ' ')} {stages[name]:.2f} ms"
-        for name in ("batch_ms", "choose_rows_ms", "plan_ms", "collate_ms")
+        for name in ("choose_rows_ms", "plan_ms", "collate_ms")
     )
     slow = [
         f"step {entry['step']}: {entry['ms']:.1f} ms, {entry['tokens']} tokens, "
@@ -59,7 +121,8 @@ def loader_text(summary: Mapping[str, Any]) -> str:
         for entry in stages["slow"]
     ]
     limit = f"{stages['slow_count']} batches took more than {stages['slow_ms']:g} ms"
-    return "\n".join([text, "", f"A batch: {shown}. {limit}.", *bullets(slow)])
+    batch = f"A batch takes {stages['batch_ms']:.2f} ms: {shown}. {limit}."
+    return ["\n".join([batch, *bullets(slow)])]
 
 
 def scaling_text(summary: Mapping[str, Any]) -> str:
@@ -75,7 +138,19 @@ def scaling_text(summary: Mapping[str, Any]) -> str:
         )
         for entry in summary["scaling"]
     ]
-    return "## Scaling\n\n" + table(("devices", "samples/s", "% of linear"), lines)
+    shown = table(("devices", "samples/s", "% of linear"), lines)
+    return "\n\n".join(["## Scaling", shown, *_shared_cores(summary)])
+
+
+def _shared_cores(summary: Mapping[str, Any]) -> list[str]:
+    """What more processes than devices are: mode scaling does so without GPUs."""
+    if max(entry["devices"] for entry in summary["scaling"]) <= summary["devices"]:
+        return []
+    return [
+        "There is no GPU here: these devices are processes that share the same cores. "
+        "What they lack to linear is not communication alone, and tells nothing about "
+        "machines with a device for each process."
+    ]
 
 
 def headline_text(summary: Mapping[str, Any]) -> str:

@@ -96,6 +96,7 @@ def phases(trials: pd.DataFrame) -> go.Figure:
         marker={"symbol": "line-ew-open", "size": 16, "color": "black"},
     )
     figure.update_layout(barmode="stack")
+    figure.update_xaxes(categoryorder="array", categoryarray=names)
     return figure
 
 

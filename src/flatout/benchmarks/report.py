@@ -30,13 +30,15 @@ def report_text(
     """Markdown; sections that a mode does not fill are left out."""
     return _joined(
         _head(summary),
-        findings_text(summary, steps),
+        findings_text(summary, trials, steps),
         _trials(trials),
         _profile(summary),
     )
 
 
-def findings_text(summary: Mapping[str, Any], steps: pd.DataFrame) -> str:
+def findings_text(
+    summary: Mapping[str, Any], trials: pd.DataFrame, steps: pd.DataFrame
+) -> str:
     """What came of it, in Markdown, without the table of trials."""
     return _joined(
         _reused(summary),
@@ -45,7 +47,7 @@ def findings_text(summary: Mapping[str, Any], steps: pd.DataFrame) -> str:
         _times(summary),
         _free(summary),
         ladder_text(steps) if summary["mode"] == "ladder" else "",
-        loader_text(summary),
+        loader_text(summary, trials),
         scaling_text(summary),
         headline_text(summary),
         peers_text(summary),

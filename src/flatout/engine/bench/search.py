@@ -137,10 +137,12 @@ def run_ladder(sweep: Sweep) -> None:
 
 
 def run_loader(sweep: Sweep) -> None:
-    """The loader alone, over the counts of workers; and its slow batches."""
+    """Steps alone, for what they take; the loader alone, over the counts of workers;
+    and its slow batches."""
     bench = sweep.bench
     counts = sorted(set(worker_counts()) | set(bench.options.num_workers))
-    bench.watcher.expect(len(counts))
+    bench.watcher.expect(1 + len(counts))
+    bench.run("compute", label="steps alone")
     for workers in counts:
         changes = {"train.loader.num_workers": workers}
         bench.run("loader", changes, label=f"{workers} workers")

@@ -66,8 +66,8 @@ def run_trials(
         raise _interrupted(len(watcher.trials)) from error
     summary = summarise(sweep)
     ladder = pd.DataFrame([asdict(step) for step in sweep.ladder])
-    show_findings(findings_text(summary, ladder))
     trials = pd.DataFrame(sweep.bench.results)
+    show_findings(findings_text(summary, trials, ladder))
     return {"trials": trials, "ladder": ladder, "summary": summary}
 
 
