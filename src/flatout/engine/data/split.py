@@ -44,7 +44,7 @@ from flatout.engine.settings import SplitSettings
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Raise it when the same input would give other rows."""
 
 
