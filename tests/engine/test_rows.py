@@ -163,6 +163,16 @@ def test_pairs_and_groups_must_be_there():
     assert rejected == {1: "other is missing", 2: "who is missing"}
 
 
+def test_empty_and_blank_groups_are_no_group():
+    columns = Columns("text", None, "label", "who")
+    frame = pd.DataFrame({"text": list("abc"), "label": "x", "who": ["p", "", " \t"]})
+    rows, rejected = checked(frame, columns)
+    assert [row["source_row"] for row in rows] == [0]
+    assert rejected == {1: "who is empty", 2: "who is empty"}
+    for numbers in ([1, 2, 3], [0.5, 1.0, 2.0], [True, False, True]):
+        assert checked(frame.assign(who=numbers), columns)[1] == {}
+
+
 def test_excerpts_are_short_and_printable():
     frame = pd.DataFrame({"text": ["x" * 500 + "\x00", "ok"], "label": "a"})
     raw = open_raw_texts(frame)

@@ -197,7 +197,20 @@ def test_a_label_seen_once_is_named_with_its_row(caplog):
     frame.loc[row, "label"] = "rare"
     _, report, _ = split(frame)
     assert report["labels_seen_once"] == {"rare": str(row)}
-    assert f"label 'rare' is seen only once, in row {row}" in caplog.text
+    assert f"labels seen only once: 1 ('rare' in row {row})" in caplog.messages
+
+
+def test_many_labels_seen_once_are_one_line(caplog):
+    frame = frame_of(2000).assign(label=[f"id {i:04}" for i in range(2000)])
+    plan = plan_split(open_raw_texts(frame), CLASSES, SplitSettings())
+    with pytest.raises(SplitError, match="label has no row in the train split"):
+        plan["train_rows"].to_dataset()
+    in_train = plan["train_rows"].plan.report["labels_seen_once"]
+    assert len(in_train) == plan["train_rows"].plan.report["labels"] > 1500
+    assert all(name == f"id {int(row):04}" for name, row in in_train.items())
+    shown = ", ".join(f"{name!r} in row {int(name[3:])}" for name in [*in_train][:5])
+    (line,) = [m for m in caplog.messages if "seen only once" in m]
+    assert line == f"labels seen only once: {len(in_train):,} ({shown}, ...)"
 
 
 def test_a_label_seen_once_in_a_folder_is_named_with_its_shard(tmp_path):

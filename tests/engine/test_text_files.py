@@ -182,6 +182,16 @@ def test_a_header_and_nothing_else(tmp_path):
         plan["train_rows"].to_dataset()
 
 
+def test_an_empty_cell_of_a_csv_file_is_no_group(tmp_path):
+    lines = [f"text {i},x,{'' if i % 2 else i}" for i in range(200)]
+    path = write(tmp_path / "a.csv", "\n".join(["text,label,who", *lines]))
+    columns = Columns("text", None, "label", "who")
+    settings = SplitSettings(group_column="who")
+    table = plan_split(TextFiles(path), columns, settings)["rejected_rows"].table()
+    assert table.column("row").to_pylist() == list(range(1, 200, 2))
+    assert set(table.column("reason").to_pylist()) == {"who is empty"}
+
+
 def test_a_column_that_is_there_twice(tmp_path):
     path = write(tmp_path / "a.csv", "text,text,label\na,b,x\n")
     with pytest.raises(

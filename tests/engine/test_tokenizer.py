@@ -70,6 +70,23 @@ def test_rare_letters_do_not_crowd_out_the_pieces():
     assert "[UNK]" not in tokenizer.encode("the quick brown fox").tokens
 
 
+@pytest.mark.timeout(60)
+def test_words_too_long_to_be_split_are_not_trained_on():
+    letters = "ab cd ef gh " * 10
+    usual = train_word_pieces(column([*TEXTS, letters, "zq " * 20]), 300)
+    texts = [*TEXTS, letters, "zq " * 20, "zq" * 250_000]
+    tokenizer = train_word_pieces(column(texts), 300)
+    assert tokenizer.get_vocab() == usual.get_vocab()
+    assert tokenizer.encode("zq" * 50, add_special_tokens=False).tokens != ["[UNK]"]
+    assert tokenizer.encode("zq" * 51, add_special_tokens=False).tokens == ["[UNK]"]
+
+
+def test_words_of_the_greatest_length_are_trained_on():
+    word = "zq" * 50
+    tokenizer = train_word_pieces(column([word] * 50), 300)
+    assert tokenizer.encode(word, add_special_tokens=False).tokens == [word]
+
+
 def test_a_trained_tokenizer_opens_in_transformers(tmp_path):
     model = ModelSettings(config={"model_type": "bert", "max_position_embeddings": 128})
     file = saved(

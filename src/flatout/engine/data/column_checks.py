@@ -56,12 +56,17 @@ def read_text(batch: RawBatch, name: str) -> tuple[Any, list[Check]]:
     checks.append((bad_bytes, f"{name} is not valid UTF-8"))
     checks.append((mask_of(array.is_null()), f"{name} is missing"))
     array = array.cast(pa.string())
-    empty = pc.or_(pc.utf8_is_space(array), pc.equal(pc.binary_length(array), 0))
-    checks.append((mask_of(empty.fill_null(False)), f"{name} is empty"))
+    checks.append((_is_blank(array), f"{name} is empty"))
     if _holds_zero_byte(array):
         zero = mask_of(pc.match_substring(array, "\x00").fill_null(False))
         checks.append((zero, f"{name} holds a NUL byte (UTF-16 or binary data?)"))
     return array, checks
+
+
+def _is_blank(texts: Any) -> Mask:
+    """Where a text is there and holds nothing but white space."""
+    blank = pc.or_(pc.utf8_is_space(texts), pc.equal(pc.binary_length(texts), 0))
+    return mask_of(blank.fill_null(False))
 
 
 def _valid_utf8(array: Any) -> tuple[Any, Mask]:
@@ -105,7 +110,6 @@ def read_class(batch: RawBatch, name: str) -> tuple[Any, Any, list[Check]]:
         return nothing, kinds, [(fault, f"{name} is {array.type}, not a label")]
     array, bad_bytes = _valid_utf8(array)
     array = array.cast(pa.string())
-    empty = pc.or_(pc.utf8_is_space(array), pc.equal(pc.binary_length(array), 0))
     return (
         array,
         kinds,
@@ -114,7 +118,7 @@ def read_class(batch: RawBatch, name: str) -> tuple[Any, Any, list[Check]]:
             (bad_bytes, f"{name} is not valid UTF-8"),
             (kinds == Kind.OTHER, f"{name} is neither text nor a number"),
             (mask_of(array.is_null()), f"{name} is missing"),
-            (mask_of(empty.fill_null(False)), f"{name} is empty"),
+            (_is_blank(array), f"{name} is empty"),
         ],
     )
 
@@ -132,10 +136,14 @@ def _names_of_floats(array: Any) -> Any:
 def read_group(batch: RawBatch, name: str) -> tuple[Any, list[Check]]:
     """Names of groups, of any type that has names."""
     array, bad_bytes = _valid_utf8(_plain(batch.columns[name]))
-    return array, [
+    checks = [
         (bad_bytes, f"{name} is not valid UTF-8"),
         (mask_of(array.is_null()), f"{name} is missing"),
     ]
+    if is_text(array.type):
+        # All the rows of an empty cell would be one group, and go to one split.
+        checks.append((_is_blank(array.cast(pa.string())), f"{name} is empty"))
+    return array, checks
 
 
 def _kind_of_type(kind: Any) -> Kind:

@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from flatout.engine.data.arrow_folder import ArrowRecipe
 from flatout.engine.data.content_key import ContentKey
+from flatout.engine.data.label_report import label_warnings
 from flatout.engine.data.raw_texts import Kind, RawTexts, batches_of
 from flatout.engine.data.row_facts import FactCollector, RowFacts
 from flatout.engine.data.row_hashes import repeats, scrambled
@@ -44,7 +45,7 @@ from flatout.engine.settings import SplitSettings
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Raise it when the same input would give other rows."""
 
 
@@ -100,8 +101,8 @@ class SplitPlan:
             *(f"{report['rows_in']:,}", parts),
             *(f"{report[name]:,}" for name in ("rejected", "duplicates")),
         )
-        for label, row in report.get("labels_seen_once", {}).items():
-            logger.warning("label %r is seen only once, in row %s", label, row)
+        for warning in label_warnings(report):
+            logger.warning(warning)
         return report
 
     def check_usable(self) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
-from flatout.engine.data.raw_texts import SOURCE
+from flatout.engine.data.label_report import label_report, place
 from flatout.engine.data.row_facts import RowFacts
 from flatout.engine.data.row_hashes import in_two_splits
 
@@ -35,7 +35,7 @@ def split_report(facts: RowFacts, codes: Codes, rejected: Any) -> dict[str, Any]
         **_near_duplicates(facts, codes),
         "texts_in_two_splits": in_two_splits(facts.exact[:, 0], codes, len(SPLITS)),
         "groups_in_two_splits": in_two_splits(facts.groups, codes, len(SPLITS)),
-        **_label_report(facts, codes),
+        **label_report(facts, codes, SPLITS),
     }
     accounted = sum(out.values()) + report["rejected"] + report["duplicates"]
     if accounted != facts.num_raw:
@@ -60,32 +60,6 @@ def _near_duplicates(facts: RowFacts, codes: Codes) -> dict[str, int]:
     }
 
 
-def _label_report(facts: RowFacts, codes: Codes) -> dict[str, Any]:
-    if not facts.label_names:
-        return {}
-    size, shares = len(facts.label_names), {}
-    for code, split in enumerate(SPLITS):
-        counts = np.bincount(facts.labels[codes == code], minlength=size)
-        total = max(1, int(counts.sum()))
-        pairs = zip(facts.label_names, (counts / total).tolist(), strict=True)
-        shares[split] = {name: round(s, 6) for name, s in sorted(pairs) if s}
-    used = np.bincount(facts.labels[codes >= 0], minlength=size)
-    once = {facts.label_names[i]: i for i in np.flatnonzero(used == 1).tolist()}
-    return {
-        "labels": int((used > 0).sum()),
-        "label_shares": shares,
-        "labels_seen_once": {
-            name: _place_of(facts, codes, once[name]) for name in sorted(once)
-        },
-    }
-
-
-def _place_of(facts: RowFacts, codes: Codes, label: int) -> str:
-    """Where the first used row with a label is."""
-    row = int(np.flatnonzero((codes >= 0) & (facts.labels == label))[0])
-    return _place(facts.source_names[facts.sources[row]], int(facts.rows[row]))
-
-
 def too_many_text(report: dict[str, Any], rejected: Any, limit: float) -> str:
     """Reasons, the first rows of each, and what to do."""
     share = report["rejected"] / report["rows_in"]
@@ -107,16 +81,11 @@ def _reason_line(reason: str, count: int, rejected: Any) -> str:
     """`3 x label is missing: rows 0, 5, 7 (counted from 0), the first is 'text'`."""
     chosen = rejected.filter(pc.equal(rejected.column("reason"), reason)).slice(0, 5)
     first, *_ = rows = chosen.to_pylist()
-    places = ", ".join(_place(row["source"], row["row"]) for row in rows)
+    places = ", ".join(place(row["source"], row["row"]) for row in rows)
     more = ", ..." if count > len(rows) else ""
     shown = first["excerpt"].strip()
     example = f", the first is {shown!r}" if shown not in ("", "None") else ""
     return f"  {count} x {reason}: rows {places}{more} (counted from 0){example}"
-
-
-def _place(source: str, row: int) -> str:
-    """A row's number, with the name of the shard where it comes from a file."""
-    return str(row) if source == SOURCE else f"{source}:{row}"
 
 
 def split_metrics(report: Mapping[str, Any]) -> dict[str, float]:

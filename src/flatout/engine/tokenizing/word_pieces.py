@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from tokenizers import (
+    Regex,
     Tokenizer,
     decoders,
     models,
@@ -23,6 +24,8 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 TRAINING_BYTES = 16 << 20
 """More text than this hardly changes the pieces; rows are taken evenly spaced."""
 COUNTED_TEXTS = 10_000
+LONGEST_WORD = 100
+"""Characters. The model gives a longer word as [UNK] without looking at its pieces."""
 FORMAT_VERSION = 1
 _CONTINUED = "##"
 
@@ -42,15 +45,29 @@ def train_word_pieces(texts: Any, vocab_size: int) -> Tokenizer:
         initial_alphabet=letters,
         show_progress=False,
     )
-    tokenizer = _untrained(models.WordPiece(unk_token=SPECIAL_TOKENS[1]))
+    tokenizer = _untrained(_model({}))
+    tokenizer.pre_tokenizer = _without_long_words(tokenizer.pre_tokenizer)
     without_rare = (text.translate(rare) for text in sample) if rare else iter(sample)
     with tokenizer_parallelism(True):
         tokenizer.train_from_iterator(without_rare, trainer)
     # Made anew, since the trainer also marks the given letters as special tokens.
-    vocabulary = tokenizer.get_vocab()
-    return _finished(
-        _untrained(models.WordPiece(vocabulary, unk_token=SPECIAL_TOKENS[1]))
+    return _finished(_untrained(_model(tokenizer.get_vocab())))
+
+
+def _model(vocabulary: dict[str, int]) -> models.WordPiece:
+    return models.WordPiece(
+        vocabulary,
+        unk_token=SPECIAL_TOKENS[1],
+        max_input_chars_per_word=LONGEST_WORD,
     )
+
+
+def _without_long_words(words: Any) -> pre_tokenizers.Sequence:
+    """Only for training, which a word of 500,000 letters (base64, DNA) brings to a
+    standstill: it looks at the whole word again for every piece that it joins."""
+    longer = Regex(f".{{{LONGEST_WORD + 1},}}")
+    removed = pre_tokenizers.Split(longer, behavior="removed")
+    return pre_tokenizers.Sequence([words, removed])
 
 
 def _sample(texts: Any) -> Iterator[str]:

@@ -1,0 +1,63 @@
+"""What is said of the labels: shares, and labels that are seen only once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flatout.engine.data.raw_texts import SOURCE
+from flatout.engine.data.row_facts import RowFacts
+
+SHOWN_LABELS = 5
+
+
+def label_report(
+    facts: RowFacts, codes: npt.NDArray[np.int8], splits: Sequence[str]
+) -> dict[str, Any]:
+    """Figures of the labels; none where the rows have no classes."""
+    if not facts.label_names:
+        return {}
+    used = np.flatnonzero(codes >= 0)
+    found, first, counts = np.unique(
+        facts.labels[used], return_index=True, return_counts=True
+    )
+    once = counts == 1
+    pairs = zip(found[once].tolist(), used[first[once]].tolist(), strict=True)
+    places = {facts.label_names[label]: place_of(facts, row) for label, row in pairs}
+    return {
+        "labels": len(found),
+        "label_shares": {
+            split: _shares(facts, codes == code) for code, split in enumerate(splits)
+        },
+        "labels_seen_once": dict(sorted(places.items())),
+    }
+
+
+def _shares(facts: RowFacts, chosen: npt.NDArray[np.bool_]) -> dict[str, float]:
+    """Share of each label among the chosen rows."""
+    counts = np.bincount(facts.labels[chosen], minlength=len(facts.label_names))
+    shares = counts / max(1, int(counts.sum()))
+    pairs = zip(facts.label_names, shares.tolist(), strict=True)
+    return {name: round(share, 6) for name, share in sorted(pairs) if share}
+
+
+def place_of(facts: RowFacts, row: int) -> str:
+    """Where a good row was read."""
+    return place(facts.source_names[facts.sources[row]], int(facts.rows[row]))
+
+
+def place(source: str, row: int) -> str:
+    """A row's number, with the name of the shard where it comes from a file."""
+    return str(row) if source == SOURCE else f"{source}:{row}"
+
+
+def label_warnings(report: Mapping[str, Any]) -> Iterator[str]:
+    """One line a finding, however many labels it is about."""
+    once = report.get("labels_seen_once", {})
+    if once:
+        shown = [f"{name!r} in row {at}" for name, at in once.items()][:SHOWN_LABELS]
+        more = ", ..." if len(once) > len(shown) else ""
+        yield f"labels seen only once: {len(once):,} ({', '.join(shown)}{more})"
