@@ -231,7 +231,7 @@ def test_times_have_the_unit_that_fits(hours, text):
 def test_one_epoch_is_no_epochs():
     [times] = SUMMARY["time_to_train"]
     summary = {**SUMMARY, "time_to_train": [{**times, "epochs": 1.0}]}
-    assert "## Time to train 1 epoch\n" in findings_text(summary, LADDER)
+    assert "## Time to train 1 epoch\n" in findings_text(summary, pd.DataFrame([TRIAL]), LADDER)
 
 
 def test_trials_of_an_earlier_run_are_told_of():
@@ -240,10 +240,10 @@ def test_trials_of_an_earlier_run_are_told_of():
         "its time is not counted."
     )
     resumed = {**SUMMARY, "trials": {"ok": 7, "error": 1}, "reused_trials": 4}
-    assert findings_text(resumed, LADDER).startswith(f"{said}\n\n## Recommended")
+    assert findings_text(resumed, pd.DataFrame(), LADDER).startswith(f"{said}\n\n## Recommended")
     report = show_benchmark(pd.DataFrame([TRIAL]), resumed, LADDER)["report"]
     assert f"7 trials ok, 1 trial error in 1.0 minutes.\n\n{said}" in report
-    assert "measured by an earlier run" not in findings_text(SUMMARY, LADDER)
+    assert "measured by an earlier run" not in findings_text(SUMMARY, pd.DataFrame(), LADDER)
 
 
 def test_a_ladder_shows_claims_beside_what_was_measured():
@@ -410,6 +410,14 @@ def test_mode_loader_answers_whether_it_is_fast_enough(rates, answer):
         assert f"| 1 | {rates[1]:.0f} |  |" in text
 
 
+def test_the_end_of_the_waterfall_stands_beside_conf_slow():
+    end = {**RUNG, "name": "all that was kept, beside conf/slow", "individual": None}
+    steps = pd.concat([LADDER, pd.DataFrame([{**end, "cumulative": 2.2}])])
+    bars = ladder(steps).data[0]
+    assert (bars.base[2], bars.y[2]) == (0.0, 2.2)
+    assert bars.text[2] == "x2.2<br>side by side"
+
+
 def test_a_ladder_says_which_rungs_failed_and_why():
     nothing = dict.fromkeys(("samples_per_s", "individual", "cumulative"))
     failed = {**RUNG, **nothing, "status": "oom", "note": "stopped at 2.0 GiB resident"}
@@ -453,7 +461,7 @@ def test_a_trial_that_was_refused_has_no_log_to_name():
     assert (
         "Trial 001 (as configured) ended as error: global batch 64 is larger than the "
         "data.\n"
-    ) in findings_text(summary, LADDER)
+    ) in findings_text(summary, pd.DataFrame([TRIAL]), LADDER)
 
 
 def test_a_mode_without_a_ladder_leaves_the_last_one(tmp_path):

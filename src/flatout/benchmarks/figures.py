@@ -175,17 +175,25 @@ def _missing(steps: pd.DataFrame) -> str:
 
 
 def _levels(steps: pd.DataFrame) -> list[float]:
-    """What the rungs kept below each make together."""
+    """What the rungs kept below each make together; the last line, which stands beside
+    conf/slow, begins at nothing."""
     level, levels = 0.0, []
     for row in steps.itertuples():
-        levels.append(level)
+        levels.append(0.0 if _is_end(row) else level)
         if row.kept and not pd.isna(row.cumulative):
             level = row.cumulative
     return levels
 
 
+def _is_end(row: Any) -> bool:
+    """Whether all that was kept was measured beside conf/slow."""
+    return bool(pd.isna(row.individual) and not pd.isna(row.cumulative))
+
+
 def _gain(row: Any) -> str:
     """The label of a rung's bar."""
+    if _is_end(row):
+        return f"x{row.cumulative:.1f}<br>side by side"
     gain = row.status if pd.isna(row.individual) else f"x{row.individual:.2f}"
     if row.kept and not pd.isna(row.cumulative):
         return f"{gain}<br>x{row.cumulative:.1f} in all"

@@ -88,7 +88,7 @@ def ladder(bench: Bench) -> Iterator[Step]:
     """Climb; every rung is a trial end to end."""
     bench.run("device", label="the device's peak")
     chosen, climb = rungs(bench.settings), Climb(bench)
-    bench.watcher.expect(2 * len(chosen) + 4)
+    bench.watcher.expect(len(chosen) + 2)
     below = climb.measure("conf/slow", {})
     yield _step(0, Rung("conf/slow", "", "", {}), below, 1.0, 1.0, kept=below.ok)
     if not below.ok:
