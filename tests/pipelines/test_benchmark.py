@@ -231,7 +231,9 @@ def test_times_have_the_unit_that_fits(hours, text):
 def test_one_epoch_is_no_epochs():
     [times] = SUMMARY["time_to_train"]
     summary = {**SUMMARY, "time_to_train": [{**times, "epochs": 1.0}]}
-    assert "## Time to train 1 epoch\n" in findings_text(summary, pd.DataFrame([TRIAL]), LADDER)
+    assert "## Time to train 1 epoch\n" in findings_text(
+        summary, pd.DataFrame([TRIAL]), LADDER
+    )
 
 
 def test_trials_of_an_earlier_run_are_told_of():
@@ -240,10 +242,14 @@ def test_trials_of_an_earlier_run_are_told_of():
         "its time is not counted."
     )
     resumed = {**SUMMARY, "trials": {"ok": 7, "error": 1}, "reused_trials": 4}
-    assert findings_text(resumed, pd.DataFrame(), LADDER).startswith(f"{said}\n\n## Recommended")
+    assert findings_text(resumed, pd.DataFrame(), LADDER).startswith(
+        f"{said}\n\n## Recommended"
+    )
     report = show_benchmark(pd.DataFrame([TRIAL]), resumed, LADDER)["report"]
     assert f"7 trials ok, 1 trial error in 1.0 minutes.\n\n{said}" in report
-    assert "measured by an earlier run" not in findings_text(SUMMARY, pd.DataFrame(), LADDER)
+    assert "measured by an earlier run" not in findings_text(
+        SUMMARY, pd.DataFrame(), LADDER
+    )
 
 
 def test_a_ladder_shows_claims_beside_what_was_measured():
@@ -423,7 +429,7 @@ def test_a_ladder_says_which_rungs_failed_and_why():
     failed = {**RUNG, **nothing, "status": "oom", "note": "stopped at 2.0 GiB resident"}
     text = ladder_text(pd.DataFrame([failed, {**RUNG, "name": "TF32", "note": "n"}]))
     assert text.splitlines()[2].endswith("| in all | kept | status |")
-    shown = "| conf/slow |  |  |  |  |  | no | oom: stopped at 2.0 GiB resident |"
+    shown = "| conf/slow |  |  |  | 3 |  |  | no | oom: stopped at 2.0 GiB resident |"
     assert shown in text
     assert "| TF32 |  |  | 10 | 1.00x | 1.00x | yes | ok |" in text
 
