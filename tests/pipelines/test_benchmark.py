@@ -431,7 +431,7 @@ def test_a_ladder_says_which_rungs_failed_and_why():
     assert text.splitlines()[2].endswith("| in all | kept | status |")
     shown = "| conf/slow |  |  |  | 3 |  |  | no | oom: stopped at 2.0 GiB resident |"
     assert shown in text
-    assert "| TF32 |  |  | 10 | 1.00x | 1.00x | yes | ok |" in text
+    assert "| TF32 |  |  | 10 | 3 | 1.00x | 1.00x | yes | ok |" in text
 
 
 @pytest.mark.parametrize(("devices", "shared"), [(1, True), (2, False)])
