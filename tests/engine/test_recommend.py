@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from flatout.benchmarks.tuned import parameters_text
-from flatout.engine.bench.outcome import seconds_to, target_loss
+from flatout.engine.bench.contests import seconds_to, target_loss
 from flatout.engine.bench.recommend import (
     mismatches,
     pick,

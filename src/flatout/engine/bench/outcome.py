@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from flatout.engine.bench.bench import Bench
+from flatout.engine.bench.contests import peer_rows
 from flatout.engine.bench.headline import headline_rows
 from flatout.engine.bench.recommend import (
     provenance,
@@ -47,7 +47,7 @@ def summarise(sweep: Sweep) -> dict[str, Any]:
         "free_global_batch": _free(sweep),
         "loader": _loader(bench),
         "scaling": _scaling(bench),
-        "peers": _peers(bench) if bench.options.mode == "peers" else [],
+        "peers": peer_rows(bench) if bench.options.mode == "peers" else [],
         "headline": headline_rows(bench) if bench.options.mode == "headline" else [],
         "profile": bench.profile,
     }
@@ -214,58 +214,3 @@ def _scaling(bench: Bench) -> list[dict[str, Any]]:
         }
         for trial in trials
     ]
-
-
-def _peers(bench: Bench) -> list[dict[str, Any]]:
-    """Each contender with the time it took to a loss that all of them reached."""
-    trials = [t for t in bench.results if t.kind == "peer"]
-    curves = {t.trial_id: bench.figures[t.trial_id].get("curve", []) for t in trials}
-    target = target_loss([curve for curve in curves.values() if curve])
-    return [
-        {
-            "name": trial.label,
-            "status": trial.status,
-            "note": trial.note,
-            "samples_per_s": trial.samples_per_s,
-            "reserved_memory_gib": trial.reserved_memory_gib,
-            "target_validation_loss": target,
-            "seconds_to_target": seconds_to(curves[trial.trial_id], target),
-            **{
-                name: bench.figures[trial.trial_id].get(name)
-                for name in (
-                    "first_step_s",
-                    "validation_loss",
-                    "validation_accuracy",
-                    "flags",
-                )
-            },
-        }
-        for trial in trials
-    ]
-
-
-Curve = Sequence[Mapping[str, float]]
-"""Points with `seconds` of training and `validation_loss`."""
-
-
-def target_loss(curves: Sequence[Curve]) -> float | None:
-    """The lowest loss that each of these curves reached."""
-    best = [min(point["validation_loss"] for point in curve) for curve in curves]
-    return max(best, default=None)
-
-
-def seconds_to(curve: Curve, target: float | None) -> float | None:
-    """Training seconds until the loss was `target` or less, between two evaluations
-    by a straight line."""
-    if target is None:
-        return None
-    before = None
-    for point in curve:
-        loss, seconds = point["validation_loss"], point["seconds"]
-        if loss <= target:
-            if before is None or before[0] == loss:
-                return seconds
-            share = (before[0] - target) / (before[0] - loss)
-            return before[1] + share * (seconds - before[1])
-        before = (loss, seconds)
-    return None
