@@ -96,6 +96,9 @@ def split_metrics(report: Mapping[str, Any]) -> dict[str, float]:
         "split_duplicates": report["duplicates"],
         "split_near_duplicates": report["near_duplicates"],
     }
+    if "texts_with_several_labels" in report:
+        several = report["texts_with_several_labels"]
+        metrics["split_texts_with_several_labels"] = several
     metrics |= {f"split_rows_{name}": n for name, n in report["rows_out"].items()}
     for reason, count in report["rejected_by_reason"].items():
         name = f"split_rejected/{re.sub('[^A-Za-z0-9 _.-]', '', reason)}"
