@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from flatout.engine.data.label_report import label_report, place
 from flatout.engine.data.row_facts import RowFacts
 from flatout.engine.data.row_hashes import in_two_splits
+from flatout.engine.data.rows import NOTHING
 
 SPLITS = ("train", "validation", "test")
 REJECTED, DUPLICATE = -1, -2
@@ -84,7 +85,7 @@ def _reason_line(reason: str, count: int, rejected: Any) -> str:
     places = ", ".join(place(row["source"], row["row"]) for row in rows)
     more = ", ..." if count > len(rows) else ""
     shown = first["excerpt"].strip()
-    example = f", the first is {shown!r}" if shown not in ("", "None") else ""
+    example = f", the first is {shown!r}" if shown not in NOTHING else ""
     return f"  {count} x {reason}: rows {places}{more} (counted from 0){example}"
 
 
