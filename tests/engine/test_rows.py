@@ -163,6 +163,40 @@ def test_pairs_and_groups_must_be_there():
     assert rejected == {1: "other is missing", 2: "who is missing"}
 
 
+@pytest.mark.parametrize(
+    ("regression", "label", "reason", "shown"),
+    [
+        (True, "3;5", "not a finite number (model.task is regression)", "3;5"),
+        (True, "1_0", "not a finite number (model.task is regression)", "1_0"),
+        (True, ["x"], "not a finite number (model.task is regression)", "['x']"),
+        (True, None, "missing", "text b"),
+        (False, ["x"], "neither text nor a number", "['x']"),
+        (False, "\ud800!", "not valid Unicode", "?!"),
+        (False, None, "missing", "text b"),
+        (False, " ", "empty", "text b"),
+    ],
+)
+def test_an_excerpt_shows_what_is_wrong(regression, label, reason, shown):
+    labels = pd.Series(["1", label], dtype=object)
+    frame = pd.DataFrame({"text": ["text a", "text b"], "label": labels})
+    columns = Columns("text", None, "label", None, regression=regression)
+    (batch,) = open_raw_texts(frame).batches(columns.names)
+    (row,) = check_batch(batch, columns).rejected.to_pylist()
+    assert (row["reason"], row["excerpt"]) == (f"label is {reason}", shown)
+
+
+def test_groups_that_have_no_name():
+    columns = Columns("text", None, "label", "who")
+    who = pd.Series([["a"], "b\ud800", "c", 4], dtype=object)
+    frame = pd.DataFrame({"text": list("abcd"), "label": "x", "who": who})
+    rows, rejected = checked(frame, columns)
+    assert [row["source_row"] for row in rows] == [2, 3]
+    assert rejected == {
+        0: "who is neither text nor a number",
+        1: "who is not valid Unicode",
+    }
+
+
 def test_empty_and_blank_groups_are_no_group():
     columns = Columns("text", None, "label", "who")
     frame = pd.DataFrame({"text": list("abc"), "label": "x", "who": ["p", "", " \t"]})

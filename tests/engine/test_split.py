@@ -86,6 +86,36 @@ def test_exact_duplicates_are_dropped_and_counted():
     assert report["texts_in_two_splits"] == 0
 
 
+def test_texts_with_several_labels_are_counted_and_said(caplog):
+    frame = frame_of(300)
+    other = frame.iloc[10:15].assign(label=["label 0", "odd", "odd", "odd", "odd"])
+    again = other.assign(label="label 1")  # row 10 has the label 1 from the first
+    rows = pd.concat([frame, other, again, frame.tail(2)], ignore_index=True)
+    _, report, _ = split(rows)
+    assert (report["duplicates"], report["texts_with_several_labels"]) == (12, 5)
+    assert split_metrics(report)["split_texts_with_several_labels"] == 5.0
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert warning == (
+        "texts that came with several labels: 5 ('label 1' in row 10 and 'label 0' in "
+        "row 300; 'label 2' in row 11 and 'odd' in row 301; 'label 0' in row 12 and "
+        "'odd' in row 302; ...). The first row of each is used, the others count as "
+        "duplicates: give each text one label"
+    )
+    caplog.clear()
+    assert split(frame)[1]["texts_with_several_labels"] == 0
+    assert "several labels" not in caplog.text
+
+
+def test_every_text_with_both_labels_is_no_wrong_column():
+    frame = frame_of(200).assign(label="0")
+    with pytest.raises(SplitError) as error:
+        split(pd.concat([frame, frame.assign(label="1")], ignore_index=True))
+    assert str(error.value) == (
+        "every row has the label '0': there is nothing to tell apart (200 texts came "
+        "with other labels too). Check split.label_column"
+    )
+
+
 def test_near_duplicates_are_counted_and_share_a_split():
     frame = frame_of(300)
     loud = frame.assign(text=frame["text"].str.upper().str.replace(" ", "\n  "))

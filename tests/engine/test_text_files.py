@@ -80,6 +80,11 @@ def test_each_kind_of_file_gives_the_same_rows(tmp_path, suffix):
     assert files.column_names == COLUMNS
 
 
+def test_a_suffix_in_capitals_is_the_same_suffix(tmp_path):
+    path = write(tmp_path / "A.TSV", "text\tlabel\none, two\tx\n")
+    assert rows_of(TextFiles(path)) == ([("A.TSV", 0, "one, two", "x")], [])
+
+
 def test_a_folder_of_shards_is_read_in_the_order_of_names(tmp_path):
     write(tmp_path / "b" / "2.csv", "text,label\nsecond,y\n")
     write(tmp_path / "1.csv", "text,label\nfirst,x\n")

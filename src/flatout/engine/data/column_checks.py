@@ -136,7 +136,10 @@ def _names_of_floats(array: Any) -> Any:
 def read_group(batch: RawBatch, name: str) -> tuple[Any, list[Check]]:
     """Names of groups, of any type that has names."""
     array, bad_bytes = _valid_utf8(_plain(batch.columns[name]))
+    kinds = batch.kinds.get(name, np.full(len(array), Kind.TEXT, np.uint8))
     checks = [
+        (kinds == Kind.BAD_UNICODE, f"{name} is not valid Unicode"),
+        (kinds == Kind.OTHER, f"{name} is neither text nor a number"),
         (bad_bytes, f"{name} is not valid UTF-8"),
         (mask_of(array.is_null()), f"{name} is missing"),
     ]
@@ -172,7 +175,9 @@ def read_number(batch: RawBatch, name: str) -> tuple[Any, Any, list[Check]]:
 
 
 def _number(value: Any) -> float:
+    """NaN where a value spells no number. Python takes 1_0 as 10, which is more likely
+    a slip of the pen."""
     try:
-        return float(value)
+        return float("nan") if "_" in str(value) else float(value)
     except (TypeError, ValueError):
         return float("nan")

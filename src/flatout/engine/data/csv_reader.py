@@ -49,7 +49,8 @@ class CsvReader(FileReader):
 
     def _parse(self, columns: list[str], broken: list[BrokenRow]) -> Any:
         quote = self.form.quote_char
-        tab = ".tsv" in self.path.suffixes and self.form.delimiter == ","
+        suffixes = [suffix.lower() for suffix in self.path.suffixes]
+        tab = ".tsv" in suffixes and self.form.delimiter == ","
         return pacsv.open_csv(
             self.open(),
             read_options=pacsv.ReadOptions(

@@ -1,4 +1,5 @@
-"""What is said of the labels: shares, and labels that are seen only once."""
+"""What is said of the labels: shares, labels that are seen only once, and texts that
+came with several."""
 
 from __future__ import annotations
 
@@ -10,8 +11,10 @@ import numpy.typing as npt
 
 from flatout.engine.data.raw_texts import SOURCE
 from flatout.engine.data.row_facts import RowFacts
+from flatout.engine.data.row_hashes import first_rows
 
 SHOWN_LABELS = 5
+SHOWN_TEXTS = 3
 
 
 def label_report(
@@ -33,7 +36,28 @@ def label_report(
             split: _shares(facts, codes == code) for code, split in enumerate(splits)
         },
         "labels_seen_once": dict(sorted(places.items())),
+        **_several_labels(facts),
     }
+
+
+def _several_labels(facts: RowFacts) -> dict[str, Any]:
+    """How many texts came with more than one label, and where the first of them are.
+    Of the rows of such a text the first is used, the others are duplicates."""
+    first = first_rows(facts.exact)
+    odd = np.flatnonzero(facts.labels != facts.labels[first])
+    texts, at = np.unique(first[odd], return_index=True)
+    pairs = zip(texts[:SHOWN_TEXTS].tolist(), odd[at].tolist(), strict=False)
+    return {
+        "texts_with_several_labels": len(texts),
+        "several_labels_at": [
+            [_label_at(facts, row) for row in pair] for pair in pairs
+        ],
+    }
+
+
+def _label_at(facts: RowFacts, row: int) -> str:
+    name = facts.label_names[facts.labels[row]]
+    return f"{name!r} in row {place_of(facts, row)}"
 
 
 def _shares(facts: RowFacts, chosen: npt.NDArray[np.bool_]) -> dict[str, float]:
@@ -56,6 +80,15 @@ def place(source: str, row: int) -> str:
 
 def label_warnings(report: Mapping[str, Any]) -> Iterator[str]:
     """One line a finding, however many labels it is about."""
+    several = report.get("texts_with_several_labels", 0)
+    if several:
+        shown = [" and ".join(pair) for pair in report["several_labels_at"]]
+        more = "; ..." if several > len(shown) else ""
+        yield (
+            f"texts that came with several labels: {several:,} ({'; '.join(shown)}"
+            f"{more}). The first row of each is used, the others count as duplicates: "
+            "give each text one label"
+        )
     once = report.get("labels_seen_once", {})
     if once:
         shown = [f"{name!r} in row {at}" for name, at in once.items()][:SHOWN_LABELS]

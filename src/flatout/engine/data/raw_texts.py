@@ -18,6 +18,7 @@ from flatout.engine.data.content_key import arrow_digest
 
 SOURCE = "raw_texts"
 """Name of the source where rows come from no file of their own."""
+SHOWN_CHARACTERS = 80
 BATCH_ROWS = 20_000
 BATCH_BYTES = 64 << 20
 
@@ -192,11 +193,18 @@ def _arrow_column(series: Any, kinds: dict[str, npt.NDArray[np.uint8]]) -> Any:
 def column_of_mixed(values: list[Any]) -> tuple[Any, npt.NDArray[np.uint8]]:
     """Python values as Arrow text, and the `Kind` of each."""
     kinds = np.fromiter(map(kind_of, values), np.uint8, len(values))
-    texts = [
-        name_of(value) if kind in (Kind.TEXT, Kind.NUMBER) else None
-        for value, kind in zip(values, kinds, strict=True)
-    ]
+    pairs = zip(values, kinds.tolist(), strict=True)
+    texts = [_text_of(value, kind) for value, kind in pairs]
     return pa.array(texts, pa.string()), kinds
+
+
+def _text_of(value: Any, kind: int) -> str | None:
+    """What cannot be used is shortened: it is only shown."""
+    if kind == Kind.MISSING:
+        return None
+    if kind in (Kind.TEXT, Kind.NUMBER):
+        return name_of(value)
+    return str(value)[:SHOWN_CHARACTERS].encode(errors="replace").decode()
 
 
 def name_of(value: Any) -> str:

@@ -46,13 +46,20 @@ def scrambled(hashes: Hashes, seed: int) -> Hashes:
     return mixed
 
 
+def first_rows(exact: Hashes) -> npt.NDArray[np.int64]:
+    """(N,) the first row that has the same text, for most rows the row itself."""
+    order = np.lexsort((exact[:, 1], exact[:, 0]))  # stable: first rows come first
+    starts = np.ones(len(order), dtype=bool)
+    starts[1:] = (exact[order[1:]] != exact[order[:-1]]).any(axis=1)
+    found = np.empty(len(order), np.int64)
+    found[order] = order[starts][np.cumsum(starts) - 1]
+    return found
+
+
 def repeats(exact: Hashes) -> npt.NDArray[np.bool_]:
     """(N,) true where an earlier row has the same text."""
-    order = np.lexsort((exact[:, 1], exact[:, 0]))  # stable: first rows come first
-    same = (exact[order[1:]] == exact[order[:-1]]).all(axis=1)
-    repeats = np.zeros(len(exact), dtype=bool)
-    repeats[order[1:][same]] = True
-    return repeats
+    repeated: npt.NDArray[np.bool_] = first_rows(exact) != np.arange(len(exact))
+    return repeated
 
 
 def in_two_splits(

@@ -21,6 +21,8 @@ from flatout.engine.data.raw_texts import Kind, RawBatch, RawTexts, RawTextsErro
 from flatout.engine.settings import CLASSIFIES, SplitSettings, Task
 
 EXCERPT_CHARACTERS = 80
+NOTHING = ("", "None")
+"""Excerpts that show nothing."""
 
 REJECTED_SCHEMA = pa.schema(
     [
@@ -108,20 +110,21 @@ class CheckedBatch:
 
 def check_batch(batch: RawBatch, columns: Columns) -> CheckedBatch:
     """Judge each row of `batch`; the first reason that applies is the one given."""
-    text, checks = read_text(batch, columns.text)
+    text, found = read_text(batch, columns.text)
+    checks = _of(columns.text, found)
     arrays, label_kinds = [text], np.full(len(batch.rows), Kind.TEXT, np.uint8)
     if columns.text_pair:
-        pair, more = read_text(batch, columns.text_pair)
-        arrays, checks = [*arrays, pair], checks + more
+        pair, found = read_text(batch, columns.text_pair)
+        arrays, checks = [*arrays, pair], checks + _of(columns.text_pair, found)
     if columns.label:
         read = read_number if columns.regression else read_class
-        label, label_kinds, more = read(batch, columns.label)
-        arrays, checks = [*arrays, label], checks + more
+        label, label_kinds, found = read(batch, columns.label)
+        arrays, checks = [*arrays, label], checks + _of(columns.label, found)
     groups = None
     if columns.group:
-        groups, more = read_group(batch, columns.group)
-        checks = checks + more
-    good = ~np.logical_or.reduce([mask for mask, _ in checks])
+        groups, found = read_group(batch, columns.group)
+        checks = checks + _of(columns.group, found)
+    good = ~np.logical_or.reduce([mask for _, (mask, _) in checks])
     arrays.append(pa.array(batch.rows))
     table = pa.RecordBatch.from_arrays(arrays, schema=columns.row_schema)
     chosen = pa.array(good)
@@ -134,16 +137,24 @@ def check_batch(batch: RawBatch, columns: Columns) -> CheckedBatch:
     )
 
 
-def _rejected(batch: RawBatch, checks: list[Check], text_column: str) -> Any:
+def _of(column: str, checks: list[Check]) -> list[tuple[str, Check]]:
+    return [(column, check) for check in checks]
+
+
+def _rejected(
+    batch: RawBatch, checks: list[tuple[str, Check]], text_column: str
+) -> Any:
     """Rows of the quarantine file, in the order of the rows."""
-    reasons: dict[int, str] = {}
-    for mask, reason in reversed(checks):  # the first check has the last word
-        reasons.update(dict.fromkeys(np.flatnonzero(mask).tolist(), reason))
-    texts = batch.columns[text_column]
-    found = [
-        (int(batch.rows[index]), reasons[index], excerpt(texts[index]))
-        for index in sorted(reasons)
-    ]
+    faults: dict[int, tuple[str, str]] = {}
+    for column, (mask, reason) in reversed(checks):  # the first has the last word
+        at = np.flatnonzero(mask).tolist()
+        faults.update(dict.fromkeys(at, (column, reason)))
+    found = []
+    for index, (column, reason) in sorted(faults.items()):
+        # What is wrong; the row's text where nothing is there to be shown.
+        values = [excerpt(batch.columns[name][index]) for name in (column, text_column)]
+        shown = values[0] if values[0].strip() not in NOTHING else values[1]
+        found.append((int(batch.rows[index]), reason, shown))
     found += [(broken.row, broken.reason, broken.excerpt) for broken in batch.broken]
     return rejected_batch(batch.source, sorted(found))
 

@@ -18,20 +18,19 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from flatout.engine.data.arrow_folder import ArrowRecipe
 from flatout.engine.data.content_key import ContentKey
+from flatout.engine.data.label_checks import reject_labels
 from flatout.engine.data.label_report import label_warnings
-from flatout.engine.data.raw_texts import Kind, RawTexts, batches_of
+from flatout.engine.data.raw_texts import RawTexts, batches_of
 from flatout.engine.data.row_facts import FactCollector, RowFacts
 from flatout.engine.data.row_hashes import repeats, scrambled
 from flatout.engine.data.rows import (
     REJECTED_SCHEMA,
     Columns,
     check_batch,
-    rejected_batch,
 )
 from flatout.engine.data.split_report import (
     DUPLICATE,
@@ -74,7 +73,7 @@ class SplitPlan:
         codes[repeats(facts.exact)] = DUPLICATE
         late = []
         if self.columns.label and not self.columns.regression:
-            late = [*_reject_odd_kinds(facts, codes), *_reject_unseen(facts, codes)]
+            late = reject_labels(facts, codes)
         return codes, late
 
     @cached_property
@@ -140,46 +139,14 @@ def _assign(facts: RowFacts, settings: SplitSettings) -> Codes:
     return codes
 
 
-def _reject_odd_kinds(facts: RowFacts, codes: Codes) -> list[Any]:
-    """Labels that are text where most are numbers, or the other way round."""
-    used = codes >= 0
-    numbers = used & (facts.label_kinds == Kind.NUMBER)
-    texts = used & (facts.label_kinds == Kind.TEXT)
-    if not numbers.any() or not texts.any():
-        return []
-    if numbers.sum() >= texts.sum():
-        return _reject(facts, codes, texts, "is text where most labels are numbers")
-    return _reject(facts, codes, numbers, "is a number where most labels are text")
-
-
-def _reject_unseen(facts: RowFacts, codes: Codes) -> list[Any]:
-    """Labels without a row in train: nothing could learn them."""
-    size = len(facts.label_names)
-    in_train = np.bincount(facts.labels[codes == 0], minlength=size) > 0
-    unseen = (codes > 0) & ~in_train[facts.labels]
-    return _reject(facts, codes, unseen, "has no row in the train split")
-
-
-def _reject(
-    facts: RowFacts, codes: Codes, chosen: npt.NDArray[np.bool_], what: str
-) -> list[Any]:
-    codes[chosen] = REJECTED
-    batches = []
-    for code, source in enumerate(facts.source_names):
-        here = np.flatnonzero(chosen & (facts.sources == code))
-        names = [facts.label_names[label] for label in facts.labels[here]]
-        rows = facts.rows[here].tolist()
-        found = [(r, f"label {what}", n) for r, n in zip(rows, names, strict=True)]
-        batches += [rejected_batch(source, found)] if found else []
-    return batches
-
-
 def _check_labels(report: dict[str, Any]) -> None:
     if report["labels"] == 1:
         (name,) = report["label_shares"]["train"]
+        several = report["texts_with_several_labels"]
+        left = f" ({several:,} texts came with other labels too)" if several else ""
         raise SplitError(
-            f"every row has the label {name!r}: there is nothing to tell apart. Check "
-            "split.label_column"
+            f"every row has the label {name!r}: there is nothing to tell apart{left}. "
+            "Check split.label_column"
         )
 
 

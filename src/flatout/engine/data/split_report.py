@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from flatout.engine.data.label_report import label_report, place
 from flatout.engine.data.row_facts import RowFacts
 from flatout.engine.data.row_hashes import in_two_splits
+from flatout.engine.data.rows import NOTHING
 
 SPLITS = ("train", "validation", "test")
 REJECTED, DUPLICATE = -1, -2
@@ -84,7 +85,7 @@ def _reason_line(reason: str, count: int, rejected: Any) -> str:
     places = ", ".join(place(row["source"], row["row"]) for row in rows)
     more = ", ..." if count > len(rows) else ""
     shown = first["excerpt"].strip()
-    example = f", the first is {shown!r}" if shown not in ("", "None") else ""
+    example = f", the first is {shown!r}" if shown not in NOTHING else ""
     return f"  {count} x {reason}: rows {places}{more} (counted from 0){example}"
 
 
@@ -96,6 +97,9 @@ def split_metrics(report: Mapping[str, Any]) -> dict[str, float]:
         "split_duplicates": report["duplicates"],
         "split_near_duplicates": report["near_duplicates"],
     }
+    if "texts_with_several_labels" in report:
+        several = report["texts_with_several_labels"]
+        metrics["split_texts_with_several_labels"] = several
     metrics |= {f"split_rows_{name}": n for name, n in report["rows_out"].items()}
     for reason, count in report["rejected_by_reason"].items():
         name = f"split_rejected/{re.sub('[^A-Za-z0-9 _.-]', '', reason)}"
