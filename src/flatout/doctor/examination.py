@@ -10,6 +10,7 @@ from typing import Any
 from kedro.framework.context import KedroContext
 from kedro.framework.session import KedroSession
 
+from flatout.command_line import check_environment
 from flatout.doctor import data, store
 from flatout.engine import environment
 from flatout.engine.container import available_memory_bytes
@@ -47,6 +48,7 @@ class Patient:
 
     def load(self, env: str | None, params: dict[str, Any]) -> Finding:
         """Raises what makes a run with these options end before it begins."""
+        check_environment(env)
         session = KedroSession.create(env=env, runtime_params=params)
         context = session.load_context()
         self.settings = parse_settings(context.config_loader["parameters"])
