@@ -11,10 +11,11 @@ from kedro.io import DataCatalog
 
 from flatout.datasets import DocstringCorpus, KeyedArrowDataset, TextFiles
 from flatout.doctor import as_json, data
+from flatout.doctor.examination import STOPS_A_RUN
 from flatout.engine.data.content_key import ContentKey
 from flatout.engine.data.raw_texts import RawTextsError
 from flatout.engine.data.whole_folder import write_whole
-from flatout.engine.doctor.finding import Finding
+from flatout.engine.doctor.finding import Finding, examine
 from flatout.engine.settings import Settings
 from flatout.engine.tokenizing.token_recipes import token_options
 from tests.conftest import kedro
@@ -58,6 +59,22 @@ def test_a_fail_is_exit_code_1_and_a_table(tmp_path):
     assert findings.startswith("1 parameter cannot be used; nothing was run.")
     assert "unknown parameter; did you mean train.global_batch_size?" in findings
     assert "not looked at: the parameters cannot be read" in findings
+
+
+def test_a_misspelt_type_in_the_catalog_is_a_fail():
+    catalog = DataCatalog.from_config({"raw_texts": {"type": "pandas.CSVDatset"}})
+    [found] = examine(
+        {"data": lambda: data.raw_rows(catalog, Settings())}, known=STOPS_A_RUN
+    )
+    assert (found.check, found.status, found.fix) == (
+        "data",
+        "fail",
+        "it says what to change",
+    )
+    assert found.finding.startswith(
+        "An exception occurred when parsing config for dataset 'raw_texts': Dataset "
+        "'CSVDatset' not found in 'pandas'."
+    )
 
 
 def test_json_is_one_line():

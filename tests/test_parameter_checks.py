@@ -12,12 +12,13 @@ from flatout.settings import CONFIG_LOADER_ARGS
 from tests.conftest import PROJECT
 
 
-def fault(tmp_path, text, name="parameters.yml", given=None):
+def fault(tmp_path, text, name="parameters.yml", given=None, base=""):
     """What is said of a file in conf/local; empty where nothing is."""
     for folder in ("base", "local"):
         (tmp_path / folder).mkdir()
     (tmp_path / "base" / "globals.yml").write_text("corpus: {rows: 50, labels: 2}")
     (tmp_path / "base" / "parameters.yml").write_text("runtime: {seed: 1}")
+    (tmp_path / "base" / "catalog.yml").write_text(base)
     (tmp_path / "local" / name).write_text(text)
     options = {**CONFIG_LOADER_ARGS, "custom_resolvers": {}}
     loader = OmegaConfigLoader(str(tmp_path), None, given, **options)
@@ -56,6 +57,37 @@ def test_parameters_that_nothing_reads_say_where_they_belong(tmp_path):
 def test_the_same_on_the_command_line_is_read(tmp_path):
     given = {"corpus": {"rows": 500}, "data_dir": "/else"}
     assert fault(tmp_path, "runtime: {seed: 3}", given=given) == ""
+
+
+BASE = "raw_texts: {type: a}\npredict_texts: {type: a}\ntrain_reports: {type: a}\n"
+
+
+@pytest.mark.parametrize(
+    "name", ["raw_text", "rawtexts", "raw-texts", "Raw_texts", "predict_text"]
+)
+def test_a_misspelt_catalog_entry_is_refused_with_the_nearest(tmp_path, name):
+    right = "predict_texts" if name == "predict_text" else "raw_texts"
+    said = fault(tmp_path, f"{name}: {{type: b}}", "catalog.yml", base=BASE)
+    assert said == (
+        f"catalog entry {name} in conf/local: no pipeline uses it; did you mean "
+        f"{right}? Rename it, or take it out; a name that begins with _ is left alone"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "raw_texts: {type: b}",
+        "raw_texts@pandas: {type: b}",
+        "raw_texts: {type: b}\nraw_texts2: {type: c}",  # kept beside the one in use
+        "_raw_text: {type: b}",
+        "'{name}_texts': {type: b}",
+        "train_report: {type: b}",  # no entry of this base, but a pipeline's
+        "reviews: {type: b}",
+    ],
+)
+def test_catalog_entries_of_other_names_pass(tmp_path, text):
+    assert fault(tmp_path, text, "catalog.yml", base=BASE) == ""
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,12 @@ from kedro.framework.session import KedroSession
 from kedro.io import DatasetError
 from rich.console import Console
 
+from flatout.command_line import check_command, check_environment, plain_error
 from flatout.engine.settings import parse_settings
 
 logger = logging.getLogger(__name__)
+
+AT_LEAST_1 = click.IntRange(min=1)
 
 
 class Fault(click.ClickException):
@@ -27,10 +32,17 @@ class Fault(click.ClickException):
         self.exit_code = getattr(error, "exit_code", usual)
 
 
-def _is_known(error: Exception) -> bool:
-    """Errors of flatout's own, and those that the catalog's datasets raise."""
-    own = type(error).__module__.startswith("flatout.")
-    return own or isinstance(error, DatasetError)
+@contextmanager
+def plain_errors(**options: Any) -> Iterator[None]:
+    """A sentence in place of a traceback, where one says all."""
+    try:
+        yield
+    except Exception as error:
+        plain = plain_error(error, options)
+        if plain is None:
+            raise
+        logger.debug("traceback of the error below", exc_info=True)
+        raise Fault(plain) from error
 
 
 @click.group(name="flatout")
@@ -45,13 +57,9 @@ def cli() -> None:
     context_settings=kedro_run.context_settings,
 )
 def run(**options: Any) -> Any:
-    try:
+    with plain_errors(**options):
+        check_command(options)
         return kedro_run.callback(**options)
-    except Exception as error:
-        if not _is_known(error):
-            raise
-        logger.debug("traceback of the error below", exc_info=True)
-        raise Fault(error) from error
 
 
 @cli.command()
@@ -86,23 +94,42 @@ flatout.add_command(doctor)
 @flatout.command()
 @click.option("--env", default="local", show_default=True, help="The fast side.")
 @click.option("--slow-env", default="slow", show_default=True)
-@click.option("--global-batch-size", default=16, show_default=True, help="Of both.")
-@click.option("--steps", default=40, show_default=True, help="Optimizer steps of each.")
-@click.option("--repeats", default=3, show_default=True, help="Trainings of each.")
+@click.option(
+    "--global-batch-size",
+    type=AT_LEAST_1,
+    default=16,
+    show_default=True,
+    help="Of both.",
+)
+@click.option(
+    "--steps",
+    type=AT_LEAST_1,
+    default=40,
+    show_default=True,
+    help="Optimizer steps of each.",
+)
+@click.option(
+    "--repeats",
+    type=AT_LEAST_1,
+    default=3,
+    show_default=True,
+    help="Trainings of each.",
+)
 @click.option("--data-dir", help="Folder of the run's data. Default: data.")
 def compare(data_dir: str | None, **options: Any) -> None:
     """Train in two environments on the same tokens; print samples/s and the ratio."""
     from flatout import compare as comparison
 
-    folder, uri, project = _project_facts(data_dir)
+    with plain_errors():
+        check_environment(options["env"])
+        check_environment(options["slow_env"])
+        folder, uri, project = _project_facts(data_dir)
     if not comparison.has_tokens(folder):
         raise click.ClickException(
             f"no tokens in {folder}: run kedro run --pipelines=split,tokenize first"
         )
-    try:
+    with plain_errors():
         result = comparison.compare(project, folder, tracking_uri=uri, **options)
-    except comparison.CompareError as error:
-        raise Fault(error) from error
     for line in result.lines():
         click.echo(line)
 
@@ -116,7 +143,11 @@ def sync(env: str | None, data_dir: str | None, tracking_uri: str | None) -> Non
     from flatout import tracking
 
     extra = {"data_dir": data_dir} if data_dir else {}
-    with KedroSession.create(env=env, runtime_params=extra) as session:
+    with (
+        plain_errors(),
+        KedroSession.create(env=env, runtime_params=extra) as session,
+    ):
+        check_environment(env)
         context = session.load_context()
         settings = parse_settings(context.config_loader["parameters"])
     points = Path(settings.paths.metrics)

@@ -1,20 +1,73 @@
-"""Values that are given where nothing reads them, or that only the catalog reads."""
+"""Values and catalog entries that are given where nothing reads them, and values that
+only the catalog reads."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
-from kedro.config import AbstractConfigLoader
+from kedro.config import AbstractConfigLoader, OmegaConfigLoader
 
+from flatout.config_loader import SETTINGS_OF_TRAINING
 from flatout.engine.settings import SettingsError, parse_settings
+
+NEAR = 0.8
+"""difflib's ratio from which a name is taken for a misspelling."""
 
 
 def check_sources(loader: AbstractConfigLoader) -> None:
-    """Raises SettingsError for globals that cannot be used, and for parameters that
-    work only as globals or on the command line."""
+    """Raises SettingsError for globals that cannot be used, for parameters that work
+    only as globals or on the command line, and for misspelt catalog entries."""
     _check_globals(loader["globals"])
     refuse_unread(loader["parameters"], loader.runtime_params or {})
+    if isinstance(loader, OmegaConfigLoader):
+        _refuse_misspelt_entries(loader)
+
+
+def _refuse_misspelt_entries(loader: OmegaConfigLoader) -> None:
+    """Kedro takes an entry of any name, and would run on the one of conf/base."""
+    env, local = loader.env or loader.default_run_env, loader.default_run_env
+    for layer in {env, local} if env in SETTINGS_OF_TRAINING else {env}:
+        given = _entries(loader, layer)
+        if not given or layer == loader.base_env:
+            continue
+        used = _entries(loader, loader.base_env)
+        for name in sorted(given - used):
+            near = difflib.get_close_matches(name, used - given, n=1, cutoff=NEAR)
+            if near and not _is_in_a_pipeline(name):
+                raise SettingsError(
+                    f"catalog entry {name} in conf/{layer}: no pipeline uses it; did "
+                    f"you mean {near[0]}? Rename it, or take it out; a name that "
+                    f"begins with _ is left alone"
+                )
+
+
+def _entries(loader: OmegaConfigLoader, layer: str) -> set[str]:
+    """Names of data sets; none of patterns and of what is there for YAML alone."""
+    folder = Path(loader.conf_source) / layer
+    if not folder.is_dir():
+        return set()
+    found = loader.load_and_merge_dir_config(
+        str(folder), loader.config_patterns["catalog"], "catalog", set()
+    )
+    return {
+        name.partition("@")[0]
+        for name in found
+        if not name.startswith("_") and "{" not in name
+    }
+
+
+def _is_in_a_pipeline(name: str) -> bool:
+    """Looked for in their text: importing all of them would import torch."""
+    texts = (
+        (folder / "pipeline.py").read_text(encoding="utf-8")
+        for folder in resources.files("flatout.pipelines").iterdir()
+        if (folder / "pipeline.py").is_file()
+    )
+    return any(f'"{name}"' in text or f"'{name}'" in text for text in texts)
 
 
 def _check_globals(found: Mapping[str, Any]) -> None:

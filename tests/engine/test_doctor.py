@@ -65,6 +65,10 @@ def test_a_check_that_raises_is_a_row():
     ]
     [found] = guarded("a", breaks, "fail")
     assert (found.status, found.fix) == ("fail", "mend that first")
+    [found] = examine({"a": breaks}, known=(OSError,))
+    assert found == Finding(
+        "a", "fail", "[Errno 5] Input/output error", "it says what to change"
+    )
 
 
 def test_a_check_that_does_not_answer_is_left():

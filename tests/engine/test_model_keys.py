@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from flatout.engine.doctor.model import checkpoint
@@ -51,6 +53,31 @@ def test_a_misspelt_type_is_refused_with_the_nearest():
     assert refused(ModelSettings(config={"model_type": "robreta"})) == HEAD + (
         "model.config.model_type: 'robreta' is none of transformers'; did you mean "
         "roberta?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "reason"),
+    [
+        ({"num_attention_heads": 0}, "integer modulo by zero"),
+        (
+            {"hidden_size": -4},
+            "Trying to create tensor with negative dimension -4: [100, -4]",
+        ),
+        (
+            {"hidden_size": "abc"},
+            "Validation error for field 'hidden_size': TypeError: Field 'hidden_size' "
+            "expected int, got str (value: 'abc')",
+        ),
+    ],
+)
+def test_sizes_that_no_model_has_are_refused(size, reason):
+    settings = ModelSettings(config={"model_type": "bert", **size})
+    with pytest.raises(ModelError) as caught:
+        build(settings, replace(VOCABULARY, size=100), ["a", "b"], 24, "eager")
+    assert str(caught.value) == (
+        "model.config: no AutoModelForSequenceClassification can be built from "
+        f"{settings.config}: {reason}"
     )
 
 

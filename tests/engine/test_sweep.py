@@ -51,6 +51,8 @@ def test_the_command_line_may_nest_and_null_drops():
     nested |= {"model": {"config": {"hidden_size": 32}}}
     swept = SweepSettings(grid=nested)
     assert swept.grid == {RATE: [3e-4, 0.001], "model.config.hidden_size": [32]}
+    over_base = {RATE: [1.0], BATCH: [16], "train": {"learning_rate": None}}
+    assert SweepSettings(grid=over_base).grid == {BATCH: [16]}
     ranges = {"train": {"learning_rate": {"low": 1e-4, "high": 1e-2, "log": True}}}
     swept = SweepSettings(sampler="optuna", ranges=ranges)
     assert swept.ranges[RATE].high == 1e-2

@@ -9,7 +9,9 @@ from typing import Any
 
 from kedro.framework.context import KedroContext
 from kedro.framework.session import KedroSession
+from kedro.io import DatasetError
 
+from flatout.command_line import check_environment
 from flatout.doctor import data, store
 from flatout.engine import environment
 from flatout.engine.container import available_memory_bytes
@@ -22,6 +24,8 @@ from flatout.engine.memory import estimate
 from flatout.engine.settings import Settings, parse_settings
 
 KEDRO_VIZ_PORT = 4141
+STOPS_A_RUN = (DatasetError,)
+"""Errors of libraries that a run would end with too."""
 
 
 def examination(env: str | None, params: dict[str, Any]) -> list[Finding]:
@@ -32,7 +36,7 @@ def examination(env: str | None, params: dict[str, Any]) -> list[Finding]:
         logging.getLogger(name).setLevel(logging.WARNING)
     first = guarded("parameters", partial(patient.load, env, params), "fail")
     environment.apply(patient.settings.runtime)  # nothing is changed by a second time
-    return [*first, *examine(patient.checks())]
+    return [*first, *examine(patient.checks(), known=STOPS_A_RUN)]
 
 
 class Patient:
@@ -47,6 +51,7 @@ class Patient:
 
     def load(self, env: str | None, params: dict[str, Any]) -> Finding:
         """Raises what makes a run with these options end before it begins."""
+        check_environment(env)
         session = KedroSession.create(env=env, runtime_params=params)
         context = session.load_context()
         self.settings = parse_settings(context.config_loader["parameters"])

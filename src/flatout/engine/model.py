@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 
 from flatout.engine import attention
@@ -72,9 +73,9 @@ def build(
         "dtype": torch.float32,
         "attn_implementation": attn_implementation,
     }
+    if settings.name_or_path is None:
+        return _from_scratch(auto, config, settings, options)
     try:
-        if settings.name_or_path is None:
-            return auto.from_config(config, **options)
         return load_with_new_head(
             auto,
             settings.name_or_path,
@@ -85,6 +86,16 @@ def build(
             **options,
         )
     except (OSError, ValueError, KeyError) as error:
+        raise ModelError(_load_fault(settings, error)) from error
+
+
+def _from_scratch(
+    auto: Any, config: Any, settings: ModelSettings, options: dict[str, Any]
+) -> Any:
+    try:
+        return auto.from_config(config, **options)
+    except (ArithmeticError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        # A size of 0 is divided by, one below 0 is none of a tensor.
         raise ModelError(_load_fault(settings, error)) from error
 
 
@@ -157,7 +168,7 @@ def _load_config(
             trust_remote_code=settings.trust_remote_code,
             **extra,
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         raise ModelError(_load_fault(settings, error)) from error
     faults = override_faults(settings, config)
     if faults:
@@ -166,7 +177,9 @@ def _load_config(
 
 
 def _load_fault(settings: ModelSettings, error: Exception) -> str:
-    name, reason = settings.name_or_path, str(error).strip().split("\n")[0]
+    name, lines = settings.name_or_path, str(error).strip().split("\n")
+    # Checks of a config's fields tell what is wrong in their second line.
+    reason = " ".join(" ".join(lines[: 2 if lines[0].endswith(":") else 1]).split())
     if name is None:
         return (
             f"model.config: no {AUTO_CLASS[settings.task]} can be built from "

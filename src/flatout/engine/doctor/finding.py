@@ -23,22 +23,31 @@ class Finding:
 
 
 Check = Callable[[], "Finding | list[Finding]"]
+Known = tuple[type[Exception], ...]
 
 
-def examine(checks: Mapping[str, Check]) -> list[Finding]:
+def examine(checks: Mapping[str, Check], known: Known = ()) -> list[Finding]:
     """The findings of all `checks`, in their order."""
-    return [found for name, check in checks.items() for found in guarded(name, check)]
+    return [
+        found
+        for name, check in checks.items()
+        for found in guarded(name, check, known=known)
+    ]
 
 
-def guarded(name: str, check: Check, unknown: Status = "warn") -> list[Finding]:
+def guarded(
+    name: str, check: Check, unknown: Status = "warn", known: Known = ()
+) -> list[Finding]:
     """A check that raises is a row too: `fail` with the text of an error that flatout
-    knows, `unknown` where it could not look."""
+    knows or that is one of `known`, which stop a run; `unknown` where it could not
+    look."""
     try:
         found = check()
         return [found] if isinstance(found, Finding) else found
     except Exception as error:  # a doctor must not fall ill
         text = " ".join(str(error).split()) or "no message"
-        if type(error).__module__.startswith("flatout."):
+        own = type(error).__module__.startswith("flatout.")
+        if own or isinstance(error, known):
             return [Finding(name, "fail", text, "it says what to change")]
         finding = f"could not be checked ({type(error).__name__}: {text[:300]})"
         fix = "nothing is known to be wrong" if unknown == "warn" else "mend that first"

@@ -33,7 +33,7 @@ def fault_lines(errors: Any, model: type[BaseModel]) -> list[str]:
     return [f"{path}: {' or '.join(texts[path])}{values[path]}" for path in texts]
 
 
-def near_or_all(name: str, valid: Collection[str], parent: str) -> str:
+def near_or_all(name: str, valid: Collection[str], parent: str = "") -> str:
     """The valid name that is nearest, behind its `parent`; all where none is near."""
     near = difflib.get_close_matches(name, valid, n=1, cutoff=0.4)
     return f"did you mean {parent}{near[0]}?" if near else f"valid: {sorted(valid)}"

@@ -132,7 +132,12 @@ class SweepSettings(SettingsModel):
     @classmethod
     def _by_path(cls, value: Any) -> Any:
         """One level of dotted names, as --params nests them; null drops a setting."""
-        return dict(_swept(value)) if isinstance(value, Mapping) else value
+        if not isinstance(value, Mapping):
+            return value
+        # A null may stand nested behind the dotted name that conf/base has.
+        swept = list(_swept(value))
+        dropped = {path for path, values in swept if values is None}
+        return {path: values for path, values in swept if path not in dropped}
 
     @model_validator(mode="after")
     def _something_to_try(self) -> SweepSettings:
@@ -153,8 +158,10 @@ def _swept(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield from _swept(value, f"{path}.")
         elif isinstance(value, str):
             yield path, [_number_or_text(part) for part in value.split()]
-        elif value is not None:
-            yield path, value if isinstance(value, (list, Mapping)) else [value]
+        elif value is None or isinstance(value, (list, Mapping)):
+            yield path, value
+        else:
+            yield path, [value]
 
 
 def _number_or_text(text: str) -> int | float | str:

@@ -1,0 +1,109 @@
+"""Names on the command line that the project does not have, and files that are no
+YAML: a line each, no traceback."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from kedro.config import OmegaConfigLoader
+
+from flatout.command_line import (
+    CommandError,
+    check_environment,
+    check_pipelines,
+    plain_error,
+)
+from tests.conftest import kedro
+
+ENVIRONMENTS = "['base', 'bert_base', 'local', 'qwen3', 'slow', 'test'"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("run", "--env=slwo"), "--env: no environment slwo; did you mean slow?"),
+        (
+            ("flatout", "compare", "--env", "nope"),
+            f"--env: no environment nope; valid: {ENVIRONMENTS}",
+        ),
+        (
+            ("flatout", "sync", "--env", "tset"),
+            "--env: no environment tset; did you mean test?",
+        ),
+        (
+            ("run", "--pipelines=split,trian"),
+            "--pipelines: no pipeline trian; did you mean train?",
+        ),
+        (
+            ("run", "--env=test", "--pipelines=split", "--nodes=foo"),
+            "in split: no node foo; valid: ['split_rows']",
+        ),
+        (
+            ("run", "--env=test", "--pipelines=split", "--to-outputs=trainrows"),
+            "in split: no data set trainrows; did you mean train_rows?",
+        ),
+        (
+            ("run", "--env=test", "--pipelines=split", "--tags=mine"),
+            "no node is left to run: --tags and the like drop them all",
+        ),
+        (
+            ("flatout", "compare", "--repeats", "0"),
+            "Invalid value for '--repeats': 0 is not in the range x>=1.",
+        ),
+        (
+            ("flatout", "compare", "--steps", "0"),
+            "Invalid value for '--steps': 0 is not in the range x>=1.",
+        ),
+    ],
+)
+def test_what_the_project_does_not_have(arguments, said):
+    done = kedro(*arguments)
+    assert done.returncode == 2
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith(f"Error: {said}")
+    assert "Traceback" not in done.stdout
+
+
+def test_environments_and_pipelines_that_there_are():
+    for env in (None, "local", "base", "slow", "tuned"):
+        check_environment(env)
+    check_environment("prod", "settings.tar.gz")
+    check_pipelines(["__default__", "split", "benchmark"])
+    with pytest.raises(CommandError, match="no pipeline pages; valid:"):
+        check_pipelines(["pages"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "raw_texts:\n  type: a\n filepath: b\n",
+            "{file}, line 3: no valid YAML: did not find expected key.",
+        ),
+        (
+            "raw_texts: {{type: a\n",
+            "{file}, line 2: no valid YAML: did not find expected ',' or '}}'.",
+        ),
+        (
+            "raw_texts:\n  type: a\n  type: b\n",
+            "a file in conf/, line 3: no valid YAML: found duplicate key type.",
+        ),
+    ],
+)
+def test_a_slip_in_a_file_names_the_line(tmp_path, text, said):
+    file = tmp_path / "base" / "catalog.yml"
+    file.parent.mkdir()
+    file.write_text(text.replace("{{", "{"))
+    loader = OmegaConfigLoader(str(tmp_path), base_env="base", default_run_env="base")
+    with pytest.raises(yaml.MarkedYAMLError) as caught:
+        loader["catalog"]
+    assert str(plain_error(caught.value, {})) == (
+        said.format(file=file) + " Look at the indentation, the quotes and the colons "
+        "there and one line above"
+    )
+
+
+def test_what_only_a_traceback_explains():
+    assert plain_error(ValueError("of somebody's node"), {}) is None
+    assert plain_error(ZeroDivisionError("division by zero"), {}) is None
