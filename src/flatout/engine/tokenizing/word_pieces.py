@@ -46,7 +46,8 @@ def train_word_pieces(texts: Any, vocab_size: int) -> Tokenizer:
         show_progress=False,
     )
     tokenizer = _untrained(_model({}))
-    tokenizer.pre_tokenizer = _without_long_words(tokenizer.pre_tokenizer)
+    if _has_long_words(sample):
+        tokenizer.pre_tokenizer = _without_long_words(tokenizer.pre_tokenizer)
     without_rare = (text.translate(rare) for text in sample) if rare else iter(sample)
     with tokenizer_parallelism(True):
         tokenizer.train_from_iterator(without_rare, trainer)
@@ -60,6 +61,12 @@ def _model(vocabulary: dict[str, int]) -> models.WordPiece:
         unk_token=SPECIAL_TOKENS[1],
         max_input_chars_per_word=LONGEST_WORD,
     )
+
+
+def _has_long_words(texts: list[str]) -> bool:
+    """Between blanks: most texts have none, and are spared a pattern over each word,
+    which takes as long as the training."""
+    return any(len(word) > LONGEST_WORD for text in texts for word in text.split())
 
 
 def _without_long_words(words: Any) -> pre_tokenizers.Sequence:
