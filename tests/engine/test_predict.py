@@ -263,7 +263,7 @@ def test_a_missing_column_is_answered_with_the_nearest(saved):
         "predict_texts has the columns 'review_text', 'stars'. predict.text_column is "
         "'reviewtext', which is not there (did you mean 'review_text'?). "
         "predict.id_column is 'star', which is not there (did you mean 'stars'?). "
-        "Set the names in conf/base/parameters_predict.yml"
+        "Set the names in conf/local/parameters.yml"
     )
 
 

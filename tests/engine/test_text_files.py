@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from flatout.engine.data.file_reader import Format
 from flatout.engine.data.raw_texts import RawTextsError
@@ -185,6 +186,22 @@ def test_a_header_and_nothing_else(tmp_path):
         SplitError, match="raw_texts is empty: it has columns but no rows"
     ):
         plan["train_rows"].to_dataset()
+
+
+@pytest.mark.parametrize(("mark", "shown"), [(";", '";"'), ("\t", r'"\t"')])
+def test_a_header_with_another_delimiter(tmp_path, mark, shown):
+    path = write(tmp_path / "a.csv", f"text{mark}label\none, two{mark}x\n")
+    with pytest.raises(RawTextsError) as error:
+        Columns("text", None, "label", None).check_present(TextFiles(path))
+    assert str(error.value) == (
+        f"raw_texts has the columns {f'text{mark}label'!r}. split.text_column is "
+        "'text', which is not there. split.label_column is 'label', which is not "
+        f"there. The one column looks like several with {shown} between them: set "
+        f"delimiter: {shown} for raw_texts in conf/local/catalog.yml "
+        f"(pandas.CSVDataset: load_args: {{sep: {shown}}})"
+    )
+    form = Format(delimiter=yaml.safe_load(shown))
+    assert rows_of(TextFiles(path, form))[0] == [("a.csv", 0, "one, two", "x")]
 
 
 def test_an_empty_cell_of_a_csv_file_is_no_group(tmp_path):
