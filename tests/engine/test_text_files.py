@@ -81,6 +81,38 @@ def test_each_kind_of_file_gives_the_same_rows(tmp_path, suffix):
     assert files.column_names == COLUMNS
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_an_empty_line_of_a_file_of_one_column_is_a_row(tmp_path, encoding, end):
+    lines = ["text", "a", "", "b,c", '"d', "", 'd"', "", "e"]
+    content = (end.join(lines) + end).encode(encoding)
+    path = write(tmp_path / "a.csv", content)
+    (batch,) = TextFiles(path, Format(encoding=encoding)).batches(["text"])
+    assert batch.columns["text"].to_pylist() == ["a", "", f"d{end}{end}d", "", "e"]
+    assert batch.rows.tolist() == [0, 1, 3, 4, 5]
+    assert [(b.row, b.excerpt) for b in batch.broken] == [(2, "b,c")]
+
+
+def test_an_empty_line_is_rejected_with_its_row(tmp_path):
+    path = write(tmp_path / "a.csv", "text\na\n\nb\n")
+    plan = plan_split(
+        TextFiles(path), Columns("text", None, None, None), SplitSettings()
+    )
+    (row,) = plan["rejected_rows"].table().to_pylist()
+    assert (row["row"], row["reason"]) == (1, "text is empty")
+
+
+def test_empty_lines_of_other_files_are_no_rows(tmp_path):
+    path = write(tmp_path / "a.csv", "text,label\na,x\n\nb,y\n\n")
+    assert [row[1:] for row in rows_of(TextFiles(path))[0]] == [
+        (0, "a", "x"),
+        (1, "b", "y"),
+    ]
+    path = write(tmp_path / "b.csv", "\ntext\na\n\nb\n")
+    (batch,) = TextFiles(path).batches(["text"])
+    assert batch.columns["text"].to_pylist() == ["a", "b"]
+
+
 def test_a_suffix_in_capitals_is_the_same_suffix(tmp_path):
     path = write(tmp_path / "A.TSV", "text\tlabel\none, two\tx\n")
     assert rows_of(TextFiles(path)) == ([("A.TSV", 0, "one, two", "x")], [])
