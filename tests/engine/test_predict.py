@@ -224,6 +224,14 @@ def test_lines_of_a_file_that_cannot_be_cut_stay_in_place(saved, tmp_path):
     assert told.to_dict() == dict.fromkeys((4, 29), "3 fields where 2 are expected")
 
 
+def test_an_empty_line_of_a_file_of_one_column_stays_in_place(saved, tmp_path):
+    lines = [*texts(3), "", *texts(3)]
+    (tmp_path / "a.csv").write_text("\n".join(["text", *lines]) + "\n")
+    frame = predicted(saved(), TextFiles(tmp_path / "a.csv"))
+    assert frame["row"].tolist() == list(range(7))
+    assert frame["reason"].dropna().to_dict() == {3: "text is empty"}
+
+
 def test_shards_of_json_lines_are_one_after_another(saved, tmp_path):
     rows = texts(6)
     for name, part in (("a", rows[:3]), ("b", rows[3:])):
@@ -263,7 +271,7 @@ def test_a_missing_column_is_answered_with_the_nearest(saved):
         "predict_texts has the columns 'review_text', 'stars'. predict.text_column is "
         "'reviewtext', which is not there (did you mean 'review_text'?). "
         "predict.id_column is 'star', which is not there (did you mean 'stars'?). "
-        "Set the names in conf/base/parameters_predict.yml"
+        "Set the names in conf/local/parameters.yml"
     )
 
 

@@ -224,9 +224,26 @@ def test_missing_and_double_columns_are_named_with_what_there_is():
     with pytest.raises(RawTextsError) as error:
         columns.check_present(raw)
     assert str(error.value) == (
-        "raw_texts has the columns 'text', 'label', 'label'; split.text_column is "
-        "'txt', which is not there; split.label_column is 'label', which is there "
-        "twice. Set the names in conf/base/parameters_split.yml"
+        "raw_texts has the columns 'text', 'label', 'label'. split.text_column is "
+        "'txt', which is not there (did you mean 'text'?). split.label_column is "
+        "'label', which is there twice. Set the names in conf/local/parameters.yml"
+    )
+
+
+@pytest.mark.parametrize(
+    ("present", "hint"),
+    [
+        (["text", " label"], " (did you mean ' label'?)"),
+        (["text", "LABEL"], " (did you mean 'LABEL'?)"),
+        (["text", "x"], ""),
+    ],
+)
+def test_the_nearest_name_of_a_missing_column(present, hint):
+    raw = open_raw_texts(pa.table([["a"], ["x"]], names=present))
+    with pytest.raises(RawTextsError) as error:
+        CLASSES.check_present(raw)
+    assert f"split.label_column is 'label', which is not there{hint}. Set" in str(
+        error.value
     )
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from flatout.engine.data.file_reader import Format
 from flatout.engine.data.raw_texts import RawTextsError
@@ -78,6 +79,38 @@ def test_each_kind_of_file_gives_the_same_rows(tmp_path, suffix):
     assert rows == [(f"a.{suffix}", i, *pair) for i, pair in enumerate(texts)]
     assert broken == []
     assert files.column_names == COLUMNS
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_an_empty_line_of_a_file_of_one_column_is_a_row(tmp_path, encoding, end):
+    lines = ["text", "a", "", "b,c", '"d', "", 'd"', "", "e"]
+    content = (end.join(lines) + end).encode(encoding)
+    path = write(tmp_path / "a.csv", content)
+    (batch,) = TextFiles(path, Format(encoding=encoding)).batches(["text"])
+    assert batch.columns["text"].to_pylist() == ["a", "", f"d{end}{end}d", "", "e"]
+    assert batch.rows.tolist() == [0, 1, 3, 4, 5]
+    assert [(b.row, b.excerpt) for b in batch.broken] == [(2, "b,c")]
+
+
+def test_an_empty_line_is_rejected_with_its_row(tmp_path):
+    path = write(tmp_path / "a.csv", "text\na\n\nb\n")
+    plan = plan_split(
+        TextFiles(path), Columns("text", None, None, None), SplitSettings()
+    )
+    (row,) = plan["rejected_rows"].table().to_pylist()
+    assert (row["row"], row["reason"]) == (1, "text is empty")
+
+
+def test_empty_lines_of_other_files_are_no_rows(tmp_path):
+    path = write(tmp_path / "a.csv", "text,label\na,x\n\nb,y\n\n")
+    assert [row[1:] for row in rows_of(TextFiles(path))[0]] == [
+        (0, "a", "x"),
+        (1, "b", "y"),
+    ]
+    path = write(tmp_path / "b.csv", "\ntext\na\n\nb\n")
+    (batch,) = TextFiles(path).batches(["text"])
+    assert batch.columns["text"].to_pylist() == ["a", "b"]
 
 
 def test_a_suffix_in_capitals_is_the_same_suffix(tmp_path):
@@ -185,6 +218,22 @@ def test_a_header_and_nothing_else(tmp_path):
         SplitError, match="raw_texts is empty: it has columns but no rows"
     ):
         plan["train_rows"].to_dataset()
+
+
+@pytest.mark.parametrize(("mark", "shown"), [(";", '";"'), ("\t", r'"\t"')])
+def test_a_header_with_another_delimiter(tmp_path, mark, shown):
+    path = write(tmp_path / "a.csv", f"text{mark}label\none, two{mark}x\n")
+    with pytest.raises(RawTextsError) as error:
+        Columns("text", None, "label", None).check_present(TextFiles(path))
+    assert str(error.value) == (
+        f"raw_texts has the columns {f'text{mark}label'!r}. split.text_column is "
+        "'text', which is not there. split.label_column is 'label', which is not "
+        f"there. The one column looks like several with {shown} between them: set "
+        f"delimiter: {shown} for raw_texts in conf/local/catalog.yml "
+        f"(pandas.CSVDataset: load_args: {{sep: {shown}}})"
+    )
+    form = Format(delimiter=yaml.safe_load(shown))
+    assert rows_of(TextFiles(path, form))[0] == [("a.csv", 0, "one, two", "x")]
 
 
 def test_an_empty_cell_of_a_csv_file_is_no_group(tmp_path):

@@ -37,7 +37,7 @@ def raw_rows(catalog: DataCatalog, settings: Settings) -> list[Finding]:
         text = f"raw_texts was not read within {READING_LIMIT_S:g} s: not looked at"
         return [Finding("data", "ok", text)]
     except (DatasetError, RawTextsError) as error:
-        fix = "name the file in conf/local/catalog.yml, its columns in parameters_split"
+        fix = "name file and columns in conf/local: catalog.yml, parameters.yml"
         return [Finding("data", "fail", " ".join(str(error).split()), fix)]
 
 

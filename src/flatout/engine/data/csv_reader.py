@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,18 @@ _TOO_LONG = (
 
 class CsvReader(FileReader):
     def column_names(self) -> list[str]:
+        return self._names(keep_empty=False)
+
+    def _names(self, keep_empty: bool) -> list[str]:
         with self._errors():
-            return list(self._parse([], []).schema.names)
+            return list(self._parse([], [], keep_empty).schema.names)
+
+    @cached_property
+    def _keep_empty(self) -> bool:
+        """Whether an empty line is a row: in a file of one column it cannot be told
+        from an empty value. Not where one stands before the header."""
+        names = self._names(keep_empty=False)
+        return len(names) == 1 and self._names(keep_empty=True) == names
 
     def batches(self, columns: list[str]) -> Iterator[RawBatch]:
         broken: list[BrokenRow] = []
@@ -45,9 +56,11 @@ class CsvReader(FileReader):
 
     def _batches(self, columns: list[str], broken: list[BrokenRow]) -> Iterator[Any]:
         with self._errors():
-            yield from self._parse(columns, broken)
+            yield from self._parse(columns, broken, self._keep_empty)
 
-    def _parse(self, columns: list[str], broken: list[BrokenRow]) -> Any:
+    def _parse(
+        self, columns: list[str], broken: list[BrokenRow], keep_empty: bool
+    ) -> Any:
         quote = self.form.quote_char
         suffixes = [suffix.lower() for suffix in self.path.suffixes]
         tab = ".tsv" in suffixes and self.form.delimiter == ","
@@ -62,6 +75,7 @@ class CsvReader(FileReader):
                 delimiter="\t" if tab else self.form.delimiter,
                 quote_char=quote if quote else False,
                 newlines_in_values=bool(quote),
+                ignore_empty_lines=not keep_empty,
                 invalid_row_handler=lambda row: _note(row, broken),
             ),
             convert_options=pacsv.ConvertOptions(

@@ -17,6 +17,7 @@ from flatout.engine.data.column_checks import (
     read_number,
     read_text,
 )
+from flatout.engine.data.column_names import column_faults, listed
 from flatout.engine.data.raw_texts import Kind, RawBatch, RawTexts, RawTextsError
 from flatout.engine.settings import CLASSIFIES, SplitSettings, Task
 
@@ -76,20 +77,17 @@ class Columns:
 
     def check_present(self, raw: RawTexts) -> None:
         """Raises RawTextsError that names what is missing and what there is."""
+        wanted = {
+            "split.text_column": self.text,
+            "split.text_pair_column": self.text_pair,
+            "split.label_column": self.label,
+            "split.group_column": self.group,
+        }
         present = raw.column_names
-        parameters = ("text_column", "text_pair_column", "label_column", "group_column")
-        wanted = (self.text, self.text_pair, self.label, self.group)
-        faults = [
-            f"split.{parameter} is {name!r}, which is "
-            + ("there twice" if name in present else "not there")
-            for parameter, name in zip(parameters, wanted, strict=True)
-            if name is not None and present.count(name) != 1
-        ]
+        faults = column_faults(present, wanted, "raw_texts")
         if faults:
             raise RawTextsError(
-                f"raw_texts has the columns {', '.join(map(repr, present)) or 'none'}; "
-                + "; ".join(faults)
-                + ". Set the names in conf/base/parameters_split.yml"
+                f"raw_texts has the columns {listed(present)}. {faults}"
             )
 
 

@@ -3,7 +3,6 @@ cannot be used."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flatout.engine.data.column_checks import read_text
+from flatout.engine.data.column_names import column_faults, listed
 from flatout.engine.data.raw_texts import (
     BATCH_BYTES,
     RawBatch,
@@ -47,20 +47,13 @@ def window_schema(settings: PredictSettings) -> Any:
 
 def check_columns(raw: RawTexts, settings: PredictSettings) -> None:
     """Raises RawTextsError that names each missing column and the nearest there is."""
-    present, faults = raw.column_names, []
-    for key in ("text_column", "text_pair_column", "id_column"):
-        name = getattr(settings, key)
-        if name is None or present.count(name) == 1:
-            continue
-        near = difflib.get_close_matches(name, present, n=1, cutoff=0.4)
-        hint = f" (did you mean {near[0]!r}?)" if near and near[0] != name else ""
-        fault = "there twice" if name in present else "not there"
-        faults.append(f"predict.{key} is {name!r}, which is {fault}{hint}")
+    keys = ("text_column", "text_pair_column", "id_column")
+    wanted = {f"predict.{key}": getattr(settings, key) for key in keys}
+    present = raw.column_names
+    faults = column_faults(present, wanted, "predict_texts")
     if faults:
         raise RawTextsError(
-            f"predict_texts has the columns {', '.join(map(repr, present)) or 'none'}. "
-            + ". ".join(faults)
-            + ". Set the names in conf/base/parameters_predict.yml"
+            f"predict_texts has the columns {listed(present)}. {faults}"
         )
 
 
