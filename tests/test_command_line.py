@@ -74,6 +74,17 @@ def test_environments_and_pipelines_that_there_are():
         check_pipelines(["pages"])
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("command", ["sync", "compare"])
+def test_a_data_folder_that_is_not_there_is_not_made(tmp_path, command):
+    missing = tmp_path / "dta"
+    done = kedro("flatout", command, f"--data-dir={missing}")
+    assert done.returncode == 2
+    last = done.stdout.splitlines()[-1]
+    assert last == f"Error: --data-dir: there is no folder {missing}"
+    assert not missing.exists()
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

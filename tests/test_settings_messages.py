@@ -66,6 +66,26 @@ def test_all_faults_come_in_one_message():
             "trian: unknown parameter; did you mean train?",
         ),
         (
+            {"learning_rate": 3},
+            "learning_rate: unknown parameter; did you mean train.learning_rate?",
+        ),
+        (
+            {"train": {"seed": 3}},
+            "train.seed: unknown parameter; did you mean runtime.seed or split.seed?",
+        ),
+        (
+            {"train": {"global_batch_size": True}},
+            "train.global_batch_size: should be a number, not true or false (got True)",
+        ),
+        (
+            {"train": {"epochs": True}},
+            "train.epochs: should be a number, not true or false (got True)",
+        ),
+        (
+            {"train": {"max_steps": False}},
+            "train.max_steps: should be a number, not true or false (got False)",
+        ),
+        (
             {"model": {"config": {}}},
             "model: give name_or_path (a checkpoint) or config.model_type (from "
             "scratch)",
@@ -84,6 +104,13 @@ def test_all_faults_come_in_one_message():
 )
 def test_a_fault_names_its_path_and_what_to_do(parameters, fault):
     assert faults(parameters) == [fault]
+
+
+def test_true_and_false_are_taken_where_they_are_meant():
+    train = {"compile": True, "cuda_graphs": "auto", "fused_optimizer": False}
+    assert parse_settings({"train": train}).train.compile is True
+    grid = {"train.compile": [True, False]}
+    assert parse_settings({"sweep": {"grid": grid}}).sweep.grid == grid
 
 
 def test_nothing_given_is_valid():

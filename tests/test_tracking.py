@@ -246,6 +246,29 @@ def test_a_dead_server_costs_seconds_and_no_point(store, tmp_path, points, close
     assert tracking.sync(points) == []
 
 
+def test_a_delivered_run_is_sent_to_another_store_once(
+    store, empty_store, closed_port, tmp_path, points
+):
+    other = f"sqlite:///{shutil.copy(empty_store, tmp_path / 'other.db')}"
+    outbox = tracking.begin(points, record(store, tmp_path), goes_on=False)
+    append(points, 1, 2)
+    assert run_to_end(outbox)
+    first = outbox.record.run_id
+    assert tracking.sync(points) == tracking.sync(points, store) == []
+
+    tracking.prepare(closed_port)  # else MLflow waits for minutes
+    [line] = tracking.sync(points, closed_port)
+    assert line.startswith(f"bert_cpu_b8: not sent to {closed_port} (")
+    assert tracking.sync(points) == []  # its own store has it still
+
+    [line] = tracking.sync(points, other)
+    said, run_id = line.rsplit(" ", 1)
+    assert said == f"bert_cpu_b8: sent to {other} as run"
+    assert history(other, run_id) == history(store, first)
+    assert MlflowClient(other).get_run(run_id).info.status == "FINISHED"
+    assert tracking.sync(points, other) == tracking.sync(points, store) == []
+
+
 @pytest.mark.timeout(60)
 def test_a_locked_store_costs_seconds_and_no_point(store, tmp_path, points):
     outbox = tracking.begin(points, record(store, tmp_path), goes_on=False)

@@ -15,7 +15,12 @@ from kedro.framework.session import KedroSession
 from kedro.io import DatasetError
 from rich.console import Console
 
-from flatout.command_line import check_command, check_environment, plain_error
+from flatout.command_line import (
+    check_command,
+    check_data_dir,
+    check_environment,
+    plain_error,
+)
 from flatout.engine.settings import parse_settings
 
 logger = logging.getLogger(__name__)
@@ -121,6 +126,7 @@ def compare(data_dir: str | None, **options: Any) -> None:
     from flatout import compare as comparison
 
     with plain_errors():
+        check_data_dir(data_dir)
         check_environment(options["env"])
         check_environment(options["slow_env"])
         folder, uri, project = _project_facts(data_dir)
@@ -139,17 +145,20 @@ def compare(data_dir: str | None, **options: Any) -> None:
 @click.option("--data-dir", help="Folder of the run's data. Default: data.")
 @click.option("--tracking-uri", help="Another store than the runs were meant for.")
 def sync(env: str | None, data_dir: str | None, tracking_uri: str | None) -> None:
-    """Send to MLflow what it lacks of this folder's runs."""
+    """Send to MLflow what it lacks of this folder's runs.
+
+    They are the last training, the last other run, and what no store took of those
+    before them. Models are not sent.
+    """
     from flatout import tracking
 
     extra = {"data_dir": data_dir} if data_dir else {}
-    with (
-        plain_errors(),
-        KedroSession.create(env=env, runtime_params=extra) as session,
-    ):
+    with plain_errors():
+        check_data_dir(data_dir)
         check_environment(env)
-        context = session.load_context()
-        settings = parse_settings(context.config_loader["parameters"])
+        with KedroSession.create(env=env, runtime_params=extra) as session:
+            context = session.load_context()
+            settings = parse_settings(context.config_loader["parameters"])
     points = Path(settings.paths.metrics)
     tracking.prepare(tracking_uri or "")
     lines = [

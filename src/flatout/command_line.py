@@ -35,6 +35,13 @@ def check_environment(env: str | None, conf_source: str | None = None) -> None:
     raise CommandError(f"--env: no environment {env}; {near_or_all(str(env), known)}")
 
 
+def check_data_dir(data_dir: str | None) -> None:
+    """Raises CommandError where there is no such folder: reading it would make it."""
+    folder = Path(project_path(data_dir or "data"))
+    if not folder.is_dir():
+        raise CommandError(f"--data-dir: there is no folder {folder}")
+
+
 def check_pipelines(names: Iterable[str]) -> None:
     """Raises CommandError; imports none of them."""
     folders = resources.files("flatout.pipelines").iterdir()

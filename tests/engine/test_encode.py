@@ -364,15 +364,44 @@ def two_splits(text="a b"):
     return {"train": rows_of([text]), "test": rows_of(["c"])}
 
 
-def refusal(tokens, tokenizer, settings=None, names=()):
+def refusal(tokens, tokenizer, settings=None, names=(), first="tokenize"):
     theirs = AutoTokenizer.from_pretrained(tokenizer.folder)
     with pytest.raises(StaleTokensError) as error:
         check_tokens_match(tokens, settings or settings_of(), theirs, names)
     head, what = str(error.value).split(" (then -> now): ")
     what, advice = what.split(". Run ")
     assert head == "the token rows were made from something else"
-    assert advice == "kedro run --pipelines=tokenize, or set the parameters back"
+    assert advice == f"kedro run --pipelines={first}, or set the parameters back"
     return what
+
+
+def test_another_kind_of_label_needs_another_split(word_pieces, tmp_path):
+    tokens = stored_splits(tmp_path, word_pieces, two_splits())
+    model = MODEL.model_copy(update={"task": "regression"})
+    said = refusal(tokens, word_pieces, settings_of(model), first="split,tokenize")
+    assert said == (
+        'model.task: "sequence-classification" -> "regression" '
+        "(train_tokens, test_tokens)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "held"),
+    [
+        ("regression", ["pos", "neg"], "class names"),
+        ("sequence-classification", [0.5, 1.0], "numbers"),
+    ],
+)
+def test_rows_that_were_split_for_another_task(word_pieces, task, labels, held):
+    rows = datasets.Dataset.from_dict({"text": ["a", "b"], "label": labels})
+    model = MODEL.model_copy(update={"task": task})
+    with pytest.raises(TokensError) as error:
+        tokens_recipe("train_tokens", rows, word_pieces, [], model, TOKENIZE)
+    assert str(error.value) == (
+        f"train_tokens: the labels of its rows are {held}, of no use for model.task "
+        f"{task}: the rows were split for another task. Run kedro run "
+        "--pipelines=split,tokenize, or set model.task back"
+    )
 
 
 def test_tokens_of_other_parameters_are_refused_by_name(word_pieces, tmp_path):

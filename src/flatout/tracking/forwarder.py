@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 
@@ -169,13 +170,14 @@ class Forwarder:
 def sync(points: Path, tracking_uri: str | None = None) -> list[str]:
     """Send what MLflow lacks of the run at `points` and of those set aside before it.
 
-    `tracking_uri`: another store than the one that each was meant for. Returns a line
-    a run; one that still runs is left to its own process.
+    `tracking_uri`: another store than the one that each was meant for; the run at
+    `points` is sent there too where its own has it. Returns a line a run; one that
+    still runs is left to its own process.
     """
     lines = []
     for path in [*set_aside_beside(points), points]:
         outbox = Outbox.load(path)
-        if outbox is not None and not outbox.record.complete:
+        if outbox is not None and outbox.record.is_lacked_by(tracking_uri):
             lines.append(_sync_one(outbox, tracking_uri))
         if path != points and outbox is not None and outbox.record.complete:
             shutil.rmtree(path.parent)
@@ -183,15 +185,18 @@ def sync(points: Path, tracking_uri: str | None = None) -> list[str]:
 
 
 def _sync_one(outbox: Outbox, tracking_uri: str | None) -> str:
-    record = outbox.record
+    record, before = outbox.record, deepcopy(outbox.record)
     if record.end_ms is None and process_lives(record.tags):
         return f"{record.name}: still running, it sends its points itself"
     if record.end_ms is None:
         record.status = "KILLED"
     if tracking_uri and tracking_uri != record.tracking_uri:
         outbox.readdress(tracking_uri)
+    record.complete = False
     try:
         send_end(outbox, MlflowClient(record.tracking_uri))
     except Exception as error:
+        if before.complete:  # in its own store: no later sync has to send it
+            Outbox(outbox.points, before).save()
         return f"{record.name}: not sent to {record.tracking_uri} ({one_line(error)})"
     return f"{record.name}: sent to {record.tracking_uri} as run {record.run_id}"

@@ -68,6 +68,13 @@ class RunRecord:
     """The store is to be told that a run which it knows as ended runs again."""
     complete: bool = False
     """The store has all of a run that has ended."""
+    delivered: list[str] = field(default_factory=list)
+    """URIs of the stores that have all of it."""
+
+    def is_lacked_by(self, tracking_uri: str | None) -> bool:
+        """None: the store that the run was meant for."""
+        have = {None, self.tracking_uri, *self.delivered}
+        return not self.complete or tracking_uri not in have
 
 
 class Outbox:
@@ -200,7 +207,7 @@ def begin(points: Path, record: RunRecord, *, goes_on: bool) -> Outbox:
     if earlier and goes_on and earlier.record.status != "FINISHED":
         kept = earlier.record
         kept.status, kept.end_ms, kept.complete = "RUNNING", None, False
-        kept.tags, kept.goes_on = record.tags, True
+        kept.tags, kept.goes_on, kept.delivered = record.tags, True, []
         if kept.tracking_uri != record.tracking_uri:
             earlier.readdress(record.tracking_uri, record.artifact_location)
         earlier.note_known_points()

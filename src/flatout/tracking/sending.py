@@ -69,6 +69,7 @@ def send_end(outbox: Outbox, client: MlflowClient) -> None:
         client.log_artifact(run_id, str(path))
     client.set_terminated(run_id, record.status, record.end_ms)
     record.complete = True
+    record.delivered.append(record.tracking_uri)
     outbox.save()
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 Strategy = Literal["fixed", "random", "grouped", "packed"]
 Task = Literal["sequence-classification", "regression", "causal-lm", "masked-lm"]
@@ -30,3 +30,19 @@ class SettingsModel(BaseModel):
         validate_default=True,
         protected_namespaces=(),
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_boolean_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Pydantic takes true for 1 where a number is asked for."""
+        kinds = _kinds(cls.model_fields[str(info.field_name)].annotation)
+        if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
+            raise ValueError("should be a number, not true or false")
+        return value
+
+
+def _kinds(annotation: Any) -> set[type]:
+    """The types that an annotation such as `Count | Auto` is put together from."""
+    if isinstance(annotation, type):
+        return {annotation}
+    return {kind for part in get_args(annotation) for kind in _kinds(part)}

@@ -52,11 +52,32 @@ def _fault_text(fault: Any, location: list[Any], model: type[BaseModel]) -> str:
     if fault["type"] == "extra_forbidden":
         names = _names_beside(location, model)
         parent = "".join(f"{part}." for part in location[:-1])
+        elsewhere = _elsewhere(str(location[-1]), model)
+        if elsewhere:
+            return f"unknown parameter; did you mean {' or '.join(elsewhere)}?"
         return f"unknown parameter; {near_or_all(str(location[-1]), names, parent)}"
     message = str(fault["msg"]).removeprefix("Value error, ")
     for told, ours in WORDS.items():
         message = message.replace(told, ours)
     return message
+
+
+def _elsewhere(name: str, model: type[BaseModel], parent: str = "") -> list[str]:
+    """Paths of the parameters below `model` that have just this name."""
+    paths = [f"{parent}{name}"] if name in model.model_fields else []
+    for field, info in model.model_fields.items():
+        below = _model_of(info.annotation)
+        if below is not None:
+            paths += _elsewhere(name, below, f"{parent}{field}.")
+    return paths
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    """The settings behind `LoaderSettings` or `LoaderSettings | None`."""
+    for kind in (annotation, *get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
 
 
 def _shown_value(fault: Any) -> str:
@@ -78,9 +99,5 @@ def _is_union_branch(part: object) -> bool:
 def _names_beside(location: list[Any], model: type[BaseModel]) -> list[str]:
     """Valid names on the level of the last part of `location`."""
     for part in location[:-1]:
-        annotation = model.model_fields[str(part)].annotation
-        candidates = [annotation, *get_args(annotation)]
-        model = next(
-            c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)
-        )
+        model = _model_of(model.model_fields[str(part)].annotation) or model
     return sorted(model.model_fields)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,9 @@ from flatout.engine.tokenizing.token_recipes import token_options
 from flatout.engine.tokenizing.tokenizer import FILES, TokenizerFile
 
 logger = logging.getLogger(__name__)
+
+LABEL_OF = {"sequence-classification": "name", "regression": "number"}
+"""What split keeps of a row's label; tasks of language models have none."""
 
 
 class StaleTokensError(ValueError):
@@ -75,8 +78,16 @@ def check_tokens_match(
         raise StaleTokensError(
             "the token rows were made from something else (then -> now): "
             + "; ".join(f"{text} ({', '.join(at)})" for text, at in faults.items())
-            + ". Run kedro run --pipelines=tokenize, or set the parameters back"
+            + f". Run {_remedy(known.values(), settings)}, or set the parameters back"
         )
+
+
+def _remedy(keys: Iterable[ContentKey], settings: Settings) -> str:
+    """The rows of split hold class names, numbers or no labels, as the task has it."""
+    label = LABEL_OF.get(settings.model.task)
+    tasks = {key.fields.get("model.task") for key in keys}
+    same = all(LABEL_OF.get(str(task)) == label for task in tasks)
+    return f"kedro run --pipelines={'tokenize' if same else 'split,tokenize'}"
 
 
 def _changed_inputs(

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from flatout.engine.data.arrow_folder import without_indices
 from flatout.engine.data.content_key import ContentKey, arrow_digest
-from flatout.engine.settings import ModelSettings, TokenizeSettings
+from flatout.engine.settings import CLASSIFIES, ModelSettings, TokenizeSettings
 from flatout.engine.tokenizing.encode import TokensError, TokensRecipe
 from flatout.engine.tokenizing.plain_encoder import EncodeOptions
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
@@ -31,6 +31,7 @@ def tokens_recipe(
     """For the split `name`; `rows` is a `datasets.Dataset`. Raises TokensError."""
     _check_length(tokenizer, tokenize.max_length)
     rows = without_indices(rows)
+    _check_labels(name, rows, model.task)
     options = _options(rows, tokenizer, model, tokenize)
     columns = [n for n in ("text", "text_pair", "label") if n in rows.column_names]
     fields = {
@@ -110,6 +111,21 @@ def empty_text_id(tokenizer: TokenizerFile) -> int | None:
     names = ("unk_token", "eos_token", "sep_token", "bos_token")
     ids = (tokenizer.token_id(name) for name in names)
     return next((id_ for id_ in ids if id_ is not None), None)
+
+
+def _check_labels(name: str, rows: Any, task: str) -> None:
+    """split keeps class names as text, and the targets of regression as numbers."""
+    if task not in CLASSIFIES or "label" not in rows.column_names:
+        return
+    kind = rows.data.table.column("label").type
+    numbers = pa.types.is_floating(kind) or pa.types.is_integer(kind)
+    if numbers != (task == "regression"):
+        raise TokensError(
+            f"{name}: the labels of its rows are "
+            f"{'numbers' if numbers else 'class names'}, of no use for model.task "
+            f"{task}: the rows were split for another task. Run kedro run "
+            "--pipelines=split,tokenize, or set model.task back"
+        )
 
 
 def _check_length(tokenizer: TokenizerFile, max_length: int) -> None:
