@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import socket
@@ -11,16 +12,21 @@ import threading
 import time
 from pathlib import Path
 
+import mlflow
 import pandas as pd
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion, ModelVersionTag
+from mlflow.models import Model
+from transformers import AutoTokenizer
 
 from flatout import tracking
 from flatout.tracking import facts, models, outcomes
 from flatout.tracking.outbox import Outbox
 from flatout.tracking.sending import send
 from flatout.tracking.store import process_tags
+from tests.engine.families import task_model
+from tests.pipelines.tokens import write_tokens
 
 
 def record(uri: str, tmp_path: Path, **changes) -> tracking.RunRecord:
@@ -430,3 +436,22 @@ def test_environment_names_every_package(tmp_path):
     written = json.loads((tmp_path / "environment.json").read_text())
     assert {"torch", "kedro", "mlflow"} <= set(written["packages"])
     assert written["usable_cores"] <= os.cpu_count()
+
+
+def test_a_masked_model_is_logged_with_an_example_that_it_takes(
+    store, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.chdir(tmp_path)
+    write_tokens(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "06_models" / "tokenizer")
+    model = task_model("bert", "masked-lm", "sdpa").model
+    said = logging.getLogger("mlflow")
+    said.addHandler(caplog.handler)
+    tracking.use(store)
+    with mlflow.start_run():
+        uri = models.log_model(model, tokenizer, "masked-lm", "p5 p6")
+    said.removeHandler(caplog.handler)
+    assert "serving input example" not in caplog.text
+    logged = Model.load(mlflow.artifacts.download_artifacts(uri))
+    [example] = logged.load_input_example()
+    assert example == "[MASK] p5 p6"

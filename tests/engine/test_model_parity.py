@@ -1,5 +1,7 @@
 """Packed equals padded, and both equal the model as transformers runs it."""
 
+import logging
+
 import pytest
 import torch
 
@@ -66,8 +68,12 @@ def test_attention_for_targets_alone_equals_attention_for_all():
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-def test_a_new_model_names_no_token_beyond_its_vocabulary(family):
+def test_a_new_model_names_no_token_beyond_its_vocabulary(family, caplog):
+    said = logging.getLogger("transformers")
+    said.addHandler(caplog.handler)
     config = task_model(family, "sequence-classification", "sdpa").model.config
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+    said.removeHandler(caplog.handler)
+    assert "within the vocabulary" not in caplog.text
+    for name in ("bos_token_id", "eos_token_id", "cls_token_id", "pad_token_id"):
         token = getattr(config, name, None)
         assert token is None or token < config.vocab_size, name

@@ -135,8 +135,6 @@ def _config(
     config = _load_config(settings, extra, transformers)
     if getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = vocabulary.pad_token_id
-    if settings.name_or_path is None:
-        _drop_foreign_tokens(config)
     if config.vocab_size < vocabulary.size:
         raise ModelError(
             f"model.config.vocab_size={config.vocab_size} is smaller than the "
@@ -146,12 +144,16 @@ def _config(
     return config
 
 
-def _drop_foreign_tokens(config: Any) -> None:
-    """GPT-2's end of text is number 50,256 by default, whatever the vocabulary."""
-    for name in ("bos_token_id", "eos_token_id"):
-        token = getattr(config, name, None)
-        if isinstance(token, int) and token >= config.vocab_size:
-            setattr(config, name, None)
+def _foreign_tokens(kind: str, vocab_size: int, transformers: Any) -> dict[str, None]:
+    """Defaults that a smaller vocabulary does not have, as GPT-2's end of text, number
+    50,256: given as None, since transformers warns of them when a config is made."""
+    defaults = transformers.AutoConfig.for_model(kind)
+    return {
+        name: None
+        for name in ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
+        if isinstance(token := getattr(defaults, name, None), int)
+        and token >= vocab_size
+    }
 
 
 def _load_config(
@@ -160,7 +162,8 @@ def _load_config(
     try:
         if settings.name_or_path is None:
             kind = extra.pop("model_type")
-            return transformers.AutoConfig.for_model(kind, **extra)
+            foreign = _foreign_tokens(kind, extra["vocab_size"], transformers)
+            return transformers.AutoConfig.for_model(kind, **{**foreign, **extra})
         extra.pop("model_type", None)
         config = transformers.AutoConfig.from_pretrained(
             settings.name_or_path,

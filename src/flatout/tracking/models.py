@@ -33,6 +33,8 @@ def log_model(model: Any, tokenizer: Any, task: str, example: str) -> str:
 
     # They ask for a model card, which a model of one's own does not have yet.
     logging.getLogger("mlflow.transformers").setLevel(logging.ERROR)
+    if task == "masked-lm":  # MLflow tries the example, and there must be a gap
+        example = f"{tokenizer.mask_token} {example}"
     logged = mlflow.transformers.log_model(
         transformers_model={"model": model, "tokenizer": tokenizer},
         name="model",
