@@ -11,6 +11,7 @@ import gc
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -137,6 +138,8 @@ def _status(pid: int) -> int | None:
 
 def _become(request: dict[str, Any]) -> None:
     os.setsid()
+    # As in a terminal: a shell that starts the tests in the background ignores it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["variables"])
