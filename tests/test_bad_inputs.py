@@ -16,8 +16,8 @@ from mlflow import MlflowClient
 
 from flatout import tracking
 from flatout.doctor.store import LATER, tracking_store
+from flatout.engine.building import ModelError, build
 from flatout.engine.jobs.launch import run_job
-from flatout.engine.model import ModelError, build
 from flatout.engine.settings import Settings
 from flatout.tracking import facts
 from flatout.tracking.store import LOGIN

@@ -160,7 +160,7 @@ def test_the_saved_model_predicts(finished, tmp_path):
 
 def test_a_checkpoint_keeps_its_own_sizes(finished):
     """Those of `model.config` in conf/base are for training from scratch."""
-    from flatout.engine.model import Vocabulary, build
+    from flatout.engine.building import Vocabulary, build
 
     context = context_of("local")
     parameters = context.config_loader["parameters"]

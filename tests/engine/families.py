@@ -6,9 +6,10 @@ import pyarrow as pa
 import torch
 
 from flatout.engine.batching import GlobalBatches, Planner
+from flatout.engine.building import Vocabulary, build
 from flatout.engine.collation import Collator, StepRows
 from flatout.engine.heads import DECODERS
-from flatout.engine.model import TaskModel, Vocabulary, build
+from flatout.engine.model import TaskModel
 from flatout.engine.settings import ModelSettings
 from flatout.engine.tokens import TokenRows
 

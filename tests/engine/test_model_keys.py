@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from flatout.engine.building import ModelError, build
 from flatout.engine.doctor.model import checkpoint
-from flatout.engine.model import ModelError, build
 from flatout.engine.model_keys import check_model_keys
 from flatout.engine.settings import ModelSettings, Settings, SettingsError
 from flatout.engine.sweep.samplers import check_sweep

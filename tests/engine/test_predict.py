@@ -13,10 +13,10 @@ import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, pipeline
 
+from flatout.engine.building import ModelError, Vocabulary, build, load_pretrained
 from flatout.engine.collation import Collator
 from flatout.engine.data.raw_texts import RawTextsError
 from flatout.engine.data.text_files import TextFiles
-from flatout.engine.model import ModelError, Vocabulary, build, load_pretrained
 from flatout.engine.predict import predict
 from flatout.engine.predictor import made_ahead
 from flatout.engine.settings import (

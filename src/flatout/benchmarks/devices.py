@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from flatout.engine.building import Vocabulary
 from flatout.engine.job import TrainJob
 from flatout.engine.jobs.launch import run_job
 from flatout.engine.loop import TrainResult
-from flatout.engine.model import Vocabulary
 from flatout.engine.settings import parse_settings
 from flatout.engine.tokens import TokenRows
 

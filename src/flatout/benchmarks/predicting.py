@@ -100,8 +100,8 @@ def _sides(folder: Path, settings: Settings) -> dict[str, Side]:
 
 
 def _flatout(folder: Path, settings: Settings) -> Side:
+    from flatout.engine.building import load_pretrained
     from flatout.engine.data.raw_texts import open_raw_texts
-    from flatout.engine.model import load_pretrained
     from flatout.engine.predict import Predictions
     from flatout.engine.predictor import Predictor
     from flatout.engine.tokenizing.tokenizer import TokenizerFile

@@ -95,8 +95,8 @@ def token_rows(rows: int, seed: int) -> Any:
 
 
 def make_job(victim: Victim, folder: Path) -> Any:
+    from flatout.engine.building import Vocabulary
     from flatout.engine.job import TrainJob
-    from flatout.engine.model import Vocabulary
     from flatout.engine.settings import parse_settings
 
     return TrainJob(

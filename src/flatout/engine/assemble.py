@@ -13,6 +13,7 @@ from torch import nn
 
 from flatout.engine import attention
 from flatout.engine.blocks import fuse_blocks
+from flatout.engine.building import build
 from flatout.engine.choices import Choices, choose, settle
 from flatout.engine.collation import StepRows
 from flatout.engine.compiling import compiled
@@ -22,7 +23,7 @@ from flatout.engine.exchange import Exchange
 from flatout.engine.garbage import collect_as_usual
 from flatout.engine.gelu import replace_gelu
 from flatout.engine.job import TrainJob, check_rows
-from flatout.engine.model import TaskModel, build
+from flatout.engine.model import TaskModel
 from flatout.engine.optim import Updater, build_adamw
 from flatout.engine.projections import join_products
 from flatout.engine.residual import round_residual_stream

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flatout.engine.model import ModelError, Vocabulary
+from flatout.engine.building import ModelError, Vocabulary
 from flatout.engine.settings import CLASSIFIES, Settings, SettingsError
 from flatout.engine.tokens import TokenRows
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from flatout.engine.assemble import Trainer, assemble
+from flatout.engine.building import load_pretrained
 from flatout.engine.evaluate import evaluate
 from flatout.engine.job import TrainJob
 from flatout.engine.jobs.distributed import Team
@@ -18,7 +19,6 @@ from flatout.engine.jobs.identity import agreed
 from flatout.engine.jobs.oom import shrink
 from flatout.engine.jobs.session import Session
 from flatout.engine.loader import StepLoader
-from flatout.engine.model import load_pretrained
 from flatout.engine.optim import learning_rate, set_learning_rate
 from flatout.engine.progress import Progress, evaluation_due
 from flatout.engine.recorder import Recorder

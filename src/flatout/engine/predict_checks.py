@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from flatout.engine.building import ModelError
 from flatout.engine.heads import position_offset
-from flatout.engine.model import ModelError
 from flatout.engine.settings import Settings, SettingsError, Task
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 

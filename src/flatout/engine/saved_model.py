@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from flatout.engine.assemble import Trainer
+from flatout.engine.building import load_pretrained
 from flatout.engine.jobs.checkpoint import (
     broadcast,
     fill_tensors,
@@ -19,7 +20,6 @@ from flatout.engine.jobs.checkpoint import (
     whole_tensor,
 )
 from flatout.engine.jobs.checkpoint_folder import write_whole
-from flatout.engine.model import load_pretrained
 
 
 class SaveError(OSError):

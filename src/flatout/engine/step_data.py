@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from flatout.engine.batching import GlobalBatches, Planner
+from flatout.engine.building import ModelError
 from flatout.engine.choices import Choices, rank_tokens
 from flatout.engine.collation import Collator, StepRows
 from flatout.engine.heads import DECODERS
 from flatout.engine.job import TrainJob
-from flatout.engine.model import ModelError
 from flatout.engine.runtime import Runtime
 from flatout.engine.settings import Settings
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from flatout.engine.building import Vocabulary
 from flatout.engine.data.content_key import arrow_digest
 from flatout.engine.data.whole_folder import stored_key
 from flatout.engine.job import TrainJob
-from flatout.engine.model import Vocabulary
 from flatout.engine.settings import Settings
 from flatout.engine.tokens import TokenRows
 

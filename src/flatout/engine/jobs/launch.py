@@ -18,6 +18,7 @@ from typing import Any
 import xxhash
 
 from flatout.engine import environment
+from flatout.engine.building import Vocabulary
 from flatout.engine.doctor.startup import warn_at_start
 from flatout.engine.job import TrainJob
 from flatout.engine.jobs.checkpoint_folder import finish
@@ -28,7 +29,6 @@ from flatout.engine.jobs.results import read_result, take_over, write_result
 from flatout.engine.jobs.resume import open_named
 from flatout.engine.jobs.supervisor import Attempt, is_worth_another
 from flatout.engine.loop import TrainResult, train
-from flatout.engine.model import Vocabulary
 from flatout.engine.runtime import set_up
 from flatout.engine.settings import DistributedSettings, Settings, SettingsError
 from flatout.engine.tokens import TokenRows

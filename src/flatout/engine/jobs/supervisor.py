@@ -19,6 +19,7 @@ import psutil
 import flatout
 from flatout.engine import environment
 from flatout.engine.batching import BudgetError
+from flatout.engine.building import ModelError
 from flatout.engine.health import NonFiniteError
 from flatout.engine.job import TrainJob
 from flatout.engine.jobs.agent import FAILURES
@@ -33,7 +34,6 @@ from flatout.engine.jobs.heartbeat import (
 from flatout.engine.jobs.oom import OutOfMemory
 from flatout.engine.jobs.rank import INTERRUPTED, SMALLER
 from flatout.engine.jobs.signals import Interrupted, StopSignals
-from flatout.engine.model import ModelError
 from flatout.engine.settings import SettingsError
 from flatout.engine.tokens import TokenRowsError
 
