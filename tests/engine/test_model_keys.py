@@ -8,7 +8,7 @@ import pytest
 
 from flatout.engine.building import ModelError, build
 from flatout.engine.doctor.model import checkpoint
-from flatout.engine.model_keys import check_model_keys
+from flatout.engine.model_keys import check_model_keys, model_key_faults
 from flatout.engine.settings import ModelSettings, Settings, SettingsError
 from flatout.engine.sweep.samplers import check_sweep
 from tests.engine.families import CONFIGS, VOCABULARY
@@ -85,18 +85,21 @@ def test_sizes_that_no_model_has_are_refused(size, reason):
 def test_what_a_model_has_is_taken(family):
     inherited = {"hidden_size": 16, "intermediate_size": 32}  # from conf/base
     config = {"model_type": family, **inherited, **CONFIGS[family], "num_labels": 3}
-    check_model_keys(ModelSettings(config=config))
+    assert model_key_faults(ModelSettings(config=config)) == []
+    wrong = {**config, "hidden_sizes": 1}
+    assert len(model_key_faults(ModelSettings(config=wrong))) == 1
 
 
 def test_what_transformers_5_translates_is_taken():
     config = {"model_type": "llama", "rope_theta": 5e5, "rope_scaling": None}
-    check_model_keys(ModelSettings(task="causal-lm", config=config))
+    assert model_key_faults(ModelSettings(task="causal-lm", config=config)) == []
 
 
 def test_overrides_are_held_against_the_checkpoint(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert", "own_key": 1}')
     right = {"hidden_dropout_prob": 0.0, "own_key": 2}
-    check_model_keys(ModelSettings(name_or_path=str(tmp_path), overrides=right))
+    held = ModelSettings(name_or_path=str(tmp_path), overrides=right)
+    assert model_key_faults(held) == []
     wrong = {"hidden_dropout": 0.0}
     settings = ModelSettings(name_or_path=str(tmp_path), overrides=wrong)
     fault = (
@@ -111,7 +114,7 @@ def test_overrides_are_held_against_the_checkpoint(tmp_path):
 
 def test_of_a_checkpoint_that_is_not_here_nothing_is_said():
     absent = ModelSettings(name_or_path="nobody/has-this", overrides={"hiden": 1})
-    check_model_keys(absent)
+    assert model_key_faults(absent) == []
 
 
 def test_a_sweep_of_a_key_that_is_none_is_refused():

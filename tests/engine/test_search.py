@@ -172,6 +172,20 @@ def test_nothing_is_recommended_where_the_memory_holds_nothing(mode, tmp_path):
     assert summarise(sweep)["tuned"] is None
 
 
+def test_what_no_fresh_process_holds_is_not_safe(tmp_path):
+    @dataclass
+    class Leaking(FormulaBench):
+        def _memory(self, spec):
+            return {"max_token_budget": 0 if spec.options else 1000}
+
+    sweep = Sweep(bench(tmp_path, kind=Leaking, **GRID))
+    run_grid(sweep)
+    asked = [t.label for t in sweep.bench.results if "fresh" in t.label]
+    assert asked == [f"budget {n} in a fresh process" for n in (1000, 896, 768)]
+    assert sweep.memory.note == "no budget down to 768 held in a fresh process"
+    assert sweep.picks.recommended is None
+
+
 def test_a_grid_keeps_the_precision_that_is_configured(tmp_path):
     sweep = Sweep(bench(tmp_path, **GRID))  # runtime.precision: fp32
     run_grid(sweep)
@@ -308,6 +322,24 @@ def test_a_quick_minute_is_no_gain_in_the_ladder(tmp_path):
     history = sweep.ladder[1]
     assert history.individual == pytest.approx(1.0)  # 1.2 and 1 / 1.2
     assert history.kept
+
+
+@dataclass
+class WarmingBench(FormulaBench):
+    """Quick at first, as a machine that has not become hot yet."""
+
+    def _end_to_end(self, spec):
+        figures = super()._end_to_end(spec)
+        figures["samples_per_s"] *= 1.5 if len(self.results) == 1 else 1.0
+        return figures
+
+
+def test_a_quick_first_trial_stands_beside_one_rung_alone(tmp_path):
+    sweep = Sweep(bench(tmp_path, kind=WarmingBench, mode="ladder"))
+    run_ladder(sweep)
+    history, metrics = sweep.ladder[1:3]
+    assert history.individual == pytest.approx((1 / 1.5) ** 0.5)
+    assert (metrics.individual, metrics.kept) == (pytest.approx(1.0), True)
 
 
 def test_the_ladder_ends_where_conf_slow_does_not_run(tmp_path):

@@ -70,14 +70,16 @@ def largest_budget(bench: Bench, changes: Changes) -> SafeBudget:
         return SafeBudget(note=f"it could not be asked ({found.status}: {found.note})")
     if not budget:
         return SafeBudget(0, found.note)
-    for _ in range(MAX_CONFIRMATIONS):
+    tried = [
+        int(0.9**power * budget) // 64 * 64 for power in range(1, MAX_CONFIRMATIONS)
+    ]
+    for smaller in [int(budget), *tried]:
         again = bench.run(
             "memory",
             changes,
-            label=f"budget {budget} in a fresh process",
-            options={"token_budget": budget},
+            label=f"budget {smaller} in a fresh process",
+            options={"token_budget": smaller},
         )
         if again.ok and bench.figures[again.trial_id].get("max_token_budget"):
-            return SafeBudget(int(budget), found.note)
-        budget = int(0.9 * budget) // 64 * 64
-    return SafeBudget(0, f"no budget from {budget} on held in a fresh process")
+            return SafeBudget(smaller, found.note)
+    return SafeBudget(0, f"no budget down to {smaller} held in a fresh process")

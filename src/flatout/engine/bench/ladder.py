@@ -67,17 +67,18 @@ class Climb:
 
     def compare(
         self, rung: Rung, number: int, below: TrialResult
-    ) -> tuple[TrialResult, float | None]:
-        """A trial of `rung`, and its rate over that of what was kept below."""
+    ) -> tuple[TrialResult, float | None, TrialResult]:
+        """A trial of `rung`, its rate over that of what was kept below, and the last
+        trial of that: an hour later the first one would say nothing."""
         changes = {**self.changes, **rung.changes}
         trial = self.measure(rung.name, changes)
         ratio = _ratio(trial, below)
         if ratio is None or ratio >= CLEAR_GAIN:
-            return trial, ratio
+            return trial, ratio, below
         beside = self.measure(self.name, dict(self.changes), again=number)
         trial = self.measure(rung.name, changes, again=number)
         again = _ratio(trial, beside)
-        return trial, math.sqrt(ratio * again) if again else None
+        return trial, math.sqrt(ratio * again) if again else None, beside
 
     def keep(self, rung: Rung, ratio: float) -> None:
         self.changes.update(rung.changes)
@@ -96,7 +97,7 @@ def ladder(bench: Bench) -> Iterator[Step]:
     lost: list[tuple[Rung, Changes]] = []
     number = 0
     for number, rung in enumerate(_in_order(chosen, lost, climb.changes), start=1):
-        trial, ratio = climb.compare(rung, number, below)
+        trial, ratio, below = climb.compare(rung, number, below)
         keeps = ratio is not None and ratio >= KEPT_FROM
         yield _step(number, rung, trial, ratio, climb.gained, kept=keeps)
         if keeps:

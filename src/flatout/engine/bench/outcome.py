@@ -164,13 +164,13 @@ def _free(sweep: Sweep) -> dict[str, Any] | None:
     """Beyond the user's global batch: of mode tune the best there, of mode grid what is
     recommended, if that lies beyond it."""
     options = sweep.bench.options
-    if not options.free_global_batch or options.mode not in ADVISES:
+    advised = sweep.picks.recommended is not None
+    if not options.free_global_batch or not advised:
         return None
-    trial, note = None, "none of the sweep's gave more"
     if sweep.tuned is not None:
         trial, note = sweep.tuned.free, sweep.tuned.free_note
-    elif options.mode == "grid":
-        trial = _beyond(sweep)
+    else:
+        trial, note = _beyond(sweep), "none of benchmark.batch_sizes gave more"
     settings = sweep.bench.settings
     return {
         "trial": _shown(trial),
