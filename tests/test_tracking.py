@@ -362,6 +362,13 @@ def test_trials_are_nested_runs(store, tmp_path, points):
     assert times[0][1] == times[1][0], "one after the other"
 
 
+def test_a_trial_without_a_time_is_a_run_too():
+    table = pd.DataFrame({"trial_id": ["a1", "b2"], "elapsed_s": [float("nan"), 2.0]})
+    first, second = outcomes.nested_runs(table)
+    assert first["start_ms"] == first["end_ms"] == second["start_ms"]
+    assert second["end_ms"] - second["start_ms"] == 2000
+
+
 @pytest.mark.parametrize(
     ("loss", "tokens", "wins"),
     [("0.4", "t1", True), ("0.6", "t1", False), ("0.1", "t2", False)],

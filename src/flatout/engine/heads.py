@@ -108,8 +108,9 @@ class _FullPrecision(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """(K, hidden) of any type -> (K, 1) fp32."""
+        bias = None if self.bias is None else self.bias.float()
         with torch.autocast(input.device.type, enabled=False):
-            return F.linear(input.float(), self.weight, self.bias)
+            return F.linear(input.float(), self.weight.float(), bias)
 
 
 def keep_output_precise(model: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -79,7 +80,9 @@ def nested_runs(trials: Any) -> list[dict[str, Any]]:
     other, the last one ends now.
     """
     rows = trials.to_dict("records")
-    durations_ms = [int(1000 * row.get("elapsed_s", 0.0)) for row in rows]
+    elapsed_s = [float(row.get("elapsed_s") or 0.0) for row in rows]
+    # An empty cell of a table is NaN.
+    durations_ms = [int(1000 * s) if math.isfinite(s) else 0 for s in elapsed_s]
     start_ms = int(time.time() * 1000) - sum(durations_ms)
     found = []
     for row, duration_ms in zip(rows, durations_ms, strict=True):
