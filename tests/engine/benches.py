@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,18 @@ class FormulaBench(Bench):
         else:  # a worker takes a little of the step's own cores
             slowed = compute_ms * (1 + self.machine.get("worker_cost", 0.0) * count)
             total_ms = max(slowed, io_ms / count)
-        return self._rated(spec, total_ms) | {"num_workers": count}
+        return self._rated(spec, total_ms) | {"num_workers": count} | self._times(spec)
+
+    def _times(self, spec: TrialSpec) -> dict[str, Any]:
+        """Over what stands below: both in the same minute."""
+        if "below" not in spec.options:
+            return {}
+        asked = replace(spec, settings=parse_settings(spec.options["below"]))
+        rates = [
+            self._end_to_end(replace(one, options={})).get("samples_per_s")
+            for one in (spec, asked)
+        ]
+        return {"times_below": rates[0] / rates[1]} if all(rates) else {}
 
     def _peer(self, spec: TrialSpec) -> dict[str, Any]:
         return self._rated(spec, self.machine.get("trainer", 2.0) * self._batch(spec))

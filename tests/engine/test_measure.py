@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
 
 from flatout.engine.assemble import assemble
-from flatout.engine.bench import measure, memory_probe, probes, profile
+from flatout.engine.bench import measure, memory_probe, probes, profile, turns, windows
 from flatout.engine.bench.blocks import BlockRows, representative_block
 from flatout.engine.bench.phases import PHASES, PhaseClock, phased_step
-from flatout.engine.bench.trial_spec import with_changes
+from flatout.engine.bench.trial_spec import Measure, with_changes
+from flatout.engine.bench.utilisation import GpuSampler
 from flatout.engine.runtime import set_up
 from flatout.engine.timing import Window
 from tests.engine.benches import job_files, settings, spec
@@ -95,11 +96,59 @@ def window(wall_s: float, clean: bool = True) -> Window:
 
 def test_disturbed_windows_are_left_out():
     found = [window(2.0), window(1.0), window(0.5, clean=False), window(1.04)]
-    chosen = measure.fastest_windows(found, 2)
+    chosen = windows.fastest_windows(found, 2)
     assert [w.wall_s for w in chosen] == [1.0, 1.04]
-    assert measure.spread_pct(chosen) == pytest.approx(3.92, abs=0.01)
+    assert windows.spread_pct(chosen) == pytest.approx(3.92, abs=0.01)
     only_unclean = [window(0.5, clean=False)]
-    assert measure.fastest_windows(only_unclean, 2) == only_unclean
+    assert windows.fastest_windows(only_unclean, 2) == only_unclean
+
+
+def test_one_turn_of_many_does_not_make_them_unsteady():
+    times = [1.0, 0.05, 0.97, 1.0, 0.99, 0.91, 0.95]
+    assert turns.middle_half_pct(times) == pytest.approx(100 * 0.065 / 0.97)
+    assert turns.middle_half_pct([2.0]) == 0.0
+
+
+@dataclass
+class Told:
+    """A neighbour whose windows are written down; None: of one that compiled."""
+
+    rates: list[float | None]
+
+    def until_warm(self) -> None: ...
+
+    def window(self):
+        rate = self.rates.pop(0)
+        return {"samples_per_s": rate or 1.0, "clean": rate is not None}
+
+
+TWICE = Measure(repeats=2)
+
+
+@dataclass
+class Counted:
+    """Warm steps whose every window has 16 samples a second."""
+
+    measure: Measure = TWICE
+
+    def window_after_rest(self):
+        return window(1.0)
+
+
+@pytest.mark.parametrize(
+    ("rates", "times"),
+    [
+        ([8.0, 8.0], [2.0, 2.0]),
+        ([8.0, None, 8.0], [2.0, 2.0]),  # a compilation spoils a turn
+        ([8.0, 4.0, 8.0, 8.0, 8.0], [2.0, 4.0, 2.0, 2.0, 2.0]),  # until there are five
+    ],
+)
+def test_turns_are_taken_until_their_ratios_are_together(rates, times):
+    sampler = GpuSampler(set_up(settings().runtime))
+    neighbour = Told([*rates, 1.0])
+    found = turns.in_turn(Counted(), neighbour, sampler)
+    assert [turn.times for turn in found] == times
+    assert neighbour.rates == [1.0]
 
 
 def test_the_loader_alone_and_its_slow_batches(job, tmp_path):

@@ -16,10 +16,12 @@ from rich.console import Console
 
 from flatout.benchmarks.console import TrialTable
 from flatout.engine.bench import bench as bench_module
+from flatout.engine.bench import rungs as rungs_module
 from flatout.engine.bench import tune
 from flatout.engine.bench.bench import Bench, OutOfTime
 from flatout.engine.bench.contests import peer_contests
 from flatout.engine.bench.headline import headline_rows, sorted_steps
+from flatout.engine.bench.ladder import Climb
 from flatout.engine.bench.memory_probe import largest_that_fits
 from flatout.engine.bench.outcome import summarise
 from flatout.engine.bench.recommend import tuned_parameters
@@ -273,14 +275,21 @@ def merged(base: dict, over: dict) -> dict:
     }
 
 
-def test_the_ladder_leaves_out_what_loses(tmp_path):
-    machine = {"fixed": 2.0, "random": 2.5, "grouped": 1.1, "worker_cost": 1.0}
-    found = bench(tmp_path, machine, mode="ladder")
-    found.watcher = table = TrialTable(Console(file=io.StringIO()))
+def climbed(folder, machine=None, kind=FormulaBench):
+    found = bench(folder, machine, kind=kind, mode="ladder")
+    found.watcher = TrialTable(Console(file=io.StringIO()))
     sweep = Sweep(found)
     run_ladder(sweep)
-    # Planned, and six times once more; workers' third time nobody can plan.
-    assert table.expected == len(found.results) - 1
+    return sweep
+
+
+WORKERS_COST = {"fixed": 2.0, "random": 2.5, "grouped": 1.1, "worker_cost": 1.0}
+
+
+def test_the_ladder_leaves_out_what_loses(tmp_path):
+    sweep = climbed(tmp_path, WORKERS_COST)
+    found = sweep.bench
+    assert found.watcher.expected == len(found.results)
     steps = {step.name: step for step in sweep.ladder}
     assert not steps["loader workers, pinned memory, prefetch, persistent"].kept
     assert steps["sorted within the batch"].individual == pytest.approx(
@@ -294,10 +303,6 @@ def test_the_ladder_leaves_out_what_loses(tmp_path):
     assert (end.name, end.individual) == ("all that was kept, beside conf/slow", None)
     assert end.cumulative == pytest.approx(top.cumulative)
     assert steps["pad to the longest of the batch"].claim == "2-3x"
-    tried = [t.label for t in found.results if t.label.endswith(", again")]
-    below = "history in a list, no empty_cache, again"
-    assert tried[:2] == ["conf/slow, again", below]
-    assert tried[-2:] == ["conf/slow, again", "packed: no padding, again"]
     # On top, workers are tried once more; packing has taken dynamic padding's place.
     assert list(steps)[-2] == "loader workers, pinned memory, prefetch, persistent, now"
     assert not steps["pad to the longest of the batch"].kept
@@ -305,41 +310,60 @@ def test_the_ladder_leaves_out_what_loses(tmp_path):
 
 @dataclass
 class NoisyBench(FormulaBench):
-    """Two trials in four are a fifth quicker."""
+    """Two trials in four are a fifth quicker, and so is what stands beside them."""
 
-    def _end_to_end(self, spec):
-        figures = super()._end_to_end(spec)
-        figures["samples_per_s"] *= (1.0, 1.0, 1.2, 1.2)[len(self.results) % 4]
-        return figures
+    def _rated(self, spec, total_ms):
+        speed = (1.0, 1.0, 1.2, 1.2)[len(self.results) % 4]
+        return super()._rated(spec, total_ms / speed)
 
 
 def test_a_quick_minute_is_no_gain_in_the_ladder(tmp_path):
-    found = bench(tmp_path, kind=NoisyBench, mode="ladder")
-    sweep = Sweep(found)
-    run_ladder(sweep)
-    slow, quick, *_ = [t for t in found.results if t.kind == "end_to_end"]
+    sweep = climbed(tmp_path, kind=NoisyBench)
+    slow, quick, *_ = [t for t in sweep.bench.results if t.kind == "end_to_end"]
     assert quick.samples_per_s == pytest.approx(1.2 * slow.samples_per_s)
     history = sweep.ladder[1]
-    assert history.individual == pytest.approx(1.0)  # 1.2 and 1 / 1.2
-    assert history.kept
+    assert (history.individual, history.kept) == (pytest.approx(1.0), True)
 
 
 @dataclass
-class WarmingBench(FormulaBench):
-    """Quick at first, as a machine that has not become hot yet."""
+class CrowdedBench(FormulaBench):
+    """Two at a time are too much for its memory."""
 
     def _end_to_end(self, spec):
-        figures = super()._end_to_end(spec)
-        figures["samples_per_s"] *= 1.5 if len(self.results) == 1 else 1.0
-        return figures
+        if "below" in spec.options:
+            return {"status": "oom"}
+        return super()._end_to_end(spec)
 
 
-def test_a_quick_first_trial_stands_beside_one_rung_alone(tmp_path):
-    sweep = Sweep(bench(tmp_path, kind=WarmingBench, mode="ladder"))
-    run_ladder(sweep)
-    history, metrics = sweep.ladder[1:3]
-    assert history.individual == pytest.approx((1 / 1.5) ** 0.5)
-    assert (metrics.individual, metrics.kept) == (pytest.approx(1.0), True)
+def test_a_rung_stands_alone_where_two_do_not_fit(tmp_path):
+    sweep = climbed(tmp_path, WORKERS_COST, kind=CrowdedBench)
+    slow, history, *_, end = sweep.ladder
+    assert history.individual == pytest.approx(1.0)
+    assert [trial.label for trial in sweep.bench.results][1:5] == [
+        "conf/slow",
+        history.name,
+        "what stands below, alone",
+        f"{history.name}, alone",
+    ]
+    assert (end.status, end.kept) == ("ok", True)
+    assert end.cumulative == pytest.approx(end.samples_per_s / slow.samples_per_s)
+
+
+def test_a_rung_brings_what_was_left_out_and_it_needs(tmp_path, monkeypatch):
+    monkeypatch.setattr(rungs_module, "nvidia_gpu_count", lambda: 1)
+    climb = Climb(bench(tmp_path, mode="ladder"), {"train.fused_optimizer": True})
+    chosen = {rung.name: rung for rung in rungs(climb.bench.settings)}
+    packed = climb.complete(chosen["packed: no padding"])
+    assert packed.name == "packed: no padding, with precision auto"
+    assert packed.changes == {
+        "runtime.precision": "auto",
+        "train.strategy": "packed",
+        "runtime.attention": "auto",
+    }
+    climb.keep(packed, 1.5)
+    graphs = chosen["CUDA graphs"]
+    assert climb.complete(graphs) is graphs
+    assert climb.gained == 1.5
 
 
 def test_the_ladder_ends_where_conf_slow_does_not_run(tmp_path):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -70,6 +72,49 @@ def test_a_trial_on_real_rows(tmp_path):
     folder = tmp_path / "sweep" / trial.key
     assert json.loads((folder / "result.json").read_text())["status"] == "ok"
     assert trial.log == str(folder / "log.txt")
+
+
+@pytest.mark.process
+def test_two_configurations_by_turns(tmp_path):
+    bench = Bench(settings(repeats=2), job_files(tmp_path), tmp_path / "sweep")
+    bench.start()
+    below = with_changes(bench.settings, {"train.strategy": "fixed"})
+    options = {"below": below.model_dump(mode="json", exclude={"benchmark", "sweep"})}
+    trial = bench.run("end_to_end", {"train.strategy": "packed"}, options=options)
+    assert (trial.status, trial.strategy) == ("ok", "packed")
+    figures = bench.figures[trial.trial_id]
+    times = figures["turns_times_below"]
+    assert 2 <= len(times) <= 5
+    assert trial.times_below == statistics.median(times)
+    assert len(figures["window_samples_per_s"]) == len(times)
+    assert figures["below_samples_per_s"] > 0
+    folder = tmp_path / "sweep" / trial.key
+    stored = json.loads((folder / "below" / "spec.json").read_text())
+    assert stored["spec"]["settings"]["train"]["strategy"] == "fixed"
+    assert not processes_that_name(folder / "below")
+
+
+@pytest.mark.process
+def test_what_stands_below_and_ends_costs_its_trial_alone(tmp_path):
+    bench = Bench(settings(), job_files(tmp_path), tmp_path / "sweep")
+    bench.start()
+    below = bench.settings.model_dump(mode="json", exclude={"benchmark", "sweep"})
+    below["model"]["name_or_path"] = "no/such-folder"
+    trial = bench.run("end_to_end", options={"below": below})
+    assert (trial.status, trial.note) == (
+        "error",
+        "NeighbourError: what stands below ended with status 1: see this trial's log",
+    )
+    assert "no/such-folder" in Path(trial.log).read_text()
+    assert bench.run("end_to_end").ok
+
+
+def processes_that_name(folder):
+    return [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if str(folder) in (process.info["cmdline"] or [])
+    ]
 
 
 @pytest.mark.process

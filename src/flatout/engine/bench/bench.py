@@ -183,8 +183,6 @@ class Bench:
             raise OutOfTime
         trial = TrialResult.asked(spec, f"{len(self.results) + 1:03d}", key)
         self.asked[trial.trial_id] = settings
-        if "again" in spec.options:
-            self.watcher.expect_more(1)
         self.watcher.begins(trial)
         answer = answer or self._answer(spec, key)
         trial = self._filled(trial, answer)

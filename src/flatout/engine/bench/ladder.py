@@ -1,16 +1,17 @@
 """The ladder: the slow configuration, then one optimisation after the other.
 
-In the order of the guides that named them (A to E), then flatout's own. A rung that
-loses is measured, shown, and left out of the rungs above it. What stands alone is tried
-once more on top: workers cannot help a step that waits for the host, until it does not.
-In the end the slow one and what was kept are measured again, one beside the other.
+In the order of the guides that named them (A to E), then flatout's own. Each is
+measured by turns with what was kept below it, window by window. A rung that loses is
+shown, and left out of the rungs above it. What stands alone is tried once more on top:
+workers cannot help a step that waits for the host, until it does not. In the end all
+that was kept stands beside the slow configuration.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from flatout.engine.bench.bench import Bench
 from flatout.engine.bench.budgets import Changes
@@ -19,10 +20,6 @@ from flatout.engine.bench.trial_spec import TrialResult, with_changes
 
 KEPT_FROM = 0.98
 """A rung that makes the rate less than this share of the one below is left out."""
-CLEAR_GAIN = 1.25
-"""What gains less, or loses, is measured once more beside the one below it, and the
-mean of both counts. Were losses alone measured again, gains by a quick minute would
-stay: on two busy cores the rungs' product came to 5.6 times where it was 1.4."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +32,13 @@ class Step:
     claim: str
     samples_per_s: float | None
     individual: float | None
-    """Rate over that of the rungs kept below, measured beside it."""
+    """Rate over that of the rungs kept below, by turns."""
     cumulative: float | None
     """Rate over that of the slow configuration: the product of what was kept; of the
     last line as measured, one beside the other."""
     spread_pct: float | None
+    """How far the middle half of these ratios lies apart; of the first line, its
+    rates."""
     kept: bool
     changes_optimisation: bool
     status: str
@@ -53,67 +52,83 @@ class Climb:
 
     bench: Bench
     changes: Changes = field(default_factory=dict)
-    name: str = "conf/slow"
     gained: float = 1.0
     """Product of the gains that were kept."""
 
-    def measure(self, label: str, changes: Changes, again: int = 0) -> TrialResult:
-        options = {"again": again} if again else {}
+    def measure(self, label: str, changes: Changes, **options: Any) -> TrialResult:
+        """conf/slow with `changes`; `options` as in TrialSpec."""
         base = with_changes(self.bench.settings, SLOW)
-        name = f"{label}, again" if again else label
         return self.bench.run(
-            "end_to_end", changes, base=base, label=name, world_size=1, options=options
+            "end_to_end", changes, base=base, label=label, world_size=1, options=options
         )
 
-    def compare(
-        self, rung: Rung, number: int, below: TrialResult
-    ) -> tuple[TrialResult, float | None, TrialResult]:
-        """A trial of `rung`, its rate over that of what was kept below, and the last
-        trial of that: an hour later the first one would say nothing."""
-        changes = {**self.changes, **rung.changes}
-        trial = self.measure(rung.name, changes)
-        ratio = _ratio(trial, below)
-        if ratio is None or ratio >= CLEAR_GAIN:
-            return trial, ratio, below
-        beside = self.measure(self.name, dict(self.changes), again=number)
-        trial = self.measure(rung.name, changes, again=number)
-        again = _ratio(trial, beside)
-        return trial, math.sqrt(ratio * again) if again else None, beside
+    def beside(
+        self, number: int, label: str, changes: Changes, below: Changes
+    ) -> tuple[TrialResult, float | None]:
+        """A trial of `changes`, and its rate over that of `below`: by turns, or one
+        after the other where two at a time are too much."""
+        slow = with_changes(self.bench.settings, SLOW)
+        without = {"benchmark", "sweep"}
+        stored = with_changes(slow, below).model_dump(mode="json", exclude=without)
+        trial = self.measure(label, changes, below=stored)
+        if trial.ok or not _for_want_of_room(trial):
+            return trial, trial.times_below
+        self.bench.watcher.expect_more(2)
+        under = self.measure("what stands below, alone", below, again=number)
+        alone = self.measure(f"{label}, alone", changes, again=number)
+        return alone, _ratio(alone, under)
+
+    def complete(self, rung: Rung) -> Rung:
+        """With what it needs and the rungs below did not bring; its name says so."""
+        now = {**SLOW, **self.changes}
+        missing = {k: v for k, v in rung.needs.items() if now[k] == SLOW[k]}
+        if not missing:
+            return rung
+        named = ", ".join(f"{k.rsplit('.')[-1]} {v}" for k, v in missing.items())
+        changes = {**missing, **rung.changes}
+        return replace(rung, name=f"{rung.name}, with {named}", changes=changes)
 
     def keep(self, rung: Rung, ratio: float) -> None:
         self.changes.update(rung.changes)
-        self.name, self.gained = rung.name, self.gained * ratio
+        self.gained *= ratio
+
+
+def _for_want_of_room(trial: TrialResult) -> bool:
+    """Whether two at a time may be what was too much."""
+    return trial.status in ("oom", "timeout") or "NeighbourError" in trial.note
 
 
 def ladder(bench: Bench) -> Iterator[Step]:
     """Climb; every rung is a trial end to end."""
     bench.run("device", label="the device's peak")
     chosen, climb = rungs(bench.settings), Climb(bench)
-    bench.watcher.expect(len(chosen) + 2)
-    below = climb.measure("conf/slow", {})
-    yield _step(0, Rung("conf/slow", "", "", {}), below, 1.0, 1.0, kept=below.ok)
-    if not below.ok:
+    bench.watcher.expect(len(chosen) + 3)
+    slow = climb.measure("conf/slow", {})
+    yield _step(0, Rung("conf/slow", "", "", {}), slow, 1.0, 1.0, kept=slow.ok)
+    if not slow.ok:
         return
     lost: list[tuple[Rung, Changes]] = []
     number = 0
-    for number, rung in enumerate(_in_order(chosen, lost, climb.changes), start=1):
-        trial, ratio, below = climb.compare(rung, number, below)
+    for number, asked in enumerate(_in_order(chosen, lost, climb.changes), start=1):
+        if asked not in chosen:  # once more, which nobody could plan
+            bench.watcher.expect_more(1)
+        rung = climb.complete(asked)
+        changes = {**climb.changes, **rung.changes}
+        trial, ratio = climb.beside(number, rung.name, changes, climb.changes)
         keeps = ratio is not None and ratio >= KEPT_FROM
         yield _step(number, rung, trial, ratio, climb.gained, kept=keeps)
         if keeps:
             climb.keep(rung, ratio or 1.0)
-            below = trial
         else:
-            lost.append((rung, dict(climb.changes)))
+            lost.append((asked, dict(climb.changes)))
     yield _end(climb, number + 1)
 
 
 def _end(climb: Climb, number: int) -> Step:
-    """The whole ladder in two trials that follow one another."""
-    slow = climb.measure("conf/slow", {}, again=number)
-    top = climb.measure(climb.name, dict(climb.changes), again=number)
+    """The whole ladder by turns with where it began."""
     rung = Rung("all that was kept, beside conf/slow", "", "", {})
-    step = _step(number, rung, top, _ratio(top, slow), 1.0, kept=top.ok)
+    top, times = climb.beside(number, rung.name, climb.changes, {})
+    step = _step(number, rung, top, times, 1.0, kept=top.ok)
     return replace(step, individual=None)
 
 
@@ -147,7 +162,11 @@ def _step(
         samples_per_s=trial.samples_per_s,
         individual=individual,
         cumulative=gained * individual if individual else None,
-        spread_pct=trial.samples_per_s_spread_pct,
+        spread_pct=(
+            trial.samples_per_s_spread_pct
+            if trial.times_below is None
+            else trial.times_below_spread_pct
+        ),
         kept=kept,
         changes_optimisation=rung.changes_optimisation,
         status=trial.status,

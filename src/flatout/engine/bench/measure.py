@@ -6,44 +6,45 @@ step that training uses; phases are timed afterwards, on steps that rank nothing
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
 from flatout.engine.assemble import Trainer, assemble
 from flatout.engine.bench.blocks import ENDLESS, BlockRows
-from flatout.engine.bench.driver import Driver, Feed
+from flatout.engine.bench.driver import Feed
 from flatout.engine.bench.phases import launch_ms, phase_ms
 from flatout.engine.bench.trial_spec import Measure, TrialSpec
+from flatout.engine.bench.turns import Neighbour, Turn, in_turn, middle_half_pct
 from flatout.engine.bench.utilisation import GpuSampler
+from flatout.engine.bench.windows import (
+    SPREAD_LIMIT_PCT,
+    Warm,
+    rate,
+    spread_pct,
+    step_seconds,
+)
 from flatout.engine.collation import StepBatch
 from flatout.engine.job import TrainJob
 from flatout.engine.jobs.distributed import Team
 from flatout.engine.loader import StepLoader
 from flatout.engine.runtime import Runtime, memory, set_up
 from flatout.engine.summary import efficiency
-from flatout.engine.timing import Rates, Window, compile_clock, steady
+from flatout.engine.timing import Rates, Window, compile_clock
 
 PHASE_STEPS = 8
 PHASE_SECONDS = 2.0
-SPREAD_LIMIT_PCT = 5.0
-"""Windows further apart than this are said to be so."""
+
+FeedOf = Callable[[Trainer, int], Feed]
 
 
 def end_to_end(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """Loader, copies, steps and log points, as in training."""
-
-    def feed(trainer: Trainer, steps: int) -> Feed:
-        block = BlockRows.of(trainer.data, steps)
-        loader_settings = job.settings.train.loader
-        loader = StepLoader(block, loader_settings, trainer.runtime, 0, ENDLESS)
-        return Feed(loader, iter(loader), block.period)
-
-    return _measured(spec, job, folder, feed)
+    """Loader, copies, steps and log points, as in training. Where the spec names what
+    stands `below`, by turns with that: a host's speed moves, and moves both."""
+    with Neighbour.of(spec, folder) as neighbour:
+        return _measured(spec, job, loaded_feed, neighbour)
 
 
 def compute(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
@@ -55,7 +56,15 @@ def compute(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
         batches = [block[index].to(device) for index in range(block.period)]
         return Feed(None, _cycle(batches), block.period)
 
-    return _measured(spec, job, folder, feed)
+    return _measured(spec, job, feed)
+
+
+def loaded_feed(trainer: Trainer, steps: int) -> Feed:
+    """A block through the loader."""
+    block = BlockRows.of(trainer.data, steps)
+    settings = trainer.job.settings.train.loader
+    loader = StepLoader(block, settings, trainer.runtime, 0, ENDLESS)
+    return Feed(loader, iter(loader), block.period)
 
 
 def _cycle(batches: list[StepBatch]) -> Iterator[StepBatch]:
@@ -63,40 +72,50 @@ def _cycle(batches: list[StepBatch]) -> Iterator[StepBatch]:
         yield from batches
 
 
-def _measured(
-    spec: TrialSpec, job: TrainJob, folder: Path, feed: Any
-) -> dict[str, Any]:
-    runtime = set_up(job.settings.runtime)
+def warm_training(
+    job: TrainJob, measure: Measure, feed: FeedOf, runtime: Runtime, team: Team | None
+) -> Warm:
+    """The training of `job` with its first steps behind it."""
     compile_clock.listen()
-    team = _join(job, runtime)
     trainer = assemble(job, runtime, team)
     trainer.model.train()
-    driver = Driver(trainer)
-    steady_feed = feed(trainer, spec.measure.steps)
-    first_step_s, step_s = _warm_up(driver, steady_feed, spec.measure)
-    steps = _block_steps(spec.measure, step_s)
-    if steps < steady_feed.period:  # other workers need seconds to start
-        del steady_feed  # its workers and batches go before the next ones come
-        steady_feed = feed(trainer, steps)
+    return Warm.up(trainer, partial(feed, trainer), measure)
+
+
+def _measured(
+    spec: TrialSpec, job: TrainJob, feed: FeedOf, neighbour: Neighbour | None = None
+) -> dict[str, Any]:
+    runtime = set_up(job.settings.runtime)
+    team = _join(job, runtime)
+    warm = warm_training(job, spec.measure, feed, runtime, team)
+    turns: list[Turn] = []
     with GpuSampler(runtime) as sampler:
-        windows = _windows(driver, steady_feed, spec.measure, step_s)
-    few = max(2, min(PHASE_STEPS, int(PHASE_SECONDS / step_s)))
-    host_ms = launch_ms(trainer, steady_feed.batches, few)
-    phases = phase_ms(trainer, steady_feed.batches, few)
+        if neighbour is None:
+            windows = warm.windows()
+        else:
+            turns = in_turn(warm, neighbour, sampler)
+            windows = sorted((turn.window for turn in turns), key=step_seconds)
+    if neighbour:
+        neighbour.end()  # phases are timed alone
+    trainer, batches = warm.driver.trainer, warm.feed.batches
+    few = max(2, min(PHASE_STEPS, int(PHASE_SECONDS / warm.step_s)))
+    host_ms = launch_ms(trainer, batches, few)
+    phases = phase_ms(trainer, batches, few)
     if team:
         team.leave()
     return {
         **_rates(windows),
+        **_beside(turns),
         **phases,
         "host_ms": host_ms,
         **_memory(runtime),
-        **_settled(trainer, steady_feed),
+        **_settled(trainer, warm.feed),
         "tflops_per_s": efficiency(trainer, windows)["tflops_per_s"],
         "gpu_util_pct": sampler.mean_pct,
-        "first_step_s": first_step_s,
+        "first_step_s": warm.first_step_s,
         "compile_s": compile_clock.seconds,
         "recompiles": compile_clock.recompiles,
-        "note": _note(trainer, windows),
+        "note": _note(trainer, windows, turns),
     }
 
 
@@ -107,77 +126,17 @@ def _join(job: TrainJob, runtime: Runtime) -> Team | None:
     return Team.join(job.settings.train.distributed, runtime)
 
 
-def _agreed(value: float, runtime: Runtime) -> float:
-    """The highest of all ranks: they must take the same number of steps."""
-    if runtime.ranks.world_size == 1:
-        return value
-    shared = torch.tensor(value, dtype=torch.float64, device=runtime.device)
-    torch.distributed.all_reduce(shared, op=torch.distributed.ReduceOp.MAX)
-    return float(shared)
-
-
-def _warm_up(driver: Driver, feed: Feed, measure: Measure) -> tuple[float, float]:
-    """Seconds of the first, cold step, and of a warm one."""
-    begin = time.perf_counter()
-    feed.step(driver)
-    driver.synchronize()
-    cold_s = time.perf_counter() - begin
-    for _ in range(measure.warmup_steps):
-        feed.step(driver)
-    driver.synchronize()
-    begin = time.perf_counter()
-    for _ in range(2):
-        feed.step(driver)
-    driver.synchronize()
-    step_s = (time.perf_counter() - begin) / 2
-    return cold_s, _agreed(step_s, driver.trainer.runtime)
-
-
-def _block_steps(measure: Measure, step_s: float) -> int:
-    """Steps of a block that fit a window, at least two."""
-    return max(2, min(measure.steps, int(measure.max_window_s / step_s)))
-
-
-def _windows(
-    driver: Driver, feed: Feed, measure: Measure, step_s: float
-) -> list[Window]:
-    """Windows over whole blocks, fastest first. Where compilations, graph captures or
-    other processes spoil some, up to twice as many and one more are taken."""
-    feed.step(driver)  # starts the loader's workers
-    windows: list[Window] = []
-    for _ in range(2 * measure.repeats + 1):
-        passes = max(1, round(measure.min_window_s / (feed.period * step_s)))
-        driver.synchronize()
-        driver.clock.begin()
-        for _ in range(passes * feed.period):
-            feed.step(driver)
-        driver.synchronize()
-        compiles = _agreed(driver.clock.compiles, driver.trainer.runtime)
-        windows.append(driver.clock.close(int(compiles)))
-        # Replayed graphs are quicker than the warm-up was.
-        step_s = _agreed(min(step_s, _step_s(windows[-1])), driver.trainer.runtime)
-        chosen = fastest_windows(windows, measure.repeats)
-        enough = len(chosen) == measure.repeats
-        unsteady = not enough or spread_pct(chosen) > SPREAD_LIMIT_PCT
-        if not _agreed(float(unsteady), driver.trainer.runtime):
-            break
-    return chosen
-
-
-def fastest_windows(windows: list[Window], count: int) -> list[Window]:
-    """The fastest `count` among clean windows: all go over the same rows, so what is
-    slower was disturbed, by a compilation or by another process."""
-    return sorted(steady(windows), key=_step_s)[:count]
-
-
-def _step_s(window: Window) -> float:
-    return window.wall_s / window.steps
-
-
-def spread_pct(windows: list[Window]) -> float:
-    """(highest - lowest) / median of the rates."""
-    rates = [window.samples / window.wall_s for window in windows]
-    return 100 * (max(rates) - min(rates)) / median(rates)
+def _beside(turns: list[Turn]) -> dict[str, Any]:
+    """Against what stands below: the median of the turns' ratios."""
+    if not turns:
+        return {}
+    times = [turn.times for turn in turns]
+    return {
+        "times_below": median(times),
+        "times_below_spread_pct": middle_half_pct(times),
+        "below_samples_per_s": median(turn.below_samples_per_s for turn in turns),
+        "turns_times_below": times,
+    }
 
 
 def _rates(windows: list[Window]) -> dict[str, Any]:
@@ -187,7 +146,7 @@ def _rates(windows: list[Window]) -> dict[str, Any]:
     return {
         "samples_per_s": figures.samples_per_s,
         "samples_per_s_spread_pct": spread_pct(windows) if len(windows) > 1 else None,
-        "window_samples_per_s": [w.samples / w.wall_s for w in windows],
+        "window_samples_per_s": [rate(w) for w in windows],
         "tokens_per_s": figures.tokens_per_s,
         "padding_pct": figures.padding_pct,
         "io_ms": 1000 * middle.wait_s / middle.steps,
@@ -221,11 +180,13 @@ def _settled(trainer: Trainer, feed: Feed) -> dict[str, Any]:
     }
 
 
-def _note(trainer: Trainer, windows: list[Window]) -> str:
+def _note(trainer: Trainer, windows: list[Window], turns: list[Turn]) -> str:
     notes = list(trainer.choices.notes)
-    spread = spread_pct(windows)
+    times = [turn.times for turn in turns]
+    spread = middle_half_pct(times) if times else spread_pct(windows)
     if spread > SPREAD_LIMIT_PCT:
-        notes.append(f"windows differ by {spread:.0f} %")
+        what = "half of the turns" if times else "windows"
+        notes.append(f"{what} differ by {spread:.0f} %")
     if not all(window.clean for window in windows):
         notes.append("compilations fell into every window")
     if trainer.choices.cuda_graphs:

@@ -13,8 +13,8 @@ import torch
 from flatout.engine.assemble import build_model
 from flatout.engine.batching import Ints
 from flatout.engine.bench.blocks import ENDLESS, BlockRows
-from flatout.engine.bench.measure import SPREAD_LIMIT_PCT
 from flatout.engine.bench.trial_spec import Measure, TrialSpec
+from flatout.engine.bench.windows import SPREAD_LIMIT_PCT
 from flatout.engine.choices import choose
 from flatout.engine.collation import StepRows
 from flatout.engine.container import total_memory_bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flatout.engine.environment import nvidia_gpu_count
@@ -42,6 +42,8 @@ class Rung:
     source: str
     claim: str
     changes: Mapping[str, Any]
+    needs: Mapping[str, Any] = field(default_factory=dict)
+    """What it does not run without: brought along where a rung below was left out."""
     gpu_only: bool = False
     changes_optimisation: bool = False
 
@@ -51,6 +53,10 @@ def rungs(settings: Settings) -> list[Rung]:
     train, gpu = settings.train, nvidia_gpu_count() > 0
     workers = train.loader.num_workers
     fixed_batch = SLOW["train.global_batch_size"]
+    # Its kernels are its own: a fused attention that lost for padded batches does not
+    # speak for them. On a GPU they take half precision alone.
+    packed = {"train.strategy": "packed", "runtime.attention": "auto"}
+    half = {"runtime.precision": "auto"}
     all_rungs = [
         Rung(
             "history in a list, no empty_cache",
@@ -121,18 +127,25 @@ def rungs(settings: Settings) -> list[Rung]:
             "packed: no padding",
             "ours",
             "-",
-            # Its kernels are its own: a fused attention that lost for padded batches
-            # does not speak for them.
-            {"train.strategy": "packed", "runtime.attention": "auto"},
+            packed,
+            needs=half if gpu else {},
         ),
         Rung(
             "residual stream in bf16",
             "ours",
             "-",
             {"runtime.residual": "bf16"},
+            needs=half,
             gpu_only=True,
         ),
-        Rung("CUDA graphs", "ours", "-", {"train.cuda_graphs": True}, gpu_only=True),
+        Rung(
+            "CUDA graphs",
+            "ours",
+            "-",
+            {"train.cuda_graphs": True, **packed},
+            needs={**half, "train.fused_optimizer": True},
+            gpu_only=True,
+        ),
         *_batch_rungs(settings, fixed_batch, gpu),
     ]
     return [rung for rung in all_rungs if gpu or not rung.gpu_only]

@@ -36,7 +36,7 @@ Run = Callable[[TrialSpec, Callable[[], "TrainJob"], Path], Figures]
 
 def serve(folder: Path, run: Run) -> int:
     """Answer the spec in `folder` by `run`; the exit status."""
-    _die_with_parent()
+    die_with_parent()
     collect_rarely()
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
     stored = json.loads((folder / "spec.json").read_text())
@@ -81,7 +81,7 @@ def _write(folder: Path, answer: Mapping[str, Any]) -> None:
     part.replace(folder / "result.json")
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """End when the sweep was killed so hard that it could not end its trials."""
     parent = os.getppid()
 

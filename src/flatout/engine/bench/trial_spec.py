@@ -122,6 +122,10 @@ class TrialResult:
     first_step_s: float | None = None
     """Cold: workers started, first batch, compilation, first step."""
     tflops_per_s: float | None = None
+    times_below: float | None = None
+    """Rate over that of the rung below, by turns (mode ladder)."""
+    times_below_spread_pct: float | None = None
+    """How far the middle half of the turns lies apart."""
     elapsed_s: float = 0.0
     """Of the whole trial, its process's start included."""
     key: str = ""

@@ -13,11 +13,12 @@ EVERY_S = 0.1
 
 
 class GpuSampler:
-    """Samples the driver's utilisation from a thread; `mean_pct` is None on a CPU or
-    where the driver's library is not installed."""
+    """Samples the driver's utilisation from a thread while `counts`; `mean_pct` is None
+    on a CPU or where the driver's library is not installed."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self.counts = True
         self._samples: list[float] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
@@ -43,6 +44,8 @@ class GpuSampler:
 
     def _sample(self) -> None:
         while not self._stop.wait(EVERY_S):
+            if not self.counts:
+                continue
             try:
                 self._samples.append(torch.cuda.utilization(self._runtime.device))
             except Exception:  # no nvidia-ml-py, or a driver that does not say
