@@ -258,6 +258,13 @@ def test_a_budget_that_the_longest_rows_would_break_is_not_recommended(mode, tmp
     assert tuned["parameters"]["train"]["token_budget"] <= 100
 
 
+def test_processes_that_share_the_cores_are_not_bound_by_their_exchange(tmp_path):
+    found = bench(tmp_path, mode="scaling")
+    for ranks in (1, 2):  # the second adds nothing
+        found.run("end_to_end", world_size=ranks)
+    assert summarise(Sweep(found))["verdict"]["bound"] == "compute"
+
+
 def test_the_ladder_starts_at_conf_slow():
     stored = yaml.safe_load((PROJECT / "conf/slow/parameters.yml").read_text())
     base = parse_settings({"model": {"config": {"model_type": "bert"}}})

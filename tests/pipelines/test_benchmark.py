@@ -22,6 +22,7 @@ from mlflow import MlflowClient
 
 from flatout.benchmark_hooks import TunedHooks, tuned_mismatches
 from flatout.benchmarks.comparisons import ladder_text
+from flatout.benchmarks.durations import time_to_train_text
 from flatout.benchmarks.figures import PHASES, ladder, phases, throughput
 from flatout.benchmarks.markdown import time_text
 from flatout.benchmarks.report import findings_text, report_text
@@ -97,6 +98,7 @@ SUMMARY = {
     "mean_tokens": 92.0,
     "longest_tokens": 320,
     "global_batch_size": 8,
+    "max_steps": None,
     "memory_gib": 140.0,
     "memory_headroom": 0.1,
     "trials": {"ok": 1},
@@ -234,6 +236,16 @@ def test_one_epoch_is_no_epochs():
     assert "## Time to train 1 epoch\n" in findings_text(
         summary, pd.DataFrame([TRIAL]), LADDER
     )
+
+
+def test_the_last_step_ends_a_training_sooner_than_its_epochs():
+    """75 steps of 8 rows, of 3 epochs of 1,000."""
+    text = time_to_train_text({**SUMMARY, "max_steps": 75})
+    assert text.endswith(
+        " train.max_steps=75 ends this training after 600 of 3,000 samples: "
+        "24 min before, 12 min after."
+    )
+    assert "max_steps" not in time_to_train_text({**SUMMARY, "max_steps": 375})
 
 
 def test_trials_of_an_earlier_run_are_told_of():

@@ -14,13 +14,13 @@ from flatout.benchmarks.comparisons import (
     peers_text,
     scaling_text,
 )
+from flatout.benchmarks.durations import time_to_train_text
 from flatout.benchmarks.markdown import (
     bullets,
     cell_text,
     counted,
     number_text,
     table,
-    time_text,
 )
 
 
@@ -44,7 +44,7 @@ def findings_text(
         _reused(summary),
         _recommendation(summary),
         _verdict(summary),
-        _times(summary),
+        time_to_train_text(summary),
         _free(summary),
         ladder_text(steps) if summary["mode"] == "ladder" else "",
         loader_text(summary, trials),
@@ -158,27 +158,6 @@ def _verdict(summary: Mapping[str, Any]) -> str:
         f"## Bound by: {verdict['bound']}\n\n"
         f"Trial {verdict['trial_id']}: {verdict['because']}. Next: {verdict['advice']}."
         f"\n\nGuide E's thresholds: {'; '.join(verdict['guide_e']) or 'none apply'}."
-    )
-
-
-def _times(summary: Mapping[str, Any]) -> str:
-    times = summary["time_to_train"]
-    if not times:
-        return ""
-    epochs, deadline = times[0]["epochs"], times[0]["deadline_hours"]
-    lines = [
-        (
-            f"{entry['rows']:,}",
-            time_text(entry["hours_before"]),
-            time_text(entry["hours_after"]),
-            "yes" if entry["in_time"] else "no",
-        )
-        for entry in times
-    ]
-    return (
-        f"## Time to train {counted(epochs, 'epoch')}\n\n"
-        + table(("rows", "before", "after", f"within {deadline:g} h"), lines)
-        + "\n\nSteps alone; evaluation, checkpoints and start-up come on top."
     )
 
 

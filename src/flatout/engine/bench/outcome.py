@@ -75,6 +75,7 @@ def _conditions(bench: Bench) -> dict[str, Any]:
         "mean_tokens": bench.lengths.mean_tokens,
         "longest_tokens": bench.lengths.longest,
         "global_batch_size": bench.settings.train.global_batch_size,
+        "max_steps": bench.settings.train.max_steps,
     }
 
 
@@ -105,6 +106,8 @@ def _verdict(sweep: Sweep, trial: TrialResult | None) -> dict[str, Any] | None:
     if chosen is None:
         return None
     single = next((t for t in measured if t.world_size == 1), None)
+    if not nvidia_gpu_count():
+        single = None  # ranks on a CPU share its cores: no exchange explains their rate
     tried = [t for t in bench.results if t is not chosen]
     found = judge(chosen, memory_gib=bench.memory_gib, single=single, tried=tried)
     return {"trial_id": chosen.trial_id, **asdict(found)}
