@@ -106,6 +106,16 @@ def test_texts_with_several_labels_are_counted_and_said(caplog):
     assert "several labels" not in caplog.text
 
 
+def test_a_text_with_several_numbers_is_said_too(caplog):
+    frame = frame_of(300).assign(label=[index / 8 for index in range(300)])
+    other = frame.iloc[[10, 11]].assign(label=[1.25, 9.5])  # row 10 has 1.25 already
+    rows = pd.concat([frame, other], ignore_index=True)
+    columns = Columns("text", None, "label", None, regression=True)
+    _, report, _ = split(rows, columns)
+    assert (report["duplicates"], report["texts_with_several_labels"]) == (2, 1)
+    assert "1 (1.375 in row 11 and 9.5 in row 301). The first" in caplog.text
+
+
 def test_every_text_with_both_labels_is_no_wrong_column():
     frame = frame_of(200).assign(label="0")
     with pytest.raises(SplitError) as error:

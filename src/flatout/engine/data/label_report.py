@@ -20,9 +20,9 @@ SHOWN_TEXTS = 3
 def label_report(
     facts: RowFacts, codes: npt.NDArray[np.int8], splits: Sequence[str]
 ) -> dict[str, Any]:
-    """Figures of the labels; none where the rows have no classes."""
+    """Figures of the labels, as far as they are names; none where there are none."""
     if not facts.label_names:
-        return {}
+        return _several_labels(facts) if facts.numbers is not None else {}
     used = np.flatnonzero(codes >= 0)
     found, first, counts = np.unique(
         facts.labels[used], return_index=True, return_counts=True
@@ -44,7 +44,8 @@ def _several_labels(facts: RowFacts) -> dict[str, Any]:
     """How many texts came with more than one label, and where the first of them are.
     Of the rows of such a text the first is used, the others are duplicates."""
     first = first_rows(facts.exact)
-    odd = np.flatnonzero(facts.labels != facts.labels[first])
+    labels = facts.labels if facts.numbers is None else facts.numbers
+    odd = np.flatnonzero(labels != labels[first])
     texts, at = np.unique(first[odd], return_index=True)
     pairs = zip(texts[:SHOWN_TEXTS].tolist(), odd[at].tolist(), strict=False)
     return {
@@ -56,8 +57,11 @@ def _several_labels(facts: RowFacts) -> dict[str, Any]:
 
 
 def _label_at(facts: RowFacts, row: int) -> str:
-    name = facts.label_names[facts.labels[row]]
-    return f"{name!r} in row {place_of(facts, row)}"
+    if facts.numbers is None:
+        label = repr(facts.label_names[facts.labels[row]])
+    else:
+        label = f"{facts.numbers[row]:g}"
+    return f"{label} in row {place_of(facts, row)}"
 
 
 def _shares(facts: RowFacts, chosen: npt.NDArray[np.bool_]) -> dict[str, float]:

@@ -22,7 +22,10 @@ class RowFacts:
     near: Hashes
     """(N,) hash of the text in one form."""
     groups: Hashes | None
+    numbers: npt.NDArray[np.float64] | None
+    """(N,) what a regression is to find."""
     labels: npt.NDArray[np.int32]
+    """(N,) into `label_names`."""
     label_names: list[str]
     label_kinds: npt.NDArray[np.uint8]
     sources: npt.NDArray[np.int32]
@@ -57,6 +60,8 @@ class FactCollector:
             rows=table.column("source_row").to_numpy(),
             positions=np.flatnonzero(checked.good) + self.num_cut,
         )
+        if "label" in table.schema.names and not _names_labels(table):
+            self._keep(numbers=table.column("label").to_numpy())
         if checked.groups is not None:
             self._keep(groups=group_hashes(checked.groups))
         if checked.rejected.num_rows:
@@ -69,9 +74,7 @@ class FactCollector:
             self.parts.setdefault(name, []).append(array)
 
     def _label_codes(self, table: Any) -> npt.NDArray[np.int32]:
-        if "label" not in table.schema.names or not pa.types.is_string(
-            table.column("label").type
-        ):
+        if not _names_labels(table):
             return np.zeros(table.num_rows, np.int32)
         encoded = table.column("label").dictionary_encode()
         codes = [
@@ -88,9 +91,15 @@ class FactCollector:
             name: np.concatenate(parts) for name, parts in self.parts.items()
         }
         return RowFacts(
-            **{"groups": None, **joined},
+            **{"groups": None, "numbers": None, **joined},
             label_names=list(self.label_codes),
             source_names=list(self.source_codes),
             num_cut=self.num_cut,
             num_raw=self.num_raw,
         )
+
+
+def _names_labels(table: Any) -> bool:
+    """Whether its labels are names; a regression's are numbers."""
+    names = table.schema.names
+    return "label" in names and pa.types.is_string(table.column("label").type)
