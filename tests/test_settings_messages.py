@@ -86,6 +86,11 @@ def test_all_faults_come_in_one_message():
             "train.max_steps: should be a number, not true or false (got False)",
         ),
         (
+            {"benchmark": {"num_workers": [0, False]}},
+            "benchmark.num_workers: should be a number, not true or false "
+            "(got [0, False])",
+        ),
+        (
             {"model": {"config": {}}},
             "model: give name_or_path (a checkpoint) or config.model_type (from "
             "scratch)",

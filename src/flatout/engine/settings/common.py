@@ -36,7 +36,9 @@ class SettingsModel(BaseModel):
     def _no_boolean_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
         """Pydantic takes true for 1 where a number is asked for."""
         kinds = _kinds(cls.model_fields[str(info.field_name)].annotation)
-        if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
+        found = value if isinstance(value, list) else [value]
+        told = any(isinstance(one, bool) for one in found)
+        if told and kinds & {int, float} and bool not in kinds:
             raise ValueError("should be a number, not true or false")
         return value
 
