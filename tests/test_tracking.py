@@ -255,7 +255,8 @@ def test_a_dead_server_costs_seconds_and_no_point(store, tmp_path, points, close
 def test_a_delivered_run_is_sent_to_another_store_once(
     store, empty_store, closed_port, tmp_path, points
 ):
-    other = f"sqlite:///{shutil.copy(empty_store, tmp_path / 'other.db')}"
+    (there := tmp_path / "there").mkdir()
+    other = f"sqlite:///{shutil.copy(empty_store, there / 'other.db')}"
     outbox = tracking.begin(points, record(store, tmp_path), goes_on=False)
     append(points, 1, 2)
     assert run_to_end(outbox)
@@ -271,7 +272,9 @@ def test_a_delivered_run_is_sent_to_another_store_once(
     said, run_id = line.rsplit(" ", 1)
     assert said == f"bert_cpu_b8: sent to {other} as run"
     assert history(other, run_id) == history(store, first)
-    assert MlflowClient(other).get_run(run_id).info.status == "FINISHED"
+    found = MlflowClient(other).get_run(run_id).info
+    assert found.status == "FINISHED"
+    assert found.artifact_uri == str(there / "mlartifacts" / run_id / "artifacts")
     assert tracking.sync(points, other) == tracking.sync(points, store) == []
 
 

@@ -18,6 +18,7 @@ from flatout.tracking.outbox import Outbox, set_aside_beside
 from flatout.tracking.sending import send, send_end
 from flatout.tracking.store import (
     activate_run,
+    artifacts_beside,
     cause,
     close_stale_runs,
     forget_active_run,
@@ -191,7 +192,7 @@ def _sync_one(outbox: Outbox, tracking_uri: str | None) -> str:
     if record.end_ms is None:
         record.status = "KILLED"
     if tracking_uri and tracking_uri != record.tracking_uri:
-        outbox.readdress(tracking_uri)
+        outbox.readdress(tracking_uri, artifacts_beside(tracking_uri))
     record.complete = False
     try:
         send_end(outbox, MlflowClient(record.tracking_uri))

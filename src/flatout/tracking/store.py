@@ -56,6 +56,13 @@ def _sqlite_file(tracking_uri: str) -> Path | None:
     )
 
 
+def artifacts_beside(tracking_uri: str) -> str | None:
+    """Where files go beside a SQLite file: MLflow would put them where one stands.
+    None: the store knows."""
+    file = _sqlite_file(tracking_uri)
+    return None if file is None else str(file.parent.absolute() / "mlartifacts")
+
+
 def one_line(error: BaseException) -> str:
     """First line of an error's text, short enough for a warning."""
     text = str(error).strip().split("\n")[0] or type(error).__name__
