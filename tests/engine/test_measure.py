@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass, replace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
 from flatout.engine.assemble import assemble
 from flatout.engine.bench import measure, memory_probe, probes, profile, turns, windows
 from flatout.engine.bench.blocks import BlockRows, representative_block
+from flatout.engine.bench.driver import Driver
 from flatout.engine.bench.phases import PHASES, PhaseClock, phased_step
 from flatout.engine.bench.trial_spec import Measure, with_changes
 from flatout.engine.bench.utilisation import GpuSampler
@@ -149,6 +152,22 @@ def test_turns_are_taken_until_their_ratios_are_together(rates, times):
     found = turns.in_turn(Counted(), neighbour, sampler)
     assert [turn.times for turn in found] == times
     assert neighbour.rates == [1.0]
+
+
+def test_a_loaders_workers_end_with_it(job):
+    """At once, without Python's garbage collector, which would wait 5 s for each."""
+    trainer = trainer_of(job, **{"train.loader.num_workers": 2})
+    feed, driver = measure.loaded_feed(trainer, 2), Driver(trainer)
+    workers = set(psutil.Process().children())
+    gc.disable()
+    try:
+        feed.step(driver)
+        workers = set(psutil.Process().children()) - workers
+        assert len(workers) == 2
+        del feed
+        assert not workers & set(psutil.Process().children())
+    finally:
+        gc.enable()
 
 
 def test_the_loader_alone_and_its_slow_batches(job, tmp_path):

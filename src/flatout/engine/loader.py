@@ -7,7 +7,7 @@ resume starts at its step in constant time, and workers are never restarted.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,27 +66,32 @@ class StepLoader:
         check_shared_memory(self.data, self.settings, self.num_workers)
 
     def __iter__(self) -> Iterator[StepBatch]:
+        """Its workers end with it. Left to Python's garbage collector, which takes
+        their queues first, each would hold this process for 5 s, at any time."""
         self._batches = self._from_start()
-        while True:
-            begin = time.perf_counter()
-            batch = next(self._batches, None)
-            self.wait_s = time.perf_counter() - begin
-            if batch is None:
-                return
-            yield batch
+        try:
+            while True:
+                begin = time.perf_counter()
+                batch = next(self._batches, None)
+                self.wait_s = time.perf_counter() - begin
+                if batch is None:
+                    return
+                yield batch
+        finally:
+            self._batches.close()
 
     def restart(self, data: StepRows, step: int) -> None:
         """Go on with `step`, cut as `data` says."""
         self.data, self.start = data, step
         self._batches = self._from_start()
 
-    def _from_start(self) -> Iterator[StepBatch]:
+    def _from_start(self) -> Generator[StepBatch]:
         batches = self._host_batches()
         if self.runtime.is_cuda:
             batches = _prefetch_to_device(batches, self.runtime.device)
         return batches
 
-    def _host_batches(self) -> Iterator[StepBatch]:
+    def _host_batches(self) -> Generator[StepBatch]:
         for steps in self._step_ranges():
             yield from self._data_loader(steps)
 
@@ -124,7 +129,7 @@ class StepLoader:
 
 def _prefetch_to_device(
     batches: Iterator[StepBatch], device: torch.device
-) -> Iterator[StepBatch]:
+) -> Generator[StepBatch]:
     """Copy the next step's tensors on a side stream while this step computes."""
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     ahead: StepBatch | None = None
