@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import psutil
@@ -117,25 +118,53 @@ class Told:
     """A neighbour whose windows are written down; None: of one that compiled."""
 
     rates: list[float | None]
+    calls: list[str] = field(default_factory=list)
 
-    def until_warm(self) -> None: ...
+    def ask(self, what, **more):
+        self.calls.append(" ".join(["below", what, *map(str, more.values())]))
+        if what == "time":
+            return {"step_s": 0.5}
+        if what == "window":
+            rate = self.rates.pop(0)
+            return {"samples_per_s": rate or 1.0, "clean": rate is not None}
+        return {}
 
-    def window(self):
-        rate = self.rates.pop(0)
-        return {"samples_per_s": rate or 1.0, "clean": rate is not None}
 
-
-TWICE = Measure(repeats=2)
+TWICE = Measure(repeats=2, max_window_s=2.5)
 
 
 @dataclass
 class Counted:
     """Warm steps whose every window has 16 samples a second."""
 
+    calls: list[str]
+    sampler: GpuSampler
     measure: Measure = TWICE
 
-    def window_after_rest(self):
+    def time_step(self):
+        self.calls.append("time")
+        return 0.1
+
+    def shorten(self, steps):
+        self.calls.append(f"shorten {steps}")
+
+    def lead_in(self):
+        assert not self.sampler.counts
+        self.calls.append("lead in")
+
+    def window(self):
+        assert self.sampler.counts
+        self.calls.append("window")
         return window(1.0)
+
+
+def turns_of(rates):
+    neighbour = Told([*rates, 1.0])
+    sampler = GpuSampler(set_up(settings().runtime), counts=False)
+    found = turns.in_turn(Counted(neighbour.calls, sampler), neighbour, sampler)
+    assert neighbour.rates == [1.0]
+    assert not sampler.counts
+    return found, neighbour.calls
 
 
 @pytest.mark.parametrize(
@@ -147,11 +176,26 @@ class Counted:
     ],
 )
 def test_turns_are_taken_until_their_ratios_are_together(rates, times):
-    sampler = GpuSampler(set_up(settings().runtime))
-    neighbour = Told([*rates, 1.0])
-    found = turns.in_turn(Counted(), neighbour, sampler)
-    assert [turn.times for turn in found] == times
-    assert neighbour.rates == [1.0]
+    assert [turn.times for turn in turns_of(rates)[0]] == times
+
+
+def test_both_go_over_the_rows_that_the_slower_one_has_time_for():
+    _, calls = turns_of([8.0, 8.0])
+    before, mine = ["below warm", "time", "below time"], ["lead in", "window"]
+    same = ["shorten 5", "below shorten 5"]
+    assert calls == [*before, *same, *mine, *["below window"] * 2, *mine]
+
+
+def test_what_was_loaded_in_a_rest_is_thrown_away(job):
+    trainer = trainer_of(job, **{"train.loader.num_workers": 1})
+    warm = windows.Warm.up(trainer, partial(measure.loaded_feed, trainer), TWICE)
+    warm.shorten(2)
+    taken, feed = [], warm.feed
+    feed.batches = (taken.append(batch.step) or batch for batch in feed.batches)
+    warm.lead_in()
+    ahead = trainer.job.settings.train.loader.prefetch_factor
+    assert len(taken) == ahead + 2
+    assert warm.feed.period == 2
 
 
 def test_a_loaders_workers_end_with_it(job):

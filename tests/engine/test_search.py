@@ -342,18 +342,65 @@ class CrowdedBench(FormulaBench):
         return super()._end_to_end(spec)
 
 
-def test_a_rung_stands_alone_where_two_do_not_fit(tmp_path):
-    sweep = climbed(tmp_path, WORKERS_COST, kind=CrowdedBench)
+@dataclass
+class LonelyBench(FormulaBench):
+    """What stands below ends; the first time alone with `heals`."""
+
+    heals: bool = False
+
+    def _answer(self, spec, key):
+        answer = super()._answer(spec, key)
+        first = "again" not in spec.options
+        if "below" not in spec.options or (self.heals and not first):
+            return answer
+        return Answer("error", "NeighbourError: what stands below ended", 1.0, {})
+
+
+@dataclass
+class HealingBench(LonelyBench):
+    heals: bool = True
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked"),
+    [(CrowdedBench, ["{}"]), (LonelyBench, ["{}", "{}"])],
+)
+def test_a_rung_stands_alone_where_two_cannot(kind, asked, tmp_path):
+    sweep = climbed(tmp_path, WORKERS_COST, kind=kind)
     slow, history, *_, end = sweep.ladder
-    assert history.individual == pytest.approx(1.0)
-    assert [trial.label for trial in sweep.bench.results][1:5] == [
-        "conf/slow",
-        history.name,
-        "what stands below, alone",
-        f"{history.name}, alone",
-    ]
+    assert (history.individual, history.note) == (
+        pytest.approx(1.0),
+        "one after the other",
+    )
+    labels = ["conf/slow", *(one.format(history.name) for one in asked)]
+    labels += ["what stands below, alone", f"{history.name}, alone"]
+    found = [trial.label for trial in sweep.bench.results][1:]
+    assert found[: len(labels)] == labels
     assert (end.status, end.kept) == ("ok", True)
     assert end.cumulative == pytest.approx(end.samples_per_s / slow.samples_per_s)
+    assert sweep.bench.watcher.expected == len(sweep.bench.results)
+
+
+def test_a_neighbour_that_ended_is_asked_once_more(tmp_path):
+    sweep = climbed(tmp_path, kind=HealingBench)
+    history = sweep.ladder[1]
+    assert (history.individual, history.note) == (pytest.approx(1.0), "")
+
+
+@dataclass
+class PaddingBench(FormulaBench):
+    """Its model cannot be packed."""
+
+    def _rated(self, spec, total_ms):
+        figures = super()._rated(spec, total_ms)
+        packed = figures.get("strategy") == "packed"
+        return figures | ({"strategy": "grouped"} if packed else {})
+
+
+def test_a_rung_that_became_something_else_is_not_kept(tmp_path):
+    sweep = climbed(tmp_path, kind=PaddingBench)
+    packed = next(s for s in sweep.ladder if s.name == "packed: no padding")
+    assert (packed.status, packed.kept, packed.individual) == ("not here", False, None)
 
 
 def test_a_rung_brings_what_was_left_out_and_it_needs(tmp_path, monkeypatch):
@@ -361,16 +408,24 @@ def test_a_rung_brings_what_was_left_out_and_it_needs(tmp_path, monkeypatch):
     climb = Climb(bench(tmp_path, mode="ladder"), {"train.fused_optimizer": True})
     chosen = {rung.name: rung for rung in rungs(climb.bench.settings)}
     packed = climb.complete(chosen["packed: no padding"])
-    assert packed.name == "packed: no padding, with precision auto"
+    assert packed.name == "packed: no padding, with bf16"
     assert packed.changes == {
-        "runtime.precision": "auto",
+        "runtime.precision": "bf16",
         "train.strategy": "packed",
         "runtime.attention": "auto",
     }
+    climb.keep(chosen["sorted within the batch"], 1.2)
+    graphs = climb.complete(chosen["CUDA graphs"])
+    assert graphs.name == "CUDA graphs, with bf16, packed"
+    residual = climb.complete(chosen["residual stream in bf16"])
+    assert residual.name == "residual stream in bf16, with bf16, compile"
     climb.keep(packed, 1.5)
-    graphs = chosen["CUDA graphs"]
-    assert climb.complete(graphs) is graphs
-    assert climb.gained == 1.5
+    assert climb.complete(chosen["CUDA graphs"]).name == "CUDA graphs"
+    assert climb.gained == pytest.approx(1.8)
+    larger = chosen["global batch 256"]
+    assert climb.complete(larger).changes == {"train.global_batch_size": 256}
+    climb.keep(graphs, 4.0)
+    assert climb.complete(larger).changes == larger.changes
 
 
 def test_the_ladder_ends_where_conf_slow_does_not_run(tmp_path):

@@ -109,6 +109,34 @@ def test_what_stands_below_and_ends_costs_its_trial_alone(tmp_path):
     assert bench.run("end_to_end").ok
 
 
+@pytest.mark.process
+def test_what_stands_below_ends_with_a_trial_that_is_killed(tmp_path):
+    """Before it is warm, too: it may be compiling for minutes."""
+    files = job_files(tmp_path)
+    asked = settings()
+    below = asked.model_dump(mode="json", exclude={"benchmark", "sweep"})
+    pair = replace(spec("end_to_end", below=below), settings=asked)
+    stored = {"spec": pair.as_json(), "job": asdict(files)}
+    (tmp_path / "spec.json").write_text(json.dumps(stored))
+    trial = subprocess.Popen(
+        [sys.executable, "-m", "flatout.engine.bench.trial", str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
+        start_new_session=True,
+    )
+    own = tmp_path / "below"
+    until(lambda: processes_that_name(own))
+    trial.kill()
+    trial.wait()
+    until(lambda: not processes_that_name(own))
+
+
+def until(found, seconds=30.0):
+    end = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
 def processes_that_name(folder):
     return [
         process.pid

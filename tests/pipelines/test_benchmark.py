@@ -27,6 +27,7 @@ from flatout.benchmarks.figures import PHASES, ladder, phases, throughput
 from flatout.benchmarks.markdown import time_text
 from flatout.benchmarks.report import findings_text, report_text
 from flatout.datasets import KeptTable, TunedParameters
+from flatout.engine.bench.ladder import ALONE
 from flatout.engine.settings import parse_settings
 from flatout.pipelines.benchmark import create_pipeline
 from flatout.pipelines.benchmark.nodes import show_benchmark, write_tuned
@@ -268,7 +269,7 @@ def test_a_ladder_shows_claims_beside_what_was_measured():
     report = show_benchmark(
         pd.DataFrame([TRIAL]), {**SUMMARY, "mode": "ladder"}, LADDER
     )["report"]
-    assert "| TF32 | C | 2-3x | 25 | 3 | 2.50x | 2.50x | yes |" in report
+    assert "| TF32 | C | 2-3x | 25 | 2.50x | 3 | 2.50x | yes |" in report
 
 
 def test_trials_that_differ_in_little_are_told_apart():
@@ -441,9 +442,12 @@ def test_a_ladder_says_which_rungs_failed_and_why():
     failed = {**RUNG, **nothing, "status": "oom", "note": "stopped at 2.0 GiB resident"}
     text = ladder_text(pd.DataFrame([failed, {**RUNG, "name": "TF32", "note": "n"}]))
     assert text.splitlines()[2].endswith("| in all | kept | status |")
-    shown = "| conf/slow |  |  |  | 3 |  |  | no | oom: stopped at 2.0 GiB resident |"
+    shown = "| conf/slow |  |  |  |  | 3 |  | no | oom: stopped at 2.0 GiB resident |"
     assert shown in text
-    assert "| TF32 |  |  | 10 | 3 | 1.00x | 1.00x | yes | ok |" in text
+    assert "| TF32 |  |  | 10 | 1.00x | 3 | 1.00x | yes | ok |" in text
+    alone = {**RUNG, "name": "TF32", "note": f"n; {ALONE}"}
+    text = ladder_text(pd.DataFrame([RUNG, alone]))
+    assert f"| 1.00x | yes | ok, {ALONE} |" in text
 
 
 @pytest.mark.parametrize(("devices", "shared"), [(1, True), (2, False)])

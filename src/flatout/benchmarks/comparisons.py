@@ -15,24 +15,39 @@ from flatout.benchmarks.markdown import (
     table,
     times_text,
 )
+from flatout.engine.bench.ladder import ALONE
 from flatout.engine.bench.tune import FREE_LOADER, LOADER_MARGIN
+
+BY_TURNS = (
+    "By turns: the median ratio of windows beside those of what was kept below (of the "
+    "last line, of conf/slow); half of the ratios lie within ± %. In all: the product."
+)
 
 
 def ladder_text(steps: pd.DataFrame) -> str:
     """What each rung brought; how it ended, where one did not end well."""
     if steps.empty:
         return ""
-    head = ("rung", "guide", "claimed", "samples/s", "± %", "alone", "in all", "kept")
+    head = (
+        "rung",
+        "guide",
+        "claimed",
+        "samples/s",
+        "by turns",
+        "± %",
+        "in all",
+        "kept",
+    )
     rows = list(
         steps.rename(columns={"name": "name_"})
         .fillna({"source": "", "claim": "", "note": ""})
         .itertuples()
     )
     lines = [_rung_cells(row) for row in rows]
-    if (steps["status"] != "ok").any():
+    if any(_end(row) != "ok" for row in rows):
         head = (*head, "status")
         lines = [[*line, _end(row)] for line, row in zip(lines, rows, strict=True)]
-    return "## Ladder\n\n" + table(head, lines)
+    return "## Ladder\n\n" + table(head, lines) + f"\n\n{BY_TURNS}"
 
 
 def _rung_cells(row: Any) -> list[str]:
@@ -41,15 +56,17 @@ def _rung_cells(row: Any) -> list[str]:
         row.source,
         row.claim,
         number_text(row.samples_per_s),
-        number_text(row.spread_pct),
         times_text(row.individual),
+        number_text(row.spread_pct),
         times_text(row.cumulative),
         "yes" if row.kept and row.status == "ok" else "no",
     ]
 
 
 def _end(row: Any) -> str:
-    return "ok" if row.status == "ok" else cell_text(f"{row.status}: {row.note}")
+    if row.status == "ok":
+        return f"ok, {ALONE}" if ALONE in row.note else "ok"
+    return cell_text(f"{row.status}: {row.note}")
 
 
 def loader_text(summary: Mapping[str, Any], trials: pd.DataFrame) -> str:

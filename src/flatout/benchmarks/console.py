@@ -36,6 +36,7 @@ COLUMNS = (
     ("samples/s", "samples_per_s"),
     ("loader/s", "loader_samples_per_s"),
     ("± %", "samples_per_s_spread_pct"),
+    ("x below", "times_below"),
     ("pad %", "padding_pct"),
     ("GPU %", "gpu_util_pct"),
     ("GiB", "reserved_memory_gib"),
@@ -59,7 +60,7 @@ def table(
     result.add_column("status")
     result.add_column("", overflow="fold")
     for trial in trials:
-        cells = [_cell(getattr(trial, name)) for _, name in shown]
+        cells = [_shown(trial, name) for _, name in shown]
         mark = MARKS.get(trial.status, Text(trial.status))
         chosen = trial.trial_id == best
         remark = "; ".join(part for part in (trial.label, trial.note) if part)
@@ -71,6 +72,13 @@ def table(
             style="bold green" if chosen else None,
         )
     return result
+
+
+def _shown(trial: TrialResult, name: str) -> str:
+    value = getattr(trial, name)
+    if name == "times_below" and value is not None:
+        return f"{value:.2f}x"
+    return _cell(value)
 
 
 def _cell(value: object) -> str:
@@ -182,6 +190,8 @@ class TrialTable:
         total = f"/{self.expected}" if done <= self.expected else ""
         rate = trial.samples_per_s or trial.loader_samples_per_s
         shown = f"{rate:,.1f} samples/s" if rate else ""
+        if trial.times_below is not None:
+            shown += f", {trial.times_below:.2f}x what stands below"
         label = trial.label or trial.kind
         words = (
             f"batch {trial.global_batch_size}",

@@ -67,6 +67,8 @@ def note_outputs(record: RunRecord, outputs: dict[str, Any]) -> None:
         record.trials = nested_runs(outputs["benchmark_trials"])
         record.metrics.update(pick_metrics(outputs["benchmark_summary"]))
         record.tags.update(verdict_tags(outputs["benchmark_summary"]))
+    if "benchmark_ladder" in outputs:
+        record.metrics.update(ladder_metrics(outputs["benchmark_ladder"]))
     if "sweep_trials" in outputs:
         record.trials = nested_runs(outputs["sweep_trials"])
     if best := outputs.get("sweep_best"):
@@ -146,6 +148,12 @@ def pick_metrics(summary: dict[str, Any]) -> dict[str, float]:
         for name, trial in summary["picks"].items()
         if trial
     }
+
+
+def ladder_metrics(steps: Any) -> dict[str, float]:
+    """All that was kept over conf/slow, by turns; none of other modes."""
+    end = None if steps.empty else steps["cumulative"].iloc[-1]
+    return {} if end is None or math.isnan(end) else {"ladder_times_slow": float(end)}
 
 
 def verdict_tags(summary: dict[str, Any]) -> dict[str, str]:

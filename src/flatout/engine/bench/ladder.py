@@ -18,6 +18,8 @@ from flatout.engine.bench.budgets import Changes
 from flatout.engine.bench.rungs import SLOW, Rung, rungs
 from flatout.engine.bench.trial_spec import TrialResult, with_changes
 
+ALONE = "one after the other"
+"""Noted of a rung that could not be measured by turns."""
 KEPT_FROM = 0.98
 """A rung that makes the rate less than this share of the one below is left out."""
 
@@ -71,31 +73,56 @@ class Climb:
         without = {"benchmark", "sweep"}
         stored = with_changes(slow, below).model_dump(mode="json", exclude=without)
         trial = self.measure(label, changes, below=stored)
-        if trial.ok or not _for_want_of_room(trial):
+        if "NeighbourError" in trial.note:  # once more: that was another's fault
+            self.bench.watcher.expect_more(1)
+            trial = self.measure(label, changes, below=stored, again=number)
+        if trial.status != "oom" and "NeighbourError" not in trial.note:
             return trial, trial.times_below
         self.bench.watcher.expect_more(2)
         under = self.measure("what stands below, alone", below, again=number)
         alone = self.measure(f"{label}, alone", changes, again=number)
-        return alone, _ratio(alone, under)
+        return _said(alone, ALONE), _ratio(alone, under)
 
     def complete(self, rung: Rung) -> Rung:
         """With what it needs and the rungs below did not bring; its name says so."""
         now = {**SLOW, **self.changes}
-        missing = {k: v for k, v in rung.needs.items() if now[k] == SLOW[k]}
-        if not missing:
-            return rung
-        named = ", ".join(f"{k.rsplit('.')[-1]} {v}" for k, v in missing.items())
+        missing = {k: v for k, v in rung.needs.items() if now[k] not in (v, "auto")}
         changes = {**missing, **rung.changes}
-        return replace(rung, name=f"{rung.name}, with {named}", changes=changes)
+        if changes.get("train.cuda_graphs") == "auto" and not now["train.cuda_graphs"]:
+            del changes["train.cuda_graphs"]  # graphs that lost do not come back
+        named = [_named(k, v) for k, v in missing.items() if v != "auto"]
+        brought = f", with {', '.join(named)}" if named else ""
+        return replace(rung, name=f"{rung.name}{brought}", changes=changes)
 
     def keep(self, rung: Rung, ratio: float) -> None:
         self.changes.update(rung.changes)
         self.gained *= ratio
 
 
-def _for_want_of_room(trial: TrialResult) -> bool:
-    """Whether two at a time may be what was too much."""
-    return trial.status in ("oom", "timeout") or "NeighbourError" in trial.note
+def _named(path: str, value: Any) -> str:
+    return path.rsplit(".", maxsplit=1)[-1] if value is True else str(value)
+
+
+def _said(trial: TrialResult, note: str) -> TrialResult:
+    return replace(trial, note="; ".join(part for part in (trial.note, note) if part))
+
+
+SETTLED = {
+    "train.strategy": "strategy",
+    "runtime.precision": "precision",
+    "train.compile": "compile",
+    "train.cuda_graphs": "cuda_graphs",
+}
+"""Settings by path, and where a trial says what they came to."""
+
+
+def _is_elsewhere(rung: Rung, trial: TrialResult) -> bool:
+    """Whether the trial was of something else: what its device or model has not is
+    replaced by what comes next to it."""
+    return any(
+        rung.changes.get(path, "auto") not in ("auto", getattr(trial, name))
+        for path, name in SETTLED.items()
+    )
 
 
 def ladder(bench: Bench) -> Iterator[Step]:
@@ -115,6 +142,8 @@ def ladder(bench: Bench) -> Iterator[Step]:
         rung = climb.complete(asked)
         changes = {**climb.changes, **rung.changes}
         trial, ratio = climb.beside(number, rung.name, changes, climb.changes)
+        if trial.ok and _is_elsewhere(rung, trial):
+            trial, ratio = replace(trial, status="not here"), None
         keeps = ratio is not None and ratio >= KEPT_FROM
         yield _step(number, rung, trial, ratio, climb.gained, kept=keeps)
         if keeps:

@@ -89,7 +89,7 @@ def _measured(
     team = _join(job, runtime)
     warm = warm_training(job, spec.measure, feed, runtime, team)
     turns: list[Turn] = []
-    with GpuSampler(runtime) as sampler:
+    with GpuSampler(runtime, counts=neighbour is None) as sampler:
         if neighbour is None:
             windows = warm.windows()
         else:
@@ -187,7 +187,8 @@ def _note(trainer: Trainer, windows: list[Window], turns: list[Turn]) -> str:
     if spread > SPREAD_LIMIT_PCT:
         what = "half of the turns" if times else "windows"
         notes.append(f"{what} differ by {spread:.0f} %")
-    if not all(window.clean for window in windows):
+    clean = [turn.clean for turn in turns] or [window.clean for window in windows]
+    if not all(clean):
         notes.append("compilations fell into every window")
     if trainer.choices.cuda_graphs:
         notes.append("phases without CUDA graphs")

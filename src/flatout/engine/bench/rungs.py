@@ -56,7 +56,7 @@ def rungs(settings: Settings) -> list[Rung]:
     # Its kernels are its own: a fused attention that lost for padded batches does not
     # speak for them. On a GPU they take half precision alone.
     packed = {"train.strategy": "packed", "runtime.attention": "auto"}
-    half = {"runtime.precision": "auto"}
+    half = {"runtime.precision": "bf16"}
     all_rungs = [
         Rung(
             "history in a list, no empty_cache",
@@ -135,15 +135,16 @@ def rungs(settings: Settings) -> list[Rung]:
             "ours",
             "-",
             {"runtime.residual": "bf16"},
-            needs=half,
+            # Its kernels stand in compiled blocks alone.
+            needs={**half, "train.compile": True},
             gpu_only=True,
         ),
         Rung(
             "CUDA graphs",
             "ours",
             "-",
-            {"train.cuda_graphs": True, **packed},
-            needs={**half, "train.fused_optimizer": True},
+            {"train.cuda_graphs": True},
+            needs={**half, **packed, "train.fused_optimizer": True},
             gpu_only=True,
         ),
         *_batch_rungs(settings, fixed_batch, gpu),

@@ -81,9 +81,10 @@ def _write(folder: Path, answer: Mapping[str, Any]) -> None:
     part.replace(folder / "result.json")
 
 
-def die_with_parent() -> None:
-    """End when the sweep was killed so hard that it could not end its trials."""
-    parent = os.getppid()
+def die_with_parent(parent: int | None = None) -> None:
+    """End when the sweep was killed so hard that it could not end its trials.
+    `parent`: its process id, where it may have died before this is called."""
+    parent = parent or os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -8,6 +8,7 @@ SDPA's kernels are switches of a process.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -21,11 +22,18 @@ import numpy as np
 from flatout.engine.bench.trial_spec import TrialSpec
 from flatout.engine.bench.trials import environment
 from flatout.engine.bench.utilisation import GpuSampler
-from flatout.engine.bench.windows import SPREAD_LIMIT_PCT, Warm, rate, spread_of
+from flatout.engine.bench.windows import (
+    SPREAD_LIMIT_PCT,
+    Warm,
+    block_steps,
+    rate,
+    spread_of,
+)
 from flatout.engine.settings import parse_settings
 from flatout.engine.timing import Window
 
 MODULE = "flatout.engine.bench.neighbour"
+ENDS_WITHIN_S = 10.0
 
 
 class NeighbourError(RuntimeError):
@@ -51,7 +59,6 @@ class Neighbour:
     """What stands below, in a process of its own: it takes a window when told to."""
 
     process: subprocess.Popen[str]
-    warm: bool = False
 
     @property
     def asks(self) -> IO[str]:
@@ -75,31 +82,34 @@ class Neighbour:
         finally:
             neighbour.end()
 
-    def until_warm(self) -> None:
-        """Wait for its first steps. Raises NeighbourError."""
-        if not self.warm:
-            self._answer()
-            self.warm = True
-
-    def window(self) -> Mapping[str, Any]:
-        """`samples_per_s` and `clean` of a window now. Raises NeighbourError."""
+    def ask(self, what: str, **more: Any) -> Mapping[str, Any]:
+        """Its answer to `warm`, `time`, `shorten` or `window`, as in `neighbour.py`.
+        Raises NeighbourError."""
         with suppress(BrokenPipeError):  # it has ended: no answer says so
-            self.asks.write("window\n")
+            self.asks.write(json.dumps({"ask": what, **more}) + "\n")
             self.asks.flush()
-        return self._answer()
+        try:
+            answer: Mapping[str, Any] = json.loads(self.answers.readline())
+        except ValueError:  # nothing, or half a line
+            status = self._status()
+            text = f"what stands below ended with status {status}: see this trial's log"
+            raise NeighbourError(text) from None
+        return answer
 
     def end(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+        """It ends where there is nothing more to read; its workers end with it."""
+        with suppress(BrokenPipeError):
+            self.asks.close()
+        self._status()
+        self.answers.close()
 
-    def _answer(self) -> Mapping[str, Any]:
-        line = self.answers.readline()
-        if not line:
-            status = self.process.wait()
-            text = f"what stands below ended with status {status}: see this trial's log"
-            raise NeighbourError(text)
-        answer: Mapping[str, Any] = json.loads(line)
-        return answer
+    def _status(self) -> int:
+        """Of its end, which is due."""
+        try:
+            return self.process.wait(ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:  # it loads, or hangs
+            self.process.kill()
+            return self.process.wait()
 
 
 def _start(spec: TrialSpec, folder: Path) -> subprocess.Popen[str]:
@@ -111,7 +121,7 @@ def _start(spec: TrialSpec, folder: Path) -> subprocess.Popen[str]:
     asked = {**stored, "spec": below.as_json()}
     (own / "spec.json").write_text(json.dumps(asked, indent=1))
     return subprocess.Popen(
-        [sys.executable, "-m", MODULE, str(own)],
+        [sys.executable, "-m", MODULE, str(own), str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -122,7 +132,7 @@ def _start(spec: TrialSpec, folder: Path) -> subprocess.Popen[str]:
 def in_turn(warm: Warm, neighbour: Neighbour, sampler: GpuSampler) -> list[Turn]:
     """At least `repeats` turns; where their ratios are not together, up to twice as
     many and one more. Who begins alternates, so that a host that slows favours none."""
-    neighbour.until_warm()
+    _same_blocks(warm, neighbour)
     turns: list[Turn] = []
     for number in range(2 * warm.measure.repeats + 1):
         turns.append(_turn(warm, neighbour, sampler, first=number % 2 == 0))
@@ -141,14 +151,24 @@ def middle_half_pct(times: list[float]) -> float:
     return float(100 * (high - low) / middle)
 
 
+def _same_blocks(warm: Warm, neighbour: Neighbour) -> None:
+    """The same rows on both sides: what fits the slower one's windows. Each is timed
+    while the other rests."""
+    neighbour.ask("warm")
+    slower_s = max(warm.time_step(), neighbour.ask("time")["step_s"])
+    steps = block_steps(warm.measure, slower_s)
+    warm.shorten(steps)
+    neighbour.ask("shorten", steps=steps)
+
+
 def _turn(
     warm: Warm, neighbour: Neighbour, sampler: GpuSampler, *, first: bool
 ) -> Turn:
-    sampler.counts = False
-    below = None if first else neighbour.window()
+    below = None if first else neighbour.ask("window")
+    warm.lead_in()
     sampler.counts = True
-    window = warm.window_after_rest()
+    window = warm.window()
     sampler.counts = False
-    below = below or neighbour.window()
+    below = below or neighbour.ask("window")
     clean = window.clean and below["clean"]
     return Turn(window, below["samples_per_s"], clean)

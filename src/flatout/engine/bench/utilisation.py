@@ -16,9 +16,9 @@ class GpuSampler:
     """Samples the driver's utilisation from a thread while `counts`; `mean_pct` is None
     on a CPU or where the driver's library is not installed."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, *, counts: bool = True) -> None:
         self._runtime = runtime
-        self.counts = True
+        self.counts = counts
         self._samples: list[float] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,26 +25,43 @@ class Warm:
     """A training whose first steps are behind it: it takes windows."""
 
     driver: Driver
+    feed_of: Callable[[int], Feed]
     feed: Feed
     measure: Measure
     first_step_s: float
     """Of the first, cold step."""
-    step_s: float
+    step_s: float = math.inf
     """Of a warm one."""
 
     @classmethod
     def up(
         cls, trainer: Trainer, feed_of: Callable[[int], Feed], measure: Measure
     ) -> Warm:
-        """Steps of `feed_of(steps)` until they take what they will take."""
         driver, feed = Driver(trainer), feed_of(measure.steps)
-        first_step_s, step_s = _warm_up(driver, feed, measure)
-        steps = _block_steps(measure, step_s)
-        if steps < feed.period:  # other workers need seconds to start
-            del feed  # its workers and batches go before the next ones come
-            feed = feed_of(steps)
-        feed.step(driver)  # starts the loader's workers
-        return cls(driver, feed, measure, first_step_s, step_s)
+        begin = time.perf_counter()
+        feed.step(driver)
+        driver.synchronize()
+        first_step_s = time.perf_counter() - begin
+        for _ in range(measure.warmup_steps):
+            feed.step(driver)
+        return cls(driver, feed_of, feed, measure, first_step_s)
+
+    def time_step(self) -> float:
+        """`step_s`, by two steps."""
+        self.driver.synchronize()
+        begin = time.perf_counter()
+        for _ in range(2):
+            self.feed.step(self.driver)
+        self.driver.synchronize()
+        self.step_s = agreed((time.perf_counter() - begin) / 2, self._runtime)
+        return self.step_s
+
+    def shorten(self, steps: int) -> None:
+        """A block of `steps`, where it has more; its workers start now."""
+        if steps < self.feed.period:  # other workers need seconds to start
+            del self.feed  # its workers and batches go before the next ones come
+            self.feed = self.feed_of(steps)
+        self.feed.step(self.driver)
 
     def window(self) -> Window:
         """Whole blocks, again until `min_window_s` is over."""
@@ -63,6 +81,7 @@ class Warm:
     def windows(self) -> list[Window]:
         """Fastest first. Where compilations, graph captures or other processes spoil
         some, up to twice as many and one more are taken."""
+        self.shorten(block_steps(self.measure, self.time_step()))
         windows: list[Window] = []
         for _ in range(2 * self.measure.repeats + 1):
             windows.append(self.window())
@@ -73,38 +92,22 @@ class Warm:
                 break
         return chosen
 
-    def window_after_rest(self) -> Window:
-        """Workers went on loading while the steps stood still: what lies ready is
-        used up before the window begins."""
+    def lead_in(self) -> None:
+        """After a rest: workers went on loading, which is no rate of theirs. What lies
+        ready is thrown away; every window goes over whole blocks all the same."""
         loader = self.feed.loader
         ready = loader.num_workers * loader.settings.prefetch_factor if loader else 0
-        for _ in range(ready + 1):
+        for _ in range(ready):
+            next(self.feed.batches)
+        for _ in range(2):
             self.feed.step(self.driver)
-        return self.window()
 
     @property
     def _runtime(self) -> Runtime:
         return self.driver.trainer.runtime
 
 
-def _warm_up(driver: Driver, feed: Feed, measure: Measure) -> tuple[float, float]:
-    """Seconds of the first, cold step, and of a warm one."""
-    begin = time.perf_counter()
-    feed.step(driver)
-    driver.synchronize()
-    cold_s = time.perf_counter() - begin
-    for _ in range(measure.warmup_steps):
-        feed.step(driver)
-    driver.synchronize()
-    begin = time.perf_counter()
-    for _ in range(2):
-        feed.step(driver)
-    driver.synchronize()
-    step_s = (time.perf_counter() - begin) / 2
-    return cold_s, agreed(step_s, driver.trainer.runtime)
-
-
-def _block_steps(measure: Measure, step_s: float) -> int:
+def block_steps(measure: Measure, step_s: float) -> int:
     """Steps of a block that fit a window, at least two."""
     return max(2, min(measure.steps, int(measure.max_window_s / step_s)))
 
