@@ -333,6 +333,26 @@ def test_a_quick_minute_is_no_gain_in_the_ladder(tmp_path):
 
 
 @dataclass
+class LuckyBench(FormulaBench):
+    """The first of two processes is a fifth slower, whatever it runs."""
+
+    def _times(self, spec):
+        return {name: 0.8 * times for name, times in super()._times(spec).items()}
+
+
+def test_a_process_that_is_slow_loses_no_rung(tmp_path):
+    sweep = climbed(tmp_path, kind=LuckyBench)
+    _, history, *_, end = sweep.ladder
+    assert (history.individual, history.kept) == (pytest.approx(1.0), True)
+    labels = [trial.label for trial in sweep.bench.results]
+    assert labels[3] == f"what stands below {history.name}, places changed"
+    assert end.cumulative == pytest.approx(
+        climbed(tmp_path / "b").ladder[-1].cumulative
+    )
+    assert sweep.bench.watcher.expected == len(labels)
+
+
+@dataclass
 class CrowdedBench(FormulaBench):
     """Two at a time are too much for its memory."""
 

@@ -1,14 +1,15 @@
 """The ladder: the slow configuration, then one optimisation after the other.
 
 In the order of the guides that named them (A to E), then flatout's own. Each is
-measured by turns with what was kept below it, window by window. A rung that loses is
-shown, and left out of the rungs above it. What stands alone is tried once more on top:
-workers cannot help a step that waits for the host, until it does not. In the end all
-that was kept stands beside the slow configuration.
+measured by turns with what was kept below it, window by window. A rung that loses, and
+with a second pair too, is shown and left out of the rungs above it. What stands alone
+is tried once more on top: workers cannot help a step that waits for the host, until it
+does not. In the end all that was kept stands beside the slow configuration.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -69,9 +70,7 @@ class Climb:
     ) -> tuple[TrialResult, float | None]:
         """A trial of `changes`, and its rate over that of `below`: by turns, or one
         after the other where two at a time are too much."""
-        slow = with_changes(self.bench.settings, SLOW)
-        without = {"benchmark", "sweep"}
-        stored = with_changes(slow, below).model_dump(mode="json", exclude=without)
+        stored = self._stored(below)
         trial = self.measure(label, changes, below=stored)
         if "NeighbourError" in trial.note:  # once more: that was another's fault
             self.bench.watcher.expect_more(1)
@@ -82,6 +81,26 @@ class Climb:
         under = self.measure("what stands below, alone", below, again=number)
         alone = self.measure(f"{label}, alone", changes, again=number)
         return _said(alone, ALONE), _ratio(alone, under)
+
+    def _stored(self, changes: Changes) -> dict[str, Any]:
+        settings = with_changes(with_changes(self.bench.settings, SLOW), changes)
+        return settings.model_dump(mode="json", exclude={"benchmark", "sweep"})
+
+    def both_ways(
+        self, label: str, changes: Changes, below: Changes, ratio: float | None
+    ) -> float | None:
+        """`ratio`, and that of a second pair whose processes have changed places, in
+        the geometric mean: a process is by some percent quicker than its like, for as
+        long as it lives."""
+        if ratio is None:
+            return None
+        self.bench.watcher.expect_more(1)
+        swapped = self.measure(
+            f"what stands below {label}, places changed",
+            below,
+            below=self._stored(changes),
+        )
+        return math.sqrt(ratio / swapped.times_below) if swapped.times_below else ratio
 
     def complete(self, rung: Rung) -> Rung:
         """With what it needs and the rungs below did not bring; its name says so."""
@@ -144,6 +163,8 @@ def ladder(bench: Bench) -> Iterator[Step]:
         trial, ratio = climb.beside(number, rung.name, changes, climb.changes)
         if trial.ok and _is_elsewhere(rung, trial):
             trial, ratio = replace(trial, status="not here"), None
+        if ratio is not None and ratio < KEPT_FROM:
+            ratio = climb.both_ways(rung.name, changes, dict(climb.changes), ratio)
         keeps = ratio is not None and ratio >= KEPT_FROM
         yield _step(number, rung, trial, ratio, climb.gained, kept=keeps)
         if keeps:
@@ -157,6 +178,7 @@ def _end(climb: Climb, number: int) -> Step:
     """The whole ladder by turns with where it began."""
     rung = Rung("all that was kept, beside conf/slow", "", "", {})
     top, times = climb.beside(number, rung.name, climb.changes, {})
+    times = climb.both_ways(rung.name, climb.changes, {}, times)
     step = _step(number, rung, top, times, 1.0, kept=top.ok)
     return replace(step, individual=None)
 

@@ -99,8 +99,7 @@ class Warm:
         ready = loader.num_workers * loader.settings.prefetch_factor if loader else 0
         for _ in range(ready):
             next(self.feed.batches)
-        for _ in range(2):
-            self.feed.step(self.driver)
+        self.feed.step(self.driver)
 
     @property
     def _runtime(self) -> Runtime:
