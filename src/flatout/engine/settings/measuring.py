@@ -43,7 +43,7 @@ class BenchmarkSettings(SettingsModel):
     steps_per_trial: int = Field(20, ge=2)
     warmup_steps: int = Field(3, ge=1)
     repeats: int = Field(3, ge=1)
-    """Windows of `steps_per_trial` steps; the median counts."""
+    """Windows of `steps_per_trial` steps, or turns of two; the median counts."""
     min_window_s: float = Field(1.0, ge=0)
     """A window goes over its steps again until it is at least so long."""
     max_window_s: float = Field(2.5, gt=0)
