@@ -5,16 +5,17 @@ from __future__ import annotations
 import io
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from flatout.benchmarks.console import TrialTable
+from flatout.benchmarks.console import TrialTable, table
 from flatout.engine.bench import bench as bench_module
 from flatout.engine.bench import rungs as rungs_module
 from flatout.engine.bench import tune
@@ -38,6 +39,7 @@ from flatout.engine.bench.search import (
 from flatout.engine.bench.trial_spec import with_changes
 from flatout.engine.bench.trials import Answer
 from flatout.engine.settings import SettingsError, parse_settings
+from flatout.tracking.outcomes import ladder_metrics
 from tests.conftest import PROJECT
 from tests.engine.benches import FormulaBench, job_files, settings
 
@@ -288,6 +290,19 @@ def climbed(folder, machine=None, kind=FormulaBench):
     sweep = Sweep(found)
     run_ladder(sweep)
     return sweep
+
+
+def test_the_terminal_shows_how_a_rung_compares(tmp_path):
+    sweep = climbed(tmp_path)
+    said = sweep.bench.watcher.console.file.getvalue()
+    packed = next(line for line in said.splitlines() if "packed: no" in line)
+    assert re.search(r"samples/s, \d\.\d\dx what stands below", packed)
+    out = Console(file=io.StringIO(), width=250)
+    out.print(table(sweep.bench.results))
+    assert re.search(r"x below", out.file.getvalue())
+    end = ladder_metrics(pd.DataFrame([asdict(step) for step in sweep.ladder]))
+    assert end == {"ladder_times_slow": sweep.ladder[-1].cumulative}
+    assert ladder_metrics(pd.DataFrame([])) == {}
 
 
 WORKERS_COST = {"fixed": 2.0, "random": 2.5, "grouped": 1.1, "worker_cost": 1.0}
