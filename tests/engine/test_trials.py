@@ -124,17 +124,17 @@ def test_what_stands_below_ends_with_a_trial_that_is_killed(tmp_path):
         start_new_session=True,
     )
     own = tmp_path / "below"
-    until(lambda: processes_that_name(own))
+    assert within(30.0, lambda: processes_that_name(own))
     trial.kill()
     trial.wait()
-    until(lambda: not processes_that_name(own))
+    assert within(30.0, lambda: not processes_that_name(own))
 
 
-def until(found, seconds=30.0):
+def within(seconds, holds):
     end = time.monotonic() + seconds
-    while not found():
-        assert time.monotonic() < end
+    while not holds() and time.monotonic() < end:
         time.sleep(0.1)
+    return holds()
 
 
 def processes_that_name(folder):

@@ -40,8 +40,8 @@ class Step:
     """Rate over that of the slow configuration: the product of what was kept; of the
     last line as measured, one beside the other."""
     spread_pct: float | None
-    """How far the middle half of these ratios lies apart; of the first line, its
-    rates."""
+    """How far the middle half of these ratios lies apart; of a trial that was not by
+    turns (the first line), (highest - lowest) / median of its rates."""
     kept: bool
     changes_optimisation: bool
     status: str
@@ -87,17 +87,22 @@ class Climb:
         return settings.model_dump(mode="json", exclude={"benchmark", "sweep"})
 
     def both_ways(
-        self, label: str, changes: Changes, below: Changes, ratio: float | None
+        self,
+        label: str,
+        changes: Changes,
+        below: Changes,
+        trial: TrialResult,
+        ratio: float | None,
     ) -> float | None:
-        """`ratio`, and that of a second pair whose processes have changed places, in
-        the geometric mean: a process is by some percent quicker than its like, for as
-        long as it lives."""
-        if ratio is None:
-            return None
+        """`ratio` of `trial`, and that of a second pair whose processes have changed
+        places, in the geometric mean: a process is by some percent quicker than its
+        like, for as long as it lives. `ratio` alone, where it is not by turns."""
+        if ratio is None or trial.times_below is None:
+            return ratio
         self.bench.watcher.expect_more(1)
         swapped = self.measure(
             f"what stands below {label}, places changed",
-            below,
+            dict(below),
             below=self._stored(changes),
         )
         return math.sqrt(ratio / swapped.times_below) if swapped.times_below else ratio
@@ -164,7 +169,7 @@ def ladder(bench: Bench) -> Iterator[Step]:
         if trial.ok and _is_elsewhere(rung, trial):
             trial, ratio = replace(trial, status="not here"), None
         if ratio is not None and ratio < KEPT_FROM:
-            ratio = climb.both_ways(rung.name, changes, dict(climb.changes), ratio)
+            ratio = climb.both_ways(rung.name, changes, climb.changes, trial, ratio)
         keeps = ratio is not None and ratio >= KEPT_FROM
         yield _step(number, rung, trial, ratio, climb.gained, kept=keeps)
         if keeps:
@@ -178,7 +183,7 @@ def _end(climb: Climb, number: int) -> Step:
     """The whole ladder by turns with where it began."""
     rung = Rung("all that was kept, beside conf/slow", "", "", {})
     top, times = climb.beside(number, rung.name, climb.changes, {})
-    times = climb.both_ways(rung.name, climb.changes, {}, times)
+    times = climb.both_ways("all that was kept", climb.changes, {}, top, times)
     step = _step(number, rung, top, times, 1.0, kept=top.ok)
     return replace(step, individual=None)
 

@@ -60,7 +60,7 @@ def _answer(warm: Warm, asked: Mapping[str, Any]) -> dict[str, Any]:
         warm.lead_in()
         window = warm.window()
         return {"samples_per_s": rate(window), "clean": window.clean}
-    return {"period": warm.feed.period}
+    return {}
 
 
 if __name__ == "__main__":

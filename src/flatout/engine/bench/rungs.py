@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flatout.engine.environment import nvidia_gpu_count
-from flatout.engine.settings import Settings
+from flatout.engine.settings import Settings, TrainSettings
 
 SLOW: dict[str, Any] = {
     "runtime.precision": "fp32",
@@ -50,14 +50,19 @@ class Rung:
 
 def rungs(settings: Settings) -> list[Rung]:
     """Those that apply to this device, in order."""
-    train, gpu = settings.train, nvidia_gpu_count() > 0
-    workers = train.loader.num_workers
-    fixed_batch = SLOW["train.global_batch_size"]
-    # Its kernels are its own: a fused attention that lost for padded batches does not
-    # speak for them. On a GPU they take half precision alone.
-    packed = {"train.strategy": "packed", "runtime.attention": "auto"}
-    half = {"runtime.precision": "bf16"}
-    all_rungs = [
+    gpu = nvidia_gpu_count() > 0
+    found = [
+        *_guides_rungs(settings.train, gpu),
+        *_own_rungs(gpu),
+        *_batch_rungs(settings, SLOW["train.global_batch_size"], gpu),
+    ]
+    return [rung for rung in found if gpu or not rung.gpu_only]
+
+
+def _guides_rungs(train: TrainSettings, gpu: bool) -> list[Rung]:
+    """What guides A to E asked for, in their order."""
+    workers = train.loader.num_workers if gpu else 1
+    return [
         Rung(
             "history in a list, no empty_cache",
             "B",
@@ -106,7 +111,7 @@ def rungs(settings: Settings) -> list[Rung]:
             "A, C, D",
             "1.5-2x",
             {
-                "train.loader.num_workers": workers if gpu else 1,
+                "train.loader.num_workers": workers,
                 "train.loader.pin_memory": True,
                 "train.loader.persistent_workers": True,
             },
@@ -121,6 +126,15 @@ def rungs(settings: Settings) -> list[Rung]:
         Rung(
             "torch.compile", "A, D", "10-30 %", {"train.compile": True}, gpu_only=True
         ),
+    ]
+
+
+def _own_rungs(gpu: bool) -> list[Rung]:
+    # Its kernels are its own: a fused attention that lost for padded batches does not
+    # speak for them. On a GPU they take half precision alone.
+    packed = {"train.strategy": "packed", "runtime.attention": "auto"}
+    half = {"runtime.precision": "bf16"}
+    return [
         Rung("fused AdamW", "ours", "-", {"train.fused_optimizer": True}),
         Rung("sorted within the batch", "ours", "-", {"train.strategy": "grouped"}),
         Rung(
@@ -147,9 +161,7 @@ def rungs(settings: Settings) -> list[Rung]:
             needs={**half, **packed, "train.fused_optimizer": True},
             gpu_only=True,
         ),
-        *_batch_rungs(settings, fixed_batch, gpu),
     ]
-    return [rung for rung in all_rungs if gpu or not rung.gpu_only]
 
 
 def _batch_rungs(settings: Settings, slow_batch: int, gpu: bool) -> list[Rung]:
