@@ -71,6 +71,15 @@ def test_trials_that_no_plan_knew_are_counted_and_no_time_is_promised():
     assert ["left)" in line for line in lines] == [False, True, False, False]
 
 
+def test_the_time_left_counts_what_a_sweep_cut_short_has_measured():
+    console = Console(file=io.StringIO())
+    with TrialTable(console) as table:
+        table.expect(6)
+        for _ in range(2):
+            table.ends(trial("001", 9.0, elapsed_s=45.0))
+        assert table.progress.endswith(" so far, about 3:00 left")
+
+
 def test_in_a_terminal_the_table_grows_in_place():
     console = Console(file=io.StringIO(), force_terminal=True, width=160)
     with TrialTable(console) as table:

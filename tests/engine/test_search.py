@@ -301,8 +301,12 @@ def test_the_terminal_shows_how_a_rung_compares(tmp_path):
     out.print(table(sweep.bench.results))
     assert re.search(r"x below", out.file.getvalue())
     end = ladder_metrics(pd.DataFrame([asdict(step) for step in sweep.ladder]))
-    assert end == {"ladder_times_slow": sweep.ladder[-1].cumulative}
+    assert end == dict.fromkeys(
+        ("ladder_times_slow", "ladder_times_slow_same_optimisation"),
+        sweep.ladder[-1].cumulative,
+    )
     assert ladder_metrics(pd.DataFrame([])) == {}
+    assert ladder_metrics(pd.DataFrame([asdict(sweep.ladder[0])])) == {}
 
 
 WORKERS_COST = {"fixed": 2.0, "random": 2.5, "grouped": 1.1, "worker_cost": 1.0}
@@ -477,6 +481,25 @@ def test_rungs_that_change_the_optimisation_are_marked_and_last(tmp_path):
     found.settings = with_changes(found.settings, {"train.global_batch_size": 32})
     marked = [rung.changes_optimisation for rung in rungs(found.settings)]
     assert marked == [False] * (len(marked) - 1) + [True]
+    sweep = Sweep(found)
+    run_ladder(sweep)
+    larger, same, end = sweep.ladder[-3:]
+    assert (larger.name, larger.kept) == ("global batch 32", True)
+    assert (same.name, same.changes_optimisation) == (
+        "all that was kept of the same optimisation, beside conf/slow",
+        False,
+    )
+    assert same.cumulative == pytest.approx(larger.cumulative / larger.individual)
+    assert (end.name, end.changes_optimisation) == (
+        "all that was kept, beside conf/slow",
+        True,
+    )
+    assert end.cumulative == pytest.approx(larger.cumulative)
+    metrics = ladder_metrics(pd.DataFrame([asdict(step) for step in sweep.ladder]))
+    assert metrics == {
+        "ladder_times_slow": end.cumulative,
+        "ladder_times_slow_same_optimisation": same.cumulative,
+    }
 
 
 def test_peers_meet_at_every_batch_where_it_is_free(tmp_path):

@@ -179,11 +179,13 @@ class TrialTable:
     @property
     def _left(self) -> str:
         """`about 3:10 left`; empty where as many are done as were planned: those that
-        still come nobody has counted."""
-        done, spent_s = len(self.trials), time.perf_counter() - self._begin_s
+        still come nobody has counted. By what each trial took, also in the sweep that
+        was cut short and left it."""
+        done = len(self.trials)
         if not 0 < done < self.expected:
             return ""
-        return f"about {_clock(spent_s / done * (self.expected - done))} left"
+        mean_s = sum(trial.elapsed_s for trial in self.trials) / done
+        return f"about {_clock(mean_s * (self.expected - done))} left"
 
     def _line(self, trial: TrialResult) -> str:
         done = len(self.trials)

@@ -175,8 +175,8 @@ def _missing(steps: pd.DataFrame) -> str:
 
 
 def _levels(steps: pd.DataFrame) -> list[float]:
-    """What the rungs kept below each make together; the last line, which stands beside
-    conf/slow, begins at nothing."""
+    """What the rungs kept below each make together; the last lines, which stand beside
+    conf/slow, begin at nothing."""
     level, levels = 0.0, []
     for row in steps.itertuples():
         levels.append(0.0 if _is_end(row) else level)

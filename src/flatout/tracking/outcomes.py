@@ -151,9 +151,18 @@ def pick_metrics(summary: dict[str, Any]) -> dict[str, float]:
 
 
 def ladder_metrics(steps: Any) -> dict[str, float]:
-    """All that was kept over conf/slow, by turns; none of other modes."""
-    end = None if steps.empty else steps["cumulative"].iloc[-1]
-    return {} if end is None or math.isnan(end) else {"ladder_times_slow": float(end)}
+    """All that was kept over conf/slow, by turns, and what of it leaves the
+    optimisation as it is; none of other modes."""
+    if steps.empty:
+        return {}
+    ends = steps[steps["individual"].isna() & steps["cumulative"].notna()]
+    same = ends[~ends["changes_optimisation"].astype(bool)]
+    found = {"ladder_times_slow": ends, "ladder_times_slow_same_optimisation": same}
+    return {
+        name: float(rows["cumulative"].iloc[-1])
+        for name, rows in found.items()
+        if not rows.empty
+    }
 
 
 def verdict_tags(summary: dict[str, Any]) -> dict[str, str]:

@@ -4,7 +4,8 @@ In the order of the guides that named them (A to E), then flatout's own. Each is
 measured by turns with what was kept below it, window by window. A rung that loses, and
 with a second pair too, is shown and left out of the rungs above it. What stands alone
 is tried once more on top: workers cannot help a step that waits for the host, until it
-does not. In the end all that was kept stands beside the slow configuration.
+does not. In the end all that was kept stands beside the slow configuration, and before
+that, where a larger global batch was kept, what leaves the optimisation as it is.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from flatout.engine.bench.trial_spec import TrialResult, with_changes
 
 ALONE = "one after the other"
 """Noted of a rung that could not be measured by turns."""
+ALL, ALL_SAME = "all that was kept", "all that was kept of the same optimisation"
+"""With a larger global batch, and without."""
 KEPT_FROM = 0.98
 """A rung that makes the rate less than this share of the one below is left out."""
 
@@ -55,6 +58,8 @@ class Climb:
 
     bench: Bench
     changes: Changes = field(default_factory=dict)
+    same: Changes = field(default_factory=dict)
+    """Of these, what the optimizer sees nothing of."""
     gained: float = 1.0
     """Product of the gains that were kept."""
 
@@ -121,6 +126,8 @@ class Climb:
     def keep(self, rung: Rung, ratio: float) -> None:
         self.changes.update(rung.changes)
         self.gained *= ratio
+        if not rung.changes_optimisation:
+            self.same = dict(self.changes)
 
 
 def _named(path: str, value: Any) -> str:
@@ -176,15 +183,21 @@ def ladder(bench: Bench) -> Iterator[Step]:
             climb.keep(rung, ratio or 1.0)
         else:
             lost.append((asked, dict(climb.changes)))
-    yield _end(climb, number + 1)
+    if climb.changes == climb.same:
+        yield _end(climb, number + 1, Rung(ALL, "", "", climb.same))
+        return
+    bench.watcher.expect_more(1)
+    yield _end(climb, number + 1, Rung(ALL_SAME, "", "", climb.same))
+    end = Rung(ALL, "", "", climb.changes, changes_optimisation=True)
+    yield _end(climb, number + 2, end)
 
 
-def _end(climb: Climb, number: int) -> Step:
-    """The whole ladder by turns with where it began."""
-    rung = Rung("all that was kept, beside conf/slow", "", "", {})
-    top, times = climb.beside(number, rung.name, climb.changes, {})
-    times = climb.both_ways("all that was kept", climb.changes, {}, top, times)
-    step = _step(number, rung, top, times, 1.0, kept=top.ok)
+def _end(climb: Climb, number: int, rung: Rung) -> Step:
+    """All at once, by turns with where the ladder began."""
+    label, changes = f"{rung.name}, beside conf/slow", dict(rung.changes)
+    top, times = climb.beside(number, label, changes, {})
+    times = climb.both_ways(rung.name, changes, {}, top, times)
+    step = _step(number, replace(rung, name=label), top, times, 1.0, kept=top.ok)
     return replace(step, individual=None)
 
 
