@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -496,10 +496,11 @@ def test_rungs_that_change_the_optimisation_are_marked_and_last(tmp_path):
     )
     assert end.cumulative == pytest.approx(larger.cumulative)
     metrics = ladder_metrics(pd.DataFrame([asdict(step) for step in sweep.ladder]))
-    assert metrics == {
-        "ladder_times_slow": end.cumulative,
-        "ladder_times_slow_same_optimisation": same.cumulative,
-    }
+    of_same = {"ladder_times_slow_same_optimisation": same.cumulative}
+    assert metrics == {"ladder_times_slow": end.cumulative, **of_same}
+    failed = replace(end, cumulative=None, status="oom")
+    steps = [asdict(step) for step in (*sweep.ladder[:-1], failed)]
+    assert ladder_metrics(pd.DataFrame(steps)) == of_same
 
 
 def test_peers_meet_at_every_batch_where_it_is_free(tmp_path):

@@ -20,7 +20,8 @@ from flatout.engine.bench.tune import FREE_LOADER, LOADER_MARGIN
 
 BY_TURNS = (
     "By turns: the median ratio of windows beside those of what was kept below (of the "
-    "last lines, of conf/slow); half of the ratios lie within ± %. In all: the product."
+    "last lines, of conf/slow); the middle half of the ratios lies ± % apart. In all: "
+    "the product."
 )
 
 

@@ -155,13 +155,15 @@ def ladder_metrics(steps: Any) -> dict[str, float]:
     optimisation as it is; none of other modes."""
     if steps.empty:
         return {}
-    ends = steps[steps["individual"].isna() & steps["cumulative"].notna()]
-    same = ends[~ends["changes_optimisation"].astype(bool)]
-    found = {"ladder_times_slow": ends, "ladder_times_slow_same_optimisation": same}
+    # Rungs have a gain of their own, what stands beside conf/slow has none; of a
+    # ladder that did not come to its end, or not well, nothing is said.
+    times = steps["cumulative"].where(steps["individual"].isna())
+    same = times[~steps["changes_optimisation"].astype(bool)]
+    found = {"ladder_times_slow": times, "ladder_times_slow_same_optimisation": same}
     return {
-        name: float(rows["cumulative"].iloc[-1])
-        for name, rows in found.items()
-        if not rows.empty
+        name: float(values.iloc[-1])
+        for name, values in found.items()
+        if values.notna().iloc[-1]
     }
 
 

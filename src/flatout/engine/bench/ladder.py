@@ -41,7 +41,7 @@ class Step:
     """Rate over that of the rungs kept below, by turns."""
     cumulative: float | None
     """Rate over that of the slow configuration: the product of what was kept; of the
-    last line as measured, one beside the other."""
+    last lines as measured, one beside the other."""
     spread_pct: float | None
     """How far the middle half of these ratios lies apart; of a trial that was not by
     turns (the first line), (highest - lowest) / median of its rates."""
