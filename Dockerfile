@@ -25,7 +25,7 @@ WORKDIR /app
 # What is installed changes with these files alone; code comes after it.
 COPY pyproject.toml requirements.lock README.md LICENSE ./
 COPY src/flatout/__init__.py src/flatout/__init__.py
-RUN pip install -c requirements.lock -e '.[sweep]'
+RUN pip install -c requirements.lock -e '.[arrays,images]'
 
 # The benchmark writes conf/tuned, every run writes data.
 RUN install -d -o flatout -g flatout conf data

@@ -30,7 +30,7 @@ $(BIN)/python:
 	$(INSTALL) -e '.[dev]'
 	touch .venv/runtime $@
 
-run: .venv/runtime ## split, tokenize and train on the built-in corpus
+run: .venv/runtime ## split, tokenize, train and evaluate on the built-in corpus
 	$(BIN)/kedro run
 
 test: .venv/dev ## all tests
@@ -50,11 +50,11 @@ compare: .venv/runtime ## samples/s of the slow configuration and the default, a
 	$(BIN)/kedro run --pipelines=split,tokenize
 	$(BIN)/kedro flatout compare
 
-ui: .venv/runtime ## MLflow on http://127.0.0.1:5000
-	$(BIN)/kedro mlflow ui
+ui: .venv/runtime ## MLflow on http://127.0.0.1:5000; elsewhere with PORT=...
+	$(BIN)/kedro mlflow ui $(if $(PORT),--port $(PORT))
 
-viz: .venv/dev ## Kedro-Viz on http://127.0.0.1:4141
-	$(BIN)/kedro viz run --host 127.0.0.1
+viz: .venv/dev ## Kedro-Viz on http://127.0.0.1:4141; elsewhere with PORT=...
+	$(BIN)/kedro viz run --host 127.0.0.1 $(if $(PORT),--port $(PORT))
 
 lock: .venv/dev ## resolve requirements.lock anew, for all supported Pythons
 	$(INSTALL) uv

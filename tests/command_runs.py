@@ -11,8 +11,10 @@ from tests.command_checks import COMMANDS
 from tests.documents import PROJECT
 
 NOT_RUN = {
-    r"make (run|compare|viz|ui|test|lint)": "installs into .venv first; tests or CI "
-    "run what is in its recipe",
+    r"make (run|compare|test|lint|format)": "installs into .venv first; tests or CI"
+    " run what is in its recipe",
+    r"make (ui|viz)|kedro mlflow ui": "tests/test_servers.py::"
+    "test_a_make_target_serves_in_a_shell_that_activated_nothing",
     r"source .*": "changes the shell it is typed into",
     r"pip install .*": "downloads packages; CI installs with the same constraints",
     r"docker .*": "needs docker; tests/test_packaging.py follows the Dockerfile",
@@ -25,10 +27,13 @@ NOT_RUN = {
     r".*distributed\.num_machines=2.*": "tests/engine/test_launch.py::"
     "test_two_machines_train_one_model_and_the_first_has_it",
     r".*distributed\.num_processes=2": "tests/engine/test_distributed.py::"
-    "test_two_ranks_go_on_from_a_checkpoint_of_one_as_one_does",
+    "test_two_ranks_go_on_from_a_checkpoint_of_one",
     r"kedro run --pipelines=benchmark.*|kedro run --pipelines=sweep .*": "minutes; "
     "tests/pipelines/ runs a small benchmark and a small sweep from the command line",
     r"kedro run --env=(bert_base|qwen3) .*": "made for a GPU: hours on a CPU",
+    r"kedro run --env=(arrays|deeplog|elmo|images)\b.*": "a minute or more each; "
+    "tests/engine and tests/pipelines train them small",
+    r"kedro flatout parameters '\[GROUP\]'": "stands for the name of a group",
     r"kedro run --pipelines=sweep": "tests/pipelines/test_sweep.py::"
     "test_a_killed_sweep_goes_on_and_trains_nothing_twice",
     r"kedro run --env=test": "tests/test_project.py::"

@@ -50,7 +50,7 @@ def documents() -> list[Path]:
     """Every Markdown file of the project; none that a run has written."""
     inside = [path for name in FOLDERS for path in (PROJECT / name).rglob("*.md")]
     found = [path for path in inside if "egg-info" not in str(path)]
-    return sorted([*PROJECT.glob("*.md"), *found])
+    return sorted([*PROJECT.glob("*.md"), *PROJECT.glob("docs/*.md"), *found])
 
 
 def lines_of(path: Path) -> list[Line]:

@@ -16,9 +16,10 @@ from mlflow import MlflowClient
 
 from flatout import tracking
 from flatout.doctor.store import LATER, tracking_store
-from flatout.engine.building import ModelError, build
-from flatout.engine.jobs.launch import run_job
-from flatout.engine.settings import Settings
+from flatout.engine.launch.launch import run_job
+from flatout.engine.models.building import ModelError, build
+from flatout.engine.parameters import Settings
+from flatout.engine.tasks import make_task
 from flatout.tracking import facts
 from flatout.tracking.store import LOGIN
 from tests.engine.families import LABEL_NAMES, VOCABULARY
@@ -35,6 +36,10 @@ class AsksForALogin(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
+
+
+def built(settings, label_names):
+    return build(settings, make_task(settings, label_names), VOCABULARY, 24, "eager")
 
 
 @pytest.fixture
@@ -90,7 +95,7 @@ def test_a_store_that_is_another_file(tmp_path):
 @pytest.mark.timeout(60)
 def test_a_server_that_asks_for_a_login(login_server, tmp_path, caplog):
     tracking.prepare(login_server)
-    found = tracking_store(login_server)
+    found = tracking_store(login_server, limit_s=60)  # it imports for seconds
     assert (found.status, found.finding, found.fix) == (
         "warn",
         f"{login_server} asks for a login (401): {LATER}",
@@ -154,13 +159,13 @@ def test_run_names_are_safe_in_a_browser(store, hostile, name):
 def test_a_model_folder_from_another_task_is_trained_on(tmp_path, caplog, task, labels):
     job = make_job(tmp_path, max_steps=3)
     other = job.settings.model.model_copy(update={"task": task})
-    saved = build(other, VOCABULARY, labels, 24, "eager")
+    saved = built(other, labels)
     saved.save_pretrained(tmp_path / "other")
     mine = job.settings.model.model_copy(
         update={"name_or_path": str(tmp_path / "other")}
     )
     with caplog.at_level(logging.WARNING):
-        loaded = build(mine, VOCABULARY, LABEL_NAMES, 24, "eager")
+        loaded = built(mine, LABEL_NAMES)
     [said] = [r.getMessage() for r in caplog.records if "start anew" in r.getMessage()]
     assert said.startswith(f"not in {tmp_path / 'other'}, so they start anew: ")
     assert said.endswith("classifier.bias, classifier.weight")
@@ -176,7 +181,7 @@ def test_a_model_folder_from_another_task_is_trained_on(tmp_path, caplog, task, 
 def test_a_model_folder_whose_body_has_other_sizes_is_refused(tmp_path):
     job = make_job(tmp_path)
     model = job.settings.model
-    build(model, VOCABULARY, LABEL_NAMES, 24, "eager").save_pretrained(tmp_path)
+    built(model, LABEL_NAMES).save_pretrained(tmp_path)
     wide = {"name_or_path": str(tmp_path), "overrides": {"intermediate_size": 48}}
     with pytest.raises(ModelError, match=r"take sizes out of model\.overrides"):
-        build(model.model_copy(update=wide), VOCABULARY, LABEL_NAMES, 24, "eager")
+        built(model.model_copy(update=wide), LABEL_NAMES)

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import signal
-import socket
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from flatout import tracking
-from tests import warm
 from tests.browser import CHROMIUM, Browser
-from tests.conftest import PROJECT
+from tests.servers import QUICKER, served
 
 REQUIRED = os.environ.get("FLATOUT_TESTS_BROWSER") == "required"
 pytestmark = [
@@ -28,8 +20,6 @@ pytestmark = [
     pytest.mark.skipif(not (CHROMIUM or REQUIRED), reason="needs chromium"),
 ]
 METRIC = "train_samples_per_second"
-QUICKER = {"MLFLOW_WORKERS": "1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-"""Of MLflow's server: four workers and a job queue start for seconds."""
 SHOWN = """(() => {
   const text = document.body.innerText
   return %s.every(name => text.includes(name))
@@ -50,39 +40,6 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     browser = Browser(tmp_path_factory.mktemp("profile"))
     yield browser
     browser.close()
-
-
-def free_port() -> int:
-    """Below the ephemeral ports: Kedro-Viz takes no others."""
-    for port in random.sample(range(20_000, 30_000), 100):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)):
-                return port
-    raise AssertionError("no free port")
-
-
-@contextmanager
-def served(
-    command: list[str], folder: Path, path: str = "", **variables: str
-) -> Iterator[str]:
-    """The address of the server of `kedro COMMAND`, while it answers at `path`."""
-    port, log = free_port(), folder / "server.log"
-    where = ["--host", "127.0.0.1", "--port", str(port)]
-    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    variables |= {"PATH": programs}
-    process = warm.start([*command, *where], log, PROJECT, variables)
-    address = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(1200):
-            with suppress(OSError), urllib.request.urlopen(address + path, timeout=2):
-                break
-            assert process.poll() is None, log.read_text()
-            time.sleep(0.1)
-        yield address
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def shows(browser: Browser, *texts: str) -> bool:
@@ -127,6 +84,7 @@ PIPELINES = {
     "split": ("split_rows",),
     "tokenize": ("make_tokenizer", "encode_rows"),
     "train": ("train_model",),
+    "evaluate": ("predict_split", "judge_predictions"),
     "benchmark": ("run_trials", "write_tuned"),
 }
 

@@ -11,7 +11,7 @@ import time
 
 import yaml
 
-from flatout.engine.settings import DistributedSettings
+from flatout.engine.parameters import DistributedSettings
 from tests.command_checks import fault_of
 from tests.conftest import PROJECT
 

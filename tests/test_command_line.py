@@ -7,7 +7,7 @@ import pytest
 import yaml
 from kedro.config import OmegaConfigLoader
 
-from flatout.command_line import (
+from flatout.project.command_line import (
     CommandError,
     check_environment,
     check_pipelines,
@@ -15,7 +15,10 @@ from flatout.command_line import (
 )
 from tests.conftest import kedro
 
-ENVIRONMENTS = "['base', 'bert_base', 'local', 'qwen3', 'slow', 'test'"
+ENVIRONMENTS = (
+    "['arrays', 'base', 'bert_base', 'deeplog', 'elmo', 'images', 'local', 'qwen3', "
+    "'slow', 'test'"
+)
 
 
 @pytest.mark.process
@@ -37,6 +40,10 @@ ENVIRONMENTS = "['base', 'bert_base', 'local', 'qwen3', 'slow', 'test'"
         ),
         (
             ("run", "--env=test", "--pipelines=split", "--nodes=foo"),
+            "in split: no node foo; valid: ['split_rows']",
+        ),
+        (
+            ("run", "--env=test", "--pipeline=split", "--nodes=foo"),
             "in split: no node foo; valid: ['split_rows']",
         ),
         (
@@ -63,6 +70,25 @@ def test_what_the_project_does_not_have(arguments, said):
     last = done.stdout.splitlines()[-1]
     assert last.startswith(f"Error: {said}")
     assert "Traceback" not in done.stdout
+    assert "deprecated" not in done.stdout  # of --pipeline
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("", "holds no finished data"),
+        (",model.name_or_path=/no/model", "there is no folder /no/model. Set it to a"),
+        (",trian.epochs=3", "trian: unknown parameter; did you mean train?"),
+        (",my_node.size=3", "my_node: unknown parameter, no node of this run reads it"),
+    ],
+)
+def test_an_error_of_the_users_is_not_told_to_be_repeated(tmp_path, given, said):
+    arguments = ("run", "--env=test", "--pipeline=train")
+    done = kedro(*arguments, f"--params=data_dir={tmp_path}{given}")
+    assert done.returncode in (2, 3)
+    assert said in " ".join(done.stdout.partition("Error: ")[2].split())
+    assert "No nodes ran" not in done.stdout
 
 
 def test_environments_and_pipelines_that_there_are():
@@ -70,8 +96,8 @@ def test_environments_and_pipelines_that_there_are():
         check_environment(env)
     check_environment("prod", "settings.tar.gz")
     check_pipelines(["__default__", "split", "benchmark"])
-    with pytest.raises(CommandError, match="no pipeline pages; valid:"):
-        check_pipelines(["pages"])
+    with pytest.raises(CommandError, match="no pipeline qwxyz; valid:"):
+        check_pipelines(["qwxyz"])
 
 
 @pytest.mark.process

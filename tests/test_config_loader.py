@@ -7,7 +7,7 @@ import shutil
 import pytest
 import yaml
 
-from flatout.config_loader import NotTunedError, ProjectConfigLoader
+from flatout.project.config_loader import NotTunedError, ProjectConfigLoader
 from flatout.settings import CONFIG_LOADER_ARGS
 from tests.conftest import PROJECT, kedro
 

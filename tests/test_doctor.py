@@ -12,11 +12,11 @@ from kedro.io import DataCatalog
 from flatout.datasets import DocstringCorpus, KeyedArrowDataset, TextFiles
 from flatout.doctor import as_json, data
 from flatout.doctor.examination import STOPS_A_RUN
-from flatout.engine.data.content_key import ContentKey
 from flatout.engine.data.raw_texts import RawTextsError
-from flatout.engine.data.whole_folder import write_whole
-from flatout.engine.doctor.finding import Finding, examine
-from flatout.engine.settings import Settings
+from flatout.engine.diagnosis.finding import Finding, examine
+from flatout.engine.files.atomic_folder import write_whole
+from flatout.engine.files.content_key import ContentKey
+from flatout.engine.parameters import Settings
 from flatout.engine.tokenizing.token_recipes import token_options
 from tests.conftest import kedro
 
@@ -125,6 +125,22 @@ def test_rows_that_cannot_be_used():
     assert labels[1:3] == (
         "warn",
         "1 in the first 2 usable rows: x: nothing to tell apart",
+    )
+
+
+def test_numbers_in_place_of_texts():
+    rows = frame(text=["1", "2"], label=["x", "y"], review=["a good film", "a bad one"])
+    assert judged(rows)[0] == (
+        "data",
+        "fail",
+        "each text in 'text' is a number, as '1'",
+        "split.text_column: did you mean 'review' ('a good film')?",
+    )
+    assert judged(rows.drop(columns="review"))[0] == (
+        "data",
+        "warn",
+        "each text in 'text' is a number, as '1'",
+        "is split.text_column right?",
     )
 
 

@@ -13,7 +13,7 @@ from kedro.framework.startup import bootstrap_project
 from pydantic import BaseModel
 
 import flatout
-from flatout.engine.settings import Settings
+from flatout.engine.parameters import Settings
 from tests.command_checks import COMMANDS, answer, fault_of
 from tests.conftest import PROJECT
 from tests.documents import (
@@ -83,6 +83,19 @@ def test_make_without_a_target_lists_the_targets():
     listed = re.findall(r"^make (\w+)", answer("make"), re.MULTILINE)
     phony = re.search(r"^\.PHONY: (.*)$", (PROJECT / "Makefile").read_text(), re.M)
     assert sorted(listed) == sorted(phony[1].split())
+
+
+def test_make_needs_no_program_of_an_activated_shell():
+    phony = re.search(r"^\.PHONY: (.*)$", (PROJECT / "Makefile").read_text(), re.M)
+    lines = answer(
+        "make", "-nB", "--no-print-directory", "PYTHON=python3", *phony[1].split()
+    )
+    joined = lines.replace("\\\n", " ").splitlines()
+    programs = {line.split()[0] for line in joined}
+    of_the_system = {"awk", "printf", "python3", "rm", "touch"}
+    others = programs - of_the_system
+    assert len(others) > 5
+    assert {name for name in others if not name.startswith(".venv/bin/")} == set()
 
 
 def is_parameter(path: str) -> bool:

@@ -11,9 +11,9 @@ from kedro.framework.startup import bootstrap_project
 from kedro.io import DataCatalog
 from kedro.pipeline import Node, Pipeline
 
-from flatout.engine.settings import DistributedSettings, SettingsError, parse_settings
-from flatout.hooks import EnvironmentHooks, TrackingHooks
-from flatout.parameter_hooks import ParameterHooks, check_machine
+from flatout.engine.parameters import DistributedSettings, SettingsError, parse_settings
+from flatout.project.hooks import EnvironmentHooks, TrackingHooks
+from flatout.project.parameter_hooks import ParameterHooks, check_machine
 from tests.conftest import PROJECT
 
 RUNNERS = ("SequentialRunner", "ParallelRunner", "ThreadRunner")
@@ -36,6 +36,17 @@ def test_only_nodes_that_start_processes_need_the_sequential_runner(runner, node
     else:
         with pytest.raises(SettingsError, match=f"{node} cannot run in a Parallel"):
             check(run_params, pipeline)
+
+
+@pytest.mark.parametrize("read", ["params:mine", "params:mine.size", "parameters"])
+def test_parameters_of_ones_own_nodes_pass_where_a_node_reads_them(read):
+    hooks = ParameterHooks()
+    hooks._settings = parse_settings({"mine": {"size": 3}})
+    given = {"mine": {"size": 4}, "train": {"epochs": 1}}
+    run_params = {"runner": "SequentialRunner", "runtime_params": given}
+    hooks.before_pipeline_run(run_params, Pipeline([Node(identity, read, "b")]))
+    with pytest.raises(SettingsError, match="mine: unknown parameter, no node of this"):
+        hooks.before_pipeline_run(run_params, Pipeline([Node(identity, "a", "b")]))
 
 
 def test_a_store_of_null_is_the_file_of_conf_base(tmp_path):

@@ -175,8 +175,8 @@ def test_the_image_is_made_of_what_the_project_names():
             assert (PROJECT / source).exists(), source
     install = next(rest for rest in arguments("RUN") if rest.startswith("pip "))
     assert "-c requirements.lock" in install
-    [extra] = re.findall(r"\.\[(\w+)\]", install)
-    assert f"\n{extra} = [" in project
+    [extras] = re.findall(r"\.\[([\w,]+)\]", install)
+    assert all(f"\n{extra} = [" in project for extra in extras.split(","))
     [user] = arguments("USER")
     assert user != "root"
     assert f"useradd --create-home --uid 1000 {user}" in arguments("RUN")
@@ -185,7 +185,7 @@ def test_the_image_is_made_of_what_the_project_names():
 def test_where_there_is_no_git_nothing_is_said_of_it(tmp_path):
     """The image has none; MLflow asks for it at each training, in 48 lines."""
     ask = (
-        "from flatout.quiet import silence_known_warnings; silence_known_warnings();"
+        "from flatout.project import quiet; quiet.silence_known_warnings();"
         "from mlflow.utils.git_utils import get_git_commit;"
         "print(get_git_commit('.'))"
     )

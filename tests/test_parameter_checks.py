@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from kedro.config import OmegaConfigLoader
 
-from flatout.engine.settings import SettingsError
-from flatout.parameter_checks import check_sources
+from flatout.engine.parameters import SettingsError
 from flatout.places import artifact_folder
+from flatout.project.config_loader import ProjectConfigLoader
+from flatout.project.parameter_checks import check_sources
 from flatout.settings import CONFIG_LOADER_ARGS
 from tests.conftest import PROJECT
 
@@ -21,7 +21,7 @@ def fault(tmp_path, text, name="parameters.yml", given=None, base=""):
     (tmp_path / "base" / "catalog.yml").write_text(base)
     (tmp_path / "local" / name).write_text(text)
     options = {**CONFIG_LOADER_ARGS, "custom_resolvers": {}}
-    loader = OmegaConfigLoader(str(tmp_path), None, given, **options)
+    loader = ProjectConfigLoader(str(tmp_path), None, given, **options)
     try:
         check_sources(loader)
     except SettingsError as error:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.engine.settings import Settings, SettingsError, parse_settings
+from flatout.engine.parameters import Settings, SettingsError, parse_settings
+from flatout.engine.parameters.other_names import HERE
 
 
 def faults(parameters: dict) -> list[str]:
@@ -47,8 +48,8 @@ def test_all_faults_come_in_one_message():
             "train.global_batch_size: should be greater than or equal to 1 (got 0)",
         ),
         (
-            {"train": {"strategy": "sorted"}},
-            "train.strategy: should be 'fixed', 'random', 'grouped' or 'packed' or "
+            {"train": {"batching": "sorted"}},
+            "train.batching: should be 'fixed', 'random', 'grouped' or 'packed' or "
             "should be 'auto' (got 'sorted')",
         ),
         (
@@ -109,6 +110,104 @@ def test_all_faults_come_in_one_message():
 )
 def test_a_fault_names_its_path_and_what_to_do(parameters, fault):
     assert faults(parameters) == [fault]
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"my_node": {"seed": 3, "epochs": 2}},
+        {"my_model": {}, "model_options": {"test_size": 0.2}},
+        {"optimizer": {"lr": 3}, "threshold": 0.5},
+        {"_train": {"epochs": 3}},  # an anchor of YAML
+    ],
+)
+def test_groups_for_nodes_of_ones_own_are_left_alone(own):
+    train = {"epochs": 2}
+    assert parse_settings({**own, "train": train}) == parse_settings({"train": train})
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [
+        ("trian", "train"),
+        ("Tokenise", "tokenize"),
+        ("benchmrak", "benchmark"),
+        ("training", "train"),
+        ("split_", "split"),
+    ],
+)
+def test_a_misspelt_group_is_refused(misspelt, meant):
+    hint = f"{misspelt}: unknown parameter; did you mean {meant}?"
+    assert faults({misspelt: {"seed": 3}}) == [hint]
+
+
+def test_single_values_beside_the_groups_are_refused_where_a_group_has_them():
+    assert faults({"epochs": 3, "learning_rte": 1}) == [
+        "epochs: unknown parameter; did you mean train.epochs?",
+        "learning_rte: unknown parameter; did you mean train.learning_rate?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("brought", "meant"),
+    [
+        ("lr", "train.learning_rate"),
+        ("batch_size", "train.global_batch_size"),
+        ("per_device_train_batch_size", "train.global_batch_size"),
+        ("gradient_accumulation_steps", "train.global_batch_size"),
+        ("num_train_epochs", "train.epochs"),
+        ("warmup_ratio", "train.warmup_fraction"),
+        ("lr_scheduler_type", "train.schedule"),
+        ("save_steps", "train.checkpoint.every_steps"),
+        ("save_interval", "train.checkpoint.every_steps"),
+        ("eval_steps", "train.evaluate_every"),
+        ("logging_steps", "train.log_every"),
+        ("fp16", "runtime.precision"),
+        ("bf16", "runtime.precision"),
+        ("use_amp", "runtime.precision"),
+        ("device", "train.distributed.num_processes"),
+        ("max_seq_length", "tokenize.max_length"),
+        ("model_name", "model.name_or_path"),
+    ],
+)
+@pytest.mark.parametrize("group", ["train", "model", None])
+def test_names_of_other_programs_lead_to_the_parameter(group, brought, meant):
+    path = f"{group}.{brought}" if group else brought
+    own = {"model_type": "bert"}
+    given = {brought: 8} if group is None else {group: {"config": own, brought: 8}}
+    assert f"{path}: unknown parameter; did you mean {meant}?" in faults(given)
+
+
+def test_what_is_meant_exists_and_is_called_otherwise():
+    paths = paths_of(Settings().model_dump())
+    known = {path.rpartition(".")[2] for path in paths}
+    assert set(HERE.values()) <= paths
+    assert set(HERE) & known <= {"warmup_steps"}  # of the benchmark
+
+
+def test_an_earlier_name_is_read_and_the_log_has_the_new_one(caplog):
+    given = {"strategy": "grouped", "epochs": 2}
+    assert parse_settings({"train": given}).train.batching == "grouped"
+    told = "parameter train.strategy is called train.batching now: rename it"
+    assert [record.getMessage() for record in caplog.records] == [told]
+    assert given == {"strategy": "grouped", "epochs": 2}  # the caller's own
+
+
+def test_an_earlier_name_beside_the_new_one_is_refused():
+    both = {"strategy": "grouped", "batching": "packed"}
+    hint = "train.strategy: unknown parameter; did you mean train.batching?"
+    assert faults({"train": both}) == [hint]
+
+
+def test_a_strategy_of_another_group_is_not_renamed():
+    given = {"train": {"distributed": {"strategy": "fsdp"}}}
+    assert parse_settings(given).train.distributed.strategy == "fsdp"
+
+
+def paths_of(tree: dict, prefix: str = "") -> set[str]:
+    paths = {f"{prefix}{key}": value for key, value in tree.items()}
+    groups = [(path, value) for path, value in paths.items() if isinstance(value, dict)]
+    return {*paths}.union(*(paths_of(below, f"{path}.") for path, below in groups))
 
 
 def test_true_and_false_are_taken_where_they_are_meant():

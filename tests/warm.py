@@ -7,6 +7,7 @@ its own environment, output and exit status, and can be killed.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import importlib
 import json
@@ -24,15 +25,17 @@ from typing import Any
 PROJECT = Path(__file__).parents[1]
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """As conf/test has it: torch reads them when it is imported, here."""
+BOUND_BY_PERMISSIONS = "FLATOUT_TESTS_BOUND_BY_PERMISSIONS"
+"""Variable with which a command may write only what permissions allow, as root too."""
 PRELOADED = (
     "datasets",
-    "flatout.benchmark_hooks",
-    "flatout.benchmarks.report",
+    "flatout.project.parameter_hooks",
+    "flatout.reports.report",
     "flatout.cli",
     "flatout.datasets",
-    "flatout.engine.jobs.launch",
-    "flatout.guard_hooks",
-    "flatout.hooks",
+    "flatout.engine.launch.launch",
+    "flatout.project.guard_hooks",
+    "flatout.project.hooks",
     "flatout.tracking.models",
     "kedro.framework.cli.cli",
     "kedro_mlflow.framework.hooks.mlflow_hook",
@@ -74,7 +77,7 @@ def start(
     arguments: list[str], output: Path, cwd: Path, variables: Mapping[str, str]
 ) -> Process:
     """`kedro ARGUMENTS`, which leads a process group of its own."""
-    environment = {**os.environ, "COLUMNS": "200", **ONE_THREAD, **variables}
+    environment = {**not_activated(), "COLUMNS": "200", **ONE_THREAD, **variables}
     return Process(
         ask(
             do="start",
@@ -84,6 +87,15 @@ def start(
             variables=environment,
         )
     )
+
+
+def not_activated() -> dict[str, str]:
+    """Variables of a shell in which this environment was never activated."""
+    own = str(Path(sys.executable).parent)
+    folders = os.environ["PATH"].split(os.pathsep)
+    others = [folder for folder in folders if folder != own]
+    kept = {k: v for k, v in os.environ.items() if k != "VIRTUAL_ENV"}
+    return {**kept, "PATH": os.pathsep.join(others)}
 
 
 def ask(**request: Any) -> Any:
@@ -147,6 +159,16 @@ def _become(request: dict[str, Any]) -> None:
     for stream, (name, mode) in zip((0, 1), files, strict=True):
         os.dup2(os.open(name, mode), stream)
     os.dup2(1, 2)
+    if BOUND_BY_PERMISSIONS in request["variables"]:
+        give_up_capabilities()
+
+
+def give_up_capabilities() -> None:
+    """Those of Linux, with which root writes to read-only files."""
+    version_3, own_process = 0x20080522, 0
+    header = (ctypes.c_uint32 * 2)(version_3, own_process)
+    none = (ctypes.c_uint32 * 6)()
+    assert ctypes.CDLL(None).capset(header, none) == 0
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from typing import Any
 from kedro.framework.cli.utils import find_run_command
 from kedro.framework.project import configure_project
 
-from flatout.engine.environment import set_defaults
-from flatout.quiet import silence_known_warnings
+from flatout.engine.machine.environment import set_defaults
+from flatout.project.quiet import silence_known_warnings
 
 
 def main(*args: Any, **kwargs: Any) -> Any:

@@ -9,21 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import click
+from kedro.framework.cli.hooks.manager import get_cli_hook_manager
 from kedro.framework.cli.project import run as kedro_run
 from kedro.framework.cli.utils import _split_params, env_option
 from kedro.framework.session import KedroSession
 from kedro.io import DatasetError
 from rich.console import Console
 
-from flatout.command_line import (
+from flatout.project.command_line import (
+    PassSignalsOn,
     check_command,
     check_data_dir,
     check_environment,
     plain_error,
 )
-from flatout.engine.settings import parse_settings
+from flatout.project.parameter_hooks import checked_settings, loader_of
 
 logger = logging.getLogger(__name__)
+
+get_cli_hook_manager().register(PassSignalsOn())
 
 AT_LEAST_1 = click.IntRange(min=1)
 
@@ -62,6 +66,9 @@ def cli() -> None:
     context_settings=kedro_run.context_settings,
 )
 def run(**options: Any) -> Any:
+    if options["pipeline"] and not options["pipelines"]:
+        # One name is one of several: Kedro takes both options, and warns of this one.
+        options |= {"pipelines": [options["pipeline"]], "pipeline": None}
     with plain_errors(**options):
         check_command(options)
         return kedro_run.callback(**options)
@@ -158,7 +165,7 @@ def sync(env: str | None, data_dir: str | None, tracking_uri: str | None) -> Non
         check_environment(env)
         with KedroSession.create(env=env, runtime_params=extra) as session:
             context = session.load_context()
-            settings = parse_settings(context.config_loader["parameters"])
+            settings = checked_settings(context)
     points = Path(settings.paths.metrics)
     tracking.prepare(tracking_uri or "")
     lines = [
@@ -170,6 +177,33 @@ def sync(env: str | None, data_dir: str | None, tracking_uri: str | None) -> Non
         click.echo(line)
     if any(": not sent" in line for line in lines):
         raise SystemExit(1)
+
+
+@flatout.command()
+@click.argument("group", required=False)
+@env_option
+@click.option("--params", default="", callback=_split_params, help="As kedro run's.")
+@click.option(
+    "--markdown",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the page of all parameters to this file instead.",
+)
+def parameters(
+    group: str | None, env: str | None, params: dict[str, Any], markdown: Path | None
+) -> None:
+    """Print every parameter of a run, or of one GROUP, and where it comes from."""
+    from flatout.project import parameter_table as tables
+
+    with plain_errors():
+        tables.check_group(group)
+        check_environment(env)
+        with KedroSession.create(env=env, runtime_params=params) as session:
+            loader = loader_of(session.load_context())
+    if markdown:
+        markdown.parent.mkdir(parents=True, exist_ok=True)
+        markdown.write_text(tables.page(loader), encoding="utf-8")
+    else:
+        click.echo(tables.table(loader, group))
 
 
 def _project_facts(data_dir: str | None) -> tuple[Path, str, Path]:

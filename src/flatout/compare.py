@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from flatout.engine.environment import child_environment
+from flatout.engine.machine.environment import child_environment
 
 SHARED = (
     "05_model_input",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kedro.framework.project import find_pipelines
 from kedro.pipeline import Pipeline
 
-DEFAULT = ("split", "tokenize", "train")
+DEFAULT = ("split", "tokenize", "train", "evaluate")
 
 
 def register_pipelines() -> dict[str, Pipeline]:

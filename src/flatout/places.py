@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kedro.utils import find_kedro_project
 
-from flatout.engine.environment import tracking_uri
+from flatout.engine.machine.environment import tracking_uri
 
 SERVERS = ("http", "https", "databricks", "databricks-uc")
 """Schemes of tracking stores that keep artifacts themselves."""

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from flatout.benchmark_hooks import TunedHooks
-from flatout.config_loader import ProjectConfigLoader
-from flatout.engine.garbage import collect_rarely
-from flatout.guard_hooks import GuardHooks
-from flatout.hooks import (
-    EnvironmentHooks,
-    HandOverHooks,
-    TrackingHooks,
-)
-from flatout.parameter_hooks import ParameterHooks
+from flatout.engine.machine.environment import find_own_programs
+from flatout.engine.machine.garbage import collect_rarely
 from flatout.places import artifact_folder, project_path, tracking_store
-from flatout.quiet import silence_known_warnings
-from flatout.sessions import session_class
+from flatout.project.catalog_hooks import CatalogHooks, OutputHooks, TrustHooks
+from flatout.project.config_loader import ProjectConfigLoader
+from flatout.project.data_origin import OriginHooks
+from flatout.project.guard_hooks import GuardHooks
+from flatout.project.hooks import EnvironmentHooks, HandOverHooks, TrackingHooks
+from flatout.project.parameter_hooks import ParameterHooks, TunedHooks
+from flatout.project.quiet import silence_known_warnings
+from flatout.project.sessions import session_class
 
 silence_known_warnings()
+find_own_programs()
 collect_rarely()
 
 CONFIG_LOADER_CLASS = ProjectConfigLoader
@@ -47,5 +46,9 @@ HOOKS = (
     HandOverHooks(),
     TRACKING,
     EnvironmentHooks(),
+    CatalogHooks(),
+    TrustHooks(),
+    OriginHooks(),
+    OutputHooks(),
     ParameterHooks(),
 )

@@ -6,8 +6,8 @@ import io
 
 from rich.console import Console
 
-from flatout.benchmarks.console import TrialTable, fastest
-from flatout.engine.bench.trial_spec import TrialResult
+from flatout.engine.benchmark.trials.trial_spec import TrialResult
+from flatout.reports.console import TrialTable, fastest
 from tests.engine.benches import spec
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median
 
 import pytest
 
-from flatout.benchmarks import peers
-from flatout.benchmarks.trainer_peer import flags_of
-from flatout.engine.bench.trial_spec import with_changes
-from flatout.engine.runtime import set_up
-from flatout.engine.settings import SettingsError
+from flatout.engine.benchmark.peers.contender import contend as train_contender
+from flatout.engine.benchmark.peers.trainer import flags_of
+from flatout.engine.benchmark.trials.trial_spec import with_changes
+from flatout.engine.machine.runtime import set_up
+from flatout.engine.tasks import TaskError
 from tests.engine.benches import job_files, settings, spec
 
 TRAINER_DEFAULTS_KEPT = {"optim", "bf16", "dataloader_num_workers"}
@@ -24,7 +25,7 @@ def job(tmp_path):
 
 def contend(job, name, folder):
     asked = replace(spec("peer", contender=name), settings=job.settings)
-    return peers.run(asked, lambda: job, folder)
+    return train_contender(asked, job, folder)
 
 
 def test_contenders_train_the_same_steps_to_nearly_the_same_loss(job, tmp_path):
@@ -48,7 +49,7 @@ def test_contenders_train_the_same_steps_to_nearly_the_same_loss(job, tmp_path):
 def test_a_training_shorter_than_its_warm_up_has_a_rate(job, tmp_path):
     timing = {"warmup_steps": 10, "window_steps": 2, "evaluations": 0}
     asked = replace(spec("peer", contender="flatout", **timing), settings=job.settings)
-    figures = peers.run(asked, lambda: job, tmp_path)
+    figures = train_contender(asked, job, tmp_path)
     assert figures["curve"] == []
     assert len(figures["window_samples_per_s"]) == 1
     rate = figures["samples"] / figures["train_s"]
@@ -59,14 +60,24 @@ def test_a_training_shorter_than_its_warm_up_has_a_rate(job, tmp_path):
 def test_the_rate_is_the_median_of_windows_behind_the_warm_up(job, tmp_path, name):
     asked = spec("peer", contender=name, warmup_steps=2, window_steps=1, evaluations=1)
     asked = replace(asked, settings=job.settings)
-    figures = peers.run(asked, lambda: job, tmp_path)
+    figures = train_contender(asked, job, tmp_path)
     assert [point["step"] for point in figures["curve"]] == [6]
     rates = figures["window_samples_per_s"]
     assert len(rates) == 4, "steps 3 to 6"
     assert figures["samples_per_s"] == sorted(rates)[1]
-    spread = 100 * (max(rates) - min(rates)) / sorted(rates)[1]
+    spread = 100 * (max(rates) - min(rates)) / median(rates)
     assert figures["samples_per_s_spread_pct"] == pytest.approx(spread)
     assert figures["total_ms"] == pytest.approx(1000 * 8 / sorted(rates)[1])
+
+
+@pytest.mark.parametrize("name", ["flatout", "trainer-best"])
+def test_a_contender_trains_no_longer_than_it_has_windows_to_take(job, tmp_path, name):
+    asked = spec(
+        "peer", contender=name, warmup_steps=2, window_steps=1, evaluations=0, repeats=1
+    )
+    asked = replace(asked, settings=job.settings)
+    figures = train_contender(asked, job, tmp_path)
+    assert (figures["steps"], len(figures["window_samples_per_s"])) == (3, 1)
 
 
 def test_default_flags_change_nothing_but_the_optimisation(job):
@@ -78,5 +89,5 @@ def test_default_flags_change_nothing_but_the_optimisation(job):
 
 def test_a_task_that_cannot_be_compared_is_refused(job, tmp_path):
     masked = with_changes(job.settings, {"model.task": "masked-lm"})
-    with pytest.raises(SettingsError, match="peers compares"):
+    with pytest.raises(TaskError, match="peers does not support masked-lm"):
         contend(replace(job, settings=masked), "trainer-best", tmp_path)

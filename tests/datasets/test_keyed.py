@@ -22,8 +22,8 @@ from flatout.datasets import (
     KeyedParquetDataset,
     KeyedPlotlyDataset,
 )
-from flatout.engine.data.arrow_folder import ArrowRecipe
-from flatout.engine.data.content_key import ContentKey
+from flatout.engine.files.arrow_folder import ArrowRecipe
+from flatout.engine.files.content_key import ContentKey
 
 SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("length", pa.int32())])
 
@@ -163,8 +163,8 @@ def test_a_full_disk_leaves_what_was_there(tmp_path):
 KILLED = """
     import pathlib, sys, time
     import pyarrow as pa
-    from flatout.engine.data.arrow_folder import ArrowRecipe, write_recipe
-    from flatout.engine.data.content_key import ContentKey
+    from flatout.engine.files.arrow_folder import ArrowRecipe, write_recipe
+    from flatout.engine.files.content_key import ContentKey
 
     class Slow(ArrowRecipe):
         key = ContentKey({"rows": 9})

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from flatout.engine.bench.trial import serve
+from flatout.engine.benchmark.trials.trial import serve
 
 
 def run(spec, open_job, folder):

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.bench.bench import Bench
-from flatout.engine.bench.trial_spec import Measure, TrialSpec
-from flatout.engine.bench.trials import Answer
-from flatout.engine.jobs.job_files import JobFiles
-from flatout.engine.settings import Settings, parse_settings
+from flatout.engine.benchmark.runner import Bench
+from flatout.engine.benchmark.trials.processes import Answer
+from flatout.engine.benchmark.trials.trial_spec import Measure, TrialSpec
+from flatout.engine.launch.job_files import JobFiles
+from flatout.engine.parameters import Settings, parse_settings
 from tests.engine.families import (
     CONFIGS,
     LABEL_NAMES,
@@ -29,7 +29,7 @@ def settings(**benchmark: Any) -> Settings:
         "warmup_steps": 1,
         "repeats": 1,
         "min_window_s": 0.0,
-        "trial_timeout_s": 60,
+        "trial_timeout_s": 200,
     }
     return parse_settings(
         {
@@ -120,8 +120,8 @@ class FormulaBench(Bench):
 
     def _compute_ms(self, spec: TrialSpec) -> float:
         train = spec.settings.train
-        strategy = "packed" if train.strategy == "auto" else train.strategy
-        tokens = self._batch(spec) * self.lengths.mean_tokens
+        strategy = "packed" if train.batching == "auto" else train.batching
+        tokens = self._batch(spec) * self.mean_tokens
         padded = tokens * self.machine.get(strategy, 1.0)
         budget = self._budget(spec)
         parts = -(-int(padded) // budget)
@@ -142,7 +142,7 @@ class FormulaBench(Bench):
         return {
             "samples_per_s": rate,
             "total_ms": total_ms,
-            "strategy": "packed" if train.strategy == "auto" else train.strategy,
+            "strategy": "packed" if train.batching == "auto" else train.batching,
             "token_budget": self._budget(spec),
             "num_workers": 0,
             "reserved_memory_gib": 1.0,

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pyarrow as pa
 import torch
+import torch.nn.functional as F
 
-from flatout.engine.batching import GlobalBatches, Planner
-from flatout.engine.building import Vocabulary, build
-from flatout.engine.collation import Collator, StepRows
-from flatout.engine.heads import DECODERS
-from flatout.engine.model import TaskModel
-from flatout.engine.settings import ModelSettings
-from flatout.engine.tokens import TokenRows
+from flatout.engine.batches.collation import Collator, StepRows
+from flatout.engine.batches.global_batches import GlobalBatches, Planner
+from flatout.engine.families import families
+from flatout.engine.models.building import build
+from flatout.engine.models.model import TaskModel
+from flatout.engine.parameters import ModelSettings
+from flatout.engine.rows.layout import Layout
+from flatout.engine.rows.tokens import TokenRows
+from flatout.engine.rows.vocabulary import Vocabulary
+from flatout.engine.tasks import Task, make_task
+from flatout.engine.tokenizing.encoders.encoded import Encoded
+from flatout.engine.tokenizing.encoders.joining import join_blocks
 
 VOCABULARY = Vocabulary(100, 0, mask_token_id=4, special_token_ids=(0, 1, 2, 3, 4))
 MAX_LENGTH = 24
@@ -29,7 +38,33 @@ CONFIGS = {
     "qwen3": {**SIZES, "intermediate_size": 32, "num_key_value_heads": 1}
     | {"head_dim": 8},
 }
+RECURRENT = {"log_key_lstm": {"hidden_size": 16}}
+"""Families without attention, of language models alone; with a window too."""
+RECURRENT["log_key_lstm-window"] = RECURRENT["log_key_lstm"] | {
+    "model_type": "log_key_lstm",
+    "window_keys": 5,
+}
+DIRECTIONS = {"embedding_size": 12, "hidden_size": 16, "dropout": 0.0}
+BILM = {
+    "bilm": DIRECTIONS,
+    "bilm-projected": {**DIRECTIONS, "model_type": "bilm"}
+    | {"projection_size": 12, "residual": True, "tie_word_embeddings": True},
+}
+"""Bidirectional language models, of which there is no packed path."""
+CONFIGS["modernbert-mean"] = CONFIGS["modernbert"] | {
+    "model_type": "modernbert",
+    "classifier_pooling": "mean",
+}
 LABEL_NAMES = ["a", "b", "c"]
+NAMED = (
+    "sequence-classification",
+    "multi-label-classification",
+    "token-classification",
+)
+"""Tasks with label names."""
+DECODERS = frozenset(
+    t for f in families() if f.causal and f.packs for t in f.model_types
+)
 
 
 def no_dropout(model):
@@ -50,39 +85,88 @@ def token_rows(task: str, count: int = 24) -> TokenRows:
         [1, *torch.randint(5, 100, (n - 2,), generator=generator).tolist(), 2]
         for n in lengths
     ]
-    columns = {"input_ids": pa.array(rows, pa.list_(pa.int32()))}
+    return rows_of(task, rows)
+
+
+def short_rows(task: str) -> TokenRows:
+    """Rows of one and two tokens, special and others, among longer ones."""
+    generator = torch.Generator().manual_seed(11)
+    lengths = [1, 2, 24, 1, 3, 2, 9, 1, 2, 17]
+    rows = [torch.randint(5, 100, (n,), generator=generator).tolist() for n in lengths]
+    return rows_of(task, [*rows, [1], [1, 2]])
+
+
+def rows_of(task: str, rows: list[list[int]], **columns) -> TokenRows:
+    """Rows of these ids; labels where the task has one a row."""
+    count = len(rows)
+    columns["input_ids"] = pa.array(rows, pa.list_(pa.int32()))
     if task == "sequence-classification":
         columns["labels"] = pa.array([n % 3 for n in range(count)], pa.int64())
     if task == "regression":
         columns["labels"] = pa.array([n / 7 for n in range(count)], pa.float64())
+    if task == "multi-label-classification":  # none, one, two and three of three
+        flags = [[n % 2, n // 2 % 2, n % 3 == 0] for n in range(count)]
+        columns["labels"] = pa.array(flags, pa.list_(pa.float32(), 3))
+    if task == "token-classification":  # of some tokens, and none in some rows
+        tags = [[i % 3 if i % 4 else -100 for i in ids] for ids in rows]
+        columns["labels"] = pa.array(tags, pa.list_(pa.int32()))
     return TokenRows(pa.table(columns))
+
+
+def joined_rows(rows: TokenRows, size: int) -> TokenRows:
+    """As documents laid end to end in blocks of `size` tokens."""
+    documents = rows.views(np.arange(len(rows)))
+    ids = np.concatenate(documents).astype(np.int32)
+    lengths = np.array([len(part) for part in documents], np.int32)
+    encoded = Encoded(ids, lengths, np.zeros(len(lengths), bool))
+    return TokenRows(pa.Table.from_batches(join_blocks([encoded], size)))
+
+
+def built(family: str, task: str, implementation: str = "sdpa"):
+    """A model of transformers, the same at each call, without dropout."""
+    torch.manual_seed(0)
+    implementation = "eager" if family in RECURRENT | BILM else implementation
+    settings = ModelSettings(
+        task=task, config={"model_type": family, **(CONFIGS | RECURRENT | BILM)[family]}
+    )
+    made = task_of(task)
+    return no_dropout(build(settings, made, VOCABULARY, MAX_LENGTH, implementation))
+
+
+def task_of(name: str, seed: int = 0, vocabulary=VOCABULARY, **settings) -> Task:
+    """A task of three classes."""
+    known = ModelSettings(task=name, config={"model_type": "bert"}, **settings)
+    names = LABEL_NAMES if name in NAMED else []
+    return make_task(known, names, vocabulary, seed)
+
+
+def collator_of(
+    task: str, *, packed=False, pools_last=False, mask_probability=0.15, **options
+) -> Collator:
+    """`options`: of the layout, and `vocabulary` and `seed` of the task."""
+    own = {
+        name: options.pop(name) for name in ("vocabulary", "seed") if name in options
+    }
+    made = task_of(task, mask_probability=mask_probability, **own)
+    return Collator(made, Layout(packed=packed, **options), pools_last)
 
 
 def task_model(
     family: str, task: str, implementation: str, whole: bool = False
 ) -> TaskModel:
-    torch.manual_seed(0)
-    settings = ModelSettings(
-        task=task, config={"model_type": family, **CONFIGS[family]}
-    )
-    names = LABEL_NAMES if task == "sequence-classification" else []
-    model = build(settings, VOCABULARY, names, MAX_LENGTH, implementation)
-    return TaskModel(no_dropout(model), task, MAX_LENGTH, whole=whole)
+    model = built(family, task, implementation)
+    return TaskModel(model, task_of(task), MAX_LENGTH, whole=whole)
 
 
 def step_rows(family: str, task: str, strategy: str, **options) -> StepRows:
     rows = options.pop("rows", None) or token_rows(task)
     world_size, rank = options.pop("world_size", 1), options.pop("rank", 0)
     budget = options.pop("token_budget", 4096)
-    collator = Collator(
-        task=task,
+    collator = collator_of(
+        task,
         packed=strategy == "packed",
-        pad_token_id=0,
-        last_token_pools=family in DECODERS,
+        pools_last=family in DECODERS,
         pad_to_length=MAX_LENGTH if strategy == "fixed" else None,
-        mask_token_id=4,
-        special_token_ids=VOCABULARY.special_token_ids,
-        vocab_size=100,
         max_length=MAX_LENGTH,
         **options,
     )
@@ -102,3 +186,44 @@ def gradient(model: TaskModel, batches) -> tuple[float, torch.Tensor]:
             total += loss.item() / batch.num_targets
     grads = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
     return total, torch.cat(grads)
+
+
+def plain_gradient(family: str, task: str, data: StepRows) -> tuple[float, Any]:
+    """Mean loss and gradient of epoch 0 by transformers alone, a row at a time: without
+    padding, mask or bounds. Ours are only the masks of masked-lm."""
+    model, total, count = built(family, task), 0.0, 0
+    for number in range(len(data.rows)):
+        (ids,) = data.rows.views(np.array([number]))
+        row = data.collator.collate(data.rows, np.array([number]), 0)
+        inputs = (
+            row.inputs["input_ids"]
+            if task == "masked-lm"
+            else torch.tensor([ids.tolist()])
+        )
+        logits, labels = model(input_ids=inputs).logits, row.labels
+        if task == "bidirectional-lm":
+            onward, back = logits[0, :-1, 0], logits[0, 1:, 1]
+            logits = torch.cat([onward, back])
+            labels = torch.cat([inputs[0, 1:], inputs[0, :-1]])
+        if task == "causal-lm":
+            logits, labels = logits[0, :-1], inputs[0, 1:]
+        if task == "masked-lm":
+            logits = logits[0, row.target_index]
+        if task == "token-classification":
+            (tags,) = data.rows.views(np.array([number]), "labels")
+            labels = torch.tensor(tags[tags >= 0].tolist(), dtype=torch.int64)
+            logits = logits[0, torch.tensor((tags >= 0).tolist())]
+        loss = _summed_loss(logits, labels, task)
+        loss.backward()
+        real = len(labels) if labels.dim() > 1 else int((labels != -100).sum())
+        total, count = total + loss.item(), count + real
+    grads = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    return total / count, torch.cat(grads) / count
+
+
+def _summed_loss(logits, labels, task: str):
+    if task == "regression":
+        return F.mse_loss(logits.squeeze(-1), labels, reduction="sum")
+    if task == "multi-label-classification":
+        return F.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
+    return F.cross_entropy(logits, labels, reduction="sum")

@@ -12,12 +12,12 @@ from pathlib import Path
 import datasets
 import psutil
 
-from flatout.engine.data import arrow_folder
-from flatout.engine.data.arrow_folder import write_recipe
-from flatout.engine.data.whole_folder import StorageError
-from flatout.engine.settings import ModelSettings, TokenizeSettings
-from flatout.engine.tokenizing import encode_tasks
-from flatout.engine.tokenizing.encode import TokensRecipe
+from flatout.engine.files import arrow_folder
+from flatout.engine.files.arrow_folder import write_recipe
+from flatout.engine.files.atomic_folder import StorageError
+from flatout.engine.parameters import ModelSettings, TokenizeSettings
+from flatout.engine.tokenizing.encoders import encode_tasks
+from flatout.engine.tokenizing.encoders.encode import TokensRecipe
 from flatout.engine.tokenizing.token_recipes import tokens_recipe
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 

@@ -9,22 +9,22 @@ from unittest.mock import patch
 import torch
 from torch.nn import functional as F
 
-from flatout.engine import decoder_blocks
-from flatout.engine.attention import PACKED, ROWS
-from flatout.engine.blocks import fuse_blocks
-from flatout.engine.compiling import compiled
-from flatout.engine.decoder_blocks import fuse_decoder
-from flatout.engine.dropout import Noise, replace_dropout
-from flatout.engine.gelu import replace_gelu
-from flatout.engine.kernels.bias_gelu import bias_gelu
-from flatout.engine.kernels.column_sum import column_sum
-from flatout.engine.kernels.gated_silu import gated_silu
-from flatout.engine.kernels.linear_loss import linear_cross_entropy
-from flatout.engine.kernels.rotary import rotary
-from flatout.engine.kernels.row_attention import row_attention
-from flatout.engine.narrowing import set_targets
-from flatout.engine.projections import join_products
-from flatout.engine.row_by_row import Rule, row_by_row
+from flatout.engine.families.decoders import Llama
+from flatout.engine.models.compilation import compiled
+from flatout.engine.ops.attention import PACKED, ROWS
+from flatout.engine.ops.blocks import fuse_blocks
+from flatout.engine.ops.decoder_blocks import fuse_decoder
+from flatout.engine.ops.dropout import Noise, replace_dropout
+from flatout.engine.ops.gelu import replace_gelu
+from flatout.engine.ops.kernels.bias_gelu import bias_gelu
+from flatout.engine.ops.kernels.column_sum import column_sum
+from flatout.engine.ops.kernels.gated_silu import gated_silu
+from flatout.engine.ops.kernels.linear_loss import linear_cross_entropy
+from flatout.engine.ops.kernels.rotary import rotary
+from flatout.engine.ops.kernels.row_attention import row_attention
+from flatout.engine.ops.narrowing import set_targets
+from flatout.engine.ops.projections import join_products
+from flatout.engine.ops.row_by_row import Rule, row_by_row
 from tests.engine.families import CONFIGS, task_model
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -186,7 +186,7 @@ def check_gated_silu(width):
 
 def check_decoders():
     """Packed rows through a whole model, against rows attended one by one."""
-    for family in sorted(decoder_blocks.FAMILIES):
+    for family in sorted(Llama.model_types):
         hidden, want = decoder_gradients(family, PACKED if device == "cpu" else ROWS)
         for compile_blocks in (False, True)[: 1 + (family == "qwen3")]:
             mine, found = decoder_gradients(family, ROWS, True, compile_blocks)
@@ -206,7 +206,7 @@ def decoder_gradients(family, implementation, fused=False, compile_blocks=False)
     model.to(device).train()
     names = [name for name, _ in model.named_parameters()]
     if fused:
-        join_products(model)
+        join_products(model, Llama.products)
         assert fuse_decoder(model) == 2
     assert [name for name, _ in model.named_parameters()] == names
     if compile_blocks:
@@ -241,7 +241,7 @@ def check_blocks():
 def few_programs():
     """Each takes several tokens, the last one fewer. Interpreted, a thousand idle ones
     would take minutes."""
-    kernels = "flatout.engine.kernels"
+    kernels = "flatout.engine.ops.kernels"
     with (
         patch(f"{kernels}.rotary.PROGRAMS", 3),
         patch(f"{kernels}.residual_norm.PROGRAMS", 3),

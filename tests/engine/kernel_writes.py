@@ -10,12 +10,12 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from triton.backends.compiler import GPUTarget
 
-from flatout.engine.kernels.bias_gelu import bias_gelu
-from flatout.engine.kernels.column_sum import column_sum
-from flatout.engine.kernels.gated_silu import gated_silu
-from flatout.engine.kernels.residual_norm import residual_norm
-from flatout.engine.kernels.rotary import rotary
-from flatout.engine.kernels.row_attention import row_attention
+from flatout.engine.ops.kernels.bias_gelu import bias_gelu
+from flatout.engine.ops.kernels.column_sum import column_sum
+from flatout.engine.ops.kernels.gated_silu import gated_silu
+from flatout.engine.ops.kernels.residual_norm import residual_norm
+from flatout.engine.ops.kernels.rotary import rotary
+from flatout.engine.ops.kernels.row_attention import row_attention
 
 BOUNDS = torch.tensor([0, 10, 30], dtype=torch.int32)
 NORM = ["out_ptr", "sum_ptr", "mean_ptr", "rstd_ptr"]

@@ -7,8 +7,8 @@ import logging
 from contextlib import contextmanager
 from pathlib import Path
 
-from flatout.engine.job import TrainJob
-from flatout.engine.settings import parse_settings
+from flatout.engine.parameters import parse_settings
+from flatout.engine.train.setup.job import TrainJob
 from tests.engine.families import CONFIGS, LABEL_NAMES, VOCABULARY, token_rows
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

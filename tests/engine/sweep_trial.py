@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from flatout.engine.bench.trial import serve
+from flatout.engine.benchmark.trials.trial import serve
 
 
 def run(spec, open_job, folder):

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatout.engine.batching import (
+from flatout.engine.batches.global_batches import (
     BudgetError,
     GlobalBatches,
     Planner,
@@ -16,9 +16,9 @@ from flatout.engine.batching import (
     permute,
     quickest_cuts,
 )
-from flatout.engine.environment import Ranks
-from flatout.engine.flops import launch_tokens
-from flatout.engine.runtime import Runtime
+from flatout.engine.machine.environment import Ranks
+from flatout.engine.machine.runtime import Runtime
+from flatout.engine.models.flops import launch_tokens
 
 STRATEGIES = ["fixed", "random", "grouped", "packed"]
 
@@ -45,9 +45,12 @@ def test_rows_are_a_function_of_seed_and_step():
     assert [batches.rows(step).tolist() for step in range(3)] == EXPECTED_ORDER
     assert batches.rows(3).tolist() != batches.rows(0).tolist()
     assert GlobalBatches(10, 4, seed=2).rows(0).tolist() != batches.rows(0).tolist()
+    # As many rows as numbers of so many bits.
+    assert GlobalBatches(16, 16, seed=1).rows(0).tolist() == ORDER_OF_16
 
 
 EXPECTED_ORDER = [[6, 9, 1, 8], [2, 3, 7, 0], [4, 5]]
+ORDER_OF_16 = [6, 9, 1, 8, 2, 3, 12, 14, 4, 10, 15, 5, 7, 11, 0, 13]
 
 
 def test_billions_of_rows_cost_a_batch():
@@ -107,7 +110,9 @@ def test_grouped_pads_less_than_random_and_packed_not_at_all():
     padded = {}
     for strategy in STRATEGIES:
         planner = Planner(strategy, 4096, 320)
-        padded[strategy] = padded_tokens(planner.plan(lengths), lengths, planner)
+        plan = planner.plan(lengths)
+        assert len(plan.micro_batches) == 1  # one rank, where nobody says how many
+        padded[strategy] = padded_tokens(plan, lengths, planner)
     assert padded["packed"] == lengths.sum()
     assert padded["packed"] < padded["grouped"] < padded["random"] < padded["fixed"]
     assert padded["fixed"] == 256 * 320

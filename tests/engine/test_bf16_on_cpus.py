@@ -8,13 +8,13 @@ import torch
 from torch import nn
 from transformers import BertConfig
 
-from flatout.engine.attention import PACKED, packed_attention
-from flatout.engine.choices import choose
-from flatout.engine.environment import Ranks
-from flatout.engine.row_by_row import Rule, row_by_row
-from flatout.engine.runtime import CPU_BF16_PAD_MULTIPLE, Runtime, set_up
-from flatout.engine.settings import RuntimeSettings
-from flatout.engine.step_data import step_rows as training_rows
+from flatout.engine.machine.environment import Ranks
+from flatout.engine.machine.runtime import CPU_BF16_PAD_MULTIPLE, Runtime, set_up
+from flatout.engine.ops.attention import PACKED, packed_attention
+from flatout.engine.ops.row_by_row import Rule, row_by_row
+from flatout.engine.parameters import RuntimeSettings
+from flatout.engine.train.setup.choices import choose
+from flatout.engine.train.setup.step_data import step_rows as training_rows
 from tests.engine.families import CONFIGS, gradient, step_rows, task_model
 from tests.engine.runs import make_job
 
@@ -83,12 +83,12 @@ def test_a_packed_step_in_bf16_is_that_of_fp32_within_rounding(family, task):
 
 def micro_batches(folder, runtime, strategy):
     """Of 12 steps of 16 rows of 3 to 24 tokens, 120 tokens at most each."""
-    job = make_job(folder, strategy=strategy)
+    job = make_job(folder, batching=strategy)
     choices = choose(job, runtime, HIDDEN)
     data = training_rows(job, runtime, choices, HIDDEN)
     for step in range(12):
         batch = data[step]
-        shapes = [micro.input_ids.shape for micro in batch.micro_batches]
+        shapes = [micro.inputs["input_ids"].shape for micro in batch.micro_batches]
         assert batch.num_padded_tokens == sum(shape.numel() for shape in shapes)
         yield batch, shapes
 

@@ -12,16 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flatout.engine.assemble import assemble
-from flatout.engine.health import NonFiniteError
-from flatout.engine.jobs import checkpoint_folder as folders
-from flatout.engine.jobs.checkpoint import (
-    Snapshots,
-    UnsoundStateError,
-    named_tensors,
-    restore,
-)
-from flatout.engine.jobs.checkpoint_folder import (
+from flatout.engine.checkpoints import checkpoint_folder as folders
+from flatout.engine.checkpoints.checkpoint_folder import (
     CheckpointError,
     Manifest,
     newest_sound,
@@ -31,10 +23,18 @@ from flatout.engine.jobs.checkpoint_folder import (
     step_folders,
     write_checkpoint,
 )
-from flatout.engine.jobs.checkpoint_writer import CheckpointWriter
-from flatout.engine.jobs.launch import run_job
-from flatout.engine.recorder import Recorder
-from flatout.engine.runtime import set_up
+from flatout.engine.checkpoints.checkpoint_writer import CheckpointWriter
+from flatout.engine.launch.launch import run_job
+from flatout.engine.machine.runtime import set_up
+from flatout.engine.train.keeping.snapshots import (
+    Snapshots,
+    UnsoundStateError,
+    named_tensors,
+    restore,
+)
+from flatout.engine.train.recording.health import NonFiniteError
+from flatout.engine.train.recording.recorder import Recorder
+from flatout.engine.train.setup.assemble import assemble
 from tests.engine.runs import Crash, crash, make_job, when_logged
 
 FILES = (
@@ -50,9 +50,10 @@ def manifest(step: int, best: str | None = None) -> Manifest:
     return Manifest(step, 100, 1, {"train.epochs": 3}, best)
 
 
-def fill(folder: Path) -> None:
+def fill(folder: Path) -> list[str]:
     for name in FILES[:-1]:
         (folder / name).write_bytes(name.encode() * 50)
+    return list(FILES[:-1])
 
 
 @pytest.fixture()
@@ -233,15 +234,15 @@ class SlowSnapshot:
 
     def write(self, folder):
         self.go.wait(10)
-        fill(folder)
+        return fill(folder)
 
 
 def test_the_writer_works_beside_the_training_and_one_at_a_time(tmp_path):
     writer = CheckpointWriter(tmp_path, keep=2)
     first, second = SlowSnapshot(), SlowSnapshot()
-    writer.start(first, manifest(1))
+    writer.start(first.write, manifest(1))
     assert writer.busy and step_folders(tmp_path) == []
-    waiting = threading.Thread(target=writer.start, args=(second, manifest(2)))
+    waiting = threading.Thread(target=writer.start, args=(second.write, manifest(2)))
     waiting.start()
     time.sleep(0.05)
     assert waiting.is_alive()  # two saves never overlap
@@ -263,8 +264,8 @@ def test_a_fault_of_the_writer_is_told_and_the_older_checkpoint_stays(tmp_path, 
     writer = CheckpointWriter(tmp_path, keep=2)
     good = SlowSnapshot()
     good.go.set()
-    writer.start(good, manifest(1))
-    writer.start(Full(), manifest(2))
+    writer.start(good.write, manifest(1))
+    writer.start(Full().write, manifest(2))
     writer.wait()
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]
     assert "step 2 was not saved (unexpected pos 64 vs 0)" in caplog.text
@@ -276,11 +277,11 @@ def test_a_checkpoint_that_is_saved_is_not_called_lost(tmp_path, monkeypatch):
     ready = SlowSnapshot()
     ready.go.set()
     writer = CheckpointWriter(tmp_path, keep=1)
-    writer.start(ready, manifest(1))
+    writer.start(ready.write, manifest(1))
     writer.wait()
     absent = tmp_path / folders.step_folder(0)
     monkeypatch.setattr(folders, "step_folders", lambda _: [absent, absent])
-    writer.start(ready, manifest(2))
+    writer.start(ready.write, manifest(2))
     writer.wait()
     assert writer.newest.manifest.step == 2
     (fault,) = writer.faults
@@ -289,14 +290,14 @@ def test_a_checkpoint_that_is_saved_is_not_called_lost(tmp_path, monkeypatch):
 
 def test_a_full_disk_costs_checkpoints_and_no_run(tmp_path, monkeypatch):
     """Every write to the folder fails from step 4 to step 8."""
-    from flatout.engine.jobs import checkpoint_writer
+    from flatout.engine.checkpoints import checkpoint_writer
 
     real = checkpoint_writer.write_checkpoint
 
-    def full(folder, facts, write):
+    def full(folder, facts, *rest):
         if 4 <= facts.step <= 8:
             raise OSError(28, "No space left on device")
-        return real(folder, facts, write)
+        return real(folder, facts, *rest)
 
     monkeypatch.setattr(checkpoint_writer, "write_checkpoint", full)
     job = make_job(tmp_path, checkpoint={"every_steps": 2, "keep": 2})

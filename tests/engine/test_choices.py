@@ -6,10 +6,11 @@ import pytest
 import torch
 from transformers import BertConfig
 
-from flatout.engine.choices import choose, settle
-from flatout.engine.environment import Ranks
-from flatout.engine.runtime import Runtime
-from flatout.engine.step_data import make_collator
+from flatout.engine.machine.environment import Ranks
+from flatout.engine.machine.runtime import Runtime
+from flatout.engine.train.setup.choices import choose, settle
+from flatout.engine.train.setup.step_data import make_collator
+from tests.engine.families import joined_rows, token_rows
 from tests.engine.runs import make_job
 
 H200 = Runtime(torch.device("cuda"), "NVIDIA H200", "bf16", Ranks(), threads=1)
@@ -121,8 +122,8 @@ def test_gpus_that_wait_for_the_host_are_told_of(tmp_path):
         "a step waits for the host: a GPU's share of it is 109 tokens, and launching "
         "takes the time of about 57,668. Raise train.global_batch_size"
     )
-    assert notes(PAIR, strategy="grouped") == (text,)  # padded: no graphs
-    assert notes(PAIR, batch=8_502, strategy="grouped") == ()
+    assert notes(PAIR, batching="grouped") == (text,)  # padded: no graphs
+    assert notes(PAIR, batch=8_502, batching="grouped") == ()
     assert notes() == notes(PAIR) == notes(PAIR, cuda_graphs=False) == ()
 
 
@@ -133,10 +134,19 @@ def test_large_totals_are_rounded_up_more(tmp_path, batch, multiple):
     config = BertConfig(hidden_size=64, num_attention_heads=1)
     choices = choose(job, H200, config)
     collator = make_collator(job, H200, choices, config)
-    assert collator.pad_multiple == multiple
+    assert collator.layout.pad_multiple == multiple
     filler = -(-multiple // job.settings.tokenize.max_length)
-    assert collator.row_multiple == batch + filler
+    assert collator.layout.row_multiple == batch + filler
     collator = make_collator(job, PAIR, choose(job, PAIR, config), config)
-    assert collator.pad_multiple == 256
+    assert collator.layout.pad_multiple == 256
     filler = -(-256 // job.settings.tokenize.max_length)
-    assert collator.row_multiple == -(-5 * batch // 8) + filler
+    assert collator.layout.row_multiple == -(-5 * batch // 8) + filler
+
+
+def test_fixed_with_joined_texts_is_noted(tmp_path):
+    job = make_job(tmp_path, batching="fixed", token_budget=240)
+    rows = joined_rows(token_rows("causal-lm", 60), 24)
+    runtime = Runtime(torch.device("cpu"), "CPU", "fp32", Ranks(), threads=1)
+    for own, noted in ((job, False), (replace(job, train=rows), True)):
+        notes = choose(own, runtime, BertConfig()).notes
+        assert any("joined texts" in note for note in notes) == noted

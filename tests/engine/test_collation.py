@@ -5,9 +5,13 @@ import pyarrow as pa
 import pytest
 import torch
 
-from flatout.engine.batching import GlobalBatches, Planner
-from flatout.engine.collation import IGNORED, Collator, StepRows, flatten
-from flatout.engine.tokens import TokenRows, TokenRowsError
+from flatout.engine.batches.collation import StepRows, flatten
+from flatout.engine.batches.global_batches import GlobalBatches, Planner
+from flatout.engine.models.flops import AttentionPairs
+from flatout.engine.rows.tokens import TokenRows, TokenRowsError
+from flatout.engine.rows.vocabulary import Vocabulary
+from flatout.engine.tasks import IGNORED
+from tests.engine.families import collator_of
 
 IDS = [[2, 7, 3], [2, 8, 9, 10, 3], [2, 3]]
 
@@ -20,57 +24,59 @@ def rows(labels=(1, 0, 2), **columns) -> TokenRows:
 
 
 def collate(task="sequence-classification", packed=False, data=None, **options):
-    collator = Collator(task=task, packed=packed, pad_token_id=0, **options)
+    collator = collator_of(task, packed=packed, **options)
     return collator.collate(data or rows(), np.array([0, 1, 2]), epoch=0)
 
 
 def test_right_padding():
     batch = collate()
-    assert batch.input_ids.tolist() == [
+    assert batch.inputs["input_ids"].tolist() == [
         [2, 7, 3, 0, 0],
         [2, 8, 9, 10, 3],
         [2, 3, 0, 0, 0],
     ]
-    assert batch.attention_mask.tolist() == [
+    assert batch.inputs["attention_mask"].tolist() == [
         [True, True, True, False, False],
         [True, True, True, True, True],
         [True, True, False, False, False],
     ]
     assert batch.target_index.tolist() == [0, 5, 10]
     assert batch.labels.tolist() == [1, 0, 2]
-    assert batch.cu_seqlens is None
+    assert "cu_seqlens" not in batch.inputs
 
 
 def test_right_padding_to_a_length_and_to_a_multiple():
-    assert collate(pad_to_length=7).input_ids.shape == (3, 7)
-    assert collate(pad_multiple=4).input_ids.shape == (3, 8)
+    assert collate(pad_to_length=7).inputs["input_ids"].shape == (3, 7)
+    assert collate(pad_multiple=4).inputs["input_ids"].shape == (3, 8)
     # A model may have no more positions than that.
-    assert collate(pad_multiple=4, max_length=6).input_ids.shape == (3, 6)
+    assert collate(pad_multiple=4, max_length=6).inputs["input_ids"].shape == (3, 6)
 
 
 def test_packing():
     batch = collate(packed=True)
-    assert batch.input_ids.tolist() == [[2, 7, 3, 2, 8, 9, 10, 3, 2, 3]]
-    assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1, 2, 3, 4, 0, 1]]
-    assert batch.cu_seqlens.tolist() == [0, 3, 8, 10]
-    assert batch.cu_seqlens.dtype == torch.int32
+    assert batch.inputs["input_ids"].tolist() == [[2, 7, 3, 2, 8, 9, 10, 3, 2, 3]]
+    assert batch.inputs["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2, 3, 4, 0, 1]]
+    assert batch.inputs["cu_seqlens"].tolist() == [0, 3, 8, 10]
+    assert batch.inputs["cu_seqlens"].dtype == torch.int32
     assert batch.target_index.tolist() == [0, 3, 8]
-    assert batch.attention_mask is None
+    assert "attention_mask" not in batch.inputs
 
 
 def test_packing_to_few_shapes():
     batch = collate(packed=True, pad_multiple=16, row_multiple=8, max_length=5)
-    assert batch.input_ids.tolist() == [[2, 7, 3, 2, 8, 9, 10, 3, 2, 3] + [0] * 6]
+    assert batch.inputs["input_ids"].tolist() == [
+        [2, 7, 3, 2, 8, 9, 10, 3, 2, 3] + [0] * 6
+    ]
     # Six tokens of padding in rows of at most max_length, then empty rows.
-    assert batch.cu_seqlens.tolist() == [0, 3, 8, 10, 15, 16, 16, 16, 16]
-    assert batch.position_ids[0, 10:].tolist() == [0, 1, 2, 3, 4, 0]
+    assert batch.inputs["cu_seqlens"].tolist() == [0, 3, 8, 10, 15, 16, 16, 16, 16]
+    assert batch.inputs["position_ids"][0, 10:].tolist() == [0, 1, 2, 3, 4, 0]
     assert batch.labels.tolist() == [1, 0, 2] + [IGNORED] * 5
     assert batch.target_index.tolist() == [0, 3, 8] + [0] * 5
 
 
 def test_decoders_classify_from_the_last_token():
-    assert collate(last_token_pools=True).target_index.tolist() == [2, 9, 11]
-    assert collate(packed=True, last_token_pools=True).target_index.tolist() == [
+    assert collate(pools_last=True).target_index.tolist() == [2, 9, 11]
+    assert collate(packed=True, pools_last=True).target_index.tolist() == [
         2,
         7,
         9,
@@ -88,28 +94,55 @@ def test_causal_targets_are_the_next_tokens():
 
 def test_targets_of_a_language_model_are_rounded_up_as_its_tokens_are():
     batch = collate("causal-lm", packed=True, pad_multiple=16, row_multiple=8)
-    assert batch.input_ids.shape == (1, 16)
+    assert batch.inputs["input_ids"].shape == (1, 16)
     assert batch.target_index.tolist() == [0, 1, 3, 4, 5, 6, 8] + [0] * 9
     assert batch.labels.tolist() == [7, 3, 8, 9, 10, 3, 3] + [IGNORED] * 9
 
 
 def test_masked_targets_do_not_depend_on_the_batch():
     options = {
-        "mask_token_id": 4,
-        "special_token_ids": (0, 2, 3),
-        "vocab_size": 50,
+        "vocabulary": Vocabulary(50, 0, 4, special_token_ids=(0, 2, 3)),
         "mask_probability": 0.5,
     }
-    collator = Collator("masked-lm", packed=True, pad_token_id=0, **options)
+    collator = collator_of("masked-lm", packed=True, **options)
     together = collator.collate(rows(), np.array([0, 1, 2]), epoch=1)
     alone = collator.collate(rows(), np.array([1]), epoch=1)
     # Row 2 has special tokens only: no target. Row 1 has 3 candidates, half of them 2.
     assert len(together.labels) == 3
     assert together.labels[1:].tolist() == alone.labels.tolist()
-    assert together.input_ids[0, 3:8].tolist() == alone.input_ids[0].tolist()
-    assert collator.num_targets(rows(), np.array([0, 1, 2]), 1) == 3
+    assert (
+        together.inputs["input_ids"][0, 3:8].tolist()
+        == alone.inputs["input_ids"][0].tolist()
+    )
+    assert collator.task.num_targets(rows(), np.array([0, 1, 2]), 1) == 3
     other = collator.collate(rows(), np.array([1]), epoch=2)
-    assert other.input_ids.tolist() != alone.input_ids.tolist()
+    assert other.inputs["input_ids"].tolist() != alone.inputs["input_ids"].tolist()
+
+
+def test_of_masked_targets_eight_in_ten_are_masks_and_one_in_ten_another_piece():
+    """Shares within five standard deviations of the binomial, of 14,000 targets."""
+    special, vocabulary, rng = (0, 1, 3, 4, 99), 100, np.random.default_rng(1)
+    pieces = np.setdiff1d(np.arange(vocabulary), special)
+    ids = rng.choice(pieces, (2_000, 48))
+    data = TokenRows(pa.table({"input_ids": pa.array(ids.tolist())}))
+    known = Vocabulary(vocabulary, 0, 4, special_token_ids=special)
+    collator = collator_of("masked-lm", packed=True, vocabulary=known)
+    batch = collator.collate(data, np.arange(2_000), epoch=3)
+    targets = batch.target_index.numpy()
+    assert len(targets) == 2_000 * round(0.15 * 48)
+    found, real = batch.inputs["input_ids"].numpy()[0], ids.reshape(-1)
+    assert (batch.labels.numpy() == real[targets]).all()
+    untouched = np.setdiff1d(np.arange(len(real)), targets)
+    assert (found[untouched] == real[untouched]).all()
+    masked, kept = found[targets] == 4, found[targets] == real[targets]
+    drawn = found[targets][~masked & ~kept]
+    # A piece drawn at random is now and then the one that stood there.
+    same = 0.1 / len(pieces)
+    counts = (masked.sum(), kept.sum(), len(drawn))
+    for count, share in zip(counts, (0.8, 0.1 + same, 0.1 - same), strict=True):
+        deviation = (len(targets) * share * (1 - share)) ** 0.5
+        assert abs(count - len(targets) * share) < 5 * deviation
+    assert set(drawn) == set(pieces)  # all of them come, and no special ones
 
 
 def test_regression_keeps_floats_and_marks_absent_targets_with_nan():
@@ -121,17 +154,17 @@ def test_regression_keeps_floats_and_marks_absent_targets_with_nan():
 
 def test_an_empty_batch_is_one_token_without_a_target():
     for packed in (False, True):
-        collator = Collator("sequence-classification", packed=packed, pad_token_id=0)
+        collator = collator_of("sequence-classification", packed=packed)
         batch = collator.collate(rows(), np.array([], dtype=np.int64), epoch=0)
-        assert batch.input_ids.tolist() == [[0]]
+        assert batch.inputs["input_ids"].tolist() == [[0]]
         assert batch.labels.tolist() == [IGNORED]
 
 
 def test_token_types_are_laid_out_like_the_tokens():
     kinds = pa.array([[0, 0, 1], [0, 0, 1, 1, 1], [0, 1]], pa.list_(pa.int8()))
     data = rows(token_type_ids=kinds)
-    batch = collate(data=data, extra_columns=("token_type_ids",))
-    assert batch.token_type_ids.tolist() == [
+    batch = collate(data=data)
+    assert batch.inputs["token_type_ids"].tolist() == [
         [0, 0, 1, 0, 0],
         [0, 0, 1, 1, 1],
         [0, 1, 0, 0, 0],
@@ -146,27 +179,39 @@ def test_one_buffer_holds_every_tensor():
     assert all(place[0] % 64 == 0 for part in layout for place in part.values())
 
 
-def step_rows(world_size=1, rank=0, strategy="packed", budget=8):
+def step_rows(world_size=1, rank=0, strategy="packed", budget=8, **options):
     planner = Planner(strategy, budget, 5, world_size)
-    collator = Collator("sequence-classification", strategy == "packed", 0)
-    return StepRows(rows(), GlobalBatches(3, 3, seed=0), planner, collator, rank)
+    collator = collator_of(
+        "sequence-classification", packed=strategy == "packed", **options
+    )
+    pairs = AttentionPairs(causal=False, layers_by_reach={None: 1})
+    return StepRows(rows(), GlobalBatches(3, 3, seed=0), planner, collator, rank, pairs)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_counts_are_of_the_global_batch_on_every_rank(world_size):
-    for rank in range(world_size):
-        step = step_rows(world_size, rank)[0]
+@pytest.mark.parametrize("strategy", ["packed", "random"])
+@pytest.mark.parametrize("multiple", [1, 4])
+def test_counts_are_of_the_global_batch_on_every_rank(strategy, world_size, multiple):
+    data = [
+        step_rows(world_size, rank, strategy, pad_multiple=multiple)
+        for rank in range(world_size)
+    ]
+    steps = [part[0] for part in data]
+    micros = [micro for step in steps for micro in step.micro_batches]
+    computed = sum(micro.inputs["input_ids"].numel() for micro in micros)
+    for step in steps:
+        assert step.num_padded_tokens == computed >= 10
         assert (step.num_samples, step.num_targets, step.num_tokens) == (3, 3, 10)
-        assert step.squared_lengths == 9 + 25 + 4
+        assert step.attention_pairs == 9 + 25 + 4
         assert sorted(step.row_ids.tolist()) == [0, 1, 2]
 
 
 def test_a_step_survives_the_trip_through_its_buffer():
     step = step_rows(budget=16)[0]
     (micro,) = step.micro_batches
-    lengths = micro.cu_seqlens.diff().tolist()
+    lengths = micro.inputs["cu_seqlens"].diff().tolist()
     assert sorted(lengths) == [2, 3, 5]
-    assert micro.input_ids.numel() == 10
+    assert micro.inputs["input_ids"].numel() == 10
 
 
 def test_rows_come_from_the_buffers_of_sliced_and_chunked_tables():
@@ -176,7 +221,7 @@ def test_rows_come_from_the_buffers_of_sliced_and_chunked_tables():
     assert [view.tolist() for view in views] == [IDS[0], IDS[1]]
     assert chunked.lengths(np.array([0, 1, 2])).tolist() == [5, 2, 3]
     assert chunked.all_lengths.tolist() == [5, 2, 3]
-    assert chunked.largest_token_id() == 10
+    assert chunked.facts.largest_id == 10
 
 
 def test_rows_without_tokens_are_refused():

@@ -11,20 +11,21 @@ from torch._dynamo.utils import (
     get_compilation_metrics,
 )
 
-from flatout.engine import compiling, decoder_blocks
-from flatout.engine.assemble import may_join
-from flatout.engine.attention import _joined
-from flatout.engine.blocks import fuse_blocks
-from flatout.engine.compiling import compiled
-from flatout.engine.decoder_blocks import fuse_decoder
-from flatout.engine.dropout import Noise, replace_dropout
-from flatout.engine.gelu import Gelu, replace_gelu
-from flatout.engine.heads import DECODERS
-from flatout.engine.narrowing import set_targets
-from flatout.engine.projections import FAMILIES, join_products, take_product
-from flatout.engine.residual import round_residual_stream
-from flatout.engine.settings import TrainSettings
-from tests.engine.families import CONFIGS, task_model
+from flatout.engine.families import FusePlan, families, family_of
+from flatout.engine.families.decoders import Llama
+from flatout.engine.models import compilation as compiling
+from flatout.engine.models.compilation import compiled
+from flatout.engine.ops import blocks, decoder_blocks
+from flatout.engine.ops.attention import _joined
+from flatout.engine.ops.decoder_blocks import fuse_decoder
+from flatout.engine.ops.dropout import Noise, replace_dropout
+from flatout.engine.ops.gelu import Gelu, replace_gelu
+from flatout.engine.ops.narrowing import set_targets
+from flatout.engine.ops.projections import join_products, take_product
+from flatout.engine.ops.residual import round_residual_stream
+from flatout.engine.parameters import TrainSettings
+from flatout.engine.train.setup.assemble import may_join
+from tests.engine.families import CONFIGS, DECODERS, task_model
 
 IDS = torch.tensor([[1, 7, 9, 55, 2], [1, 80, 6, 14, 2]])
 
@@ -39,18 +40,27 @@ def gradients(model, ids=IDS):
     return hidden.detach(), copy.deepcopy(found)
 
 
+JOINED = [
+    kind for family in families() if family.products for kind in family.model_types
+]
+
+
+def join(model, **options):
+    return join_products(model, family_of(model.config).products, **options)
+
+
 def plain(family):
     torch.manual_seed(0)
     task = "causal-lm" if family in DECODERS else "sequence-classification"
     return task_model(family, task, "sdpa", whole=True).model
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", sorted(JOINED))
 def test_joined_products_change_nothing(family):
     model = plain(family)
     hidden, wanted = gradients(model)
     names = list(model.state_dict())
-    groups = join_products(model)
+    groups = join(model)
     assert groups == (2 if family in ("bert", "distilbert", "roberta") else 4)
     assert list(model.state_dict()) == names
     joined, found = gradients(model)
@@ -61,8 +71,8 @@ def test_joined_products_change_nothing(family):
 
 
 def test_families_without_such_products_are_left_alone():
-    assert join_products(plain("gpt2")) == 0
-    assert join_products(plain("modernbert")) == 0
+    assert join(plain("gpt2")) == 0
+    assert join(plain("modernbert")) == 0
 
 
 def test_no_products_are_joined_where_layers_are_computed_again_or_sharded():
@@ -89,7 +99,7 @@ def test_what_is_compiled(family, names):
 
 def test_attention_gets_the_product_itself():
     model = plain("bert")
-    join_products(model, keep_products=True)
+    join(model, keep_products=True)
     module = model.base_model.encoder.layer[0].attention.self
     states = torch.randn(1, 6, 16)
     q, k, v = (part(states) for part in (module.query, module.key, module.value))
@@ -157,21 +167,27 @@ def test_no_block_is_traced_twice(family):
 @pytest.mark.parametrize("family", sorted(CONFIGS))
 def test_blocks_are_fused_in_bert_and_roberta_alone(family):
     model = task_model(family, "sequence-classification", "sdpa").model
-    fused = fuse_blocks(model, Noise(torch.device("cpu")), narrowed=False)
-    assert fused == (2 if family in {"bert", "roberta"} else 0)
+    plan = FusePlan(
+        noise=Noise(torch.device("cpu")),
+        row_tiles=False,
+        residual_bf16=True,
+        narrowed=False,
+        has_triton=True,
+    )
+    family_of(model.config).fuse(model, plan)
+    fused = [m for m in model.modules() if type(m).__module__ == blocks.__name__]
+    # A feed-forward part and two output blocks for each of two layers.
+    assert len(fused) == (4 if family in {"bert", "roberta"} else 0)
 
 
-@pytest.mark.parametrize("family", sorted(CONFIGS))
+@pytest.mark.parametrize("family", sorted(Llama.model_types))
 def test_decoders_whose_products_are_joined_are_fused(family):
     model = plain(family)
     assert fused_parts(model) == set()  # products are apart
     names = list(model.state_dict())
-    join_products(model)
+    join(model)
     found = fuse_decoder(model)
     assert list(model.state_dict()) == names
-    if family not in decoder_blocks.FAMILIES:
-        assert (found, fused_parts(model)) == (0, set())
-        return
     assert found == 2
     places = {(layer, name) for layer in "01" for name in ("self_attn", "mlp")}
     assert fused_parts(model) == places
@@ -192,7 +208,7 @@ def fused_parts(model):
 
 def test_heads_that_turn_in_part_and_other_activations_are_left_alone():
     model = plain("llama")
-    join_products(model)
+    join(model)
     model.config.hidden_act = "gelu"
     rotary = model.base_model.rotary_emb
     rotary.inv_freq = rotary.inv_freq[:-1]

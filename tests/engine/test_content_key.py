@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatout.engine.data.content_key import ContentKey, arrow_digest
+from flatout.engine.files.content_key import ContentKey, arrow_digest
 
 ROWS = st.lists(
     st.tuples(

@@ -2,29 +2,52 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from torch import nn
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForSequenceClassification
 
-from flatout.engine.batching import GlobalBatches, Planner
-from flatout.engine.environment import Ranks
-from flatout.engine.jobs.checkpoint_folder import (
+from flatout.engine.batches.global_batches import GlobalBatches, Planner
+from flatout.engine.checkpoints.checkpoint_folder import (
     file_hash,
     read_manifest,
     step_folders,
 )
-from flatout.engine.jobs.distributed import Agreement, Decision, differing
-from flatout.engine.jobs.launch import run_job
-from flatout.engine.step import Stepper
-from tests.engine.families import gradient, step_rows, task_model
+from flatout.engine.checkpoints.shards import own_parts
+from flatout.engine.launch.launch import run_job
+from flatout.engine.machine import environment
+from flatout.engine.machine.environment import Ranks
+from flatout.engine.models.compilation import blocks
+from flatout.engine.train.exchange import Exchange
+from flatout.engine.train.keeping.saved_model import _gathered
+from flatout.engine.train.keeping.snapshots import named_tensors
+from flatout.engine.train.process_group import Agreement, Decision, _apart, differing
+from flatout.engine.train.recording import recorder
+from flatout.engine.train.step import Stepper, StepSums
+from tests.engine.families import task_model
+from tests.engine.plain import (
+    assert_same,
+    fork_two,
+    job_for,
+    on_two_ranks,
+    plain_training,
+    save_start,
+    without_targets,
+)
 from tests.engine.runs import NO_DROPOUT, curve, make_job, when_logged
 
 STRATEGIES = ["fixed", "random", "grouped", "packed"]
@@ -53,30 +76,86 @@ def test_packed_ranks_get_nearly_the_same_number_of_tokens(lengths):
     assert max(tokens) - min(tokens) <= longest * plan.num_micro_batches
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_rows_and_gradients_of_a_step_do_not_depend_on_the_ranks(strategy, world_size):
-    family, task = "bert", "sequence-classification"
-    model = task_model(family, task, "sdpa")
-    kernel = "flatout_packed" if strategy == "packed" else "sdpa"
-    model.model.set_attn_implementation(kernel)
-    alone = step_rows(family, task, strategy, token_budget=100)
-    for step in (0, 1, 3):  # the last batch of an epoch is a short one
-        one = alone[step]
-        shares = [
-            step_rows(
-                *(family, task, strategy),
-                world_size=world_size,
-                rank=rank,
-                token_budget=100,
-            )[step]
-            for rank in range(world_size)
-        ]
-        assert all(share.row_ids.tolist() == one.row_ids.tolist() for share in shares)
-        loss, expected = gradient(model, [one])
-        split_loss, found = gradient(model, shares)
-        assert split_loss == pytest.approx(loss, rel=1e-5)
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+EXCHANGES = {"buckets": 25, "one piece": "all"}
+CASES = [("sequence-classification", name) for name in STRATEGIES] + [
+    ("causal-lm", "packed"),
+    ("causal-lm", "random"),
+]
+
+
+@pytest.fixture(scope="module")
+def by_two(tmp_path_factory):
+    """Ten steps of plain PyTorch by task, and of two ranks by (task, case)."""
+    folder, jobs, plain = tmp_path_factory.mktemp("two"), {}, {}
+    starts = {task: save_start(folder / task, task) for task, _ in CASES}
+    for task, strategy in CASES:
+        for exchange, size in EXCHANGES.items():
+            options = {"batching": strategy, "distributed": {"bucket_mib": size}}
+            name = f"{task} {strategy} {exchange}"
+            job = job_for(
+                folder / f"{name} job", task, starts[task], token_budget=60, **options
+            )
+            jobs[name] = job
+            plain.setdefault(task, job)
+    for exchange in EXCHANGES:
+        job = without_targets(jobs[f"causal-lm packed {exchange}"], step=2)
+        plain["no targets"] = jobs[f"no targets packed {exchange}"] = replace(
+            job, work_folder=job.work_folder.with_name("empty")
+        )
+    found = on_two_ranks(jobs, folder)
+    return {task: plain_training(job) for task, job in plain.items()}, found
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize(("task", "strategy"), [*CASES, ("no targets", "packed")])
+def test_rows_and_gradients_of_a_step_do_not_depend_on_the_ranks(
+    by_two, task, strategy, exchange
+):
+    """Rates, losses, gradients and norms of ten steps, and the weights behind them."""
+    plain, found = by_two
+    curve, result = found[f"{task} {strategy} {exchange}"]
+    assert (result.report.world_size, result.report.strategy) == (2, strategy)
+    assert_same(curve, plain[task])
+    losses = plain[task].losses
+    assert result.report.initial_loss == pytest.approx(losses[0], rel=1e-5)
+
+
+LOOKS = {"error_analysis_every": 5}
+
+
+def exchange_once(runtime, team):
+    """Parameters of 3 and 100 numbers, which begin as other ones on rank 1."""
+    sizes, rank = (3, 100), runtime.ranks.rank
+    parameters = [nn.Parameter(torch.full((n,), n + 7.0 * rank)) for n in sizes]
+    exchange = Exchange(parameters)
+    assert [p.unique().item() for p in parameters] == [3, 100]
+    for scale in (1, 5):  # nothing of a step is left in the next
+        exchange.clear()
+        for _ in range(2):  # micro-batches
+            sum(scale * (rank + 1) * p.sum() for p in parameters).backward()
+        exchange()
+        assert [p.grad.unique().item() for p in parameters] == [6 * scale] * 2
+
+
+@pytest.mark.process
+def test_gradients_in_one_piece_are_summed_and_weights_start_as_rank_0s():
+    fork_two(exchange_once)
+
+
+def read_sums_once(runtime, team):
+    """Rank 1 has the slower loader, rank 0 the compilations."""
+    rank, sums = runtime.ranks.rank, StepSums.zeros(runtime.device)
+    trainer = SimpleNamespace(runtime=runtime, stepper=SimpleNamespace(sums=sums))
+    sums.loss += 1.0
+    figures = recorder._read_sums(trainer, 2 * (1 - rank), (0.5, 2.5)[rank])
+    assert figures["first_bad_step"] == StepSums.NEVER
+    assert (figures["compiles"], figures["batch_s"], figures["loss"]) == (2, 2.5, 2)
+
+
+@pytest.mark.process
+def test_the_slowest_loader_of_all_ranks_limits_the_rate():
+    fork_two(read_sums_once)
 
 
 OFTEN = {"every_steps": 2, "keep": 9}
@@ -98,9 +177,8 @@ def one_rank(tmp_path_factory):
     return result, load_file(result.last_model_folder / "model.safetensors"), kept
 
 
-def two_ranks(folder, strategy, **train):
-    # Buckets of 25 MiB are the default, which other tests and the drill have.
-    distributed = {"num_processes": 2, "strategy": strategy, "bucket_mib": "all"}
+def two_ranks(folder, strategy, ranks=2, **train):
+    distributed = {"num_processes": ranks, "strategy": strategy, "bucket_mib": "all"}
     return make_job(
         folder,
         config=NO_DROPOUT,
@@ -111,10 +189,10 @@ def two_ranks(folder, strategy, **train):
     )
 
 
-def check_equal(result, one_rank) -> None:
+def check_equal(result, one_rank, world_size=2) -> None:
     """Losses, gradient norms, weights and figures; the model loads by itself."""
     expected, weights, _ = one_rank
-    assert result.report.world_size == 2
+    assert result.report.world_size == world_size
     for point, other in zip(result.history, expected.history, strict=True):
         assert point.loss == pytest.approx(other.loss, rel=1e-5)
         assert point.grad_norm == pytest.approx(other.grad_norm, rel=1e-4)
@@ -129,9 +207,10 @@ def check_equal(result, one_rank) -> None:
 
 @pytest.mark.process
 @pytest.mark.timeout(120)
-def test_two_ranks_go_on_from_a_checkpoint_of_one_as_one_does(tmp_path, one_rank):
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_ranks_go_on_from_a_checkpoint_of_one(tmp_path, one_rank, strategy):
     kept = one_rank[2]
-    result = run_job(two_ranks(tmp_path, "ddp", resume=str(kept)))
+    result = run_job(two_ranks(tmp_path, strategy, resume=str(kept)))
     assert result.report.resumed_from_step == read_manifest(kept).step in range(2, 7)
     check_equal(result, one_rank)
 
@@ -140,13 +219,16 @@ def test_two_ranks_go_on_from_a_checkpoint_of_one_as_one_does(tmp_path, one_rank
 @pytest.mark.timeout(180)
 def test_two_ranks_with_sharded_weights_train_what_one_does(tmp_path, one_rank):
     """And go on from their checkpoint bit for bit."""
-    job, kept = two_ranks(tmp_path / "whole", "fsdp"), tmp_path / "kept"
+    job, kept = two_ranks(tmp_path / "whole", "fsdp", **LOOKS), tmp_path / "kept"
     keeper = threading.Thread(target=keep_first_checkpoint, args=(job, kept))
     keeper.start()
     whole = run_job(job)
     keeper.join()
     assert whole.report.samples == one_rank[0].report.samples
     check_equal(whole, one_rank)
+    looks = job.metrics_file.with_name("wrong_rows.jsonl").read_text().splitlines()
+    steps = [json.loads(look)["step"] for look in looks]
+    assert steps == [5] * 5 + [10] * 5 + [12] * 5
     manifest = read_manifest(kept)
     assert manifest.world_size == 2
     again = run_job(two_ranks(tmp_path / "again", "fsdp", resume=str(kept)))
@@ -155,6 +237,75 @@ def test_two_ranks_with_sharded_weights_train_what_one_does(tmp_path, one_rank):
     files = [r.last_model_folder / "model.safetensors" for r in (again, whole)]
     assert file_hash(files[0]) == file_hash(files[1])
     check_one_rank_goes_on(tmp_path / "alone", kept, one_rank)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_three_ranks_go_on_from_the_shards_of_two(tmp_path, one_rank, monkeypatch):
+    """Rows of weights that three do not divide, and vectors shorter than three."""
+    job, kept = two_ranks(tmp_path / "two", "fsdp"), tmp_path / "kept"
+    keeper = threading.Thread(target=keep_first_checkpoint, args=(job, kept))
+    keeper.start()
+    run_job(job)
+    keeper.join()
+    check_parts(kept)
+    monkeypatch.setattr(environment, "usable_cores", lambda: 3)
+    three = two_ranks(tmp_path / "three", "fsdp", ranks=3, resume=str(kept))
+    result = run_job(three)
+    assert result.report.resumed_from_step in range(2, 12)
+    check_equal(result, one_rank, world_size=3)
+
+
+def check_parts(folder) -> None:
+    """Each rank has half of the rows of each weight. PyTorch's own reader, to which the
+    files are no pickles, makes of the two what their rows are one after another."""
+    names = ["model.safetensors", "optimizer.safetensors"]
+    parts = [load_file(folder / name) for name in names]
+    others = [load_file(folder / n.replace(".", ".00001.")) for n in names]
+    whole = {}
+    for first, second in zip(parts, others, strict=True):
+        both = first.keys() & second.keys()
+        whole |= {name: torch.cat([first[name], second[name]]) for name in both}
+        assert all(n.endswith("/step") for n in first if n not in second)
+    assert len(whole) == 3 * len(parts[0])  # weights, and two moments of each
+    for name, tensor in whole.items():
+        rows = len(parts["/" in name][name])
+        assert rows == -(-len(tensor) // 2), name
+    found = {name: torch.full_like(tensor, -1.0) for name, tensor in whole.items()}
+    reader = HuggingFaceStorageReader(str(folder))
+    dcp.load(dict(found), storage_reader=reader, no_dist=True)
+    assert all(torch.equal(found[name], whole[name]) for name in whole)
+
+
+@pytest.fixture()
+def alone_in_a_group(tmp_path):
+    """A process group of this process."""
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_of_a_sharded_model_nothing_whole_is_kept(alone_in_a_group):
+    """By ranks that gather weights for another, and by snapshots."""
+    model = task_model("bert", "sequence-classification", "sdpa")
+    for unit in (*blocks(model), model):
+        fully_shard(unit)
+    kept = _gathered(model.model, is_main=False)
+    assert kept and all(t.untyped_storage().nbytes() == 0 for t in kept.values())
+    weights = named_tensors(model)
+    for name, part in own_parts(weights, is_main=False).items():
+        assert part.data.data_ptr() == weights[name].to_local().data_ptr()
+
+
+@pytest.mark.parametrize("task", ["sequence-classification", "masked-lm"])
+def test_blocks_whose_weights_are_tied_to_others_are_not_sharded_alone(task):
+    """BERT's word embeddings are the output of its masked language model."""
+    model = task_model("bert", task, "sdpa")
+    names = {type(block).__name__ for block in _apart(model, blocks(model))}
+    assert ("BertEmbeddings" in names) == (task == "sequence-classification")
+    assert "BertLayer" in names
 
 
 def check_one_rank_goes_on(folder, kept, one_rank) -> None:

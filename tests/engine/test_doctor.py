@@ -13,19 +13,19 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from flatout.engine.container import (
+from flatout.engine.diagnosis import device, machine, memory, model, ports
+from flatout.engine.diagnosis.bytecode import bytecode
+from flatout.engine.diagnosis.device import Driver, Torch
+from flatout.engine.diagnosis.finding import Finding, examine, guarded, within
+from flatout.engine.diagnosis.startup import quick_checks, warn_at_start
+from flatout.engine.diagnosis.versions import judge
+from flatout.engine.machine.container import (
     available_memory_bytes,
     memory_limit_bytes,
     quota_cores,
 )
-from flatout.engine.doctor import device, machine, memory, model, ports
-from flatout.engine.doctor.bytecode import bytecode
-from flatout.engine.doctor.device import Driver, Torch
-from flatout.engine.doctor.finding import Finding, examine, guarded, within
-from flatout.engine.doctor.startup import quick_checks, warn_at_start
-from flatout.engine.doctor.versions import judge
-from flatout.engine.memory import count_parameters, estimate
-from flatout.engine.settings import RuntimeSettings, Settings, SettingsError
+from flatout.engine.models.memory import count_parameters, estimate
+from flatout.engine.parameters import RuntimeSettings, Settings, SettingsError
 
 GIB = 2**30
 H200 = Torch("2.13.0+cu130", "13.0", 1, (9, 0), True, True, "2.28.3", ("gcc",), True)

@@ -11,15 +11,16 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from flatout.engine.data.arrow_folder import write_recipe
-from flatout.engine.data.whole_folder import write_whole
-from flatout.engine.settings import ModelSettings, Settings, TokenizeSettings
-from flatout.engine.tokenizing import encode_tasks, pair_heads, plain_encoder
-from flatout.engine.tokenizing.encode import TokensError
-from flatout.engine.tokenizing.encode_tasks import choose_processes
-from flatout.engine.tokenizing.encoded import Encoded
-from flatout.engine.tokenizing.encoding import Encoder
-from flatout.engine.tokenizing.plain_encoder import EncodeOptions
+from flatout.engine.families import usable_positions
+from flatout.engine.files.arrow_folder import write_recipe
+from flatout.engine.files.atomic_folder import write_whole
+from flatout.engine.parameters import ModelSettings, Settings, TokenizeSettings
+from flatout.engine.tokenizing.encoders import encode_tasks, pair_heads, plain_encoder
+from flatout.engine.tokenizing.encoders.encode import TokensError
+from flatout.engine.tokenizing.encoders.encode_tasks import choose_processes
+from flatout.engine.tokenizing.encoders.encoded import Encoded
+from flatout.engine.tokenizing.encoders.encoding import Encoder
+from flatout.engine.tokenizing.encoders.plain_encoder import EncodeOptions
 from flatout.engine.tokenizing.token_keys import (
     StaleTokensError,
     check_tokens_match,
@@ -51,7 +52,7 @@ def rows_of(texts, **columns):
 
 @pytest.fixture(scope="module")
 def word_pieces(tmp_path_factory):
-    recipe = tokenizer_recipe(rows_of(texts_of(300)), MODEL, TOKENIZE)
+    recipe = tokenizer_recipe(rows_of(texts_of(300)), MODEL, TOKENIZE, usable_positions)
     folder = tmp_path_factory.mktemp("tokenizer") / "t"
     write_whole(folder, recipe.key, recipe.write)
     return TokenizerFile(folder)
@@ -151,9 +152,11 @@ def test_the_cut_rows_are_counted_exactly(word_pieces, tmp_path):
     recipe = recipe_of(word_pieces, rows_of(texts))
     write_recipe(tmp_path / "tokens", recipe)
     theirs = AutoTokenizer.from_pretrained(word_pieces.folder)
-    assert recipe.facts() == {
-        "cut_rows": sum(len(ids) > 16 for ids in theirs(texts)["input_ids"])
-    }
+    ids = theirs(texts)["input_ids"]
+    assert recipe.facts()["cut_rows"] == sum(len(row) > 16 for row in ids)
+    lengths = [min(len(row), 16) for row in ids]
+    noted = recipe.facts()["tokens"]
+    assert (noted["num_tokens"], noted["longest"]) == (sum(lengths), max(lengths))
 
 
 @pytest.mark.process
@@ -217,15 +220,17 @@ def test_rows_that_were_selected_are_the_rows_encoded(word_pieces, tmp_path, num
     assert recipe.to_dataset()["input_ids"][:] == expected["input_ids"]
 
 
-def test_pairs_have_type_ids_and_are_cut_together(word_pieces):
+def test_pairs_have_type_ids_and_are_cut_together(word_pieces, tmp_path):
     texts, pairs = texts_of(200), texts_of(200, seed=2)
     rows = rows_of(texts, text_pair=pairs)
-    tokens = recipe_of(word_pieces, rows).to_dataset()
-    theirs = AutoTokenizer.from_pretrained(word_pieces.folder)
+    assert "token_type_ids" not in recipe_of(word_pieces, rows).to_dataset().features
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    theirs = AutoTokenizer.from_pretrained(word_pieces.folder, model_input_names=names)
+    theirs.save_pretrained(tmp_path)
+    tokens = recipe_of(TokenizerFile(tmp_path), rows).to_dataset()
     expected = theirs(texts, pairs, truncation=True, max_length=16)
     assert tokens["input_ids"][:] == expected["input_ids"]
-    ids = word_pieces.backend.encode("a", "b")
-    assert ids.type_ids[-1] == 1
+    assert tokens["token_type_ids"][:] == expected["token_type_ids"]
     for row, length in zip(
         tokens["token_type_ids"][:], tokens["length"][:], strict=True
     ):
@@ -287,6 +292,32 @@ def test_a_label_that_train_never_has(word_pieces):
         "train_tokens: 1 rows have a label that train never has, the first 'z' in row "
         "2: nothing could learn it. Give train such rows, or take these out"
     )
+
+
+def test_labels_of_more_than_two_gib(word_pieces):
+    """One label's bytes many times over: joined, they are more than an array holds."""
+    name = "x" * (32 << 20)
+    chunk = pa.array(["a", name, "b"])
+    labels = pa.chunked_array([chunk] * 66)
+    texts = pa.chunked_array([pa.array(["t"] * len(chunk))] * 66)
+    table = pa.table({"text": texts, "label": labels})
+    rows = datasets.Dataset(table, fingerprint="x")
+    recipe = recipe_of(word_pieces, rows, names=["a", "b", name])
+    recipe._check_labels()
+    assert recipe._targets(0, len(rows)).to_pylist() == [0, 2, 1] * 66
+    assert recipe._targets(2, 7).to_pylist() == [1, 0, 2, 1, 0]
+
+
+def test_targets_of_rows_in_several_chunks(word_pieces):
+    """Rows of a batch lie in any number of the chunks that labels come in."""
+    names = [str(label) for label in range(5)]
+    labels = [names[i * i % 5] for i in range(300)]
+    parts = [
+        rows_of(texts_of(100), label=labels[at : at + 100]) for at in (0, 100, 200)
+    ]
+    rows = datasets.concatenate_datasets(parts)
+    tokens = recipe_of(word_pieces, rows, names=names).to_dataset()
+    assert [names[label] for label in tokens["labels"]] == labels
 
 
 def test_rows_longer_than_the_model_takes(word_pieces):

@@ -10,9 +10,10 @@ import datasets
 import psutil
 import pytest
 
-from flatout.engine.data.arrow_folder import write_recipe
-from flatout.engine.data.whole_folder import is_current, write_whole
-from flatout.engine.tokenizing import encode_tasks
+from flatout.engine.families import usable_positions
+from flatout.engine.files.arrow_folder import write_recipe
+from flatout.engine.files.atomic_folder import is_current, write_whole
+from flatout.engine.tokenizing.encoders import encode_tasks
 from flatout.engine.tokenizing.tokenizer import tokenizer_recipe
 from tests.conftest import PROJECT
 from tests.engine.half_encoded import MODEL, TOKENIZE, recipe_of
@@ -27,7 +28,7 @@ def test_half_written_tokens_are_never_taken_and_the_next_run_makes_them_whole(
     texts = [f"row {i} of many words in a row" for i in range(ROWS)]
     rows = datasets.Dataset.from_dict({"text": texts})
     rows.save_to_disk(tmp_path / "rows")
-    made = tokenizer_recipe(rows, MODEL, TOKENIZE)
+    made = tokenizer_recipe(rows, MODEL, TOKENIZE, usable_positions)
     write_whole(tmp_path / "tokenizer", made.key, made.write)
 
     done = subprocess.run(

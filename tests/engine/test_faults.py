@@ -11,20 +11,20 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from flatout.benchmarks.drill import Drill
-from flatout.benchmarks.victim import Victim
-from flatout.engine.assemble import assemble
-from flatout.engine.environment import Ranks
-from flatout.engine.health import NonFiniteError
-from flatout.engine.job import TrainJob
-from flatout.engine.jobs.checkpoint_folder import read_manifest, step_folders
-from flatout.engine.jobs.heartbeat import Beat, overdue
-from flatout.engine.jobs.launch import run_job
-from flatout.engine.jobs.oom import OutOfMemory, is_out_of_memory, shrink
-from flatout.engine.jobs.signals import Interrupted
-from flatout.engine.jobs.supervisor import HangError
-from flatout.engine.runtime import set_up
+from flatout.engine.checkpoints.checkpoint_folder import read_manifest, step_folders
+from flatout.engine.launch.launch import run_job
+from flatout.engine.launch.supervisor import HangError
+from flatout.engine.machine.environment import Ranks
+from flatout.engine.machine.runtime import set_up
+from flatout.engine.machine.signals import Interrupted
+from flatout.engine.machine.watchdog import Beat, overdue
+from flatout.engine.train.keeping.oom import OutOfMemory, is_out_of_memory, shrink
+from flatout.engine.train.recording.health import NonFiniteError
+from flatout.engine.train.setup.assemble import assemble
+from flatout.engine.train.setup.job import TrainJob
 from tests.engine.runs import curve, make_job
+from tests.tools.drill import Drill
+from tests.tools.victim import Victim
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -47,7 +47,7 @@ def rank_processes() -> dict[int, psutil.Process]:
     found = {}
     for process in psutil.Process().children(recursive=True):
         try:
-            if "flatout.engine.jobs.rank" in process.cmdline():
+            if "flatout.engine.launch.rank" in process.cmdline():
                 found[int(process.environ()["RANK"])] = process
         except (psutil.NoSuchProcess, KeyError):
             continue
@@ -154,8 +154,8 @@ def test_a_signal_stops_all_ranks_at_one_step_and_one_rank_can_go_on(
 def test_ranks_with_other_parameters_are_refused(tmp_path):
     """Two machines, one of which has another learning rate: see test_launch.py for
     machines; here the check itself, on both sides of a real group of one."""
-    from flatout.engine.jobs.distributed import differing
-    from flatout.engine.jobs.identity import identity
+    from flatout.engine.checkpoints.resume import differing
+    from flatout.engine.train.setup.identity import identity
 
     job, other = make_job(tmp_path), make_job(tmp_path, learning_rate=0.1)
     assert differing(identity(job), identity(other)) == [
@@ -178,12 +178,14 @@ def test_the_stopped_rank_comes_before_those_that_wait_for_it():
 
 def test_memory_that_runs_out_halves_the_token_budget(tmp_path, monkeypatch):
     """A limit stands in for a device that is full: 60 tokens a micro-batch."""
-    from flatout.engine.step import Stepper
+    from flatout.engine.train.step import Stepper
 
     real, refused = Stepper.__call__, []
 
     def limited(self, batch):
-        largest = max(micro.input_ids.numel() for micro in batch.micro_batches)
+        largest = max(
+            micro.inputs["input_ids"].numel() for micro in batch.micro_batches
+        )
         if largest > 60:
             refused.append(largest)
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
@@ -232,7 +234,7 @@ def test_graphs_are_given_up_before_the_budget(tmp_path, caplog):
 
 
 def test_other_errors_are_no_shortage_of_memory(tmp_path, monkeypatch):
-    from flatout.engine.step import Stepper
+    from flatout.engine.train.step import Stepper
 
     def broken(self, batch):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
@@ -243,7 +245,7 @@ def test_other_errors_are_no_shortage_of_memory(tmp_path, monkeypatch):
 
 
 def test_short_drill(tmp_path):
-    """Ten faults at random moments; 50 by hand: python -m flatout.benchmarks.drill."""
+    """Ten faults at random moments; 50 by hand: python -m tests.tools.drill."""
     drill = Drill(tmp_path, Victim(max_steps=80), seed=3, preloaded=True)
     drill.run(10)
     assert sum(drill.faults.values()) == 10

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from flatout.engine.guard import (
+from flatout.engine.guard.causes import differences
+from flatout.engine.guard.comparison import (
     RATE,
     TrackedRun,
     choose_baseline,
@@ -12,8 +15,7 @@ from flatout.engine.guard import (
     typical_rate,
     work_key,
 )
-from flatout.engine.guard_causes import differences
-from flatout.engine.settings import GuardSettings, parse_settings
+from flatout.engine.parameters import GuardSettings, parse_settings
 
 FAST = {
     "precision": "bf16",
@@ -28,7 +30,7 @@ FAST = {
 PARAMS = {
     "runtime.precision": "auto",
     "runtime.tf32": "True",
-    "train.strategy": "auto",
+    "train.batching": "auto",
     "train.synchronize_every_step": "False",
     "train.log_every": "20",
     "train.max_steps": "None",
@@ -69,11 +71,13 @@ def test_the_healthy_band(rate, state):
 
 
 def test_step_time_is_reported_beside_the_rate():
-    verdict = judged([50.0] * 5, run(step_ms_p50=10.0), step_ms_p50=20.0)
+    mean = {"samples_per_s": 40.0}
+    verdict = judged([50.0] * 5, run(step_ms_p50=10.0), step_ms_p50=20.0, **mean)
     assert verdict.step_pct == 200
     assert verdict.text.startswith(
-        "guard: 50 samples/s, 50 % of the baseline's 100 (run name-r0, r0); a step "
-        "takes 200 % of its time. Healthy is 80 to 120 %. Nothing that is recorded"
+        "guard: 50 samples/s in the median window (mean 40), 50 % of the baseline's "
+        "100 (run name-r0, r0); a step takes 200 % of its time. Healthy is 80 to 120 %"
+        ". Nothing that is recorded"
     )
 
 
@@ -143,7 +147,7 @@ def test_what_differs_comes_likeliest_first():
         (d.name, d.then, d.now, round(d.factor, 2)) for d in verdict.differences
     ] == [
         ("runtime.precision", "bf16", "fp32", 4.0),
-        ("train.strategy", "packed", "fixed", 3.33),
+        ("train.batching", "packed", "fixed", 3.33),
         ("train.cuda_graphs", "True", "False", 2.9),
         ("runtime.attention", "flatout_rows", "eager", 2.2),
         ("train.synchronize_every_step", "False", "True", 2.0),
@@ -156,6 +160,13 @@ def test_what_differs_comes_likeliest_first():
         "runtime.precision: bf16 -> fp32 (up to 4.0 times slower: no fast matrix units)"
     )
     assert shown[6] == "  and 3 more, in guard.json"
+
+
+def test_an_earlier_runs_names_of_parameters_are_todays():
+    earlier = run()
+    params = {**earlier.params, "train.strategy": "auto"}
+    del params["train.batching"]
+    assert differences(replace(earlier, params=params), run()) == []
 
 
 def test_on_a_cpu_what_only_a_gpu_has_is_blamed_last():
@@ -249,7 +260,7 @@ def test_the_same_work_in_another_way_has_the_same_key():
 
     other_way = key(
         runtime={"precision": "fp32", "attention": "eager", "threads": 1},
-        train={"strategy": "fixed", "epochs": 9, "loader": {"num_workers": 0}},
+        train={"batching": "fixed", "epochs": 9, "loader": {"num_workers": 0}},
     )
     assert other_way == key()
     others = {

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from flatout.engine.environment import child_environment
+from flatout.engine.machine.environment import child_environment
 from tests.conftest import PROJECT
 
 needs_triton = pytest.mark.skipif(

@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import gc
+import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
 import pytest
 import torch
 
-from flatout.engine.assemble import assemble
-from flatout.engine.bench import measure, memory_probe, probes, profile, turns, windows
-from flatout.engine.bench.blocks import BlockRows, representative_block
-from flatout.engine.bench.driver import Driver
-from flatout.engine.bench.phases import PHASES, PhaseClock, phased_step
-from flatout.engine.bench.trial_spec import Measure, with_changes
-from flatout.engine.bench.utilisation import GpuSampler
-from flatout.engine.runtime import set_up
-from flatout.engine.timing import Window
+from flatout.engine.benchmark.measuring import (
+    interleaved,
+    measure,
+    memory_probe,
+    probes,
+    windows,
+)
+from flatout.engine.benchmark.measuring.driver import (
+    BlockRows,
+    Driver,
+    representative_block,
+)
+from flatout.engine.benchmark.measuring.phases import PHASES, GpuSampler, PhaseClock
+from flatout.engine.benchmark.peers import clock as peer_clock
+from flatout.engine.benchmark.trials.trial_spec import Measure, with_changes
+from flatout.engine.machine.runtime import set_up
+from flatout.engine.train.recording.recorder import Recorder
+from flatout.engine.train.recording.timing import CompileClock, Window
+from flatout.engine.train.setup.assemble import assemble
+from flatout.engine.train.step import Stepper
 from tests.engine.benches import job_files, settings, spec
 from tests.engine.families import step_rows, token_rows
 
@@ -34,13 +48,30 @@ def trainer_of(job, **changes):
     return assemble(replace(job, settings=changed), set_up(changed.runtime))
 
 
-def test_a_training_measured_end_to_end(job, tmp_path):
+STEP_S = 0.05
+
+
+def test_a_training_measured_end_to_end(job, tmp_path, monkeypatch):
+    """8 samples in a step that sleeps: the rate cannot be higher, and where a step
+    hardly does anything else it is not much lower."""
+
+    def slow_step(stepper, batch):
+        time.sleep(STEP_S)
+        samples.append(batch.num_samples)
+        return step(stepper, batch)
+
+    samples, step = [], Stepper.__call__
+    monkeypatch.setattr(Stepper, "__call__", slow_step)
     asked = spec("end_to_end")
     figures = measure.end_to_end(asked, job, tmp_path)
-    assert len(figures["window_samples_per_s"]) == asked.measure.repeats
-    assert figures["samples_per_s"] in figures["window_samples_per_s"]
+    assert set(samples) == {8}
+    rates = figures["window_samples_per_s"]
+    taken = len(rates)
+    assert asked.measure.repeats <= taken <= 2 * asked.measure.repeats + 1
+    assert all(0.2 * 8 / STEP_S < rate <= 8 / STEP_S for rate in rates)
+    assert figures["samples_per_s"] == sorted(rates)[(taken - 1) // 2]
     assert figures["total_ms"] == pytest.approx(8000 / figures["samples_per_s"])
-    assert figures["total_ms_p90"] > 0
+    assert figures["total_ms"] >= 1000 * STEP_S
     assert all(figures[f"{phase}_ms"] > 0 for phase in PHASES)
     assert figures["io_ms"] > 0
     assert figures["block_steps"] == 3
@@ -57,14 +88,12 @@ def test_compute_alone_never_waits(job, tmp_path):
 def test_the_phases_make_the_step_that_training_makes(job):
     weights = []
     for phased in (False, True):
-        trainer = trainer_of(job, **{"train.strategy": "grouped"})
+        trainer = trainer_of(job, **{"train.batching": "grouped"})
         trainer.model.eval()  # no dropout: the two shall agree
         clock = PhaseClock(trainer.runtime.device)
         for index in range(3):
             batch = trainer.data[index]
-            if phased:
-                phased_step(trainer.stepper, batch, clock)
-            else:
+            with clock.on(trainer.stepper) if phased else nullcontext():
                 trainer.stepper(batch)
         weights.append(torch.cat([p.flatten() for p in trainer.model.parameters()]))
     torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0)
@@ -98,36 +127,104 @@ def window(wall_s: float, clean: bool = True) -> Window:
     return Window(2, 16, 100, 100, 1000, 16, wall_s, 0.0, [1.0], clean)
 
 
-def test_disturbed_windows_are_left_out():
-    found = [window(2.0), window(1.0), window(0.5, clean=False), window(1.04)]
-    chosen = windows.fastest_windows(found, 2)
-    assert [w.wall_s for w in chosen] == [1.0, 1.04]
-    assert windows.spread_pct(chosen) == pytest.approx(3.92, abs=0.01)
-    only_unclean = [window(0.5, clean=False)]
-    assert windows.fastest_windows(only_unclean, 2) == only_unclean
+WALLS = {
+    "steady": [1.0, 1.02, 1.01, 9.0],
+    "noisy": [1.0, 1.4, 1.2, 0.9, 1.3, 1.1, 1.5, 9.0],
+    "compilations": [1.0, None, None, 1.01, 1.02, 9.0],
+    "nothing else": [None] * 7 + [9.0],
+}
+"""Seconds of one window after the other; None: 0.5 s, with a compilation in them."""
+
+
+@pytest.mark.parametrize(
+    ("walls", "taken", "count", "median_s"),
+    [
+        (WALLS["steady"], 3, 3, 1.01),
+        (WALLS["noisy"], 7, 7, 1.2),
+        (WALLS["compilations"], 5, 3, 1.01),
+        (WALLS["nothing else"], 7, 7, 0.5),
+    ],
+    ids=WALLS,
+)
+def test_one_rule_for_flatout_and_the_trainer(
+    walls, taken, count, median_s, monkeypatch
+):
+    """The same windows give the same rate, whoever took them."""
+    own = Scripted(walls)
+    ours = own.windows()
+    assert len(walls) - len(own.walls) == taken
+    figures = clocked(walls, monkeypatch)
+    theirs = figures["window_samples_per_s"]
+    assert theirs == pytest.approx([windows.rate(window) for window in ours])
+    assert len(theirs) == count
+    assert figures["samples_per_s"] == pytest.approx(16 / median_s)
+    assert windows.rate(windows.middle(ours)) == pytest.approx(16 / median_s)
+    assert figures["steps"] == 1 + taken
+
+
+class Scripted(windows.Warm):
+    """Windows whose times are known."""
+
+    def __init__(self, walls):
+        self.walls, self.measure = list(walls), Measure(repeats=3)
+
+    _runtime = set_up(settings().runtime)
+
+    def time_step(self):
+        return 1.0
+
+    def shorten(self, steps):
+        pass
+
+    def window(self):
+        wall_s = self.walls.pop(0)
+        return window(wall_s or 0.5, clean=wall_s is not None)
+
+
+def clocked(walls, monkeypatch):
+    """A contender's figures whose windows are a step of 16 samples each."""
+    now = SimpleNamespace(s=0.0)
+    clock_time = SimpleNamespace(perf_counter=lambda: now.s)
+    monkeypatch.setattr(peer_clock, "time", clock_time)
+    compiles = CompileClock()
+    monkeypatch.setattr(peer_clock, "compile_clock", compiles)
+    rules = {"evaluations": 0, "warmup_steps": 1, "window_steps": 1, "repeats": 3}
+    runtime = set_up(settings().runtime)
+    clock = peer_clock.PeerClock(runtime, 1 + len(walls), None, **rules)
+    clock.start()
+    for wall_s in [7.0, *walls]:
+        now.s += wall_s or 0.5
+        if wall_s is None:
+            compiles.add(0.1)
+        if clock.step_done(16):
+            break
+    return clock.figures()
 
 
 def test_one_turn_of_many_does_not_make_them_unsteady():
     times = [1.0, 0.05, 0.97, 1.0, 0.99, 0.91, 0.95]
-    assert turns.middle_half_pct(times) == pytest.approx(100 * 0.065 / 0.97)
-    assert turns.middle_half_pct([2.0]) == 0.0
+    assert interleaved.middle_half_pct(times) == pytest.approx(100 * 0.065 / 0.97)
+    assert interleaved.middle_half_pct([2.0]) == 0.0
 
 
 @dataclass
 class Told:
-    """A neighbour whose windows are written down; None: of one that compiled."""
+    """A baseline whose windows are written down; None: of one that compiled."""
 
     rates: list[float | None]
     calls: list[str] = field(default_factory=list)
 
-    def ask(self, what, **more):
-        self.calls.append(" ".join(["below", what, *map(str, more.values())]))
-        if what == "time":
-            return {"step_s": 0.5}
-        if what == "window":
+    def answer(self):
+        self.calls.append("below warm")
+
+    def ask(self, method, *arguments):
+        self.calls.append(" ".join(["below", method, *map(str, arguments)]))
+        if method == "time_step":
+            return 0.5
+        if method == "rested_window":
             rate = self.rates.pop(0)
-            return {"samples_per_s": rate or 1.0, "clean": rate is not None}
-        return {}
+            return window(16 / (rate or 1.0), clean=rate is not None)
+        return None
 
 
 TWICE = Measure(repeats=2, max_window_s=2.5)
@@ -158,13 +255,13 @@ class Counted:
         return window(1.0)
 
 
-def turns_of(rates):
-    neighbour = Told([*rates, 1.0])
+def pairs_of(rates):
+    baseline = Told([*rates, 1.0])
     sampler = GpuSampler(set_up(settings().runtime), counts=False)
-    found = turns.in_turn(Counted(neighbour.calls, sampler), neighbour, sampler)
-    assert neighbour.rates == [1.0]
+    found = interleaved.interleave(Counted(baseline.calls, sampler), baseline, sampler)
+    assert baseline.rates == [1.0]
     assert not sampler.counts
-    return found, neighbour.calls
+    return found, baseline.calls
 
 
 @pytest.mark.parametrize(
@@ -176,14 +273,14 @@ def turns_of(rates):
     ],
 )
 def test_turns_are_taken_until_their_ratios_are_together(rates, times):
-    assert [turn.times for turn in turns_of(rates)[0]] == times
+    assert [pair.ratio for pair in pairs_of(rates)[0]] == times
 
 
 def test_both_go_over_the_rows_that_the_slower_one_has_time_for():
-    _, calls = turns_of([8.0, 8.0])
-    before, mine = ["below warm", "time", "below time"], ["lead in", "window"]
-    same = ["shorten 5", "below shorten 5"]
-    assert calls == [*before, *same, *mine, *["below window"] * 2, *mine]
+    _, calls = pairs_of([8.0, 8.0])
+    before = ["below warm", "time", "below time_step"]
+    same, mine = ["shorten 5", "below shorten 5"], ["lead in", "window"]
+    assert calls == [*before, *same, *mine, *["below rested_window"] * 2, *mine]
 
 
 def test_what_was_loaded_in_a_rest_is_thrown_away(job):
@@ -261,7 +358,7 @@ def test_no_memory_for_a_single_row(job, tmp_path):
 
 @pytest.mark.parametrize("strategy", ["packed", "grouped", "fixed"])
 def test_an_attempt_is_one_full_micro_batch(job, strategy):
-    trainer = trainer_of(job, **{"train.strategy": strategy})
+    trainer = trainer_of(job, **{"train.batching": strategy})
     meter = memory_probe.MemoryMeter(trainer.runtime, 0.1)
     attempts = memory_probe.Attempts(trainer, meter)
     planner = replace(trainer.data.planner, token_budget=120)
@@ -280,8 +377,22 @@ def test_the_device_and_its_peak(job, tmp_path, monkeypatch):
 
 
 def test_a_profile_leaves_a_trace_and_a_table(job, tmp_path):
-    figures = profile.profile(spec("profile"), job, tmp_path)
+    figures = probes.profile(spec("profile"), job, tmp_path)
     assert set(figures["files"]) == {"trace", "operators"}
     assert "aten::addmm" in (tmp_path / "operators.txt").read_text()
     assert (tmp_path / "trace.json.gz").stat().st_size > 0
     assert "perfetto" in figures["files"]["trace"]["view"]
+
+
+def test_slow_habits_are_taken_with_the_steps(job):
+    """A line a step with its loss; without the setting nothing is kept."""
+    slow = {"train.synchronize_every_step": True, "train.history": "dataframe"}
+    driver = Driver(trainer_of(job, **slow))
+    losses = []
+    for step in range(3):
+        driver.step(driver.trainer.data[step], 0.0)
+        losses.append(float(driver.trainer.stepper.sums.last_loss))
+    table = driver.recorder.table
+    assert table["step"].tolist() == [0, 1, 2]
+    assert table["loss"].tolist() == losses
+    assert type(Driver(trainer_of(job)).recorder) is Recorder

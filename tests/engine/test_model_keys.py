@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.engine.building import ModelError, build
-from flatout.engine.doctor.model import checkpoint
-from flatout.engine.model_keys import check_model_keys, model_key_faults
-from flatout.engine.settings import ModelSettings, Settings, SettingsError
+from flatout.engine.diagnosis.model import checkpoint
+from flatout.engine.models.building import ModelError, build
+from flatout.engine.models.model_keys import check_model_keys, model_key_faults
+from flatout.engine.parameters import ModelSettings, Settings, SettingsError
 from flatout.engine.sweep.samplers import check_sweep
+from flatout.engine.tasks import make_task
 from tests.engine.families import CONFIGS, VOCABULARY
 
 HEAD = (
@@ -74,9 +75,15 @@ def test_a_misspelt_type_is_refused_with_the_nearest():
 def test_sizes_that_no_model_has_are_refused(size, reason):
     settings = ModelSettings(config={"model_type": "bert", **size})
     with pytest.raises(ModelError) as caught:
-        build(settings, replace(VOCABULARY, size=100), ["a", "b"], 24, "eager")
+        build(
+            settings,
+            make_task(settings, "ab"),
+            replace(VOCABULARY, size=100),
+            24,
+            "eager",
+        )
     assert str(caught.value) == (
-        "model.config: no AutoModelForSequenceClassification can be built from "
+        "model.config: no model for task sequence-classification can be built from "
         f"{settings.config}: {reason}"
     )
 
@@ -108,7 +115,7 @@ def test_overrides_are_held_against_the_checkpoint(tmp_path):
     )
     assert refused(settings) == HEAD + fault
     with pytest.raises(ModelError) as caught:  # one that came from the Hub just now
-        build(settings, VOCABULARY, ["a"], 8, "sdpa")
+        build(settings, make_task(settings, "a"), VOCABULARY, 8, "sdpa")
     assert str(caught.value) == fault
 
 

@@ -1,24 +1,49 @@
 """Packed equals padded, and both equal the model as transformers runs it."""
 
 import logging
+from dataclasses import replace
+from itertools import product
 
+import numpy as np
 import pytest
 import torch
 
-from flatout.engine.attention import PACKED
-from flatout.engine.heads import DECODERS
-from flatout.engine.row_by_row import Rule, row_by_row
-from tests.engine.families import CONFIGS, gradient, step_rows, task_model
+from flatout.engine.ops.attention import PACKED
+from flatout.engine.ops.row_by_row import Rule, row_by_row
+from tests.engine.families import (
+    CONFIGS,
+    DECODERS,
+    RECURRENT,
+    gradient,
+    joined_rows,
+    plain_gradient,
+    rows_of,
+    short_rows,
+    step_rows,
+    task_model,
+    token_rows,
+)
 
 ENCODER_CASES = [
     (family, task)
     for family in sorted(set(CONFIGS) - DECODERS)
-    for task in ("sequence-classification", "regression", "masked-lm")
+    for task in (
+        "sequence-classification",
+        "multi-label-classification",
+        "token-classification",
+        "regression",
+        "masked-lm",
+    )
 ]
 DECODER_CASES = [
     (family, task)
     for family in sorted(DECODERS)
-    for task in ("sequence-classification", "causal-lm")
+    for task in (
+        "sequence-classification",
+        "multi-label-classification",
+        "token-classification",
+        "causal-lm",
+    )
 ]
 
 
@@ -36,6 +61,83 @@ def test_packed_and_padded_give_the_same_loss_and_gradient(family, task):
 
 
 @pytest.mark.parametrize(("family", "task"), ENCODER_CASES + DECODER_CASES)
+def test_short_rows_of_every_strategy_equal_plain_transformers(family, task):
+    """Rows of one and two tokens among others, on one rank and on two."""
+    rows = short_rows(task)
+    data = step_rows(family, task, "random", rows=rows)
+    expected = plain_gradient(family, task, data)
+    check_every_strategy(family, task, rows, expected)
+
+
+def check_every_strategy(family, task, rows, expected, packs=True):
+    padded, packed = (task_model(family, task, name) for name in ("sdpa", PACKED))
+    strategies = ("fixed", "random", "grouped", *(("packed",) if packs else ()))
+    for strategy, ranks in product(strategies, (1, 2)):
+        own = {"rows": rows, "token_budget": 48, "world_size": ranks}
+        batches = [
+            step_rows(family, task, strategy, rank=rank, **own)[0]
+            for rank in range(ranks)
+        ]
+        model = packed if strategy == "packed" else padded
+        loss, found = gradient(model, batches)
+        assert loss == pytest.approx(expected[0], rel=1e-5)
+        torch.testing.assert_close(found, expected[1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_padding_reaches_no_state_of_a_recurrent_model(family):
+    """Each row alone, without padding, against every strategy, on one rank and two."""
+    rows = short_rows("causal-lm")
+    alone = step_rows(family, "causal-lm", "random", rows=rows)
+    expected = plain_gradient(family, "causal-lm", alone)
+    assert expected[1].norm() > 0
+    check_every_strategy(family, "causal-lm", rows, expected, packs=False)
+
+
+LANGUAGE_CASES = [(f, t) for f, t in ENCODER_CASES + DECODER_CASES if t.endswith("lm")]
+
+
+@pytest.mark.parametrize(("family", "task"), LANGUAGE_CASES)
+def test_joined_documents_equal_plain_transformers_on_each_alone(family, task):
+    """Documents of 1 to 24 tokens in blocks of 20, whose ends cut some in two."""
+    documents = short_rows(task)
+    rows = joined_rows(documents, 20)
+    assert len(rows) == 4
+    ids = np.concatenate(documents.views(np.arange(len(documents))))
+    cuts = sorted({*np.cumsum(documents.all_lengths).tolist(), 20, 40, 60})
+    parts = rows_of(task, [part.tolist() for part in np.split(ids, cuts[:-1])])
+    alone = step_rows(family, task, "random", rows=parts)
+    if task == "masked-lm":  # masks belong to a block and a place in it
+        alone = replace(alone, rows=rows.sequences(np.arange(4))[0])
+        assert len(alone.rows) == len(parts)
+    check_every_strategy(family, task, rows, plain_gradient(family, task, alone))
+
+
+def test_positions_do_not_depend_on_random_pieces_or_padding_inside_a_text():
+    """RoBERTa counts them from the ids that are not padding's, where none are given."""
+    padded, packed = (
+        task_model("roberta", "masked-lm", name) for name in ("sdpa", PACKED)
+    )
+    texts = token_rows("masked-lm", 60)
+    inside = rows_of("masked-lm", [[1, 7, 0, 8, 9, 2], [1, 0, 6, 0, 11, 2]])
+    for rows, steps in ((texts, 40), (inside, 1)):
+        one, other = (
+            step_rows("roberta", "masked-lm", strategy, rows=rows)
+            for strategy in ("grouped", "packed")
+        )
+        for step in range(steps):
+            (loss, expected) = gradient(padded, [one[step]])
+            (same, found) = gradient(packed, [other[step]])
+            assert same == pytest.approx(loss, rel=1e-5)
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+RECURRENT_CASES = [(family, "causal-lm") for family in RECURRENT]
+
+
+@pytest.mark.parametrize(
+    ("family", "task"), ENCODER_CASES + DECODER_CASES + RECURRENT_CASES
+)
 def test_heads_and_narrowing_equal_the_whole_model(family, task):
     batch = step_rows(family, task, "random")[1]
     ours = task_model(family, task, "sdpa")

@@ -13,20 +13,28 @@ import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, pipeline
 
-from flatout.engine.building import ModelError, Vocabulary, build, load_pretrained
-from flatout.engine.collation import Collator
+from flatout.engine.batches.collation import Collator
 from flatout.engine.data.raw_texts import RawTextsError
-from flatout.engine.data.text_files import TextFiles
-from flatout.engine.predict import predict
-from flatout.engine.predictor import made_ahead
-from flatout.engine.settings import (
+from flatout.engine.data.readers.text_files import TextFiles
+from flatout.engine.families import usable_positions
+from flatout.engine.models.building import (
+    ModelError,
+    Vocabulary,
+    build,
+    load_pretrained,
+)
+from flatout.engine.parameters import (
     ModelSettings,
     SettingsError,
     TokenizeSettings,
     parse_settings,
 )
+from flatout.engine.predict.predicting import predict
+from flatout.engine.predict.predictor import made_ahead
+from flatout.engine.tasks import make_task
 from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
 from tests.engine.families import CONFIGS, LABEL_NAMES
+from tests.engine.remote_code import write_model
 
 MAX_LENGTH = 24
 WORDS = "stock price falls after weak report while team wins a late match".split()
@@ -46,6 +54,7 @@ def tokenizer_folder(tmp_path_factory):
         Dataset.from_dict({"text": texts(50)}),
         ModelSettings(config={"model_type": "bert"}),
         TokenizeSettings(vocab_size=100),
+        usable_positions,
     )
     recipe.build()[0].save_pretrained(folder)
     return folder
@@ -66,7 +75,9 @@ def saved(tokenizer_folder, tmp_path_factory):
             names = LABEL_NAMES if task == "sequence-classification" else []
             torch.manual_seed(0)
             vocabulary = Vocabulary.of(tokenizer)
-            model = build(settings, vocabulary, names, MAX_LENGTH, "sdpa")
+            model = build(
+                settings, make_task(settings, names), vocabulary, MAX_LENGTH, "sdpa"
+            )
             for weight in model.parameters():  # answers that differ from row to row
                 weight.data *= 15 if weight.dim() > 1 else 1
             model.save_pretrained(folder)
@@ -77,15 +88,17 @@ def saved(tokenizer_folder, tmp_path_factory):
     return folder_of
 
 
-def recipe(folder, rows, precision="fp32", **options):
+def recipe(folder, rows, precision="fp32", split=(), model=None, **options):
     settings = parse_settings(
         {
             "runtime": {"precision": precision, "tf32": False, "threads": 1},
             "tokenize": {"max_length": MAX_LENGTH},
+            "split": dict(split),
             "predict": options,
         }
     )
-    return predict(load_pretrained(folder), TokenizerFile(folder), rows, settings)
+    model = model or load_pretrained(folder)
+    return predict(model, TokenizerFile(folder), rows, settings)
 
 
 def predicted(folder, rows, **options) -> pd.DataFrame:
@@ -110,7 +123,9 @@ def plain_logits(folder, *columns: list[str]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("strategy", ["grouped", "packed"])
-@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert", "qwen3"])
+@pytest.mark.parametrize(
+    "family", ["bert", "roberta", "modernbert", "modernbert-mean", "qwen3"]
+)
 def test_predictions_are_those_of_plain_transformers(saved, family, strategy):
     folder, rows = saved(family), texts(40)
     frame = predicted(
@@ -128,6 +143,22 @@ def test_predictions_are_those_of_plain_transformers(saved, family, strategy):
     assert frame["reason"].isna().all()
 
 
+def test_a_model_of_its_own_code_predicts(tokenizer_folder, tmp_path):
+    folder, rows = write_model(tmp_path / "own"), texts(20)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    tokenizer.save_pretrained(folder)
+    model = load_pretrained(folder, trust_remote_code=True).eval()
+    cut = {"truncation": True, "max_length": MAX_LENGTH, "return_tensors": "pt"}
+    inputs = [tokenizer(text, **cut) for text in rows]
+    with torch.no_grad():
+        logits = [model(i.input_ids, i.attention_mask).logits for i in inputs]
+    made = recipe(folder, pd.DataFrame({"text": rows}), model=model)
+    frame = pa.Table.from_batches(made.batches(), made.schema).to_pandas()
+    expected = torch.cat(logits).softmax(-1).max(-1)
+    assert frame["score"].to_numpy() == pytest.approx(expected.values.numpy(), abs=1e-5)
+    assert frame["label"].tolist() == [f"LABEL_{i}" for i in expected.indices.tolist()]
+
+
 @pytest.mark.parametrize(("strategy", "multiple"), [("grouped", 8), ("packed", 64)])
 def test_in_bf16_lengths_and_totals_are_rounded_up(
     saved, monkeypatch, strategy, multiple
@@ -137,7 +168,7 @@ def test_in_bf16_lengths_and_totals_are_rounded_up(
 
     def watched(*arguments, **named):
         batch = collate(*arguments, **named)
-        lengths.append(batch.input_ids.shape[1])
+        lengths.append(batch.inputs["input_ids"].shape[1])
         return batch
 
     monkeypatch.setattr(Collator, "collate", watched)
@@ -149,6 +180,37 @@ def test_in_bf16_lengths_and_totals_are_rounded_up(
     rounded = predicted(folder, rows, precision="bf16", **asked)
     assert lengths and not any(length % multiple for length in lengths)
     assert 0 < np.abs(rounded["score"] - exact["score"]).max() < 0.1
+
+
+@pytest.mark.parametrize(
+    ("split", "columns", "taken"),
+    [
+        ({"text_column": "review"}, ["review", "text"], "'review' (split.text_column)"),
+        ({"text_column": "review"}, ["note", "text"], "'text' (as split writes it)"),
+        ({}, ["review", "text"], "'text' (split.text_column)"),
+    ],
+)
+def test_the_column_of_training_is_taken(saved, caplog, split, columns, taken):
+    caplog.set_level("INFO")
+    rows = pd.DataFrame({columns[0]: texts(8)[::-1], columns[1]: texts(8)})
+    frame = predicted(saved(), rows, split=split)
+    column = taken.split("'")[1]
+    assert f"predict_texts: column {taken}" in caplog.messages
+    assert frame["text"].tolist() == rows[column].tolist()
+    expected = predicted(saved(), pd.DataFrame({"text": rows[column]}))
+    assert frame["score"].tolist() == expected["score"].tolist()
+    without = predicted(saved(), rows, split=split, keep_text=False)
+    assert without.equals(frame.drop(columns="text"))
+
+
+def test_the_second_column_of_training_is_taken(saved):
+    rows = pd.DataFrame({"text": texts(8), "text_pair": texts(8)[::-1]})
+    split = {"text_column": "question", "text_pair_column": "passage"}
+    found = predicted(saved(), rows, split=split)
+    logits = torch.from_numpy(plain_logits(saved(), rows["text"], rows["text_pair"]))
+    expected = logits.softmax(-1).max(-1).values.numpy()
+    assert np.abs(found["score"] - expected).max() < 1e-5
+    assert found["text_pair"].tolist() == rows["text_pair"].tolist()
 
 
 def test_windows_do_not_change_predictions(saved):
@@ -166,7 +228,7 @@ def test_windows_do_not_change_predictions(saved):
 def test_a_regression_gives_values(saved):
     folder, rows = saved("bert", "regression"), texts(12)
     frame = predicted(folder, Dataset.from_dict({"text": rows}))
-    assert list(frame.columns) == ["source", "row", "value", "reason"]
+    assert list(frame.columns) == ["source", "row", "text", "value", "reason"]
     assert np.abs(frame["value"] - plain_logits(folder, rows)[:, 0]).max() < 1e-5
     ask = pipeline("text-classification", str(folder))  # as MLflow's pyfunc does
     scores = [row["score"] for row in ask(rows, truncation=True, max_length=MAX_LENGTH)]
@@ -251,8 +313,9 @@ def test_a_model_of_another_task_is_refused(saved):
         recipe(saved("bert", "masked-lm"), rows)
     model = load_pretrained(saved())
     model.config.problem_type = "multi_label_classification"
-    with pytest.raises(ModelError, match="gives several labels to a row"):
-        predict(model, TokenizerFile(saved()), rows, parse_settings({}))
+    del model.config.flatout_task  # as a checkpoint of somebody else
+    made = predict(model, TokenizerFile(saved()), rows, parse_settings({}))
+    assert made.predictor.task.settings.task == "multi-label-classification"
 
 
 def test_a_tokenizer_of_another_model_is_refused(saved):

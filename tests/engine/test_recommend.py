@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import yaml
 
-from flatout.benchmarks.tuned import parameters_text
-from flatout.engine.bench.contests import seconds_to, target_loss
-from flatout.engine.bench.recommend import (
+from flatout.engine.benchmark.contests import seconds_to, target_loss
+from flatout.engine.benchmark.recommend import (
     mismatches,
     pick,
     provenance,
@@ -17,8 +14,9 @@ from flatout.engine.bench.recommend import (
     time_to_train,
     tuned_parameters,
 )
-from flatout.engine.bench.trial_spec import TrialResult, with_changes
-from flatout.engine.settings import parse_settings
+from flatout.engine.benchmark.trials.trial_spec import TrialResult, with_changes
+from flatout.engine.parameters import parse_settings
+from flatout.reports.tuned import parameters_text
 from tests.engine.benches import settings, spec
 
 
@@ -58,9 +56,15 @@ def test_learning_rate_rules(rule, rate):
 def test_hours_for_the_data_and_for_more_of_it():
     before, after = trial("001", 10.0, 1.0), trial("002", 50.0, 1.0)
     times = time_to_train(36_000, 2.0, before, after, deadline_hours=72.0)
-    assert [entry.rows for entry in times] == [36_000, 100_000, 1_000_000, 10_000_000]
-    assert (times[0].hours_before, times[0].hours_after) == (2.0, pytest.approx(0.4))
-    assert [entry.in_time for entry in times] == [True, True, True, False]
+    assert [entry["rows"] for entry in times] == [
+        36_000,
+        100_000,
+        1_000_000,
+        10_000_000,
+    ]
+    assert times[0]["hours_before"] == 2.0
+    assert times[0]["hours_after"] == pytest.approx(0.4)
+    assert [entry["in_time"] for entry in times] == [True, True, True, False]
 
 
 def test_tuned_parameters_are_parameters_that_train_the_same():
@@ -86,7 +90,7 @@ def test_tuned_parameters_are_parameters_that_train_the_same():
         "train": {**whole["train"], **tuned["train"]},
     }
     parsed = parse_settings(merged).train
-    assert (parsed.strategy, parsed.token_budget) == ("packed", 512)
+    assert (parsed.batching, parsed.token_budget) == ("packed", 512)
     assert parsed.loader.num_workers == 1
     assert parsed.global_batch_size == base.train.global_batch_size
 
@@ -100,22 +104,17 @@ def test_a_larger_global_batch_comes_with_its_learning_rate():
 
 def test_what_differs_between_the_measured_machine_and_this_one():
     here = provenance(settings(), "H200", 1, "abc")
-    stored = here.as_dict()
-    assert mismatches(stored, here) == []
-    there = replace(
-        here,
-        device="A100",
-        token_key="old",
-        versions={**here.versions, "torch": "2.0"},
-    )
-    assert mismatches(there.as_dict(), here) == [
+    assert mismatches(here, here) == []
+    versions = {**here["versions"], "torch": "2.0"}
+    there = {**here, "device": "A100", "token_key": "old", "versions": versions}
+    assert mismatches(there, here) == [
         "device A100, here H200",
         "data old, here abc",
-        f"torch 2.0, here {here.versions['torch']}",
+        f"torch 2.0, here {here['versions']['torch']}",
     ]
 
 
-def summary(chosen: TrialResult, changes: bool) -> dict:
+def summary(chosen: TrialResult, changes: bool, gained: bool = True) -> dict:
     source = provenance(settings(), "H200", 1, "abc", chosen, 25.0)
     return {
         "mode": "tune",
@@ -124,7 +123,8 @@ def summary(chosen: TrialResult, changes: bool) -> dict:
         "verdict": {"bound": "compute"},
         "tuned": {
             "parameters": tuned_parameters(settings(), chosen),
-            "provenance": source.as_dict(),
+            "provenance": source,
+            "gained": gained,
             "changes_optimisation": changes,
         },
     }
@@ -145,6 +145,14 @@ def test_the_tuned_file_says_where_it_comes_from():
     assert content["train"]["token_budget"] == 512
     assert content["tuned"]["token_key"] == "abc"
     assert parameters_text({"tuned": None}) == ""
+
+
+@pytest.mark.parametrize("gained", [True, False])
+def test_the_tuned_file_says_whether_to_train_with_it(gained):
+    chosen = trial("001", 50.0, 1.0)
+    text = parameters_text(summary(chosen, changes=False, gained=gained))
+    assert ("# Train with it" in text) == gained
+    assert ("# No faster than the configured settings" in text) != gained
 
 
 def test_a_change_of_the_optimisation_is_marked():

@@ -3,31 +3,49 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import random
+import shutil
 import signal
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 import torch
 
-from flatout.engine.garbage import collect_rarely
-from flatout.engine.jobs.checkpoint_folder import (
+from flatout.engine.checkpoints.checkpoint_folder import (
     CheckpointError,
+    Manifest,
     file_hash,
     finish,
     is_interrupted,
+    logged_as,
+    note_logged,
     read_manifest,
     step_folders,
+    was_trained_now,
 )
-from flatout.engine.jobs.launch import collect, run_job
-from flatout.engine.jobs.signals import Interrupted
-from flatout.engine.recorder import MetricsFile
-from flatout.engine.settings import SettingsError
-from flatout.engine.warm_up import warm_up
-from tests.engine.runs import Crash, crash, curve, make_job, points, when_logged
+from flatout.engine.launch.launch import collect, run_job
+from flatout.engine.launch.results import take_over, write_result
+from flatout.engine.machine.environment import Ranks
+from flatout.engine.machine.garbage import collect_rarely
+from flatout.engine.machine.runtime import Runtime
+from flatout.engine.machine.signals import Interrupted
+from flatout.engine.parameters import SettingsError
+from flatout.engine.train.loop import train
+from flatout.engine.train.recording.metrics_file import MetricsFile
+from flatout.engine.train.step import Stepper, _LossScale
+from tests.engine.runs import (
+    NO_DROPOUT,
+    Crash,
+    crash,
+    curve,
+    make_job,
+    points,
+    when_logged,
+)
 
 EVERY_2 = {"checkpoint": {"every_steps": 2, "keep": 2}}
 
@@ -96,7 +114,7 @@ def test_settings_of_the_execution_may_change_on_the_way(tmp_path, undisturbed):
     other = make_job(
         tmp_path,
         evaluate_every=3,
-        strategy="grouped",
+        batching="grouped",
         token_budget=1000,
         loader={"num_workers": 1},
         checkpoint={"every_steps": 5, "keep": 1},
@@ -219,19 +237,13 @@ def test_rates_after_a_resume_count_the_steps_of_this_session(tmp_path):
     assert report.steps == 12
 
 
-def test_what_a_start_put_off_is_done_before_the_first_rate(tmp_path):
-    job, seen = make_job(tmp_path, log_every=1), []
+def test_a_training_collects_garbage_as_usual_and_rates_leave_the_warm_up_out(tmp_path):
     usual = gc.get_threshold()
     collect_rarely()
-    warm_up.put_off(lambda: seen.append({step for step, *_ in points(job)}))
-    history = run_job(job).history
+    history = run_job(make_job(tmp_path, log_every=1)).history
     assert gc.get_threshold() == usual
-    assert seen == [{1, 2}]  # in the third step, the last one of the warm-up
     rated = [point.step for point in history if point.samples_per_s > 0]
     assert rated == list(range(4, 13))
-    warm_up.put_off(crash)
-    warm_up.put_off(None)
-    warm_up.ends()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
@@ -262,10 +274,26 @@ def test_a_torn_last_line_of_the_metrics_file_is_cut_off(tmp_path, undisturbed):
     check(job, result, undisturbed)
 
 
+DAMAGED = (b"\0" * 40, b'{"step": 3, "metr', b'{"metrics": {"a": 1}}', b"[1]")
+
+
+def test_damaged_lines_of_the_metrics_file_are_skipped(tmp_path, undisturbed, caplog):
+    job = make_job(tmp_path, evaluate_every=3, **EVERY_2)
+    crashed(job, "step 9/12  loss")
+    lines = job.metrics_file.read_bytes().splitlines()
+    job.metrics_file.write_bytes(b"\n".join([lines[0], *DAMAGED, *lines[1:], b""]))
+    result = run_job(job)
+    assert "4 damaged lines are skipped" in caplog.text
+    lines = job.metrics_file.read_bytes().splitlines()
+    assert lines[1:5] == list(DAMAGED)  # the evidence stays
+    job.metrics_file.write_bytes(b"\n".join([lines[0], *lines[5:], b""]))
+    check(job, result, undisturbed)
+
+
 def test_two_runs_in_one_folder_are_refused(tmp_path, monkeypatch):
     from filelock import FileLock
 
-    from flatout.engine.jobs import session
+    from flatout.engine.train.keeping import session
 
     monkeypatch.setattr(session, "LOCK_WAIT_S", 0.1)
     job = make_job(tmp_path)
@@ -283,8 +311,8 @@ def test_a_checkpoint_folder_that_cannot_be_written_is_refused(tmp_path):
 
 def test_generators_of_other_libraries_go_on_too(tmp_path):
     """What a user's own model may draw from."""
-    from flatout.engine.jobs.checkpoint import _set_generators, generator_state
-    from flatout.engine.runtime import set_up
+    from flatout.engine.machine.runtime import set_up
+    from flatout.engine.train.keeping.snapshots import _set_generators, generator_state
 
     runtime = set_up(make_job(tmp_path).settings.runtime)
     random.gauss(0, 1)
@@ -304,7 +332,7 @@ def test_a_job_that_is_refused_leaves_nothing(tmp_path):
 
 def test_what_makes_a_training_the_same_training(tmp_path):
     """A new setting has to be placed: here, or among those of the execution."""
-    from flatout.engine.jobs.identity import identity
+    from flatout.engine.train.setup.identity import identity
 
     names = {
         name
@@ -313,6 +341,9 @@ def test_what_makes_a_training_the_same_training(tmp_path):
     }
     assert names == {
         "label_names",
+        "model.crop_area",
+        "model.flip_probability",
+        "model.label_threshold",
         "model.mask_probability",
         "model.name_or_path",
         "model.overrides",
@@ -327,11 +358,23 @@ def test_what_makes_a_training_the_same_training(tmp_path):
         "train.adam_beta1",
         "train.adam_beta2",
         "train.adam_epsilon",
+        "train.class_weights",
+        "train.decay_fraction",
+        "train.early_stopping_patience",
         "train.epochs",
+        "train.focal_gamma",
+        "train.freeze",
         "train.global_batch_size",
+        "train.label_smoothing",
+        "train.layer_decay",
         "train.learning_rate",
         "train.max_grad_norm",
         "train.max_steps",
+        "train.metric",
+        "train.min_learning_rate_share",
+        "train.momentum",
+        "train.optimizer",
+        "train.rows",
         "train.schedule",
         "train.warmup_fraction",
         "train.weight_decay",
@@ -357,3 +400,266 @@ def test_a_point_of_a_warm_up_is_not_completed_after_later_steps(tmp_path):
         assert path.read_text() == before
     again.write(16, {"train_loss": 1.0})
     assert json.loads(path.read_text().splitlines()[-1])["step"] == 16
+
+
+def planted(tmp_path, change):
+    """The checkpoint of a crashed run, its manifest changed and signed again."""
+    source = make_job(tmp_path / "a", evaluate_every=3, **EVERY_2)
+    crashed(source, "step 9/12  loss")
+    folder = step_folders(source.work_folder)[0]
+    facts = asdict(read_manifest(folder))
+    change(facts, folder)
+    (folder / "manifest.json").write_text(Manifest(**facts).text())
+    return folder
+
+
+def outward(facts, folder):
+    (folder.parents[2] / "conf").mkdir()
+    (folder.parents[2] / "conf" / "secret.yml").write_text("token: 1")
+    facts["best"] = "../../conf"
+
+
+def outward_file(facts, folder):
+    facts["files"]["../../metrics.jsonl"] = [0, ""]
+
+
+def outward_link(facts, folder):
+    secret = folder.parents[2] / "secret"
+    secret.write_text("token: 1")
+    (folder.parent / facts["best"] / "notes").symlink_to(secret)
+
+
+def unlisted(facts, folder):
+    (folder / "more.safetensors").write_bytes(b"x")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (outward, r"manifest\.json is refused: best: '\.\./\.\./conf'"),
+        (outward_file, r"manifest\.json is refused: files: '\.\./\.\./metrics"),
+        (outward_link, r"best-\d+ is refused: file: 'notes'"),
+        (unlisted, r"more\.safetensors is not in manifest"),
+    ],
+)
+def test_a_checkpoint_from_elsewhere_leads_nowhere(tmp_path, change, text):
+    named = planted(tmp_path, change)
+    job = make_job(tmp_path / "b", evaluate_every=3, resume=str(named), **EVERY_2)
+    with pytest.raises(CheckpointError, match=text):
+        run_job(job)
+    names = [path.name for path in (tmp_path / "b").rglob("*")]
+    assert not {"secret.yml", "notes", "conf"} & set(names)
+
+
+def test_a_result_that_names_another_folder_is_refused(tmp_path):
+    job = make_job(tmp_path)
+    collect(job)
+    path = job.work_folder / "result.json"
+    fields = {**json.loads(path.read_text()), "model_folder": "../../conf"}
+    path.write_text(json.dumps(fields))
+    with pytest.raises(CheckpointError, match=r"result\.json is refused: model_folder"):
+        collect(job)
+
+
+def test_the_first_checkpoint_by_the_clock_comes_after_a_minute(tmp_path, monkeypatch):
+    """A clock of 31 s a step, 15 minutes between checkpoints."""
+    from flatout.engine.train.keeping import session
+
+    job = make_job(tmp_path, checkpoint={"every_minutes": 15})
+    clock = itertools.count(0, 31)
+    stepped = session.Session.step_done
+    monkeypatch.setattr(session.time, "monotonic", lambda: session.now_s)
+    monkeypatch.setattr(session, "now_s", 0.0, raising=False)
+
+    def step_done(self, done):
+        session.now_s = float(next(clock))
+        stepped(self, done)
+
+    monkeypatch.setattr(session.Session, "step_done", step_done)
+    crashed(job, "step 9/12  loss")
+    assert [read_manifest(path).step for path in step_folders(job.work_folder)] == [3]
+
+
+def test_a_run_that_left_no_checkpoint_is_named_at_the_next_start(tmp_path, caplog):
+    text = "an earlier run of this training ended without a checkpoint (at step {}): "
+    rare = {"checkpoint": {"every_minutes": None}}
+    job = make_job(tmp_path, **rare)
+    crashed(job, "step 6/12  loss")
+    assert "ended without a checkpoint" not in caplog.text
+    other = make_job(tmp_path, learning_rate=0.5, **rare)
+    crashed(other, "step 3/12  loss")  # of another training nothing is said
+    assert "ended without a checkpoint" not in caplog.text
+    run_job(other)
+    assert text.format(2) + "starting at step 1" in caplog.text
+    caplog.clear()
+    run_job(other)  # the one before came to its end
+    assert "ended without a checkpoint" not in caplog.text
+
+
+def test_points_wait_until_a_full_disk_has_room(tmp_path, caplog):
+    path = tmp_path / "metrics.jsonl"
+    path.symlink_to("/dev/full")
+    file = MetricsFile(path)
+    for step in (1, 2, 3):
+        file.write(step, {"train_loss": 1.5})
+    assert caplog.text.count("metrics.jsonl cannot be written now") == 1
+    path.unlink()
+    file.write(4, {"train_loss": 1.25})
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["step"], line["metrics"]) for line in lines] == [
+        *((step, {"train_loss": 1.5}) for step in (1, 2, 3)),
+        (4, {"train_loss": 1.25}),
+    ]
+
+
+def test_a_resume_in_fp16_goes_on_with_its_loss_scale(tmp_path, monkeypatch):
+    half = Runtime(torch.device("cpu"), "CPU", "fp16", Ranks(), threads=1)
+    step, scales = Stepper.__call__, {}
+
+    def noted(self, batch):
+        step(self, batch)
+        scales[batch.step] = self.scaler.scale.item()
+
+    monkeypatch.setattr(Stepper, "__call__", noted)
+    monkeypatch.setattr(_LossScale, "GROWTH_INTERVAL", 5)
+    options = {"config": NO_DROPOUT, "log_every": 1, **EVERY_2}
+    jobs = [make_job(tmp_path / name, **options) for name in ("a", "b")]
+    whole = train(jobs[0], half)
+    expected = dict(scales)
+    assert [expected[step] for step in (3, 4, 8, 9)] == [2**16, 2**17, 2**17, 2**18]
+    with pytest.raises(Crash), when_logged("step 9/12  loss", crash):
+        train(jobs[1], half)
+    resumed = train(jobs[1], half)
+    assert resumed.report.resumed_from_step in (6, 8)
+    assert curve(resumed) == curve(whole)
+    assert scales == expected
+
+
+def test_the_same_training_again_is_given_what_there_is(tmp_path, caplog):
+    caplog.set_level("INFO")
+    job = make_job(tmp_path, **EVERY_2)
+    first = collect(job)
+    finish(job.work_folder)
+    files = {p: p.stat().st_mtime_ns for p in job.work_folder.glob("*/*")}
+    caplog.clear()
+    faster = make_job(tmp_path, batching="grouped", **EVERY_2)  # only how it is done
+    again = collect(faster)
+    assert again.report == first.report and curve(again) == curve(first)
+    assert "this training is finished already" in caplog.text
+    assert "train.resume: never" in caplog.text
+    assert caplog.messages[-1] == (
+        "it was trained with other settings: train.batching: 'auto' -> 'grouped'"
+    )
+    assert {p: p.stat().st_mtime_ns for p in files} == files
+    assert not was_trained_now(job.work_folder)
+    finish(job.work_folder)  # at the end of every run of the pipeline
+    assert collect(job).report == first.report
+
+
+def again_never(job):
+    return make_job(job.work_folder.parent, resume="never", **EVERY_2)
+
+
+def after_another(job):
+    other = make_job(job.work_folder.parent, learning_rate=0.5, **EVERY_2)
+    collect(other)
+    finish(job.work_folder)
+    return job
+
+
+def after_damage(job):
+    (path,) = job.work_folder.glob("best-*/model.safetensors")
+    data = bytearray(path.read_bytes())
+    data[-7] ^= 1
+    path.write_bytes(data)
+    return job
+
+
+def after_loss(job):
+    shutil.rmtree(job.work_folder / "last")
+    return job
+
+
+def after_half_a_line(job):
+    (job.work_folder / "finished.json").write_text('{"identity": {')
+    return job
+
+
+def of_another_version(job):
+    path = job.work_folder / "finished.json"
+    fields = json.loads(path.read_text())
+    fields["identity"]["flatout"] = "0.0.9"
+    path.write_text(json.dumps(fields))
+    return job
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        again_never,
+        after_another,
+        after_damage,
+        after_loss,
+        after_half_a_line,
+        of_another_version,
+    ],
+)
+def test_what_is_not_there_whole_is_trained_again(tmp_path, change):
+    job = make_job(tmp_path, **EVERY_2)
+    first = collect(job)
+    finish(job.work_folder)
+    note_logged(job.work_folder, {"name": "flatout"}, "models:/m-1")
+    assert logged_as(job.work_folder, {"name": "flatout"}) == "models:/m-1"
+    assert logged_as(job.work_folder, {"name": None}) is None
+    again = collect(change(job))
+    assert was_trained_now(job.work_folder)
+    assert again.report.train_wall_s != first.report.train_wall_s
+    assert weights(again) == weights(first)
+    assert logged_as(job.work_folder, {"name": "flatout"}) is None
+
+
+def test_the_best_model_of_other_evaluations_is_another_result(tmp_path):
+    whole = make_job(tmp_path / "often", evaluate_every=1)
+    expected = run_job(whole)
+    collect(make_job(tmp_path))
+    again = collect(make_job(tmp_path, evaluate_every=1))
+    assert again.report.validation_loss == expected.report.validation_loss
+    assert again.model_folder.name == expected.model_folder.name
+    assert weights(again) == weights(expected)
+
+
+def test_several_machines_do_not_disagree_on_a_finished_training(tmp_path, caplog):
+    several = {"num_machines": 2, "rendezvous_endpoint": "node0:29500"}
+    job = make_job(tmp_path)
+    collect(job)
+    for ended in (lambda _: None, finish):  # nobody has it yet, somebody has it
+        ended(job.work_folder)
+        assert take_over(make_job(tmp_path, distributed=several)) is None
+        assert "passed over: several machines do not know of it" in caplog.messages[-1]
+        assert take_over(job) is not None
+
+
+def test_folders_beside_the_files_of_a_model_end_no_training(tmp_path):
+    """Some models save more than files; and a best model may be of another folder."""
+    job = make_job(tmp_path / "a", evaluate_every=3, **EVERY_2)
+    crashed(job, "step 9/12  loss")
+    (best,) = job.work_folder.glob("best-*")
+    (best / "assets").mkdir()
+    named = str(step_folders(job.work_folder)[0])
+    again = make_job(tmp_path / "b", evaluate_every=3, resume=named, **EVERY_2)
+    result = collect(again)
+    for folder in (result.model_folder, result.last_model_folder):
+        (folder / "assets").mkdir(exist_ok=True)
+    write_result(again, result)
+    assert weights(take_over(make_job(tmp_path / "b", evaluate_every=3, **EVERY_2)))
+
+
+def test_a_best_model_that_cannot_be_copied_is_an_error_of_all_ranks(tmp_path):
+    job = make_job(tmp_path / "a", evaluate_every=3, **EVERY_2)
+    crashed(job, "step 9/12  loss")
+    (best,) = job.work_folder.glob("best-*")
+    (best / "lost").symlink_to(best / "gone")
+    named = str(step_folders(job.work_folder)[0])
+    again = make_job(tmp_path / "b", evaluate_every=3, resume=named)
+    with pytest.raises(CheckpointError, match=r"run cannot be prepared .*lost"):
+        run_job(again)

@@ -10,7 +10,7 @@ import pytest
 
 from flatout.engine.data.raw_texts import RawTextsError, open_raw_texts
 from flatout.engine.data.rows import Columns, check_batch
-from flatout.engine.settings import SplitSettings
+from flatout.engine.parameters import SplitSettings
 
 CLASSES = Columns("text", None, "label", None)
 
@@ -139,16 +139,16 @@ def test_labels_that_are_missing_or_no_labels():
 
 
 def test_targets_of_a_regression_are_finite_numbers():
-    columns = Columns("text", None, "label", None, regression=True)
+    columns = Columns("text", None, "label", None, label_type=pa.float64())
     labels = ["0.5", "x", None, "inf", "2"]
     rows, rejected = checked(
         pd.DataFrame({"text": list("abcde"), "label": labels}), columns
     )
     assert [row["label"] for row in rows] == [0.5, 2.0]
     assert rejected == {
-        1: "label is not a finite number (model.task is regression)",
+        1: "label is not a finite number, as model.task wants",
         2: "label is missing",
-        3: "label is not a finite number (model.task is regression)",
+        3: "label is not a finite number, as model.task wants",
     }
 
 
@@ -166,11 +166,11 @@ def test_pairs_and_groups_must_be_there():
 @pytest.mark.parametrize(
     ("regression", "label", "reason", "shown"),
     [
-        (True, "3;5", "not a finite number (model.task is regression)", "3;5"),
-        (True, "1_0", "not a finite number (model.task is regression)", "1_0"),
-        (True, ["x"], "not a finite number (model.task is regression)", "['x']"),
+        (True, "3;5", "not a finite number, as model.task wants", "3;5"),
+        (True, "1_0", "not a finite number, as model.task wants", "1_0"),
+        (True, ["x"], "not a finite number, as model.task wants", '["x"]'),
         (True, None, "missing", "text b"),
-        (False, ["x"], "neither text nor a number", "['x']"),
+        (False, ["x"], "neither text nor a number", '["x"]'),
         (False, "\ud800!", "not valid Unicode", "?!"),
         (False, None, "missing", "text b"),
         (False, " ", "empty", "text b"),
@@ -179,7 +179,9 @@ def test_pairs_and_groups_must_be_there():
 def test_an_excerpt_shows_what_is_wrong(regression, label, reason, shown):
     labels = pd.Series(["1", label], dtype=object)
     frame = pd.DataFrame({"text": ["text a", "text b"], "label": labels})
-    columns = Columns("text", None, "label", None, regression=regression)
+    columns = Columns(
+        "text", None, "label", None, pa.float64() if regression else pa.string()
+    )
     (batch,) = open_raw_texts(frame).batches(columns.names)
     (row,) = check_batch(batch, columns).rejected.to_pylist()
     assert (row["reason"], row["excerpt"]) == (f"label is {reason}", shown)
@@ -250,9 +252,9 @@ def test_the_nearest_name_of_a_missing_column(present, hint):
 def test_tasks_with_labels_need_a_label_column():
     settings = SplitSettings(label_column=None)
     with pytest.raises(RawTextsError, match=r"needs labels: set split\.label_column"):
-        Columns.of(settings, "sequence-classification")
-    assert Columns.of(settings, "causal-lm").names == ["text"]
+        Columns.of(settings, pa.string(), "sequence-classification")
+    assert Columns.of(settings, None, "causal-lm").names == ["text"]
 
 
 def test_language_models_ignore_labels():
-    assert Columns.of(SplitSettings(), "masked-lm").label is None
+    assert Columns.of(SplitSettings(), None, "masked-lm").label is None

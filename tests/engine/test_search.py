@@ -15,19 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from flatout.benchmarks.console import TrialTable, table
-from flatout.engine.bench import bench as bench_module
-from flatout.engine.bench import rungs as rungs_module
-from flatout.engine.bench import tune
-from flatout.engine.bench.bench import Bench, OutOfTime
-from flatout.engine.bench.contests import peer_contests
-from flatout.engine.bench.headline import headline_rows, sorted_steps
-from flatout.engine.bench.ladder import Climb
-from flatout.engine.bench.memory_probe import largest_that_fits
-from flatout.engine.bench.outcome import summarise
-from flatout.engine.bench.recommend import tuned_parameters
-from flatout.engine.bench.rungs import SLOW, rungs
-from flatout.engine.bench.search import (
+from flatout.engine.benchmark import rungs as rungs_module
+from flatout.engine.benchmark import runner as bench_module
+from flatout.engine.benchmark import tune
+from flatout.engine.benchmark.contests import headline_rows, peer_contests, sorted_steps
+from flatout.engine.benchmark.ladder import Climb
+from flatout.engine.benchmark.measuring.memory_probe import largest_that_fits
+from flatout.engine.benchmark.outcome import summarise
+from flatout.engine.benchmark.recommend import tuned_parameters
+from flatout.engine.benchmark.rungs import SLOW, rungs
+from flatout.engine.benchmark.runner import Bench, OutOfTime
+from flatout.engine.benchmark.search import (
     MODES,
     Sweep,
     run_grid,
@@ -36,9 +34,10 @@ from flatout.engine.bench.search import (
     run_loader,
     run_tune,
 )
-from flatout.engine.bench.trial_spec import with_changes
-from flatout.engine.bench.trials import Answer
-from flatout.engine.settings import SettingsError, parse_settings
+from flatout.engine.benchmark.trials.processes import Answer
+from flatout.engine.benchmark.trials.trial_spec import with_changes
+from flatout.engine.parameters import SettingsError, parse_settings
+from flatout.reports.console import TrialTable, table
 from flatout.tracking.outcomes import ladder_metrics
 from tests.conftest import PROJECT
 from tests.engine.benches import FormulaBench, job_files, settings
@@ -220,6 +219,20 @@ def test_tune_out_of_time_confirms_what_it_has(tmp_path):
     assert kinds == ["device", "end_to_end", "compute"]
 
 
+@pytest.mark.parametrize(
+    ("share", "gained"), [(0.99, False), (1.0, False), (0.9, True)]
+)
+def test_a_gain_within_noise_is_none(share, gained, tmp_path, monkeypatch):
+    """`share`: of the recommended rate that the configured settings reach."""
+    sweep = Sweep(bench(tmp_path, mode="tune"))
+    run_tune(sweep)
+    by_id = {trial.trial_id: trial for trial in sweep.bench.results}
+    rate = by_id[sweep.picks.recommended].samples_per_s
+    configured = replace(sweep.configured, samples_per_s=share * rate)
+    monkeypatch.setattr(Sweep, "configured", configured)
+    assert summarise(sweep)["tuned"]["gained"] == gained
+
+
 def test_a_grid_stops_at_its_limit_and_goes_on(tmp_path):
     found = bench(tmp_path, max_minutes=1e-9, **GRID)
     with pytest.raises(OutOfTime):
@@ -392,7 +405,7 @@ class LonelyBench(FormulaBench):
         first = "again" not in spec.options
         if "below" not in spec.options or (self.heals and not first):
             return answer
-        return Answer("error", "NeighbourError: what stands below ended", 1.0, {})
+        return Answer("unpaired", "what stands below ended", 1.0, {})
 
 
 @dataclass
@@ -420,7 +433,7 @@ def test_a_rung_stands_alone_where_two_cannot(kind, asked, tmp_path):
     assert sweep.bench.watcher.expected == len(sweep.bench.results)
 
 
-def test_a_neighbour_that_ended_is_asked_once_more(tmp_path):
+def test_a_baseline_that_ended_is_asked_once_more(tmp_path):
     sweep = climbed(tmp_path, kind=HealingBench)
     history = sweep.ladder[1]
     assert (history.individual, history.note) == (pytest.approx(1.0), "")
@@ -450,7 +463,7 @@ def test_a_rung_brings_what_was_left_out_and_it_needs(tmp_path, monkeypatch):
     assert packed.name == "packed: no padding, with bf16"
     assert packed.changes == {
         "runtime.precision": "bf16",
-        "train.strategy": "packed",
+        "train.batching": "packed",
         "runtime.attention": "auto",
     }
     climb.keep(chosen["sorted within the batch"], 1.2)
@@ -591,8 +604,8 @@ def test_a_single_process_sees_one_gpu(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(
         bench_module,
-        "run_isolated",
-        lambda *_, variables: seen.append(variables) or Answer("error", "", 0.0, {}),
+        "ask",
+        lambda *asked: seen.append(asked[-1]) or Answer("error", "", 0.0, {}),
     )
     for gpus in ("2,3", "2", ""):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from flatout.engine.data import raw_texts
 from flatout.engine.data.raw_texts import open_raw_texts
+from flatout.engine.data.readers.text_files import TextFiles
 from flatout.engine.data.rows import REJECTED_SCHEMA, Columns
 from flatout.engine.data.split import SplitError, plan_split
 from flatout.engine.data.split_report import split_metrics, too_many_text
-from flatout.engine.data.text_files import TextFiles
-from flatout.engine.settings import Fractions, SplitSettings
+from flatout.engine.parameters import Fractions, SplitSettings
 
 CLASSES = Columns("text", None, "label", None)
 NAMES = ("train_rows", "validation_rows", "test_rows")
@@ -110,7 +110,7 @@ def test_a_text_with_several_numbers_is_said_too(caplog):
     frame = frame_of(300).assign(label=[index / 8 for index in range(300)])
     other = frame.iloc[[10, 11]].assign(label=[1.25, 9.5])  # row 10 has 1.25 already
     rows = pd.concat([frame, other], ignore_index=True)
-    columns = Columns("text", None, "label", None, regression=True)
+    columns = Columns("text", None, "label", None, label_type=pa.float64())
     _, report, _ = split(rows, columns)
     assert (report["duplicates"], report["texts_with_several_labels"]) == (2, 1)
     assert "1 (1.375 in row 11 and 9.5 in row 301). The first" in caplog.text
@@ -209,6 +209,7 @@ def test_labels_of_mixed_types():
         {
             "source": "raw_texts",
             "row": 599,
+            "line": None,
             "reason": "label is text where most labels are numbers",
             "excerpt": "two",
         }
@@ -236,7 +237,7 @@ def test_a_label_seen_once_is_named_with_its_row(caplog):
     row = int(frame.index[frame["text"] == parts["train_rows"][0]["text"]][0])
     frame.loc[row, "label"] = "rare"
     _, report, _ = split(frame)
-    assert report["labels_seen_once"] == {"rare": str(row)}
+    assert report["labels_seen_once"] == {"rare": f"row {row}"}
     assert f"labels seen only once: 1 ('rare' in row {row})" in caplog.messages
 
 
@@ -247,7 +248,7 @@ def test_many_labels_seen_once_are_one_line(caplog):
         plan["train_rows"].to_dataset()
     in_train = plan["train_rows"].plan.report["labels_seen_once"]
     assert len(in_train) == plan["train_rows"].plan.report["labels"] > 1500
-    assert all(name == f"id {int(row):04}" for name, row in in_train.items())
+    assert all(name == f"id {int(row[4:]):04}" for name, row in in_train.items())
     shown = ", ".join(f"{name!r} in row {int(name[3:])}" for name in [*in_train][:5])
     (line,) = [m for m in caplog.messages if "seen only once" in m]
     assert line == f"labels seen only once: {len(in_train):,} ({shown}, ...)"
@@ -263,15 +264,13 @@ def test_a_label_seen_once_in_a_folder_is_named_with_its_shard(tmp_path):
     frame.loc[row["source_row"], "label"] = "rare"
     frame.to_parquet(tmp_path / "b.parquet")
     _, report, _ = split(TextFiles(tmp_path))
-    assert report["labels_seen_once"] == {"rare": f"b.parquet:{row['source_row']}"}
+    assert report["labels_seen_once"] == {"rare": f"row b.parquet:{row['source_row']}"}
 
 
 def test_many_reasons_are_cut_to_the_most_frequent():
     reasons = [f"reason {i:02}" for i in range(30)]
-    columns = [["raw_texts"] * 30, range(30), reasons, ["it's"] * 30]
-    rejected = pa.Table.from_arrays(
-        list(map(pa.array, columns)), schema=REJECTED_SCHEMA
-    )
+    columns = [["raw_texts"] * 30, range(30), [None] * 30, reasons, ["it's"] * 30]
+    rejected = pa.table(columns, schema=REJECTED_SCHEMA)
     report = {"rows_in": 30, "rejected": 30}
     report["rejected_by_reason"] = dict.fromkeys(reasons, 1)
     lines = too_many_text(report, rejected, 0.01).splitlines()
@@ -279,6 +278,67 @@ def test_many_reasons_are_cut_to_the_most_frequent():
         """  1 x reason 19: rows 19 (counted from 0), the first is "it's\"""",
         "  and 10 more reasons",
     ]
+
+
+NUMBERS = [*map(str, range(50)), "1,250.50", "-3", "+4", "12%", "2024-05-01", "10:30"]
+
+
+@pytest.mark.parametrize(
+    "prose", ["a good film {}", "mediocre, {} times", "\uc601\ud654\uac00\uc88b{}"]
+)
+def test_numbers_for_texts_where_another_column_has_texts(prose):
+    count = len(NUMBERS)
+    columns = {
+        "text": NUMBERS,
+        "label": [f"l{i % 2}" for i in range(count)],
+        "id": [f"user{i}" for i in range(count)],
+        "review": [prose.format(i) for i in range(count)],
+    }
+    with pytest.raises(SplitError) as error:
+        split(pd.DataFrame(columns))
+    assert str(error.value) == (
+        "split.text_column is 'text', and each text in it is a number, as '0': did you "
+        f"mean 'review' ({prose.format(0)!r})? Set split.text_column; to train on the "
+        "numbers, give their column another name and set that"
+    )
+
+
+def test_numbers_that_were_asked_for_are_split(caplog):
+    """Phone numbers beside a comment: a chosen column is only warned of."""
+    columns = {
+        "phone": [f"01-{i:04}" for i in range(200)],
+        "label": ["a", "b"] * 100,
+        "comment": [f"called {i} times now" for i in range(200)],
+    }
+    chosen = Columns("phone", None, "label", None)
+    parts, _, _ = split(pd.DataFrame(columns), chosen, text_column="phone")
+    assert sum(map(len, parts.values())) == 200
+    (line,) = [m for m in caplog.messages if "is a number" in m]
+    assert line == (
+        "split.text_column is 'phone', and each text in it is a number, as '01-0000': "
+        "did you mean 'comment' ('called 0 times now')?"
+    )
+
+
+@pytest.mark.parametrize("others", [{}, {"id": [f"user{i}" for i in range(300)]}])
+def test_numbers_for_texts_where_there_is_nothing_else(others, caplog):
+    """Perhaps that is what is asked for: one warning, and on it goes."""
+    numbers = {"text": list(map(str, range(300))), "label": ["a", "b"] * 150}
+    parts, _, _ = split(pd.DataFrame({**numbers, **others}))
+    assert sum(map(len, parts.values())) == 300
+    (line,) = [m for m in caplog.messages if "is a number" in m]
+    assert line == (
+        "split.text_column is 'text', and each text in it is a number, as '0': is that "
+        "the right column?"
+    )
+
+
+@pytest.mark.parametrize("text", ["five", "5 stars", "v1.2", "\u4e94"])
+def test_one_text_that_is_no_number_is_enough(text, caplog):
+    frame = pd.DataFrame({"text": [*map(str, range(200)), text]})
+    frame = frame.assign(label=["a", "b", "b"] * 67, review="a good film")
+    split(frame)
+    assert not [m for m in caplog.messages if "is a number" in m]
 
 
 def test_a_single_label():

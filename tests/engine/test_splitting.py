@@ -19,9 +19,9 @@ from tokenizers import (
 )
 
 from flatout.engine.data.splitting import GPT2_PATTERN, on_ascii, splitter_for
-from flatout.engine.tokenizing import word_pool
-from flatout.engine.tokenizing.encoding import Encoder
-from flatout.engine.tokenizing.plain_encoder import EncodeOptions
+from flatout.engine.tokenizing.encoders import word_pool
+from flatout.engine.tokenizing.encoders.encoding import Encoder
+from flatout.engine.tokenizing.encoders.plain_encoder import EncodeOptions
 
 QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"

@@ -8,9 +8,10 @@ import datasets
 import numpy as np
 import pytest
 
-from flatout.engine.data.arrow_folder import write_recipe
-from flatout.engine.data.whole_folder import write_whole
-from flatout.engine.settings import ModelSettings, TokenizeSettings, TrainSettings
+from flatout.engine.families import usable_positions
+from flatout.engine.files.arrow_folder import write_recipe
+from flatout.engine.files.atomic_folder import write_whole
+from flatout.engine.parameters import ModelSettings, TokenizeSettings, TrainSettings
 from flatout.engine.tokenizing.pictures import LengthFigure
 from flatout.engine.tokenizing.statistics import (
     histogram,
@@ -88,7 +89,7 @@ def stored(tmp_path_factory):
     model = ModelSettings(config={"model_type": "bert"})
     tokenize = TokenizeSettings(max_length=8, vocab_size=64)
     rows = datasets.Dataset.from_dict({"text": ["a b c"] * 6 + ["a b c d e f g h"] * 2})
-    made = tokenizer_recipe(rows, model, tokenize)
+    made = tokenizer_recipe(rows, model, tokenize, usable_positions)
     write_whole(folder / "tokenizer", made.key, made.write)
     tokenizer = TokenizerFile(folder / "tokenizer")
     tokens = {}

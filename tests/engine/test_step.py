@@ -1,81 +1,225 @@
-"""One optimizer step: every way of cutting it gives the plain batch's gradient."""
+"""One optimizer step: every way of cutting it trains as plain PyTorch does."""
 
 import math
+from dataclasses import replace
+from functools import cache
+from statistics import mean
 
 import pytest
 import torch
+from scipy.stats import binom
 from torch import nn
+from transformers import Trainer
 
-from flatout.engine import health
-from flatout.engine.attention import PACKED
-from flatout.engine.batching import GlobalBatches
-from flatout.engine.dropout import (
-    HashDropout,
-    Noise,
-    drawn_mask,
-    keep_mask,
-    replace_dropout,
+from flatout.engine.batches.global_batches import GlobalBatches
+from flatout.engine.benchmark.measuring.driver import Driver
+from flatout.engine.machine.environment import Ranks
+from flatout.engine.machine.runtime import Runtime
+from flatout.engine.ops.attention import PACKED
+from flatout.engine.ops.dropout import HashDropout, Noise, drawn_mask, replace_dropout
+from flatout.engine.parameters import TrainSettings
+from flatout.engine.train.optimizer import (
+    Updater,
+    build_optimizer,
+    set_learning_rate,
 )
-from flatout.engine.environment import Ranks
-from flatout.engine.optim import Updater, build_adamw, learning_rate
-from flatout.engine.runtime import Runtime
-from flatout.engine.settings import TrainSettings
-from flatout.engine.step import Stepper, StepSums
-from tests.engine.families import gradient, step_rows, task_model
+from flatout.engine.train.recording import health
+from flatout.engine.train.setup.assemble import assemble
+from flatout.engine.train.step import Stepper, StepSums
+from tests.engine.families import CONFIGS, gradient, step_rows, task_model, task_of
+from tests.engine.plain import (
+    assert_same,
+    job_for,
+    observed,
+    parameter_groups,
+    plain_training,
+    save_start,
+    without_targets,
+)
+from tests.engine.runs import make_job
 
-TASKS = {
-    "sequence-classification": "bert",
-    "regression": "bert",
-    "masked-lm": "bert",
-    "causal-lm": "llama",
-}
 CPU = Runtime(torch.device("cpu"), "CPU", "fp32", Ranks(), threads=1)
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-@pytest.mark.parametrize("strategy", ["fixed", "random", "grouped", "packed"])
-def test_strategy_budget_and_world_size_do_not_change_the_gradient(
-    task, world_size, strategy
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """Of a task: weights to start from, and ten steps of plain PyTorch from there."""
+
+    @cache
+    def of(task):
+        folder = tmp_path_factory.mktemp(task)
+        start = save_start(folder / "start", task)
+        return start, plain_training(job_for(folder, task, start))
+
+    return of
+
+
+STRATEGIES = ["fixed", "random", "grouped", "packed"]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    ("task", "budget"),
+    [
+        ("sequence-classification", 24),  # micro-batches of a row or two
+        ("sequence-classification", 60),
+        ("sequence-classification", 4096),
+        ("regression", 60),
+        ("masked-lm", 60),
+        ("causal-lm", 60),
+    ],
+)
+def test_every_strategy_and_budget_trains_as_plain_pytorch(
+    tmp_path, plain, task, budget, strategy
 ):
-    family = TASKS[task]
-    plain = gradient(
-        task_model(family, task, "sdpa"), [step_rows(family, task, "random")[0]]
+    """Loss, gradients, rate and norm of ten steps, and the weights behind them."""
+    start, expected = plain(task)
+    job = job_for(tmp_path, task, start, batching=strategy, token_budget=budget)
+    found, result = observed(job, CPU)
+    assert result.report.strategy == strategy
+    assert_same(found, expected)
+    assert [p.learning_rate for p in result.history] == found.rates
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_grad_norm": None},
+        {"max_grad_norm": 0.1},
+        {"max_grad_norm": 0.1, "fused_optimizer": False},
+        {"weight_decay": 0.0, "gradient_checkpointing": True},
+        {"synchronize_every_step": True, "history": "dataframe"},
+        {"rows": 33, "epochs": 4},
+    ],
+    ids=[
+        *("unclipped", "clipped", "unfused", "checkpointed", "slow habits"),
+        "a row in every third step",
+    ],
+)
+def test_options_of_the_step_do_what_pytorchs_do(tmp_path, plain, options):
+    task = "sequence-classification"
+    start, _ = plain(task)
+    job = job_for(tmp_path, task, start, token_budget=60, **options)
+    assert_same(observed(job, CPU)[0], plain_training(job))
+
+
+@pytest.mark.parametrize("task", ["causal-lm", "masked-lm"])
+@pytest.mark.parametrize(("strategy", "budget"), [("random", 24), ("packed", 4096)])
+def test_a_batch_without_targets_is_a_step_by_zero_gradients(
+    tmp_path, plain, task, strategy, budget
+):
+    job = job_for(
+        tmp_path, task, plain(task)[0], batching=strategy, token_budget=budget
     )
-    model = task_model(family, task, PACKED if strategy == "packed" else "sdpa")
-    for budget in (24, 60, 4096):
-        options = {"token_budget": budget, "world_size": world_size}
-        ranks = [
-            step_rows(family, task, strategy, rank=rank, **options)[0]
-            for rank in range(world_size)
-        ]
-        loss, grads = gradient(model, ranks)
-        assert loss == pytest.approx(plain[0], rel=1e-5)
-        torch.testing.assert_close(grads, plain[1], rtol=1e-3, atol=1e-6)
+    job = without_targets(job, step=2)
+    found, _ = observed(job, CPU)
+    assert (found.losses[2], found.norms[2]) == (0.0, 0.0)
+    expected = plain_training(job)
+    assert_same(found, expected)
+    job = replace_train(job, log_every=4)
+    assert observed(job, CPU)[1].history[0].loss == pytest.approx(
+        sum(expected.losses[:4]) / 3, rel=1e-5
+    )
 
 
-def stepper(max_norm=1.0, fused=True, rate=0.1):
+def replace_train(job, **train):
+    settings = job.settings
+    update = {"train": settings.train.model_copy(update=train)}
+    return replace(job, settings=settings.model_copy(update=update))
+
+
+def test_a_log_point_holds_the_means_of_its_window(tmp_path, plain):
+    task = "sequence-classification"
+    start, expected = plain(task)
+    job = job_for(tmp_path, task, start, log_every=4, metrics_every=1)
+    history = observed(job, CPU)[1].history
+    assert [point.step for point in history] == [4, 8, 10]
+    rows = [16, 16, 16, 12] * 3
+    windows = [slice(0, 4), slice(4, 8), slice(8, 10)]
+    for point, window in zip(history, windows, strict=True):
+        assert point.loss == pytest.approx(mean(expected.losses[window]), rel=1e-5)
+        hits, judged = sum(expected.hits[window]), sum(rows[:10][window])
+        assert point.train_accuracy == pytest.approx(hits / judged)
+        assert point.epoch == point.step / 4
+
+
+def stepper(max_norm=1.0, fused=True, rate=0.1, precision="fp32"):
     model = task_model("bert", "sequence-classification", PACKED)
     settings = TrainSettings(learning_rate=rate, max_grad_norm=max_norm)
-    optimizer = build_adamw(model, settings, fused=fused, capturable=False)
+    optimizer = build_optimizer(model, settings, fused=fused, capturable=False)
     updater = Updater(optimizer, max_norm, fused=fused)
-    return model, Stepper(model, updater, CPU)
+    settings = replace(CPU, precision=precision)
+    return model, Stepper(model, updater, settings, hits=model.task.hits)
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_clipping_equals_pytorchs(fused):
-    model, run = stepper(max_norm=0.01, fused=fused)
-    batch = step_rows("bert", "sequence-classification", "packed")[0]
-    run(batch)
-    reference, _ = stepper(max_norm=None)
-    gradient(reference, [batch])
-    settings = TrainSettings(learning_rate=0.1)
-    optimizer = build_adamw(reference, settings, fused=False, capturable=False)
-    norm = torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.01)
-    optimizer.step()
-    assert run.sums.last_norm.item() == pytest.approx(norm.item(), rel=1e-5)
-    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+def test_fp16_trains_as_with_pytorchs_grad_scaler(fused):
+    """Six steps, two of which overflow: norm, moments and loss scale."""
+    model, run = stepper(max_norm=0.5, fused=fused, rate=0.01, precision="fp16")
+    settings = TrainSettings()
+    plain = task_model("bert", "sequence-classification", "sdpa", whole=True).model
+    optimizer = torch.optim.AdamW(
+        parameter_groups(plain, settings.weight_decay),
+        lr=0.01,
+        betas=(settings.adam_beta1, settings.adam_beta2),
+        eps=settings.adam_epsilon,
+    )
+    scaler = torch.amp.GradScaler("cpu")
+    classifiers = (model.model.classifier, plain.classifier)
+    padded, packed = (
+        step_rows("bert", "sequence-classification", strategy)
+        for strategy in ("random", "packed")
+    )
+    for step in range(6):
+        overflows = math.inf if step in (1, 2) else 1.0
+        hooks = [
+            c.register_forward_hook(lambda *a, by=overflows: a[2] * by)
+            for c in classifiers
+        ]
+        run(packed[step])
+        (micro,) = padded[step].micro_batches
+        with torch.autocast("cpu", torch.float16):
+            loss = plain(
+                micro.inputs["input_ids"],
+                attention_mask=micro.inputs["attention_mask"],
+                labels=micro.labels,
+            ).loss
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        norm = nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+        for hook in hooks:
+            hook.remove()
+    assert run.scaler.scale.item() == scaler.get_scale() == 2.0**14
+    assert run.sums.first_bad_step.item() == StepSums.NEVER
+    assert run.sums.last_norm.item() == pytest.approx(norm.item(), rel=1e-2)
+    named = dict(plain.named_parameters())
+    for name, ours in model.model.named_parameters():
+        moments = run.updater.optimizer.state[ours], optimizer.state[named[name]]
+        assert moments[0]["step"] == moments[1]["step"] == 4
+        for key in ("exp_avg", "exp_avg_sq"):
+            mine, theirs = (m[key] for m in moments)
+            close = 0.02 * theirs.abs().max().item() + 1e-9
+            torch.testing.assert_close(mine, theirs, rtol=0.02, atol=close)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_step_that_overflows_at_every_loss_scale_ends_the_run(tmp_path, fused):
+    """In fp16, where single overflows are left out."""
+    job = make_job(tmp_path, log_every=5, fused_optimizer=fused)
+    trainer = assemble(job, replace(CPU, precision="fp16"))
+    trainer.model.model.classifier.register_forward_hook(lambda *a: a[2] * math.nan)
+    driver = Driver(trainer)
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    halvings = 16  # from 65,536 to 1
+    with pytest.raises(health.NonFiniteError, match=f"^step {halvings}: loss or grad"):
+        for step in range(20):
+            driver.step(trainer.data[step], 0.0)
+            assert step < 19
+    for ours, kept in zip(trainer.model.parameters(), before, strict=True):
+        assert torch.equal(ours, kept)
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -105,46 +249,78 @@ def test_sums_are_means_over_the_global_batch():
     assert run.sums.first_bad_step.item() == StepSums.NEVER
 
 
-def test_learning_rate_is_a_pure_function_of_the_step():
-    settings = TrainSettings(learning_rate=1.0, warmup_fraction=0.2)
-    rates = [learning_rate(settings, step, 10) for step in range(10)]
-    assert rates == pytest.approx(
-        [0.5, 1, 1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125]
-    )
-    cosine = TrainSettings(learning_rate=1.0, warmup_fraction=0, schedule="cosine")
-    assert learning_rate(cosine, 5, 10) == pytest.approx(0.5)
-    constant = TrainSettings(learning_rate=1.0, warmup_fraction=0, schedule="constant")
-    assert learning_rate(constant, 9, 10) == 1.0
+def test_a_cuda_graph_reads_the_rate_where_it_was():
+    settings = TrainSettings(learning_rate=1.0)
+    optimizer = build_optimizer(nn.Linear(2, 2), settings, fused=True, capturable=True)
+    places = [group["lr"] for group in optimizer.param_groups]
+    set_learning_rate(optimizer, 0.25)
+    for group, place in zip(optimizer.param_groups, places, strict=True):
+        assert group["lr"] is place
+        assert place == torch.tensor(0.25)
 
 
-def test_weight_decay_spares_vectors():
-    model, run = stepper()
-    groups = run.updater.optimizer.param_groups
-    assert {p.dim() for p in groups[0]["params"]} == {2}
-    assert groups[0]["weight_decay"] == 0.01
-    assert {p.dim() for p in groups[1]["params"]} == {1}
-    assert groups[1]["weight_decay"] == 0.0
-    assert sum(len(g["params"]) for g in groups) == len(list(model.parameters()))
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+def test_weight_decay_spares_what_the_hugging_face_trainer_spares(family):
+    model = task_model(family, "sequence-classification", "sdpa").model
+    found = build_optimizer(model, TrainSettings(), fused=False, capturable=False)
+    names = {id(p): name for name, p in model.named_parameters()}
+    spared = {
+        group["weight_decay"]: {names[id(p)] for p in group["params"]}
+        for group in found.param_groups
+    }
+    decayed = set(Trainer.get_decay_parameter_names(None, model))
+    assert spared == {0.01: decayed, 0.0: set(names.values()) - decayed}
 
 
-def test_hash_dropout_keeps_the_right_share_independently():
-    noise = Noise(torch.device("cpu"))
+def in_chance(count, of, share):
+    """Whether `count` of `of` independent draws is likelier than one in 10 million."""
+    low, high = binom.interval(1 - 1e-7, of, share)
+    return low <= count <= high
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5])
+@pytest.mark.parametrize("hashed", [True, False])
+def test_dropout_of_layers_steps_and_places_is_independent(p, hashed):
+    """Of 12 layers in 3 passes each keeps its share, and any two keep the same places
+    as often as chance has it; so do the places beside each other."""
     torch.manual_seed(1)
+    model = nn.Sequential(*(nn.Dropout(p) for _ in range(12)))
+    noise = Noise(torch.device("cpu"))
+    assert replace_dropout(model, noise if hashed else None) == 12
     masks = []
-    for _ in range(50):
+    for _ in range(3):
         noise.draw()
-        masks.append(keep_mask(torch.Size((64, 768)), 0.1, noise.seed + 3).float())
-    kept = torch.stack(masks)
-    assert kept.mean().item() == pytest.approx(0.9, abs=1e-3)
-    # Spread of each place's share over 50 draws, as independent draws have it.
-    assert kept.mean(0).std().item() == pytest.approx(math.sqrt(0.09 / 50), rel=0.02)
+        masks += [layer(torch.ones(64, 768)) != 0 for layer in model]
+    kept, n = torch.stack(masks), 64 * 768
+    assert all(in_chance(count, n, 1 - p) for count in kept.sum((1, 2)).tolist())
+    flat = kept.flatten(1).float()
+    both = (flat @ flat.T)[tuple(torch.triu_indices(36, 36, 1))]
+    assert all(in_chance(count, n, (1 - p) ** 2) for count in both.tolist())
     for one, other in (
         (kept[:, :, 1:], kept[:, :, :-1]),
+        (kept[:, :, 4:], kept[:, :, :-4]),
         (kept[:, 1:], kept[:, :-1]),
-        (kept[1:], kept[:-1]),
     ):
-        pair = torch.stack([one.flatten(), other.flatten()])
-        assert abs(torch.corrcoef(pair)[0, 1].item()) < 5e-3
+        assert in_chance(int((one & other).sum()), one.numel(), (1 - p) ** 2)
+
+
+def test_each_micro_batch_draws_dropout_of_its_own():
+    model = task_model("bert", "sequence-classification", PACKED)
+    for layer in [m for m in model.modules() if isinstance(m, nn.Dropout)]:
+        layer.p = 0.1
+    noise, seeds = Noise(torch.device("cpu")), []
+    places = replace_dropout(model, noise)
+    for layer in [m for m in model.modules() if isinstance(m, HashDropout)]:
+        layer.register_forward_hook(lambda own, *_: seeds.append(own.seed.item()))
+    optimizer = build_optimizer(model, TrainSettings(), fused=True, capturable=False)
+    run = Stepper(model, Updater(optimizer, 1.0, fused=True), CPU, noise=noise)
+    data = step_rows("bert", "sequence-classification", "packed", token_budget=60)
+    for step in (0, 1):
+        run(data[step])
+    passes = sum(len(data[step].layout) for step in (0, 1))
+    assert passes > 4
+    own_by_attention = model.model.config.num_hidden_layers
+    assert len(set(seeds)) == len(seeds) == (places - own_by_attention) * passes
 
 
 def test_hash_dropout_takes_the_place_of_dropout_and_keeps_the_mean():
@@ -179,8 +355,8 @@ def test_a_bad_step_says_all_that_is_needed():
 
 
 def test_health_warnings():
-    assert health.chance_loss("sequence-classification", 10) == math.log(10)
-    assert health.chance_loss("regression", 1) is None
+    assert task_of("sequence-classification").chance_loss(10) == math.log(10)
+    assert task_of("regression").chance_loss(1) is None
     assert health.initial_loss_warning(2.4, math.log(10)) is None
     assert "the first loss is 5.00, chance is 2.30" in health.initial_loss_warning(
         5.0, math.log(10)
@@ -197,19 +373,14 @@ def test_health_warnings():
     assert "median gradient norm 50" in health.grad_norm_warning([50.0, 40.0, 60.0])
 
 
-def test_drawn_dropout_keeps_the_right_share_and_mean():
+def test_drawn_dropout_has_two_values_with_a_mean_of_one():
     torch.manual_seed(3)
     mask = drawn_mask(1_000_003, 0.1, torch.zeros(1))
     assert mask.shape == (1_000_003,)
     dropped = round(0.1 * 2**16)
-    assert set(mask.unique().tolist()) == {
-        0.0,
-        torch.tensor(2**16 / (2**16 - dropped)).item(),
-    }
-    assert (mask == 0).float().mean().item() == pytest.approx(0.1, abs=0.001)
-    for shift in (1, 2, 4, 128):  # neighbours know nothing of each other
-        both = ((mask[:-shift] == 0) & (mask[shift:] == 0)).float().mean().item()
-        assert both == pytest.approx(0.01, abs=0.0005)
+    kept = torch.tensor(2**16 / (2**16 - dropped)).item()
+    assert set(mask.unique().tolist()) == {0.0, kept}
+    assert in_chance(int((mask == 0).sum()), len(mask), dropped / 2**16)
 
 
 def test_drawn_dropout_takes_the_place_of_dropout_and_rests_in_evaluation():

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.engine.bench import trials
-from flatout.engine.settings import SettingsError, SweepSettings, parse_settings
+from flatout.engine.benchmark.trials import processes as trials
+from flatout.engine.parameters import SettingsError, SweepSettings, parse_settings
 from flatout.engine.sweep.best import SweepError, choose_best
-from flatout.engine.sweep.samplers import Grid, check_sweep
+from flatout.engine.sweep.samplers import Sampler, check_sweep
 from flatout.engine.sweep.sweep import run_sweep
 from tests.conftest import PROJECT
 from tests.engine import benches
@@ -23,7 +23,7 @@ def settings(folder=".", **sweep):
 @pytest.fixture
 def formula(monkeypatch, tmp_path):
     """Trials of tests/engine/sweep_trial.py; the lines of those that ran."""
-    monkeypatch.setitem(trials.MODULES, "train", "tests.engine.sweep_trial")
+    monkeypatch.setattr(trials, "MODULE", "tests.engine.sweep_trial")
     monkeypatch.setenv("PYTHONPATH", str(PROJECT))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     file = tmp_path / "sweep" / "ran"
@@ -31,12 +31,12 @@ def formula(monkeypatch, tmp_path):
 
 
 def suggestions(sampler):
-    while (suggestion := sampler.ask()) is not None:
-        yield suggestion.changes
+    while (trial := sampler.ask()) is not None:
+        yield trial.params
 
 
 def test_a_grid_is_every_combination():
-    grid = Grid(SweepSettings(grid={RATE: [0.1, 0.2], BATCH: [8, 16]}))
+    grid = Sampler(SweepSettings(grid={RATE: [0.1, 0.2], BATCH: [8, 16]}), 0, [])
     assert grid.total == 4
     assert list(suggestions(grid)) == [
         {RATE: 0.1, BATCH: 8},
@@ -93,12 +93,6 @@ def test_a_sweep_that_makes_no_sense_is_refused(sweep, message):
     assert message in str(refused.value)
 
 
-def test_optuna_has_to_be_installed(monkeypatch):
-    monkeypatch.setattr("flatout.engine.sweep.samplers.find_spec", lambda name: None)
-    with pytest.raises(SettingsError, match=r"pip install 'flatout\[sweep\]'"):
-        check_sweep(settings(sampler="optuna"))
-
-
 @pytest.mark.process
 def test_trials_that_fail_cost_the_others_nothing(tmp_path, formula):
     grid = {RATE: [0.02], BATCH: [8, 13, 17]}
@@ -145,7 +139,6 @@ def test_other_settings_or_tokens_are_trained_anew(tmp_path, formula):
 
 @pytest.mark.process
 def test_optuna_goes_on_with_what_it_knew(tmp_path, formula):
-    pytest.importorskip("optuna")
     sweep = {
         "sampler": "optuna",
         "grid": {BATCH: [8, 16]},

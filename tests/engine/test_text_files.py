@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import tracemalloc
 from contextlib import contextmanager
+from random import Random
 
 import pyarrow as pa
 import pyarrow.feather
@@ -13,15 +15,17 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from flatout.engine.data.file_reader import Format
 from flatout.engine.data.raw_texts import RawTextsError
+from flatout.engine.data.readers.file_reader import Format
+from flatout.engine.data.readers.text_files import TextFiles
 from flatout.engine.data.row_hashes import group_hashes
 from flatout.engine.data.rows import Columns, check_batch
 from flatout.engine.data.split import SplitError, plan_split
-from flatout.engine.data.text_files import TextFiles
-from flatout.engine.settings import SplitSettings
+from flatout.engine.parameters import SplitSettings
 
 COLUMNS = ["text", "label"]
+CLASSES = Columns("text", None, "label", None)
+TEXTS = Columns("text", None, None, None)
 GOOD = {
     "text": ["one NA", "null", 'two\nlines, "quoted"'],
     "label": ["007", "nan", "x"],
@@ -176,7 +180,8 @@ def test_an_unclosed_quote_names_its_row(tmp_path, line):
     with pytest.raises(RawTextsError) as error:
         rows_of(TextFiles(path))
     text = str(error.value)
-    assert text.startswith(f"{path}: the quote opened in row 1 (counted from 0; ")
+    shown = line if line[0] == '"' else "never closed"
+    assert text.startswith(f"{path}: the quote opened in line 3 ({shown!r}) is never")
     assert "never closed, so the rest of the file was read as part of that row" in text
     assert "set quote_char: null" in text
 
@@ -263,6 +268,7 @@ def test_nul_bytes_are_rejected_with_a_hint(tmp_path):
     assert row == {
         "source": "a.csv",
         "row": 0,
+        "line": 2,
         "reason": "text holds a NUL byte (UTF-16 or binary data?)",
         "excerpt": "a\\0b",
     }
@@ -293,7 +299,7 @@ def test_bad_json_lines_cost_their_line(tmp_path):
 @pytest.mark.parametrize("task", ["label", "group"])
 def test_a_number_has_one_name_in_every_block(tmp_path, monkeypatch, task):
     """Arrow reads blocks of one type; others are read line by line."""
-    monkeypatch.setattr("flatout.engine.data.json_reader.BLOCK_BYTES", 200)
+    monkeypatch.setattr("flatout.engine.data.readers.json_reader.BLOCK_BYTES", 200)
     odd = [1.0, 1, "1", 2.5, 1]
     values = [[1, 1.0, odd[i % 5]][i // 20] for i in range(60)]
     lines = [
@@ -323,6 +329,152 @@ def test_a_wrongly_named_encoding_names_the_byte_and_the_line(tmp_path, suffix):
     assert str(error.value).startswith(
         f"{path} is not ascii: byte 0xc3 at offset {place[0]}, line {place[1]}. Name "
     )
+
+
+def rejected_of(path, form=None, columns=CLASSES, **settings):
+    """[(line, row, reason)] of the file's rejected rows."""
+    files = TextFiles(path, form or Format())
+    plan = plan_split(files, columns, SplitSettings(**settings))
+    found = plan["rejected_rows"].table().to_pylist()
+    return [(row["line"], row["row"], row["reason"]) for row in found]
+
+
+RECORDS = [
+    "plain,a{end}",
+    "5{quote} pipe,b{end}",
+    "{quote}two{end}{end}lines, {quote}{quote}quoted{quote}{quote}{quote},c{end}",
+    "{end}",
+    " ,d{end}",
+    "{quote}{quote},e{end}",
+    "one{end}",
+    "f,{quote}label{end}of three{end}lines{quote}{end}",
+    "x,y,z{end}",
+]
+"""Records of a CSV file: whole, of several lines, blank and of no use."""
+OF_NO_USE = {4: "text is empty", 5: "text is empty", 6: "1 fields where 2 are expected"}
+OF_NO_USE[8] = "3 fields where 2 are expected"
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize(("quote", "head"), [('"', ""), ("'", "\n\n")])
+def test_rejected_rows_of_a_csv_file_have_their_line(
+    tmp_path, end, encoding, quote, head
+):
+    """The line where the record begins, as an editor counts."""
+    random = Random(7)
+    text = f"{head.replace(chr(10), end)}text,label{end}"
+    expected, row = [], 0
+    for _ in range(400):
+        number = random.randrange(len(RECORDS))
+        if number in OF_NO_USE:
+            expected.append((text.count("\n") + 1, row, OF_NO_USE[number]))
+        text += RECORDS[number].format(end=end, quote=quote)
+        row += RECORDS[number] != "{end}"
+    path = tmp_path / "a.csv"
+    path.write_bytes(text.encode(encoding))
+    form = Format(encoding=encoding, quote_char=quote)
+    found = rejected_of(path, form, max_rejected_fraction=1)
+    assert [fault for fault in found if "train split" not in fault[2]] == expected
+
+
+@pytest.mark.parametrize(("name", "mark"), [("a.tsv", "\t"), ("a.csv.gz", ",")])
+def test_rejected_rows_of_tabs_and_packed_files_have_their_line(tmp_path, name, mark):
+    lines = ["text,label", "a,x", "", ",y", '"b', 'c",x', ",z"]
+    content = "\n".join(lines).replace(",", mark).encode()
+    packed = gzip.compress(content) if name.endswith("gz") else content
+    found = rejected_of(write(tmp_path / name, packed))
+    assert [fault[:2] for fault in found if fault[2] == "text is empty"] == [
+        (4, 1),
+        (7, 3),
+    ]
+
+
+def test_lines_swallowed_by_a_quote_have_each_their_line(tmp_path):
+    path = write(tmp_path / "a.csv", 'text,label\na,x\n"b,x\nc,y\nd",y,z\ne,x\n')
+    faults = [fault for fault in rejected_of(path) if "several lines" in fault[2]]
+    assert [fault[:2] for fault in faults] == [(3, 1), (4, 1), (5, 1)]
+
+
+@pytest.mark.parametrize("mark", ["\u2028", "\x0c", "\x85"])
+def test_a_mark_that_python_takes_for_an_end_of_line_ends_no_row(tmp_path, mark):
+    path = write(tmp_path / "a.csv", f"text,label\na,x\nb{mark}c,y,z\nd,x\ne\n")
+    faults = [f for f in rejected_of(path, max_rejected_fraction=1) if "fields" in f[2]]
+    assert [fault[:2] for fault in faults] == [(3, 1), (5, 3)]
+
+
+def test_rejected_rows_of_json_lines_have_their_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("flatout.engine.data.readers.json_reader.BLOCK_BYTES", 100)
+    good = json.dumps({"text": "a", "label": "x"})
+    kinds = [good, "", "{", "  ", '{"text": " ", "label": "x"}', "[1]"]
+    random = Random(3)
+    lines = [good, *(random.choice(kinds) for _ in range(300))]
+    path = write(tmp_path / "a.jsonl", "\n".join(lines))
+    expected = [n for n, line in enumerate(lines, 1) if line in {"{", *kinds[4:]}]
+    faults = rejected_of(path, columns=TEXTS)
+    assert [line for line, *_ in faults] == expected
+
+
+def test_rejected_rows_of_tables_have_no_line(tmp_path):
+    table = pa.table({"text": ["a", None, "b"], "label": ["x", "x", "x"]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    found = rejected_of(tmp_path / "a.parquet", columns=TEXTS)
+    assert found == [(None, 1, "text is missing")]
+
+
+def test_too_many_bad_rows_are_told_by_their_lines(tmp_path):
+    content = "text,label\n\na,x\n\n,y\nb,x\n,y\n"
+    files = TextFiles(write(tmp_path / "a.csv", content))
+    with pytest.raises(
+        SplitError, match=r"2 x text is empty: lines a\.csv:5, a\.csv:7"
+    ):
+        plan_split(files, CLASSES, SplitSettings())["train_rows"].to_dataset()
+
+
+def test_labels_are_told_by_their_lines(tmp_path):
+    lines = [f"text {i},{i % 2}" for i in range(200)]
+    rows = ["text,label", "", *lines, "text 3,0", "by itself,rare"]
+    files = TextFiles(write(tmp_path / "a.csv", "\n".join(rows)))
+    plan = plan_split(files, CLASSES, SplitSettings(max_rejected_fraction=1))
+    report = plan["split_report"].value()
+    assert report["several_labels_at"] == [
+        ["'1' in line a.csv:6", "'0' in line a.csv:203"]
+    ]
+    assert report["labels_seen_once"] == {"rare": "line a.csv:204"}
+
+
+def test_a_json_line_without_end_is_passed_over(tmp_path, monkeypatch):
+    """Memory stays that of a block, however much a packed file holds in one line."""
+    monkeypatch.setattr("flatout.engine.data.readers.json_reader.BLOCK_BYTES", 1 << 16)
+    monkeypatch.setattr(
+        "flatout.engine.data.readers.json_reader.LINE_BYTES", 1 << 20, raising=False
+    )
+    good = b'{"text": "a", "label": "x"}\n'
+    endless = b'{"text": "' + b"b" * (32 << 20)
+    packed = gzip.compress(b"\n" + good + endless + b"\n\n" + good + endless, 1)
+    path = write(tmp_path / "a.jsonl.gz", packed)
+    del endless, packed
+    tracemalloc.start()
+    rows, broken = rows_of(TextFiles(path))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 << 20
+    assert [row for _, row, *_ in rows] == [0, 2]
+    assert [(row, reason) for row, reason, _ in broken] == [
+        (1, "a line of more than 1 MiB"),
+        (3, "a line of more than 1 MiB"),
+    ]
+    assert [fault[0] for fault in rejected_of(path, columns=TEXTS)] == [3, 6]
+
+
+def test_columns_of_a_file_that_begins_with_an_endless_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("flatout.engine.data.readers.json_reader.BLOCK_BYTES", 64)
+    monkeypatch.setattr(
+        "flatout.engine.data.readers.json_reader.LINE_BYTES", 256, raising=False
+    )
+    good = '{"text": "a", "label": "x"}\n'
+    path = write(tmp_path / "a.jsonl", "x" * 1000 + "\n" + good)
+    assert TextFiles(path).column_names == COLUMNS
 
 
 def test_dates_in_json_stay_text(tmp_path):
@@ -424,7 +576,7 @@ def test_without_permission_to_read(tmp_path, what):
 
 
 def test_a_row_longer_than_a_block_says_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.setattr("flatout.engine.data.csv_reader.BLOCK_BYTES", 1 << 12)
+    monkeypatch.setattr("flatout.engine.data.readers.csv_reader.BLOCK_BYTES", 1 << 12)
     path = write(tmp_path / "a.csv", "text,label\n" + "a" * 10_000 + ",x\nb,y\n")
     with pytest.raises(RawTextsError, match="Is a quote never closed"):
         rows_of(TextFiles(path))

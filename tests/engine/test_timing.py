@@ -1,15 +1,16 @@
 """Windows with a clock of our own; rates that do not depend on how work is cut."""
 
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from flatout.engine import timing
-from flatout.engine.flops import ModelFlops, peak_tflops
-from flatout.engine.timing import Rates, Window, WindowClock, steady
-from tests.engine.families import step_rows, task_model
+from flatout.engine.batches.worker_times import WorkerTimes
+from flatout.engine.train.recording import timing
+from flatout.engine.train.recording.timing import Rates, Window, WindowClock, steady
+from tests.engine.families import step_rows
 
 
 @pytest.fixture
@@ -28,11 +29,15 @@ def run_step(windows, now, batch, wait_s, compute_s):
 
 def test_a_window_counts_real_samples_over_wall_time(clock):
     batch = step_rows("bert", "sequence-classification", "grouped")[0]
+    batch = replace(batch, attention_pairs=7)
     windows = WindowClock(torch.device("cpu"))
     for _ in range(4):
         run_step(windows, clock, batch, wait_s=0.25, compute_s=0.75)
     window = windows.close()
     assert (window.steps, window.samples, window.wall_s) == (4, 48, 4.0)
+    assert (window.attention_pairs, window.targets) == (28, 48)
+    assert window.tokens == 4 * batch.num_tokens
+    assert window.padded_tokens == 4 * batch.num_padded_tokens
     assert window.wait_s == pytest.approx(1.0)
     assert window.step_ms == pytest.approx([1000.0] * 4)
     rates = Rates.over([window])
@@ -54,6 +59,93 @@ def test_pauses_are_no_step_time(clock):
     window = windows.close()
     assert window.wall_s == 2.0
     assert window.step_ms == pytest.approx([1000.0, 1000.0])
+
+
+class Workers:
+    """Two workers beside a clock of our own: each makes every second batch, in
+    `batch_s`, and at most `DEPTH` lie ready or are in the making."""
+
+    DEPTH = 4
+
+    def __init__(self, now, batch_s):
+        self.now, self.batch_s, self.times = now, batch_s, WorkerTimes(2)
+        self.made_at_s, self.told, self.taken = [], 0, 0
+        for _ in range(self.DEPTH):
+            self._begin(0.0)
+
+    def _begin(self, asked_s):
+        free_s = self.made_at_s[-2] if len(self.made_at_s) > 1 else 0.0
+        self.made_at_s.append(max(free_s, asked_s) + self.batch_s)
+
+    def take(self) -> float:
+        """How long the step waits for its batch."""
+        wait_s = max(0.0, self.made_at_s[self.taken] - self.now.s)
+        self.taken += 1
+        self._begin(self.now.s + wait_s)
+        return wait_s
+
+    def tell(self) -> float:
+        made = sum(made_s <= self.now.s for made_s in self.made_at_s)
+        for batch in range(self.told, made):
+            self.times.add(batch % 2, self.batch_s)
+        self.told = made
+        return self.times.batch_s()
+
+
+def simulated(now, batch_s, evaluate_every, log_every, steps=120) -> list[Window]:
+    """Windows of a training with steps of 1 s and evaluations of 50 s."""
+    batch = step_rows("bert", "sequence-classification", "packed")[0]
+    windows, workers = WindowClock(torch.device("cpu")), Workers(now, batch_s)
+    found = []
+    for done in range(1, steps + 1):
+        run_step(windows, now, batch, workers.take(), 1.0)
+        if done == timing.WARMUP_STEPS:
+            windows.begin()
+        if done % log_every == 0 and done > timing.WARMUP_STEPS:
+            found.append(windows.close(batch_s=workers.tell()))
+        if evaluate_every and done % evaluate_every == 0:
+            windows.pause()
+            now.s += 50
+            windows.resume()
+    return found
+
+
+@pytest.mark.parametrize("log_every", [1, 10, 50])
+@pytest.mark.parametrize("evaluate_every", [None, 2, 8, 40])
+@pytest.mark.parametrize("times_too_slow", [0, 0.9, 1.1, 1.3, 4])
+def test_no_pause_changes_a_rate(clock, times_too_slow, evaluate_every, log_every):
+    """A loader that keeps up gives the steps' rate, any other one its own."""
+    windows = simulated(clock, 2.0 * times_too_slow, evaluate_every, log_every)
+    rate = 12 / max(1.0, times_too_slow)
+    assert Rates.over(windows).samples_per_s == pytest.approx(rate, rel=0.03)
+    points = [Rates.over([window]).samples_per_s for window in windows]
+    assert max(points) < 1.03 * rate
+    if times_too_slow < 1:
+        assert points == pytest.approx([12.0] * len(points))
+
+
+def test_batches_from_a_pause_count_as_waited_for(clock):
+    """Four steps of 1 s on stored batches; the loader needs 4 s for each."""
+    batch = step_rows("bert", "sequence-classification", "packed")[0]
+    windows = WindowClock(torch.device("cpu"))
+    for _ in range(4):
+        run_step(windows, clock, batch, 0.0, 1.0)
+    rates = Rates.over([windows.close(batch_s=4.0)])
+    assert (rates.samples_per_s, rates.loader_wait_pct) == (3.0, 75.0)
+
+
+def test_what_a_batch_costs_the_workers_is_of_late():
+    times = WorkerTimes(2)
+    assert times.batch_s() == 0.0
+    for worker in (0, 1, 0, 1):
+        times.add(worker, 6.0)
+    assert times.batch_s() == 3.0
+    times.add(0, 1.0)
+    assert times.batch_s() == 3.0  # one is too few
+    for worker in (1, 0, 1):
+        times.add(worker, 1.0)
+    assert times.batch_s() == 0.5
+    assert WorkerTimes(0).batch_s() == 0.0
 
 
 def test_the_next_window_starts_from_zero(clock):
@@ -100,26 +192,7 @@ def test_compilations_are_timed_apart():
     clock._started()
     time.sleep(0.01)
     clock._ended()
+    clock._ended()  # of what began before anyone listened
     clock.add(1.0)
     assert clock.count == 2
     assert 1.01 <= clock.seconds < 1.5
-
-
-def test_flops_count_what_is_computed():
-    model = task_model("bert", "sequence-classification", "sdpa").model
-    whole, narrowed = ModelFlops.of(model), ModelFlops.of(model, narrowed=True)
-    # q, k, v, output 16 x 16 each, up 16 x 32, down 32 x 16, biases, two norms.
-    layer = 4 * (16 * 16 + 16) + (16 * 32 + 32) + (32 * 16 + 16) + 4 * 16
-    behind = layer - 3 * (16 * 16 + 16)
-    assert whole.body_parameters - narrowed.body_parameters == behind
-    assert narrowed.head_parameters - whole.head_parameters == behind
-    one = Window(1, 1, 7, 7, 49, 1, 1.0, 0.0, [1.0], True)
-    assert whole.of_window(one) == (
-        6 * whole.body_parameters * 7 + 6 * whole.head_parameters * 1 + 12 * 2 * 16 * 49
-    )
-
-
-def test_peaks_of_known_cards():
-    assert peak_tflops("NVIDIA H200") == 989.5
-    assert peak_tflops("NVIDIA A100-SXM4-80GB") == 312.0
-    assert peak_tflops("AMD EPYC") is None

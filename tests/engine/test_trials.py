@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import statistics
 import subprocess
@@ -15,10 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flatout.engine.bench import trials
-from flatout.engine.bench.bench import Bench
-from flatout.engine.bench.trial_spec import TrialResult, with_changes
-from flatout.engine.bench.trials import run_isolated
+from flatout.engine.benchmark.runner import Bench
+from flatout.engine.benchmark.trials import processes as trials
+from flatout.engine.benchmark.trials.processes import run_isolated
+from flatout.engine.benchmark.trials.trial_spec import TrialResult, with_changes
 from tests.conftest import PROJECT
 from tests.engine.benches import job_files, settings, spec
 
@@ -34,8 +35,8 @@ COLUMNS = (
 
 @pytest.fixture
 def bad_trials(monkeypatch):
-    """Trials of kind `peer` run tests/engine/bad_trial.py."""
-    monkeypatch.setitem(trials.MODULES, "peer", "tests.engine.bad_trial")
+    """Trials run tests/engine/bad_trial.py."""
+    monkeypatch.setattr(trials, "MODULE", "tests.engine.bad_trial")
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
 
 
@@ -56,7 +57,7 @@ def test_a_line_has_the_columns_that_scripts_rely_on_in_order():
 def test_a_trial_on_real_rows(tmp_path):
     bench = Bench(settings(), job_files(tmp_path), tmp_path / "sweep")
     bench.start()
-    trial = bench.run("end_to_end", {"train.strategy": "grouped"})
+    trial = bench.run("end_to_end", {"train.batching": "grouped"})
     assert (trial.status, trial.note or "-") == ("ok", trial.note or "-")
     assert (trial.strategy, trial.precision, trial.num_workers) == (
         "grouped",
@@ -78,9 +79,9 @@ def test_a_trial_on_real_rows(tmp_path):
 def test_two_configurations_by_turns(tmp_path):
     bench = Bench(settings(repeats=2), job_files(tmp_path), tmp_path / "sweep")
     bench.start()
-    below = with_changes(bench.settings, {"train.strategy": "fixed"})
+    below = with_changes(bench.settings, {"train.batching": "fixed"})
     options = {"below": below.model_dump(mode="json", exclude={"benchmark", "sweep"})}
-    trial = bench.run("end_to_end", {"train.strategy": "packed"}, options=options)
+    trial = bench.run("end_to_end", {"train.batching": "packed"}, options=options)
     assert (trial.status, trial.strategy) == ("ok", "packed")
     figures = bench.figures[trial.trial_id]
     times = figures["turns_times_below"]
@@ -90,7 +91,7 @@ def test_two_configurations_by_turns(tmp_path):
     assert figures["below_samples_per_s"] > 0
     folder = tmp_path / "sweep" / trial.key
     stored = json.loads((folder / "below" / "spec.json").read_text())
-    assert stored["spec"]["settings"]["train"]["strategy"] == "fixed"
+    assert stored["spec"]["settings"]["train"]["batching"] == "fixed"
     assert not processes_that_name(folder / "below")
 
 
@@ -102,8 +103,8 @@ def test_what_stands_below_and_ends_costs_its_trial_alone(tmp_path):
     below["model"]["name_or_path"] = "no/such-folder"
     trial = bench.run("end_to_end", options={"below": below})
     assert (trial.status, trial.note) == (
-        "error",
-        "NeighbourError: what stands below ended with status 1: see this trial's log",
+        "unpaired",
+        "BaselineError: what stands below ended with status 0: see this trial's log",
     )
     assert "no/such-folder" in Path(trial.log).read_text()
     assert bench.run("end_to_end").ok
@@ -119,7 +120,7 @@ def test_what_stands_below_ends_with_a_trial_that_is_killed(tmp_path):
     stored = {"spec": pair.as_json(), "job": asdict(files)}
     (tmp_path / "spec.json").write_text(json.dumps(stored))
     trial = subprocess.Popen(
-        [sys.executable, "-m", "flatout.engine.bench.trial", str(tmp_path)],
+        trials.command(pair, tmp_path),
         env={**os.environ, "PYTHONPATH": PYTHONPATH},
         start_new_session=True,
     )
@@ -180,9 +181,11 @@ def test_a_trial_that_fills_the_memory_is_ended(bad_trials, tmp_path):
     assert (found.status, found.note) == ("oom", "stopped at 0.6 GiB resident")
 
 
-def rerun(folder):
+def by_hand(folder):
+    """Type what the log begins with."""
+    line = (folder / "log.txt").read_text().splitlines()[0]
     return subprocess.run(
-        [sys.executable, "-m", "flatout.engine.bench.rerun", str(folder)],
+        shlex.split(line.removeprefix("$ ")),
         capture_output=True,
         check=False,
         text=True,
@@ -203,20 +206,11 @@ def test_a_trial_again_by_hand_is_the_same(tmp_path, kind, options, ranks):
     assert (trial.status, trial.world_size) == ("ok", ranks)
     result = tmp_path / "sweep" / trial.key / "result.json"
     first = json.loads(result.read_text())["figures"]
-    again = rerun(result.parent)
+    again = by_hand(result.parent)
     assert again.returncode == 0, again.stderr
-    assert again.stdout.splitlines()[-1].startswith("ok: ")
-    assert again.stdout.splitlines()[-1].endswith(f"; figures: {result}")
     second = json.loads(result.read_text())["figures"]
     assert second.keys() == first.keys()
     assert second["samples_per_s"] not in (0, first["samples_per_s"])
-
-
-def test_what_is_no_folder_of_a_trial_is_told(tmp_path):
-    again = rerun(tmp_path)
-    assert again.returncode == 2
-    spec_file = tmp_path / "spec.json"
-    assert f"{spec_file} does not exist: name a trial's folder" in again.stderr
 
 
 def test_a_batch_larger_than_the_data_needs_no_process(tmp_path):
@@ -248,10 +242,10 @@ def test_the_key_of_a_trial_is_all_that_decides_its_answer():
 SWEEP = """
 import sys
 from pathlib import Path
-from flatout.engine.bench import trials
-from flatout.engine.bench.bench import Bench
+from flatout.engine.benchmark.trials import processes as trials
+from flatout.engine.benchmark.runner import Bench
 from tests.engine.benches import job_files, settings
-trials.MODULES["peer"] = "tests.engine.bad_trial"
+trials.MODULE = "tests.engine.bad_trial"
 folder = Path(sys.argv[1])
 bench = Bench(settings(), job_files(folder), folder / "sweep")
 bench.start()
@@ -299,12 +293,8 @@ def test_a_killed_sweep_goes_on_and_leaves_no_process(tmp_path):
     again, _ = start_sweep(tmp_path, "fine", "fault").communicate(timeout=60)
     assert again == "fine ok 1\nfault error 1\n"
     # That one came to its end: the next is measured anew.
-    state = tmp_path / "sweep" / "sweep.json"
-    bench = Bench(settings(), job_files(tmp_path), state.parent)
-    for torn in (False, True):
-        bench.start()
-        assert [file.name for file in state.parent.iterdir()] == [state.name]
-        assert json.loads(state.read_text())["running"]
-        if not torn:
-            state.write_text('{"runn')
-            (state.parent / "kept").touch()
+    running = tmp_path / "sweep" / "running"
+    assert not running.exists()
+    bench = Bench(settings(), job_files(tmp_path), running.parent)
+    bench.start()
+    assert [file.name for file in running.parent.iterdir()] == [running.name]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.engine.bench.trial_spec import TrialResult
-from flatout.engine.bench.verdict import guide_e, judge, scaling_share
+from flatout.engine.benchmark.trials.trial_spec import TrialResult
+from flatout.engine.benchmark.verdict import guide_e, judge, scaling_share
 from tests.engine.benches import spec
 
 
@@ -42,10 +42,15 @@ def trial(**figures) -> TrialResult:
         ({"status": "oom", "note": "full"}, "memory", "full"),
         ({"status": "error", "total_ms": None, "note": "no"}, "unknown", "no"),
         (
-            {"padding_pct": 40.0, "mfu_pct": 20.0, "gpu_util_pct": 99.0},
+            {
+                "padding_pct": 40.0,
+                "mfu_pct": 20.0,
+                "share_of_measured_peak_pct": 25.0,
+                "gpu_util_pct": 99.0,
+            },
             "compute",
-            "waits 1 % for batches, 20 % of the device's peak, GPU busy 99 %, "
-            "40 % of the tokens are padding",
+            "waits 1 % for batches, 20 % of the data sheet's peak, "
+            "25 % of the measured peak, GPU busy 99 %, 40 % of the tokens are padding",
         ),
     ],
 )
@@ -90,7 +95,7 @@ def test_advice_names_the_next_thing_to_change():
 
 def test_what_lost_in_the_same_sweep_is_not_advised():
     padded = trial(strategy="grouped", padding_pct=40.0)
-    assert judge(padded).advice.startswith("train.strategy: packed")
+    assert judge(padded).advice.startswith("train.batching: packed")
     packed = trial(strategy="packed", samples_per_s=1.0)
     assert "packed" not in judge(padded, tried=[packed]).advice
     waits = trial(io_ms=50.0, num_workers=0)

@@ -8,7 +8,7 @@ import signal
 import psutil
 import pytest
 
-from flatout.engine.data.workers import WorkerError, run_in_order, serve
+from flatout.engine.machine.workers import WorkerError, run_in_order, serve
 
 pytestmark = pytest.mark.process
 

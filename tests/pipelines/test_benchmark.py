@@ -20,17 +20,17 @@ from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 from mlflow import MlflowClient
 
-from flatout.benchmark_hooks import TunedHooks, tuned_mismatches
-from flatout.benchmarks.comparisons import ladder_text
-from flatout.benchmarks.durations import time_to_train_text
-from flatout.benchmarks.figures import PHASES, ladder, phases, throughput
-from flatout.benchmarks.markdown import time_text
-from flatout.benchmarks.report import findings_text, report_text
 from flatout.datasets import KeptTable, TunedParameters
-from flatout.engine.bench.ladder import ALONE
-from flatout.engine.settings import parse_settings
+from flatout.engine.benchmark.ladder import ALONE
+from flatout.engine.parameters import parse_settings
 from flatout.pipelines.benchmark import create_pipeline
 from flatout.pipelines.benchmark.nodes import show_benchmark, write_tuned
+from flatout.project.parameter_hooks import TunedHooks, tuned_mismatches
+from flatout.reports.comparisons import ladder_text
+from flatout.reports.durations import time_to_train_text
+from flatout.reports.figures import PHASES, ladder, phases, throughput
+from flatout.reports.markdown import time_text
+from flatout.reports.report import findings_text, report_text
 from tests import warm
 from tests.conftest import PROJECT, kedro
 from tests.pipelines.tokens import write_tokens
@@ -125,7 +125,7 @@ SUMMARY = {
             "in_time": True,
         }
     ],
-    "tuned": None,
+    "tuned": {"gained": True},
     "free_global_batch": None,
     "loader": [],
     "scaling": [],
@@ -143,6 +143,7 @@ def test_the_headline_is_shown_with_ratios_and_failures():
         "over_trainer": 0.5646,
         "spread_pct": 0.31,
         "tflops_per_s": 118.3,
+        "mfu_pct": 11.96,
         "share_of_measured_peak": 0.1514,
         "reserved_memory_gib": 3.31,
         "first_step_s": 6.59,
@@ -153,11 +154,9 @@ def test_the_headline_is_shown_with_ratios_and_failures():
     flags = {**nothing, "flags": {"bf16": True}}
     summary = {**SUMMARY, "headline": [row, flags]}
     text = findings_text(summary, pd.DataFrame(), LADDER)
-    shown = (
-        "| flatout, batch 16 | 2,422 | 15.98x | 0.56x | 0.3 % | 118 | 15.1 % | 3.31 "
-    )
-    assert f"{shown}| 6.59 | ok |" in text
-    assert "| trainer-best, batch 8 |  |  |  |  |  |  |  |  | oom |" in text
+    shown = "| flatout, batch 16 | 2,422 | 15.98x | 0.56x | 0.3 % | 118 | 12.0 % |"
+    assert f"{shown} 15.1 % | 3.31 | 6.59 | ok |" in text
+    assert "| trainer-best, batch 8 |  |  |  |  |  |  |  |  |  | oom |" in text
     assert "- trainer-best, batch 8: `{'bf16': True}`" in text
 
 
@@ -203,7 +202,7 @@ def test_four_figures_and_a_page():
     report = shown["report"]
     for text in (
         "# Benchmark: tune",
-        "2026-01-02 03:04:05, H200, peak 989.50 TFLOP/s",
+        "2026-01-02 03:04:05, H200, peak by data sheet 989.50 TFLOP/s",
         "| recommended | 001 | 8 | packed | 512 | 0 | 50 | 1.5 |",
         "## Bound by: compute",
         "## Time to train 3 epochs",
@@ -229,6 +228,13 @@ def test_four_figures_and_a_page():
 )
 def test_times_have_the_unit_that_fits(hours, text):
     assert time_text(hours) == text
+
+
+def test_a_search_that_gained_nothing_sends_nobody_to_its_settings():
+    summary = {**SUMMARY, "tuned": {"gained": False}}
+    text = findings_text(summary, pd.DataFrame([TRIAL]), LADDER)
+    assert "Nothing was gained: no settings are faster than the configured" in text
+    assert "Train with it" not in text
 
 
 def test_one_epoch_is_no_epochs():
@@ -467,7 +473,7 @@ def test_an_empty_benchmark_is_shown_as_such():
     failed = {**TRIAL, "label": "as configured", "status": "timeout"}
     failed |= {"note": "stopped after 60 s", "log": "l.txt"}
     empty = {**SUMMARY, "picks": {"fastest": None}, "verdict": None, "failed": failed}
-    empty |= {"time_to_train": [], "trials": {}}
+    empty |= {"time_to_train": [], "trials": {}, "tuned": None}
     shown = show_benchmark(pd.DataFrame(), empty, pd.DataFrame())
     assert shown["throughput"].layout.annotations[0].text == "no training was measured"
     assert "benchmark.mode=ladder" in shown["ladder"].layout.annotations[0].text
@@ -520,10 +526,10 @@ def test_a_read_only_conf_loses_nothing(tmp_path, caplog, monkeypatch):
 @pytest.mark.parametrize(
     ("folder", "how"),
     [
-        ("conf", "train with kedro run --env=tuned"),
+        ("conf", "kedro run --env=tuned trains with it"),
         (
             "data",
-            "to train with it, copy it to conf/tuned, then kedro run --env=tuned",
+            "copied to conf/tuned, kedro run --env=tuned trains with it",
         ),
     ],
 )
@@ -601,10 +607,13 @@ def test_a_grid_from_the_command_line(data):
     assert recommended in ("002", "003")
     assert f"> {recommended}" in done.stdout
     assert "Bound by: " in done.stdout
-    assert "Train with it: kedro run --env=tuned" in done.stdout
+    gained = summary["tuned"]["gained"]
+    assert recommended == "003" or not gained
+    advice = "Train with it: kedro run --env=tuned" if gained else "Nothing was gained:"
+    assert advice in done.stdout
     tuned = yaml.safe_load((data / "tuned" / "parameters.yml").read_text())
     assert (
-        tuned["train"]["strategy"] == {"002": "packed", "003": "grouped"}[recommended]
+        tuned["train"]["batching"] == {"002": "packed", "003": "grouped"}[recommended]
     )
     assert "# Benchmark: grid" in (folder / "benchmark_report.md").read_text()
     assert_nested_runs(data)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 import textwrap
+from collections import Counter
+from pathlib import Path
+from typing import ClassVar
 
 import datasets
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from kedro.io import DataCatalog, DatasetError, MemoryDataset
 from kedro.runner import SequentialRunner
+from kedro_datasets import huggingface
 
 from flatout.datasets import (
     HubTexts,
@@ -19,11 +26,13 @@ from flatout.datasets import (
     KeyedParquetDataset,
     TextFiles,
 )
+from flatout.engine.parameters import SplitSettings
 from flatout.pipelines.split import create_pipeline
 from flatout.pipelines.split.nodes import split_rows
 
 SPLITS = ("train_rows", "validation_rows", "test_rows")
 PARAMETERS = {"text_column": "review", "label_column": "stars"}
+OPTIONS = SplitSettings(**PARAMETERS)
 
 
 def frame_of(count):
@@ -39,7 +48,7 @@ def catalog_of(folder, raw_texts, task="sequence-classification", **split):
     return DataCatalog(
         {
             "raw_texts": raw_texts,
-            "params:split": MemoryDataset({**PARAMETERS, **split}),
+            "params:split": MemoryDataset(SplitSettings(**{**PARAMETERS, **split})),
             "params:model.task": MemoryDataset(task),
             "rejected_rows": KeyedParquetDataset(
                 filepath=str(folder / "rejected.parquet")
@@ -64,7 +73,7 @@ def test_what_goes_in_and_comes_out():
 
 
 def test_the_node_is_a_plain_function():
-    recipes = split_rows(frame_of(300), PARAMETERS, "sequence-classification")
+    recipes = split_rows(frame_of(300), OPTIONS, "sequence-classification")
     rows = recipes["train_rows"].to_dataset()
     assert rows.column_names == ["text", "label", "source_row"]
     assert set(rows["label"][:]) == {"00", "01", "02", "03"}
@@ -137,7 +146,7 @@ def data_frame(folder):
 def test_every_kind_of_input_gives_the_same_splits(tmp_path, make):
     (tmp_path / "in").mkdir()
     rows = run(catalog_of(tmp_path, make(tmp_path / "in")))
-    expected = split_rows(frame_of(300), PARAMETERS, "sequence-classification")
+    expected = split_rows(frame_of(300), OPTIONS, "sequence-classification")
     for name in SPLITS:
         assert set(rows[name]["text"][:]) == set(expected[name].to_dataset()["text"][:])
         assert set(rows[name]["label"][:]) <= {"00", "01", "02", "03"}
@@ -173,17 +182,32 @@ def test_a_report_of_what_became_of_the_rows(tmp_path):
     assert report["texts_in_two_splits"] == 0
 
 
-def test_several_splits_in_the_data_ask_which(tmp_path):
+def test_splits_of_other_names_ask_which():
     rows = datasets.Dataset.from_pandas(frame_of(20))
-    data = datasets.DatasetDict({"train": rows, "test": rows})
-    with pytest.raises(ValueError, match=r"split: train\+test"):
-        split_rows(data, PARAMETERS, "sequence-classification")
+    data = datasets.DatasetDict({"train": rows, "unsupervised": rows})
+    with pytest.raises(ValueError, match=r"split: train\+unsupervised"):
+        split_rows(data, OPTIONS, "sequence-classification")
+
+
+@pytest.mark.parametrize("kind", ["CSV", "JSON", "Parquet"])
+def test_an_entry_of_hugging_face_with_one_split_is_its_rows(tmp_path, kind):
+    """`load_dataset` gives a plain file as a dict of one split, called train."""
+    path = tmp_path / f"reviews.{kind.lower()}"
+    rows = datasets.Dataset.from_pandas(frame_of(60))
+    getattr(rows, f"to_{kind.lower()}")(str(path))
+    entry = getattr(huggingface, f"{kind}Dataset")(path=str(path))
+    assert list(entry.load()) == ["train"]
+    catalog = catalog_of(tmp_path, entry)
+    run(catalog)
+    assert catalog["split_report"].load()["rows_in"] == 60
+    found = [text for name in SPLITS for text in catalog[name].load()["text"]]
+    assert sorted(found) == sorted(frame_of(60)["review"])
 
 
 def test_a_stream_is_refused():
     stream = datasets.Dataset.from_pandas(frame_of(20)).to_iterable_dataset()
     with pytest.raises(ValueError, match="rows are read more than once"):
-        split_rows(stream, PARAMETERS, "sequence-classification")
+        split_rows(stream, OPTIONS, "sequence-classification")
 
 
 def test_numbers_of_classes_become_their_names():
@@ -198,7 +222,7 @@ def test_numbers_of_classes_become_their_names():
         "stars": [i % 2 for i in range(200)],
     }
     rows = datasets.Dataset.from_dict(values, features=features)
-    recipes = split_rows(rows, PARAMETERS, "sequence-classification")
+    recipes = split_rows(rows, OPTIONS, "sequence-classification")
     assert set(recipes["train_rows"].to_dataset()["label"][:]) == {"bad", "good"}
 
 
@@ -221,12 +245,13 @@ WITHOUT_TORCH = """
     import pandas as pd
     from flatout.datasets import DocstringCorpus, KeyedArrowDataset, KeyedJSONDataset
     from flatout.datasets import KeyedParquetDataset, TextFiles
+    from flatout.engine.parameters import SplitSettings
     from flatout.pipelines.split import create_pipeline
     from flatout.pipelines.split.nodes import split_rows
 
     texts = [f"text {i}" for i in range(100)]
     frame = pd.DataFrame({"text": texts, "label": ["a", "b"] * 50})
-    recipes = split_rows(frame, {}, "sequence-classification")
+    recipes = split_rows(frame, SplitSettings(), "sequence-classification")
     KeyedArrowDataset(filepath=sys.argv[1]).save(recipes["train_rows"])
     KeyedArrowDataset(filepath=sys.argv[1]).load()
     print("imported:", sorted({"torch", "transformers"} & set(sys.modules)))
@@ -245,3 +270,62 @@ def test_split_never_imports_torch(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout == "imported: []\n"
     assert len(datasets.load_from_disk(tmp_path / "rows")) == 82
+
+
+class Counted(io.FileIO):
+    """A file, whose reads are summed up by its name."""
+
+    bytes_read: ClassVar[Counter[str]] = Counter()
+
+    def read(self, size=-1):
+        data = super().read(size)
+        self.bytes_read[str(self.name)] += len(data)
+        return data
+
+    def readinto(self, buffer):
+        size = super().readinto(buffer)
+        self.bytes_read[str(self.name)] += size
+        return size
+
+
+def write_rows(path, bad):
+    """About 8 MB; `bad`: rows and labels whose lines have to be looked up."""
+    frame = frame_of(50_000)
+    frame["review"] += " and so on, for as long as a review takes to be written\n" * 2
+    if bad:
+        frame.loc[49_990, "review"], frame.loc[49_991, "stars"] = " ", "seen once"
+        frame = pd.concat([frame, frame.tail(3).assign(stars="another")])
+    match path.suffix:
+        case ".csv":
+            frame.to_csv(path, index=False)
+        case ".jsonl":
+            frame.to_json(path, orient="records", lines=True)
+        case ".parquet":
+            frame.to_parquet(path)
+    return len(frame)
+
+
+@pytest.mark.parametrize("bad", [False, True])
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_a_fresh_split_reads_its_file_at_most_three_times(
+    tmp_path, monkeypatch, kind, bad
+):
+    """Counted in bytes, looks at the header included."""
+    path = tmp_path / f"raw.{kind}"
+    rows = write_rows(path, bad)
+    opened, streamed, parquet = Path.open, pa.input_stream, pq.ParquetFile
+    monkeypatch.setattr(Counted, "bytes_read", Counter())
+    monkeypatch.setattr(
+        Path,
+        "open",
+        lambda p, *a, **k: Counted(p) if p == path else opened(p, *a, **k),
+    )
+    monkeypatch.setattr(pa, "input_stream", lambda p, **_: streamed(Counted(p)))
+    monkeypatch.setattr(pq, "ParquetFile", lambda p, **k: parquet(Counted(p), **k))
+    catalog = catalog_of(tmp_path, TextFiles(filepath=str(path)))
+    run(catalog)
+    report = catalog["split_report"].load()
+    assert (report["rows_in"], report["rejected"]) == (rows, int(bad))
+    assert len(report["labels_seen_once"]) == int(bad)
+    times = Counted.bytes_read[str(path)] / path.stat().st_size
+    assert 1.5 < times < 3.1

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from flatout.engine.settings import SettingsError, parse_settings
-from flatout.parameter_hooks import ParameterHooks
+from flatout.engine.parameters import SettingsError, parse_settings
 from flatout.pipelines.sweep import create_pipeline
+from flatout.project.parameter_hooks import ParameterHooks
 from tests import warm
 from tests.conftest import PROJECT, kedro
 from tests.pipelines.tokens import write_tokens

@@ -17,6 +17,7 @@ from flatout.datasets import (
     TokenizerFile,
     TokenizerFolder,
 )
+from flatout.engine.parameters import ModelSettings, TokenizeSettings, TrainSettings
 from flatout.engine.tokenizing.token_keys import StaleTokensError
 from flatout.pipelines.benchmark.nodes import run_trials
 from flatout.pipelines.sweep.nodes import run_sweep
@@ -47,11 +48,11 @@ def catalog_of(folder, model=MODEL, rows=rows_of, **tokenize):
                 f"{name}_rows": MemoryDataset(rows(n), copy_mode="assign")
                 for name, n in sizes
             },
-            "params:model": MemoryDataset(model),
+            "params:model": MemoryDataset(ModelSettings(**model)),
             "params:tokenize": MemoryDataset(
-                {"max_length": 24, "vocab_size": 90, **tokenize}
+                TokenizeSettings(**{"max_length": 24, "vocab_size": 90, **tokenize})
             ),
-            "params:train": MemoryDataset({"global_batch_size": 8}),
+            "params:train": MemoryDataset(TrainSettings(global_batch_size=8)),
             "tokenizer": TokenizerFolder(filepath=tokenizer),
             "tokenizer_file": TokenizerFile(filepath=tokenizer),
             "label_names": JSONDataset(filepath=str(folder / "label_names.json")),

@@ -17,11 +17,8 @@ from tests.engine.families import token_rows
 from tests.pipelines.tokens import write_tokens
 
 
-@pytest.mark.parametrize(
-    ("task", "family"), [("regression", "bert"), ("causal-lm", "gpt2")]
-)
-def test_tasks_without_classes_are_saved_whole(tmp_path, task, family):
-    """No confusion matrix: an empty one in its file, and no picture."""
+def trained(tmp_path, task, family, label_names=()):
+    """The folder of reports, of two steps on random rows."""
     bootstrap_project(PROJECT)
     asked = {
         "data_dir": str(tmp_path),
@@ -34,13 +31,31 @@ def test_tasks_without_classes_are_saved_whole(tmp_path, task, family):
     node = create_pipeline().only_nodes("train_model").nodes[0]
     tokens = datasets.Dataset(token_rows(task, 24).table)
     given = {f"{name}_tokens": tokens for name in ("train", "validation", "test")}
-    given |= {"tokenizer": AutoTokenizer.from_pretrained(folder), "label_names": []}
+    given |= {
+        "tokenizer": AutoTokenizer.from_pretrained(folder),
+        "label_names": list(label_names),
+    }
     inputs = {
         name: given[name] if name in given else catalog.load(name)
         for name in node.inputs
     }
     for name, output in node.run(inputs).items():
         catalog.save(name, output)
-    reports = tmp_path / "08_reporting"
-    assert json.loads((reports / "confusion_matrix.json").read_text()) == []
+    return tmp_path / "08_reporting"
+
+
+@pytest.mark.parametrize(
+    ("task", "family"), [("regression", "bert"), ("causal-lm", "gpt2")]
+)
+def test_tasks_without_classes_are_saved_whole(tmp_path, task, family):
+    reports = trained(tmp_path, task, family)
+    assert json.loads((reports / "train_report.json").read_text())["steps"] == 2
     assert [path.name for path in draw(reports)] == ["training.png", "phases.png"]
+
+
+def test_classes_go_by_their_names(tmp_path):
+    """Stars from 1 to 5, not classes from 0 to 4."""
+    names = ["1", "2", "3", "4", "a name that is longer than the picture is wide"]
+    reports = trained(tmp_path, "sequence-classification", "bert", names)
+    looks = (reports / "wrong_rows.jsonl").read_text().splitlines()
+    assert {json.loads(look)["label"] for look in looks} <= set(names)

@@ -7,6 +7,7 @@ import importlib
 from typing import Any
 
 _MODULES = {
+    "Digits": "digits",
     "DocstringCorpus": "docstring_corpus",
     "HubTexts": "hub_texts",
     "KeptTable": "benchmark_files",
@@ -14,7 +15,11 @@ _MODULES = {
     "KeyedJSONDataset": "keyed_files",
     "KeyedParquetDataset": "keyed_files",
     "KeyedPlotlyDataset": "keyed_files",
+    "LogSessions": "log_sessions",
+    "OwnSplits": "text_files",
     "ParquetStream": "parquet_stream",
+    "RawFiles": "raw_files",
+    "SyntheticSessions": "log_sessions",
     "TextFiles": "text_files",
     "TokenizerFile": "tokenizer_folder",
     "TokenizerFolder": "tokenizer_folder",

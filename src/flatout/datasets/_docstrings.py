@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.data.workers import serve
+from flatout.engine.machine.workers import serve
 
 MIN_WORDS = 3
 _OWNERS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from kedro.io import DatasetError
 
-from flatout.engine.data.content_key import ContentKey
+from flatout.engine.files.content_key import ContentKey
 
 logger = logging.getLogger(__name__)
 

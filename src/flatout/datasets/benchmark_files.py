@@ -10,6 +10,8 @@ from typing import Any
 import pandas as pd
 from kedro.io import AbstractDataset, DatasetError
 
+from flatout.engine.files.checked_paths import write_text
+
 logger = logging.getLogger(__name__)
 
 UNWRITABLE = frozenset(
@@ -89,8 +91,8 @@ class TunedParameters(AbstractDataset[str, str]):
     def _how_to_train(self) -> str:
         """Only a folder of conf/ is an environment."""
         if self._path.parent.parent.name == "conf":
-            return "train with kedro run --env=tuned"
-        return "to train with it, copy it to conf/tuned, then kedro run --env=tuned"
+            return "kedro run --env=tuned trains with it"
+        return "copied to conf/tuned, kedro run --env=tuned trains with it"
 
     def _exists(self) -> bool:
         return self._path.exists()
@@ -100,8 +102,5 @@ class TunedParameters(AbstractDataset[str, str]):
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    write_text(path, text)

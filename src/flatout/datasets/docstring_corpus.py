@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
-import os
 from collections import deque
 from collections.abc import Iterator
 from importlib import metadata
@@ -20,9 +19,10 @@ import pyarrow.parquet as pq
 import xxhash
 from kedro.io import AbstractDataset, DatasetError
 
-from flatout.engine.data.content_key import ContentKey
-from flatout.engine.data.workers import run_in_order
-from flatout.engine.environment import usable_cores
+from flatout.engine.files.checked_paths import sweep, write_file
+from flatout.engine.files.content_key import ContentKey
+from flatout.engine.machine.environment import usable_cores
+from flatout.engine.machine.workers import run_in_order
 
 logger = logging.getLogger(__name__)
 
@@ -205,10 +205,7 @@ def _file_blocks(package: str) -> Iterator[list[str]]:
 def _write(file: Path, table: pa.Table, key: ContentKey) -> None:
     """Whole or absent."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(f".{file.name}.writing-{os.getpid()}")
+    sweep(file.parent)
     fields = json.dumps(dict(key.fields))
-    try:
-        pq.write_table(table.replace_schema_metadata({"flatout_key": fields}), part)
-        os.replace(part, file)
-    finally:
-        part.unlink(missing_ok=True)
+    keyed = table.replace_schema_metadata({"flatout_key": fields})
+    write_file(file, lambda path: pq.write_table(keyed, path))

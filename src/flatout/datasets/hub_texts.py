@@ -10,7 +10,7 @@ from kedro.io import AbstractDataset, DatasetError
 class HubTexts(AbstractDataset[None, Any]):
     """Read-only rows of `name` on the Hub (or of a folder), by `datasets.load_dataset`.
 
-    `split` may join several (`train+test`): flatout makes its own. `revision`, a
+    `split` may join several (`train+test`); null: its own, as they are. `revision`, a
     commit, keeps the rows the same for ever. (Kedro's HFDataset asks the Hub again
     each time its name is printed, so it fails without network, and imports torch.)
     """
@@ -19,7 +19,7 @@ class HubTexts(AbstractDataset[None, Any]):
         self,
         *,
         name: str,
-        split: str = "train",
+        split: str | None = "train",
         subset: str | None = None,
         revision: str | None = None,
         cache_dir: str | None = None,

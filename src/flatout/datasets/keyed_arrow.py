@@ -9,8 +9,8 @@ from typing import Any
 from kedro.io import AbstractDataset, DatasetError
 
 from flatout.datasets._keyed import dataset_errors, log_changes
-from flatout.engine.data.arrow_folder import ArrowRecipe, TableRecipe, write_recipe
-from flatout.engine.data.whole_folder import is_current, stored_key
+from flatout.engine.files.arrow_folder import ArrowRecipe, TableRecipe, write_recipe
+from flatout.engine.files.atomic_folder import is_current, stored_key
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +46,7 @@ class KeyedArrowDataset(AbstractDataset[Any, Any]):
             logger.info("%s: unchanged, kept", self._folder.name)
             return
         log_changes(self._folder.name, recipe.key, stored_key(self._folder))
+        recipe.prepare(self._folder.parent)
         with dataset_errors():
             rows = write_recipe(self._folder, recipe)
         logger.info("%s: %s rows written", self._folder.name, f"{rows:,}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from abc import abstractmethod
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ from kedro.io import AbstractDataset, DatasetError
 from kedro_datasets._typing import PlotlyPreview
 
 from flatout.datasets._keyed import dataset_errors, log_changes
-from flatout.engine.data.content_key import ContentKey
+from flatout.engine.files.checked_paths import sweep, write_file
+from flatout.engine.files.content_key import ContentKey
 
 logger = logging.getLogger(__name__)
 KEY_NAME = "flatout_key"
@@ -36,14 +36,12 @@ class _KeyedFile(AbstractDataset[Any, Any]):
             logger.info("%s: unchanged, kept", self._file.stem)
             return
         log_changes(self._file.stem, data.key, stored)
-        part = self._file.with_name(f".{self._file.name}.writing-{os.getpid()}")
         with dataset_errors():
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                self._write(part, data)
-                os.replace(part, self._file)
-            finally:
-                part.unlink(missing_ok=True)
+            if hasattr(data, "prepare"):
+                data.prepare(self._file.parent)
+            sweep(self._file.parent)
+            write_file(self._file, lambda path: self._write(path, data))
 
     def _stored_key(self) -> ContentKey | None:
         try:

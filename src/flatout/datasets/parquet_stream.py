@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 from kedro.io import AbstractDataset, DatasetError
 
 from flatout.datasets._keyed import dataset_errors
-from flatout.engine.data.arrow_folder import merge_batches
+from flatout.engine.files.arrow_folder import merge_batches
+from flatout.engine.files.checked_paths import sweep, write_file
 
 
 class ParquetStream(AbstractDataset[Any, Any]):
@@ -27,16 +28,10 @@ class ParquetStream(AbstractDataset[Any, Any]):
         self.metadata = metadata
 
     def save(self, data: Any) -> None:
-        part = self._file.with_name(f".{self._file.name}.writing-{os.getpid()}")
         with dataset_errors():
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with pq.ParquetWriter(part, data.schema) as writer:
-                    for batch in merge_batches(data.batches(), data.schema):
-                        writer.write_batch(batch)
-                os.replace(part, self._file)
-            finally:
-                part.unlink(missing_ok=True)
+            sweep(self._file.parent)
+            write_file(self._file, partial(_write, data))
 
     def load(self) -> Any:
         if not self._exists():
@@ -50,3 +45,9 @@ class ParquetStream(AbstractDataset[Any, Any]):
 
     def _describe(self) -> dict[str, Any]:
         return {"filepath": str(self._file)}
+
+
+def _write(data: Any, path: Path) -> None:
+    with pq.ParquetWriter(path, data.schema) as writer:
+        for batch in merge_batches(data.batches(), data.schema):
+            writer.write_batch(batch)

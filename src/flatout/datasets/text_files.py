@@ -8,11 +8,37 @@ from typing import Any
 from kedro.io import AbstractDataset, DatasetError
 
 from flatout.datasets._keyed import dataset_errors
-from flatout.engine.data.file_reader import Format
-from flatout.engine.data.remote_files import RemoteFiles, shown
-from flatout.engine.data.text_files import TextFiles as _TextFiles
-from flatout.engine.data.text_files import reader_of
+from flatout.engine.data.forms.given_splits import SplitTexts, entry_of
+from flatout.engine.data.raw_texts import open_raw_texts
+from flatout.engine.data.readers.file_reader import Format
+from flatout.engine.data.readers.remote_files import RemoteFiles, shown
+from flatout.engine.data.readers.text_files import TextFiles as _TextFiles
+from flatout.engine.data.readers.text_files import reader_of
 from flatout.places import project_path
+
+
+class OwnSplits(AbstractDataset[None, Any]):
+    """Entries `raw_train_texts`, `raw_validation_texts` and `raw_test_texts`, as far
+    as there are such, as the one that the split reads."""
+
+    def __init__(self, parts: dict[str, Any]) -> None:
+        """Data sets by split; `train` is one of them."""
+        self.parts = parts
+
+    def load(self) -> SplitTexts:
+        """Readers, not rows, where the entries load as such."""
+        return SplitTexts(
+            {
+                name: open_raw_texts(part.load(), entry_of(name))
+                for name, part in self.parts.items()
+            }
+        )
+
+    def save(self, data: None) -> None:
+        raise DatasetError("raw texts are read-only")
+
+    def _describe(self) -> dict[str, Any]:
+        return {name: part._describe() for name, part in self.parts.items()}
 
 
 class TextFiles(AbstractDataset[None, Any]):
@@ -61,9 +87,17 @@ class TextFiles(AbstractDataset[None, Any]):
         return _TextFiles(path, self._form)
 
     def _fetched(self) -> Path:
-        remote = RemoteFiles(self._filepath, self._cache, reader_of, self._options)
         with dataset_errors():
-            return remote.fetch()
+            return self._remote.fetch()
+
+    def stamps(self, *, fetched: bool) -> dict[str, str | None]:
+        """Of a URL, by file: what the store says of it, or said of the copy."""
+        with dataset_errors():
+            return self._remote.fetched_stamps() if fetched else self._remote.stamps()
+
+    @property
+    def _remote(self) -> RemoteFiles:
+        return RemoteFiles(self._filepath, self._cache, reader_of, self._options)
 
     def save(self, data: None) -> None:
         raise DatasetError("text files are read-only")

@@ -9,7 +9,7 @@ from typing import Any
 from kedro.io import AbstractDataset, DatasetError
 
 from flatout.datasets._keyed import dataset_errors, log_changes
-from flatout.engine.data.whole_folder import is_current, stored_key, write_whole
+from flatout.engine.files.atomic_folder import is_current, stored_key, write_whole
 from flatout.engine.tokenizing.tokenizer import TokenizerFile as _TokenizerFile
 
 logger = logging.getLogger(__name__)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import uuid
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from kedro.io import AbstractDataset, DatasetError
+
+from flatout.engine.files.checked_paths import hidden_path, put_in_place, sweep
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -19,7 +19,8 @@ class TransformersModel(AbstractDataset[Any, "PreTrainedModel"]):
 
     What is saved is a model, or a model and its tokenizer, so that the folder serves
     `from_pretrained` and `transformers.pipeline` alone. The folder is whole or absent:
-    it is written beside its place and then renamed. Code from the folder never runs.
+    it is written beside its place and then renamed. Code from the folder runs only
+    with `trust_remote_code: true` among `load_args`.
 
     Example:
         ```yaml
@@ -39,7 +40,7 @@ class TransformersModel(AbstractDataset[Any, "PreTrainedModel"]):
         metadata: dict[str, Any] | None = None,
     ) -> None:
         self._filepath = PurePosixPath(filepath)
-        self._load_args = {"dtype": "float32", **(load_args or {})}
+        self._load_args = dict(load_args or {})
         self.metadata = metadata
 
     def save(self, data: Any) -> None:
@@ -47,34 +48,32 @@ class TransformersModel(AbstractDataset[Any, "PreTrainedModel"]):
         parts = data if isinstance(data, tuple) else (data,)
         target = Path(self._filepath)
         target.parent.mkdir(parents=True, exist_ok=True)
-        written = target.with_name(f".{target.name}-{uuid.uuid4().hex}")
+        sweep(target.parent)
+        written = hidden_path(target)
         try:
             for part in parts:
                 part.save_pretrained(written)
-            _replace(target, written)
+            put_in_place(written, target)
         finally:
             shutil.rmtree(written, ignore_errors=True)
 
     def load(self) -> PreTrainedModel:
         """The model in evaluation mode, on the CPU. Raises DatasetError."""
-        import transformers
+        from flatout.engine.models.building import ModelError, load_pretrained
 
-        folder = Path(self._filepath)
         self._check_there()
-        config = transformers.AutoConfig.from_pretrained(
-            folder, trust_remote_code=False
-        )
-        names = config.architectures or []
-        architecture = getattr(transformers, names[0], None) if names else None
-        if architecture is None:
-            raise DatasetError(
-                f"{folder}/config.json names {names or 'no architecture'}: not a model "
-                f"of transformers {transformers.__version__}, and code from the folder "
-                "is not run"
-            )
-        return architecture.from_pretrained(
-            folder, config=config, use_safetensors=True, **self._load_args
-        ).eval()
+        try:
+            model = load_pretrained(Path(self._filepath), **self._load_args)
+        except ModelError as error:
+            where = "(load_args of this entry, in conf/local/catalog.yml)"
+            raise DatasetError(f"{error} {where}") from error
+        result: PreTrainedModel = model.eval()
+        return result
+
+    def trust_code(self) -> None:
+        """Load with the folder's own code, as of a model that was trained just now with
+        `model.trust_remote_code`; unless `load_args` says no."""
+        self._load_args.setdefault("trust_remote_code", True)
 
     def _check_there(self) -> None:
         if self._exists():
@@ -91,12 +90,3 @@ class TransformersModel(AbstractDataset[Any, "PreTrainedModel"]):
 
     def _describe(self) -> dict[str, Any]:
         return {"filepath": str(self._filepath), "load_args": self._load_args}
-
-
-def _replace(target: Path, written: Path) -> None:
-    """Put the folder `written` at `target`; what was there goes only after that."""
-    old = target.with_name(f".{target.name}-old-{uuid.uuid4().hex}")
-    if target.exists():
-        os.replace(target, old)
-    os.replace(written, target)
-    shutil.rmtree(old, ignore_errors=True)

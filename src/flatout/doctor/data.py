@@ -9,12 +9,22 @@ import pyarrow.compute as pc
 from kedro.io import DataCatalog, DatasetError
 
 from flatout.datasets import DocstringCorpus, TextFiles
-from flatout.engine.data.raw_texts import RawTextsError, batches_of, open_raw_texts
+from flatout.engine.data.number_texts import all_numbers, prose_beside
+from flatout.engine.data.raw_texts import (
+    RawTexts,
+    RawTextsError,
+    batches_of,
+    open_raw_texts,
+)
+from flatout.engine.data.readers.row_lines import find_lines, named_place, row_numbers
 from flatout.engine.data.rows import CheckedBatch, Columns, check_batch
-from flatout.engine.data.whole_folder import stored_key
-from flatout.engine.doctor.finding import Finding, within
-from flatout.engine.settings import Settings
+from flatout.engine.data.split import DEFAULT_TEXT_COLUMN
+from flatout.engine.diagnosis.finding import Finding, within
+from flatout.engine.files.atomic_folder import stored_key
+from flatout.engine.parameters import Settings
+from flatout.engine.tasks import columns_of
 from flatout.engine.tokenizing.token_keys import changed_options
+from flatout.project.data_origin import tokens_fault
 
 READING_LIMIT_S = 4.0
 SHOWN_LABELS = 8
@@ -44,37 +54,60 @@ def raw_rows(catalog: DataCatalog, settings: Settings) -> list[Finding]:
 def judged(data: Any, settings: Settings) -> list[Finding]:
     """Of what the entry `raw_texts` loads as. Raises RawTextsError."""
     raw = open_raw_texts(data)
-    columns = Columns.of(settings.split, settings.model.task)
+    task = settings.model.task
+    columns = columns_of(settings.split, task)
     columns.check_present(raw)
     first = next(iter(batches_of(raw, columns.names)), None)
     if first is None or not (len(first.rows) or first.broken):
         raise RawTextsError("raw_texts is empty: it has columns but no rows")
     checked = check_batch(first, columns)
-    return [_columns(checked, columns, settings), _labels(checked, columns, settings)]
+    found = _columns(checked, columns, settings, raw)
+    return [found, _labels(checked, columns, settings)]
 
 
-def _columns(checked: CheckedBatch, columns: Columns, settings: Settings) -> Finding:
+def _columns(
+    checked: CheckedBatch, columns: Columns, settings: Settings, raw: RawTexts
+) -> Finding:
+    if all_numbers(checked.table.column("text")):
+        return _numbers(checked, columns, raw)
     names = ", ".join(columns.names)
     usable, bad = int(checked.good.sum()), checked.rejected.num_rows
     count = usable + bad
     text = f"columns {names} are there; {usable} of the first {count} rows usable"
     if bad <= settings.split.max_rejected_fraction * count:
         return Finding("data", "ok", text)
-    reason = checked.rejected.column("reason")[0].as_py()
-    row = checked.rejected.column("row")[0].as_py()
+    first = checked.rejected.slice(0, 1)
+    (key,), (reason,) = row_numbers(first), first.column("reason").to_pylist()
+    place = named_place(key, find_lines(raw, [key]))
     share = settings.split.max_rejected_fraction
     text += f", which is too few for split.max_rejected_fraction {share:g}"
     fix = "mend the rows, or raise split.max_rejected_fraction; later rows may do"
-    return Finding("data", "fail", f"{text}; row {row}: {reason}", fix)
+    return Finding("data", "fail", f"{text}; {place}: {reason}", fix)
+
+
+def _numbers(checked: CheckedBatch, columns: Columns, raw: RawTexts) -> Finding:
+    number = checked.table.column("text")[0].as_py()
+    text = f"each text in {columns.text!r} is a number, as {number!r}"
+    other = prose_beside(raw, columns)
+    if other is None:
+        return Finding("data", "warn", text, "is split.text_column right?")
+    fix = f"split.text_column: did you mean {other.name!r} ({other.example!r})?"
+    status = "fail" if columns.text == DEFAULT_TEXT_COLUMN else "warn"
+    return Finding("data", status, text, fix)
 
 
 def _labels(checked: CheckedBatch, columns: Columns, settings: Settings) -> Finding:
-    if columns.label is None:
+    if not columns.has_labels:
         return Finding("labels", "ok", f"{settings.model.task} needs none")
     labels = checked.table.column("label")
-    if columns.regression:
+    if columns.has_numbers:
         low, high = (v.as_py() for v in pc.min_max(labels).values())
         return Finding("labels", "ok", f"numbers from {low} to {high}")
+    if not columns.has_classes:
+        where = ", ".join(
+            map(repr, [columns.label] if columns.label else columns.flags)
+        )
+        return Finding("labels", "ok", f"lists in {where}")
     names = sorted(pc.unique(labels).to_pylist())
     shown = ", ".join(names[:SHOWN_LABELS])
     more = f" and {len(names) - SHOWN_LABELS} more" if len(names) > SHOWN_LABELS else ""
@@ -99,7 +132,19 @@ def tokens(catalog: DataCatalog, settings: Settings) -> Finding:
         return Finding("tokens", "ok", "there, without a key: taken as they are")
     changes = changed_options(key, settings)
     if not changes:
-        return Finding("tokens", "ok", "they match the parameters")
+        return _origin(catalog, settings)
     text = "made with other parameters (then -> now): " + "; ".join(changes)
     fix = "kedro run --pipelines=tokenize, or set the parameters back"
     return Finding("tokens", "warn", text, fix)
+
+
+def _origin(catalog: DataCatalog, settings: Settings) -> Finding:
+    try:
+        fault = within(READING_LIMIT_S, lambda: tokens_fault(catalog, settings))
+    except TimeoutError:
+        text = "they match the parameters; raw_texts was not compared within "
+        return Finding("tokens", "ok", f"{text}{READING_LIMIT_S:g} s")
+    if fault is None:
+        return Finding("tokens", "ok", "they match the parameters")
+    text, _, fix = fault.partition(": run ")
+    return Finding("tokens", "warn", text, f"run {fix}" if fix else "kedro run")

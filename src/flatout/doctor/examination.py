@@ -11,17 +11,19 @@ from kedro.framework.context import KedroContext
 from kedro.framework.session import KedroSession
 from kedro.io import DatasetError
 
-from flatout.command_line import check_environment
 from flatout.doctor import data, store
-from flatout.engine import environment
-from flatout.engine.container import available_memory_bytes
-from flatout.engine.doctor import device, machine, memory, model, ports
-from flatout.engine.doctor.bytecode import bytecode
-from flatout.engine.doctor.finding import Check, Finding, examine, guarded
-from flatout.engine.doctor.startup import processes_here
-from flatout.engine.doctor.versions import versions
-from flatout.engine.memory import estimate
-from flatout.engine.settings import Settings, parse_settings
+from flatout.engine.diagnosis import device, machine, memory, model, ports
+from flatout.engine.diagnosis.bytecode import bytecode
+from flatout.engine.diagnosis.finding import Check, Finding, examine, guarded
+from flatout.engine.diagnosis.startup import processes_here
+from flatout.engine.diagnosis.versions import versions
+from flatout.engine.machine import environment
+from flatout.engine.machine.container import available_memory_bytes
+from flatout.engine.models.memory import estimate
+from flatout.engine.parameters import Settings
+from flatout.project.catalog_hooks import local_paths, store_in
+from flatout.project.command_line import check_environment
+from flatout.project.parameter_hooks import checked_settings
 
 KEDRO_VIZ_PORT = 4141
 STOPS_A_RUN = (DatasetError,)
@@ -54,7 +56,7 @@ class Patient:
         check_environment(env)
         session = KedroSession.create(env=env, runtime_params=params)
         context = session.load_context()
-        self.settings = parse_settings(context.config_loader["parameters"])
+        self.settings = checked_settings(context)
         self._store = context.mlflow.server.mlflow_tracking_uri
         self._ui_port = int(context.mlflow.ui.port)
         self._context = context
@@ -80,7 +82,7 @@ class Patient:
             "cores": machine.cores,
             "memory": machine.memory,
             "/dev/shm": self._shared_memory,  # noqa: S108 - only its name
-            "disk": lambda: machine.disk_space(self._folder, self._disk_bytes()),
+            "disk": self._disk,
             "disk speed": lambda: machine.disk_speed(self._folder),
             "tracking store": self._tracking_store,
             "data": self._data,
@@ -115,7 +117,7 @@ class Patient:
             return None
 
     def _shared_memory(self) -> Finding:
-        from flatout.engine.loader import shared_memory_bytes, workers_a_rank
+        from flatout.engine.batches.loader import shared_memory_bytes, workers_a_rank
 
         train, count = self.settings.train, processes_here(self.settings)
         workers = workers_a_rank(train.loader, self.torch.gpus > 0, count)
@@ -126,6 +128,10 @@ class Patient:
         return machine.shared_memory(
             environment.free_shared_memory_bytes(), count * needed
         )
+
+    def _disk(self) -> Finding:
+        written = local_paths(self._context) if self._context else []
+        return machine.disk_space(self._folder, self._disk_bytes(), written)
 
     def _disk_bytes(self) -> int:
         config = self._config_or_none() if self._context else None
@@ -139,7 +145,8 @@ class Patient:
             return _unknown("tracking store")
         # The login that a run would use, as kedro-mlflow finds it.
         self._context.mlflow._export_credentials(self._context)
-        return store.tracking_store(self._store)
+        needed = store_in(self._context, self.settings.data_dir)
+        return store.tracking_store(self._store, needed=bool(needed))
 
     def _data(self) -> Finding | list[Finding]:
         if self._context is None:
@@ -162,7 +169,7 @@ class Patient:
         config = self._config_or_none()
         if config is None:
             return Finding("training memory", "ok", "unknown until the model is here")
-        from flatout.engine.choices import default_token_budget
+        from flatout.engine.train.setup.choices import default_token_budget
 
         gpu, train = self.torch.gpus > 0, self.settings.train
         budget = train.token_budget

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -10,8 +9,8 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from flatout.engine.doctor.finding import Finding, within
-from flatout.engine.doctor.machine import existing
+from flatout.engine.diagnosis.finding import Finding, within
+from flatout.engine.files.writable import ELSEWHERE, first_fault
 from flatout.tracking import one_line
 from flatout.tracking.store import LOGIN
 
@@ -21,13 +20,16 @@ LOCK_WAIT_S = 1.0
 LATER = "training goes on without it; `kedro flatout sync` sends its points later"
 
 
-def tracking_store(uri: str | None, limit_s: float = LIMIT_S) -> Finding:
-    """A SQLite file, or a server; other kinds are named and not asked."""
+def tracking_store(
+    uri: str | None, limit_s: float = LIMIT_S, *, needed: bool = False
+) -> Finding:
+    """A SQLite file, or a server; other kinds are named and not asked. `needed`: a run
+    is refused where this user cannot write it."""
     if not uri:
         fix = "set server.mlflow_tracking_uri in conf/base/mlflow.yml"
         return Finding(CHECK, "warn", f"none is named: {LATER}", fix)
     if uri.startswith("sqlite:///"):
-        return sqlite_file(Path(uri.removeprefix("sqlite:///")))
+        return sqlite_file(Path(uri.removeprefix("sqlite:///")), needed)
     if uri.startswith(("http://", "https://")):
         return server(uri, limit_s)
     if "://" not in uri or uri.startswith("file:"):
@@ -36,12 +38,12 @@ def tracking_store(uri: str | None, limit_s: float = LIMIT_S) -> Finding:
     return Finding(CHECK, "ok", f"{uri}: not asked")
 
 
-def sqlite_file(file: Path) -> Finding:
+def sqlite_file(file: Path, needed: bool = False) -> Finding:
+    if fault := first_fault([file]):
+        status, text = ("fail", fault) if needed else ("warn", f"{fault}. {LATER}")
+        return Finding(CHECK, status, text, ELSEWHERE)
     if not file.exists():
-        if os.access(existing(file.parent), os.W_OK):
-            return Finding(CHECK, "ok", f"{file} will be made by the first run")
-        text = f"{file} cannot be made: its folder is not writable. {LATER}"
-        return Finding(CHECK, "warn", text, "set data_dir to a folder of yours")
+        return Finding(CHECK, "ok", f"{file} will be made by the first run")
     try:
         with closing(sqlite3.connect(file, timeout=LOCK_WAIT_S)) as connection:
             connection.execute("BEGIN IMMEDIATE")
@@ -50,8 +52,7 @@ def sqlite_file(file: Path) -> Finding:
         if "locked" in str(error):
             text = f"{file} is locked by another program: {LATER}"
             return Finding(CHECK, "warn", text, f"end that program: lsof {file}")
-        fix = "chmod u+w it, or set data_dir to a folder of yours"
-        return Finding(CHECK, "warn", f"{file}: {error}. {LATER}", fix)
+        return Finding(CHECK, "warn", f"{file}: {error}. {LATER}", ELSEWHERE)
     except sqlite3.DatabaseError as error:
         fix = f"move it away: mv {file} {file}.broken"
         return Finding(CHECK, "warn", f"{file}: {error}. {LATER}", fix)

@@ -9,7 +9,7 @@ from typing import TypeVar
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from flatout.engine.guard import RATE, TrackedRun
+from flatout.engine.guard.comparison import RATE, TrackedRun
 from flatout.tracking.store import one_line
 
 Answer = TypeVar("Answer")
@@ -29,12 +29,12 @@ def earlier_runs(
         return []
     runs = client.search_runs(
         [found.experiment_id],
-        f"tags.work_key = '{work_key}' and attributes.status = 'FINISHED'",
+        f"tags.work_key = '{work_key}' and tags.device = '{device}' "
+        "and attributes.status = 'FINISHED'",
         max_results=MAX_RUNS,
         order_by=[f"metrics.{RATE} DESC"],
     )
-    tracked = [_tracked(run) for run in runs if run.info.run_id != own]
-    return [run for run in tracked if run.tags.get("device") == device]
+    return [_tracked(run) for run in runs if run.info.run_id != own]
 
 
 def named_run(client: MlflowClient, run_id: str) -> TrackedRun:

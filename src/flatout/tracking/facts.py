@@ -16,8 +16,12 @@ from typing import Any
 
 import psutil
 
-from flatout.engine.environment import device_name, nvidia_gpu_count, usable_cores
-from flatout.engine.settings import Settings
+from flatout.engine.machine.environment import (
+    device_name,
+    nvidia_gpu_count,
+    usable_cores,
+)
+from flatout.engine.parameters import Settings
 from flatout.tracking.outbox import RunRecord
 from flatout.tracking.store import process_tags
 
@@ -36,7 +40,7 @@ def run_name(settings: Settings | None, commit: str | None) -> str:
             "x".join(
                 str(config[key])
                 for key in ("num_hidden_layers", "hidden_size")
-                if key in config
+                if config.get(key)
             ),
         )
         if part
@@ -97,13 +101,13 @@ def starting_tags(folder: Path, run_params: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def note_tokens(record: RunRecord, inputs: dict[str, Any]) -> None:
-    """Token rows of a run, as MLflow's inputs; the train tokens' key as a tag."""
+def note_rows(record: RunRecord, inputs: dict[str, Any], kind: str) -> None:
+    """Rows of a run, as MLflow's inputs; the key of those trained on as a tag."""
     from flatout.engine.tokenizing.token_keys import token_key
 
-    if "train_tokens" in inputs:  # also of a run that goes on, and knows its inputs
-        record.tags["token_key"] = token_key(inputs["train_tokens"])
-    contexts = {"train_tokens": "training", "validation_tokens": "validation"}
+    if f"train_{kind}" in inputs:  # also of a run that goes on, and knows its inputs
+        record.tags["token_key"] = token_key(inputs[f"train_{kind}"])
+    contexts = {f"train_{kind}": "training", f"validation_{kind}": "validation"}
     known = {facts["name"] for facts in record.datasets}
     for name, context in contexts.items():
         tokens = inputs.get(name)

@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric
 
 from flatout.tracking.outbox import Outbox, set_aside_beside
-from flatout.tracking.sending import send, send_end
+from flatout.tracking.sending import Sender
 from flatout.tracking.store import (
     activate_run,
     artifacts_beside,
@@ -30,7 +30,7 @@ from flatout.tracking.system import SystemMetrics
 logger = logging.getLogger(__name__)
 
 # A lot costs the Kedro process about 20 ms of Python, which training may wait for:
-# 0.3 % of a core in all (python -m flatout.benchmarks.tracking_cost).
+# 0.3 % of a core in all (python -m tests.tools.tracking_cost).
 INTERVAL_S = 10.0
 LONGEST_PAUSE_S = 60.0
 END_LIMIT_S = 10.0
@@ -51,6 +51,7 @@ class Forwarder:
         system_metrics: bool = False,
     ) -> None:
         self._outbox = outbox
+        self._sender = Sender(outbox)
         self._wants_system = system_metrics
         self._system: SystemMetrics | None = None
         self._connect = connect or partial(MlflowClient, outbox.record.tracking_uri)
@@ -58,22 +59,15 @@ class Forwarder:
         self._wake = threading.Event()
         self._tried = threading.Event()
         self._deliveries = self._failures = 0
-        self._held = False
         self._thread = threading.Thread(
             target=self._run, name="flatout-tracking", daemon=True
         )
 
-    def start(self, *, held: bool = False) -> None:
-        """`held`: the store is opened when it is first waited for; after a minute
-        anyhow."""
-        self._held = held
+    def start(self) -> None:
         self._thread.start()
 
     def wait_until_tried(self, limit_s: float) -> None:
         """Return when the store was opened, or could not be; after `limit_s` anyhow."""
-        if self._held:
-            self._held = False
-            self._wake.set()
         self._tried.wait(limit_s)
 
     def flush(self, limit_s: float = END_LIMIT_S) -> bool:
@@ -120,16 +114,16 @@ class Forwarder:
 
     def _run(self) -> None:
         client: MlflowClient | None = None
-        pause = LONGEST_PAUSE_S if self._held else 0.0
+        pause = 0.0
         while True:
             self._wake.wait(pause)
             self._wake.clear()
             ended = self._ended
             try:
                 client = client or self._connected()
-                self._send_system(client, send(self._outbox, client))
+                self._send_system(client, self._sender.send(client))
                 if ended:
-                    send_end(self._outbox, client)
+                    self._sender.end(client)
                 self._failures = 0
                 self._deliveries += 1
             except Exception as error:  # tracking never ends a run
@@ -195,7 +189,7 @@ def _sync_one(outbox: Outbox, tracking_uri: str | None) -> str:
         outbox.readdress(tracking_uri, artifacts_beside(tracking_uri))
     record.complete = False
     try:
-        send_end(outbox, MlflowClient(record.tracking_uri))
+        Sender(outbox).end(MlflowClient(record.tracking_uri))
     except Exception as error:
         if before.complete:  # in its own store: no later sync has to send it
             Outbox(outbox.points, before).save()

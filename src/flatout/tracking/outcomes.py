@@ -9,14 +9,15 @@ from typing import Any
 from flatout.tracking.facts import plain_name
 from flatout.tracking.outbox import RunRecord
 
-FINAL_METRICS = ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss")
-"""Keep their names."""
+FINAL_METRICS = ("test_", "validation_")
+"""How the names of figures begin that keep them: `test_accuracy`."""
 
 FIGURES = (
     "samples_per_s",
     "tokens_per_s",
     "padding_pct",
     "mfu_pct",
+    "share_of_measured_peak_pct",
     "loader_wait_pct",
     "cpu_wait_pct",
     "cpu_probe_ms",
@@ -63,6 +64,8 @@ def note_outputs(record: RunRecord, outputs: dict[str, Any]) -> None:
     if report := outputs.get("train_report"):
         record.metrics.update(report_metrics(report))
         record.tags.update(report_tags(report))
+    if report := outputs.get("detection_report"):
+        record.metrics.update(detection_metrics(report))
     if "benchmark_trials" in outputs:
         record.trials = nested_runs(outputs["benchmark_trials"])
         record.metrics.update(pick_metrics(outputs["benchmark_summary"]))
@@ -172,6 +175,13 @@ def verdict_tags(summary: dict[str, Any]) -> dict[str, str]:
     return {"bound_by": verdict["bound"]} if verdict else {}
 
 
+def detection_metrics(report: dict[str, Any]) -> dict[str, float]:
+    """`detection_precision`, ..., as far as there is one."""
+    names = ("precision", "recall", "f1", "false_alarms", "abnormal_found")
+    found = ((f"detection_{name}", report[name]) for name in names)
+    return {name: float(value) for name, value in found if value is not None}
+
+
 def report_tags(report: dict[str, Any]) -> dict[str, str]:
     """What ran, after all `auto` were settled, and the versions it ran on."""
     tags = {key: str(report[key]) for key in REPORT_TAGS if report.get(key) is not None}
@@ -181,7 +191,8 @@ def report_tags(report: dict[str, Any]) -> dict[str, str]:
 
 def report_metrics(report: dict[str, Any]) -> dict[str, float]:
     """Figures of a train report by which runs are compared, under MLflow's names."""
-    names = {key: key for key in FINAL_METRICS} | {k: f"report/{k}" for k in FIGURES}
+    judged = {key: key for key in report if key.startswith(FINAL_METRICS)}
+    names = judged | {key: f"report/{key}" for key in FIGURES}
     return {
         name: float(report[key])
         for key, name in names.items()

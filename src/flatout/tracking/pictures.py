@@ -10,6 +10,10 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
+MAX_NAMES = 40
+"""Of classes beside the confusion matrix; of more, every second or further one."""
+MAX_NAME_LENGTH = 24
+
 
 def draw(folder: Path, since_s: float = 0.0) -> list[Path]:
     """Draw into `folder` what it has a report of that was written at `since_s` (Unix
@@ -62,12 +66,17 @@ def _phases(path: Path) -> Any:
 
 def _confusion(path: Path) -> Any | None:
     """None for a task without classes."""
-    counts = json.loads(path.read_text(encoding="utf-8"))
-    if not counts:
+    confusion = json.loads(path.read_text(encoding="utf-8"))
+    if not confusion:
         return None
+    names = [str(name)[:MAX_NAME_LENGTH] for name in confusion["label_names"]]
+    every = -(-len(names) // MAX_NAMES)
+    places, shown = range(0, len(names), every), names[::every]
     figure, [axis] = _figure(1, 1)
-    image = axis.imshow(counts, cmap="Blues")
+    image = axis.imshow(confusion["counts"], cmap="Blues")
     axis.set(xlabel="predicted class", ylabel="true class")
+    axis.set_xticks(places, shown, rotation=90, parse_math=False)
+    axis.set_yticks(places, shown, parse_math=False)
     figure.colorbar(image, label="rows")
     return figure
 

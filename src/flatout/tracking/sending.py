@@ -3,74 +3,222 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 from mlflow import MlflowClient
-from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
-from mlflow.exceptions import MlflowException
+from mlflow.entities import (
+    Dataset,
+    DatasetInput,
+    InputTag,
+    Metric,
+    Param,
+    Run,
+    RunTag,
+)
 
-from flatout.tracking.outbox import ARTIFACTS, Outbox, RunRecord, metrics_of
+from flatout.engine.train.recording.metrics_file import parse_point
+from flatout.tracking.outbox import ARTIFACTS, Outbox, RunRecord
 from flatout.tracking.outcomes import report_tags
 from flatout.tracking.pictures import draw
-from flatout.tracking.store import knows_run, process_tags
-
-logger = logging.getLogger(__name__)
+from flatout.tracking.store import find_run, process_tags
 
 MAX_BATCH_METRICS = 1000
 MAX_BATCH_PARAMS = 100
 MAX_VALUE_LENGTH = 5000
+MAX_RUNS = 50_000
+
+Item = TypeVar("Item")
 
 
-def send(outbox: Outbox, client: MlflowClient) -> str:
-    """Send what is new; returns the run's id. What it raises is the store's."""
-    run_id = _opened(outbox, client)
-    _send_datasets(outbox, client, run_id)
-    for metrics, end in _lots(outbox):
-        client.log_batch(run_id, metrics=metrics)
-        outbox.note_sent(metrics, end)
-    _send_params_and_tags(outbox, client, run_id)  # points may have brought tags
-    return run_id
+class Sender:
+    """Sends what is new of one run. What the store has of it is asked once; what it
+    raises is the store's."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._run: Run | None = None
+        self._read_bytes = 0
+        self._first_line = b""
+        """Of the points' file: its time tells a file from the one that it replaced."""
+
+    @property
+    def _record(self) -> RunRecord:
+        return self._outbox.record
+
+    def send(self, client: MlflowClient) -> str:
+        """Send what is new; returns the run's id."""
+        run_id = self._open(client)
+        self._send_datasets(client, run_id)
+        for metrics in self._lots():
+            client.log_batch(run_id, metrics=metrics)
+            self._outbox.note_sent(metrics)
+        self._send_params_and_tags(client, run_id)  # points may have brought tags
+        return run_id
+
+    def end(self, client: MlflowClient) -> None:
+        """Send all that is left of a run that has ended, and end it in MLflow too."""
+        record, run_id = self._record, self.send(client)
+        now = record.end_ms or int(time.time() * 1000)
+        step = max(record.sent_steps.values(), default=0)
+        finals = [Metric(k, v, now, step) for k, v in record.metrics.items()]
+        for lot in _in_lots(finals, MAX_BATCH_METRICS):
+            client.log_batch(run_id, metrics=lot)
+        self._send_trials(client, run_id)
+        folder, started_s = self._outbox.points.parent, record.start_ms / 1000
+        for path in [*artifacts(self._outbox), *draw(folder, started_s)]:
+            client.log_artifact(run_id, str(path))
+        client.set_terminated(run_id, record.status, record.end_ms)
+        record.complete = True
+        record.delivered.append(record.tracking_uri)
+        self._outbox.save()
+
+    def _open(self, client: MlflowClient) -> str:
+        """Id of the run in the store: made there, or RUNNING again where it goes on."""
+        if self._run is not None:
+            return str(self._run.info.run_id)
+        run, record = find_run(client, self._record.run_id), self._record
+        if run is None:
+            self._outbox.readdress(record.tracking_uri, record.artifact_location)
+            run = _create_run(record, client)
+            record.run_id = run.info.run_id
+            self._outbox.save()
+        self._params = {*run.data.params}
+        self._tags = dict(run.data.tags)
+        self._datasets = {known.dataset.name for known in run.inputs.dataset_inputs}
+        # First the tags: a RUNNING run of a process that is gone would be closed.
+        self._send_params_and_tags(client, run.info.run_id)
+        if run.info.status != "RUNNING":
+            client.update_run(run.info.run_id, "RUNNING")
+        self._run = run
+        return str(run.info.run_id)
+
+    def _send_params_and_tags(self, client: MlflowClient, run_id: str) -> None:
+        """A run that goes on may have another value of a parameter now, which MLflow
+        would not take: it keeps the first."""
+        params = {
+            name: Param(name, text[:MAX_VALUE_LENGTH])
+            for name, text in list(self._record.params.items())
+            if name not in self._params
+        }
+        wanted = {**self._record.settled, **self._record.tags}
+        tags = {
+            name: text[:MAX_VALUE_LENGTH]
+            for name, text in wanted.items()
+            if self._tags.get(name) != text[:MAX_VALUE_LENGTH]
+        }
+        for lot in _in_lots(params.values(), MAX_BATCH_PARAMS):
+            client.log_batch(run_id, params=lot)
+        if tags:
+            client.log_batch(run_id, tags=[RunTag(*tag) for tag in tags.items()])
+        self._params |= params.keys()
+        self._tags |= tags
+
+    def _send_datasets(self, client: MlflowClient, run_id: str) -> None:
+        new = [d for d in self._record.datasets if d["name"] not in self._datasets]
+        if new:
+            client.log_inputs(run_id, datasets=[_dataset_input(facts) for facts in new])
+            self._datasets |= {facts["name"] for facts in new}
+
+    def _send_trials(self, client: MlflowClient, run_id: str) -> None:
+        """As nested runs, those that the store does not have whole."""
+        if not self._record.trials:
+            return
+        experiment_id = client.get_run(run_id).info.experiment_id
+        nested = client.search_runs(
+            [experiment_id],
+            f"tags.mlflow.parentRunId = '{run_id}'",
+            max_results=MAX_RUNS,
+        )
+        ended = ("FINISHED", "FAILED")
+        whole = {r.info.run_name for r in nested if r.info.status in ended}
+        # By the process's own a trial is closed that a kill leaves open.
+        tags = {"mlflow.parentRunId": run_id, **process_tags()}
+        for trial in self._record.trials:
+            if trial["name"] not in whole:
+                _send_trial(client, experiment_id, trial, tags)
+
+    def _lots(self) -> Iterator[list[Metric]]:
+        """New metrics in lots that MLflow takes; one is sent when the next is asked
+        for. A training that goes on, or starts anew, repeats steps: what the store has
+        of a metric is passed over."""
+        seen, end = dict(self._record.sent_steps), self._read_bytes
+        lot: list[Metric] = []
+        for end_of_line, point in self._new_points():
+            self._record.settled.update(report_tags(point.get("settled", {})))
+            found = [m for m in metrics_of(point) if m.step > seen.get(m.key, -1)]
+            if lot and len(lot) + len(found) > MAX_BATCH_METRICS:
+                yield lot
+                self._read_bytes, lot = end, []
+            lot += found
+            seen |= {metric.key: metric.step for metric in found}
+            end = end_of_line
+        if lot:
+            yield lot
+        self._read_bytes = end
+
+    def _new_points(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Whole lines not read yet, each with the file's length up to its end."""
+        if not self._outbox.points.is_file():
+            return
+        with self._outbox.points.open("rb") as file:
+            first = file.readline()
+            if first != self._first_line:  # a training that starts anew empties it
+                self._first_line, self._read_bytes = first, 0
+            file.seek(self._read_bytes)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                yield file.tell(), parse_point(line)
 
 
-def _opened(outbox: Outbox, client: MlflowClient) -> str:
-    """Id of the run in the store: made there, or set to RUNNING where it goes on."""
-    record = outbox.record
-    if record.goes_on and record.run_id and not knows_run(client, record.run_id):
-        outbox.readdress(record.tracking_uri, record.artifact_location)
-    if record.run_id is None:
-        record.run_id = _create_run(record, client)
-        record.goes_on = False
-        outbox.save()
-    # First the tags: a RUNNING run of a process that is gone would be closed.
-    _send_params_and_tags(outbox, client, record.run_id)
-    if record.goes_on:
-        client.update_run(record.run_id, "RUNNING")
-        record.goes_on = False
-        outbox.save()
-    return record.run_id
+def _create_run(record: RunRecord, client: MlflowClient) -> Run:
+    experiment = client.get_experiment_by_name(record.experiment)
+    experiment_id = (
+        experiment.experiment_id
+        if experiment
+        else client.create_experiment(record.experiment, record.artifact_location)
+    )
+    return client.create_run(
+        experiment_id, start_time=record.start_ms, run_name=record.name
+    )
 
 
-def send_end(outbox: Outbox, client: MlflowClient) -> None:
-    """Send all that is left of a run that has ended, and end it in MLflow too."""
-    record = outbox.record
-    run_id = send(outbox, client)
-    now = record.end_ms or int(time.time() * 1000)
-    finals = [Metric(k, v, now, record.last_step) for k, v in record.metrics.items()]
-    for start in range(0, len(finals), MAX_BATCH_METRICS):
-        client.log_batch(run_id, metrics=finals[start : start + MAX_BATCH_METRICS])
-    _send_trials(outbox, client, run_id)
-    for path in [
-        *artifacts(outbox),
-        *draw(outbox.points.parent, record.start_ms / 1000),
-    ]:
-        client.log_artifact(run_id, str(path))
-    client.set_terminated(run_id, record.status, record.end_ms)
-    record.complete = True
-    record.delivered.append(record.tracking_uri)
-    outbox.save()
+def _send_trial(
+    client: MlflowClient,
+    experiment_id: str,
+    trial: dict[str, Any],
+    tags: dict[str, Any],
+) -> None:
+    now = int(time.time() * 1000)  # a record of an earlier version has no times
+    start_ms, end_ms = trial.get("start_ms", now), trial.get("end_ms", now)
+    run = client.create_run(
+        experiment_id, start_time=start_ms, run_name=trial["name"], tags=tags
+    )
+    client.log_batch(
+        run.info.run_id,
+        metrics=[Metric(k, v, end_ms, 0) for k, v in trial["metrics"].items()],
+        params=[Param(k, str(v)) for k, v in trial["params"].items()],
+    )
+    client.set_terminated(run.info.run_id, trial["status"], end_ms)
+
+
+def _dataset_input(facts: dict[str, str]) -> DatasetInput:
+    dataset = Dataset(
+        name=facts["name"],
+        digest=facts["digest"],
+        source_type="local",
+        source=json.dumps({"uri": facts["source"]}),
+        profile=json.dumps({"num_rows": int(facts["rows"])}),
+    )
+    return DatasetInput(dataset, [InputTag("mlflow.data.context", facts["context"])])
+
+
+def _in_lots(items: Iterable[Item], size: int) -> list[list[Item]]:
+    rows = list(items)
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def artifacts(outbox: Outbox) -> list[Path]:
@@ -80,104 +228,11 @@ def artifacts(outbox: Outbox) -> list[Path]:
     return [p for p in named if p.is_file() and p.stat().st_mtime >= started_s]
 
 
-def _create_run(record: RunRecord, client: MlflowClient) -> str:
-    experiment = client.get_experiment_by_name(record.experiment)
-    experiment_id = (
-        experiment.experiment_id
-        if experiment
-        else client.create_experiment(record.experiment, record.artifact_location)
-    )
-    run = client.create_run(
-        experiment_id, start_time=record.start_ms, run_name=record.name
-    )
-    return str(run.info.run_id)
-
-
-def _send_params_and_tags(outbox: Outbox, client: MlflowClient, run_id: str) -> None:
-    record = outbox.record
-    params = [Param(k, v[:MAX_VALUE_LENGTH]) for k, v in list(record.params.items())]
-    new_params = params[record.sent_params :]
-    wanted = {**record.settled, **record.tags}
-    tags = {k: v for k, v in wanted.items() if record.sent_tags.get(k) != v}
-    if not new_params and not tags:
-        return
-    for start in range(0, len(new_params), MAX_BATCH_PARAMS):
-        _log_params(client, run_id, new_params[start : start + MAX_BATCH_PARAMS])
-    if tags:
-        texts = [RunTag(k, v[:MAX_VALUE_LENGTH]) for k, v in tags.items()]
-        client.log_batch(run_id, tags=texts)
-    record.sent_params = len(params)
-    record.sent_tags = {**record.sent_tags, **tags}
-    outbox.save()
-
-
-def _send_datasets(outbox: Outbox, client: MlflowClient, run_id: str) -> None:
-    record = outbox.record
-    new = record.datasets[record.sent_datasets :]
-    if not new:
-        return
-    inputs = [
-        DatasetInput(
-            Dataset(
-                name=facts["name"],
-                digest=facts["digest"],
-                source_type="local",
-                source=json.dumps({"uri": facts["source"]}),
-                profile=json.dumps({"num_rows": int(facts["rows"])}),
-            ),
-            tags=[InputTag("mlflow.data.context", facts["context"])],
-        )
-        for facts in new
+def metrics_of(point: dict[str, Any]) -> list[Metric]:
+    """Of a point as the engine writes it; none of a damaged line, which is empty."""
+    time_ms = int(point.get("time_s", time.time()) * 1000)
+    return [
+        Metric(name, float(value), time_ms, int(point["step"]))
+        for name, value in point.get("metrics", {}).items()
+        if isinstance(value, (int, float))
     ]
-    client.log_inputs(run_id, datasets=inputs)
-    record.sent_datasets = len(record.datasets)
-    outbox.save()
-
-
-def _send_trials(outbox: Outbox, client: MlflowClient, run_id: str) -> None:
-    record = outbox.record
-    experiment_id = client.get_run(run_id).info.experiment_id
-    # By the process's own a trial is closed that a kill leaves open.
-    tags = {"mlflow.parentRunId": run_id, **process_tags()}
-    for trial in record.trials[record.sent_trials :]:
-        now = int(time.time() * 1000)  # a record of an earlier version has no times
-        start_ms, end_ms = trial.get("start_ms", now), trial.get("end_ms", now)
-        run = client.create_run(
-            experiment_id, start_time=start_ms, run_name=trial["name"], tags=tags
-        )
-        client.log_batch(
-            run.info.run_id,
-            metrics=[Metric(k, v, end_ms, 0) for k, v in trial["metrics"].items()],
-            params=[Param(k, str(v)) for k, v in trial["params"].items()],
-        )
-        client.set_terminated(run.info.run_id, trial["status"], end_ms)
-        record.sent_trials += 1
-        outbox.save()
-
-
-def _log_params(client: MlflowClient, run_id: str, params: list[Param]) -> None:
-    """A run that goes on may have another value now, which MLflow does not take."""
-    try:
-        client.log_batch(run_id, params=params)
-    except MlflowException as error:
-        if error.error_code != "INVALID_PARAMETER_VALUE":
-            raise
-        logger.warning("MLflow keeps the run's first parameters: %s", error.message)
-
-
-def _lots(outbox: Outbox) -> Iterator[tuple[list[Metric], int]]:
-    """New metrics in lots that MLflow takes, each with the file's length up to it."""
-    record = outbox.record
-    lot: list[Metric] = []
-    end = record.sent_bytes
-    for end_of_line, point in outbox.new_points():
-        record.settled.update(report_tags(point.get("settled", {})))
-        again = record.known_steps if end_of_line > record.known_bytes else {}
-        found = [m for m in metrics_of(point) if m.step > again.get(m.key, -1)]
-        if lot and len(lot) + len(found) > MAX_BATCH_METRICS:
-            yield lot, end
-            lot = []
-        lot += found
-        end = end_of_line
-    if end > record.sent_bytes:
-        yield lot, end

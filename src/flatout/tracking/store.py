@@ -6,17 +6,20 @@ import logging
 import os
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import mlflow
 import psutil
 from mlflow import MlflowClient
+from mlflow.entities import Run
 from mlflow.environment_variables import MLFLOW_RUN_ID
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import fluent
 
-from flatout.engine.environment import set_defaults, tracking_uri_kept
+from flatout.engine.files.writable import ELSEWHERE
+from flatout.engine.machine.environment import set_defaults, tracking_uri_kept
 
 HOST_TAG, PID_TAG, STARTED_TAG = "flatout.host", "flatout.pid", "flatout.started_s"
 
@@ -33,11 +36,13 @@ CLIENT_LIMITS = {
 def prepare(tracking_uri: str) -> None:
     """Short limits for this process's MLflow client; the folder of a SQLite file."""
     set_defaults(CLIENT_LIMITS)
-    # Says for a new SQLite file that it makes tables, in a log format of its own.
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
+    # Says for a new SQLite file that it makes tables, and tells of each error, which it
+    # raises as well, in a hundred lines.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     file = _sqlite_file(tracking_uri)
     if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):  # then the store takes nothing, and says so
+            file.parent.mkdir(parents=True, exist_ok=True)
 
 
 def use(tracking_uri: str) -> None:
@@ -74,11 +79,15 @@ LOGIN = (
     "MLFLOW_TRACKING_TOKEN), or name them in conf/local/credentials.yml "
     "(server.credentials of conf/base/mlflow.yml)"
 )
+UNWRITABLE = ("attempt to write a readonly database", "unable to open database file")
+"""Of SQLite, of a file or a folder."""
 
 
 def cause(error: BaseException) -> str:
     """Why a store takes nothing: one line, with what to do where that is known."""
     text = one_line(error)
+    if any(said in str(error) for said in UNWRITABLE):
+        return f"this user cannot write it; another place: {ELSEWHERE}"
     if "error code 401" in text:
         return f"it asks for a login (401): {LOGIN}"
     if "error code 403" in text:
@@ -107,14 +116,15 @@ def process_lives(tags: Mapping[str, Any]) -> bool:
         return False
 
 
-def knows_run(client: MlflowClient, run_id: str) -> bool:
-    """Whether the store has the run, and it was not deleted there."""
+def find_run(client: MlflowClient, run_id: str | None) -> Run | None:
+    """The run; None where the store does not have it, or it was deleted there."""
     try:
-        return bool(client.get_run(run_id).info.lifecycle_stage == "active")
+        run = client.get_run(run_id) if run_id else None
     except MlflowException as error:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
             raise
-        return False
+        return None
+    return run if run and run.info.lifecycle_stage == "active" else None
 
 
 def close_stale_runs(
@@ -148,7 +158,7 @@ def activate_run(run_id: str) -> None:
 def forget_active_run() -> None:
     """Close the run in MLflow's fluent API without asking the store, which may hang.
 
-    `mlflow.end_run` would ask it; the run itself is ended by `send_end`.
+    `mlflow.end_run` would ask it; the run itself is ended by `Sender.end`.
     """
     fluent._active_run_stack.get().clear()
     MLFLOW_RUN_ID.unset()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,8 @@ def mask_of(array: Any) -> Mask:
     return mask
 
 
-def _plain(array: Any) -> Any:
+def plain(array: Any) -> Any:
+    """Values in place of numbers of a dictionary."""
     if pa.types.is_dictionary(array.type):
         return array.dictionary_decode()
     return array
@@ -37,7 +40,7 @@ def is_text(kind: Any) -> bool:
 
 def read_text(batch: RawBatch, name: str) -> tuple[Any, list[Check]]:
     """A text column as `string`, null where it cannot be used."""
-    array, kinds = _plain(batch.columns[name]), batch.kinds.get(name)
+    array, kinds = plain(batch.columns[name]), batch.kinds.get(name)
     if not is_text(array.type):
         nothing = pa.nulls(len(array), pa.string())
         missing = mask_of(array.is_null())
@@ -96,9 +99,49 @@ def _holds_zero_byte(array: Any) -> bool:
     return values is not None and bool((np.frombuffer(values, np.uint8) == 0).any())
 
 
+def read_label(
+    batch: RawBatch, name: str, label_type: Any
+) -> tuple[Any, Any, list[Check]]:
+    """Labels as an array of `label_type`, the `Kind` (N,) of each, and their faults."""
+    if pa.types.is_list(label_type):
+        return _read_list(batch, name, label_type)
+    read = read_number if pa.types.is_floating(label_type) else read_class
+    return read(batch, name)
+
+
+def _read_list(
+    batch: RawBatch, name: str, label_type: Any
+) -> tuple[Any, Any, list[Check]]:
+    """Lists of names or numbers, or texts that spell one as JSON."""
+    array = batch.columns[name]
+    kinds = np.full(len(array), Kind.TEXT, np.uint8)
+    values = [_list(value, label_type) for value in array.to_pylist()]
+    fault = np.array([value is None for value in values], dtype=bool)
+    missing = mask_of(array.is_null())
+    kind = "names" if pa.types.is_string(label_type.value_type) else "finite numbers"
+    checks = [(missing, f"{name} is missing"), (fault, f"{name} is no list of {kind}")]
+    return pa.array(values, label_type), kinds, checks
+
+
+def _list(value: Any, label_type: Any) -> list[Any] | None:
+    """None where a value is no such list."""
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+        values = pa.array([found], label_type).to_pylist()[0]
+    except (ValueError, TypeError, pa.ArrowException):
+        return None
+    if values is None or any(v is None or not _is_finite(v) for v in values):
+        return None
+    return list(values)
+
+
+def _is_finite(value: Any) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
+
+
 def read_class(batch: RawBatch, name: str) -> tuple[Any, Any, list[Check]]:
     """Class names: texts as they are, whole numbers without a decimal point."""
-    array = _plain(batch.columns[name])
+    array = plain(batch.columns[name])
     kinds = batch.kinds.get(name)
     if kinds is None:
         kinds = np.full(len(array), _kind_of_type(array.type), np.uint8)
@@ -135,7 +178,7 @@ def _names_of_floats(array: Any) -> Any:
 
 def read_group(batch: RawBatch, name: str) -> tuple[Any, list[Check]]:
     """Names of groups, of any type that has names."""
-    array, bad_bytes = _valid_utf8(_plain(batch.columns[name]))
+    array, bad_bytes = _valid_utf8(plain(batch.columns[name]))
     kinds = batch.kinds.get(name, np.full(len(array), Kind.TEXT, np.uint8))
     checks = [
         (kinds == Kind.BAD_UNICODE, f"{name} is not valid Unicode"),
@@ -156,7 +199,7 @@ def _kind_of_type(kind: Any) -> Kind:
 
 def read_number(batch: RawBatch, name: str) -> tuple[Any, Any, list[Check]]:
     """Targets of a regression: finite numbers, or texts that spell one."""
-    array = _plain(batch.columns[name])
+    array = plain(batch.columns[name])
     missing = mask_of(array.is_null())
     try:
         numbers = pc.cast(array, pa.float64()).to_numpy(zero_copy_only=False)
@@ -169,7 +212,7 @@ def read_number(batch: RawBatch, name: str) -> tuple[Any, Any, list[Check]]:
         kinds,
         [
             (missing, f"{name} is missing"),
-            (~finite, f"{name} is not a finite number (model.task is regression)"),
+            (~finite, f"{name} is not a finite number, as model.task wants"),
         ],
     )
 

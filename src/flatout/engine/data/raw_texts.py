@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,8 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flatout.engine.data.arrow_folder import without_indices
-from flatout.engine.data.content_key import arrow_digest
+from flatout.engine.files.arrow_folder import without_indices
+from flatout.engine.files.content_key import arrow_digest
 
 SOURCE = "raw_texts"
 """Name of the source where rows come from no file of their own."""
@@ -60,6 +61,8 @@ class RawBatch:
     """Of columns of mixed Python values (written out as text here): `Kind` (N,)."""
     broken: list[BrokenRow] = field(default_factory=list)
     """Rows that are in no column; in a later batch only where no row is between."""
+    split: int = -1
+    """Place of their split among train, validation and test; -1: none is given."""
 
 
 class RawTexts(Protocol):
@@ -85,16 +88,27 @@ def open_raw_texts(data: Any, name: str = SOURCE) -> RawTexts:
         return _dataset_texts(data, name)
     if kind == "DataFrame":
         return _FrameTexts(data, name)
-    if kind in ("DatasetDict", "IterableDatasetDict"):
-        raise RawTextsError(
-            f"{name} holds several splits ({', '.join(data)}), and flatout makes "
-            "its own. Name one in the catalog, or join them: "
-            "split: " + "+".join(data)
-        )
+    if kind == "DatasetDict":
+        return _splits_of(data, name)
     raise RawTextsError(
         f"{name} is a {kind}; it must be a datasets.Dataset, a pandas DataFrame or "
         "a flatout.datasets.TextFiles (not streaming: rows are read more than once)"
     )
+
+
+def _splits_of(splits: Any, name: str) -> RawTexts:
+    """Those of a `datasets.DatasetDict` as they are, or the rows of the one there is:
+    `load_dataset` calls a plain file's train. Raises RawTextsError."""
+    if len(splits) == 1:
+        return _dataset_texts(next(iter(splits.values())), name)
+    from flatout.engine.data.forms.given_splits import (
+        SplitTexts,
+        entry_of,
+        named_splits,
+    )
+
+    named = named_splits(splits, name).items()
+    return SplitTexts({key: _dataset_texts(rows, entry_of(key)) for key, rows in named})
 
 
 def batches_of(raw: RawTexts, columns: Sequence[str]) -> Iterator[RawBatch]:
@@ -199,7 +213,10 @@ def column_of_mixed(values: list[Any]) -> tuple[Any, npt.NDArray[np.uint8]]:
 
 
 def _text_of(value: Any, kind: int) -> str | None:
-    """What cannot be used is shortened: it is only shown."""
+    """Lists, which may be labels, as JSON. What cannot be used is shortened: it is only
+    shown."""
+    if isinstance(value, list):
+        return json.dumps(value, default=str)
     if kind == Kind.MISSING:
         return None
     if kind in (Kind.TEXT, Kind.NUMBER):

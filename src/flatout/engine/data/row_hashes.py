@@ -17,8 +17,10 @@ Hashes = npt.NDArray[np.uint64]
 def content_hashes(table: Any) -> tuple[Hashes, Hashes]:
     """Exact (N, 2) and near (N,) hashes of the texts of N rows."""
     texts = table.column("text").to_pylist()
-    if "text_pair" in table.schema.names:
-        pairs = table.column("text_pair").to_pylist()
+    for name in ("text_pair", "completion"):
+        if name not in table.schema.names:
+            continue
+        pairs = table.column(name).to_pylist()
         texts = [f"{a}\x1f{b}" for a, b in zip(texts, pairs, strict=True)]
     digests = b"".join([xxhash.xxh3_128_digest(text.encode()) for text in texts])
     near = [xxhash.xxh3_64_intdigest(one_form(text).encode()) for text in texts]
@@ -60,6 +62,16 @@ def repeats(exact: Hashes) -> npt.NDArray[np.bool_]:
     """(N,) true where an earlier row has the same text."""
     repeated: npt.NDArray[np.bool_] = first_rows(exact) != np.arange(len(exact))
     return repeated
+
+
+def leaks(exact: Hashes, codes: npt.NDArray[np.int8]) -> list[npt.NDArray[np.int64]]:
+    """For each text under more than one code (N,) from 0: the first row of each."""
+    known = np.flatnonzero(codes >= 0)
+    texts = first_rows(exact)
+    _, at = np.unique(texts[known] * 8 + codes[known], return_index=True)
+    rows = known[at]  # the first of each text and code, by text
+    bounds = np.flatnonzero(np.diff(texts[rows])) + 1
+    return [part for part in np.split(rows, bounds) if len(part) > 1]
 
 
 def in_two_splits(

@@ -13,39 +13,57 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from flatout.engine.data.arrow_folder import ArrowRecipe
-from flatout.engine.data.content_key import ContentKey
-from flatout.engine.data.label_checks import reject_labels
-from flatout.engine.data.label_report import label_warnings
-from flatout.engine.data.raw_texts import RawTexts, batches_of
-from flatout.engine.data.row_facts import FactCollector, RowFacts
-from flatout.engine.data.row_hashes import repeats, scrambled
-from flatout.engine.data.rows import (
-    REJECTED_SCHEMA,
-    Columns,
-    check_batch,
+from flatout.engine.data.forms.given_splits import SplitTexts, entry_of
+from flatout.engine.data.labels import (
+    LabelFindings,
+    label_findings,
+    label_report,
+    label_warnings,
+    reject_labels,
 )
-from flatout.engine.data.split_report import (
+from flatout.engine.data.number_texts import prose_beside
+from flatout.engine.data.raw_texts import RawTexts, batches_of
+from flatout.engine.data.readers.row_lines import (
+    Lines,
+    RowNumber,
+    find_lines,
+    named_place,
+    row_numbers,
+    with_lines,
+)
+from flatout.engine.data.row_facts import (
     DUPLICATE,
-    REJECTED,
     SPLITS,
     Codes,
-    split_report,
-    too_many_text,
+    FactCollector,
+    RowFacts,
 )
-from flatout.engine.settings import SplitSettings
+from flatout.engine.data.row_hashes import first_rows, leaks, repeats, scrambled
+from flatout.engine.data.rows import REJECTED_SCHEMA, Columns, check_batch
+from flatout.engine.data.split_report import leak_warnings, split_report, too_many_text
+from flatout.engine.files.arrow_folder import ArrowRecipe
+from flatout.engine.files.content_key import ArrowDigest, ContentKey
+from flatout.engine.files.spool import Spool
+from flatout.engine.parameters import SplitSettings
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Raise it when the same input would give other rows."""
+SHOWN_LEAKS = 100
+ROWS_DIGEST = "rows_digest"
+DEFAULT_TEXT_COLUMN = SplitSettings().text_column
+"""Another name was chosen by the user, who may mean numbers."""
 
 
 class SplitError(ValueError):
@@ -53,65 +71,124 @@ class SplitError(ValueError):
 
 
 class SplitPlan:
-    """Which split each row goes to. Computed when first asked for, in one pass."""
+    """Which split each row goes to. Computed when first asked for, in one pass over the
+    raw rows; those that can be used are spooled, and not read from there again."""
 
     def __init__(
         self, raw: RawTexts, columns: Columns, settings: SplitSettings
     ) -> None:
         columns.check_present(raw)
         self.raw, self.columns, self.settings = raw, columns, settings
+        self._folder: Path | None = None
+        self._warned = False
+
+    def prepare(self, folder: Path) -> None:
+        """Where the spool goes: beside what is written, as a disk has room there."""
+        self._folder = folder
 
     @cached_property
-    def _read(self) -> tuple[RowFacts, list[Any]]:
-        return _first_pass(self.raw, self.columns)
+    def _read(self) -> tuple[RowFacts, list[Any], Spool]:
+        return _first_pass(self.raw, self.columns, self._folder)
 
     @cached_property
-    def _decided(self) -> tuple[Codes, list[Any]]:
-        """Codes (N,) of the good rows, and batches of rows rejected on the whole."""
-        facts, _ = self._read
+    def _decided(self) -> tuple[Codes, Any]:
+        """Codes (N,) of the good rows, and the table of all that are not used."""
+        facts, rejected, _ = self._read
         codes = _assign(facts, self.settings)
-        codes[repeats(facts.exact)] = DUPLICATE
+        if not (facts.are_given or self.settings.keep_duplicates):
+            codes[repeats(facts.exact)] = DUPLICATE
+        elif facts.are_given and self.settings.on_leak == "drop":
+            codes[_leaked(facts, codes)] = DUPLICATE
         late = []
-        if self.columns.label and not self.columns.regression:
+        if self.columns.has_names:
             late = reject_labels(facts, codes)
-        return codes, late
+        return codes, pa.Table.from_batches([*rejected, *late], REJECTED_SCHEMA)
 
     @cached_property
-    def codes(self) -> Codes:
-        """(rows cut into columns,) 0, 1, 2 for the splits, REJECTED or DUPLICATE."""
-        facts, _ = self._read
-        codes = np.full(facts.num_cut, REJECTED, np.int8)
-        codes[facts.positions] = self._decided[0]
-        return codes
+    def _leaks(self) -> list[list[RowNumber]]:
+        """Of splits that are given: texts in several, by a row in each."""
+        facts = self._read[0]
+        if not facts.are_given:
+            return []
+        found = leaks(facts.exact, _assign(facts, self.settings))
+        return [[facts.at(row) for row in rows] for rows in found[:SHOWN_LEAKS]]
+
+    @cached_property
+    def _told(self) -> tuple[LabelFindings, Lines]:
+        """What is said of labels; and the lines of all rows that are named, which are
+        looked up together: it takes another pass over the file."""
+        facts, (codes, rejected) = self._read[0], self._decided
+        found = label_findings(facts, codes)
+        shown = [*found.named, *chain(*self._leaks)]
+        return found, find_lines(self.raw, [*row_numbers(rejected), *shown])
+
+    def rows(self, split: str) -> Iterator[Any]:
+        """RecordBatches of the rows of a split."""
+        codes, start = self._decided[0], 0
+        for batch in self._read[2]:
+            mask = codes[start : start + batch.num_rows] == SPLITS.index(split)
+            start += batch.num_rows
+            yield batch.filter(pa.array(mask))
 
     @cached_property
     def rejected(self) -> Any:
         """Table with REJECTED_SCHEMA of every row that cannot be used."""
-        batches = [*self._read[1], *self._decided[1]]
-        return pa.Table.from_batches(batches, REJECTED_SCHEMA)
+        return with_lines(self._decided[1], self._told[1])
 
     @cached_property
     def report(self) -> dict[str, Any]:
         """Counts, shares and leaks; checks that no row is unaccounted for."""
-        report = split_report(self._read[0], self._decided[0], self.rejected)
+        facts, codes = self._read[0], self._decided[0]
+        labels = label_report(facts, codes, SPLITS, *self._told)
+        kept = self.settings.keep_duplicates
+        report = split_report(facts, codes, self.rejected, labels, repeats=kept)
+        if facts.are_given:
+            lines = self._told[1]
+            report["leaks"] = [
+                [named_place(row, lines) for row in rows] for rows in self._leaks
+            ]
         parts = ", ".join(f"{n:,} {name}" for name, n in report["rows_out"].items())
         logger.info(
             "%s rows in: %s; %s rejected, %s duplicates",
             *(f"{report['rows_in']:,}", parts),
             *(f"{report[name]:,}" for name in ("rejected", "duplicates")),
         )
-        for warning in label_warnings(report):
+        for warning in (*label_warnings(report), *leak_warnings(report)):
             logger.warning(warning)
         return report
+
+    def _check_texts(self) -> None:
+        number, name = self._read[0].number_text, self.columns.text
+        if number is None:
+            return
+        fault = f"split.text_column is {name!r}, and each text in it is a number, as "
+        fault += repr(number)
+        other = prose_beside(self.raw, self.columns)
+        hint = f"did you mean {other.name!r} ({other.example!r})?" if other else ""
+        if other and name == DEFAULT_TEXT_COLUMN:
+            raise SplitError(
+                f"{fault}: {hint} Set split.text_column; to train on the numbers, give "
+                "their column another name and set that"
+            )
+        if not self._warned:
+            logger.warning("%s: %s", fault, hint or "is that the right column?")
+        self._warned = True
 
     def check_usable(self) -> None:
         """Raises SplitError where too much was rejected, or a split is unusable."""
         report, limit = self.report, self.settings.max_rejected_fraction
         if report["rejected"] > limit * report["rows_in"]:
             raise SplitError(too_many_text(report, self.rejected, limit))
-        if self.columns.label and not self.columns.regression:
-            _check_labels(report)
+        self._check_texts()
+        if self.columns.has_names:
+            _check_labels(report, lists=not self.columns.has_classes)
         empty = [name for name in SPLITS if report["rows_out"][name] == 0]
+        if empty and self._read[0].are_given:
+            raise SplitError(
+                f"no usable row is left in {' and '.join(empty)}: rejected_rows and "
+                "split_report say why. Give it rows, or none at all: then they are "
+                "taken from train"
+            )
         if empty:
             raise SplitError(
                 f"no row fell into {' and '.join(empty)}: {report['rows_in']} rows are "
@@ -119,28 +196,58 @@ class SplitPlan:
             )
 
 
-def _first_pass(raw: RawTexts, columns: Columns) -> tuple[RowFacts, list[Any]]:
-    collected = FactCollector()
+def _first_pass(
+    raw: RawTexts, columns: Columns, folder: Path | None
+) -> tuple[RowFacts, list[Any], Spool]:
+    collected, spool = FactCollector(), Spool(folder, columns.row_schema)
     for batch in batches_of(raw, columns.names):
         checked = check_batch(batch, columns)
-        collected.add(checked, batch.source, len(batch.rows), len(batch.broken))
+        collected.add(checked, batch)
+        spool.add(checked.table)
+    spool.close()
     if not collected.num_raw:
         raise SplitError("raw_texts is empty: it has columns but no rows")
-    return collected.facts(), collected.rejected
+    for name in raw.parts if isinstance(raw, SplitTexts) else ():
+        if SPLITS.index(name) not in collected.given:
+            raise SplitError(
+                f"{entry_of(name)} is empty: it has columns but no rows. Give it rows, "
+                "or take it out of the catalog: its rows are then taken from train"
+            )
+    return collected.facts(), collected.rejected, spool
 
 
 def _assign(facts: RowFacts, settings: SplitSettings) -> Codes:
-    """Split codes (N,) from the hashes alone."""
+    """Split codes (N,) from the hashes alone, or as they are given; of one that is not
+    given from the hashes of train's rows."""
     hashes = facts.near if facts.groups is None else facts.groups
     fractions = settings.fractions
-    bounds = np.array([fractions.train, fractions.train + fractions.validation])
+    shares = [fractions.train, fractions.validation, fractions.test]
+    dealt = [code for code in range(3) if code == 0 or code not in facts.given]
+    bounds = np.cumsum([shares[code] for code in dealt])
     places = scrambled(hashes, settings.seed).astype(np.float64) / 2.0**64
-    codes: Codes = np.searchsorted(bounds, places, side="right").astype(np.int8)
-    return codes
+    # The last split has all that is left, whatever the fractions add up to.
+    whole = bounds[-1] if facts.are_given else 1.0
+    at = np.searchsorted(bounds[:-1] / whole, places, side="right")
+    codes: Codes = np.array(dealt, np.int8)[at]
+    return np.where(facts.splits > 0, facts.splits, codes)
 
 
-def _check_labels(report: dict[str, Any]) -> None:
-    if report["labels"] == 1:
+def _leaked(facts: RowFacts, codes: Codes) -> npt.NDArray[np.bool_]:
+    """(N,) train's rows whose text is in another split, too."""
+    starts = first_rows(facts.exact)
+    elsewhere = np.zeros(len(starts), bool)
+    elsewhere[starts[codes > 0]] = True
+    found: npt.NDArray[np.bool_] = elsewhere[starts] & (codes == 0)
+    return found
+
+
+def _check_labels(report: dict[str, Any], *, lists: bool) -> None:
+    if report["labels"] == 0:
+        raise SplitError(
+            "no row of train has a label: there is nothing to learn. Check "
+            "split.label_column"
+        )
+    if report["labels"] == 1 and not lists:
         (name,) = report["label_shares"]["train"]
         several = report["texts_with_several_labels"]
         left = f" ({several:,} texts came with other labels too)" if several else ""
@@ -157,6 +264,14 @@ class RowsRecipe(ArrowRecipe):
     key: ContentKey
     plan: SplitPlan
     split: str
+    _facts: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def prepare(self, folder: Path) -> None:
+        self.plan.prepare(folder)
+
+    def facts(self) -> dict[str, Any]:
+        """The digest that the key of tokens made from these rows holds as `rows`."""
+        return self._facts
 
     @property
     def schema(self) -> Any:
@@ -165,15 +280,12 @@ class RowsRecipe(ArrowRecipe):
     def batches(self) -> Iterator[Any]:
         """RecordBatches with `text`, `text_pair`, `label` (as there are) and the row
         number in the source. Raises SplitError where the rows are not usable."""
-        plan, code, start = self.plan, SPLITS.index(self.split), 0
-        plan.check_usable()
-        for batch in batches_of(plan.raw, plan.columns.names):
-            checked = check_batch(batch, plan.columns)
-            codes = plan.codes[start : start + len(batch.rows)][checked.good]
-            start += len(batch.rows)
-            yield checked.table.filter(pa.array(codes == code))
-        if start != len(plan.codes):
-            raise SplitError("raw_texts changed while it was read: run again")
+        self.plan.check_usable()
+        digest = ArrowDigest()
+        for rows in self.plan.rows(self.split):
+            digest.update(rows.select(self.schema.names[:-1]))  # not their numbers
+            yield rows
+        self._facts[ROWS_DIGEST] = digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -182,6 +294,9 @@ class RejectedRecipe:
 
     key: ContentKey
     plan: SplitPlan
+
+    def prepare(self, folder: Path) -> None:
+        self.plan.prepare(folder)
 
     def table(self) -> Any:
         return self.plan.rejected
@@ -193,6 +308,9 @@ class ReportRecipe:
 
     key: ContentKey
     plan: SplitPlan
+
+    def prepare(self, folder: Path) -> None:
+        self.plan.prepare(folder)
 
     def value(self) -> dict[str, Any]:
         self.plan.check_usable()
@@ -207,11 +325,8 @@ def plan_split(
     fields = {
         "format": FORMAT_VERSION,
         "raw_texts": raw.digest(columns.names),
-        "regression": columns.regression,
-        **settings.model_dump(mode="json"),
+        **split_options(columns, settings),
     }
-    if not columns.label:
-        fields["label_column"] = None
     keys = {name: ContentKey({**fields, "result": name}) for name in _RESULTS}
     rows = {f"{s}_rows": RowsRecipe(keys[f"{s}_rows"], plan, s) for s in SPLITS}
     return {
@@ -219,6 +334,15 @@ def plan_split(
         **rows,
         "split_report": ReportRecipe(keys["split_report"], plan),
     }
+
+
+def split_options(columns: Columns, settings: SplitSettings) -> dict[str, Any]:
+    """What decides the rows beside the raw data."""
+    options = settings.model_dump(mode="json")
+    if not columns.label:
+        options["label_column"] = None
+    kind = str(columns.label_type) if columns.has_labels else None
+    return {"label_type": kind, "form": columns.form, **options}
 
 
 _RESULTS = ("rejected_rows", *(f"{s}_rows" for s in SPLITS), "split_report")

@@ -3,47 +3,61 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow.compute as pc
 
-from flatout.engine.data.label_report import label_report, place
-from flatout.engine.data.row_facts import RowFacts
+from flatout.engine.data.readers.row_lines import place
+from flatout.engine.data.row_facts import DUPLICATE, SPLITS, Codes, RowFacts
 from flatout.engine.data.row_hashes import in_two_splits
 from flatout.engine.data.rows import NOTHING
 
-SPLITS = ("train", "validation", "test")
-REJECTED, DUPLICATE = -1, -2
-"""Codes of rows that are in no split; the splits' codes are their places in SPLITS."""
-
 SHOWN_REASONS = 20
+SHOWN_TEXTS = 3
 
-Codes = npt.NDArray[np.int8]
 
-
-def split_report(facts: RowFacts, codes: Codes, rejected: Any) -> dict[str, Any]:
+def split_report(
+    facts: RowFacts,
+    codes: Codes,
+    rejected: Any,
+    labels: Mapping[str, Any],
+    *,
+    repeats: bool = False,
+) -> dict[str, Any]:
+    """`repeats`: rows may repeat a text, in another split too."""
     out = {name: int((codes == code).sum()) for code, name in enumerate(SPLITS)}
-    repeats = codes == DUPLICATE
     report = {
         "rows_in": facts.num_raw,
         "rows_out": out,
         "rejected": rejected.num_rows,
         "rejected_by_reason": _counts(rejected),
-        "duplicates": int(repeats.sum()),
+        "duplicates": int((codes == DUPLICATE).sum()),
         **_near_duplicates(facts, codes),
         "texts_in_two_splits": in_two_splits(facts.exact[:, 0], codes, len(SPLITS)),
         "groups_in_two_splits": in_two_splits(facts.groups, codes, len(SPLITS)),
-        **label_report(facts, codes, SPLITS),
+        **labels,
     }
     accounted = sum(out.values()) + report["rejected"] + report["duplicates"]
     if accounted != facts.num_raw:
         raise AssertionError(f"{facts.num_raw} rows in, {accounted} accounted for")
-    if report["texts_in_two_splits"] or report["groups_in_two_splits"]:
+    leaks = 0 if repeats else report["texts_in_two_splits"]
+    if (leaks or report["groups_in_two_splits"]) and not facts.are_given:
         raise AssertionError("a text or a group is in two splits")
     return report
+
+
+def leak_warnings(report: Mapping[str, Any]) -> Iterator[str]:
+    """Of splits that are given, one line."""
+    if found := report.get("leaks", []):
+        shown = "; ".join(" = ".join(rows) for rows in found[:SHOWN_TEXTS])
+        more = "; ..." if len(found) > SHOWN_TEXTS else ""
+        yield (
+            f"texts that were given in more than one split: {shown}{more}; "
+            "split_report has them under leaks. split.on_leak: drop takes them out of "
+            "train"
+        )
 
 
 def _counts(rejected: Any) -> dict[str, int]:
@@ -79,14 +93,16 @@ def too_many_text(report: dict[str, Any], rejected: Any, limit: float) -> str:
 
 
 def _reason_line(reason: str, count: int, rejected: Any) -> str:
-    """`3 x label is missing: rows 0, 5, 7 (counted from 0), the first is 'text'`."""
+    """`3 x label is missing: lines 2, 7, 9, the first is 'text'`."""
     chosen = rejected.filter(pc.equal(rejected.column("reason"), reason)).slice(0, 5)
     first, *_ = rows = chosen.to_pylist()
-    places = ", ".join(place(row["source"], row["row"]) for row in rows)
+    places = ", ".join(place(r["source"], r["row"], r["line"]) for r in rows)
     more = ", ..." if count > len(rows) else ""
     shown = first["excerpt"].strip()
     example = f", the first is {shown!r}" if shown not in NOTHING else ""
-    return f"  {count} x {reason}: rows {places}{more} (counted from 0){example}"
+    if first["line"] is None:
+        return f"  {count} x {reason}: rows {places}{more} (counted from 0){example}"
+    return f"  {count} x {reason}: lines {places}{more}{example}"
 
 
 def split_metrics(report: Mapping[str, Any]) -> dict[str, float]:

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from flatout.engine.data.column_checks import read_text
 from flatout.engine.data.column_names import column_faults, listed
+from flatout.engine.data.forms.words import read_words
 from flatout.engine.data.raw_texts import (
     BATCH_BYTES,
     RawBatch,
@@ -19,16 +20,19 @@ from flatout.engine.data.raw_texts import (
     RawTextsError,
     batches_of,
 )
-from flatout.engine.settings import PredictSettings
+from flatout.engine.parameters import PredictSettings
 
 
-def text_windows(raw: RawTexts, settings: PredictSettings) -> Iterator[Any]:
+def text_windows(
+    raw: RawTexts, settings: PredictSettings, form: str = "text"
+) -> Iterator[Any]:
     """Tables of at most `window_rows` rows (fewer where they are large), in order:
     source, row, id, text, text_pair, reason. Where reason is not null the texts are.
+    `form`: of a row, as the task has it.
     """
     pending = window_schema(settings).empty_table()
     for batch in batches_of(raw, _wanted(settings)):
-        pending = pa.concat_tables([pending, _checked(batch, settings)])
+        pending = pa.concat_tables([pending, _checked(batch, settings, form)])
         while pending.num_rows >= settings.window_rows or pending.nbytes > BATCH_BYTES:
             yield pending.slice(0, settings.window_rows).combine_chunks()
             pending = pending.slice(settings.window_rows)
@@ -62,13 +66,16 @@ def _wanted(settings: PredictSettings) -> list[str]:
     return list(dict.fromkeys(name for name in names if name is not None))
 
 
-def _checked(batch: RawBatch, settings: PredictSettings) -> Any:
+def _checked(batch: RawBatch, settings: PredictSettings, form: str) -> Any:
     """Table of `window_schema`: the rows of `batch`, the broken ones in their place."""
     texts, checks = {}, []
     pair = settings.text_pair_column
-    columns = {"text": settings.text_column, **({"text_pair": pair} if pair else {})}
+    columns = {"text": str(settings.text_column)} | (
+        {"text_pair": pair} if pair else {}
+    )
     for name, column in columns.items():
-        texts[name], found = read_text(batch, column)
+        read = read_words if form == "words" else read_text
+        texts[name], found = read(batch, column)
         checks += found
     reasons = np.full(len(batch.rows), None, dtype=object)
     for mask, reason in reversed(checks):  # the first check has the last word

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from flatout.engine.settings import SweepSettings
+from flatout.engine.parameters import SweepSettings
 from flatout.engine.sweep.sweep import FIGURES, Row, shown
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,8 @@ def choose_best(rows: Sequence[Row], options: SweepSettings) -> dict[str, Any]:
         raise SweepError(_nothing(rows, name))
     best = min(rated, key=lambda row: sign * row[name])
     settings = {path: value for path, value in best.items() if "." in path}
-    command = train_command(settings)
+    given = ",".join(f"{path}={value}" for path, value in settings.items())
+    command = f"kedro run --pipelines=train --params={shlex.quote(given)}"
     figures = {n: best[n] if _is_number(best[n]) else None for n in FIGURES}
     logger.info("best is trial %s: %s", best["trial_id"], shown(figures))
     logger.info("train with it: %s", command)
@@ -47,11 +48,6 @@ def choose_best(rows: Sequence[Row], options: SweepSettings) -> dict[str, Any]:
 
 def _is_number(figure: float | None) -> bool:
     return figure is not None and math.isfinite(figure)
-
-
-def train_command(settings: dict[str, Any]) -> str:
-    given = ",".join(f"{path}={value}" for path, value in settings.items())
-    return f"kedro run --pipelines=train --params={shlex.quote(given)}"
 
 
 def _nothing(rows: Sequence[Row], name: str) -> str:

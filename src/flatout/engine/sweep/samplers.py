@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import product
-from typing import Any, Protocol
+from typing import Any
 
-from flatout.engine.bench.trial_spec import with_changes
-from flatout.engine.model_keys import check_model_keys
-from flatout.engine.settings import (
+from flatout.engine.benchmark.trials.trial_spec import with_changes
+from flatout.engine.models.model_keys import check_model_keys
+from flatout.engine.parameters import (
     Settings,
     SettingsError,
     SweepRange,
@@ -26,53 +24,15 @@ FIXED = ("train.distributed", "train.resume")
 """A trial is one process on one device, and goes on where it stopped."""
 
 
-@dataclass(frozen=True)
-class Suggestion:
-    changes: Changes
-    handle: Any = None
-    """What the sampler knows it by."""
-
-
-class Sampler(Protocol):
-    """Not safe for threads: callers take turns."""
-
-    total: int
-    """Suggestions in all."""
-
-    def ask(self) -> Suggestion | None:
-        """What to try next; None where nothing is left."""
-
-    def tell(self, suggestion: Suggestion, value: float | None) -> None:
-        """What it gave, None for a training that failed."""
-
-
-def open_sampler(settings: Settings, past: Sequence[Changes]) -> Sampler:
-    """`past`: what a stopped sweep has begun, in order. Raises SettingsError."""
-    check_sweep(settings)
-    options = settings.sweep
-    if options.sampler == "grid":
-        return Grid(options)
-    return Optuna(options, settings.runtime.seed, past)
-
-
 def check_sweep(settings: Settings) -> None:
-    """Raises SettingsError for a setting that is none, a value that it cannot have,
-    and for optuna where it is not installed."""
+    """Raises SettingsError for a setting that is none, or a value that it cannot
+    have."""
     options = settings.sweep
-    if options.sampler == "optuna" and find_spec("optuna") is None:
-        raise SettingsError(
-            "sweep.sampler: optuna is not installed: pip install 'flatout[sweep]', or "
-            "set sweep.sampler: grid"
-        )
-    for path, values in _values(options).items():
+    listed: dict[str, list[SweptValue]] = dict(options.grid)
+    listed |= {path: [r.low, r.high] for path, r in options.ranges.items()}
+    for path, values in listed.items():
         for value in values:
             _check_value(settings, path, value)
-
-
-def _values(options: SweepSettings) -> dict[str, Sequence[SweptValue]]:
-    """All listed values, and the bounds of the ranges."""
-    bounds = {path: (r.low, r.high) for path, r in options.ranges.items()}
-    return {**options.grid, **bounds}
 
 
 def _check_value(settings: Settings, path: str, value: SweptValue) -> None:
@@ -95,28 +55,12 @@ def _check_value(settings: Settings, path: str, value: SweptValue) -> None:
         )
 
 
-class Grid:
-    """Every combination; the last setting changes fastest."""
+class Sampler:
+    """An optuna study. It is first asked for every combination of a grid; of sampler
+    optuna for what a stopped sweep has begun (`past`, in order), then for what a
+    tree-structured Parzen estimator suggests (Bergstra et al. 2011).
 
-    def __init__(self, options: SweepSettings) -> None:
-        axes = options.grid
-        self._left = [
-            dict(zip(axes, values, strict=True)) for values in product(*axes.values())
-        ]
-        self.total = len(self._left)
-
-    def ask(self) -> Suggestion | None:
-        return Suggestion(self._left.pop(0)) if self._left else None
-
-    def tell(self, suggestion: Suggestion, value: float | None) -> None:
-        """A grid learns nothing."""
-
-
-class Optuna:
-    """A tree-structured Parzen estimator (Bergstra et al. 2011).
-
-    What a stopped sweep has begun is suggested again first: finished trials are known
-    to the caller, which tells them at once.
+    Not safe for threads: callers take turns.
     """
 
     def __init__(
@@ -125,41 +69,39 @@ class Optuna:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
+        listed = options.sampler == "grid"
+        first = combinations(options) if listed else _possible(options, past)
+        self.total = len(first) if listed else options.n_trials
+        self._left = self.total
         self._space = _distributions(options)
-        self._past = [changes for changes in past if _fits(options, changes)]
-        self.total, self._asked = options.n_trials, 0
         maximize = options.choose_by == "validation_accuracy"
         self._study = optuna.create_study(
             # Another seed, or the draws of before would come again.
-            sampler=optuna.samplers.TPESampler(seed=seed + len(self._past)),
+            sampler=optuna.samplers.TPESampler(seed=seed + len(first)),
             direction="maximize" if maximize else "minimize",
         )
+        for changes in first:
+            self._study.enqueue_trial(dict(changes))
 
-    def ask(self) -> Suggestion | None:
-        if self._asked == self.total:
+    def ask(self) -> Any:
+        """The next optuna.Trial; None where nothing is left."""
+        if not self._left:
             return None
-        self._asked += 1
-        if self._past:
-            return Suggestion(self._past.pop(0))
-        trial = self._study.ask(self._space)
-        return Suggestion(dict(trial.params), trial)
+        self._left -= 1
+        return self._study.ask(self._space)
 
-    def tell(self, suggestion: Suggestion, value: float | None) -> None:
-        import optuna
+    def tell(self, trial: Any, value: float | None) -> None:
+        """What it gave, None for a training that failed."""
+        from optuna.trial import TrialState
 
-        state = optuna.trial.TrialState
-        ended = state.FAIL if value is None else state.COMPLETE
-        if suggestion.handle is not None:
-            self._study.tell(suggestion.handle, value, state=ended)
-            return
-        self._study.add_trial(
-            optuna.trial.create_trial(
-                params=dict(suggestion.changes),
-                distributions=self._space,
-                value=value,
-                state=ended,
-            )
-        )
+        failed = TrialState.FAIL if value is None else None
+        self._study.tell(trial, value, state=failed)
+
+
+def combinations(options: SweepSettings) -> list[Changes]:
+    """The last setting changes fastest."""
+    axes = options.grid
+    return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
 def _distributions(options: SweepSettings) -> dict[str, Any]:
@@ -177,16 +119,20 @@ def _bounded(bounds: SweepRange) -> Any:
     return kind(bounds.low, bounds.high, log=bounds.log)
 
 
-def _fits(options: SweepSettings, changes: Changes) -> bool:
-    """Whether these settings, and values, could be suggested now."""
-    if set(changes) != {*options.grid, *options.ranges}:
-        return False
-    for path, value in changes.items():
-        bounds = options.ranges.get(path)
-        if bounds is None and value not in options.grid[path]:
-            return False
-        if bounds is not None and not (
-            isinstance(value, (int, float)) and bounds.low <= value <= bounds.high
-        ):
-            return False
-    return True
+def _possible(options: SweepSettings, past: Sequence[Changes]) -> list[Changes]:
+    """Of `past`, what could be suggested now."""
+    paths = {*options.grid, *options.ranges}
+    return [
+        changes
+        for changes in past
+        if set(changes) == paths
+        and all(_holds(options, path, value) for path, value in changes.items())
+    ]
+
+
+def _holds(options: SweepSettings, path: str, value: SweptValue) -> bool:
+    bounds = options.ranges.get(path)
+    if bounds is None:
+        return value in options.grid[path]
+    number = isinstance(value, (int, float))
+    return number and bounds.low <= value <= bounds.high  # type: ignore[operator]

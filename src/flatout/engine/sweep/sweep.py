@@ -11,25 +11,23 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.bench.trial_spec import TrialSpec, with_changes
-from flatout.engine.bench.trials import Answer, resident_limit_bytes, run_isolated
-from flatout.engine.environment import gpu_names, only_gpu
-from flatout.engine.jobs.job_files import JobFiles
-from flatout.engine.settings import Settings
-from flatout.engine.sweep.samplers import Changes, Sampler, Suggestion, open_sampler
-from flatout.engine.sweep.trial import TRAINING
+from flatout.engine.benchmark.trials.processes import KEPT, Answer, ask, kept_answer
+from flatout.engine.benchmark.trials.trial import TRAINING
+from flatout.engine.benchmark.trials.trial_spec import TrialSpec, with_changes
+from flatout.engine.files.checked_paths import write_text
+from flatout.engine.launch.job_files import JobFiles
+from flatout.engine.machine.environment import gpu_names, only_gpu
+from flatout.engine.parameters import Settings
+from flatout.engine.sweep.samplers import Changes, Sampler, check_sweep
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
 """Raised when a trial's answer changes its meaning: older answers are not taken."""
-
-KEPT = frozenset({"ok", "oom"})
-"""Answers that a sweep does not ask for again."""
 
 FIGURES = ("validation_loss", "validation_accuracy", "samples_per_s")
 FACTS = ("steps", "train_wall_s", "device")
@@ -40,9 +38,10 @@ Row = dict[str, Any]
 
 def run_sweep(settings: Settings, files: JobFiles) -> list[Row]:
     """A line a trial, in the order of the sampler. Raises SettingsError."""
+    check_sweep(settings)
     folder = Path(settings.sweep.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    sampler = open_sampler(settings, _past(folder))
+    sampler = Sampler(settings.sweep, settings.runtime.seed, _past(folder))
     return Sweep(settings, files, folder, sampler).run(gpu_names() or [None])
 
 
@@ -82,82 +81,59 @@ class Sweep:
     def _work(self, device: str | None) -> None:
         while not self._stop.is_set():
             with self._turn:
-                suggestion = self.sampler.ask()
-                if suggestion is None:
+                trial = self.sampler.ask()
+                if trial is None:
                     return
-                spec = self._spec(suggestion.changes)
+                spec = self._spec(trial.params)
                 key = spec.key({"data": self.files.data_key, "format": FORMAT})
-                row = self._begun(suggestion, key)
+                number = f"{len(self._rows) + 1:03d}"
+                row = self._rows.setdefault(key, {"trial_id": number, **trial.params})
                 alone = self._alone[key]
             with alone:
-                answer = self._answer(spec, suggestion.changes, key, device)
+                answer = self._answer(spec, trial.params, self.folder / key, device)
             with self._turn:
-                self._ended(suggestion, row, answer)
+                self._ended(trial, row, answer, key)
 
     def _spec(self, changes: Changes) -> TrialSpec:
         alone = {"train.distributed.num_processes": 1, "train.resume": "auto"}
         settings = with_changes(self.settings, {**changes, **alone})
         return TrialSpec("train", "sweep", settings)
 
-    def _begun(self, suggestion: Suggestion, key: str) -> Row:
-        if key in self._rows:
-            return self._rows[key]
-        number = f"{len(self._rows) + 1:03d}"
-        row: Row = {"trial_id": number, **suggestion.changes, "key": key}
-        self._rows[key] = row
-        return row
-
     def _answer(
-        self, spec: TrialSpec, changes: Changes, key: str, device: str | None
+        self, spec: TrialSpec, changes: Changes, folder: Path, device: str | None
     ) -> Answer:
-        """Kept from before, or of a training now."""
-        folder = self.folder / key
-        kept = folder / "answer.json"
-        if kept.exists():
-            answer = Answer(**json.loads(kept.read_text()))
-            if answer.status in KEPT:
-                _drop_weights(folder)
-                return answer
-        self._write_asked(spec, changes, folder)
-        answer = run_isolated(
+        """Kept from before, or of a training now; weights are not kept."""
+        _note_begun(folder, changes)
+        answer = kept_answer(folder) or ask(
             spec,
+            self.files,
             folder,
             self.settings.sweep.trial_timeout_s or math.inf,
-            resident_limit_bytes(self.settings.benchmark.memory_headroom),
-            variables=only_gpu(device),
-            stop=self._stop,
+            self.settings.benchmark.memory_headroom,
+            only_gpu(device),
+            self._stop,
         )
-        if answer.status != "stopped":
-            _write_whole(kept, asdict(answer))
         if answer.status in KEPT:
-            _drop_weights(folder)
+            shutil.rmtree(folder / TRAINING, ignore_errors=True)
         return answer
 
-    def _write_asked(self, spec: TrialSpec, changes: Changes, folder: Path) -> None:
-        folder.mkdir(exist_ok=True)
-        asked = {"spec": spec.as_json(), "job": asdict(self.files)}
-        (folder / "spec.json").write_text(json.dumps(asked, indent=1))
-        begun = folder / "begun.json"
-        if not begun.exists():
-            _write_whole(begun, {"begun_s": time.time(), "changes": dict(changes)})
-
-    def _ended(self, suggestion: Suggestion, row: Row, answer: Answer) -> None:
+    def _ended(self, trial: Any, row: Row, answer: Answer, key: str) -> None:
         figures = {name: answer.figures.get(name) for name in (*FIGURES, *FACTS)}
         value = figures[self.settings.sweep.choose_by]
         finite = value is not None and math.isfinite(value)
-        self.sampler.tell(suggestion, value if finite else None)
+        self.sampler.tell(trial, value if finite else None)
         row |= {name: figures[name] for name in FIGURES}
         row |= {"status": answer.status, "note": answer.note}
         row |= {name: figures[name] for name in FACTS}
-        row |= {"elapsed_s": answer.elapsed_s, "key": row.pop("key")}
-        row["log"] = str((self.folder / row["key"] / "log.txt").absolute())
+        log = str((self.folder / key / "log.txt").absolute())
+        row |= {"elapsed_s": answer.elapsed_s, "key": key, "log": log}
         logger.info(
             "trial %s of %d: %s, %s: %s",
             row["trial_id"],
             self.sampler.total,
-            shown(suggestion.changes),
+            shown(trial.params),
             answer.status,
-            shown({n: figures[n] for n in FIGURES}) or f"{answer.note} ({row['log']})",
+            shown({n: figures[n] for n in FIGURES}) or f"{answer.note} ({log})",
         )
 
 
@@ -170,12 +146,10 @@ def shown(values: Mapping[str, Any]) -> str:
     )
 
 
-def _drop_weights(folder: Path) -> None:
-    """Of a trial that has ended: its figures are kept."""
-    shutil.rmtree(folder / TRAINING, ignore_errors=True)
-
-
-def _write_whole(path: Path, fields: dict[str, Any]) -> None:
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(fields))
-    part.replace(path)
+def _note_begun(folder: Path, changes: Changes) -> None:
+    """For a sweep that goes on where this one is stopped."""
+    folder.mkdir(exist_ok=True)
+    begun = folder / "begun.json"
+    if not begun.exists():
+        fields = {"begun_s": time.time(), "changes": dict(changes)}
+        write_text(begun, json.dumps(fields))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from flatout.engine.data.content_key import ContentKey
+from flatout.engine.files.content_key import ContentKey
 from flatout.engine.tokenizing.statistics import TokenReport
 
 FORMAT_VERSION = 2

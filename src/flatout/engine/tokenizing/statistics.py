@@ -10,9 +10,9 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 
-from flatout.engine.batching import GlobalBatches, Planner, padded_tokens
-from flatout.engine.data.content_key import ContentKey
-from flatout.engine.settings import Strategy, TokenizeSettings, TrainSettings
+from flatout.engine.batches.global_batches import GlobalBatches, Planner, padded_tokens
+from flatout.engine.files.content_key import ContentKey
+from flatout.engine.parameters import Strategy, TokenizeSettings, TrainSettings
 from flatout.engine.tokenizing.token_keys import facts_of, token_key
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 

@@ -7,17 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.data.arrow_folder import without_indices
-from flatout.engine.data.content_key import ContentKey, arrow_digest
-from flatout.engine.data.whole_folder import stored_facts, stored_key
-from flatout.engine.settings import Settings
+from flatout.engine.files.arrow_folder import without_indices
+from flatout.engine.files.atomic_folder import stored_facts, stored_key
+from flatout.engine.files.content_key import ContentKey, arrow_digest
+from flatout.engine.parameters import Settings
+from flatout.engine.tasks import task_class, task_fault
 from flatout.engine.tokenizing.token_recipes import token_options
 from flatout.engine.tokenizing.tokenizer import FILES, TokenizerFile
 
 logger = logging.getLogger(__name__)
-
-LABEL_OF = {"sequence-classification": "name", "regression": "number"}
-"""What split keeps of a row's label; tasks of language models have none."""
 
 
 class StaleTokensError(ValueError):
@@ -84,9 +82,12 @@ def check_tokens_match(
 
 def _remedy(keys: Iterable[ContentKey], settings: Settings) -> str:
     """The rows of split hold class names, numbers or no labels, as the task has it."""
-    label = LABEL_OF.get(settings.model.task)
-    tasks = {key.fields.get("model.task") for key in keys}
-    same = all(LABEL_OF.get(str(task)) == label for task in tasks)
+    label = task_class(settings.model.task).label_type
+    tasks = {str(key.fields.get("model.task")) for key in keys}
+    known = [task for task in tasks if task_fault(task) is None]
+    same = len(known) == len(tasks) and all(
+        task_class(task).label_type == label for task in known
+    )
     return f"kedro run --pipelines={'tokenize' if same else 'split,tokenize'}"
 
 

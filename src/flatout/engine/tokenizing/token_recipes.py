@@ -9,13 +9,20 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flatout.engine.data.arrow_folder import without_indices
-from flatout.engine.data.content_key import ContentKey, arrow_digest
-from flatout.engine.settings import CLASSIFIES, ModelSettings, TokenizeSettings
-from flatout.engine.tokenizing.encode import TokensError, TokensRecipe
-from flatout.engine.tokenizing.plain_encoder import EncodeOptions
+from flatout.engine.files.arrow_folder import without_indices
+from flatout.engine.files.content_key import ContentKey, arrow_digest
+from flatout.engine.parameters import ModelSettings, TokenizeSettings
+from flatout.engine.tasks import Task, make_task
+from flatout.engine.tokenizing.encoders.encode import WRITTEN, TokensRecipe
+from flatout.engine.tokenizing.encoders.encoded import TokensError
+from flatout.engine.tokenizing.encoders.plain_encoder import (
+    EncodeOptions,
+    special_around,
+)
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
+COLUMNS = ("text", "text_pair", "completion", "messages", "label")
+"""Of rows, that decide their tokens."""
 FORMAT_VERSION = 1
 """Raise it when the same input would give other token rows."""
 
@@ -31,9 +38,10 @@ def tokens_recipe(
     """For the split `name`; `rows` is a `datasets.Dataset`. Raises TokensError."""
     _check_length(tokenizer, tokenize.max_length)
     rows = without_indices(rows)
-    _check_labels(name, rows, model.task)
-    options = _options(rows, tokenizer, model, tokenize)
-    columns = [n for n in ("text", "text_pair", "label") if n in rows.column_names]
+    task = make_task(model, label_names)
+    _check_labels(name, rows, task, model.task)
+    options = _options(rows, tokenizer, task, tokenize)
+    columns = [n for n in COLUMNS if n in rows.column_names]
     fields = {
         "format": FORMAT_VERSION,
         "rows": arrow_digest([rows.data.table.select(columns)]),
@@ -41,14 +49,15 @@ def tokens_recipe(
         "label_names": label_names,
         **token_options(model, tokenize),
     }
-    regression = model.task == "regression"
+    if options.form == "messages":
+        fields["chat_template"] = tokenizer.chat_template
     return TokensRecipe(
         key=ContentKey(fields),
         rows=rows,
         name=name,
         tokenizer=tokenizer,
         options=options,
-        label_names=None if regression else label_names,
+        task=task,
         num_processes=tokenize.num_processes,
     )
 
@@ -87,23 +96,54 @@ def token_options(model: ModelSettings, tokenize: TokenizeSettings) -> dict[str,
 def _options(
     rows: Any,
     tokenizer: TokenizerFile,
-    model: ModelSettings,
+    task: Task,
     tokenize: TokenizeSettings,
 ) -> EncodeOptions:
     join = tokenize.join_texts
-    if join and model.task not in ("causal-lm", "masked-lm"):
+    own = (name for name in WRITTEN if name in rows.column_names)
+    form = next(own, task.row_form)
+    if form in WRITTEN:
+        _check_written(form, tokenizer, task, join=join)
+    if join and not task.joins_texts:
         raise TokensError(
             "tokenize.join_texts is for language models, and model.task is "
-            f"{model.task}"
+            f"{task.settings.task}"
         )
     ends_alone = tokenizer.backend.num_special_tokens_to_add(False) > 0
+    ends = join or form == "completion"
     return EncodeOptions(
         max_length=tokenize.max_length,
         has_pair="text_pair" in rows.column_names,
         join=join,
-        end_id=tokenizer.token_id("eos_token") if join and not ends_alone else None,
+        form=form,
+        end_id=tokenizer.token_id("eos_token") if ends and not ends_alone else None,
         empty_id=empty_text_id(tokenizer),
     )
+
+
+def _check_written(
+    form: str, tokenizer: TokenizerFile, task: Task, *, join: bool
+) -> None:
+    """Raises TokensError where a part of the rows cannot be learnt, or its end."""
+    if not task.learns_completions:
+        raise TokensError(
+            f"the rows were split with split.{form}_column, and model.task is "
+            f"{task.settings.task}: run kedro run --pipelines=split,tokenize, or set "
+            "model.task back"
+        )
+    if join:
+        raise TokensError(
+            f"tokenize.join_texts is for whole texts, and the rows were split with "
+            f"split.{form}_column: set it to false"
+        )
+    around = special_around(tokenizer.backend)
+    if form == "completion" and not (around and around[1]):
+        if around is None or tokenizer.token_id("eos_token") is None:
+            raise TokensError(
+                "the tokenizer puts no token behind a text and has no end token: a "
+                "model could never learn to stop. Give it an eos_token in "
+                "tokenizer_config.json"
+            )
 
 
 def empty_text_id(tokenizer: TokenizerFile) -> int | None:
@@ -113,19 +153,25 @@ def empty_text_id(tokenizer: TokenizerFile) -> int | None:
     return next((id_ for id_ in ids if id_ is not None), None)
 
 
-def _check_labels(name: str, rows: Any, task: str) -> None:
+def _check_labels(name: str, rows: Any, task: Task, task_name: str) -> None:
     """split keeps class names as text, and the targets of regression as numbers."""
-    if task not in CLASSIFIES or "label" not in rows.column_names:
+    if task.label_type is None or "label" not in rows.column_names:
         return
     kind = rows.data.table.column("label").type
-    numbers = pa.types.is_floating(kind) or pa.types.is_integer(kind)
-    if numbers != (task == "regression"):
+    if _kind(kind) != _kind(task.label_type):
         raise TokensError(
-            f"{name}: the labels of its rows are "
-            f"{'numbers' if numbers else 'class names'}, of no use for model.task "
-            f"{task}: the rows were split for another task. Run kedro run "
-            "--pipelines=split,tokenize, or set model.task back"
+            f"{name}: the labels of its rows are {_kind(kind)}, of no use for "
+            f"model.task {task_name}: the rows were split for another task. Run kedro "
+            "run --pipelines=split,tokenize, or set model.task back"
         )
+
+
+def _kind(label: Any) -> str:
+    """What labels of an Arrow type are, in words."""
+    if pa.types.is_list(label) or pa.types.is_large_list(label):
+        return f"lists of {_kind(label.value_type)}"
+    numbers = pa.types.is_floating(label) or pa.types.is_integer(label)
+    return "numbers" if numbers else "class names"
 
 
 def _check_length(tokenizer: TokenizerFile, max_length: int) -> None:
@@ -149,7 +195,10 @@ def label_names_of(rows: Any) -> list[str]:
     if "label" not in rows.column_names:
         return []
     label = rows.data.table.column("label")
-    if pa.types.is_floating(label.type):
+    if pa.types.is_list(label.type) or pa.types.is_large_list(label.type):
+        label = pc.list_flatten(label)
+    # Tables that pandas wrote have large strings.
+    if not (pa.types.is_string(label.type) or pa.types.is_large_string(label.type)):
         return []
     names = pc.unique(label).to_pylist()
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,25 +12,33 @@ from typing import Any
 
 import xxhash
 
-from flatout.engine.data.arrow_folder import without_indices
-from flatout.engine.data.content_key import ContentKey, arrow_digest
-from flatout.engine.data.whole_folder import stored_facts
-from flatout.engine.settings import ModelSettings, TokenizeSettings
+from flatout.engine.files.arrow_folder import without_indices
+from flatout.engine.files.atomic_folder import stored_facts
+from flatout.engine.files.content_key import ContentKey, arrow_digest
+from flatout.engine.machine.hub import answers, where_to_look
+from flatout.engine.parameters import ModelSettings, TokenizeSettings
+from flatout.engine.tasks import task_class
 from flatout.engine.tokenizing import word_pieces
 from flatout.engine.tokenizing.checkpoint_files import files_digest
 from flatout.engine.tokenizing.tokenizer_checks import (
     Check,
     check_tokenizer,
     pad_candidate,
-    usable_positions,
 )
 
 logger = logging.getLogger(__name__)
 
 FILES = ("tokenizer.json", "tokenizer_config.json")
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Of transformers, that give ids and mask alone."""
+TYPE_IDS = ("token_type_ids",)
 NO_LIMIT = int(1e30)
 """What transformers writes as `model_max_length` where a model has no maximum."""
+
+
+UsablePositions = Callable[[dict[str, Any], Any], int | None]
+"""(a model's config, its tokenizer) -> tokens of its longest row; None: no maximum."""
 
 
 class TokenizerError(ValueError):
@@ -70,6 +79,22 @@ class TokenizerFile:
         limit = int(self.config.get("model_max_length") or NO_LIMIT)
         return limit if limit < NO_LIMIT else None
 
+    @property
+    def gives_type_ids(self) -> bool:
+        """Whether transformers gives `token_type_ids` for a pair of texts with it."""
+        names = self.config.get("model_input_names")
+        if names is not None:
+            return "token_type_ids" in names
+        return self.config.get("tokenizer_class") not in GENERIC_CLASSES
+
+    @property
+    def chat_template(self) -> str | None:
+        """How messages are written; None without one."""
+        file = self.folder / "chat_template.jinja"
+        if file.is_file():
+            return file.read_text("utf-8")
+        return self.config.get("chat_template")
+
     @cached_property
     def backend(self) -> Any:
         """`tokenizers.Tokenizer`, set to neither cut nor pad."""
@@ -105,6 +130,7 @@ class TokenizerRecipe:
     vocab_size: int
     texts: tuple[Any, ...]
     """Arrow columns to train on."""
+    usable_positions: UsablePositions
 
     def write(self, folder: Path) -> dict[str, Any]:
         """Save it; returns the table of checks, which is kept with it."""
@@ -115,16 +141,32 @@ class TokenizerRecipe:
     def build(self) -> tuple[Any, list[Check]]:
         """The `PreTrainedTokenizerFast` and its checks. Raises TokenizerError."""
         if self.model.name_or_path is None:
-            tokenizer = _train(self.texts, self.vocab_size)
+            tokenizer = self._trained()
             config = _scratch_config(self.model)
         else:
             tokenizer, config = _load(self.model)
+        if task_class(self.model.task).row_form == "words":
+            _put_space_before_words(tokenizer)
         checks = check_tokenizer(tokenizer, config, self.model)
-        return _prepare(tokenizer, config, checks), checks
+        _apply(checks, tokenizer)
+        limits = (
+            tokenizer.model_max_length,
+            self.usable_positions(config, tokenizer),
+        )
+        tokenizer.model_max_length = min(int(limit or NO_LIMIT) for limit in limits)
+        return tokenizer, checks
+
+    def _trained(self) -> Any:
+        typed = len(self.texts) > 1 and _tells_apart(self.model)
+        whole = task_class(self.model.task).whole_words
+        return _train(self.texts, self.vocab_size, typed=typed, whole_words=whole)
 
 
 def tokenizer_recipe(
-    rows: Any, model: ModelSettings, tokenize: TokenizeSettings
+    rows: Any,
+    model: ModelSettings,
+    tokenize: TokenizeSettings,
+    usable_positions: UsablePositions,
 ) -> TokenizerRecipe:
     """For `model.name_or_path`, or to be trained on `rows` (a `datasets.Dataset`)."""
     rows = without_indices(rows)
@@ -133,7 +175,8 @@ def tokenizer_recipe(
     if model.name_or_path is None:
         import tokenizers
 
-        names = [n for n in ("text", "text_pair") if n in rows.column_names]
+        columns = ("text", "text_pair", "completion")
+        names = [n for n in columns if n in rows.column_names]
         texts = tuple(rows.data.table.column(name) for name in names)
         fields |= {
             "rows": arrow_digest([rows.data.table.select(names)]),
@@ -148,7 +191,8 @@ def tokenizer_recipe(
             "files": files_digest(model.name_or_path, model.revision),
         }
     fields["positions"] = _scratch_config(model)
-    return TokenizerRecipe(ContentKey(fields), model, tokenize.vocab_size, texts)
+    key, size = ContentKey(fields), tokenize.vocab_size
+    return TokenizerRecipe(key, model, size, texts, usable_positions)
 
 
 def _scratch_config(model: ModelSettings) -> dict[str, Any]:
@@ -157,22 +201,69 @@ def _scratch_config(model: ModelSettings) -> dict[str, Any]:
     return {name: model.config[name] for name in names if name in model.config}
 
 
-def _train(texts: tuple[Any, ...], vocab_size: int) -> Any:
+def _put_space_before_words(tokenizer: Any) -> None:
+    """Where a word's pieces depend on the space before it (GPT-2, RoBERTa), each word
+    has one: words come one by one."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    before = tokenizer.backend_tokenizer.pre_tokenizer
+    if isinstance(before, ByteLevel) and not before.add_prefix_space:
+        before.add_prefix_space = True
+        tokenizer.init_kwargs["add_prefix_space"] = True
+
+
+def _tells_apart(model: ModelSettings) -> bool:
+    """Whether the model is told which of two texts a token is of."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model(**model.config)
+    return int(getattr(config, "type_vocab_size", 0)) > 1
+
+
+def _train(
+    texts: tuple[Any, ...], vocab_size: int, *, typed: bool, whole_words: bool
+) -> Any:
+    """`typed`: transformers gives `token_type_ids` of pairs with it."""
     import pyarrow as pa
     from transformers import PreTrainedTokenizerFast
 
     joined = pa.chunked_array([chunk for column in texts for chunk in column.chunks])
     pad, unknown, start, end, mask = word_pieces.SPECIAL_TOKENS
-    logger.info("training a tokenizer of %s word pieces", f"{vocab_size:,}")
+    if whole_words:
+        trained = _words(joined, vocab_size)
+    else:
+        logger.info("training a tokenizer of %s word pieces", f"{vocab_size:,}")
+        trained = word_pieces.train_word_pieces(joined, vocab_size)
     return PreTrainedTokenizerFast(
-        tokenizer_object=word_pieces.train_word_pieces(joined, vocab_size),
+        tokenizer_object=trained,
         pad_token=pad,
         unk_token=unknown,
         cls_token=start,
         sep_token=end,
         mask_token=mask,
         model_max_length=NO_LIMIT,
+        model_input_names=["input_ids", *TYPE_IDS[:typed], "attention_mask"],
     )
+
+
+def _words(texts: Any, vocab_size: int) -> Any:
+    """Raises TokenizerError where there is only one: it needs no prediction."""
+    from flatout.engine.tokenizing.words import commonest_words, word_tokenizer
+
+    words, num_all = commonest_words(texts, vocab_size)
+    if num_all < 2:
+        raise TokenizerError(
+            f"train_rows holds one key alone, {words[0]!r}: there is nothing to "
+            "predict. Check the key column of raw_texts in the catalog"
+        )
+    if num_all > len(words):
+        logger.warning(
+            "%s of %s keys are unknown to the tokenizer, the rarest: raise "
+            "tokenize.vocab_size",
+            *(f"{num_all - len(words):,}", f"{num_all:,}"),
+        )
+    logger.info("a tokenizer of %s keys", f"{len(words):,}")
+    return word_tokenizer(words)
 
 
 def _load(model: ModelSettings) -> tuple[Any, dict[str, Any]]:
@@ -180,13 +271,22 @@ def _load(model: ModelSettings) -> tuple[Any, dict[str, Any]]:
     from transformers import AutoConfig, AutoTokenizer
 
     name = str(model.name_or_path)
-    where = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
+    where = {
+        "revision": model.revision,
+        "trust_remote_code": model.trust_remote_code,
+        **where_to_look(name),
+    }
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, **where)
         config = AutoConfig.from_pretrained(name, **where).to_dict()
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise TokenizerError(_not_found(name, error)) from error
     return tokenizer, {**config, **model.applied_config}
+
+
+AWAY = (
+    "not there: it cannot be reached from here (HF_HUB_ETAG_TIMEOUT: seconds to wait)"
+)
 
 
 def _not_found(name: str, error: Exception) -> str:
@@ -199,9 +299,10 @@ def _not_found(name: str, error: Exception) -> str:
     else:
         from huggingface_hub.constants import HF_HUB_CACHE
 
+        reached = "there" if answers() else AWAY
         place = (
             f"There is no folder {folder.resolve()}; as a name on the Hugging Face Hub "
-            f"it was looked for in the cache {HF_HUB_CACHE} and on the network"
+            f"it was looked for in the cache {HF_HUB_CACHE} and {reached}"
         )
     return (
         f"model.name_or_path {name!r}: its tokenizer could not be loaded. Looked for "
@@ -214,8 +315,8 @@ def _not_found(name: str, error: Exception) -> str:
     )
 
 
-def _prepare(tokenizer: Any, config: dict[str, Any], checks: list[Check]) -> Any:
-    """Apply the rules of guide C; warn or fail by the table of checks."""
+def _apply(checks: list[Check], tokenizer: Any) -> None:
+    """Mend, warn or fail by the table of checks."""
     for check in checks:
         if check.status == "warning":
             logger.warning("tokenizer: %s: %s", check.name, check.text)
@@ -228,6 +329,3 @@ def _prepare(tokenizer: Any, config: dict[str, Any], checks: list[Check]) -> Any
     tokenizer.padding_side = "right"
     if tokenizer.pad_token is None:
         tokenizer.pad_token = pad_candidate(tokenizer)
-    limits = (tokenizer.model_max_length, usable_positions(config, tokenizer))
-    tokenizer.model_max_length = min(int(limit or NO_LIMIT) for limit in limits)
-    return tokenizer

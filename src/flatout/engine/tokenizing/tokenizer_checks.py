@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from flatout.engine.settings import ModelSettings
+from flatout.engine.parameters import ModelSettings
+from flatout.engine.tasks import make_task
 
 
 @dataclass(frozen=True)
@@ -21,28 +22,6 @@ def pad_candidate(tokenizer: Any) -> str | None:
     """Rows are told from padding by their length, so any token will do for it."""
     names = (tokenizer.eos_token, tokenizer.unk_token, tokenizer.bos_token)
     return next((name for name in names if name is not None), None)
-
-
-def usable_positions(config: dict[str, Any], tokenizer: Any = None) -> int | None:
-    """Longest row of a model, tokens. RoBERTa's family counts from padding_idx + 1."""
-    for name in ("max_position_embeddings", "n_positions"):
-        if config.get(name):
-            size = int(config[name])
-            break
-    else:
-        return None
-    if config.get("model_type") in _OFFSET_MODELS:
-        pad = config.get("pad_token_id")
-        if pad is None:
-            pad = getattr(tokenizer, "pad_token_id", None)
-        return size - int(1 if pad is None else pad) - 1
-    return size
-
-
-_OFFSET_MODELS = frozenset(
-    {"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "roberta-prelayernorm"}
-    | {"longformer", "mpnet", "data2vec-text", "ibert", "xmod", "layoutlmv3"}
-)
 
 
 def check_tokenizer(
@@ -106,10 +85,10 @@ def _check_vocabulary(
 
 
 def _check_mask(tokenizer: Any, model: ModelSettings) -> Check:
-    if model.task != "masked-lm" or tokenizer.mask_token is not None:
+    fault = make_task(model).tokenizer_fault(tokenizer)
+    if fault is None:
         return Check("mask token", "ok", repr(tokenizer.mask_token))
-    text = "model.task is masked-lm, and this tokenizer has no mask token"
-    return Check("mask token", "failed", text)
+    return Check("mask token", "failed", fault)
 
 
 def _check_special(tokenizer: Any) -> Check:

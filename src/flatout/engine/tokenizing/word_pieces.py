@@ -18,7 +18,7 @@ from tokenizers import (
     trainers,
 )
 
-from flatout.engine.environment import tokenizer_parallelism
+from flatout.engine.machine.environment import tokenizer_parallelism
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 TRAINING_BYTES = 16 << 20
@@ -52,7 +52,9 @@ def train_word_pieces(texts: Any, vocab_size: int) -> Tokenizer:
     with tokenizer_parallelism(True):
         tokenizer.train_from_iterator(without_rare, trainer)
     # Made anew, since the trainer also marks the given letters as special tokens.
-    return _finished(_untrained(_model(tokenizer.get_vocab())))
+    finished = with_ends(_untrained(_model(tokenizer.get_vocab())))
+    finished.decoder = decoders.WordPiece(prefix=_CONTINUED)
+    return finished
 
 
 def _model(vocabulary: dict[str, int]) -> models.WordPiece:
@@ -109,7 +111,8 @@ def _untrained(model: models.WordPiece) -> Tokenizer:
     return tokenizer
 
 
-def _finished(tokenizer: Tokenizer) -> Tokenizer:
+def with_ends(tokenizer: Tokenizer) -> Tokenizer:
+    """`tokenizer` with the special tokens, one before and one behind each text."""
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
     start, end = SPECIAL_TOKENS[2], SPECIAL_TOKENS[3]
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -117,5 +120,4 @@ def _finished(tokenizer: Tokenizer) -> Tokenizer:
         pair=f"{start} $A {end} $B:1 {end}:1",
         special_tokens=[(name, tokenizer.token_to_id(name)) for name in (start, end)],
     )
-    tokenizer.decoder = decoders.WordPiece(prefix=_CONTINUED)
     return tokenizer

@@ -5,22 +5,36 @@ from __future__ import annotations
 
 from typing import Any
 
-from flatout.engine.settings import parse_settings
+from flatout.engine.parameters import (
+    ModelSettings,
+    PredictSettings,
+    RuntimeSettings,
+    Settings,
+    SplitSettings,
+    TokenizeSettings,
+)
 
 
 def predict_rows(
     model: Any,
     tokenizer: Any,
     texts: Any,
-    runtime: dict[str, Any],
-    tokenize: dict[str, Any],
-    predict: dict[str, Any],
+    model_settings: ModelSettings,
+    runtime: RuntimeSettings,
+    split: SplitSettings,
+    tokenize: TokenizeSettings,
+    predict: PredictSettings,
 ) -> Any:
-    """A prediction for each row of `texts`; rows that cannot be used say why."""
+    """A prediction for each row of `texts`; rows that cannot be used say why. Code of a
+    task of one's own runs only where `model_settings` names it."""
     # Imports torch, which other pipelines in the same registry do not need.
-    from flatout.engine import predict as engine
+    from flatout.engine.predict import predicting as engine
 
-    settings = parse_settings(
-        {"runtime": runtime, "tokenize": tokenize, "predict": predict}
+    settings = Settings(
+        model=model_settings,
+        runtime=runtime,
+        split=split,
+        tokenize=tokenize,
+        predict=predict,
     )
     return engine.predict(model, tokenizer, texts, settings)

@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 from flatout.engine.data.raw_texts import open_raw_texts
-from flatout.engine.data.rows import Columns
 from flatout.engine.data.split import plan_split
-from flatout.engine.settings import SplitSettings, Task
+from flatout.engine.parameters import SplitSettings
+from flatout.engine.tasks import columns_of
 
 
-def split_rows(raw_texts: Any, split: dict[str, Any], task: Task) -> dict[str, Any]:
+def split_rows(raw_texts: Any, split: SplitSettings, task: str) -> dict[str, Any]:
     """Check the rows of `raw_texts` and deal them to train, validation and test."""
-    settings = SplitSettings.model_validate(split)
-    return plan_split(open_raw_texts(raw_texts), Columns.of(settings, task), settings)
+    columns = columns_of(split, task)
+    return plan_split(open_raw_texts(raw_texts), columns, split)

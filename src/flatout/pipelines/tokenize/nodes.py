@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from flatout.engine.data.split_report import SPLITS
-from flatout.engine.settings import ModelSettings, TokenizeSettings, TrainSettings
-from flatout.engine.tokenizing.encode import TokensRecipe
+from flatout.engine.data.row_facts import SPLITS
+from flatout.engine.families import usable_positions
+from flatout.engine.parameters import ModelSettings, TokenizeSettings, TrainSettings
+from flatout.engine.tokenizing.encoders.encode import TokensRecipe
 from flatout.engine.tokenizing.pictures import LengthFigure
 from flatout.engine.tokenizing.statistics import TokenReport, token_report
 from flatout.engine.tokenizing.token_recipes import label_names_of, split_recipes
@@ -19,14 +20,15 @@ from flatout.engine.tokenizing.tokenizer import (
 
 
 def make_tokenizer(
-    train_rows: Any, model: dict[str, Any], tokenize: dict[str, Any]
+    train_rows: Any, model: ModelSettings, tokenize: TokenizeSettings
 ) -> tuple[TokenizerRecipe, TokenizerRecipe]:
     """The checkpoint's tokenizer, or one trained on `train_rows`; one recipe for the
     two views of the folder."""
     recipe = tokenizer_recipe(
         train_rows,
-        ModelSettings.model_validate(model),
-        TokenizeSettings.model_validate(tokenize),
+        model,
+        tokenize,
+        usable_positions,
     )
     return recipe, recipe
 
@@ -42,14 +44,12 @@ def encode_rows(
     test_rows: Any,
     tokenizer_file: TokenizerFile,
     label_names: list[str],
-    model: dict[str, Any],
-    tokenize: dict[str, Any],
+    model: ModelSettings,
+    tokenize: TokenizeSettings,
 ) -> tuple[TokensRecipe, ...]:
     """Token rows of the three splits, row for row."""
-    settings = ModelSettings.model_validate(model)
-    options = TokenizeSettings.model_validate(tokenize)
     splits = dict(zip(SPLITS, (train_rows, validation_rows, test_rows), strict=True))
-    return split_recipes(splits, tokenizer_file, label_names, settings, options)
+    return split_recipes(splits, tokenizer_file, label_names, model, tokenize)
 
 
 def describe_tokens(
@@ -57,14 +57,14 @@ def describe_tokens(
     validation_tokens: Any,
     test_tokens: Any,
     tokenizer_file: TokenizerFile,
-    tokenize: dict[str, Any],
-    train: dict[str, Any],
+    tokenize: TokenizeSettings,
+    train: TrainSettings,
 ) -> tuple[TokenReport, LengthFigure]:
     """Lengths, cuts, vocabulary use and padding: as figures and as a picture."""
     report = token_report(
         dict(zip(SPLITS, (train_tokens, validation_tokens, test_tokens), strict=True)),
         tokenizer_file,
-        TrainSettings.model_validate(train),
-        TokenizeSettings.model_validate(tokenize),
+        train,
+        tokenize,
     )
     return report, LengthFigure(report)

@@ -9,16 +9,17 @@ from kedro.pipeline import Node, Pipeline
 from flatout.pipelines.train.nodes import train_model
 
 
-def create_pipeline(**_: Any) -> Pipeline:
+def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
+    """`rows`: what a sample is, as `train.rows` says."""
     return Pipeline(
         [
             Node(
                 func=train_model,
                 inputs={
-                    "train": "train_tokens",
-                    "validation": "validation_tokens",
-                    "test": "test_tokens",
-                    "tokenizer": "tokenizer",
+                    "train": f"train_{rows}",
+                    "validation": f"validation_{rows}",
+                    "test": f"test_{rows}",
+                    **({"tokenizer": "tokenizer"} if rows == "tokens" else {}),
                     "label_names": "label_names",
                     "runtime": "params:runtime",
                     "model": "params:model",
@@ -31,7 +32,6 @@ def create_pipeline(**_: Any) -> Pipeline:
                     "last_model": "last_model",
                     "report": "train_report",
                     "history": "train_history",
-                    "confusion": "confusion_matrix",
                 },
                 name="train_model",
             )

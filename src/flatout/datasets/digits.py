@@ -1,0 +1,78 @@
+"""The built-in samples: handwritten digits that scikit-learn brings.
+
+1,797 images of 8 x 8 pixels with 17 grey levels (Alpaydin & Kaynak 1998, UCI), on every
+machine that has flatout's dependencies, without a download.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from kedro.io import AbstractDataset, DatasetError
+
+from flatout.engine.files.checked_paths import write_file, write_folder
+
+FILE = "datasets/data/digits.csv.gz"
+LEVELS = 16
+
+
+class Digits(AbstractDataset[None, Path]):
+    """Read-only: `filepath` with the digits, written there when first asked for. Ends
+    in .npz: one file of `inputs` (1797, 8, 8) and `label`. Else a folder of PNG files,
+    a folder below it for each class."""
+
+    def __init__(
+        self, *, filepath: str, metadata: dict[str, Any] | None = None
+    ) -> None:
+        self._path = Path(filepath)
+        self.metadata = metadata
+
+    def load(self) -> Path:
+        if not self._path.exists():
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            pixels, labels = _digits()
+            if self._path.suffix == ".npz":
+                values = pixels.astype(np.float32)
+                write_file(self._path, lambda p: _write_arrays(p, values, labels))
+            else:
+                write_folder(self._path, lambda p: _write_images(p, pixels, labels))
+        return self._path
+
+    def save(self, data: None) -> None:
+        raise DatasetError("the digits are read, never written")
+
+    def _exists(self) -> bool:
+        return True
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": str(self._path)}
+
+
+def _digits() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Pixels (1797, 8, 8) of 0 to 16, labels (1797,). Raises DatasetError."""
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None or not spec.submodule_search_locations:
+        raise DatasetError("the digits come with scikit-learn: pip install it")
+    file = Path(spec.submodule_search_locations[0], FILE)
+    table = np.loadtxt(file, delimiter=",")
+    pixels = table[:, :-1].reshape(-1, 8, 8).astype(np.uint8)
+    return pixels, table[:, -1].astype(np.int64)
+
+
+def _write_arrays(path: Path, values: Any, labels: Any) -> None:
+    with path.open("wb") as file:
+        np.savez_compressed(file, inputs=values, label=labels)
+
+
+def _write_images(folder: Path, pixels: Any, labels: Any) -> None:
+    from PIL import Image
+
+    for number, (digit, label) in enumerate(zip(pixels, labels, strict=True)):
+        place = folder / str(label)
+        place.mkdir(parents=True, exist_ok=True)
+        grey = (digit * (255 // LEVELS)).astype(np.uint8)
+        Image.fromarray(grey).save(place / f"{number:04d}.png")

@@ -1,0 +1,107 @@
+"""Sessions of log keys as raw rows: of a log, or made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kedro.io import AbstractDataset, DatasetError
+
+from flatout.engine.data.sessions.grouping import LogColumns
+from flatout.engine.data.sessions.log_sessions import LogSessions as _LogSessions
+from flatout.engine.data.sessions.parts import Deal, Part
+from flatout.engine.data.sessions.synthetic import FORMAT_VERSION, synthetic_sessions
+
+
+class LogSessions(AbstractDataset[None, Any]):
+    """Read-only rows `session`, `text` (keys, spaces between) and `label`.
+
+    A CSV, JSON lines, Parquet or Arrow file has a line of the log a row, and is put
+    together by session (loghub's `*_structured.csv` as it is); any other file has a
+    session a line, keys separated by spaces. Lines that cannot be used go to
+    `rejected_rows`.
+
+    Labels are those of `label_filepath` (two columns, session and label), or of
+    `label_column`. With `abnormal_filepath` its sessions are abnormal, those of
+    `filepath` normal. `part: train` is `train_share` of the sessions without the
+    abnormal ones; `part: rest` the others.
+    """
+
+    def __init__(  # noqa: PLR0913 - an option of the catalog each
+        self,
+        *,
+        filepath: str,
+        abnormal_filepath: str | None = None,
+        label_filepath: str | None = None,
+        key_column: str = LogColumns.key,
+        session_column: str = LogColumns.session,
+        session_pattern: str | None = LogColumns.pattern,
+        label_column: str | None = None,
+        part: Part = "all",
+        train_share: float = Deal.share,
+        metadata: dict[str, Any] | None = None,
+    ) -> None:
+        self._filepath = filepath
+        self._reader = _LogSessions(
+            Path(filepath),
+            abnormal=Path(abnormal_filepath) if abnormal_filepath else None,
+            labels=Path(label_filepath) if label_filepath else None,
+            columns=LogColumns(
+                key_column, session_column, session_pattern, label_column
+            ),
+            deal=_deal(part, train_share),
+        )
+        self.metadata = metadata
+
+    def load(self) -> Any:
+        """The reader, not the sessions."""
+        return self._reader
+
+    def save(self, data: None) -> None:
+        raise DatasetError("sessions of a log are read-only")
+
+    def _exists(self) -> bool:
+        return Path(self._filepath).exists()
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": self._filepath, "reader": self._reader}
+
+
+class SyntheticSessions(AbstractDataset[None, Any]):
+    """Read-only sessions that are made up from `seed`, faults planted in some: rows
+    `session`, `text`, `label`."""
+
+    def __init__(
+        self,
+        *,
+        sessions: int = 4_000,
+        seed: int = 0,
+        part: Part = "all",
+        train_share: float = Deal.share,
+        metadata: dict[str, Any] | None = None,
+    ) -> None:
+        self._sessions, self._seed = sessions, seed
+        self._deal = _deal(part, train_share)
+        self.metadata = metadata
+
+    def load(self) -> Any:
+        """Arrow table."""
+        return synthetic_sessions(self._sessions, self._seed, self._deal)
+
+    def save(self, data: None) -> None:
+        raise DatasetError("synthetic sessions are read-only")
+
+    def _exists(self) -> bool:
+        return True
+
+    def _describe(self) -> dict[str, Any]:
+        known = {"sessions": self._sessions, "seed": self._seed, "deal": self._deal}
+        return {"name": "synthetic sessions", **known, "format": FORMAT_VERSION}
+
+
+def _deal(part: Part, share: float) -> Deal:
+    if part not in ("all", "train", "rest"):
+        raise DatasetError(f"part: {part!r} is none of all, train, rest")
+    if not 0 < share < 1:
+        raise DatasetError(f"train_share: {share} is not between 0 and 1")
+    return Deal(part, share)

@@ -1,0 +1,232 @@
+"""Numbers in Parquet, .npy, .npz and HDF5 files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from flatout.engine.arrays.sources import (
+    WINDOW_ROWS,
+    ArraysError,
+    Window,
+    as_numbers,
+    files_digest,
+    files_of,
+    name_in,
+    rows_between,
+)
+from flatout.engine.parameters import ArraySettings, SplitSettings
+
+HDF5 = (".h5", ".hdf5", ".hdf")
+ENDINGS = (".parquet", ".npy", ".npz", *HDF5)
+NO_NUMBER = "the values are no numbers"
+
+
+@dataclass(frozen=True)
+class ArrayFiles:
+    """A file, or a folder of files of one kind, with a sample a row."""
+
+    path: Path
+    inputs: tuple[str, ...]
+    """Columns of Parquet, or the array of .npz and HDF5; empty: all but the label."""
+    label: str | None
+    """Column or array; of x.npy the file x.<label>.npy."""
+
+    @classmethod
+    def of(cls, path: Path, split: SplitSettings, arrays: ArraySettings) -> ArrayFiles:
+        """As parameters say."""
+        return cls(path, tuple(arrays.inputs), split.label_column)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """See ArraySource."""
+        return {"arrays.inputs": list(self.inputs), "split.label_column": self.label}
+
+    @property
+    def digest(self) -> str:
+        """See ArraySource."""
+        return files_digest(self.path, self._files)
+
+    @property
+    def _files(self) -> list[Path]:
+        files = files_of(self.path, ENDINGS)
+        beside = f".{self.label}.npy"
+        return [file for file in files if not file.name.endswith(beside)]
+
+    def prepare(self, folder: Path) -> None:
+        """Files are read again at each pass."""
+
+    def told(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def labels(self) -> Iterator[Any]:
+        """See ArraySource."""
+        label = self.label
+        for file in self._files if label else ():
+            if file.suffix == ".parquet":
+                self._check_label(file, pq.read_schema(file).names)
+                yield from pq.read_table(file, columns=[label])[0].to_pylist()
+                continue
+            with _arrays(file, label) as arrays:
+                self._check_label(file, arrays)
+                yield from arrays[str(label)][:].tolist()
+
+    def windows(self) -> Iterator[Window]:
+        """See ArraySource."""
+        for file in self._files:
+            read = self._parquet if file.suffix == ".parquet" else self._stored
+            yield from read(file)
+
+    def _parquet(self, file: Path) -> Iterator[Window]:
+        reader, start = pq.ParquetFile(file), 0
+        names = reader.schema_arrow.names
+        self._check_label(file, names)
+        chosen = [n for n in self.inputs or names if n != self.label]
+        if missing := sorted(set(chosen) - set(names)):
+            raise ArraysError(f"{file}: no column {missing[0]}; it has {names}")
+        wanted = [*chosen, *([self.label] if self.label else [])]
+        for batch in reader.iter_batches(WINDOW_ROWS, columns=wanted):
+            values, faults = _samples(file, batch.select(chosen))
+            labels = batch.column(self.label).to_pylist() if self.label else None
+            yield Window(name_in(self.path, file), start, values, labels, faults)
+            start += batch.num_rows
+
+    def _stored(self, file: Path) -> Iterator[Window]:
+        with _arrays(file, self.label) as arrays:
+            self._check_label(file, arrays)
+            values = arrays[self._chosen(file, arrays)]
+            labels = arrays[self.label] if self.label else None
+            if labels is not None and len(labels) != len(values):
+                raise ArraysError(
+                    f"{file}: {len(values)} samples and {len(labels)} labels"
+                )
+            for start, stop in rows_between(len(values)):
+                numbers = as_numbers(values[start:stop])
+                told = None if labels is None else labels[start:stop].tolist()
+                yield Window(
+                    name_in(self.path, file),
+                    start,
+                    np.zeros((stop - start, 0)) if numbers is None else numbers,
+                    told,
+                    _all(stop - start, f"{NO_NUMBER} ({values.dtype})", numbers),
+                )
+
+    def _chosen(self, file: Path, arrays: Mapping[str, Any]) -> str:
+        found = [n for n in self.inputs or arrays if n != self.label and n in arrays]
+        if len(found) != 1:
+            raise ArraysError(
+                f"{file} has the arrays {sorted(arrays)}: name the one of the samples "
+                "in arrays.inputs"
+            )
+        return str(found[0])
+
+    def _check_label(self, file: Path, names: Any) -> None:
+        if self.label and self.label not in names:
+            raise ArraysError(
+                f"{file}: nothing is called {self.label!r} (split.label_column); it "
+                f"has {sorted(names)}"
+            )
+
+
+def _all(count: int, fault: str, numbers: Any) -> dict[int, str]:
+    return {} if numbers is not None else dict.fromkeys(range(count), fault)
+
+
+def _samples(file: Path, batch: Any) -> tuple[npt.NDArray[Any], dict[int, str]]:
+    """Of one column of lists, or of a number a column."""
+    columns = batch.columns
+    if len(columns) == 1 and _is_list(columns[0].type):
+        return _listed(columns[0])
+    faults: dict[int, str] = {}
+    found = []
+    for name, column in zip(batch.schema.names, columns, strict=True):
+        if not _is_number(column.type):
+            raise ArraysError(
+                f"{file}: column {name} is {column.type}, no number: name the columns "
+                "of the samples in arrays.inputs"
+            )
+        if column.null_count:
+            for row in np.flatnonzero(column.is_null().to_numpy(False)).tolist():
+                faults.setdefault(row, f"{name} is missing")
+        found.append(as_numbers(column.fill_null(0).to_numpy(False)))
+    return np.stack(found, 1).astype(np.float32), faults  # type: ignore[arg-type]
+
+
+def _listed(column: Any) -> tuple[npt.NDArray[Any], dict[int, str]]:
+    """Lists of any depth; rows of another shape than the first have a fault."""
+    rows = [_array(value) for value in column.to_pylist()]
+    shapes = [None if row is None else row.shape for row in rows]
+    shape = next((found for found in shapes if found is not None), (0,))
+    faults = {
+        row: "missing, ragged or no numbers" if found is None else _other(found, shape)
+        for row, found in enumerate(shapes)
+        if found != shape
+    }
+    blank = np.zeros(shape, np.float32)
+    kept = [blank if n in faults else row for n, row in enumerate(rows)]
+    return np.stack(kept), faults  # type: ignore[arg-type]
+
+
+def _array(value: Any) -> npt.NDArray[Any] | None:
+    if value is None:
+        return None
+    try:
+        found = np.array(value, dtype=np.float64)
+    except (TypeError, ValueError):  # ragged, or text in it
+        return None
+    return as_numbers(found)
+
+
+def _other(shape: Sequence[int], wanted: Sequence[int]) -> str:
+    return f"of shape {tuple(shape)}, others are of {tuple(wanted)}"
+
+
+def _is_list(kind: Any) -> bool:
+    tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(test(kind) for test in tests)
+
+
+def _is_number(kind: Any) -> bool:
+    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
+    return any(test(kind) for test in tests)
+
+
+@contextmanager
+def _arrays(file: Path, label: str | None) -> Iterator[Mapping[str, Any]]:
+    """Arrays of a file by name, that slices are read of. Raises ArraysError."""
+    try:
+        if file.suffix in HDF5:
+            with _h5py(file).File(file, "r") as opened:
+                yield {n: a for n, a in opened.items() if hasattr(a, "dtype")}
+        elif file.suffix == ".npz":
+            with np.load(file, allow_pickle=False) as opened:
+                yield dict(opened)
+        else:
+            found = {"inputs": np.load(file, mmap_mode="r", allow_pickle=False)}
+            beside = file.with_name(f"{file.stem}.{label}.npy")
+            if label and beside.is_file():
+                found[label] = np.load(beside, mmap_mode="r", allow_pickle=False)
+            yield found
+    except (OSError, EOFError, ValueError) as error:
+        if isinstance(error, ArraysError):
+            raise
+        raise ArraysError(f"{file} cannot be read: {error}") from error
+
+
+def _h5py(file: Path) -> Any:
+    try:
+        import h5py
+    except ImportError as error:
+        raise ArraysError(
+            f"{file} is read with h5py: pip install 'flatout[arrays]'"
+        ) from error
+    return h5py

@@ -1,0 +1,166 @@
+"""Images in a folder of class folders, or named by a manifest."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from flatout.engine.arrays.decoding import BadImage, Decoder
+from flatout.engine.arrays.sources import (
+    ArraysError,
+    Window,
+    files_digest,
+    files_of,
+    name_in,
+    rows_between,
+)
+from flatout.engine.machine.environment import usable_cores
+from flatout.engine.parameters import ImageSettings, SplitSettings
+
+logger = logging.getLogger(__name__)
+
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm")
+MANIFESTS = (".parquet", ".jsonl", ".json", ".csv")
+
+
+@dataclass
+class ImageFiles:
+    """Decoded once, in threads, into a file that is gone when the process ends."""
+
+    path: Path
+    label: str | None
+    image_column: str
+    decoder: Decoder
+    _folder: Path | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, path: Path, split: SplitSettings, images: ImageSettings) -> ImageFiles:
+        """As parameters say."""
+        decoder = Decoder(images.size, images.channels)
+        return cls(path, split.label_column, images.image_column, decoder)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """See ArraySource."""
+        return {
+            "images.size": self.decoder.size,
+            "images.channels": self.decoder.channels,
+            "images.image_column": self.image_column,
+            "split.label_column": self.label,
+        }
+
+    @property
+    def digest(self) -> str:
+        """See ArraySource."""
+        there = [file for file, _ in self._listed if file.is_file()]
+        return files_digest(self._root, [*there, *self._manifest])
+
+    def prepare(self, folder: Path) -> None:
+        """Where the decoded pixels are put between passes."""
+        self._folder = folder
+
+    def told(self) -> dict[str, Any]:
+        """See ArraySource."""
+        return self.decoder.told()
+
+    def labels(self) -> Iterator[Any]:
+        """See ArraySource."""
+        yield from (label for _, label in self._listed)
+
+    def windows(self) -> Iterator[Window]:
+        """See ArraySource."""
+        pixels, faults = self._decoded
+        names = [name_in(self._root, file) for file, _ in self._listed]
+        labels = [label for _, label in self._listed]
+        for start, stop in rows_between(len(names)):
+            own = {
+                row - start: faults[row] for row in range(start, stop) if row in faults
+            }
+            cut = slice(start, stop)
+            yield Window("", start, pixels[cut], labels[cut], own, names[cut])
+
+    @property
+    def _root(self) -> Path:
+        return self.path if self.path.is_dir() else self.path.parent
+
+    @property
+    def _manifest(self) -> list[Path]:
+        return [] if self.path.is_dir() else [self.path]
+
+    @cached_property
+    def _listed(self) -> list[tuple[Path, Any]]:
+        """Files and their labels. Raises ArraysError."""
+        if self.path.is_dir():
+            files = files_of(self.path, IMAGES)
+            return [(file, file.relative_to(self.path).parts[0]) for file in files]
+        table = _manifest(self.path)
+        missing = [n for n in (self.image_column, self.label) if n and n not in table]
+        if missing:
+            raise ArraysError(
+                f"{self.path}: no column {missing[0]}; it has {list(table)}"
+            )
+        labels = table[self.label] if self.label else [None] * len(table)
+        paths = (_below(self._root, name) for name in table[self.image_column])
+        return list(zip(paths, labels, strict=True))
+
+    @cached_property
+    def _decoded(self) -> tuple[npt.NDArray[np.uint8], dict[int, str]]:
+        """Pixels (N, size, size, channels), and row -> why it has none."""
+        count, size, faults = len(self._listed), self.decoder.size, {}
+        shape = (count, size, size, self.decoder.channels)
+        with tempfile.TemporaryFile(dir=self._folder) as file:
+            pixels = np.memmap(file, np.uint8, "w+", shape=shape)
+        files = [file for file, _ in self._listed]
+        with ThreadPoolExecutor(usable_cores()) as pool:
+            for start, stop in rows_between(count):
+                found = pool.map(self._decode, files[start:stop])
+                for row, one in enumerate(found, start):
+                    if isinstance(one, str):
+                        faults[row] = one
+                    else:
+                        pixels[row] = one
+        for name, ms in self.decoder.told()["slow_transforms_ms"].items():
+            logger.warning("images: %s takes %.1f ms an image", name, ms)
+        return pixels, faults
+
+    def _decode(self, file: Path) -> npt.NDArray[np.uint8] | str:
+        try:
+            return self.decoder(file)
+        except BadImage as error:
+            return str(error)
+
+
+def _manifest(path: Path) -> pd.DataFrame:
+    """Raises ArraysError."""
+    readers = {
+        ".parquet": pd.read_parquet,
+        ".jsonl": lambda file: pd.read_json(file, lines=True, dtype=False),
+        ".json": lambda file: pd.read_json(file, dtype=False),
+        ".csv": lambda file: pd.read_csv(file, dtype=str, keep_default_na=False),
+    }
+    if path.suffix not in readers:
+        kinds = ", ".join(MANIFESTS)
+        raise ArraysError(f"{path}: a folder of class folders, or one of {kinds}")
+    try:
+        table: pd.DataFrame = readers[path.suffix](path)  # type: ignore[operator]
+        return table
+    except (OSError, ValueError) as error:
+        raise ArraysError(f"{path} cannot be read: {error}") from error
+
+
+def _below(root: Path, name: Any) -> Path:
+    """A path that a manifest gives may be from anywhere. Raises ArraysError."""
+    file = (root / str(name)).resolve()
+    if not file.is_relative_to(root.resolve()):
+        raise ArraysError(f"{name!r} leads out of the manifest's folder {root}")
+    return root / file.relative_to(root.resolve())

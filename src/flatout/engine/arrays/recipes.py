@@ -1,0 +1,135 @@
+"""Recipes of rows of a fixed shape, keyed by everything that decides them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from flatout.engine.arrays.dealing import Dealt, label_names_of
+from flatout.engine.arrays.sources import ArraySource
+from flatout.engine.data.row_facts import SPLITS
+from flatout.engine.files.arrow_folder import ArrowRecipe
+from flatout.engine.files.content_key import ContentKey
+from flatout.engine.parameters import ModelSettings, SplitSettings
+from flatout.engine.rows.array_facts import ArrayFacts
+from flatout.engine.rows.fixed_lists import array_of
+from flatout.engine.tasks import Task, make_task
+
+FORMAT_VERSION = 1
+"""Raise it when the same input would give other rows."""
+
+
+@dataclass(frozen=True)
+class ArraysRecipe(ArrowRecipe):
+    """How to make the rows of one split: `inputs`, `labels` as there are, `source`."""
+
+    key: ContentKey
+    dealt: Dealt
+    split: str
+    task: Task
+    _facts: ArrayFacts = field(default_factory=ArrayFacts, repr=False)
+
+    def prepare(self, folder: Path) -> None:
+        self.dealt.source.prepare(folder)
+
+    def facts(self) -> dict[str, Any]:
+        """Shape, means and deviations, rows of each class."""
+        return self._facts.as_dict()
+
+    @property
+    def schema(self) -> Any:
+        """Of the first batch."""
+        return next(self._batches()).schema
+
+    def batches(self) -> Iterator[Any]:
+        """RecordBatches in the order of the rows. Raises ArraysError."""
+        for batch in self._batches():
+            self._facts.add(batch)
+            yield batch
+
+    def _batches(self) -> Iterator[Any]:
+        for window, rows, labels in self.dealt.windows(self.split):
+            columns = {"inputs": array_of(window.values[rows])}
+            if self.task.label_type is not None:
+                told = pa.array(labels.tolist(), self.task.label_type)
+                columns["labels"] = self.task.encode_labels(told)
+            columns["source"] = pa.array([window.name(row) for row in rows.tolist()])
+            yield pa.record_batch(columns)
+
+
+@dataclass(frozen=True)
+class RejectedRecipe:
+    """How to make the table of samples that cannot be used."""
+
+    key: ContentKey
+    dealt: Dealt
+
+    def prepare(self, folder: Path) -> None:
+        self.dealt.source.prepare(folder)
+
+    def table(self) -> Any:
+        return self.dealt.rejected
+
+
+@dataclass(frozen=True)
+class ReportRecipe:
+    """How to make the report."""
+
+    key: ContentKey
+    dealt: Dealt
+
+    def prepare(self, folder: Path) -> None:
+        self.dealt.source.prepare(folder)
+
+    def value(self) -> dict[str, Any]:
+        return self.dealt.report
+
+
+def array_recipes(
+    kind: str, source: ArraySource, split: SplitSettings, model: ModelSettings
+) -> dict[str, Any]:
+    """The three splits, `rejected`, `label_names` and `report`. `kind`: what the rows
+    are called in the catalog. Raises ArraysError, SettingsError."""
+    names = label_names_of(source, make_task(model))
+    task = make_task(model, names)
+    dealt = Dealt(source, split, task)
+    fields = _fields(source, split, model)
+
+    def key(result: str) -> ContentKey:
+        return ContentKey({**fields, "result": result})
+
+    rows = {
+        name: ArraysRecipe(key(f"{name}_{kind}"), dealt, name, task) for name in SPLITS
+    }
+    return {
+        "rejected": RejectedRecipe(key("rejected"), dealt),
+        **rows,
+        "label_names": names,
+        "report": ReportRecipe(key("report"), dealt),
+    }
+
+
+def changes_since(
+    stored: ContentKey, source: ArraySource, split: SplitSettings, model: ModelSettings
+) -> list[str]:
+    """What is another now than when rows with the key `stored` were made."""
+    wanted = ContentKey(_fields(source, split, model))
+    known = ContentKey({name: stored.fields.get(name) for name in wanted.fields})
+    return wanted.changes_since(known)
+
+
+def _fields(
+    source: ArraySource, split: SplitSettings, model: ModelSettings
+) -> dict[str, Any]:
+    return {
+        "format": FORMAT_VERSION,
+        "files": source.digest,
+        **source.options,
+        "model.task": model.task,
+        "split.fractions": split.fractions.model_dump(),
+        "split.seed": split.seed,
+    }

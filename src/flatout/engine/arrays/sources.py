@@ -1,0 +1,115 @@
+"""Where raw samples come from: what every kind of source gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from flatout.engine.files.content_key import ContentKey
+
+WINDOW_ROWS = 8_192
+"""Rows that are read and checked at a time."""
+
+
+class ArraysError(ValueError):
+    """Raw samples that cannot be used; says which and what to do."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Some rows of a file."""
+
+    source: str
+    first_row: int
+    values: npt.NDArray[Any]
+    """(n, ...); anything in the places of rows with a fault."""
+    labels: Sequence[Any] | None
+    """(n,) as the file has them."""
+    faults: Mapping[int, str] = field(default_factory=dict)
+    """Row of the window -> why it cannot be used."""
+    names: Sequence[str] | None = None
+    """(n,) of rows that are files of their own."""
+
+    def place(self, row: int) -> tuple[str, int]:
+        """File, and row in it, of a row of the window."""
+        if self.names is not None:
+            return self.names[row], 0
+        return self.source, self.first_row + row
+
+    def name(self, row: int) -> str:
+        """What people know a row by."""
+        return (
+            f"{self.source}:{self.first_row + row}"
+            if not self.names
+            else self.names[row]
+        )
+
+
+class ArraySource(Protocol):
+    """Raw samples, read again at each pass."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Parameters that decide how rows are read, by their path."""
+
+    @property
+    def digest(self) -> str:
+        """Of names, sizes and times of the files."""
+
+    def prepare(self, folder: Path) -> None:
+        """`folder` has room for what is kept between passes."""
+
+    def told(self) -> dict[str, Any]:
+        """For the report, once all was read."""
+
+    def labels(self) -> Iterator[Any]:
+        """Of all rows, without reading the samples; none where there are none."""
+
+    def windows(self) -> Iterator[Window]:
+        """All rows, in their order. Raises ArraysError."""
+
+
+def files_of(path: Path, endings: Sequence[str]) -> list[Path]:
+    """The file, or those of these endings anywhere in a folder, by name. Raises
+    ArraysError."""
+    if path.is_file():
+        return [path]
+    found = (file for file in path.rglob("*") if file.suffix.lower() in endings)
+    files = sorted(file for file in found if not file.name.startswith("."))
+    if not files:
+        what = "has no file" if path.is_dir() else "is neither a file nor a folder"
+        raise ArraysError(f"{path} {what} of a known kind ({', '.join(endings)})")
+    return files
+
+
+def files_digest(path: Path, files: Sequence[Path]) -> str:
+    """Of the name, the bytes and the time of change of each."""
+    stats = ((name_in(path, file), file.stat()) for file in files)
+    facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    return ContentKey({"files": facts}).digest
+
+
+def name_in(path: Path, file: Path) -> str:
+    """Of a file, as people know it."""
+    return file.name if path == file else file.relative_to(path).as_posix()
+
+
+def rows_between(total: int) -> Iterator[tuple[int, int]]:
+    """Bounds of the windows of `total` rows."""
+    for start in range(0, total, WINDOW_ROWS):
+        yield start, min(start + WINDOW_ROWS, total)
+
+
+def as_numbers(values: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+    """uint8 as it is, other numbers as float32; None of what is no number."""
+    if values.dtype == np.uint8:
+        return values
+    if values.dtype.kind not in "biuf":
+        return None
+    with np.errstate(over="ignore"):  # infinite in fp32: found as such
+        return values.astype(np.float32)

@@ -1,0 +1,228 @@
+"""Rows -> the tensors of a step, whatever a row is made of.
+
+How rows lie in tensors is their kind's affair (rows/), what is to be found in them the
+task's (tasks/). Each micro-batch has the fields of its rows, and
+
+    target_index  (K,) where a target's hidden state lies among the places of the batch
+    labels        (K, ...) the targets; the task's `ignored` where there is none
+
+K is the number of rows (one target a row) or of targets (language models).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from flatout.engine.batches.global_batches import GlobalBatches, Planner
+from flatout.engine.rows.layout import Ints, LaidOut, Layout, pad_end, round_up
+from flatout.engine.rows.rows import Rows, SplitRows
+from flatout.engine.tasks import Targets, Task
+
+
+@dataclass
+class MicroBatch:
+    """Tensors of one forward pass; shapes in the module's docstring."""
+
+    inputs: dict[str, Tensor]
+    """The rows' fields."""
+    target_index: Tensor
+    labels: Tensor
+
+    @classmethod
+    def of(cls, tensors: dict[str, Tensor]) -> MicroBatch:
+        """From all of its tensors by name."""
+        own = ("target_index", "labels")
+        inputs = {name: t for name, t in tensors.items() if name not in own}
+        return cls(inputs, *(tensors[name] for name in own))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of them by name."""
+        return {
+            **self.inputs,
+            "target_index": self.target_index,
+            "labels": self.labels,
+        }
+
+
+Places = list[dict[str, tuple[int, torch.dtype, tuple[int, ...]]]]
+"""For each micro-batch: name -> offset in bytes, type and shape in the buffer."""
+
+
+@dataclass
+class StepBatch:
+    """What one rank needs for one optimizer step.
+
+    All tensors lie in one buffer: handing it to another process, pinning it and
+    copying it to the device are one operation each.
+    """
+
+    step: int
+    epoch: int
+    buffer: Tensor
+    """(bytes,) uint8."""
+    layout: Places
+    row_ids: Ints
+    """(N,) rows of the global batch, over all ranks."""
+    num_samples: int
+    """Rows of the global batch."""
+    num_targets: int
+    """Targets of the global batch."""
+    divisor: float
+    """Of its summed loss: the targets, or the sum of their weights."""
+    num_tokens: int
+    """Real tokens of the global batch."""
+    num_padded_tokens: int
+    """Tokens that all ranks compute for it, padding included."""
+    attention_pairs: int
+    """Pairs of tokens that see each other, over all layers."""
+
+    @property
+    def micro_batches(self) -> list[MicroBatch]:
+        """Views into the buffer."""
+        return [
+            MicroBatch.of({n: _view(self.buffer, *at) for n, at in part.items()})
+            for part in self.layout
+        ]
+
+    def pin_memory(self) -> StepBatch:
+        """Called by the DataLoader's pinning thread."""
+        return replace(self, buffer=self.buffer.pin_memory())
+
+    def to(self, device: torch.device) -> StepBatch:
+        return replace(self, buffer=self.buffer.to(device, non_blocking=True))
+
+
+ALIGNMENT = 64
+"""Bytes; a tensor begins at a multiple of it."""
+
+
+def flatten(micro_batches: list[MicroBatch]) -> tuple[Tensor, Places]:
+    """All tensors into one buffer (bytes,), and where each of them lies."""
+    layout: Places = []
+    size = 0
+    for micro in micro_batches:
+        places = {}
+        for name, tensor in micro.tensors().items():
+            places[name] = (size, tensor.dtype, tuple(tensor.shape))
+            size = round_up(size + tensor.nbytes, ALIGNMENT)
+        layout.append(places)
+    buffer = torch.empty(size, dtype=torch.uint8)
+    for micro, places in zip(micro_batches, layout, strict=True):
+        for name, tensor in micro.tensors().items():
+            _view(buffer, *places[name]).copy_(tensor)
+    return buffer, layout
+
+
+def _view(
+    buffer: Tensor, offset: int, dtype: torch.dtype, shape: tuple[int, ...]
+) -> Tensor:
+    size = math.prod(shape) * dtype.itemsize
+    return buffer[offset : offset + size].view(dtype).view(shape)
+
+
+@dataclass(frozen=True)
+class Collator:
+    """How rows become tensors for one task and layout."""
+
+    task: Task
+    layout: Layout
+    pools_last: bool = False
+    """Decoders answer for a row from its last token, encoders from the first."""
+
+    def collate(self, rows: Rows, row_ids: Ints, epoch: int) -> MicroBatch:
+        """Tensors for `row_ids` (B,); an empty batch gives one padding token whose
+        loss is zero, so that a rank without rows still takes part in collectives."""
+        return self.laid_out(rows, row_ids, epoch)[0]
+
+    def laid_out(
+        self, rows: Rows, row_ids: Ints, epoch: int
+    ) -> tuple[MicroBatch, LaidOut]:
+        """The tensors, and where rows begin in them."""
+        targets = self.task.targets(rows, row_ids, epoch, pools_last=self.pools_last)
+        laid = rows.lay_out(row_ids, self.layout, targets.values)
+        index, labels = self._joined(targets, laid.starts)
+        arrays = {
+            **laid.fields,
+            **targets.fields,
+            "target_index": index,
+            "labels": labels,
+        }
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return MicroBatch.of(tensors), laid
+
+    def _joined(self, targets: Targets, starts: Ints) -> tuple[Ints, npt.NDArray[Any]]:
+        """Places in rows -> places among all of the batch (K,), with labels (K, ...);
+        under few shapes where the layout asks for that."""
+        places = zip(targets.places, starts, strict=True)
+        found = [own + start for own, start in places if len(own)]
+        task, layout = self.task, self.layout
+        if found:
+            index = np.concatenate(found)
+            labels = np.concatenate(targets.labels).astype(task.label_dtype)
+        else:
+            index = np.zeros(1, dtype=np.int64)
+            labels = np.full((1, *task.label_shape), task.ignored, task.label_dtype)
+        if not layout.packed:
+            return index, labels
+        multiple = layout.row_multiple if task.one_a_row else layout.pad_multiple
+        size = round_up(len(index), multiple)
+        return pad_end(index, size, 0), pad_end(labels, size, task.ignored)
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """Map-style data of a DataLoader whose index is the step."""
+
+    rows: SplitRows
+    batches: GlobalBatches
+    planner: Planner
+    collator: Collator
+    rank: int = 0
+    count_pairs: Callable[[Ints], int] | None = None
+    """Attention's, of rows of given lengths; None where nobody asks for FLOPs."""
+
+    def __getitem__(self, step: int) -> StepBatch:
+        row_ids = self.batches.rows(step)
+        epoch = self.batches.epoch(step)
+        return self.cut(row_ids, step, epoch)
+
+    def cut(self, row_ids: Ints, step: int, epoch: int) -> StepBatch:
+        """This rank's share of the global batch `row_ids` (N,)."""
+        rows, ids = self.rows.sequences(row_ids)
+        lengths = rows.lengths(ids)
+        plan = self.planner.plan(lengths)
+        mine = plan.micro_batches[self.rank]
+        buffer, layout = flatten(
+            [self.collator.collate(rows, ids[own], epoch) for own in mine]
+        )
+        task = self.collator.task
+        num_targets = task.num_targets(rows, ids, epoch)
+        divisor = task.divisor(rows, ids, epoch)
+        return StepBatch(
+            step=step,
+            epoch=epoch,
+            buffer=buffer,
+            layout=layout,
+            row_ids=row_ids,
+            num_samples=len(row_ids),
+            num_targets=num_targets,
+            divisor=num_targets if divisor is None else divisor,
+            num_tokens=int(lengths.sum()),
+            num_padded_tokens=sum(
+                self.collator.layout.num_padded_tokens(lengths[own])
+                for rank in plan.micro_batches
+                for own in rank
+            ),
+            attention_pairs=self.count_pairs(lengths) if self.count_pairs else 0,
+        )
+
+    def __len__(self) -> int:
+        return self.batches.steps_per_epoch

@@ -1,0 +1,191 @@
+"""Steps from persistent workers to the device, without a gap between epochs.
+
+The index of the loader is the step, so one DataLoader serves the whole run, a
+resume starts at its step in constant time, and workers are never restarted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, get_worker_info
+
+from flatout.engine.batches.collation import StepBatch, StepRows
+from flatout.engine.batches.worker_times import WorkerTimes
+from flatout.engine.machine.environment import free_shared_memory_bytes, usable_cores
+from flatout.engine.machine.runtime import Runtime
+from flatout.engine.parameters import LoaderSettings, SettingsError
+
+MAX_AUTO_WORKERS = 4
+
+
+def resolve_workers(settings: LoaderSettings, runtime: Runtime) -> int:
+    """auto: none on a CPU, where a worker takes a core from the step (measured:
+    collation is under 1 % of a step); beside a GPU up to half of a rank's cores."""
+    return workers_a_rank(settings, runtime.is_cuda, runtime.ranks.local_world_size)
+
+
+def workers_a_rank(
+    settings: LoaderSettings, is_cuda: bool, local_world_size: int
+) -> int:
+    if settings.num_workers != "auto":
+        return settings.num_workers
+    if not is_cuda:
+        return 0
+    cores = usable_cores() // max(1, local_world_size)
+    return max(1, min(MAX_AUTO_WORKERS, cores // 2))
+
+
+def shared_memory_bytes(
+    settings: LoaderSettings, num_workers: int, batch_size: int, max_length: int
+) -> int:
+    """What `num_workers` may fill of /dev/shm with the longest rows."""
+    return 40 * batch_size * max_length * num_workers * settings.prefetch_factor
+
+
+@dataclass
+class StepLoader:
+    """Iterates over `range(start, stop)` steps; batches lie on the device.
+
+    `wait_s` is how long the last `next` blocked the host.
+    """
+
+    data: StepRows
+    settings: LoaderSettings
+    runtime: Runtime
+    start: int
+    stop: int
+    num_workers: int = 0
+    wait_s: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self.num_workers = resolve_workers(self.settings, self.runtime)
+        check_shared_memory(self.data, self.settings, self.num_workers)
+        self.times = WorkerTimes(self.num_workers)
+
+    def __iter__(self) -> Iterator[StepBatch]:
+        """Its workers end with it. Left to Python's garbage collector, which takes
+        their queues first, each would hold this process for 5 s, at any time."""
+        self._batches = self._from_start()
+        try:
+            while True:
+                begin = time.perf_counter()
+                batch = next(self._batches, None)
+                self.wait_s = time.perf_counter() - begin
+                if batch is None:
+                    return
+                yield batch
+        finally:
+            self._batches.close()
+
+    def restart(self, data: StepRows, step: int) -> None:
+        """Go on with `step`, cut as `data` says."""
+        self.data, self.start = data, step
+        self._batches = self._from_start()
+
+    def _from_start(self) -> Generator[StepBatch]:
+        batches = self._host_batches()
+        if self.runtime.is_cuda:
+            batches = _prefetch_to_device(batches, self.runtime.device)
+        return batches
+
+    def _host_batches(self) -> Generator[StepBatch]:
+        for steps in self._step_ranges():
+            yield from self._data_loader(steps)
+
+    def _step_ranges(self) -> Iterator[range]:
+        """The whole run; or an epoch each, where workers shall not persist."""
+        if self.settings.persistent_workers:
+            yield range(self.start, self.stop)
+            return
+        size, begin = len(self.data), self.start
+        while begin < self.stop:
+            end = min((begin // size + 1) * size, self.stop)
+            yield range(begin, end)
+            begin = end
+
+    def _data_loader(self, steps: range) -> Any:
+        workers: dict[str, Any] = {}
+        if self.num_workers:
+            workers = {
+                "prefetch_factor": self.settings.prefetch_factor,
+                "timeout": self.settings.timeout_s,
+                "multiprocessing_context": "fork",
+            }
+        data = _Timed(self.data, self.times) if self.num_workers else self.data
+        return DataLoader(
+            data,  # type: ignore[arg-type]
+            batch_size=None,
+            sampler=steps,
+            num_workers=self.num_workers,
+            # Else each iteration draws from the generator that dropout uses, and a
+            # resumed run draws other numbers than one that was never interrupted.
+            generator=torch.Generator(),
+            pin_memory=self.settings.pin_memory and self.runtime.is_cuda,
+            **workers,
+        )
+
+
+@dataclass
+class _Timed:
+    """Times each worker's batches but its first, which fills caches."""
+
+    data: StepRows
+    times: WorkerTimes
+    is_first: bool = True
+
+    def __getitem__(self, step: int) -> StepBatch:
+        begin = time.perf_counter()
+        batch = self.data[step]
+        if not self.is_first:
+            worker = get_worker_info().id  # type: ignore[union-attr]
+            self.times.add(worker, time.perf_counter() - begin)
+        self.is_first = False
+        return batch
+
+
+def _prefetch_to_device(
+    batches: Iterator[StepBatch], device: torch.device
+) -> Generator[StepBatch]:
+    """Copy the next step's tensors on a side stream while this step computes."""
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    ahead: StepBatch | None = None
+    for host_batch in batches:
+        with torch.cuda.stream(side):
+            moved = host_batch.to(device)
+        if ahead is not None:
+            yield _ready(ahead, side)
+        ahead = moved
+    if ahead is not None:
+        yield _ready(ahead, side)
+
+
+def _ready(batch: StepBatch, side: torch.cuda.Stream) -> StepBatch:
+    """Order this stream after the copies, and keep the memory until it is done."""
+    current = torch.cuda.current_stream()
+    current.wait_stream(side)
+    batch.buffer.record_stream(current)
+    return batch
+
+
+def check_shared_memory(
+    data: StepRows, settings: LoaderSettings, num_workers: int
+) -> None:
+    """Workers hand batches over in /dev/shm. Raises SettingsError if it is small."""
+    free = free_shared_memory_bytes()
+    if not num_workers or free is None:
+        return
+    needed = shared_memory_bytes(
+        settings, num_workers, data.batches.batch_size, data.planner.max_length
+    )
+    if needed > free:
+        raise SettingsError(
+            f"train.loader: {num_workers} workers x {settings.prefetch_factor} batches "
+            f"ahead need up to {needed / 2**20:.0f} MiB of /dev/shm, "
+            f"{free / 2**20:.0f} MiB are free: lower num_workers or prefetch_factor, "
+            "or give the container more (docker run --shm-size)"
+        )

@@ -1,1 +1,0 @@
-"""Measure settings, judge what bounds them, choose."""

@@ -1,0 +1,252 @@
+"""The ladder: the slow configuration, then one optimisation after the other.
+
+In the order of the guides that named them (A to E), then flatout's own. Each is
+measured by turns with what was kept below it, window by window. A rung that loses, and
+with a second pair too, is shown and left out of the rungs above it. What stands alone
+is tried once more on top: workers cannot help a step that waits for the host, until it
+does not. In the end all that was kept stands beside the slow configuration, and before
+that, where a larger global batch was kept, what leaves the optimisation as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from flatout.engine.benchmark.budgets import Changes
+from flatout.engine.benchmark.rungs import SLOW, Rung, rungs
+from flatout.engine.benchmark.runner import Bench
+from flatout.engine.benchmark.trials.trial_spec import TrialResult, with_changes
+
+UNPAIRED = "unpaired"
+"""Status of a trial beside which the other process has ended."""
+ALONE = "one after the other"
+"""Noted of a rung that could not be measured by turns."""
+ALL, ALL_SAME = "all that was kept", "all that was kept of the same optimisation"
+"""With a larger global batch, and without."""
+KEPT_FROM = 0.98
+"""A rung that makes the rate less than this share of the one below is left out."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A line of benchmark_ladder.csv."""
+
+    rung: int
+    name: str
+    source: str
+    claim: str
+    samples_per_s: float | None
+    individual: float | None
+    """Rate over that of the rungs kept below, by turns."""
+    cumulative: float | None
+    """Rate over that of the slow configuration: the product of what was kept; of the
+    last lines as measured, one beside the other."""
+    spread_pct: float | None
+    """How far the middle half of these ratios lies apart; of a trial that was not by
+    turns (the first line), (highest - lowest) / median of its rates."""
+    kept: bool
+    changes_optimisation: bool
+    status: str
+    note: str
+    trial_id: str
+
+
+@dataclass
+class Climb:
+    """What was kept so far."""
+
+    bench: Bench
+    changes: Changes = field(default_factory=dict)
+    same: Changes = field(default_factory=dict)
+    """Of these, what the optimizer sees nothing of."""
+    gained: float = 1.0
+    """Product of the gains that were kept."""
+
+    def measure(self, label: str, changes: Changes, **options: Any) -> TrialResult:
+        """conf/slow with `changes`; `options` as in TrialSpec."""
+        base = with_changes(self.bench.settings, SLOW)
+        return self.bench.run(
+            "end_to_end", changes, base=base, label=label, world_size=1, options=options
+        )
+
+    def beside(
+        self, number: int, label: str, changes: Changes, below: Changes
+    ) -> tuple[TrialResult, float | None]:
+        """A trial of `changes`, and its rate over that of `below`: by turns, or one
+        after the other where two at a time are too much."""
+        stored = self._stored(below)
+        trial = self.measure(label, changes, below=stored)
+        if trial.status == UNPAIRED:  # once more: that was another's fault
+            self.bench.watcher.expect_more(1)
+            trial = self.measure(label, changes, below=stored, again=number)
+        if trial.status not in ("oom", UNPAIRED):
+            return trial, trial.times_below
+        self.bench.watcher.expect_more(2)
+        under = self.measure("what stands below, alone", below, again=number)
+        alone = self.measure(f"{label}, alone", changes, again=number)
+        return _said(alone, ALONE), _ratio(alone, under)
+
+    def _stored(self, changes: Changes) -> dict[str, Any]:
+        settings = with_changes(with_changes(self.bench.settings, SLOW), changes)
+        return settings.model_dump(mode="json", exclude={"benchmark", "sweep"})
+
+    def both_ways(
+        self,
+        label: str,
+        changes: Changes,
+        below: Changes,
+        trial: TrialResult,
+        ratio: float | None,
+    ) -> float | None:
+        """`ratio` of `trial`, and that of a second pair whose processes have changed
+        places, in the geometric mean: a process is by some percent quicker than its
+        like, for as long as it lives. `ratio` alone, where it is not by turns."""
+        if ratio is None or trial.times_below is None:
+            return ratio
+        self.bench.watcher.expect_more(1)
+        swapped = self.measure(
+            f"what stands below {label}, places changed",
+            dict(below),
+            below=self._stored(changes),
+        )
+        return math.sqrt(ratio / swapped.times_below) if swapped.times_below else ratio
+
+    def complete(self, rung: Rung) -> Rung:
+        """With what it needs and the rungs below did not bring; its name says so."""
+        now = {**SLOW, **self.changes}
+        missing = {k: v for k, v in rung.needs.items() if now[k] not in (v, "auto")}
+        changes = {**missing, **rung.changes}
+        if changes.get("train.cuda_graphs") == "auto" and not now["train.cuda_graphs"]:
+            del changes["train.cuda_graphs"]  # graphs that lost do not come back
+        named = [_named(k, v) for k, v in missing.items() if v != "auto"]
+        brought = f", with {', '.join(named)}" if named else ""
+        return replace(rung, name=f"{rung.name}{brought}", changes=changes)
+
+    def keep(self, rung: Rung, ratio: float) -> None:
+        self.changes.update(rung.changes)
+        self.gained *= ratio
+        if not rung.changes_optimisation:
+            self.same = dict(self.changes)
+
+
+def _named(path: str, value: Any) -> str:
+    return path.rsplit(".", maxsplit=1)[-1] if value is True else str(value)
+
+
+def _said(trial: TrialResult, note: str) -> TrialResult:
+    return replace(trial, note="; ".join(part for part in (trial.note, note) if part))
+
+
+SETTLED = {
+    "train.batching": "strategy",
+    "runtime.precision": "precision",
+    "train.compile": "compile",
+    "train.cuda_graphs": "cuda_graphs",
+}
+"""Settings by path, and where a trial says what they came to."""
+
+
+def _is_elsewhere(rung: Rung, trial: TrialResult) -> bool:
+    """Whether the trial was of something else: what its device or model has not is
+    replaced by what comes next to it."""
+    return any(
+        rung.changes.get(path, "auto") not in ("auto", getattr(trial, name))
+        for path, name in SETTLED.items()
+    )
+
+
+def ladder(bench: Bench) -> Iterator[Step]:
+    """Climb; every rung is a trial end to end."""
+    bench.run("device", label="the device's peak")
+    chosen, climb = rungs(bench.settings), Climb(bench)
+    bench.watcher.expect(len(chosen) + 3)
+    slow = climb.measure("conf/slow", {})
+    yield _step(0, Rung("conf/slow", "", "", {}), slow, 1.0, 1.0, kept=slow.ok)
+    if not slow.ok:
+        return
+    lost: list[tuple[Rung, Changes]] = []
+    number = 0
+    for number, asked in enumerate(_in_order(chosen, lost, climb.changes), start=1):
+        if asked not in chosen:  # once more, which nobody could plan
+            bench.watcher.expect_more(1)
+        rung = climb.complete(asked)
+        changes = {**climb.changes, **rung.changes}
+        trial, ratio = climb.beside(number, rung.name, changes, climb.changes)
+        if trial.ok and _is_elsewhere(rung, trial):
+            trial, ratio = replace(trial, status="not here"), None
+        if ratio is not None and ratio < KEPT_FROM:
+            ratio = climb.both_ways(rung.name, changes, climb.changes, trial, ratio)
+        keeps = ratio is not None and ratio >= KEPT_FROM
+        yield _step(number, rung, trial, ratio, climb.gained, kept=keeps)
+        if keeps:
+            climb.keep(rung, ratio or 1.0)
+        else:
+            lost.append((asked, dict(climb.changes)))
+    if climb.changes == climb.same:
+        yield _end(climb, number + 1, Rung(ALL, "", "", climb.same))
+        return
+    bench.watcher.expect_more(1)
+    yield _end(climb, number + 1, Rung(ALL_SAME, "", "", climb.same))
+    end = Rung(ALL, "", "", climb.changes, changes_optimisation=True)
+    yield _end(climb, number + 2, end)
+
+
+def _end(climb: Climb, number: int, rung: Rung) -> Step:
+    """All at once, by turns with where the ladder began."""
+    label, changes = f"{rung.name}, beside conf/slow", dict(rung.changes)
+    top, times = climb.beside(number, label, changes, {})
+    times = climb.both_ways(rung.name, changes, {}, top, times)
+    step = _step(number, replace(rung, name=label), top, times, 1.0, kept=top.ok)
+    return replace(step, individual=None)
+
+
+def _in_order(
+    chosen: list[Rung], lost: list[tuple[Rung, Changes]], kept: Changes
+) -> Iterator[Rung]:
+    """Rungs as they are climbed; `lost`, with what it lost beside, and `kept` grow."""
+    yield from (rung for rung in chosen if not rung.changes_optimisation)
+    for rung, beside in list(lost):
+        replaced = kept.keys() & rung.changes.keys()
+        if kept != beside and not replaced:
+            yield replace(rung, name=f"{rung.name}, now")
+    yield from (rung for rung in chosen if rung.changes_optimisation)
+
+
+def _step(
+    number: int,
+    rung: Rung,
+    trial: TrialResult,
+    individual: float | None,
+    gained: float,
+    *,
+    kept: bool,
+) -> Step:
+    """`gained`: what the rungs kept below make together."""
+    return Step(
+        rung=number,
+        name=rung.name,
+        source=rung.source,
+        claim=rung.claim,
+        samples_per_s=trial.samples_per_s,
+        individual=individual,
+        cumulative=gained * individual if individual else None,
+        spread_pct=(
+            trial.samples_per_s_spread_pct
+            if trial.times_below is None
+            else trial.times_below_spread_pct
+        ),
+        kept=kept,
+        changes_optimisation=rung.changes_optimisation,
+        status=trial.status,
+        note=trial.note,
+        trial_id=trial.trial_id,
+    )
+
+
+def _ratio(trial: TrialResult, other: TrialResult) -> float | None:
+    if not trial.samples_per_s or not other.samples_per_s:
+        return None
+    return trial.samples_per_s / other.samples_per_s

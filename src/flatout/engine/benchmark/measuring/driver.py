@@ -1,0 +1,102 @@
+"""Training steps one by one, over few batches that speak for an epoch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from flatout.engine.batches.collation import StepBatch, StepRows
+from flatout.engine.batches.global_batches import GlobalBatches
+from flatout.engine.batches.loader import StepLoader
+from flatout.engine.rows.rows import SplitRows
+from flatout.engine.train.loop import take_step
+from flatout.engine.train.recording.slow_habits import make_recorder
+from flatout.engine.train.recording.timing import WindowClock
+from flatout.engine.train.setup.assemble import Trainer
+
+
+class Driver:
+    """Takes training steps by hand. Its `window_clock` closes where a measurement
+    ends; that of the recorder does so at log points."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.recorder = make_recorder(trainer, time.perf_counter())
+        self.window_clock = WindowClock(trainer.runtime.device)
+        self.recorder.start(0)
+        self._done = 0
+
+    def step(self, batch: StepBatch, wait_s: float) -> None:
+        batch = replace(batch, step=self._done)
+        rate = take_step(self.trainer, self, batch, wait_s)
+        self._done += 1
+        if self.recorder.log_due(self._done):
+            self.recorder.log(batch, rate)
+
+    def step_begins(self) -> None:
+        self.recorder.step_begins()
+        self.window_clock.step_begins()
+
+    def step_ends(self, batch: StepBatch, wait_s: float, rate: float) -> None:
+        self.window_clock.step_ends(batch, wait_s)
+        self.recorder.step_ends(batch, wait_s, rate)
+
+    def synchronize(self) -> None:
+        self.trainer.runtime.synchronize()
+
+
+@dataclass
+class Feed:
+    """Batches of a block without end, and how long the last one kept the step."""
+
+    loader: StepLoader | None
+    batches: Iterator[StepBatch]
+    period: int
+
+    def step(self, driver: Driver) -> None:
+        batch = next(self.batches)
+        driver.step(batch, self.loader.wait_s if self.loader else 0.0)
+
+
+CANDIDATE_BLOCKS = 64
+ENDLESS = 2**40
+"""Steps of a loader that is left when enough is measured."""
+
+
+@dataclass(frozen=True)
+class BlockRows(StepRows):
+    """The same `period` steps over and over, from `first` on: every window measures
+    the same rows. Steps are numbered from 0 without a gap."""
+
+    first: int = 0
+    period: int = 1
+
+    def __getitem__(self, index: int) -> StepBatch:
+        batch = super().__getitem__(self.first + index % self.period)
+        return replace(batch, step=index)
+
+    @classmethod
+    def of(cls, data: StepRows, steps: int) -> BlockRows:
+        first, period = representative_block(data.rows, data.batches, steps)
+        parts = (data.rows, data.batches, data.planner, data.collator, data.rank)
+        return cls(*parts, first=first, period=period)
+
+
+def representative_block(
+    rows: SplitRows, batches: GlobalBatches, steps: int
+) -> tuple[int, int]:
+    """First step and number of steps of the first epoch whose mean length is nearest
+    to that of all rows, so that few steps speak for an epoch."""
+    whole = max(1, len(rows) // batches.batch_size)
+    steps = min(steps, whole)
+    starts = np.unique(np.linspace(0, whole - steps, CANDIDATE_BLOCKS).astype(int))
+    mean = rows.facts.mean_length
+
+    def distance(start: int) -> float:
+        block = [batches.rows(step) for step in range(start, start + steps)]
+        return abs(float(rows.lengths(np.concatenate(block)).mean()) - mean)
+
+    return min(starts.tolist(), key=distance), steps

@@ -1,0 +1,169 @@
+"""Interleaved A/B: a window of one configuration, a window of the other.
+
+A host's speed moves by a third within minutes; windows side by side move together, and
+their ratio stays. Each has a process of its own, because TF32, cuDNN's choice and
+SDPA's kernels are switches of a process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flatout.engine.benchmark.measuring.phases import GpuSampler
+from flatout.engine.benchmark.measuring.windows import Warm, block_steps, enough, rate
+from flatout.engine.benchmark.trials.processes import command, write_spec
+from flatout.engine.benchmark.trials.trial_spec import TrialSpec
+from flatout.engine.machine.environment import child_environment, training_environment
+from flatout.engine.parameters import parse_settings
+from flatout.engine.train.recording.timing import Window, steady
+
+ENDS_WITHIN_S = 10.0
+
+
+class BaselineError(RuntimeError):
+    """The baseline gave no window."""
+
+    status = "unpaired"
+    """Of the trial that it stood beside."""
+
+
+@dataclass(frozen=True)
+class InterleavedPair:
+    """A window, and one of the baseline right before or behind it."""
+
+    window: Window
+    baseline: Window
+
+    @property
+    def clean(self) -> bool:
+        """No compilation fell into either."""
+        return self.window.clean and self.baseline.clean
+
+    @property
+    def ratio(self) -> float:
+        return rate(self.window) / rate(self.baseline)
+
+
+@dataclass
+class Baseline:
+    """What a trial is compared with, in a process of its own (`measure.baseline`)."""
+
+    process: subprocess.Popen[bytes]
+    connection: Connection
+
+    @classmethod
+    @contextmanager
+    def of(cls, spec: TrialSpec, folder: Path) -> Iterator[Baseline | None]:
+        """Started at once, so that it loads while this process does; it has ended when
+        the block ends. None where the spec names nothing `below`."""
+        if "below" not in spec.options:
+            yield None
+            return
+        baseline = _start(spec, folder)
+        try:
+            yield baseline
+        finally:
+            baseline.end()
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """What this method of its `Warm` returns. Raises BaselineError."""
+        with suppress(OSError):  # it has ended: no answer says so
+            self.connection.send((method, arguments))
+        return self.answer()
+
+    def answer(self) -> Any:
+        """The first one is given when it is warm. Raises BaselineError."""
+        try:
+            return self.connection.recv()
+        except (EOFError, OSError):
+            status = self._status()
+            text = f"what stands below ended with status {status}: see this trial's log"
+            raise BaselineError(text) from None
+
+    def end(self) -> None:
+        """It ends where it is asked for nothing; its workers end with it."""
+        with suppress(OSError):  # it has ended
+            self.connection.send(None)
+        self._status()
+
+    def _status(self) -> int:
+        """Of its end, which is due."""
+        try:
+            return self.process.wait(ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:  # it loads, or hangs
+            self.process.kill()
+            return self.process.wait()
+
+
+def _start(spec: TrialSpec, folder: Path) -> Baseline:
+    """With the data of the trial in `folder`, and a folder of its own in that one."""
+    ours, theirs = Pipe()
+    settings = parse_settings(spec.options["below"])
+    options = {"connection": theirs.fileno(), "parent": os.getpid()}
+    below = replace(spec, kind="baseline", settings=settings, options=options)
+    stored = json.loads((folder / "spec.json").read_text())
+    write_spec(below, stored["job"], folder / "below")
+    process = subprocess.Popen(
+        command(below, folder / "below"),
+        env=child_environment(training_environment(settings.runtime)),
+        pass_fds=[theirs.fileno()],
+    )
+    theirs.close()
+    return Baseline(process, ours)
+
+
+def interleave(
+    warm: Warm, baseline: Baseline, sampler: GpuSampler
+) -> list[InterleavedPair]:
+    """At least `repeats` pairs; where their ratios are not together, up to twice as
+    many and one more. Who begins alternates, so that a host that slows favours none."""
+    _same_blocks(warm, baseline)
+    pairs: list[InterleavedPair] = []
+    while not _enough(pairs, warm.measure.repeats):
+        first = len(pairs) % 2 == 0
+        pairs.append(_pair(warm, baseline, sampler, first=first))
+    return steady(pairs)
+
+
+def _enough(pairs: list[InterleavedPair], repeats: int) -> bool:
+    ratios = [pair.ratio for pair in pairs if pair.clean]
+    return enough(ratios, len(pairs), repeats)
+
+
+def middle_half_pct(ratios: list[float]) -> float:
+    """How far the middle half of the ratios lies apart, over their median: a host that
+    stands still for a moment spoils a pair, not the median."""
+    low, middle, high = np.percentile(ratios, [25, 50, 75])
+    return float(100 * (high - low) / middle)
+
+
+def _same_blocks(warm: Warm, baseline: Baseline) -> None:
+    """The same rows on both sides: what fits the slower one's windows. Each is timed
+    while the other rests."""
+    baseline.answer()
+    slower_s = max(warm.time_step(), baseline.ask("time_step"))
+    steps = block_steps(warm.measure, slower_s)
+    warm.shorten(steps)
+    baseline.ask("shorten", steps)
+
+
+def _pair(
+    warm: Warm, baseline: Baseline, sampler: GpuSampler, *, first: bool
+) -> InterleavedPair:
+    below = None if first else baseline.ask("rested_window")
+    warm.lead_in()
+    sampler.counts = True
+    window = warm.window()
+    sampler.counts = False
+    return InterleavedPair(window, below or baseline.ask("rested_window"))

@@ -1,0 +1,204 @@
+"""Rates of real training steps, and where their time goes.
+
+Rates come from windows without phase timing, through the same recorder, loader and
+step that training uses; phases are timed afterwards, on steps that rank nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import cycle
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from flatout.engine.batches.loader import StepLoader
+from flatout.engine.benchmark.measuring.driver import ENDLESS, BlockRows, Feed
+from flatout.engine.benchmark.measuring.interleaved import (
+    Baseline,
+    InterleavedPair,
+    interleave,
+    middle_half_pct,
+)
+from flatout.engine.benchmark.measuring.phases import GpuSampler, launch_ms, phase_ms
+from flatout.engine.benchmark.measuring.windows import (
+    SPREAD_LIMIT_PCT,
+    Warm,
+    middle,
+    rate,
+    spread_pct,
+)
+from flatout.engine.benchmark.trials.trial_spec import Measure, TrialSpec
+from flatout.engine.machine.runtime import Runtime, memory, set_up
+from flatout.engine.train.process_group import Team
+from flatout.engine.train.recording.summary import efficiency
+from flatout.engine.train.recording.timing import Rates, Window, compile_clock
+from flatout.engine.train.setup.assemble import Trainer, assemble
+from flatout.engine.train.setup.job import TrainJob
+
+PHASE_STEPS = 8
+PHASE_SECONDS = 2.0
+
+FeedOf = Callable[[Trainer, int], Feed]
+
+
+def end_to_end(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
+    """Loader, copies, steps and log points, as in training. Where the spec names what
+    stands `below`, interleaved with that: a host's speed moves, and moves both."""
+    with Baseline.of(spec, folder) as below:
+        return _measured(spec, job, loaded_feed, below)
+
+
+def baseline(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
+    """The other side of `Baseline`: answers until it is asked for nothing."""
+    connection = Connection(spec.options["connection"])
+    runtime = set_up(job.settings.runtime)
+    warm = warm_training(job, spec.measure, loaded_feed, runtime, None)
+    connection.send("warm")
+    while asked := connection.recv():
+        method, arguments = asked
+        connection.send(getattr(warm, method)(*arguments))
+    return {}
+
+
+def compute(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
+    """Steps alone: the block's batches lie on the device before the clock starts."""
+
+    def feed(trainer: Trainer, steps: int) -> Feed:
+        block = BlockRows.of(trainer.data, steps)
+        device = trainer.runtime.device
+        batches = [block[index].to(device) for index in range(block.period)]
+        return Feed(None, cycle(batches), block.period)
+
+    return _measured(spec, job, feed)
+
+
+def loaded_feed(trainer: Trainer, steps: int) -> Feed:
+    """A block through the loader."""
+    block = BlockRows.of(trainer.data, steps)
+    settings = trainer.job.settings.train.loader
+    loader = StepLoader(block, settings, trainer.runtime, 0, ENDLESS)
+    return Feed(loader, iter(loader), block.period)
+
+
+def warm_training(
+    job: TrainJob, measure: Measure, feed: FeedOf, runtime: Runtime, team: Team | None
+) -> Warm:
+    """The training of `job` with its first steps behind it."""
+    compile_clock.listen()
+    trainer = assemble(job, runtime, team)
+    trainer.model.train()
+    return Warm.up(trainer, partial(feed, trainer), measure)
+
+
+def _measured(
+    spec: TrialSpec, job: TrainJob, feed: FeedOf, below: Baseline | None = None
+) -> dict[str, Any]:
+    runtime = set_up(job.settings.runtime)
+    team = _join(job, runtime)
+    warm = warm_training(job, spec.measure, feed, runtime, team)
+    pairs: list[InterleavedPair] = []
+    with GpuSampler(runtime, counts=below is None) as sampler:
+        if below is None:
+            windows = warm.windows()
+        else:
+            pairs = interleave(warm, below, sampler)
+            windows = [pair.window for pair in pairs]
+            below.end()  # phases are timed alone
+    trainer, batches = warm.driver.trainer, warm.feed.batches
+    few = max(2, min(PHASE_STEPS, int(PHASE_SECONDS / warm.step_s)))
+    host_ms = launch_ms(trainer, batches, few)
+    phases = phase_ms(trainer, batches, few)
+    if team:
+        team.leave()
+    return {
+        **_rates(windows),
+        **_beside(pairs),
+        **phases,
+        "host_ms": host_ms,
+        **_memory(runtime),
+        **_settled(trainer, warm.feed),
+        "tflops_per_s": efficiency(trainer, windows)["tflops_per_s"],
+        "gpu_util_pct": sampler.mean_pct,
+        "first_step_s": warm.first_step_s,
+        "compile_s": compile_clock.seconds,
+        "recompiles": compile_clock.recompiles,
+        "note": _note(trainer, windows, pairs),
+    }
+
+
+def _join(job: TrainJob, runtime: Runtime) -> Team | None:
+    """The other ranks, where this process is one of several."""
+    if runtime.ranks.world_size == 1:
+        return None
+    return Team.join(job.settings.train.distributed, runtime)
+
+
+def _beside(pairs: list[InterleavedPair]) -> dict[str, Any]:
+    """Against what stands below: the median of the pairs' ratios."""
+    if not pairs:
+        return {}
+    ratios = [pair.ratio for pair in pairs]
+    return {
+        "times_below": median(ratios),
+        "times_below_spread_pct": middle_half_pct(ratios),
+        "below_samples_per_s": median(rate(pair.baseline) for pair in pairs),
+        "turns_times_below": ratios,
+    }
+
+
+def _rates(windows: list[Window]) -> dict[str, Any]:
+    """Of the window in the middle; p90 over all steps."""
+    median_window = middle(windows)
+    figures = Rates.over([median_window])
+    return {
+        "samples_per_s": figures.samples_per_s,
+        "samples_per_s_spread_pct": spread_pct(windows) if len(windows) > 1 else None,
+        "window_samples_per_s": [rate(w) for w in windows],
+        "tokens_per_s": figures.tokens_per_s,
+        "padding_pct": figures.padding_pct,
+        "io_ms": 1000 * median_window.wait_s / median_window.steps,
+        "total_ms": 1000 * median_window.wall_s / median_window.steps,
+        "total_ms_p90": Rates.over(windows).step_ms_p90,
+    }
+
+
+def _memory(runtime: Runtime) -> dict[str, Any]:
+    peaks = memory(runtime)
+    return {
+        "peak_memory_gib": peaks["peak_allocated_gib"],
+        "reserved_memory_gib": peaks["peak_reserved_gib"],
+        "allocation_retries": peaks["allocation_retries"],
+    }
+
+
+def _settled(trainer: Trainer, feed: Feed) -> dict[str, Any]:
+    """What every `auto` came to."""
+    choices = trainer.choices
+    return {
+        "strategy": choices.strategy,
+        "attention": choices.attention,
+        "token_budget": choices.token_budget,
+        "compile": choices.compile,
+        "cuda_graphs": choices.cuda_graphs,
+        "precision": trainer.runtime.precision,
+        "num_workers": feed.loader.num_workers if feed.loader else 0,
+        "device": trainer.runtime.device_name,
+        "block_steps": feed.period,
+    }
+
+
+def _note(trainer: Trainer, windows: list[Window], pairs: list[InterleavedPair]) -> str:
+    notes = list(trainer.choices.notes)
+    ratios = [pair.ratio for pair in pairs]
+    spread = middle_half_pct(ratios) if pairs else spread_pct(windows)
+    if spread > SPREAD_LIMIT_PCT:
+        what = "half of the turns" if pairs else "windows"
+        notes.append(f"{what} differ by {spread:.0f} %")
+    if not all(one.clean for one in pairs or windows):
+        notes.append("compilations fell into every window")
+    if trainer.choices.cuda_graphs:
+        notes.append("phases without CUDA graphs")
+    return "; ".join(notes)

@@ -1,0 +1,214 @@
+"""Trials beside the steps: the loader alone, the memory, the device's peak."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity
+
+from flatout.engine.batches.collation import StepRows
+from flatout.engine.batches.loader import StepLoader, resolve_workers
+from flatout.engine.benchmark.measuring.driver import ENDLESS, BlockRows, Driver, Feed
+from flatout.engine.benchmark.measuring.windows import SPREAD_LIMIT_PCT
+from flatout.engine.benchmark.trials.trial_spec import Measure, TrialSpec
+from flatout.engine.machine.container import total_memory_bytes
+from flatout.engine.machine.runtime import Runtime, set_up
+from flatout.engine.models.flops import measured_tflops
+from flatout.engine.rows.layout import Ints
+from flatout.engine.train.setup.assemble import assemble, build_model
+from flatout.engine.train.setup.choices import choose
+from flatout.engine.train.setup.job import TrainJob
+from flatout.engine.train.setup.step_data import step_rows
+
+SLOW_SHOWN = 5
+PEAK_SECONDS = 1.0
+
+
+def loader(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
+    """Batches a second without any step, copies to the device included; and which
+    stages of making a batch are slow, by timers of this process."""
+    runtime = set_up(job.settings.runtime)
+    config = build_model(job).config
+    choices = choose(job, runtime, config)
+    data = step_rows(job, runtime, choices, config)
+    workers = resolve_workers(job.settings.train.loader, runtime)
+    rates = _loader_rates(job, runtime, data, spec.measure)
+    spread = 100 * (max(rates) - min(rates)) / float(np.median(rates))
+    notes = [f"windows differ by {spread:.0f} %"] if spread > SPREAD_LIMIT_PCT else []
+    return {
+        "loader_samples_per_s": float(np.median(rates)),
+        "samples_per_s_spread_pct": spread,
+        "num_workers": workers,
+        "strategy": choices.strategy,
+        "token_budget": choices.token_budget,
+        "attention": choices.attention,
+        "precision": runtime.precision,
+        "device": runtime.device_name,
+        "stages": stage_times(data, spec.measure),
+        "note": "; ".join(notes),
+    }
+
+
+def _loader_rates(
+    job: TrainJob, runtime: Runtime, data: StepRows, measure: Measure
+) -> list[float]:
+    """Samples a second of each window."""
+    block = BlockRows.of(data, measure.steps)
+    source = StepLoader(block, job.settings.train.loader, runtime, 0, ENDLESS)
+    batches = iter(source)
+    ahead = source.num_workers * job.settings.train.loader.prefetch_factor
+    for _ in range(measure.warmup_steps + ahead):  # what was ready beforehand
+        next(batches)
+    rates = []
+    for _ in range(measure.repeats):
+        runtime.synchronize()
+        begin, samples = time.perf_counter(), 0
+        while time.perf_counter() - begin < measure.min_window_s or not samples:
+            for _ in range(block.period):
+                samples += next(batches).num_samples
+        runtime.synchronize()
+        rates.append(samples / (time.perf_counter() - begin))
+    return rates
+
+
+@dataclass
+class _Timed:
+    """Passes calls of one method on, and notes how long each took."""
+
+    inner: Any
+    method: str
+    ms: list[float] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.inner, name)
+        return self._timed(found) if name == self.method else found
+
+    def _timed(self, function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            begin = time.perf_counter()
+            result = function(*arguments)
+            self.ms.append(1000 * (time.perf_counter() - begin))
+            return result
+
+        return call
+
+
+def stage_times(data: StepRows, measure: Measure) -> dict[str, Any]:
+    """Milliseconds of the stages of a batch, and the batches that took longer than
+    `slow_rows_ms` with their rows (guide D's slow transforms)."""
+    stages: dict[str, Any] = {
+        "choose_rows": _Timed(data.batches, "rows"),
+        "plan": _Timed(data.planner, "plan"),
+        "collate": _Timed(data.collator, "collate"),
+    }
+    timed = replace(
+        data,
+        batches=stages["choose_rows"],
+        planner=stages["plan"],
+        collator=stages["collate"],
+    )
+    block = BlockRows.of(data, measure.steps)
+    slow, total_ms = [], []
+    for step in range(block.first, block.first + block.period):
+        begin = time.perf_counter()
+        batch = timed[step]
+        took_ms = 1000 * (time.perf_counter() - begin)
+        total_ms.append(took_ms)
+        if took_ms > measure.slow_rows_ms:
+            slow.append(_slow_batch(data, step, took_ms, batch.row_ids))
+    means = {name: sum(t.ms) / block.period for name, t in stages.items()}
+    return {
+        "batch_ms": float(np.mean(total_ms)),
+        **{f"{name}_ms": mean for name, mean in means.items()},
+        "slow_ms": measure.slow_rows_ms,
+        "slow": sorted(slow, key=lambda entry: -entry["ms"])[:SLOW_SHOWN],
+        "slow_count": len(slow),
+    }
+
+
+def _slow_batch(data: StepRows, step: int, ms: float, row_ids: Ints) -> dict[str, Any]:
+    lengths = data.rows.lengths(row_ids)
+    longest = row_ids[np.argsort(-lengths)[:3]].tolist()
+    return {
+        "step": step,
+        "ms": ms,
+        "longest_rows": longest,
+        "tokens": int(lengths.sum()),
+    }
+
+
+def device(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
+    """What the device can do: matrix products in the run's precision, memory."""
+    runtime = set_up(job.settings.runtime)
+    return {
+        "device": runtime.device_name,
+        "threads": runtime.threads,
+        "precision": runtime.precision,
+        "peak_tflops_measured": measured_tflops(runtime, PEAK_SECONDS),
+        "memory_gib": _memory_bytes(runtime) / 2**30,
+    }
+
+
+def _memory_bytes(runtime: Runtime) -> int:
+    if runtime.is_cuda:
+        return int(torch.cuda.get_device_properties(runtime.device).total_memory)
+    return total_memory_bytes()
+
+
+PROFILED_STEPS = 5
+OPERATORS = 40
+HISTORY = 200_000
+"""Allocations that a memory snapshot remembers."""
+
+TRACE_VIEWER = "https://ui.perfetto.dev (or chrome://tracing): open the file there"
+MEMORY_VIEWER = "https://docs.pytorch.org/memory_viz: drop the file there"
+
+
+def profile(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
+    """trace.json.gz, operators.txt and, on a GPU, memory.pickle in `folder`."""
+    runtime = set_up(job.settings.runtime)
+    trainer = assemble(job, runtime)
+    trainer.model.train()
+    block = BlockRows.of(trainer.data, spec.measure.steps)
+    loader = StepLoader(block, job.settings.train.loader, runtime, 0, ENDLESS)
+    feed, driver = Feed(loader, iter(loader), block.period), Driver(trainer)
+    for _ in range(spec.measure.warmup_steps + 1):
+        feed.step(driver)
+    driver.synchronize()
+    if runtime.is_cuda:
+        torch.cuda.memory._record_memory_history(max_entries=HISTORY)
+    with torch.profiler.profile(activities=_activities(runtime)) as profiler:
+        for _ in range(PROFILED_STEPS):
+            feed.step(driver)
+        driver.synchronize()
+    return {"files": _write(profiler, runtime, folder), "steps": PROFILED_STEPS}
+
+
+def _activities(runtime: Runtime) -> list[ProfilerActivity]:
+    both = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    return both if runtime.is_cuda else both[:1]
+
+
+def _write(profiler: Any, runtime: Runtime, folder: Path) -> dict[str, dict[str, str]]:
+    """Files by name, each with where to look at it."""
+    trace, table = folder / "trace.json.gz", folder / "operators.txt"
+    profiler.export_chrome_trace(str(trace))
+    by = "self_device_time_total" if runtime.is_cuda else "self_cpu_time_total"
+    averages = profiler.key_averages()
+    table.write_text(averages.table(sort_by=by, row_limit=OPERATORS))
+    files = {
+        "trace": {"file": str(trace), "view": TRACE_VIEWER},
+        "operators": {"file": str(table), "view": "a text file"},
+    }
+    if runtime.is_cuda:
+        snapshot = folder / "memory.pickle"
+        memory: Any = torch.cuda.memory
+        memory._dump_snapshot(str(snapshot))
+        torch.cuda.memory._record_memory_history(enabled=None)
+        files["memory"] = {"file": str(snapshot), "view": MEMORY_VIEWER}
+    return files

@@ -1,0 +1,175 @@
+"""Windows over the steps of a block: what rates are made of.
+
+One rule serves all contenders of all modes. A window speaks for all rows. As many are
+taken as `enough` says, from the same `repeats`; all of them count but those into which
+a compilation fell; the rate is that of the window in the middle.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Protocol, TypeVar
+
+import torch
+
+from flatout.engine.benchmark.measuring.driver import Driver, Feed
+from flatout.engine.benchmark.trials.trial_spec import Measure
+from flatout.engine.machine.runtime import Runtime
+from flatout.engine.train.recording.timing import Window, steady
+from flatout.engine.train.setup.assemble import Trainer
+
+SPREAD_LIMIT_PCT = 5.0
+"""Windows further apart than this are said to be so."""
+
+
+class Timed(Protocol):
+    """What has a rate."""
+
+    @property
+    def samples(self) -> int: ...
+
+    @property
+    def wall_s(self) -> float: ...
+
+
+Rated = TypeVar("Rated", bound=Timed)
+
+
+@dataclass
+class Warm:
+    """A training whose first steps are behind it: it takes windows."""
+
+    driver: Driver
+    feed_of: Callable[[int], Feed]
+    feed: Feed
+    measure: Measure
+    first_step_s: float
+    """Of the first, cold step."""
+    step_s: float = math.inf
+    """Of a warm one."""
+
+    @classmethod
+    def up(
+        cls, trainer: Trainer, feed_of: Callable[[int], Feed], measure: Measure
+    ) -> Warm:
+        driver, feed = Driver(trainer), feed_of(measure.steps)
+        begin = time.perf_counter()
+        feed.step(driver)
+        driver.synchronize()
+        first_step_s = time.perf_counter() - begin
+        for _ in range(measure.warmup_steps):
+            feed.step(driver)
+        return cls(driver, feed_of, feed, measure, first_step_s)
+
+    def time_step(self) -> float:
+        """`step_s`, by two steps."""
+        self.driver.synchronize()
+        begin = time.perf_counter()
+        for _ in range(2):
+            self.feed.step(self.driver)
+        self.driver.synchronize()
+        self.step_s = agreed((time.perf_counter() - begin) / 2, self._runtime)
+        return self.step_s
+
+    def shorten(self, steps: int) -> None:
+        """A block of `steps`, where it has more; its workers start now."""
+        if steps < self.feed.period:  # other workers need seconds to start
+            del self.feed  # its workers and batches go before the next ones come
+            self.feed = self.feed_of(steps)
+        self.feed.step(self.driver)
+
+    def window(self) -> Window:
+        """Whole blocks, again until `min_window_s` is over."""
+        driver, feed, runtime = self.driver, self.feed, self._runtime
+        passes = max(1, round(self.measure.min_window_s / (feed.period * self.step_s)))
+        driver.synchronize()
+        driver.window_clock.begin()
+        for _ in range(passes * feed.period):
+            feed.step(driver)
+        driver.synchronize()
+        compiles = agreed(driver.window_clock.compiles, runtime)
+        window = driver.window_clock.close(int(compiles))
+        # Replayed graphs are quicker than the warm-up was.
+        self.step_s = agreed(min(self.step_s, step_seconds(window)), runtime)
+        return window
+
+    def windows(self) -> list[Window]:
+        """Those that count."""
+        self.shorten(block_steps(self.measure, self.time_step()))
+        windows: list[Window] = []
+        while not self._enough(windows):
+            windows.append(self.window())
+        return steady(windows)
+
+    def _enough(self, windows: list[Window]) -> bool:
+        rates = [rate(window) for window in windows if window.clean]
+        more = not enough(rates, len(windows), self.measure.repeats)
+        return not agreed(float(more), self._runtime)
+
+    def lead_in(self) -> None:
+        """After a rest: workers went on loading, which is no rate of theirs. What lies
+        ready is thrown away; every window goes over whole blocks all the same."""
+        loader = self.feed.loader
+        ready = loader.num_workers * loader.settings.prefetch_factor if loader else 0
+        for _ in range(ready):
+            next(self.feed.batches)
+        self.feed.step(self.driver)
+
+    def rested_window(self) -> Window:
+        """The next one after a rest."""
+        self.lead_in()
+        return self.window()
+
+    @property
+    def _runtime(self) -> Runtime:
+        return self.driver.trainer.runtime
+
+
+def block_steps(measure: Measure, step_s: float) -> int:
+    """Steps of a block that fit a window, at least two."""
+    return max(2, min(measure.steps, int(measure.max_window_s / step_s)))
+
+
+def agreed(value: float, runtime: Runtime) -> float:
+    """The highest of all ranks: they must take the same number of steps."""
+    if runtime.ranks.world_size == 1:
+        return value
+    shared = torch.tensor(value, dtype=torch.float64, device=runtime.device)
+    torch.distributed.all_reduce(shared, op=torch.distributed.ReduceOp.MAX)
+    return float(shared)
+
+
+def enough(rates: Sequence[float], taken: int, repeats: int) -> bool:
+    """`rates` of those that count, of `taken` windows. `repeats` are enough that are
+    free of compilations and together; at most twice as many and one are taken."""
+    if taken > 2 * repeats:
+        return True
+    return len(rates) >= repeats and spread_of(rates) <= SPREAD_LIMIT_PCT
+
+
+def middle(windows: Sequence[Rated]) -> Rated:
+    """The window with the median rate; of two, the slower one."""
+    return sorted(windows, key=rate)[(len(windows) - 1) // 2]
+
+
+def step_seconds(window: Window) -> float:
+    return window.wall_s / window.steps
+
+
+def rate(window: Timed) -> float:
+    """Samples/s."""
+    return window.samples / window.wall_s
+
+
+def spread_pct(windows: Sequence[Timed]) -> float:
+    """(highest - lowest) / median of the rates."""
+    return spread_of([rate(window) for window in windows])
+
+
+def spread_of(values: Sequence[float]) -> float:
+    """(highest - lowest) / median, in percent."""
+    return 100 * (max(values) - min(values)) / median(values)

@@ -1,0 +1,206 @@
+"""benchmark_summary.json: what a sweep says, as plain values."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+from flatout.engine.benchmark.contests import headline_rows, peer_rows
+from flatout.engine.benchmark.recommend import (
+    provenance,
+    time_to_train,
+    tuned_parameters,
+    versions,
+)
+from flatout.engine.benchmark.runner import Bench
+from flatout.engine.benchmark.search import ADVISES, Sweep
+from flatout.engine.benchmark.trials.trial_spec import TrialResult
+from flatout.engine.benchmark.tune import GAIN
+from flatout.engine.benchmark.verdict import judge, memory_pct, scaling_share
+from flatout.engine.machine.environment import nvidia_gpu_count
+from flatout.engine.models.flops import peak_tflops
+
+
+def summarise(sweep: Sweep) -> dict[str, Any]:
+    """Everything but the tables themselves."""
+    bench = sweep.bench
+    by_id = {trial.trial_id: trial for trial in bench.results}
+    picks = sweep.picks
+    recommended = by_id.get(picks.recommended or "")
+    return {
+        "mode": bench.options.mode,
+        "complete": sweep.complete,
+        **_conditions(bench),
+        "trials": dict(Counter(trial.status for trial in bench.results)),
+        "reused_trials": bench.reused,
+        "elapsed_s": bench.elapsed_s,
+        "picks": {
+            name: _shown(by_id.get(trial_id or ""))
+            for name, trial_id in asdict(picks).items()
+        },
+        "verdict": _verdict(sweep, recommended),
+        "memory": _memory(sweep, recommended),
+        "time_to_train": _times(sweep, recommended),
+        "failed": None if recommended else _shown(_first_fault(sweep)),
+        "tuned": _tuned(sweep, recommended),
+        "free_global_batch": _free(sweep, recommended),
+        "loader": _loader(bench),
+        "scaling": _scaling(bench),
+        "peers": peer_rows(bench) if bench.options.mode == "peers" else [],
+        "headline": headline_rows(bench) if bench.options.mode == "headline" else [],
+        "profile": bench.profile,
+    }
+
+
+def _conditions(bench: Bench) -> dict[str, Any]:
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "device": bench.device,
+        "devices": max(1, nvidia_gpu_count()),
+        "memory_gib": bench.memory_gib,
+        "memory_headroom": bench.options.memory_headroom,
+        "peak_tflops": peak_tflops(bench.device),
+        "peak_tflops_measured": bench.peak_tflops_measured,
+        "versions": versions(),
+        "token_key": bench.files.data_key,
+        "rows": bench.train_rows,
+        "mean_tokens": bench.mean_tokens,
+        "longest_tokens": bench.longest,
+        "global_batch_size": bench.settings.train.global_batch_size,
+        "max_steps": bench.settings.train.max_steps,
+    }
+
+
+def _shown(trial: TrialResult | None) -> dict[str, Any] | None:
+    return None if trial is None else asdict(trial)
+
+
+def _first_fault(sweep: Sweep) -> TrialResult | None:
+    """Why a mode that recommends has nothing to recommend."""
+    if sweep.bench.options.mode not in ADVISES or not sweep.complete:
+        return None
+    tried = [t for t in sweep.bench.results if t.kind == "end_to_end"]
+    return next((trial for trial in tried if not trial.ok), None)
+
+
+def _verdict(sweep: Sweep, trial: TrialResult | None) -> dict[str, Any] | None:
+    """On the recommended trial; of a ladder on its top; else on the fastest of those
+    on most devices."""
+    bench = sweep.bench
+    measured = [t for t in bench.results if t.kind == "end_to_end"]
+    tops = {step.trial_id for step in sweep.ladder[-1:]}
+    top = next((t for t in measured if t.trial_id in tops), None)
+    chosen = (
+        trial
+        or top
+        or max(measured, key=lambda t: (t.ok, t.world_size, t.rate), default=None)
+    )
+    if chosen is None:
+        return None
+    single = next((t for t in measured if t.world_size == 1), None)
+    if not nvidia_gpu_count():
+        single = None  # ranks on a CPU share its cores: no exchange explains their rate
+    tried = [t for t in bench.results if t is not chosen]
+    found = judge(chosen, memory_gib=bench.memory_gib, single=single, tried=tried)
+    return {"trial_id": chosen.trial_id, **asdict(found)}
+
+
+def _memory(sweep: Sweep, trial: TrialResult | None) -> dict[str, Any] | None:
+    if sweep.configured is None:
+        return None
+    bench = sweep.bench
+    return {
+        "max_token_budget": sweep.memory.max_token_budget,
+        "note": sweep.memory.note,
+        "headroom": bench.options.memory_headroom,
+        "recommended_pct": memory_pct(trial, bench.memory_gib) if trial else None,
+    }
+
+
+def _times(sweep: Sweep, after: TrialResult | None) -> list[dict[str, Any]]:
+    if after is None:
+        return []
+    bench = sweep.bench
+    return time_to_train(
+        bench.train_rows,
+        bench.settings.train.epochs,
+        sweep.configured,
+        after,
+        bench.options.deadline_hours,
+    )
+
+
+def _tuned(sweep: Sweep, trial: TrialResult | None) -> dict[str, Any] | None:
+    """Parameters and where they come from; None where nothing is recommended.
+    `gained`: more than noise, or safe where the quicker configured ones are not."""
+    if trial is None:
+        return None
+    bench = sweep.bench
+    before = sweep.configured.samples_per_s if sweep.configured else None
+    source = provenance(
+        bench.settings,
+        bench.device,
+        trial.world_size,
+        bench.files.data_key,
+        trial,
+        before,
+    )
+    return {
+        "parameters": tuned_parameters(bench.settings, trial),
+        "provenance": source,
+        "gained": not before or not before <= trial.rate < GAIN * before,
+        "changes_optimisation": (
+            trial.global_batch_size != bench.settings.train.global_batch_size
+        ),
+    }
+
+
+def _free(sweep: Sweep, advised: TrialResult | None) -> dict[str, Any] | None:
+    """Beyond the user's global batch: of mode tune the best there, of mode grid what is
+    recommended, if that lies beyond it."""
+    settings, options = sweep.bench.settings, sweep.bench.options
+    if not options.free_global_batch or advised is None:
+        return None
+    if sweep.tuned is not None:
+        trial, note = sweep.tuned.free, sweep.tuned.free_note
+    else:
+        beyond = advised.global_batch_size != settings.train.global_batch_size
+        trial = advised if beyond else None
+        note = "none of benchmark.batch_sizes gave more"
+    return {
+        "trial": _shown(trial),
+        "parameters": tuned_parameters(settings, trial) if trial else None,
+        "learning_rate_rule": options.learning_rate_rule,
+        "note": note,
+    }
+
+
+def _loader(bench: Bench) -> list[dict[str, Any]]:
+    """The loader's rate and its stages, a line a trial."""
+    return [
+        {
+            "num_workers": trial.num_workers,
+            "samples_per_s": trial.loader_samples_per_s,
+            "stages": bench.figures[trial.trial_id].get("stages"),
+        }
+        for trial in bench.results
+        if trial.kind == "loader"
+    ]
+
+
+def _scaling(bench: Bench) -> list[dict[str, Any]]:
+    if bench.options.mode != "scaling":
+        return []
+    trials = [t for t in bench.results if t.kind == "end_to_end"]
+    single = next((t for t in trials if t.world_size == 1), None)
+    return [
+        {
+            "devices": trial.world_size,
+            "samples_per_s": trial.samples_per_s,
+            "share_of_linear": 1.0 if trial is single else scaling_share(trial, single),
+            "status": trial.status,
+        }
+        for trial in trials
+    ]

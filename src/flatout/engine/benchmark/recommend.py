@@ -1,0 +1,185 @@
+"""What to train with: three picks, the time a training takes, the tuned settings."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from operator import attrgetter
+from typing import Any
+
+import xxhash
+
+from flatout import __version__
+from flatout.engine.benchmark.trials.trial_spec import TrialResult
+from flatout.engine.parameters import Settings
+
+LIKE_SIZES = (100_000, 1_000_000, 10_000_000)
+"""Rows of the projections beside the data's own."""
+
+
+@dataclass(frozen=True)
+class Picks:
+    """Guide E's three, as trial_ids; None where no trial qualifies."""
+
+    fastest: str | None
+    most_efficient: str | None
+    """Most samples/s per GiB."""
+    recommended: str | None
+    """The fastest that leaves the head-room free, with the longest rows, too."""
+
+
+def pick(
+    trials: Sequence[TrialResult],
+    global_batch_size: int,
+    *,
+    memory_gib: float | None,
+    headroom: float,
+    free_global_batch: bool = False,
+    holds: Callable[[TrialResult], bool] = lambda trial: True,
+) -> Picks:
+    """Among whole trainings at the user's global batch, or at any where it is free.
+    `holds`: whether the memory also takes the longest rows under the trial's budget."""
+    rated = [
+        trial
+        for trial in trials
+        if trial.ok and trial.kind == "end_to_end" and trial.samples_per_s
+        if free_global_batch or trial.global_batch_size == global_batch_size
+    ]
+    limit = (1 - headroom) * memory_gib if memory_gib else math.inf
+    safe = [t for t in rated if (t.reserved_memory_gib or 0.0) <= limit and holds(t)]
+    return Picks(
+        fastest=_best(rated, attrgetter("rate")),
+        most_efficient=_best(
+            [t for t in rated if t.reserved_memory_gib],
+            lambda trial: trial.rate / trial.reserved_memory_gib,
+        ),
+        recommended=_best(safe, attrgetter("rate")),
+    )
+
+
+def _best(trials: Sequence[TrialResult], key: Any) -> str | None:
+    best = max(trials, key=key, default=None)
+    return best.trial_id if best else None
+
+
+def scaled_learning_rate(rate: float, growth: float, rule: str) -> float:
+    """For a global batch `growth` times as large: `sqrt` (Krizhevsky 2014, guide E),
+    `linear` (Goyal et al. 2017) or `none`."""
+    factors = {"sqrt": math.sqrt(growth), "linear": growth, "none": 1.0}
+    return rate * factors[rule]
+
+
+def time_to_train(
+    rows: int,
+    epochs: float,
+    before: TrialResult | None,
+    after: TrialResult,
+    deadline_hours: float,
+) -> list[dict[str, Any]]:
+    """For the data's own rows, and for LIKE_SIZES rows like them: hours of step time;
+    evaluation, checkpoints and start-up come on top."""
+
+    def hours(count: int, trial: TrialResult | None) -> float | None:
+        if trial is None or not trial.samples_per_s:
+            return None
+        return count * epochs / trial.samples_per_s / 3600
+
+    return [
+        {
+            "rows": count,
+            "epochs": epochs,
+            "hours_before": hours(count, before),
+            "hours_after": hours(count, after) or 0.0,
+            "deadline_hours": deadline_hours,
+            "in_time": (hours(count, after) or 0.0) <= deadline_hours,
+        }
+        for count in (rows, *LIKE_SIZES)
+    ]
+
+
+def tuned_parameters(settings: Settings, trial: TrialResult) -> dict[str, Any]:
+    """Parameters, nested, that make a training run as `trial` ran: all that it settled
+    is written out, so that no `auto` comes to something else."""
+    found: dict[str, Any] = {
+        "runtime": {"precision": trial.precision},
+        "train": {
+            "batching": trial.strategy,
+            "token_budget": trial.token_budget,
+            "compile": trial.compile,
+            "cuda_graphs": trial.cuda_graphs,
+            "gradient_checkpointing": trial.gradient_checkpointing,
+            "loader": {
+                "num_workers": trial.num_workers,
+                "prefetch_factor": trial.prefetch_factor,
+                "pin_memory": trial.pin_memory,
+            },
+        },
+    }
+    if trial.world_size > 1:
+        found["train"]["distributed"] = {"bucket_mib": trial.bucket_mib}
+    wanted = settings.train.global_batch_size
+    if trial.global_batch_size != wanted:
+        rule = settings.benchmark.learning_rate_rule
+        found["train"]["global_batch_size"] = trial.global_batch_size
+        found["train"]["learning_rate"] = scaled_learning_rate(
+            settings.train.learning_rate, trial.global_batch_size / wanted, rule
+        )
+    return found
+
+
+def provenance(
+    settings: Settings,
+    device: str,
+    devices: int,
+    token_key: str,
+    trial: TrialResult | None = None,
+    before: float | None = None,
+) -> dict[str, Any]:
+    """Where parameters come from: `trial`, or this machine as it is. `before`: the rate
+    of the settings that were configured."""
+    return {
+        "device": device,
+        "devices": devices,
+        "versions": versions(),
+        "token_key": token_key,
+        "model": model_key(settings),
+        "date": time.strftime("%Y-%m-%d"),
+        "samples_per_s": trial.rate if trial else 0.0,
+        "samples_per_s_before": before,
+    }
+
+
+def model_key(settings: Settings) -> str:
+    """Digest of the model's parameters and max_length."""
+    text = settings.model.model_dump_json() + str(settings.tokenize.max_length)
+    return xxhash.xxh3_64_hexdigest(text.encode())
+
+
+def versions() -> dict[str, str]:
+    """Of what decides speed, without importing it."""
+    found = {name: version(name) for name in ("torch", "transformers")}
+    return {"flatout": __version__, **found}
+
+
+def mismatches(tuned: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """What differs between where `tuned` was measured and `here`, a text each."""
+    found = [
+        f"{word} {tuned[name]}, here {here[name]}"
+        for name, word in _WORDS.items()
+        if name in tuned and tuned[name] != here[name]
+    ]
+    for name, measured in (tuned.get("versions") or {}).items():
+        if here["versions"].get(name) != measured:
+            found.append(f"{name} {measured}, here {here['versions'].get(name)}")
+    return found
+
+
+_WORDS = {
+    "device": "device",
+    "devices": "number of devices",
+    "model": "model",
+    "token_key": "data",
+}

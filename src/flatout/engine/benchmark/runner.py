@@ -1,0 +1,256 @@
+"""The sweep's own state: trials run, kept, taken up again after a kill."""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from flatout.engine.benchmark.recommend import versions
+from flatout.engine.benchmark.trials.processes import (
+    Answer,
+    ask,
+    kept_answer,
+    one_gpu,
+)
+from flatout.engine.benchmark.trials.trial_spec import (
+    Kind,
+    Measure,
+    Planned,
+    TrialResult,
+    TrialSpec,
+    with_changes,
+)
+from flatout.engine.benchmark.watching import Watcher
+from flatout.engine.launch.job_files import JobFiles
+from flatout.engine.launch.launch import resolve_processes
+from flatout.engine.machine.environment import device_name, nvidia_gpu_count
+from flatout.engine.models.flops import peak_tflops
+from flatout.engine.parameters import BenchmarkSettings, Settings
+from flatout.engine.rows.tokens import TokenRows
+
+logger = logging.getLogger(__name__)
+
+TUNE_MINUTES_CPU, TUNE_MINUTES_GPU = 5.0, 15.0
+"""Of mode tune's time to explore. On an H200 a trial that compiles takes 45 to 60 s;
+with what earlier ones left on the disk its dozen trials took 290 s."""
+PEER_TIMEOUTS = 12
+"""`trial_timeout_s` that a whole training may take."""
+
+
+class OutOfTime(Exception):
+    """`benchmark.max_minutes` is over: what was measured is kept, no trial begins."""
+
+
+@dataclass
+class Bench:
+    """Runs trials of one sweep and keeps what they gave.
+
+    An interrupted sweep leaves a file `running`; the next one of the same mode
+    takes up its answers. A finished sweep is measured anew.
+    """
+
+    settings: Settings
+    files: JobFiles
+    folder: Path
+    """A sub-folder a trial: spec.json, log.txt, result.json."""
+    watcher: Watcher = field(default_factory=Watcher)
+    results: list[TrialResult] = field(default_factory=list)
+    figures: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """All that a trial measured, by trial_id."""
+    asked: dict[str, Settings] = field(default_factory=dict)
+    """The settings of each, by trial_id."""
+    reused: int = 0
+    profile: dict[str, Any] | None = None
+    """Files that the profile of the chosen trial left."""
+    begin_s: float = field(default_factory=time.perf_counter)
+
+    @cached_property
+    def _rows(self) -> TokenRows:
+        return TokenRows.open(Path(self.files.train))
+
+    @property
+    def train_rows(self) -> int:
+        return len(self._rows)
+
+    @property
+    def mean_tokens(self) -> float:
+        """Of a train row."""
+        return self._rows.facts.mean_length
+
+    @property
+    def longest(self) -> int:
+        """Train row, in tokens."""
+        return self._rows.facts.longest
+
+    @cached_property
+    def processes(self) -> int:
+        """Devices of this machine that training will use."""
+        return resolve_processes(self.settings.train.distributed)
+
+    @cached_property
+    def device(self) -> str:
+        return device_name()
+
+    def _device_figure(self, name: str) -> Any:
+        """As the first trial that measured it has it."""
+        found = (figures.get(name) for figures in self.figures.values())
+        return next((value for value in found if value), None)
+
+    @property
+    def peak_tflops_measured(self) -> float | None:
+        """Of one device."""
+        return self._device_figure("peak_tflops_measured")  # type: ignore[no-any-return]
+
+    @property
+    def memory_gib(self) -> float | None:
+        """The device's own, or the machine's."""
+        return self._device_figure("memory_gib")  # type: ignore[no-any-return]
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.perf_counter() - self.begin_s
+
+    def explored(self, share: float = 1.0) -> bool:
+        """Whether `share` of mode tune's time is over: confirm what there is."""
+        minutes = self.options.tune_minutes
+        if minutes == "auto":
+            minutes = TUNE_MINUTES_GPU if nvidia_gpu_count() else TUNE_MINUTES_CPU
+        return self.options.mode == "tune" and self.elapsed_s > 60 * share * minutes
+
+    @property
+    def options(self) -> BenchmarkSettings:
+        return self.settings.benchmark
+
+    def start(self) -> None:
+        """Make the folder ready: kept where a sweep was cut short, else empty."""
+        interrupted = self._running.exists()
+        if self.folder.exists() and not (interrupted and self.options.resume):
+            shutil.rmtree(self.folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._running.touch()
+        self.begin_s = time.perf_counter()
+
+    def finish(self) -> None:
+        """Nothing is left to do: the next sweep begins anew."""
+        self._running.unlink()
+
+    @property
+    def _running(self) -> Path:
+        """A file that is there from the start of a sweep to its end."""
+        return self.folder / "running"
+
+    def run(
+        self,
+        kind: Kind,
+        changes: Mapping[str, Any] | None = None,
+        *,
+        label: str = "",
+        world_size: int | None = None,
+        options: Mapping[str, Any] | None = None,
+        base: Settings | None = None,
+    ) -> TrialResult:
+        """Run one trial: `base` (the sweep's settings) with `changes` by path. Steps
+        run on as many devices as training will, unless `world_size` says otherwise.
+        Raises OutOfTime."""
+        settings = with_changes(base or self.settings, changes or {})
+        spec = TrialSpec(
+            kind=kind,
+            mode=self.options.mode,
+            settings=settings,
+            measure=Measure.of(self.options),
+            label=label,
+            world_size=world_size or self._world_size(kind),
+            options=dict(options or {}),
+        )
+        key = spec.key(self._context())
+        kept = kept_answer(self.folder / key)
+        self.reused += kept is not None
+        answer = self._refused(spec) or kept
+        if answer is None and self.results and self._is_over:
+            raise OutOfTime
+        trial = TrialResult.asked(spec, f"{len(self.results) + 1:03d}", key)
+        self.asked[trial.trial_id] = settings
+        self.watcher.begins(trial)
+        answer = answer or self._answer(spec, key)
+        trial = self._filled(trial, answer)
+        self.results.append(trial)
+        self.figures[trial.trial_id] = answer.figures
+        self.watcher.ends(trial)
+        return trial
+
+    def run_all(self, plan: Sequence[Planned], more: int = 0) -> list[TrialResult]:
+        """One after the other. `more`: trials that will follow. Raises OutOfTime."""
+        self.watcher.expect(len(plan) + more)
+        return [
+            self.run(
+                one.kind,
+                one.changes,
+                label=one.label,
+                options=one.options,
+                world_size=one.world_size,
+            )
+            for one in plan
+        ]
+
+    @property
+    def _is_over(self) -> bool:
+        return self.elapsed_s > 60 * (self.options.max_minutes or math.inf)
+
+    def _world_size(self, kind: Kind) -> int:
+        return self.processes if kind in ("end_to_end", "compute") else 1
+
+    def _context(self) -> dict[str, Any]:
+        return {
+            "data": self.files.data_key,
+            "device": self.device,
+            "versions": versions(),
+        }
+
+    def _refused(self, spec: TrialSpec) -> Answer | None:
+        """What cannot be measured needs no process to say so."""
+        rows, batch = self.train_rows, spec.settings.train.global_batch_size
+        if batch <= rows:
+            return None
+        note = f"global batch {batch} is larger than the data ({rows} train rows)"
+        return Answer("error", note, 0.0, {})
+
+    def _answer(self, spec: TrialSpec, key: str) -> Answer:
+        # A contender trains the whole, not some windows.
+        longer = PEER_TIMEOUTS if spec.kind == "peer" else 1
+        return ask(
+            spec,
+            self.files,
+            self.folder / key,
+            longer * self.options.trial_timeout_s,
+            self.options.memory_headroom,
+            one_gpu(spec.world_size),
+        )
+
+    def _filled(self, trial: TrialResult, answer: Answer) -> TrialResult:
+        tflops = answer.figures.get("tflops_per_s")
+        peak = next((t for t in self.results if t.kind == "device"), None)
+        same = peak and answer.figures.get("precision") in (None, peak.precision)
+        measured = self.peak_tflops_measured if same else None
+        log = self.folder / trial.key / "log.txt"
+        return trial.answered(
+            {
+                **answer.figures,
+                "mfu_pct": _share_pct(tflops, peak_tflops(self.device)),
+                "share_of_measured_peak_pct": _share_pct(tflops, measured),
+                "status": answer.status,
+                "note": answer.note,
+                "elapsed_s": answer.elapsed_s,
+                "log": str(log) if log.exists() else "",  # of one refused: none
+            }
+        )
+
+
+def _share_pct(tflops: float | None, peak: float | None) -> float | None:
+    return 100 * tflops / peak if tflops and peak else None

@@ -1,0 +1,194 @@
+"""Which trial next: the modes of the benchmark, and what a sweep comes to."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from flatout.engine.benchmark.budgets import SafeBudget
+from flatout.engine.benchmark.contests import headline_contests, peer_contests
+from flatout.engine.benchmark.ladder import Step, ladder
+from flatout.engine.benchmark.recommend import Picks, pick
+from flatout.engine.benchmark.runner import Bench, OutOfTime
+from flatout.engine.benchmark.trials.trial_spec import Planned, TrialResult
+from flatout.engine.benchmark.tune import (
+    CONFIGURED,
+    Tuned,
+    check_memory,
+    tune,
+    worker_counts,
+)
+from flatout.engine.benchmark.watching import Watcher
+from flatout.engine.launch.job_files import JobFiles
+from flatout.engine.machine.environment import nvidia_gpu_count, usable_cores
+from flatout.engine.parameters import Settings
+
+logger = logging.getLogger(__name__)
+
+PEAK = Planned("device", label="the device's peak")
+ADVISES = frozenset({"tune", "grid"})
+"""Modes that recommend settings for the user's own training."""
+
+
+@dataclass
+class Sweep:
+    """A finished (or cut) sweep."""
+
+    bench: Bench
+    ladder: list[Step] = field(default_factory=list)
+    tuned: Tuned | None = None
+    memory: SafeBudget = field(default_factory=SafeBudget)
+    complete: bool = True
+
+    @property
+    def configured(self) -> TrialResult | None:
+        """End to end with the settings as they were; of modes that advise."""
+        found = (t for t in self.bench.results if t.label == CONFIGURED)
+        return next(found, None)
+
+    @property
+    def picks(self) -> Picks:
+        """Of the user's own training; none in modes that only compare, nor of a sweep
+        that was cut short: its memory may not have been asked yet."""
+        bench, options = self.bench, self.bench.options
+        if options.mode not in ADVISES or not self.complete:
+            return Picks(None, None, None)
+        longest = bench.longest
+        return pick(
+            [t for t in bench.results if t.world_size == bench.processes],
+            bench.settings.train.global_batch_size,
+            memory_gib=bench.memory_gib,
+            headroom=options.memory_headroom,
+            free_global_batch=options.free_global_batch,
+            holds=lambda trial: self.memory.holds(trial, longest),
+        )
+
+
+def search(
+    settings: Settings, files: JobFiles, watcher: Watcher | None = None
+) -> Sweep:
+    """Run the mode that the settings ask for."""
+    options = settings.benchmark
+    folder = Path(options.folder) / options.mode
+    bench = Bench(settings, files, folder, watcher or Watcher())
+    bench.start()
+    sweep = Sweep(bench)
+    try:
+        MODES[options.mode](sweep)
+        if options.profile:
+            profile_best(sweep)
+        bench.finish()
+    except OutOfTime:
+        sweep.complete = False
+        logger.warning(
+            "benchmark.max_minutes=%g is over: %d trials are done; the same command "
+            "goes on with the rest",
+            options.max_minutes,
+            len(bench.results),
+        )
+    return sweep
+
+
+def profile_best(sweep: Sweep) -> None:
+    """Profile the recommended training of the sweep, else the fastest; as configured
+    where there is none."""
+    bench = sweep.bench
+    rated = [t for t in bench.results if t.ok and t.kind == "end_to_end"]
+    fastest = max(rated, key=lambda trial: trial.rate, default=None)
+    best = sweep.picks.recommended or (fastest.trial_id if fastest else None)
+    base = bench.asked[best] if best else None
+    trial = bench.run("profile", base=base, label="profile")
+    bench.profile = {
+        "of": best or trial.trial_id,
+        "files": bench.figures[trial.trial_id].get("files", {}),
+        "note": trial.note,
+    }
+
+
+def run_grid(sweep: Sweep) -> None:
+    """Guide E's exhaustive sweep: every combination of the lists, end to end."""
+    bench = sweep.bench
+    plan = [PEAK, Planned("end_to_end", label=CONFIGURED), *_combinations(bench)]
+    trials = bench.run_all(plan, more=2)
+    for one, trial in zip(plan, trials, strict=True):
+        if trial.trial_id == sweep.picks.fastest:
+            sweep.memory, _, _ = check_memory(bench, trial, dict(one.changes))
+            return
+
+
+def _combinations(bench: Bench) -> list[Planned]:
+    options = bench.options
+    axes: dict[str, Sequence[Any]] = {
+        "train.global_batch_size": options.batch_sizes,
+        "train.loader.num_workers": options.num_workers,
+        "runtime.precision": options.precisions,
+        "train.batching": options.strategies,
+        "train.token_budget": options.token_budgets or ["auto"],
+    }
+    if options.precisions == ["auto"]:  # the user's own
+        del axes["runtime.precision"]
+    return [
+        Planned("end_to_end", dict(zip(axes, values, strict=True)))
+        for values in product(*axes.values())
+    ]
+
+
+def run_tune(sweep: Sweep) -> None:
+    sweep.tuned = tune(sweep.bench)
+    if sweep.tuned is not None:
+        sweep.memory = sweep.tuned.memory
+
+
+def run_ladder(sweep: Sweep) -> None:
+    for step in ladder(sweep.bench):
+        sweep.ladder.append(step)
+
+
+def run_loader(sweep: Sweep) -> None:
+    """Steps alone, for what they take; the loader alone, over the counts of workers;
+    and its slow batches."""
+    counts = sorted(set(worker_counts()) | set(sweep.bench.options.num_workers))
+    loaders = [
+        Planned("loader", {"train.loader.num_workers": n}, f"{n} workers")
+        for n in counts
+    ]
+    sweep.bench.run_all([Planned("compute", label="steps alone"), *loaders])
+
+
+def run_scaling(sweep: Sweep) -> None:
+    """1, 2, 4, ... devices at the same global batch; without GPUs, processes that
+    share the cores."""
+    most = nvidia_gpu_count() or min(2, usable_cores())
+    sizes = [size for size in (1, 2, 4, 8, 16) if size <= most]
+    sweep.bench.run_all(
+        [
+            Planned("end_to_end", label=f"devices: {size}", world_size=size)
+            for size in sizes
+        ]
+    )
+
+
+def run_peers(sweep: Sweep) -> None:
+    """flatout and the Hugging Face Trainer, each training the same whole."""
+    sweep.bench.run_all(peer_contests(sweep.bench))
+
+
+def run_headline(sweep: Sweep) -> None:
+    """Rates of the slow configuration, the Trainer and flatout; the device's peak
+    first, for the share of it that is used."""
+    sweep.bench.run_all([PEAK, *headline_contests(sweep.bench)])
+
+
+MODES: dict[str, Callable[[Sweep], None]] = {
+    "tune": run_tune,
+    "grid": run_grid,
+    "headline": run_headline,
+    "ladder": run_ladder,
+    "loader": run_loader,
+    "peers": run_peers,
+    "scaling": run_scaling,
+}

@@ -1,0 +1,226 @@
+"""One trial of the benchmark in a process of its own.
+
+A trial runs in a process group of its own with a time limit, so that one that hangs,
+dies or fills the memory costs itself alone. The parent never touches the device.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import psutil
+
+from flatout.engine.benchmark.trials.trial_spec import TrialSpec
+from flatout.engine.files.checked_paths import write_text
+from flatout.engine.launch.job_files import JobFiles
+from flatout.engine.machine.container import available_memory_bytes
+from flatout.engine.machine.environment import (
+    child_environment,
+    gpu_names,
+    nvidia_gpu_count,
+    only_gpu,
+    training_environment,
+)
+
+MODULE = "flatout.engine.benchmark.trials.trial"
+"""What a trial's process runs."""
+KEPT = frozenset({"ok", "oom"})
+"""Answers that nobody asks for again."""
+POLL_S = 0.1
+MAX_NOTE = 300
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a trial's process left: status, note, and figures by name."""
+
+    status: str
+    note: str
+    elapsed_s: float
+    figures: Mapping[str, Any]
+
+
+def kept_answer(folder: Path) -> Answer | None:
+    """What the trial in `folder` answered before; None where it is to be asked."""
+    file = folder / "answer.json"
+    answer = Answer(**json.loads(file.read_text())) if file.exists() else None
+    return answer if answer and answer.status in KEPT else None
+
+
+def ask(
+    spec: TrialSpec,
+    files: JobFiles,
+    folder: Path,
+    timeout_s: float,
+    headroom: float,
+    variables: Mapping[str, str],
+    stop: threading.Event | None = None,
+) -> Answer:
+    """Run a trial in `folder` and keep its answer there. `headroom`: share of the
+    machine's memory that stays free, where its device has none of its own."""
+    write_spec(spec, asdict(files), folder)
+    limit = resident_limit_bytes(headroom)
+    answer = run_isolated(
+        spec, folder, timeout_s, limit, variables=variables, stop=stop
+    )
+    if answer.status != "stopped":
+        write_text(folder / "answer.json", json.dumps(asdict(answer)))
+    return answer
+
+
+def write_spec(spec: TrialSpec, job: Mapping[str, Any], folder: Path) -> None:
+    """What the process of a trial reads. `job`: a JobFiles, as JSON values."""
+    folder.mkdir(exist_ok=True)
+    asked = {"spec": spec.as_json(), "job": job}
+    (folder / "spec.json").write_text(json.dumps(asked, indent=1))
+
+
+def run_isolated(
+    spec: TrialSpec,
+    folder: Path,
+    timeout_s: float,
+    max_resident_bytes: int | None,
+    *,
+    variables: Mapping[str, str] = MappingProxyType({}),
+    stop: threading.Event | None = None,
+) -> Answer:
+    """Run the trial whose spec.json lies in `folder`. Its log is kept there, below the
+    command that runs it again by hand.
+
+    `max_resident_bytes`: end it before the machine runs out (devices without memory
+    of their own). `variables`: for its environment. `stop`: end it when this is set.
+    """
+    result = folder / "result.json"
+    result.unlink(missing_ok=True)
+    begin = time.perf_counter()
+    kills = _out_of_memory_kills()
+    own = {**training_environment(spec.settings.runtime, spec.world_size), **variables}
+    with (folder / "log.txt").open("w") as log:
+        log.write(f"$ {by_hand(spec, folder, own)}\n")
+        log.flush()
+        process = subprocess.Popen(
+            command(spec, folder),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=child_environment(own),
+            start_new_session=True,
+        )
+        try:
+            fault = _wait(process, timeout_s, max_resident_bytes, stop)
+        finally:
+            _kill_groups(process)
+    elapsed_s = time.perf_counter() - begin
+    if fault is None and not result.exists():
+        fault = _death(process.returncode, _out_of_memory_kills() > kills)
+    if fault is not None:
+        return Answer(fault[0], fault[1], elapsed_s, {})
+    stored = json.loads(result.read_text())
+    note = stored["note"][:MAX_NOTE]
+    return Answer(stored["status"], note, elapsed_s, stored["figures"])
+
+
+def by_hand(spec: TrialSpec, folder: Path, variables: Mapping[str, str]) -> str:
+    """A line of the shell; its output comes to the terminal, and nothing ends it."""
+    given = [f"{name}={value}" for name, value in variables.items()]
+    return shlex.join(["env", *given, *command(spec, folder)])
+
+
+def command(spec: TrialSpec, folder: Path) -> list[str]:
+    """What runs the trial, once a rank."""
+    trial = ["-m", MODULE, str(folder)]
+    if spec.world_size == 1:
+        return [sys.executable, *trial]
+    # Unlike torch.distributed.run it ends with this process, and its ranks with it.
+    launcher = ["-m", "flatout.engine.launch.agent", str(folder), "--standalone"]
+    ranks = ["--nproc-per-node", str(spec.world_size)]
+    return [sys.executable, *launcher, *ranks, *trial]
+
+
+def one_gpu(world_size: int) -> dict[str, str]:
+    """Variables for a trial of one device: where its process saw several GPUs, the
+    Trainer would spread over all of them."""
+    names = gpu_names()
+    return only_gpu(names[0]) if world_size == 1 and len(names) > 1 else {}
+
+
+def _wait(
+    process: subprocess.Popen[bytes],
+    timeout_s: float,
+    max_resident_bytes: int | None,
+    stop: threading.Event | None,
+) -> tuple[str, str] | None:
+    """Until the end; the status and note of a trial that had to be stopped."""
+    deadline = time.perf_counter() + timeout_s
+    while process.poll() is None:
+        if time.perf_counter() > deadline:
+            return "timeout", f"stopped after {timeout_s:g} s"
+        if stop is not None and stop.is_set():
+            return "stopped", "stopped from outside"
+        if max_resident_bytes and _resident_bytes(process.pid) > max_resident_bytes:
+            return "oom", f"stopped at {max_resident_bytes / 2**30:.1f} GiB resident"
+        time.sleep(POLL_S)
+    return None
+
+
+def resident_limit_bytes(headroom: float) -> int | None:
+    """Where the device has no memory of its own, a trial ends before the machine runs
+    out: half of `headroom`, a share of what is free now, stays free."""
+    if nvidia_gpu_count():
+        return None
+    return int(available_memory_bytes() * (1 - headroom / 2))
+
+
+def _resident_bytes(pid: int) -> int:
+    """Resident size of a process and those it started."""
+    total = 0
+    try:
+        process = psutil.Process(pid)
+        for one in [process, *process.children(recursive=True)]:
+            total += one.memory_info().rss
+    except psutil.Error:  # it ended while it was asked
+        pass
+    return total
+
+
+def _kill_groups(process: subprocess.Popen[bytes]) -> None:
+    """End the trial's workers and ranks with it; each rank leads a group of its own."""
+    groups = {process.pid}
+    with suppress(psutil.NoSuchProcess):  # it has ended, and its ranks notice
+        below = psutil.Process(process.pid).children(recursive=True)
+        groups |= {child.pid for child in below}
+    for pid in groups:
+        with suppress(ProcessLookupError):  # it leads none
+            os.killpg(pid, signal.SIGKILL)
+    process.wait()
+
+
+def _death(returncode: int, out_of_memory: bool) -> tuple[str, str]:
+    if out_of_memory:
+        return "oom", "killed by the kernel: the machine's memory was full"
+    if returncode < 0:
+        name = signal.Signals(-returncode).name
+        return "error", f"died by {name}: see its log"
+    return "error", f"ended with status {returncode} and no result: see its log"
+
+
+def _out_of_memory_kills() -> int:
+    """Processes of this control group that the kernel has killed for memory."""
+    try:
+        lines = Path("/sys/fs/cgroup/memory.events").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))

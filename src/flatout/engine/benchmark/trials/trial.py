@@ -1,0 +1,105 @@
+"""A trial's own process: `python -m flatout.engine.benchmark.trials.trial FOLDER`.
+
+Reads FOLDER/spec.json and leaves FOLDER/result.json. Tracebacks go to its output,
+which the parent keeps as FOLDER/log.txt.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flatout.engine.benchmark.trials.trial_spec import TrialSpec
+from flatout.engine.files.checked_paths import write_text
+from flatout.engine.launch.agent import die_with_parent
+from flatout.engine.machine.environment import current_ranks
+from flatout.engine.machine.garbage import collect_rarely
+
+if TYPE_CHECKING:
+    from flatout.engine.train.setup.job import TrainJob
+
+Figures = dict[str, Any]
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
+TRAINING = "training"
+"""Checkpoints and models of a whole training, inside the trial's folder."""
+
+Run = Callable[[TrialSpec, Callable[[], "TrainJob"], Path], Figures]
+"""(spec, function that opens the job, folder) -> figures."""
+
+
+def serve(folder: Path, run: Run) -> int:
+    """Answer the spec in `folder` by `run`; the exit status."""
+    stored = json.loads((folder / "spec.json").read_text())
+    die_with_parent(stored["spec"]["options"].get("parent"))
+    collect_rarely()
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
+    status, note, figures = "ok", "", {}
+    try:
+        spec = TrialSpec.from_json(stored["spec"])
+        figures = run(spec, lambda: _open(stored["job"], spec, folder), folder)
+        note = figures.pop("note", "")
+    except Exception as error:
+        traceback.print_exc()
+        status, note = _status(error), _one_line(error)
+    ranks = current_ranks()
+    if ranks.is_main or status != "ok":
+        answer = {"status": status, "note": note, "figures": figures}
+        write_text(folder / "result.json", json.dumps(answer, indent=1))
+    # With a status other than 0 the launcher ends the ranks that wait for this one.
+    return 1 if status != "ok" and ranks.world_size > 1 else 0
+
+
+def _open(stored: Mapping[str, Any], spec: TrialSpec, folder: Path) -> TrainJob:
+    from flatout.engine.launch.job_files import JobFiles
+
+    return JobFiles(**stored).open(spec.settings, folder)
+
+
+def _status(error: Exception) -> str:
+    """What the error says of itself, else what its text says."""
+    text = str(error).lower()
+    full = isinstance(error, MemoryError) or any(t in text for t in OUT_OF_MEMORY)
+    return getattr(error, "status", "oom" if full else "error")
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error).strip().split("\n")[0]
+    if type(error).__name__ in ("SettingsError", "ModelError"):
+        return text
+    return f"{type(error).__name__}: {text}"
+
+
+def run(spec: TrialSpec, open_job: Callable[[], TrainJob], folder: Path) -> Figures:
+    from flatout.engine.benchmark.measuring import measure, memory_probe, probes
+    from flatout.engine.benchmark.peers import contender
+
+    kinds: dict[str, Callable[[TrialSpec, TrainJob, Path], Figures]] = {
+        "end_to_end": measure.end_to_end,
+        "compute": measure.compute,
+        "baseline": measure.baseline,
+        "loader": probes.loader,
+        "memory": memory_probe.memory,
+        "device": probes.device,
+        "profile": probes.profile,
+        "peer": contender.contend,
+        "train": train_whole,
+    }
+    return kinds[spec.kind](spec, open_job(), folder)
+
+
+def train_whole(spec: TrialSpec, job: TrainJob, folder: Path) -> Figures:
+    """Train as the train pipeline does, and give the report. One that was killed goes
+    on from its newest checkpoint."""
+    from flatout.engine.launch.launch import collect
+
+    return collect(replace(job, work_folder=folder / TRAINING)).report.as_dict()
+
+
+if __name__ == "__main__":
+    raise SystemExit(serve(Path(sys.argv[1]), run))

@@ -1,0 +1,199 @@
+"""What bounds a step, with the figures that say so and the next thing to change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from flatout.engine.benchmark.trials.trial_spec import TrialResult
+
+Bound = Literal["loader", "launch", "memory", "compute", "communication", "unknown"]
+
+IO_LIMIT_MS = 30.0
+"""Guide E: I/O above it means the loader bounds."""
+IO_LIMIT_SHARE = 0.1
+"""The same for quick steps: share of a step lost waiting for its batch."""
+GPU_UTIL_LIMIT_PCT = 70.0
+"""Guide E: below it the batch is too small, or I/O bounds."""
+MEMORY_BEST_PCT = (60.0, 80.0)
+"""Guide E: the share of the device's memory that is best used."""
+MEMORY_FULL_PCT = 90.0
+LAUNCH_SHARE = 0.9
+"""A host that needs this share of a step to launch it is what the device waits for."""
+SCALING_LIMIT = 0.9
+"""Share of linear scaling below which exchanging gradients bounds."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    bound: Bound
+    because: str
+    """The figures."""
+    advice: str
+    """The next thing to change."""
+    guide_e: list[str] = field(default_factory=list)
+    """What guide E's thresholds say."""
+
+
+def judge(
+    trial: TrialResult,
+    *,
+    memory_gib: float | None = None,
+    single: TrialResult | None = None,
+    tried: Sequence[TrialResult] = (),
+) -> Verdict:
+    """What bounds `trial`. `memory_gib`: of the device; `single`: the same settings on
+    one device, where `trial` ran on several; `tried`: trials that it was faster than,
+    whose settings are not advised."""
+    for rule in (_communication, _loader, _launch, _memory):
+        found = rule(trial, memory_gib, single)
+        if found is not None:
+            bound, because, advice = found
+            if bound == "loader" and _more_workers_lost(trial, tried):
+                advice = "mode loader, to see why; more workers were slower here"
+            return Verdict(bound, because, advice, guide_e(trial, memory_gib))
+    return Verdict(*_compute(trial, tried), guide_e(trial, memory_gib))
+
+
+def _more_workers_lost(trial: TrialResult, tried: Sequence[TrialResult]) -> bool:
+    counts = [t.num_workers for t in tried if t.ok and t.kind == "end_to_end"]
+    mine = trial.num_workers
+    return isinstance(mine, int) and any(
+        isinstance(n, int) and n > mine for n in counts
+    )
+
+
+_Finding = tuple[Bound, str, str]
+
+
+def _communication(
+    trial: TrialResult, memory_gib: float | None, single: TrialResult | None
+) -> _Finding | None:
+    share = scaling_share(trial, single)
+    if share is None or share >= SCALING_LIMIT:
+        return None
+    because = (
+        f"{trial.world_size} devices give {share * trial.world_size:.2f} times the "
+        f"rate of one, {100 * share:.0f} % of linear"
+    )
+    advice = (
+        "give each device more tokens between two exchanges: a larger "
+        "train.global_batch_size, or fewer devices"
+    )
+    return "communication", because, advice
+
+
+def scaling_share(trial: TrialResult, single: TrialResult | None) -> float | None:
+    """Rate over devices times the rate of one; 1 is linear."""
+    if trial.world_size < 2 or single is None:
+        return None
+    if not trial.samples_per_s or not single.samples_per_s:
+        return None
+    return trial.samples_per_s / (trial.world_size * single.samples_per_s)
+
+
+def _loader(
+    trial: TrialResult, memory_gib: float | None, single: TrialResult | None
+) -> _Finding | None:
+    if trial.io_ms is None or not trial.total_ms:
+        return None
+    share = trial.io_ms / trial.total_ms
+    if share < IO_LIMIT_SHARE:
+        return None
+    because = (
+        f"a step of {trial.total_ms:.1f} ms waits {trial.io_ms:.1f} ms for its batch "
+        f"({100 * share:.0f} %) with {trial.num_workers} workers"
+    )
+    return "loader", because, "more train.loader.num_workers, or mode loader to see why"
+
+
+def _launch(
+    trial: TrialResult, memory_gib: float | None, single: TrialResult | None
+) -> _Finding | None:
+    host = trial.host_ms is not None and trial.total_ms
+    if host and (trial.host_ms or 0.0) >= LAUNCH_SHARE * (trial.total_ms or 0.0):
+        because = (
+            f"the host needs {trial.host_ms:.1f} ms to launch a step that takes "
+            f"{trial.total_ms:.1f} ms"
+        )
+    elif trial.gpu_util_pct is not None and trial.gpu_util_pct < GPU_UTIL_LIMIT_PCT:
+        because = f"the GPU is busy {trial.gpu_util_pct:.0f} % of the time"
+    else:
+        return None
+    if trial.cuda_graphs is True:
+        advice = "a larger train.global_batch_size: the graph itself is short"
+    else:
+        advice = "train.cuda_graphs: true (packed), or train.compile: true"
+    return "launch", because, advice
+
+
+def _memory(
+    trial: TrialResult, memory_gib: float | None, single: TrialResult | None
+) -> _Finding | None:
+    used = memory_pct(trial, memory_gib)
+    if trial.status == "oom":
+        because = trial.note or "out of memory"
+    elif used is not None and used > MEMORY_FULL_PCT:
+        because = f"{used:.0f} % of {memory_gib:.0f} GiB are taken"
+    else:
+        return None
+    advice = "a smaller train.token_budget (the global batch stays)"
+    if not trial.gradient_checkpointing:
+        advice += "; where one row is too much, train.gradient_checkpointing: true"
+    return "memory", because, advice
+
+
+def _compute(trial: TrialResult, tried: Sequence[TrialResult]) -> _Finding:
+    if not trial.ok or not trial.total_ms:
+        return "unknown", trial.note or "not measured", _after_a_fault(trial)
+    parts = []
+    if trial.io_ms is not None:
+        parts.append(f"waits {100 * trial.io_ms / trial.total_ms:.0f} % for batches")
+    if trial.mfu_pct is not None:
+        parts.append(f"{trial.mfu_pct:.0f} % of the data sheet's peak")
+    if trial.share_of_measured_peak_pct is not None:
+        parts.append(f"{trial.share_of_measured_peak_pct:.0f} % of the measured peak")
+    if trial.gpu_util_pct is not None:
+        parts.append(f"GPU busy {trial.gpu_util_pct:.0f} %")
+    if trial.padding_pct:
+        parts.append(f"{trial.padding_pct:.0f} % of the tokens are padding")
+    packing_lost = any(other.ok and other.strategy == "packed" for other in tried)
+    if (trial.padding_pct or 0.0) > 10.0 and not packing_lost:
+        advice = "train.batching: packed (or grouped): padding is computed too"
+    elif trial.precision == "fp32":
+        advice = "runtime.precision: bf16 where the device is fast at it, more devices"
+    else:
+        advice = "more devices, or a smaller model"
+    return "compute", ", ".join(parts), advice
+
+
+def _after_a_fault(trial: TrialResult) -> str:
+    if trial.status == "timeout":
+        return "a larger benchmark.trial_timeout_s"
+    return "see its log" if trial.log else "other settings: these were refused"
+
+
+def memory_pct(trial: TrialResult, memory_gib: float | None) -> float | None:
+    if not memory_gib or trial.reserved_memory_gib is None:
+        return None
+    return 100 * trial.reserved_memory_gib / memory_gib
+
+
+def guide_e(trial: TrialResult, memory_gib: float | None) -> list[str]:
+    """Guide E's own thresholds on the same figures."""
+    said = []
+    if trial.io_ms is not None:
+        word = "above" if trial.io_ms > IO_LIMIT_MS else "below"
+        said.append(f"I/O {trial.io_ms:.1f} ms, {word} {IO_LIMIT_MS:.0f} ms")
+    if trial.gpu_util_pct is not None:
+        word = "below" if trial.gpu_util_pct < GPU_UTIL_LIMIT_PCT else "above"
+        said.append(
+            f"GPU {trial.gpu_util_pct:.0f} %, {word} {GPU_UTIL_LIMIT_PCT:.0f} %"
+        )
+    used, (low, high) = memory_pct(trial, memory_gib), MEMORY_BEST_PCT
+    if used is not None:
+        inside = low <= used <= high
+        place = "inside" if inside else ("below" if used < low else "above")
+        said.append(f"memory {used:.0f} %, {place} {low:.0f}-{high:.0f} %")
+    return said

@@ -1,0 +1,343 @@
+"""Folders of checkpoints on the disk: whole or absent, sound or passed over.
+
+A checkpoint is written under a hidden name, its manifest (sizes and hashes of all
+files) last, brought to the disk, and renamed: a folder `step-...` is always whole.
+No torch here, so that Kedro's side can ask whether a run was interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from flatout.engine.files.checked_paths import (
+    child,
+    hidden_path,
+    put_in_place,
+    remove,
+    sweep,
+    sync,
+    write_text,
+)
+
+logger = logging.getLogger(__name__)
+
+MANIFEST = "manifest.json"
+RESULT = "result.json"
+"""What a finished run hands over; it lies there until somebody has taken it."""
+FINISHED = "finished.json"
+"""The same from then on: who asks for this very training again is given it."""
+REGISTERED = "registered.json"
+"""Where the model of that training is logged and registered."""
+FORMAT = 1
+CHUNK_BYTES = 1 << 24
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used, or a folder that cannot hold any."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What is known of a checkpoint without reading its tensors."""
+
+    step: int
+    """Steps done: training goes on with this one, counted from 0."""
+    total_steps: int
+    world_size: int
+    identity: dict[str, Any]
+    """The settings and the data that decide what is trained, by name."""
+    best: str | None
+    """Name of the folder with the best model up to here."""
+    versions: dict[str, str] = field(default_factory=dict)
+    saved_s: float = field(default_factory=time.time)
+    """Seconds since 1970."""
+    files: dict[str, list[Any]] = field(default_factory=dict)
+    """File name -> [bytes, xxh3 hash]."""
+    format: int = FORMAT
+
+    def text(self) -> str:
+        fields = asdict(self)
+        return json.dumps({**fields, "digest": _digest(fields)}, indent=1)
+
+    @classmethod
+    def parse(cls, text: str) -> Manifest:
+        """Raises ValueError where the text is not what `text` wrote."""
+        fields = json.loads(text)
+        if not isinstance(fields, dict) or fields.pop("digest", 0) != _digest(fields):
+            raise ValueError("it was changed after it was written")
+        if fields["format"] != FORMAT:
+            raise ValueError(f"format {fields['format']}; this version reads {FORMAT}")
+        found = cls(**fields)
+        if not isinstance(found.step, int) or not isinstance(found.files, dict):
+            raise ValueError("step is no number, or files no table")
+        return found
+
+
+def _digest(fields: dict[str, Any]) -> str:
+    text = json.dumps(fields, sort_keys=True)
+    return xxhash.xxh3_128_hexdigest(text.encode())
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    folder: Path
+    manifest: Manifest
+
+
+def step_folder(step: int) -> str:
+    return f"step-{step:09d}"
+
+
+def best_folder(step: int) -> str:
+    return f"best-{step:09d}"
+
+
+class Alone:
+    """The ranks that write a checkpoint, where there is one."""
+
+    def broadcast(self, value: Any) -> Any:
+        """The main rank's."""
+        return value
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """Of all ranks, on the main one; None on others."""
+        return [value]
+
+
+def write_checkpoint(
+    folder: Path,
+    manifest: Manifest,
+    fill: Callable[[Path], list[str]],
+    ranks: Alone | None = None,
+) -> Checkpoint | None:
+    """Files that `fill` writes and names, of all `ranks`, and their manifest as
+    `folder/step-...`. None on other ranks than the main one, which seals it."""
+    ranks = ranks or Alone()
+    target = folder / step_folder(manifest.step)
+    hidden = ranks.broadcast(hidden_path(target))
+    fault: Exception | None = None
+    try:
+        hidden.mkdir(parents=True, exist_ok=True)
+        manifest.files.update(_facts(hidden, fill(hidden)))
+    except Exception as error:  # the others wait for this rank's answer
+        fault = error
+    answers = ranks.gather((manifest.files, fault and one_line(fault)))
+    if answers is None:
+        return None
+    try:
+        if fault is not None:
+            raise fault
+        _seal(hidden, manifest, answers)
+        put_in_place(hidden, target)
+    except BaseException:
+        remove(hidden)
+        raise
+    return Checkpoint(target, manifest)
+
+
+def _facts(hidden: Path, names: list[str]) -> dict[str, list[Any]]:
+    for name in names:
+        sync(hidden / name)
+    return {n: [(hidden / n).stat().st_size, file_hash(hidden / n)] for n in names}
+
+
+def _seal(hidden: Path, manifest: Manifest, answers: list[Any]) -> None:
+    """The manifest, when all ranks have written their part."""
+    for rank, (files, fault) in enumerate(answers):
+        if fault is not None:
+            raise CheckpointError(f"rank {rank}: {fault}")
+        manifest.files.update(files)
+        for name, (size, _) in files.items():
+            path = hidden / name
+            if not path.is_file() or path.stat().st_size != size:
+                raise CheckpointError(
+                    f"{name} of rank {rank} is not in {hidden.parent}: a model sharded "
+                    "over several machines needs a folder that all of them see"
+                )
+    (hidden / MANIFEST).write_text(manifest.text(), encoding="utf-8")
+    sync(hidden / MANIFEST)
+    sync(hidden)
+
+
+def one_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0] or type(error).__name__
+
+
+def file_hash(path: Path) -> str:
+    """xxh3 (128 bits) of a file, hexadecimal; it guards against damage, not attack."""
+    state = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            state.update(chunk)
+    return state.hexdigest()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Raises CheckpointError where there is none that can be read."""
+    path = folder / MANIFEST
+    try:
+        found = Manifest.parse(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder} has no {MANIFEST}") from None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from None
+    if found.best is not None:
+        inside(path, "best", folder.parent, found.best)
+    for name in found.files:
+        inside(path, "files", folder, name)
+    return found
+
+
+def inside(file: Path, key: str, folder: Path, name: Any) -> Path:
+    """`folder/name`, as `file` has it under `key`. Raises CheckpointError for a name
+    that leads out of `folder`."""
+    try:
+        return child(folder, name)
+    except ValueError as error:
+        raise CheckpointError(f"{file} is refused: {key}: {error}") from None
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Read and check every file. Raises CheckpointError that names the fault."""
+    manifest = read_manifest(folder)
+    for name, (size, digest) in manifest.files.items():
+        path = folder / name
+        try:
+            fault = _fault(path, size, digest)
+        except OSError as error:  # a disk that fails, a right that is missing
+            fault = f"cannot be read ({error.strerror or error})"
+        if fault is not None:
+            raise CheckpointError(f"{path} {fault}")
+    for path in sorted(folder.glob("*.safetensors")):
+        if path.name not in manifest.files:
+            raise CheckpointError(f"{path} is not in {MANIFEST}")
+    return Checkpoint(folder, manifest)
+
+
+def _fault(path: Path, size: int, digest: str) -> str | None:
+    try:
+        found = path.stat().st_size
+    except FileNotFoundError:
+        return "is missing"
+    if found != size:
+        return f"has {found} bytes in place of {size}"
+    return None if file_hash(path) == digest else "was changed after it was written"
+
+
+def step_folders(folder: Path) -> list[Path]:
+    """Checkpoints under `folder`, newest first."""
+    return sorted(folder.glob("step-*"), reverse=True)
+
+
+def newest_sound(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint without a fault, and the faults of newer ones."""
+    faults: list[str] = []
+    for candidate in step_folders(folder):
+        try:
+            return open_checkpoint(candidate), faults
+        except CheckpointError as error:
+            faults.append(str(error))
+    return None, faults
+
+
+def is_interrupted(folder: Path) -> bool:
+    """Whether `folder` holds a run that the next `resume: auto` goes on with."""
+    return bool(step_folders(folder)) or (folder / RESULT).is_file()
+
+
+def prune(folder: Path, keep: int, best: str | None) -> None:
+    """Leave the newest `keep` checkpoints, the best models that they name, and all
+    from `best` on: a better one may be on its way."""
+    kept, surplus = step_folders(folder)[:keep], step_folders(folder)[keep:]
+    named = {_best_of(path) for path in kept}
+    old_best = [
+        path
+        for path in folder.glob("best-*")
+        if path.name < (best or "") and path.name not in named
+    ]
+    for path in [*surplus, *old_best]:
+        discard(path)
+    _remove_discarded(folder)
+
+
+def _best_of(folder: Path) -> str | None:
+    try:
+        return read_manifest(folder).best
+    except CheckpointError:
+        return None
+
+
+def discard(path: Path) -> None:
+    """Remove a folder; if that is cut short, what is left has a hidden name."""
+    hidden = path.with_name(f".old-{path.name}-{uuid.uuid4().hex}")
+    os.rename(path, hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def sweep_all(folder: Path) -> None:
+    """Remove what killed trainings left; the caller holds the folder's lock."""
+    sweep(folder, alone=True)
+    _remove_discarded(folder)
+
+
+def _remove_discarded(folder: Path) -> None:
+    """Removals that were cut short, and what was set aside."""
+    for path in folder.glob(".old-*"):
+        remove(path)
+
+
+def set_aside(paths: list[Path]) -> None:
+    """Hide checkpoints that are not gone on with; the next one written sweeps them."""
+    for path in paths:
+        os.rename(path, path.with_name(f".old-{path.name}-{uuid.uuid4().hex}"))
+
+
+def finish(folder: Path) -> None:
+    """Nothing is left to resume from: called when a run's results are in good hands.
+    The best model and the last one stay, for whoever asks for the same training."""
+    path = folder / RESULT
+    best = None
+    if path.is_file():
+        best = json.loads(path.read_text(encoding="utf-8"))["model_folder"]
+    prune(folder, 0, best)
+    if best is not None:
+        os.replace(path, folder / FINISHED)
+
+
+def forget_finished(folder: Path) -> None:
+    """Another training begins here."""
+    for name in (RESULT, FINISHED, REGISTERED):
+        (folder / name).unlink(missing_ok=True)
+
+
+def was_trained_now(folder: Path) -> bool:
+    """Whether the result that was just given is one that nobody had taken before."""
+    return (folder / RESULT).is_file()
+
+
+def note_logged(folder: Path, where: dict[str, Any], model_uri: str) -> None:
+    """That MLflow has the model of the finished training."""
+    write_text(folder / REGISTERED, json.dumps({**where, "model": model_uri}))
+
+
+def logged_as(folder: Path, where: dict[str, Any]) -> str | None:
+    """The URI that `note_logged` noted for the same place."""
+    try:
+        noted = json.loads((folder / REGISTERED).read_text(encoding="utf-8"))
+        model_uri = noted.pop("model", None)
+    except (OSError, ValueError, AttributeError):
+        return None
+    return model_uri if noted == where else None

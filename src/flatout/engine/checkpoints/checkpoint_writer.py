@@ -1,0 +1,85 @@
+"""Writes checkpoints beside the training: one at a time, the newest last."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from flatout.engine.checkpoints.checkpoint_folder import (
+    Alone,
+    Checkpoint,
+    Manifest,
+    one_line,
+    prune,
+    write_checkpoint,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointWriter:
+    """A thread a checkpoint. A disk that is full or gone costs checkpoints and a
+    warning each, not the run; older checkpoints stay."""
+
+    def __init__(self, folder: Path, keep: int, ranks: Alone | None = None) -> None:
+        """`ranks`: all that write a part, where there are several."""
+        self._folder = folder
+        self._ranks = ranks
+        self._keep = keep
+        self._thread: threading.Thread | None = None
+        self.newest: Checkpoint | None = None
+        self.faults: list[str] = []
+
+    @property
+    def busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, write: Callable[[Path], list[str]], manifest: Manifest) -> None:
+        """Begin to `write` files into a folder. The write before must have ended: the
+        two share their memory."""
+        self.wait()
+        # A daemon: a second Ctrl-C does not wait for the disk.
+        self._thread = threading.Thread(
+            target=self._guarded,
+            args=(lambda: self._write(write, manifest), manifest.step),
+            name="flatout-checkpoint",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until nothing is being written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _write(self, write: Callable[[Path], list[str]], manifest: Manifest) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        written = write_checkpoint(self._folder, manifest, write, self._ranks)
+        if written is None:  # the main rank has it
+            return
+        self.newest = written
+        try:
+            prune(self._folder, self._keep, manifest.best)
+        except OSError as error:
+            self._tell(
+                f"the checkpoint of step {manifest.step} was saved, but older ones "
+                f"could not be removed ({error}): they take room until they are"
+            )
+
+    def _guarded(self, write: Callable[[], None], step: int) -> None:
+        try:
+            write()
+        except Exception as error:  # of the disk, or of a state that must not be saved
+            reason = one_line(error)
+            older = self.newest.folder if self.newest else "none"
+            self._tell(
+                f"the checkpoint of step {step} was not saved ({reason}); training "
+                f"goes on, the newest one is {older}"
+            )
+
+    def _tell(self, fault: str) -> None:
+        self.faults.append(fault)
+        logger.warning(fault)

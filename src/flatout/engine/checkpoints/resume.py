@@ -1,0 +1,139 @@
+"""Which checkpoint a run goes on from, and when it must not."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flatout.engine.checkpoints.checkpoint_folder import (
+    Checkpoint,
+    CheckpointError,
+    forget_finished,
+    inside,
+    newest_sound,
+    open_checkpoint,
+    set_aside,
+    step_folders,
+)
+from flatout.engine.files.checked_paths import write_folder
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Resume:
+    """`train.resume` applied to the checkpoints in `folder`."""
+
+    wanted: str
+    """auto, never or a path."""
+    folder: Path
+    identity: dict[str, Any]
+
+    def find(self) -> Checkpoint | None:
+        """The checkpoint to go on from; all that is later is set aside, so that no
+        later resume meets it. Raises CheckpointError."""
+        found = self._choose()
+        if found is None:
+            self._set_aside("", "")
+            forget_finished(self.folder)
+            return None
+        self._check_identity(found)
+        forget_finished(self.folder)
+        self._set_aside(*self._names_kept(found))
+        self._fetch_best(found)
+        return found
+
+    def _choose(self) -> Checkpoint | None:
+        existing = step_folders(self.folder)
+        if self.wanted == "never":
+            if existing:
+                logger.warning("train.resume: never: %s is given up", existing[0])
+            return None
+        if self.wanted != "auto":
+            return open_named(self.wanted)
+        found, faults = newest_sound(self.folder)
+        for fault in faults:
+            logger.warning("checkpoint passed over: %s", fault)
+        if existing and found is None:
+            raise CheckpointError(
+                f"none of the {len(existing)} checkpoints in {self.folder} is sound: "
+                f"{'; '.join(faults)}. Set train.resume: never to start anew"
+            )
+        return found
+
+    def _check_identity(self, found: Checkpoint) -> None:
+        if differences := differing(found.manifest.identity, self.identity):
+            raise CheckpointError(
+                f"{found.folder} was made by another training (then -> now): "
+                f"{'; '.join(differences)}. Set these back to go on with it, or set "
+                "train.resume: never to start anew"
+            )
+
+    def _names_kept(self, found: Checkpoint) -> tuple[str, str]:
+        if found.folder.parent.resolve() != self.folder.resolve():
+            return "", ""
+        return found.folder.name, found.manifest.best or ""
+
+    def _set_aside(self, newest: str, best: str) -> None:
+        late = [p for p in step_folders(self.folder) if p.name > newest]
+        late += [p for p in self.folder.glob("best-*") if p.name > best]
+        set_aside(late)
+
+    def _fetch_best(self, found: Checkpoint) -> None:
+        """The best model so far, where another folder's checkpoint is gone on with."""
+        name = found.manifest.best
+        if name is None or (self.folder / name).is_dir():
+            return
+        source = found.folder.parent / name
+        if source.is_dir():
+            files = [
+                inside(source, "file", source, path.name)
+                for path in source.iterdir()
+                if not path.is_dir() or path.is_symlink()
+            ]
+            write_folder(
+                self.folder / name,
+                lambda hidden: _copy_files(files, hidden),
+            )
+
+
+def _copy_files(files: list[Path], target: Path) -> None:
+    for path in files:
+        shutil.copy2(path, target)
+
+
+def open_named(wanted: str) -> Checkpoint:
+    """The checkpoint `train.resume` names: its folder, or one that holds several.
+    Raises CheckpointError."""
+    folder = Path(wanted)
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"train.resume: there is no folder {folder.absolute()}: give the folder "
+            "of a checkpoint (step-...), auto or never"
+        )
+    newest = step_folders(folder)
+    return open_checkpoint(newest[0] if newest else folder)
+
+
+def resume_line(found: Checkpoint) -> str:
+    manifest = found.manifest
+    minutes = (time.time() - manifest.saved_s) / 60
+    return (
+        f"resuming from step {manifest.step} of {manifest.total_steps} "
+        f"({found.folder}, saved {minutes:.0f} min ago)"
+    )
+
+
+def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """`train.epochs: 3 -> 4`, one text a name whose values differ."""
+    names = sorted({*before, *now})
+    return [
+        f"{name}: {before.get(name, 'absent')!r} -> {now.get(name, 'absent')!r}"
+        for name in names
+        if before.get(name) != now.get(name)
+    ]

@@ -1,0 +1,1 @@
+"""Rows that are more than a text and a label in a column each."""

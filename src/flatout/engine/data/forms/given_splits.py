@@ -1,0 +1,88 @@
+"""Rows whose split is given: by the entry they come from, or by a column."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from flatout.engine.data.column_checks import Check, mask_of, plain
+from flatout.engine.data.raw_texts import RawBatch, RawTexts, RawTextsError
+
+SPLIT_CODES = {
+    **dict.fromkeys(("train", "training"), 0),
+    **dict.fromkeys(("validation", "valid", "val", "dev", "development"), 1),
+    **dict.fromkeys(("eval", "evaluation"), 1),
+    **dict.fromkeys(("test", "testing"), 2),
+}
+"""Usual spellings of a split, and its place among train, validation and test."""
+NAMES = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class SplitTexts:
+    """The raw rows of each split, as rows of one source whose split is given."""
+
+    parts: Mapping[str, RawTexts]
+    """By the names of the splits; `train` is one of them."""
+
+    @property
+    def column_names(self) -> list[str]:
+        """Of the train split."""
+        return self.parts["train"].column_names
+
+    def batches(self, columns: Sequence[str]) -> Iterator[RawBatch]:
+        """Of one split after the other; sources are named `<split>/<file>`."""
+        for name, part in self.parts.items():
+            for batch in part.batches(columns):
+                own = batch.source == entry_of(name)
+                source = name if own else f"{name}/{batch.source}"
+                yield replace(batch, source=source, split=SPLIT_CODES[name])
+
+    def digest(self, columns: Sequence[str]) -> str:
+        """Of all splits with their names."""
+        found = {name: part.digest(columns) for name, part in self.parts.items()}
+        return json.dumps(found, sort_keys=True)
+
+    def line_numbers(self, source: str) -> Iterator[int] | None:
+        """Of the rows of a source, where its reader knows them."""
+        name, _, own = source.partition("/")
+        numbers = getattr(self.parts[name], "line_numbers", lambda source: None)
+        found: Iterator[int] | None = numbers(own)
+        return found
+
+
+def entry_of(split: str) -> str:
+    """The catalog's name of a split of one's own."""
+    return f"raw_{split}_texts"
+
+
+def named_splits(splits: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The same by train, validation and test. Raises RawTextsError."""
+    known = [key for key in splits if key.lower() in SPLIT_CODES]
+    named = {NAMES[SPLIT_CODES[key.lower()]]: splits[key] for key in known}
+    if len(named) == len(splits) and "train" in named:
+        return {key: named[key] for key in NAMES if key in named}
+    raise RawTextsError(
+        f"{name} holds the splits {', '.join(splits)}: train must be one of them, and "
+        "validation and test the others, each once. Name one split in the catalog, "
+        f"join them (split: {'+'.join(splits)}; under load_args where the entry is a "
+        "huggingface one), or give each an entry: raw_train_texts, "
+        "raw_validation_texts, raw_test_texts"
+    )
+
+
+def read_splits(batch: RawBatch, name: str) -> tuple[npt.NDArray[np.int8], list[Check]]:
+    """Codes (N,) of the splits that a column names."""
+    array = plain(batch.columns[name])
+    missing = mask_of(array.is_null())
+    names = array.cast(pa.string()).to_pylist()
+    codes = [SPLIT_CODES.get((value or "").strip().lower(), -1) for value in names]
+    found = np.array(codes, np.int8)
+    reason = f"{name} is none of train, validation (val, dev, eval) and test"
+    return found, [(missing, f"{name} is missing"), (found < 0, reason)]

@@ -1,0 +1,56 @@
+"""Conversations: lists of messages with a role and a content."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from flatout.engine.data.column_checks import Check, plain
+from flatout.engine.data.raw_texts import RawBatch
+
+ASSISTANT = "assistant"
+"""The role whose messages are learnt."""
+
+
+def read_messages(batch: RawBatch, name: str) -> tuple[Any, Any, list[Check]]:
+    """Conversations (N,) as text for people and as JSON, and what is wrong."""
+    values = plain(batch.columns[name]).to_pylist()
+    found = [_conversation(name, value) for value in values]
+    good = [None if isinstance(one, str) else one for one in found]
+    told = [one and "\n".join(map(_line, one)) for one in good]
+    kept = [one and json.dumps(one, ensure_ascii=False) for one in good]
+    reasons = sorted({one for one in found if isinstance(one, str)})
+    masks = [np.array([one == reason for one in found]) for reason in reasons]
+    checks = list(zip(masks, reasons, strict=True))
+    return pa.array(told, pa.string()), pa.array(kept, pa.string()), checks
+
+
+def _line(message: dict[str, str]) -> str:
+    return f"{message['role']}: {message['content']}"
+
+
+def _conversation(name: str, value: Any) -> list[dict[str, str]] | str:
+    """Its messages, or what is wrong."""
+    try:
+        messages = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        messages = ()
+    if messages is None:
+        return f"{name} is missing"
+    if not isinstance(messages, list) or not all(map(_is_message, messages)):
+        return f"{name} is no list of messages with a role and a content"
+    answers = [m["content"] for m in messages if m["role"] == ASSISTANT]
+    if not answers:
+        return f"{name} has no message of the assistant: nothing would be learnt"
+    if not all(answer.strip() for answer in answers):
+        return f"{name} has an empty message of the assistant"
+    return [{"role": m["role"], "content": m["content"]} for m in messages]
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(value.get(key), str) for key in ("role", "content")
+    )

@@ -1,0 +1,174 @@
+"""Files of a store that fsspec knows (s3://, gs://, hf://, https://), copied here.
+
+Rows are read several times and hashed as they lie, so files are fetched once, and
+again only where the store says that one is another. fsspec's `filecache` takes the part
+of a file whose fetching failed for the whole, and sees no change over https.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import urlsplit
+
+import xxhash
+
+from flatout.engine.data.raw_texts import RawTextsError
+from flatout.engine.files.checked_paths import hidden_path, sweep
+
+logger = logging.getLogger(__name__)
+
+STAMPS = ".stamps.json"
+"""In the folder of the copies: what the store said of each file."""
+CHECK = "check the address, the network and the entry's credentials"
+TELLS_NO_CHANGE = frozenset({"name", "size", "type", "url", "mimetype", "partial"})
+"""Facts of a file that may stay the same while its bytes change."""
+
+
+def shown(url: str) -> str:
+    """Without user, password and query: signed addresses carry their key there."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{host}{parts.path}"
+
+
+@dataclass(frozen=True)
+class RemoteFiles:
+    """A file, or all that `wanted` takes below a folder, of a store."""
+
+    url: str
+    cache: Path
+    wanted: Callable[[Path], Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """For fsspec: credentials, endpoint."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the copies lie."""
+        name = PurePosixPath(urlsplit(self.url).path).name or "files"
+        return self.cache / f"{name}-{xxhash.xxh3_64_hexdigest(self.url.encode())}"
+
+    def fetch(self) -> Path:
+        """Bring the copies up to date; their folder, or the one file's path. Raises
+        RawTextsError."""
+        store, root = self._open()
+        with self._errors():
+            found, is_file = self._find(store, root)
+            self._update(store, found)
+        return self.folder / next(iter(found)) if is_file else self.folder
+
+    def stamps(self) -> dict[str, str | None]:
+        """What the store says of each file now. Raises RawTextsError."""
+        store, root = self._open()
+        with self._errors():
+            return _stamps(store, self._find(store, root)[0])
+
+    def _find(self, store: Any, root: str) -> tuple[dict[str, str], bool]:
+        """The files, and whether the address is that of one."""
+        store.invalidate_cache()
+        is_file = not self.url.endswith("/") and _is_file(store, root)
+        return self._one(root) if is_file else self._inside(store, root), is_file
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except RawTextsError:
+            raise
+        except Exception as error:  # each store has errors of its own
+            raise self._fault(error) from error
+
+    def _open(self) -> tuple[Any, str]:
+        from fsspec.core import url_to_fs
+
+        try:
+            store, root = url_to_fs(self.url, **self.options)
+        except ImportError as error:  # it names the package
+            text = f"{shown(self.url)} cannot be read here: {error}"
+            raise RawTextsError(text) from error
+        except Exception as error:
+            raise self._fault(error) from error
+        return store, root
+
+    def _one(self, root: str) -> dict[str, str]:
+        return {PurePosixPath(urlsplit(self.url).path).name: root}
+
+    def _inside(self, store: Any, root: str) -> dict[str, str]:
+        """Names below the folder, and the store's for them."""
+        start = len(root.rstrip("/")) + 1
+        names = {path[start:]: path for path in sorted(store.find(root))}
+        found = {
+            n: p for n, p in names.items() if _is_plain(n) and self.wanted(Path(n))
+        }
+        if not found:
+            there = ", ".join([*names][:10]) or f"nothing: {CHECK}"
+            raise RawTextsError(f"{shown(self.url)} holds no texts; it holds {there}")
+        return found
+
+    def _update(self, store: Any, found: Mapping[str, str]) -> None:
+        sweep(self.folder)
+        known, stamps = self.fetched_stamps(), _stamps(store, found)
+        for name, path in found.items():
+            same = stamps[name] is not None and stamps[name] == known.get(name)
+            if not (same and (self.folder / name).is_file()):
+                self._copy(store, path, self.folder / name)
+        for name in known.keys() - found.keys():
+            (self.folder / name).unlink(missing_ok=True)
+        (self.folder / STAMPS).write_text(json.dumps(stamps), encoding="utf-8")
+
+    def fetched_stamps(self) -> dict[str, str | None]:
+        """What the store said of the files whose copies are here."""
+        try:
+            text = (self.folder / STAMPS).read_text(encoding="utf-8")
+            return dict(json.loads(text))
+        except (OSError, ValueError):
+            return {}
+
+    def _copy(self, store: Any, path: str, target: Path) -> None:
+        """Whole or not at all."""
+        logger.info("fetching %s", shown(store.unstrip_protocol(path)))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = hidden_path(target)
+        try:
+            store.get_file(path, str(part))
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _fault(self, error: Exception) -> RawTextsError:
+        reason = (str(error).strip().splitlines() or [""])[0]
+        reason = reason.replace(self.url, shown(self.url))
+        return RawTextsError(
+            f"{shown(self.url)} cannot be fetched ({type(error).__name__}: {reason}): "
+            f"{CHECK}"
+        )
+
+
+def _is_file(store: Any, path: str) -> bool:
+    """(HTTP's own `isfile` asks for the whole file.)"""
+    try:
+        return bool(store.info(path)["type"] == "file")
+    except FileNotFoundError:
+        return False
+
+
+def _stamps(store: Any, found: Mapping[str, str]) -> dict[str, str | None]:
+    return {name: _stamp(store.info(path)) for name, path in found.items()}
+
+
+def _stamp(info: Mapping[str, Any]) -> str | None:
+    """Hash of what the store says of a file; None where that tells no change."""
+    if not set(info) - TELLS_NO_CHANGE:
+        return None
+    text = json.dumps(info, sort_keys=True, default=str)
+    return str(xxhash.xxh3_128_hexdigest(text.encode()))
+
+
+def _is_plain(name: str) -> bool:
+    """Below the folder, and no hidden file or one beside the data (_SUCCESS)."""
+    return not any(p.startswith((".", "_")) or not p for p in name.split("/"))

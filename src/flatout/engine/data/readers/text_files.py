@@ -1,0 +1,127 @@
+"""Rows of CSV, JSON lines, Parquet and Arrow files, streamed: larger than memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import xxhash
+
+from flatout.engine.data.raw_texts import RawBatch, RawTextsError
+from flatout.engine.data.readers.columnar_reader import ArrowReader, ParquetReader
+from flatout.engine.data.readers.csv_reader import CsvReader
+from flatout.engine.data.readers.file_reader import FileReader, Format, readable
+from flatout.engine.data.readers.json_reader import JsonReader
+
+READERS: dict[str, type[FileReader]] = {
+    ".csv": CsvReader,
+    ".tsv": CsvReader,
+    ".jsonl": JsonReader,
+    ".ndjson": JsonReader,
+    ".json": JsonReader,
+    ".parquet": ParquetReader,
+    ".arrow": ArrowReader,
+    ".feather": ArrowReader,
+}
+PACKED = (".gz", ".bz2", ".zst")
+"""Suffixes of packed CSV and JSON files."""
+HASH_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class TextFiles:
+    """A file, or a folder of shards of one kind."""
+
+    path: Path
+    form: Format = field(default_factory=Format)
+
+    @cached_property
+    def files(self) -> list[Path]:
+        """The shards in the order of their names. Raises RawTextsError."""
+        with readable(self.path):
+            if not self.path.is_dir():
+                self.path.stat()
+                return [self.path]
+            list(self.path.iterdir())  # rglob passes over folders it may not read
+            inside = sorted(p for p in self.path.rglob("*") if p.is_file())
+        shards = [p for p in inside if reader_of(p) and not _is_hidden(p, self.path)]
+        kinds = {reader_of(p) for p in shards}
+        if len(kinds) != 1:
+            found = ", ".join(path.name for path in inside[:10]) or "nothing"
+            raise RawTextsError(
+                f"{self.path} must hold shards of one kind ({', '.join(READERS)}); it "
+                f"holds {found}"
+            )
+        return shards
+
+    @property
+    def column_names(self) -> list[str]:
+        """Columns of the first shard."""
+        return self._columns[self.files[0]]
+
+    @cached_property
+    def _columns(self) -> dict[Path, list[str]]:
+        """Columns of each shard, all looked at before the first row is read."""
+        return {shard: self._columns_of(shard) for shard in self.files}
+
+    def _check_shards(self, wanted: Sequence[str]) -> None:
+        """Raises RawTextsError where a shard lacks a column that is used."""
+        for shard, present in self._columns.items():
+            missing = [name for name in wanted if name not in present]
+            if missing and reader_of(shard) is not JsonReader:
+                raise RawTextsError(
+                    f"{shard} lacks {', '.join(missing)}, which "
+                    f"{self.files[0].name} has"
+                )
+
+    def digest(self, columns: Sequence[str]) -> str:
+        """Hash of the files' bytes and of how they are read. Raises RawTextsError
+        where they cannot be."""
+        self._check_shards(columns)
+        state = xxhash.xxh3_128(json.dumps([list(columns), vars(self.form)]).encode())
+        for shard in self.files:
+            with readable(shard), shard.open("rb") as stream:
+                state.update(f"\0{shard.name}\0{shard.stat().st_size}\0".encode())
+                while block := stream.read(HASH_BYTES):
+                    state.update(block)
+        return str(state.hexdigest())
+
+    def batches(self, columns: Sequence[str]) -> Iterator[RawBatch]:
+        for shard in self.files:
+            with readable(shard):
+                yield from self._open(shard).batches(list(columns))
+
+    def line_numbers(self, source: str) -> Iterator[int] | None:
+        """Of the rows of the shard that batches call `source`."""
+        shard = self.path / source if self.path.is_dir() else self.path
+        return self._open(shard).line_numbers()
+
+    def _columns_of(self, shard: Path) -> list[str]:
+        with readable(shard):
+            if shard.stat().st_size == 0:
+                raise RawTextsError(f"{shard} is empty (0 bytes)")
+            return self._open(shard).column_names()
+
+    def _open(self, shard: Path) -> FileReader:
+        reader, root = reader_of(shard), self.path
+        if reader is None:
+            raise RawTextsError(
+                f"{shard}: what kind of file is this? Known are {', '.join(READERS)} "
+                f"(csv and json also packed: {', '.join(PACKED)})"
+            )
+        inside = root.is_dir()
+        source = shard.relative_to(root).as_posix() if inside else shard.name
+        return reader(shard, source, self.form)
+
+
+def reader_of(path: Path) -> type[FileReader] | None:
+    """By the suffix; None where it is of no known kind."""
+    suffixes = [suffix.lower() for suffix in path.suffixes if suffix not in PACKED]
+    return READERS.get(suffixes[-1]) if suffixes else None
+
+
+def _is_hidden(path: Path, root: Path) -> bool:
+    return any(part.startswith((".", "_")) for part in path.relative_to(root).parts)

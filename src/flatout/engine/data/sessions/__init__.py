@@ -1,0 +1,1 @@
+"""Sessions of log keys: read from logs, or made up."""

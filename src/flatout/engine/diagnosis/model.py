@@ -1,0 +1,90 @@
+"""The checkpoint that `model.name_or_path` names, before it is fetched or loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from flatout.engine.diagnosis.finding import Finding
+from flatout.engine.families import families
+from flatout.engine.models.model_keys import (
+    INHERITED,
+    is_of_transformers,
+    model_key_faults,
+)
+from flatout.engine.parameters import ModelSettings, Settings
+from flatout.engine.tasks import task_class
+
+PARAMETER = "model.name_or_path"
+
+
+class NotCached(ValueError):
+    """A checkpoint whose config is not on this machine yet."""
+
+
+def read_config(settings: Settings) -> Any:
+    """Sizes of the model, without the network. Raises NotCached."""
+    model = settings.model
+    name, changes = model.name_or_path, dict(model.applied_config)
+    kind = changes.pop("model_type", None)
+    if name is None:
+        changes.setdefault("vocab_size", settings.tokenize.vocab_size)
+        if set(changes) >= INHERITED and is_of_transformers(str(kind)):
+            # It spares a second of imports.
+            return SimpleNamespace(model_type=kind, **changes)
+    import transformers
+
+    families()  # their types become transformers' own
+
+    if name is None:
+        return transformers.AutoConfig.for_model(kind, **changes)
+    if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
+        raise NotCached(name)
+    try:
+        return transformers.AutoConfig.from_pretrained(
+            name,
+            revision=model.revision,
+            trust_remote_code=model.trust_remote_code,
+            local_files_only=True,
+            **changes,
+        )
+    except OSError as error:
+        raise NotCached(str(error)) from error
+
+
+def checkpoint(settings: ModelSettings, config: Any | None) -> Finding:
+    """`config`: its config; None where that is not on this machine."""
+    name, faults = settings.name_or_path, model_key_faults(settings)
+    if faults:
+        return Finding("model", "fail", "; ".join(faults), "mend them in conf/")
+    if name is None:
+        kind = settings.config.get("model_type")
+        return Finding("model", "ok", f"{kind}, trained from scratch")
+    if config is None:
+        return _absent(name)
+    text = f"{name}: {config.model_type}"
+    folder = Path(name)
+    if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        fix = "save it with save_pretrained (safetensors is its default)"
+        return Finding("model", "fail", f"{text}, no *.safetensors there", fix)
+    saved = ", ".join(config.architectures or []) or "no head"
+    text += f", saved as {saved}"
+    if any(_fits(settings.task, name) for name in config.architectures or []):
+        return Finding("model", "ok", text)
+    text += f"; its head is not one for {settings.task} and starts anew"
+    return Finding("model", "ok", text)
+
+
+def _fits(task: str, architecture: str) -> bool:
+    return architecture.endswith(task_class(task).architectures)
+
+
+def _absent(name: str) -> Finding:
+    if Path(name).is_dir():
+        text = f"{name} holds no config.json"
+        fix = f"set {PARAMETER} to a folder that save_pretrained wrote"
+        return Finding("model", "fail", text, fix)
+    text = f"{name} is not on this machine: the run fetches it from the Hub"
+    fix = f"without network, fetch it elsewhere and set {PARAMETER} to its folder"
+    return Finding("model", "warn", text, fix)

@@ -1,0 +1,86 @@
+"""Families of models: one file each. What differs between model types stands there.
+
+A model type without a family runs as transformers runs it: the whole model, on padded
+rows. A family of the user's own is a class that derives from `Family`, in a module that
+`model.family` names; importing it makes it known.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any
+
+from flatout.engine.families._positions import usable_positions
+from flatout.engine.parameters import ModelSettings, SettingsError
+
+if TYPE_CHECKING:
+    from flatout.engine.families._family import Family, FusePlan
+
+__all__ = [
+    "Family",
+    "FusePlan",
+    "families",
+    "family_of",
+    "family_of_type",
+    "import_own",
+    "model_class",
+    "packable",
+    "usable_positions",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """`Family` and `FusePlan`, which import torch, when they are asked for."""
+    if name not in ("Family", "FusePlan"):
+        raise AttributeError(name)
+    return getattr(import_module(f"{__name__}._family"), name)
+
+
+def families() -> list[Family]:
+    """All that are known: those of flatout, and those whose module was imported."""
+    for module in iter_modules(__path__):
+        if not module.name.startswith("_"):
+            import_module(f"{__name__}.{module.name}")
+    from flatout.engine.families._family import Family
+
+    return [family() for family in Family.known]
+
+
+def family_of(config: Any) -> Family:
+    """The family of a model's config; the plain one of a type that has none."""
+    return family_of_type(getattr(config, "model_type", None))
+
+
+def family_of_type(kind: str | None) -> Family:
+    """As `family_of`, of a model type."""
+    from flatout.engine.families._family import Family
+
+    found = (family for family in families() if kind in family.model_types)
+    return next(found, Family())
+
+
+def import_own(settings: ModelSettings) -> None:
+    """Import the module that `model.family` names. Raises SettingsError."""
+    if settings.family is None:
+        return
+    try:
+        import_module(settings.family)
+    except ImportError as error:
+        raise SettingsError(
+            f"model.family: {settings.family!r} cannot be imported ({error}): name a "
+            "module on the Python path, as my_package.my_family"
+        ) from error
+
+
+def packable() -> list[str]:
+    """Model types that run without padding."""
+    return sorted(
+        t for family in families() if family.packs for t in family.model_types
+    )
+
+
+def model_class(architecture: str) -> Any | None:
+    """A class of models that transformers does not have, by its name."""
+    classes = (kind for family in families() for kind in family.model_classes)
+    return next((kind for kind in classes if kind.__name__ == architecture), None)

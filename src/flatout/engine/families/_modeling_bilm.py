@@ -1,0 +1,205 @@
+"""A bidirectional language model of LSTMs (ELMo; Peters et al. 2018).
+
+One stack of LSTMs reads a row from its first token, another from its last; they share
+the embedding and the softmax. transformers saves this file beside the weights, so it
+needs PyTorch and transformers alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import ModelOutput
+
+FILE = __name__.rpartition(".")[2]
+
+
+class BilmConfig(PreTrainedConfig):
+    """Sizes; both stacks have the same."""
+
+    model_type = "bilm"
+
+    vocab_size: int = 30_522
+    pad_token_id: int | None = 0
+    embedding_size: int = 128
+    hidden_size: int = 256
+    """Cells of an LSTM."""
+    projection_size: int | None = None
+    """Of an LSTM's output, which is also what it remembers; None: that of its cells."""
+    num_hidden_layers: int = 2
+    """LSTMs of a stack."""
+    residual: bool = False
+    """Whether each LSTM but the first adds its input to its output."""
+    dropout: float = 0.1
+    """Of what each LSTM, and the softmax, is given."""
+    initializer_range: float = 0.1
+    tie_word_embeddings: bool = False
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        self.auto_map = {
+            "AutoConfig": f"{FILE}.BilmConfig",
+            "AutoModel": f"{FILE}.BilmModel",
+            "AutoModelForPreTraining": f"{FILE}.BilmForPreTraining",
+        }
+
+    @property
+    def num_directions(self) -> int:
+        """Of states, at each token."""
+        return 2
+
+    @property
+    def output_size(self) -> int:
+        """Of a state, one direction."""
+        return self.projection_size or self.hidden_size
+
+
+@dataclass
+class BilmStates(ModelOutput):
+    """What both stacks give: [:, :, 0] by the tokens up to a place, [:, :, 1] by those
+    from there on."""
+
+    last_hidden_state: Tensor | None = None
+    """(B, T, 2, output_size)."""
+    hidden_states: tuple[Tensor, ...] | None = None
+    """The same of each layer, the first one first."""
+
+
+@dataclass
+class BilmOutput(ModelOutput):
+    """Scores of the next token [:, :, 0] and of the one before [:, :, 1]."""
+
+    logits: Tensor | None = None
+    """(B, T, 2, vocab_size)."""
+    hidden_states: tuple[Tensor, ...] | None = None
+
+
+class BilmPreTrained(PreTrainedModel):
+    """Weights as transformers draws them: LSTMs by Xavier's rule, biases zero."""
+
+    config_class = BilmConfig
+    base_model_prefix = "bilm"
+
+
+class BilmModel(BilmPreTrained):
+    """The states of both directions. State is that of a row: zero where it begins."""
+
+    def __init__(self, config: BilmConfig) -> None:
+        super().__init__(config)
+        if config.num_hidden_layers < 1:
+            raise ValueError(f"num_hidden_layers is {config.num_hidden_layers}")
+        self.embeddings = nn.Embedding(config.vocab_size, config.embedding_size)
+        self.forward_layers = _stack(config)
+        self.backward_layers = _stack(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """Shared by both directions."""
+        return self.embeddings
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """In their place."""
+        self.embeddings = value
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        **_: Any,
+    ) -> BilmStates:
+        """Of `input_ids` (B, T), right-padded as `attention_mask` (B, T) says."""
+        mirror = mirrored_places(input_ids, attention_mask)
+        onward = self._run(self.forward_layers, input_ids)
+        back = self._run(self.backward_layers, input_ids.gather(1, mirror))
+        layers = tuple(
+            torch.stack([one, _along(other, mirror)], 2)
+            for one, other in zip(onward, back, strict=True)
+        )
+        return BilmStates(
+            self.dropout(layers[-1]), layers if output_hidden_states else None
+        )
+
+    def _run(self, stack: nn.ModuleList, ids: Tensor) -> list[Tensor]:
+        states: Tensor = self.embeddings(ids)
+        found: list[Tensor] = []
+        for lstm in stack:
+            read = lstm(self.dropout(states))[0]
+            states = read + states if self.config.residual and found else read
+            found.append(states)
+        return found
+
+
+class BilmForPreTraining(BilmPreTrained):
+    """Both directions' softmax over the vocabulary, by one matrix without a bias."""
+
+    _tied_weights_keys: ClassVar = {"lm_head.weight": "bilm.embeddings.weight"}
+
+    def __init__(self, config: BilmConfig) -> None:
+        super().__init__(config)
+        if config.tie_word_embeddings and config.embedding_size != config.output_size:
+            raise ValueError(
+                f"tie_word_embeddings needs an embedding_size of {config.output_size}, "
+                f"as the LSTMs' output, not {config.embedding_size}"
+            )
+        self.bilm = BilmModel(config)
+        self.lm_head = nn.Linear(config.output_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Linear:
+        """Shared by both directions."""
+        return self.lm_head
+
+    def set_output_embeddings(self, value: nn.Linear) -> None:
+        """In their place."""
+        self.lm_head = value
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        **_: Any,
+    ) -> BilmOutput:
+        """As `BilmModel`, with scores."""
+        states = self.bilm(input_ids, attention_mask, output_hidden_states)
+        logits = self.lm_head(states.last_hidden_state)
+        return BilmOutput(logits, states.hidden_states)
+
+
+def mirrored_places(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """(B, T): the place in each row that reading from its end meets at each step; of
+    padding its own, so that it stays behind the row."""
+    places = torch.arange(input_ids.shape[1], device=input_ids.device)
+    if attention_mask is None:
+        return places.flip(0).expand_as(input_ids)
+    lengths = attention_mask.long().sum(1, keepdim=True)
+    return torch.where(places < lengths, lengths - 1 - places, places)
+
+
+def _along(states: Tensor, places: Tensor) -> Tensor:
+    """states (B, T, H) at places (B, T) of their row."""
+    return states.gather(1, places.unsqueeze(-1).expand_as(states))
+
+
+def _stack(config: BilmConfig) -> nn.ModuleList:
+    sizes = [config.embedding_size]
+    sizes += [config.output_size] * (config.num_hidden_layers - 1)
+    return nn.ModuleList(
+        nn.LSTM(
+            size,
+            config.hidden_size,
+            batch_first=True,
+            proj_size=config.projection_size or 0,
+        )
+        for size in sizes
+    )
+
+
+# Configs name this file, and transformers saves it beside them.
+BilmConfig.register_for_auto_class()

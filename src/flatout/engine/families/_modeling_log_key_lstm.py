@@ -1,0 +1,116 @@
+"""The next log key by an LSTM (DeepLog, Du et al. 2017), for transformers alone.
+
+`save_pretrained` copies this file beside the weights, so that they load where flatout
+is not installed, with trust_remote_code. It imports torch and transformers only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
+
+
+@strict
+class LogKeyLstmConfig(PreTrainedConfig):  # type: ignore[misc]
+    """Sizes; those of the paper by default."""
+
+    model_type = "log_key_lstm"
+
+    vocab_size: int = 64
+    hidden_size: int = 64
+    num_hidden_layers: int = 2
+    dropout: float = 0.0
+    window_keys: int | None = None
+    """Keys that a prediction looks back on; None: all from the session's begin."""
+    pad_token_id: int | None = 0
+
+
+class LogKeyLstmPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
+    """Weights begin as PyTorch draws them."""
+
+    config: LogKeyLstmConfig
+    config_class = LogKeyLstmConfig
+    base_model_prefix = "model"
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, (nn.Embedding, nn.LSTM, nn.Linear)):
+            module.reset_parameters()
+
+
+class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
+    """Keys (B, T) -> states (B, T, hidden): at each key, of it and those before it."""
+
+    def __init__(self, config: LogKeyLstmConfig) -> None:
+        super().__init__(config)
+        width, layers = config.hidden_size, config.num_hidden_layers
+        self.embeddings = nn.Embedding(config.vocab_size, width)
+        between = config.dropout if layers > 1 else 0.0
+        self.lstm = nn.LSTM(width, width, layers, batch_first=True, dropout=between)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embeddings
+
+    def set_input_embeddings(self, value: Any) -> None:
+        self.embeddings = value
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any
+    ) -> BaseModelOutput:
+        """Padding stands on the right, where no earlier state sees it: the mask of it
+        is not needed."""
+        keys, window = self.embeddings(input_ids), self.config.window_keys
+        if window is None or window >= keys.shape[1]:
+            states = self.lstm(keys)[0]
+        else:
+            states = self._states_of_windows(keys, window)
+        return BaseModelOutput(last_hidden_state=states)
+
+    def _states_of_windows(self, keys: Tensor, window: int) -> Tensor:
+        """As if each window (of `window` keys) were a row of its own. The first keys
+        have fewer before them: theirs are the states inside of the first window."""
+        batch, _, width = keys.shape
+        windows = keys.unfold(1, window, 1).transpose(2, 3)  # (B, T - window + 1, ...)
+        found = self.lstm(windows.reshape(-1, window, width))[0]
+        found = found.view(batch, -1, window, width)
+        return torch.cat([found[:, 0, :-1], found[:, :, -1]], dim=1)
+
+
+class LogKeyLstmForCausalLM(LogKeyLstmPreTrainedModel):
+    """Keys (B, T) -> logits (B, T, vocabulary) of the key behind each."""
+
+    def __init__(self, config: LogKeyLstmConfig) -> None:
+        super().__init__(config)
+        self.model = LogKeyLstmModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def set_output_embeddings(self, value: Any) -> None:
+        self.lm_head = value
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        **_: Any,
+    ) -> CausalLMOutput:
+        """`labels` (B, T): the row itself, -100 where there is padding."""
+        states = self.model(input_ids).last_hidden_state
+        logits, loss = self.lm_head(states), None
+        if labels is not None:
+            found = logits[:, :-1].flatten(0, 1).float()
+            loss = nn.functional.cross_entropy(found, labels[:, 1:].flatten())
+        return CausalLMOutput(loss=loss, logits=logits)
+
+
+LogKeyLstmConfig.register_for_auto_class()
+LogKeyLstmForCausalLM.register_for_auto_class("AutoModelForCausalLM")

@@ -1,0 +1,81 @@
+"""BERT and RoBERTa: encoders whose layer is attention.self, then attention.output."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from flatout.engine.families._family import Family, FusePlan, tag_tokens
+from flatout.engine.ops.blocks import fuse_blocks
+from flatout.engine.ops.narrowing import narrow_last_layer, set_targets
+from flatout.engine.ops.projections import join_products
+from flatout.engine.tasks import HeadKind
+
+
+class _Encoder(Family):
+    products = (("query", "key", "value"),)
+    packs = True
+
+    def narrow(self, model: Any) -> bool:
+        """Behind the last attention, targets alone."""
+        narrow_last_layer(model)
+        return True
+
+    def set_targets(self, model: Any, index: Tensor) -> None:
+        """(K,)."""
+        set_targets(model, index)
+
+    def fuse(self, model: Any, plan: FusePlan) -> None:
+        """Query, key and value as one product; feed-forward and output blocks."""
+        join_products(model, self.products, keep_products=plan.row_tiles)
+        if plan.residual_bf16 and plan.has_triton:
+            fuse_blocks(model, plan.noise, narrowed=plan.narrowed)
+
+
+def _pooled_classifier(model: Any, hidden: Tensor) -> Tensor:
+    # The pooler takes the first token of each row: give it rows of one token.
+    pooled = model.base_model.pooler(hidden.unsqueeze(1))
+    logits: Tensor = model.classifier(model.dropout(pooled))
+    return logits
+
+
+def _bert_pieces(model: Any, hidden: Tensor) -> Tensor:
+    logits: Tensor = model.cls(hidden)
+    return logits
+
+
+class Bert(_Encoder):
+    """bert."""
+
+    model_types = frozenset({"bert"})
+    heads: ClassVar = {
+        HeadKind.ROW: _pooled_classifier,
+        HeadKind.TOKEN: tag_tokens,
+        HeadKind.VOCABULARY: _bert_pieces,
+    }
+
+
+def _classifier(model: Any, hidden: Tensor) -> Tensor:
+    logits: Tensor = model.classifier(hidden.unsqueeze(1))
+    return logits
+
+
+def _roberta_pieces(model: Any, hidden: Tensor) -> Tensor:
+    logits: Tensor = model.lm_head(hidden)
+    return logits
+
+
+class Roberta(_Encoder):
+    """roberta: positions begin behind padding's."""
+
+    model_types = frozenset({"roberta"})
+    heads: ClassVar = {
+        HeadKind.ROW: _classifier,
+        HeadKind.TOKEN: tag_tokens,
+        HeadKind.VOCABULARY: _roberta_pieces,
+    }
+
+    def position_offset(self, config: Any) -> int:
+        """padding_idx + 1."""
+        return int(config.pad_token_id) + 1

@@ -1,0 +1,46 @@
+"""Bidirectional language models of LSTMs: two stacks, one embedding and one softmax."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+from transformers import AutoConfig, AutoModel, AutoModelForPreTraining
+
+from flatout.engine.families._family import Family
+from flatout.engine.families._modeling_bilm import (
+    BilmConfig,
+    BilmForPreTraining,
+    BilmModel,
+)
+from flatout.engine.tasks import HeadKind
+
+AutoConfig.register("bilm", BilmConfig, exist_ok=True)
+AutoModel.register(BilmConfig, BilmModel, exist_ok=True)
+AutoModelForPreTraining.register(BilmConfig, BilmForPreTraining, exist_ok=True)
+
+
+def _pieces(model: Any, hidden: Tensor) -> Tensor:
+    logits: Tensor = model.lm_head(hidden)
+    return logits
+
+
+class Bilm(Family):
+    """bilm: states (K, 2, output_size), of which each direction is one."""
+
+    model_types = frozenset({"bilm"})
+    model_classes = (BilmModel, BilmForPreTraining)
+    heads: ClassVar = {HeadKind.DIRECTIONS: _pieces}
+    matrix_heads = frozenset({HeadKind.DIRECTIONS})
+    compiles = False
+
+    def count_weights(self, config: Any) -> int:
+        """Embedding, softmax, and of each LSTM four gates and the projection."""
+        cells, width = config.hidden_size, config.output_size
+        projection = cells * width if config.projection_size else 0
+        inputs = config.embedding_size + (config.num_hidden_layers - 1) * width
+        gates = 4 * cells * (inputs + config.num_hidden_layers * width)
+        layers = 2 * (gates + config.num_hidden_layers * projection)
+        tables = config.embedding_size
+        tables += 0 if config.tie_word_embeddings else width
+        return int(layers + tables * config.vocab_size)

@@ -1,0 +1,60 @@
+"""Decoders: GPT-2, and Llama with its kin."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from flatout.engine.families._family import Family, FusePlan, tag_tokens
+from flatout.engine.ops.decoder_blocks import fuse_decoder
+from flatout.engine.ops.projections import join_products
+from flatout.engine.tasks import HeadKind
+
+
+def _score(model: Any, hidden: Tensor) -> Tensor:
+    logits: Tensor = model.score(hidden)
+    return logits
+
+
+def _score_tokens(model: Any, hidden: Tensor) -> Tensor:
+    logits: Tensor = model.score(model.dropout(hidden))
+    return logits
+
+
+def _pieces(model: Any, hidden: Tensor) -> Tensor:
+    logits: Tensor = model.lm_head(hidden)
+    return logits
+
+
+class _Decoder(Family):
+    heads: ClassVar = {
+        HeadKind.ROW: _score,
+        HeadKind.TOKEN: _score_tokens,
+        HeadKind.VOCABULARY: _pieces,
+    }
+    matrix_heads = frozenset({HeadKind.VOCABULARY})
+    packs = True
+    causal = True
+
+
+class Gpt2(_Decoder):
+    """gpt2: positions are learnt, the feed-forward part has two matrices."""
+
+    model_types = frozenset({"gpt2"})
+    heads: ClassVar = _Decoder.heads | {HeadKind.TOKEN: tag_tokens}
+
+
+class Llama(_Decoder):
+    """Rotated positions, gated feed-forward, query heads that share keys."""
+
+    model_types = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+    products = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+    gated = True
+
+    def fuse(self, model: Any, plan: FusePlan) -> None:
+        """Joined products; norm, rotation and gate as kernels. Query and key are turned
+        on their way to attention, which keeps no product of them."""
+        join_products(model, self.products)
+        if plan.row_tiles:
+            fuse_decoder(model)

@@ -1,0 +1,40 @@
+"""DistilBERT."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from flatout.engine.families._family import Family, FusePlan, tag_tokens
+from flatout.engine.ops.projections import join_products
+from flatout.engine.tasks import HeadKind
+
+
+def _classifier(model: Any, hidden: Tensor) -> Tensor:
+    pooled = model.pre_classifier(hidden).relu()
+    logits: Tensor = model.classifier(model.dropout(pooled))
+    return logits
+
+
+def _pieces(model: Any, hidden: Tensor) -> Tensor:
+    hidden = model.activation(model.vocab_transform(hidden))
+    logits: Tensor = model.vocab_projector(model.vocab_layer_norm(hidden))
+    return logits
+
+
+class DistilBert(Family):
+    """distilbert."""
+
+    model_types = frozenset({"distilbert"})
+    heads: ClassVar = {
+        HeadKind.ROW: _classifier,
+        HeadKind.TOKEN: tag_tokens,
+        HeadKind.VOCABULARY: _pieces,
+    }
+    products = (("q_lin", "k_lin", "v_lin"),)
+    packs = True
+
+    def fuse(self, model: Any, plan: FusePlan) -> None:
+        """Query, key and value as one product."""
+        join_products(model, self.products, keep_products=plan.row_tiles)

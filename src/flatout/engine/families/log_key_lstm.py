@@ -1,0 +1,42 @@
+"""LSTMs over sessions of log keys. Importing this makes the type known to transformers,
+as AutoConfig and AutoModelForCausalLM ask for it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from flatout.engine.families._family import Family
+from flatout.engine.families._modeling_log_key_lstm import (
+    LogKeyLstmConfig,
+    LogKeyLstmForCausalLM,
+)
+from flatout.engine.tasks import HeadKind
+
+
+def _keys(model: Any, hidden: Tensor) -> Tensor:
+    logits: Tensor = model.lm_head(hidden)
+    return logits
+
+
+class LogKeyLstm(Family):
+    """log_key_lstm."""
+
+    model_types = frozenset({LogKeyLstmConfig.model_type})
+    model_classes = (LogKeyLstmForCausalLM,)
+    heads: ClassVar = {HeadKind.VOCABULARY: _keys}
+    matrix_heads = frozenset({HeadKind.VOCABULARY})
+    causal = True
+    compiles = False
+
+    def count_weights(self, config: Any) -> int:
+        """Embedding, head, and four gates a layer on its input and its state."""
+        width = config.hidden_size
+        layers = config.num_hidden_layers * 8 * width
+        return int(width * (2 * config.vocab_size + layers))
+
+
+AutoConfig.register(LogKeyLstmConfig.model_type, LogKeyLstmConfig, exist_ok=True)
+AutoModelForCausalLM.register(LogKeyLstmConfig, LogKeyLstmForCausalLM, exist_ok=True)

@@ -1,0 +1,137 @@
+"""Residual multilayer perceptron over numbers of a fixed shape, of any depth and width.
+
+A sample is flattened and standardised with the train split's statistics, which the
+model's config keeps; then `depth` blocks of LayerNorm, two products and GELU around a
+residual stream of width `hidden_size` (Gorishniy et al. 2021, ResNet for tables).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.modeling_outputs import SequenceClassifierOutput
+
+from flatout.engine.families._family import Family
+
+PRESETS = {"small": (3, 16), "middle": (6, 64), "large": (12, 128)}
+"""Blocks and width."""
+
+
+class ResidualMlpConfig(PretrainedConfig):  # type: ignore[misc]
+    """`preset` sets blocks and width; `num_hidden_layers` and `hidden_size`, where they
+    are given, win."""
+
+    model_type = "residual_mlp"
+
+    preset: str = "small"
+    num_hidden_layers: int | None = None
+    hidden_size: int | None = None
+    dropout: float = 0.0
+    input_shape: Any = (1,)
+    """Of a sample."""
+    input_mean: Any = None
+    """A number a value of a sample, as of `input_deviation`."""
+    input_deviation: Any = None
+
+    def __post_init__(self, **more: Any) -> None:
+        if self.preset not in PRESETS:
+            known = ", ".join(PRESETS)
+            raise ValueError(f"preset {self.preset!r} is none of {known}")
+        depth, width = PRESETS[self.preset]
+        self.num_hidden_layers = self.num_hidden_layers or depth
+        self.hidden_size = self.hidden_size or width
+        super().__post_init__(**more)
+
+
+class ResidualBlock(nn.Module):
+    """x + W2 gelu(W1 norm(x)), of twice the width in between."""
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.wide = nn.Linear(width, 2 * width)
+        self.narrow = nn.Linear(2 * width, width)
+        self.act = nn.GELU()
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """(B, width) -> (B, width)."""
+        inner: Tensor = self.act(self.wide(self.norm(states)))
+        added: Tensor = states + self.dropout(self.narrow(inner))
+        return added
+
+
+class ResidualMlpForSequenceClassification(PreTrainedModel):  # type: ignore[misc]
+    """Logits (B, num_labels) of inputs (B, ...)."""
+
+    config_class = ResidualMlpConfig
+    base_model_prefix = "residual_mlp"
+    _no_split_modules = ("ResidualBlock",)
+
+    def __init__(self, config: ResidualMlpConfig) -> None:
+        super().__init__(config)
+        size, width = _size(config), int(config.hidden_size or 0)
+        mean = config.input_mean or [0.0] * size
+        deviation = config.input_deviation or [1.0] * size
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
+        self.register_buffer("deviation", torch.tensor(deviation, dtype=torch.float32))
+        self.embedding = nn.Linear(size, width)
+        layers = (
+            ResidualBlock(width, config.dropout)
+            for _ in range(config.num_hidden_layers or 0)
+        )
+        self.layers = nn.ModuleList(layers)
+        self.norm = nn.LayerNorm(width)
+        self.classifier = nn.Linear(width, config.num_labels)
+        self.post_init()
+
+    def forward(
+        self, inputs: Tensor, labels: Tensor | None = None, **_: Any
+    ) -> SequenceClassifierOutput:
+        """`labels` are for transformers' own callers, and not read."""
+        flat = inputs.flatten(1).float()
+        states = self.embedding((flat - self.mean) / self.deviation)
+        for layer in self.layers:
+            states = layer(states)
+        return SequenceClassifierOutput(logits=self.classifier(self.norm(states)))
+
+
+def _size(config: ResidualMlpConfig) -> int:
+    return int(torch.Size(config.input_shape).numel())
+
+
+class ResidualMlp(Family):
+    """residual_mlp."""
+
+    model_types = frozenset({"residual_mlp"})
+    model_classes = (ResidualMlpForSequenceClassification,)
+    attends = False
+
+    def shape_keys(self, facts: Any) -> dict[str, Any]:
+        """Of a sample."""
+        return {"input_shape": facts.shape}
+
+    def statistics_keys(self, facts: Any) -> dict[str, Any]:
+        """A number a value of a sample."""
+        return {"input_mean": facts.mean, "input_deviation": facts.deviation}
+
+    def inputs(
+        self, config: Any, batch: Mapping[str, Tensor], max_length: int
+    ) -> dict[str, Any]:
+        """(B, ...) as they are: the model standardises them."""
+        return {"inputs": batch["inputs"]}
+
+
+AutoConfig.register("residual_mlp", ResidualMlpConfig, exist_ok=True)
+AutoModelForSequenceClassification.register(
+    ResidualMlpConfig, ResidualMlpForSequenceClassification, exist_ok=True
+)

@@ -1,0 +1,100 @@
+"""Images: ViT, ConvNeXt and ResNet.
+
+Pixels come to the device as bytes; crops, mirroring and standardising happen there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import affine_grid, grid_sample
+from torch.utils.flop_counter import FlopCounterMode
+
+from flatout.engine.families._family import Family
+
+
+class _Vision(Family):
+    def shape_keys(self, facts: Any) -> dict[str, Any]:
+        """Height, and channels."""
+        return {"image_size": facts.shape[0], "num_channels": facts.shape[2]}
+
+    def statistics_keys(self, facts: Any) -> dict[str, Any]:
+        """Of the channels of bytes."""
+        return {"image_mean": facts.mean, "image_std": facts.deviation}
+
+    def augment(self, config: Any, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """`inputs` (B, H, W, C) cut and mirrored as `crops` (B, 5) say."""
+        if "crops" not in batch:
+            return batch
+        pixels = batch["inputs"].permute(0, 3, 1, 2).float()
+        cut = crop(pixels, batch["crops"])
+        return {**batch, "inputs": cut.permute(0, 2, 3, 1)}
+
+    def inputs(
+        self, config: Any, batch: Mapping[str, Tensor], max_length: int
+    ) -> dict[str, Any]:
+        """Bytes (B, H, W, C) -> standardised (B, C, H, W), channels last in memory."""
+        pixels = batch["inputs"].float()
+        mean, deviation = (
+            torch.tensor(values, device=pixels.device)
+            for values in (config.image_mean, config.image_std)
+        )
+        standard = (pixels - mean) / deviation
+        return {"pixel_values": standard.permute(0, 3, 1, 2)}
+
+    def count_products(self, model: Any) -> int:
+        """As PyTorch counts them: a kernel works at many places."""
+        config, was_training = model.config, model.training
+        shape = (1, config.num_channels, config.image_size, config.image_size)
+        pixels = torch.zeros(shape, device=model.device)
+        model.eval()
+        try:
+            with (
+                torch.no_grad(),
+                torch.compiler.set_stance("force_eager"),
+                sdpa_kernel(SDPBackend.MATH),  # fused ones are not counted everywhere
+                FlopCounterMode(display=False) as counter,
+            ):
+                model(pixel_values=pixels)
+        finally:
+            model.train(was_training)
+        return int(counter.get_total_flops()) // 2
+
+
+def crop(pixels: Tensor, crops: Tensor) -> Tensor:
+    """(B, C, H, W) cut to (left, top, width, height, mirrored) (B, 5), shares of the
+    image, and scaled back to its size (bilinear)."""
+    left, top, width, height, mirrored = crops.unbind(1)
+    zero, sign = torch.zeros_like(left), 1 - 2 * mirrored
+    rows = [
+        torch.stack([sign * width, zero, 2 * left + width - 1], 1),
+        torch.stack([zero, height, 2 * top + height - 1], 1),
+    ]
+    size = list(pixels.shape)
+    grid = affine_grid(torch.stack(rows, 1), size, align_corners=False)
+    return grid_sample(pixels, grid, padding_mode="border", align_corners=False)
+
+
+class VisionTransformer(_Vision):
+    """vit: patches and attention."""
+
+    model_types = frozenset({"vit"})
+
+
+class ConvNext(_Vision):
+    """convnext, convnextv2: convolutions with LayerNorm."""
+
+    model_types = frozenset({"convnext", "convnextv2"})
+    attends = False
+
+
+class ResNet(_Vision):
+    """resnet: convolutions with BatchNorm."""
+
+    model_types = frozenset({"resnet"})
+    attends = False
+    batch_statistics = True

@@ -1,0 +1,153 @@
+"""Folders of Arrow files as `datasets.load_from_disk` reads them.
+
+Rows are streamed: a recipe gives record batches, small ones are merged, and no more
+than one shard's writer is open.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from flatout.engine.files.atomic_folder import write_whole
+from flatout.engine.files.content_key import ContentKey, arrow_digest
+
+MERGE_BYTES = 32 << 20
+"""Small record batches are merged up to this size before they are written."""
+SHARD_BYTES = 1 << 30
+
+
+class ArrowRecipe(ABC):
+    """How to make a table, and the key of what it will hold."""
+
+    key: ContentKey
+
+    @property
+    @abstractmethod
+    def schema(self) -> Any:
+        """Arrow schema of the rows."""
+
+    @abstractmethod
+    def batches(self) -> Iterator[Any]:
+        """The rows as record batches."""
+
+    def prepare(self, folder: Path) -> None:  # noqa: B027
+        """Called first: `folder` has room for what is kept between two passes."""
+
+    def facts(self) -> dict[str, Any]:
+        """What was counted on the way; asked for once the batches are through."""
+        return {}
+
+    def to_dataset(self) -> Any:
+        """The rows as a `datasets.Dataset` in memory."""
+        from datasets import Dataset
+
+        return Dataset(pa.Table.from_batches(self.batches(), self.schema))
+
+
+@dataclass(frozen=True)
+class TableRecipe(ArrowRecipe):
+    """Rows that are there already: keyed by what they hold."""
+
+    table: Any
+
+    @property
+    def key(self) -> ContentKey:  # type: ignore[override]
+        return ContentKey({"rows": arrow_digest([self.table])})
+
+    @property
+    def schema(self) -> Any:
+        return self.table.schema.remove_metadata()
+
+    def batches(self) -> Iterator[Any]:
+        yield from self.table.replace_schema_metadata().to_batches()
+
+
+def without_indices(dataset: Any) -> Any:
+    """A `datasets.Dataset` whose table is its rows: `select` and `shuffle` only leave
+    numbers of rows beside the whole table."""
+    return dataset if dataset._indices is None else dataset.flatten_indices()
+
+
+def write_recipe(folder: Path, recipe: ArrowRecipe) -> int:
+    """Write the rows of `recipe` to `folder`, whole or not at all. Returns rows."""
+    rows = 0
+
+    def fill(target: Path) -> dict[str, Any]:
+        nonlocal rows
+        rows = _write_tables(target, recipe)
+        return {"rows": rows, **recipe.facts()}
+
+    write_whole(folder, recipe.key, fill)
+    return rows
+
+
+def _write_tables(folder: Path, recipe: ArrowRecipe) -> int:
+    """Shards, then the two JSON files of `save_to_disk`. Returns the rows."""
+    from datasets import DatasetInfo, Features
+
+    shards: list[Path] = []
+    rows = 0
+    batches = merge_batches(recipe.batches(), recipe.schema)
+    pending = next(batches, None)
+    while pending is not None or not shards:
+        part = folder / f"part-{len(shards):05d}.arrow"
+        with pa.OSFile(str(part), "wb") as sink:
+            written = 0
+            with pa.ipc.new_stream(sink, recipe.schema) as writer:
+                while pending is not None and written < SHARD_BYTES:
+                    writer.write_batch(pending)
+                    written += pending.nbytes
+                    rows += pending.num_rows
+                    pending = next(batches, None)
+        shards.append(part)
+    for index, part in enumerate(shards):
+        part.rename(folder / f"data-{index:05d}-of-{len(shards):05d}.arrow")
+    features = Features.from_arrow_schema(recipe.schema)
+    DatasetInfo(features=features).write_to_directory(str(folder))
+    _write_state(folder, recipe.key.digest[:16])
+    return rows
+
+
+def _write_state(folder: Path, fingerprint: str) -> None:
+    state: dict[str, Any] = {
+        "_data_files": [{"filename": p.name} for p in sorted(folder.glob("*.arrow"))],
+        "_fingerprint": fingerprint,
+        "_format_columns": None,
+        "_format_kwargs": {},
+        "_format_type": None,
+        "_output_all_columns": False,
+        "_split": None,
+    }
+    (folder / "state.json").write_text(json.dumps(state, indent=2))
+
+
+def merge_batches(
+    batches: Iterable[pa.RecordBatch], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Merge small batches into ones of about MERGE_BYTES: few, for fast reading."""
+    pending: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        pending.append(batch)
+        size += batch.nbytes
+        if size >= MERGE_BYTES:
+            yield _merged(pending, schema)
+            pending, size = [], 0
+    if pending:
+        yield _merged(pending, schema)
+
+
+def _merged(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    table = pa.Table.from_batches(batches, schema).combine_chunks()
+    return table.to_batches()[0]

@@ -1,0 +1,121 @@
+"""Folders that are whole or absent, with the key of what they hold.
+
+What is written goes into a folder beside the target, which takes the target's place
+only when every file is on the disk and the key file, written last, is too.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from flatout.engine.files.checked_paths import (
+    child,
+    sweep,
+    write_folder,
+    write_text,
+)
+from flatout.engine.files.content_key import ContentKey
+
+KEY_FILE = "flatout_key.json"
+
+
+class StorageError(OSError):
+    """The disk would not take the data; says what was kept and what to do."""
+
+
+def is_current(folder: Path, key: ContentKey) -> bool:
+    """Whether `folder` holds, complete, what `key` describes."""
+    stored = _read_key_file(folder)
+    if stored is None or stored["digest"] != key.digest:
+        return False
+    try:
+        sizes = {n: child(folder, n).stat().st_size for n in stored["files"]}
+    except (OSError, ValueError):
+        return False
+    return bool(sizes == stored["files"])
+
+
+def stored_key(folder: Path) -> ContentKey | None:
+    """The key that `folder` was written with; None where there is none."""
+    stored = _read_key_file(folder)
+    return None if stored is None else ContentKey(stored["fields"])
+
+
+def stored_facts(folder: Path) -> dict[str, Any]:
+    """What the recipe counted while it was carried out."""
+    stored = _read_key_file(folder)
+    return {} if stored is None else dict(stored.get("facts", {}))
+
+
+def note_facts(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Keep `facts` with those of a folder that was written without them. A folder
+    without a key, or one that cannot be written, stays as it is."""
+    stored = _read_key_file(folder)
+    if stored is None:
+        return
+    stored["facts"] = {**stored.get("facts", {}), **facts}
+    with suppress(OSError):
+        write_text(folder / KEY_FILE, _as_text(stored))
+
+
+def _as_text(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, indent=2, ensure_ascii=False)
+
+
+def _read_key_file(folder: Path) -> dict[str, Any] | None:
+    try:
+        stored = json.loads((folder / KEY_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return stored if {"digest", "fields", "files"} <= set(stored) else None
+
+
+def write_whole(
+    folder: Path, key: ContentKey, fill: Callable[[Path], dict[str, Any]]
+) -> None:
+    """Let `fill` write files into a new folder, then put it in `folder`'s place. What
+    `fill` returns is kept beside the key.
+
+    Raises StorageError where the disk is full or not writable; what `folder` held
+    before is untouched then.
+    """
+
+    def fill_and_note(target: Path) -> None:
+        _write_key_file(target, key, fill(target))
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    sweep(folder.parent)
+    try:
+        write_folder(folder, fill_and_note)
+    except StorageError:
+        raise
+    except OSError as error:
+        raise storage_error(folder, error) from error
+
+
+def _write_key_file(folder: Path, key: ContentKey, facts: dict[str, Any]) -> None:
+    files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+    record = {
+        "digest": key.digest,
+        "fields": dict(key.fields),
+        "facts": facts,
+        "files": files,
+    }
+    (folder / KEY_FILE).write_text(_as_text(record), encoding="utf-8")
+
+
+def storage_error(folder: Path, error: OSError) -> StorageError:
+    """What to say where `folder` could not be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        cause = "the disk is full (or a limit on file size was met)"
+    else:
+        cause = str(error)
+    return StorageError(
+        f"{folder} could not be written: {cause}. Nothing was changed there. Free "
+        "space, or keep the data elsewhere with --params=data_dir=/another/disk"
+    )

@@ -1,0 +1,218 @@
+"""Files and folders that appear whole under their name, or not at all.
+
+They are written under a hidden name beside their place and renamed. A hidden name says
+which process it belongs to, so that what a killed one left is told from what a living
+one is writing, and is removed at a later start (`sweep`):
+
+    .<name>.writing-<machine>~<process>~<its start>~<random>
+    .<name>.replaced-...    what was there before, between two renames
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+logger = logging.getLogger(__name__)
+
+WRITING, REPLACED = "writing", "replaced"
+HIDDEN = re.compile(
+    rf"\.(?P<name>.+)\.(?P<use>{WRITING}|{REPLACED})"
+    r"-(?P<machine>.*)~(?P<pid>\d+)~(?P<start_ticks>\d+)~[0-9a-f]+"
+)
+REPLACE_ATTEMPTS = 3
+ABANDONED_S = 86_400.0
+"""A process that cannot be asked about, as another machine's, counts as dead when
+nothing was written for so long."""
+
+
+def child(folder: Path, name: Any) -> Path:
+    """`folder/name` of a name that a file gives, which may be from anywhere. Raises
+    ValueError where it is no plain name, or a link that leads out of `folder`."""
+    plain = isinstance(name, str) and name not in ("", ".", "..")
+    if plain and not set(name) & {"/", "\\", "\0"}:
+        path = folder / str(name)
+        if Path(os.path.realpath(path)).parent == Path(os.path.realpath(folder)):
+            return path
+    raise ValueError(f"{name!r} is not the name of something in {folder}")
+
+
+def hidden_path(target: Path, use: str = WRITING) -> Path:
+    """A new place beside `target`, for this process alone."""
+    pid = os.getpid()
+    owner = f"{_machine()}~{pid}~{_start_ticks(pid) or 0}"
+    return target.with_name(f".{target.name}.{use}-{owner}~{uuid.uuid4().hex}")
+
+
+def put_in_place(written: Path, target: Path) -> None:
+    """Rename the folder `written` to `target`. What was there goes only after that,
+    and comes back where it fails. Readers that mapped old files keep them."""
+    for attempt in range(REPLACE_ATTEMPTS):
+        old = hidden_path(target, REPLACED)
+        with suppress(FileNotFoundError):  # another process moved it just now
+            os.rename(target, old)
+        try:
+            os.rename(written, target)
+            break
+        except OSError:  # another process put its own there just now, or the disk fails
+            if attempt == REPLACE_ATTEMPTS - 1:
+                raise
+        finally:
+            _settle(old, target)
+    sync(target.parent)
+
+
+def _settle(old: Path, target: Path) -> None:
+    """`old` is surplus beside `target`, and takes its place where there is none."""
+    with suppress(OSError):
+        if not os.path.lexists(target):
+            os.rename(old, target)
+            return
+    if os.path.lexists(target):
+        remove(old)
+
+
+def write_folder(target: Path, fill: Callable[[Path], None]) -> None:
+    """Let `fill` write files into a hidden folder and put it in `target`'s place.
+    Whatever goes wrong, what was at `target` before is untouched."""
+    hidden = hidden_path(target)
+    try:
+        hidden.mkdir(parents=True)
+        fill(hidden)
+        for path in hidden.iterdir():
+            sync(path)
+        sync(hidden)
+        put_in_place(hidden, target)
+    except BaseException:
+        remove(hidden)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """A file that is the old one or the new one, never a part."""
+    write_file(path, lambda hidden: hidden.write_text(text, encoding="utf-8"))
+
+
+def write_file(path: Path, fill: Callable[[Path], Any]) -> None:
+    """The same of a file that `fill` writes."""
+    hidden = hidden_path(path)
+    try:
+        fill(hidden)
+        sync(hidden)
+        os.replace(hidden, path)
+    except BaseException:
+        remove(hidden)
+        raise
+    sync(path.parent)
+
+
+def remove(path: Path) -> None:
+    """A file or folder that need not be there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
+
+
+def sync(path: Path) -> None:
+    """Bring a file or folder to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sweep(folder: Path, *, alone: bool = False) -> None:
+    """Settle what killed processes left in `folder`, and say so in one line. `alone`:
+    no other machine works here now."""
+    try:
+        names = [entry.name for entry in os.scandir(folder)]
+    except OSError:
+        return
+    rests = [
+        (folder / name, found)
+        for name in names
+        if (found := HIDDEN.fullmatch(name)) is not None
+    ]
+    dead = [(path, found) for path, found in rests if _is_dead(path, found, alone)]
+    for path, found in dead:
+        if found["use"] == REPLACED:
+            _settle(path, folder / found["name"])
+        else:
+            remove(path)
+    if dead:
+        shown = ", ".join(sorted({found["name"] for _, found in dead}))
+        logger.info("%s: removed what killed runs left of %s", folder, shown)
+
+
+def _is_dead(path: Path, found: re.Match[str], alone: bool) -> bool:
+    """Whether the process that wrote `path` is gone. Where that cannot be known, it
+    lives until `ABANDONED_S`."""
+    if found["machine"] != _machine():
+        return alone or _is_abandoned(path)
+    pid = int(found["pid"])
+    if not _exists(pid):
+        return True
+    start_ticks = _start_ticks(pid)
+    if start_ticks is None or found["start_ticks"] == "0":
+        return _is_abandoned(path)
+    return start_ticks != int(found["start_ticks"])
+
+
+def _is_abandoned(path: Path) -> bool:
+    return time.time() - _written_s(path) > ABANDONED_S
+
+
+def _written_s(path: Path) -> float:
+    """When something below `path` was last written; now, where that is not known."""
+    try:
+        return max(p.lstat().st_mtime for p in (path, *path.rglob("*")))
+    except OSError:
+        return time.time()
+
+
+@cache
+def _machine() -> str:
+    """Where a process number means one process: containers of one name, and a machine
+    before and after its start, count as several."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        marks = f"{boot.strip()}{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:  # not Linux
+        return platform.node()
+    return f"{platform.node()}~{xxhash.xxh3_64_hexdigest(marks.encode())}"
+
+
+def _exists(pid: int) -> bool:
+    """Also of another user's process, which /proc may hide."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _start_ticks(pid: int) -> int | None:
+    """When the process started, in clock ticks since the machine did, which no change
+    of the clock moves; None where that cannot be read."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return int(text.rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None

@@ -1,0 +1,137 @@
+"""What data was made from, so that stale data is never taken for fresh.
+
+A :class:`ContentKey` names every input of a stored result: the rows, the tokenizer
+file, the options, the version of the code. It is stored beside the result; equal
+keys mean equal results, and a differing field says why a result is built again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+
+@dataclass(frozen=True)
+class ContentKey:
+    """Named inputs of a result, each a JSON value."""
+
+    fields: Mapping[str, Any]
+
+    @property
+    def digest(self) -> str:
+        """32 hexadecimal digits over all fields, whatever their order."""
+        text = json.dumps(dict(self.fields), sort_keys=True, ensure_ascii=False)
+        return xxhash.xxh3_128_hexdigest(text.encode())
+
+    def changes_since(self, stored: ContentKey) -> list[str]:
+        """`max_length: 320 -> 128`, one text a field that differs."""
+        names = sorted(set(self.fields) | set(stored.fields))
+        return [
+            f"{name}: {_shown(stored.fields, name)} -> {_shown(self.fields, name)}"
+            for name in names
+            if _shown(stored.fields, name) != _shown(self.fields, name)
+        ]
+
+
+def _shown(fields: Mapping[str, Any], name: str) -> str:
+    return json.dumps(fields[name], ensure_ascii=False) if name in fields else "absent"
+
+
+def arrow_digest(batches: Iterable[Any]) -> str:
+    """Digest of record batches or tables: of the rows, however they are cut.
+
+    A slice, a copy and a memory-mapped file of the same rows agree.
+    """
+    digest = ArrowDigest()
+    for batch in batches:
+        digest.update(batch)
+    return digest.hexdigest()
+
+
+class ArrowDigest:
+    """The digest of rows that pass by a batch at a time."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, _ColumnDigest] = {}
+
+    def update(self, batch: Any) -> None:
+        """Add a record batch or a table."""
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            digest = self._columns.setdefault(name, _ColumnDigest())
+            chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+            for chunk in chunks:
+                digest.update(chunk)
+
+    def hexdigest(self) -> str:
+        parts = {name: c.hexdigest() for name, c in sorted(self._columns.items())}
+        return xxhash.xxh3_128_hexdigest(json.dumps(parts).encode())
+
+
+class _ColumnDigest:
+    """Hashes of a column's nulls, lengths and values, each a stream of its own."""
+
+    def __init__(self) -> None:
+        self._rows = 0
+        self._nulls = xxhash.xxh3_128()
+        self._lengths = xxhash.xxh3_128()
+        self._values = xxhash.xxh3_128()
+        self._items: _ColumnDigest | None = None
+
+    def update(self, array: Any) -> None:
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        if array.null_count:
+            nulls = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))
+            self._nulls.update((nulls + self._rows).astype(np.int64).tobytes())
+        self._rows += len(array)
+        array = array.drop_null() if array.null_count else array
+        if pa.types.is_nested(array.type):
+            self._add_lengths(pc.list_value_length(array))
+            self._items = self._items or _ColumnDigest()
+            self._items.update(array.flatten())
+        elif _has_bytes(array.type):
+            self._add_lengths(pc.binary_length(array))
+            self._values.update(_bytes_of(array))
+        elif len(array):
+            self._values.update(np.ascontiguousarray(array.to_numpy(False)).data)
+
+    def _add_lengths(self, lengths: Any) -> None:
+        self._lengths.update(lengths.to_numpy(False).astype(np.int64).tobytes())
+
+    def hexdigest(self) -> str:
+        parts = [self._rows, self._nulls.hexdigest(), self._lengths.hexdigest()]
+        items = self._items.hexdigest() if self._items else ""
+        return json.dumps([*parts, self._values.hexdigest(), items])
+
+
+def _has_bytes(kind: Any) -> bool:
+    return any(
+        test(kind)
+        for test in (
+            pa.types.is_string,
+            pa.types.is_large_string,
+            pa.types.is_string_view,
+            pa.types.is_binary,
+            pa.types.is_large_binary,
+        )
+    )
+
+
+def _bytes_of(array: Any) -> memoryview:
+    """The bytes of all values end to end, without a copy."""
+    if pa.types.is_string_view(array.type):
+        array = array.cast(pa.large_string())
+    wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
+    _, offset_buffer, value_buffer = array.buffers()
+    if value_buffer is None or not len(array):
+        return memoryview(b"")
+    offsets = np.frombuffer(offset_buffer, np.int64 if wide else np.int32)
+    start, stop = offsets[array.offset], offsets[array.offset + len(array)]
+    return memoryview(value_buffer)[start:stop]

@@ -1,0 +1,223 @@
+"""Is this run as fast as an earlier one of the same work, and if not, what differs.
+
+Pure: runs come as a tracking store holds them (parameters, tags, metrics).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median, quantiles
+from typing import Literal
+
+import xxhash
+
+from flatout.engine.guard.causes import SYMPTOMS, Difference, differences
+from flatout.engine.parameters import GuardSettings, Settings
+
+RATE = "guard_samples_per_s"
+"""Metric of a run: median over its windows."""
+MEAN = "report/samples_per_s"
+STEP = "report/step_ms_p50"
+WAIT = "report/cpu_wait_pct"
+PROBE = "cpu_probe_ms"
+EXPLAINS = 1.15
+"""A setting with at least this factor is blamed before the machine is."""
+BUSY_WAIT_PCT = 10.0
+"""Share of the time without a core above which no rate is held against a run."""
+MIN_WINDOWS = 3
+"""Windows behind the warm-up; fewer are no figure to compare."""
+
+State = Literal["first", "unknown", "healthy", "busy", "fast", "slow"]
+
+
+class SlowRunError(RuntimeError):
+    """A run below the healthy band, where guard.on_slow is fail."""
+
+    exit_code = 7
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """A run as the tracking store knows it."""
+
+    run_id: str
+    name: str
+    params: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def samples_per_s(self) -> float | None:
+        return self.metrics.get(RATE) or None
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.tags.get("gpus", "0") != "0"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`rate_pct` and `step_pct`: of the baseline's samples/s and median step time."""
+
+    state: State
+    text: str
+    baseline: str | None = None
+    """Its run id."""
+    rate_pct: float | None = None
+    step_pct: float | None = None
+    differences: list[Difference] = field(default_factory=list)
+
+
+def work_key(settings: Settings, token_key: str) -> str:
+    """Of what is trained, on which tokens, in which global batches. How it is done
+    (precision, padding, kernels, loader, devices) is what the guard looks for."""
+    model = settings.model.model_dump(mode="json")
+    batch = settings.train.global_batch_size
+    text = json.dumps([token_key, model, settings.tokenize.max_length, batch])
+    return xxhash.xxh3_64_hexdigest(text.encode())
+
+
+def choose_baseline(
+    earlier: Sequence[TrackedRun], now: TrackedRun
+) -> TrackedRun | None:
+    """The fastest; among those of the same precision and number of devices, where
+    there are such: both may be the user's choice. A run that was told to be slow
+    counts only where there is no other."""
+    rated = [run for run in earlier if run.samples_per_s]
+    sound = [run for run in rated if run.tags.get("guard") != "slow"] or rated
+    alike = [run for run in sound if _chosen(run) == _chosen(now)]
+    return max(alike or sound, key=lambda run: run.samples_per_s or 0.0, default=None)
+
+
+def _chosen(run: TrackedRun) -> tuple[str | None, str | None]:
+    return run.tags.get("precision"), run.tags.get("world_size")
+
+
+def typical_rate(rates: Sequence[float]) -> float | None:
+    """Median of the windows' samples/s (without those of the warm-up); None of few."""
+    return median(rates) if len(rates) >= MIN_WINDOWS else None
+
+
+def judge(
+    now: TrackedRun,
+    rates: Sequence[float],
+    baseline: TrackedRun | None,
+    settings: GuardSettings,
+) -> Verdict:
+    """Hold `now`, with samples/s `rates` of its windows, against `baseline`."""
+    rate = typical_rate(rates)
+    if rate is None:
+        return Verdict(
+            "unknown",
+            f"guard: not compared, {len(rates)} windows behind the warm-up are too few "
+            f"({MIN_WINDOWS} are needed): train more steps, or lower train.log_every",
+        )
+    if baseline is None or baseline.samples_per_s is None:
+        return Verdict(
+            "first",
+            "guard: no earlier run of this work on this device. Later ones are held "
+            f"against this one ({_rate_text(now, rate)})",
+        )
+    return _against(now, rates, baseline, baseline.samples_per_s, settings)
+
+
+def _against(
+    now: TrackedRun,
+    rates: Sequence[float],
+    baseline: TrackedRun,
+    baseline_rate: float,
+    settings: GuardSettings,
+) -> Verdict:
+    rate_pct = 100 * median(rates) / baseline_rate
+    found = differences(baseline, now)
+    excuse = _excuse(now, rates, baseline_rate, found, settings)
+    state = _state(rate_pct, excuse, settings)
+    begin = (
+        f"guard: {_rate_text(now, median(rates))}, {rate_pct:.0f} % of the baseline's "
+        f"{baseline_rate:.0f} (run {baseline.name}, {baseline.run_id})"
+    )
+    step_pct = _step_pct(now, baseline)
+    if step_pct is not None:
+        begin += f"; a step takes {step_pct:.0f} % of its time"
+    ends = {
+        "healthy": "",
+        "fast": _fast_text(settings),
+        "busy": f". No alarm: {excuse}",
+        "slow": _slow_text(found, settings),
+    }
+    return Verdict(
+        state, begin + ends[state], baseline.run_id, rate_pct, step_pct, found
+    )
+
+
+def _rate_text(now: TrackedRun, rate: float) -> str:
+    """Beside the mean that the progress line and the report give."""
+    mean = now.metrics.get(MEAN)
+    shown = f" (mean {mean:.0f})" if mean else ""
+    return f"{rate:.0f} samples/s in the median window{shown}"
+
+
+def _state(rate_pct: float, excuse: str | None, settings: GuardSettings) -> State:
+    if rate_pct > settings.healthy_high_pct:
+        return "fast"
+    if rate_pct >= settings.healthy_low_pct:
+        return "healthy"
+    return "busy" if excuse else "slow"
+
+
+def _excuse(
+    now: TrackedRun,
+    rates: Sequence[float],
+    baseline_rate: float,
+    found: Sequence[Difference],
+    settings: GuardSettings,
+) -> str | None:
+    """Why a low rate is the machine's doing; None where a setting explains it."""
+    if any(d.factor >= EXPLAINS and d.name not in SYMPTOMS for d in found):
+        return None
+    wait_pct = now.metrics.get(WAIT, 0.0)
+    if wait_pct > BUSY_WAIT_PCT:
+        return (
+            f"the training thread had no core for {wait_pct:.0f} % of the time, other "
+            "programs run here"
+        )
+    slower = next((d.factor for d in found if d.name == PROBE), 1.0)
+    if 100 * slower * median(rates) / baseline_rate >= settings.healthy_low_pct:
+        return (
+            f"a fixed piece of work beside the steps took {100 * slower:.0f} % of its "
+            "time, too: the cores were slower, or shared with a neighbour"
+        )
+    upper_pct = 100 * quantiles(rates, n=4, method="inclusive")[2] / baseline_rate
+    if upper_pct >= settings.healthy_low_pct:
+        return f"a quarter of its windows reach {upper_pct:.0f} %"
+    return None
+
+
+def _step_pct(now: TrackedRun, baseline: TrackedRun) -> float | None:
+    before, here = baseline.metrics.get(STEP), now.metrics.get(STEP)
+    return 100 * here / before if before and here else None
+
+
+def _fast_text(settings: GuardSettings) -> str:
+    if settings.baseline is None:
+        return ". It is the baseline from now on"
+    return ". guard.baseline still names the slower run: give this one's id, or null"
+
+
+def _slow_text(found: Sequence[Difference], settings: GuardSettings) -> str:
+    band = f"{settings.healthy_low_pct:g} to {settings.healthy_high_pct:g} %"
+    if not found:
+        return (
+            f". Healthy is {band}. Nothing that is recorded differs: look at what else "
+            "runs on the machine (top, nvidia-smi) and at the disk"
+        )
+    shown = [f"\n  {difference}" for difference in found[: settings.max_differences]]
+    more = len(found) - len(shown)
+    rest = f"\n  and {more} more, in guard.json" if more else ""
+    return (
+        f". Healthy is {band}. What differs, likeliest first:{''.join(shown)}{rest}\n"
+        "Set the parameters back; or, where this is as it should be, give the run's id "
+        "as guard.baseline"
+    )

@@ -1,1 +1,0 @@
-"""Processes and what they leave: launching, checkpoints, resuming, faults."""

@@ -1,0 +1,129 @@
+"""A training job as paths and JSON values, for processes that start from nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from flatout.engine.files.atomic_folder import stored_key
+from flatout.engine.files.content_key import arrow_digest
+from flatout.engine.parameters import Settings
+from flatout.engine.rows.opening import open_rows, rows_from_dataset
+from flatout.engine.rows.rows import SplitRows
+from flatout.engine.rows.vocabulary import Vocabulary
+from flatout.engine.tokenizing.token_keys import check_tokens_match
+from flatout.engine.train.setup.job import TrainJob
+
+
+@dataclass(frozen=True)
+class JobFiles:
+    """Folders of rows, and what is known of tokenizer and labels."""
+
+    train: str
+    validation: str
+    test: str
+    vocabulary: Mapping[str, Any] | None
+    label_names: tuple[str, ...]
+    data_key: str
+    """Content key of the train tokens."""
+    tokenizer_file: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        splits: Mapping[str, SplitRows],
+        vocabulary: Vocabulary | None,
+        label_names: Sequence[str],
+        folder: Path,
+    ) -> JobFiles:
+        """Of `splits` train, validation and test; rows that are in no folder yet are
+        written under `folder`."""
+        for rows in splits.values():
+            _ = rows.facts  # noted here once, before each rank would count
+        return cls(
+            **{name: _folder_of(rows, folder / name) for name, rows in splits.items()},
+            vocabulary=asdict(vocabulary) if vocabulary else None,
+            label_names=tuple(label_names),
+            data_key=token_key(splits["train"]),
+        )
+
+    @classmethod
+    def of_datasets(
+        cls,
+        splits: Mapping[str, Any],
+        tokenizer: Any | None,
+        label_names: Sequence[str],
+        folder: Path,
+    ) -> JobFiles:
+        """Of Datasets of rows, and of tokens a transformers tokenizer."""
+        rows = {name: rows_from_dataset(found) for name, found in splits.items()}
+        vocabulary = None if tokenizer is None else Vocabulary.of(tokenizer)
+        files = cls.of(rows, vocabulary, label_names, folder)
+        return replace(files, tokenizer_file=tokenizer_file(tokenizer))
+
+    @classmethod
+    def checked(
+        cls,
+        settings: Settings,
+        splits: Mapping[str, Any],
+        tokenizer: Any | None,
+        label_names: Sequence[str],
+        folder: str,
+    ) -> JobFiles:
+        """Of token Datasets that were made with these settings. Raises
+        StaleTokensError. Rows that are in no folder yet go to `folder`/rows."""
+        if tokenizer is not None:
+            check_tokens_match(splits, settings, tokenizer, label_names)
+        return cls.of_datasets(splits, tokenizer, label_names, Path(folder) / "rows")
+
+    def open(self, settings: Settings, work_folder: Path) -> TrainJob:
+        return TrainJob(
+            settings=settings,
+            train=open_rows(Path(self.train)),
+            validation=open_rows(Path(self.validation)),
+            test=open_rows(Path(self.test)),
+            vocabulary=_vocabulary(self.vocabulary),
+            label_names=tuple(self.label_names),
+            work_folder=work_folder,
+            metrics_file=work_folder / "metrics.jsonl",
+            data_key=self.data_key,
+            tokenizer_file=self.tokenizer_file,
+        )
+
+
+def token_key(rows: SplitRows) -> str:
+    """The key that the tokens were written with; else a digest of the rows."""
+    stored = stored_key(rows.folder) if rows.folder else None
+    return stored.digest if stored else arrow_digest([rows.table])
+
+
+def _vocabulary(stored: Mapping[str, Any] | None) -> Vocabulary | None:
+    """From JSON, where a tuple is a list."""
+    if stored is None:
+        return None
+    special = tuple(stored["special_token_ids"])
+    return Vocabulary(**{**stored, "special_token_ids": special})
+
+
+def tokenizer_file(tokenizer: Any | None) -> str | None:
+    """Of the folder that a transformers tokenizer was loaded from."""
+    if tokenizer is None:
+        return None
+    file = Path(tokenizer.name_or_path or "", "tokenizer.json").absolute()
+    return str(file) if file.is_file() else None
+
+
+def _folder_of(rows: SplitRows, folder: Path) -> str:
+    # A slice of a Dataset still names the files of the whole.
+    if rows.folder is not None and len(open_rows(rows.folder)) == len(rows):
+        return str(rows.folder.absolute())
+    folder.mkdir(parents=True, exist_ok=True)
+    table = rows.table
+    with pa.OSFile(str(folder / "data.arrow"), "wb") as sink:
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+    return str(folder.absolute())

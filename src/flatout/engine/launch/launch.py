@@ -1,0 +1,226 @@
+"""Where training runs: in this process, or in one process a device.
+
+More than one device: this process touches none of them. It starts the ranks through
+torch.distributed.run, watches them, and reads the result that the main rank leaves.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from flatout.engine.checkpoints.checkpoint_folder import finish
+from flatout.engine.checkpoints.resume import open_named
+from flatout.engine.diagnosis.startup import warn_at_start
+from flatout.engine.launch.job_files import JobFiles, token_key, tokenizer_file
+from flatout.engine.launch.results import read_result, take_over, write_result
+from flatout.engine.launch.supervisor import Attempt, is_worth_another
+from flatout.engine.machine import environment
+from flatout.engine.machine.runtime import set_up
+from flatout.engine.parameters import DistributedSettings, Settings, SettingsError
+from flatout.engine.rows.opening import rows_from_dataset
+from flatout.engine.rows.vocabulary import Vocabulary
+from flatout.engine.train.keeping.oom import OutOfMemory
+from flatout.engine.train.loop import TrainResult, train
+from flatout.engine.train.process_group import Team
+from flatout.engine.train.setup.job import TrainJob
+
+logger = logging.getLogger(__name__)
+
+
+def run_training(
+    settings: Settings,
+    train_tokens: Any,
+    validation_tokens: Any,
+    test_tokens: Any,
+    tokenizer: Any | None,
+    label_names: Sequence[str],
+    folder: Path,
+) -> TrainResult:
+    """Train on three Datasets of rows; checkpoints and models go under `folder`, where
+    the result stays until `checkpoint_folder.finish` (see `collect`)."""
+    warn_at_start(settings, folder)
+    splits = {
+        "train": rows_from_dataset(train_tokens),
+        "validation": rows_from_dataset(validation_tokens),
+        "test": rows_from_dataset(test_tokens),
+    }
+    keys = [token_key(rows) for rows in splits.values()]
+    job = TrainJob(
+        settings=settings,
+        **splits,
+        vocabulary=None if tokenizer is None else Vocabulary.of(tokenizer),
+        label_names=tuple(label_names),
+        work_folder=folder.absolute(),
+        metrics_file=Path(settings.paths.metrics).absolute(),
+        tokenizer_file=tokenizer_file(tokenizer),
+        data_key=xxhash.xxh3_128_hexdigest("".join(keys).encode()),
+    )
+    return collect(job)
+
+
+def collect(job: TrainJob) -> TrainResult:
+    """Train `job`; or give at once what a process before this one trained, and died
+    with before it was put where it belongs. `checkpoint_folder.finish` ends that."""
+    return take_over(job) or _train(job)
+
+
+def run_job(job: TrainJob) -> TrainResult:
+    """Train `job` and give back what the main rank gives."""
+    result = _train(job)
+    finish(job.work_folder)
+    return result
+
+
+def _train(job: TrainJob) -> TrainResult:
+    distributed = job.settings.train.distributed
+    if environment.launched_from_outside():
+        return _train_with_launcher(job)
+    if job.settings.train.resume not in ("auto", "never"):
+        open_named(job.settings.train.resume)  # refused before anything is started
+    processes = resolve_processes(distributed)
+    if processes * distributed.num_machines > 1:
+        return _launch(job, processes)
+    result = train(job, set_up(job.settings.runtime))
+    write_result(job, result)
+    return result
+
+
+def resolve_processes(settings: DistributedSettings) -> int:
+    """Ranks of this machine. Raises SettingsError for more than it has devices."""
+    gpus = environment.nvidia_gpu_count()
+    if settings.num_processes == "auto":
+        return gpus or 1
+    devices, kind = (gpus, "GPU") if gpus else (environment.usable_cores(), "CPU core")
+    if settings.num_processes > devices:
+        plural = "s" if devices > 1 else ""
+        raise SettingsError(
+            f"train.distributed.num_processes={settings.num_processes}, but this "
+            f"machine has {devices} {kind}{plural} to use: set it to at most "
+            f"{devices}, or to auto"
+        )
+    return settings.num_processes
+
+
+def _launch(job: TrainJob, processes: int) -> TrainResult:
+    """Start ranks until a training has ended; `max_restarts` more attempts where the
+    fault may have been the machine's."""
+    _check_cuda_untouched()
+    settings = job.settings.train.distributed
+    check_endpoint(settings)
+    restarts = settings.max_restarts
+    while True:
+        with tempfile.TemporaryDirectory(prefix="flatout-") as name:
+            write_spec(job, processes, Path(name))
+            error = Attempt(job, processes, Path(name)).run()
+        if error is None:
+            break
+        smaller = _smaller(job, error)
+        if smaller is not None:
+            job = smaller
+        elif restarts > 0 and is_worth_another(error):
+            restarts -= 1
+            logger.warning("%s. Starting again (%d more after this)", error, restarts)
+        else:
+            raise error
+    if settings.machine_rank > 0:
+        logger.info("this machine has done its part; machine 0 has the results")
+        raise SystemExit(0)
+    return read_result(job)
+
+
+def _smaller(job: TrainJob, error: Exception) -> TrainJob | None:
+    """The job without graphs, or with half the token budget, where memory ran out and
+    that is allowed; other machines would not hear of it."""
+    train_settings = job.settings.train
+    if train_settings.on_oom != "shrink" or not isinstance(error, OutOfMemory):
+        return None
+    if error.to_try is None or train_settings.distributed.num_machines > 1:
+        return None
+    logger.warning("%s. Starting again with %s", error, error.to_try)
+    smaller = train_settings.model_copy(update={**error.to_try, "resume": "auto"})
+    return replace(job, settings=job.settings.model_copy(update={"train": smaller}))
+
+
+def write_spec(job: TrainJob, processes: int, folder: Path) -> None:
+    """All that a rank needs, as `folder/spec.json`; the folder is this user's alone."""
+    splits = {"train": job.train, "validation": job.validation, "test": job.test}
+    files = JobFiles.of(splits, job.vocabulary, job.label_names, folder / "tokens")
+    files = replace(files, data_key=job.data_key, tokenizer_file=job.tokenizer_file)
+    spec = {
+        "settings": job.settings.model_dump(mode="json"),
+        "job": asdict(files),
+        "work_folder": str(job.work_folder.absolute()),
+        "metrics_file": str(job.metrics_file.absolute()),
+        "world_size": processes * job.settings.train.distributed.num_machines,
+    }
+    path = folder / "spec.json"
+    path.touch(mode=0o600)
+    path.write_text(json.dumps(spec), encoding="utf-8")
+
+
+def _check_cuda_untouched() -> None:
+    import torch
+
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        raise SettingsError(
+            "this process uses the GPU already, and the ranks need it for themselves: "
+            "start a new process (or restart the notebook's kernel), or set "
+            "train.distributed.num_processes: 1"
+        )
+
+
+def check_endpoint(settings: DistributedSettings) -> None:
+    """Raises SettingsError where machine 0 cannot meet the others at its port."""
+    endpoint = settings.rendezvous_endpoint
+    if settings.num_machines == 1 or endpoint is None:
+        return
+    host, _, port = endpoint.rpartition(":")
+    if not host or not port.isdigit():
+        raise SettingsError(
+            f"train.distributed.rendezvous_endpoint: {endpoint!r} is not host:port"
+        )
+    if settings.machine_rank != 0:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", int(port)))
+        except OSError as error:
+            raise SettingsError(
+                f"train.distributed.rendezvous_endpoint: port {port} of this machine "
+                f"cannot be used ({error}): choose another one, on all machines"
+            ) from None
+
+
+def _train_with_launcher(job: TrainJob) -> TrainResult:
+    """This process is the main rank already, by torchrun, accelerate or Slurm."""
+    ranks, settings = environment.current_ranks(), job.settings.train.distributed
+    wanted = settings.num_processes
+    if wanted not in ("auto", ranks.local_world_size):
+        raise SettingsError(
+            f"the launcher started {ranks.local_world_size} ranks on this machine, "
+            f"train.distributed.num_processes asks for {wanted}: leave it at auto"
+        )
+    runtime = set_up(job.settings.runtime)
+    if ranks.world_size == 1:
+        result = train(job, runtime)
+    else:
+        from flatout.engine.launch.followers import call_followers
+
+        with tempfile.TemporaryDirectory(prefix="flatout-") as name:
+            write_spec(job, ranks.world_size, Path(name))
+            call_followers((Path(name) / "spec.json").read_text(encoding="utf-8"))
+            team = Team.join(settings, runtime)
+            result = train(job, runtime, team)
+            team.leave()
+    write_result(job, result)
+    return result

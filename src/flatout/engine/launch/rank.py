@@ -1,0 +1,104 @@
+"""The process of one rank: `python -m flatout.engine.launch.rank FOLDER [--alone]`.
+
+FOLDER/spec.json says what to train. The main rank leaves the result in the job's own
+folder; an error goes to the file that torchelastic names. With `--alone` nobody else
+knows the folder: it is removed, and where the rank hangs it says so itself.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flatout.engine.machine import environment
+from flatout.engine.machine.garbage import collect_rarely
+from flatout.engine.machine.watchdog import FINISHED, heartbeat
+from flatout.engine.parameters import Settings, SettingsError, parse_settings
+
+if TYPE_CHECKING:
+    from flatout.engine.train.setup.job import TrainJob
+
+INTERRUPTED = "interrupted.json"
+SMALLER = "smaller.json"
+"""Settings to try again with, after memory ran out."""
+
+
+ALONE = "--alone"
+
+
+def main(folder: Path, *, alone: bool = False) -> None:
+    spec = json.loads((folder / "spec.json").read_text(encoding="utf-8"))
+    settings = parse_settings(spec["settings"])
+    ranks = environment.current_ranks()
+    _log_to_stderr(ranks.rank)
+    heartbeat.start(folder / "beats", ranks.rank, watched=not alone)
+    environment.apply(settings.runtime)  # before torch is imported
+    collect_rarely()
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    record(_train)(spec, settings, folder)
+    heartbeat.enter(FINISHED)
+
+
+def _log_to_stderr(rank: int) -> None:
+    """The main rank says all, the others what is wrong."""
+    logging.basicConfig(
+        level=logging.INFO if rank == 0 else logging.WARNING,
+        format="%(message)s" if rank == 0 else f"[rank {rank}] %(message)s",
+        stream=sys.stderr,
+    )
+
+
+def _train(spec: dict[str, Any], settings: Settings, folder: Path) -> None:
+    from flatout.engine.launch.results import write_result
+    from flatout.engine.machine.runtime import set_up
+    from flatout.engine.machine.signals import Interrupted
+    from flatout.engine.train.keeping.oom import OutOfMemory
+    from flatout.engine.train.loop import train
+    from flatout.engine.train.process_group import Team
+
+    runtime = set_up(settings.runtime)
+    _check_world_size(runtime.ranks.world_size, spec["world_size"])
+    team = Team.join(settings.train.distributed, runtime)
+    job = _open_job(spec, settings)
+    try:
+        result = train(job, runtime, team)
+    except Interrupted as stop:
+        if runtime.ranks.local_rank == 0:
+            text = json.dumps({"signum": stop.signum, "message": stop.message})
+            (folder / INTERRUPTED).write_text(text, encoding="utf-8")
+    except OutOfMemory as error:
+        (folder / SMALLER).write_text(json.dumps(error.to_try), encoding="utf-8")
+        raise
+    else:
+        if runtime.ranks.is_main:
+            write_result(job, result)
+    team.leave()
+
+
+def _check_world_size(found: int, wanted: int) -> None:
+    if found != wanted:
+        raise SettingsError(
+            f"the launcher started {found} ranks, train.distributed asks for {wanted}"
+        )
+
+
+def _open_job(spec: dict[str, Any], settings: Settings) -> TrainJob:
+    from flatout.engine.launch.job_files import JobFiles
+
+    job = JobFiles(**spec["job"]).open(settings, Path(spec["work_folder"]))
+    return replace(job, metrics_file=Path(spec["metrics_file"]))
+
+
+if __name__ == "__main__":
+    alone = ALONE in sys.argv[2:]
+    try:
+        main(Path(sys.argv[1]), alone=alone)
+    finally:
+        if alone:
+            shutil.rmtree(sys.argv[1], ignore_errors=True)

@@ -1,0 +1,139 @@
+"""What a finished run hands over, as one file beside its models.
+
+It is how ranks answer the process that launched them, and it outlives a process that
+dies before it has put the results where they belong.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from flatout.engine.checkpoints.checkpoint_folder import (
+    FINISHED,
+    RESULT,
+    CheckpointError,
+    discard,
+    file_hash,
+    inside,
+    step_folders,
+)
+from flatout.engine.checkpoints.resume import differing
+from flatout.engine.files.checked_paths import child, write_text
+from flatout.engine.train.loop import TrainResult
+from flatout.engine.train.recording.report import LogPoint, TrainReport
+from flatout.engine.train.setup.identity import execution, result_identity
+from flatout.engine.train.setup.job import TrainJob
+
+logger = logging.getLogger(__name__)
+
+
+def write_result(job: TrainJob, result: TrainResult) -> None:
+    """Under the job's folder; its checkpoints are of no more use then."""
+    fields: dict[str, Any] = {
+        "identity": result_identity(job),
+        "execution": execution(job),
+        "files": _file_facts(result.model_folder, result.last_model_folder),
+        "model_folder": result.model_folder.name,
+        "last_model_folder": result.last_model_folder.name,
+        "report": asdict(result.report),
+        "history": [asdict(point) for point in result.history],
+        "confusion": result.confusion,
+    }
+    write_text(job.work_folder / RESULT, json.dumps(fields))
+    for folder in step_folders(job.work_folder):
+        discard(folder)
+
+
+def read_result(job: TrainJob) -> TrainResult:
+    """What `write_result` left under the job's folder."""
+    path = job.work_folder / RESULT
+    return _parse(job, json.loads(path.read_text(encoding="utf-8")))
+
+
+def take_over(job: TrainJob) -> TrainResult | None:
+    """The result of this very training, where one has finished here: the process that
+    asked for it died, or asks again. None where there is none, or it is not sound."""
+    found = [job.work_folder / name for name in (RESULT, FINISHED)]
+    path = next((path for path in found if path.is_file()), None)
+    if path is None or job.settings.train.resume != "auto":
+        return None
+    if job.settings.train.distributed.num_machines > 1:
+        logger.warning(
+            "%s is passed over: several machines do not know of it; training again. "
+            "With train.distributed.num_machines: 1 it is kept",
+            path,
+        )
+        return None
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        if differences := differing(fields["identity"], result_identity(job)):
+            _tell_lost(path, differences)
+            return None
+        _check_files(job.work_folder, fields.get("files", {}))
+        result = _parse(job, fields)
+        others = differing(fields.get("execution", {}), execution(job))
+    except CheckpointError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.warning("%s is passed over (%s): training again", path, error)
+        return None
+    logger.info(
+        "this training is finished already: its model and report are kept (validation "
+        "loss %.4f, test loss %.4f). All that decides what is trained is the same; "
+        "train.resume: never trains it again",
+        result.report.validation_loss,
+        result.report.test_loss,
+    )
+    if others:
+        logger.info("it was trained with other settings: %s", "; ".join(others))
+    return result
+
+
+def _tell_lost(path: Path, differences: list[str]) -> None:
+    if path.name == RESULT:
+        logger.warning(
+            "a finished training in %s was never collected; a new one starts, because "
+            "of %s",
+            path.parent,
+            "; ".join(differences),
+        )
+
+
+def _file_facts(*folders: Path) -> dict[str, dict[str, str]]:
+    """Hashes of the files in each folder; folders in it are not looked into."""
+    return {
+        folder.name: {
+            path.name: file_hash(path)
+            for path in sorted(folder.iterdir())
+            if path.is_file()
+        }
+        for folder in folders
+    }
+
+
+def _check_files(folder: Path, facts: dict[str, dict[str, str]]) -> None:
+    """Raises ValueError where a model is not what was saved."""
+    for name, files in facts.items():
+        for file, digest in files.items():
+            path = child(child(folder, name), file)
+            if file_hash(path) != digest:
+                raise ValueError(f"{path} was changed after it was written")
+
+
+def _parse(job: TrainJob, fields: dict[str, Any]) -> TrainResult:
+    folder = job.work_folder
+    folders = {
+        key: inside(folder / RESULT, key, folder, fields[key])
+        for key in ("model_folder", "last_model_folder")
+    }
+    return TrainResult(
+        **folders,
+        report=TrainReport(**fields["report"]),
+        history=[LogPoint(**point) for point in fields["history"]],
+        confusion=fields["confusion"],
+        trust_remote_code=job.settings.model.trust_remote_code,
+    )

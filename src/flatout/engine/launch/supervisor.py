@@ -1,0 +1,287 @@
+"""Watches the ranks of this machine: one attempt, from their start to their end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+
+import flatout
+from flatout.engine.batches.global_batches import BudgetError
+from flatout.engine.checkpoints.checkpoint_folder import CheckpointError
+from flatout.engine.launch.agent import FAILURES
+from flatout.engine.launch.rank import INTERRUPTED, SMALLER
+from flatout.engine.machine import environment
+from flatout.engine.machine.signals import Interrupted, StopSignals
+from flatout.engine.machine.watchdog import (
+    FINISHED,
+    Beat,
+    overdue,
+    read_beats,
+    stack_file,
+)
+from flatout.engine.models.building import ModelError
+from flatout.engine.parameters import SettingsError
+from flatout.engine.rows.arrow_rows import TokenRowsError
+from flatout.engine.train.keeping.oom import OutOfMemory
+from flatout.engine.train.recording.health import NonFiniteError
+from flatout.engine.train.setup.job import TrainJob
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.2
+SURVIVORS_GRACE_S = 5.0
+"""Ranks left when one has died may end by themselves for so long."""
+STACKS_WAIT_S = 1.0
+SHUTDOWN_S = 30
+
+OF_THE_JOB: dict[str, type[Exception]] = {
+    kind.__name__: kind
+    for kind in (
+        SettingsError,
+        ModelError,
+        CheckpointError,
+        NonFiniteError,
+        TokenRowsError,
+        BudgetError,
+    )
+}
+"""Errors of what was asked for: another attempt would end in the same way."""
+
+# What ranks say when another one is gone: an effect, never the cause.
+_EFFECTS = ("connection", "broken pipe", "nccl", "gloo", "timed out", "timeout")
+
+
+class RankError(RuntimeError):
+    """A rank failed or was killed; the text holds its own traceback."""
+
+    exit_code = 1
+
+
+class HangError(RuntimeError):
+    """A rank made no progress; the text names it and shows its stacks."""
+
+    exit_code = 6
+
+
+def is_worth_another(error: Exception) -> bool:
+    return isinstance(error, (RankError, HangError))
+
+
+class Attempt:
+    """Starts the ranks of one machine and sees them to their end."""
+
+    def __init__(self, job: TrainJob, processes: int, folder: Path) -> None:
+        self._job = job
+        self._settings = job.settings.train.distributed
+        self._processes = processes
+        self._folder = folder
+        self._beats = folder / "beats"
+        self._first_death_s: float | None = None
+
+    def run(self) -> Exception | None:
+        """None where training has finished; else what went wrong. Raises Interrupted
+        where it was told to stop."""
+        agent = self._start()
+        streaming = threading.Thread(target=_stream, args=(agent.stdout,), daemon=True)
+        streaming.start()
+        try:
+            with StopSignals() as signals:
+                hang = self._watch(agent, signals)
+                streaming.join(timeout=5)
+                self._raise_if_interrupted(signals)
+        finally:
+            self._kill(agent)
+        if hang is not None:
+            return hang
+        return None if agent.returncode == 0 else self._failure()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        processes = self._processes
+        root = str(Path(flatout.__file__).parents[1])
+        variables = environment.training_environment(
+            self._job.settings.runtime, processes
+        )
+        return subprocess.Popen(
+            [
+                *(
+                    sys.executable,
+                    "-m",
+                    "flatout.engine.launch.agent",
+                    str(self._folder),
+                ),
+                *self._rendezvous(),
+                f"--nproc-per-node={processes}",
+                f"--log-dir={self._folder / 'logs'}",
+                *_shutdown_option(),
+                *("-m", "flatout.engine.launch.rank", str(self._folder)),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C comes to this process, which passes it on
+            env=environment.child_environment(
+                {**variables, **environment.python_path(root)}
+            ),
+        )
+
+    def _rendezvous(self) -> list[str]:
+        settings = self._settings
+        if settings.num_machines == 1:
+            return ["--standalone"]
+        host, _, port = str(settings.rendezvous_endpoint).rpartition(":")
+        return [
+            f"--nnodes={settings.num_machines}",
+            f"--node-rank={settings.machine_rank}",
+            f"--master-addr={host}",
+            f"--master-port={port}",
+        ]
+
+    def _watch(
+        self, agent: subprocess.Popen[bytes], signals: StopSignals
+    ) -> HangError | None:
+        passed_on = False
+        while agent.poll() is None:
+            time.sleep(POLL_S)
+            beats = read_beats(self._beats)
+            if signals.received and not passed_on:
+                passed_on = True
+                for beat in beats:
+                    _send(beat.pid, signals.received)
+                if not beats:  # nothing has begun
+                    return None
+            self._end_survivors(beats)
+            late = overdue(beats, self._settings.heartbeat_timeout_s, time.monotonic())
+            if late:
+                return self._hang(late, beats)
+        return None
+
+    def _end_survivors(self, beats: list[Beat]) -> None:
+        """Ranks that wait for a dead one inside a kernel see no signal."""
+        alive = [beat for beat in beats if _status(beat.pid) is not None]
+        dead = [b for b in beats if b not in alive and b.phase != FINISHED]
+        if not dead:
+            return
+        self._first_death_s = self._first_death_s or time.monotonic()
+        if time.monotonic() - self._first_death_s > SURVIVORS_GRACE_S:
+            for beat in alive:
+                _kill_group(beat.pid)
+
+    def _hang(self, late: list[Beat], beats: list[Beat]) -> HangError:
+        halted = [b for b in beats if _status(b.pid) == psutil.STATUS_STOPPED]
+        culprit, now = (halted or late)[0], time.monotonic()
+        stopped = bool(halted)
+        for beat in beats:
+            _send(beat.pid, signal.SIGUSR1)
+        time.sleep(STACKS_WAIT_S)
+        state = " The process is stopped (SIGSTOP)." if stopped else ""
+        return HangError(
+            f"rank {culprit.rank} (process {culprit.pid}) made no progress for "
+            f"{now - culprit.progress_s:.0f} s in phase {culprit.phase!r}, after step "
+            f"{culprit.step}.{state} All ranks were ended; the newest checkpoint is "
+            "where the same command goes on. train.distributed.heartbeat_timeout_s "
+            "sets the limit. Stacks:\n" + "\n".join(map(self._stacks, beats))
+        )
+
+    def _stacks(self, beat: Beat) -> str:
+        path = stack_file(self._beats, beat.rank)
+        text = path.read_text(errors="replace") if path.exists() else ""
+        return f"rank {beat.rank}, {beat.phase}, step {beat.step}:\n{text or '(none)'}"
+
+    def _kill(self, agent: subprocess.Popen[bytes]) -> None:
+        """No orphans: whatever is left of the ranks, their helpers and the agent."""
+        for beat in read_beats(self._beats):
+            if beat.phase != FINISHED:
+                _kill_group(beat.pid)
+        if agent.poll() is None:
+            _kill_group(agent.pid)
+        agent.wait()
+
+    def _raise_if_interrupted(self, signals: StopSignals) -> None:
+        path = self._folder / INTERRUPTED
+        if path.is_file():
+            stop = json.loads(path.read_text(encoding="utf-8"))
+            raise Interrupted(stop["signum"], stop["message"])
+        if signals.received:
+            raise Interrupted(signals.received, "stopped before its first step")
+
+    def _failure(self) -> Exception:
+        path = self._folder / FAILURES
+        failures: list[dict[str, Any]] = []
+        with suppress(OSError, ValueError):
+            failures = json.loads(path.read_text(encoding="utf-8"))
+        if not failures:
+            return RankError(
+                "the ranks could not be started, or the launcher was killed: see the "
+                "output above"
+            )
+        return self._as_error(min(failures, key=_likeliest_cause))
+
+    def _as_error(self, failure: dict[str, Any]) -> Exception:
+        rank, message = failure["rank"], failure["message"]
+        if failure["exit_code"] < 0 and not failure["traceback"]:
+            name = signal.Signals(-failure["exit_code"]).name
+            hint = " (memory of the machine used up?)" if name == "SIGKILL" else ""
+            return RankError(f"rank {rank} was killed by {name}{hint}")
+        kind, _, text = message.partition(": ")
+        if kind in OF_THE_JOB:
+            return OF_THE_JOB[kind](text)
+        if kind == OutOfMemory.__name__:
+            return OutOfMemory(text, json.loads((self._folder / SMALLER).read_text()))
+        return RankError(f"rank {rank} failed: {message}\n{failure['traceback']}")
+
+
+def _likeliest_cause(failure: dict[str, Any]) -> tuple[bool, bool, float, int]:
+    """A rank killed from outside, then the first error that is not about another
+    rank's absence."""
+    message = failure["message"].lower()
+    killed = failure["exit_code"] < 0 and failure["exit_code"] != -signal.SIGTERM
+    effect = any(text in message for text in _EFFECTS)
+    return not killed, effect, failure["time_s"], failure["rank"]
+
+
+def _stream(pipe: IO[bytes] | None) -> None:
+    """Show the ranks' output as it comes (a notebook's too)."""
+    if pipe is None:
+        return
+    for line in pipe:
+        sys.stderr.write(line.decode(errors="replace"))
+        sys.stderr.flush()
+
+
+def _status(pid: int) -> str | None:
+    """None where it is gone, though its parent may not know yet."""
+    try:
+        status = str(psutil.Process(pid).status())
+    except psutil.NoSuchProcess:
+        return None
+    return None if status == psutil.STATUS_ZOMBIE else status
+
+
+def _send(pid: int, signum: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signum)
+
+
+def _kill_group(pid: int) -> None:
+    """The process, which leads a group of its own, and its helpers."""
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _shutdown_option() -> list[str]:
+    """How long ranks have to leave; the launcher of PyTorch 2.11 has no such option."""
+    from torch.distributed.run import get_args_parser
+
+    known = get_args_parser().format_help()
+    name = "--shutdown-timeout"
+    return [f"{name}={SHUTDOWN_S}"] if name in known else []

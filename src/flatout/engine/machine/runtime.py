@@ -1,0 +1,164 @@
+"""Device, precision, switches and seeds: what the hardware gives and is told."""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from flatout.engine.machine.environment import (
+    Ranks,
+    cpu_name,
+    current_ranks,
+    resolve_threads,
+)
+from flatout.engine.parameters import RuntimeSettings, SettingsError
+
+logger = logging.getLogger(__name__)
+
+CPU_BF16_PAD_MULTIPLE = 64
+"""Packed totals are rounded up to it in bf16 on a CPU: oneDNN compiles a product for
+each new shape, 0.5 ms each, and keeps 1,024. Unrounded, 240 steps met 9,085."""
+PADDED_MULTIPLE = 8
+"""The same for the length of padded rows, on a GPU as well."""
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What this process computes on, after all `auto` are settled."""
+
+    device: torch.device
+    device_name: str
+    precision: str
+    ranks: Ranks
+    threads: int
+    deterministic: bool = False
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        return DTYPES[self.precision]
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    def autocast(self) -> torch.autocast:
+        """Matrix products in the compute type; parameters stay fp32."""
+        enabled = self.precision != "fp32"
+        dtype = self.compute_dtype if enabled else torch.bfloat16
+        return torch.autocast(self.device.type, dtype=dtype, enabled=enabled)
+
+    @property
+    def device_memory_bytes(self) -> int | None:
+        """All of the GPU's; None where there is none."""
+        if not (self.is_cuda and torch.cuda.is_available()):
+            return None
+        return int(torch.cuda.mem_get_info(self.device)[1])
+
+    def pad_multiple(self, packed: bool, packed_on_gpu: int) -> int:
+        """What packed totals, or padded lengths, are rounded up to, so that few shapes
+        occur. fp32 on a CPU has no use for that."""
+        if not self.is_cuda and self.precision == "fp32":
+            return 1
+        packed_multiple = packed_on_gpu if self.is_cuda else CPU_BF16_PAD_MULTIPLE
+        return packed_multiple if packed else PADDED_MULTIPLE
+
+    def synchronize(self) -> None:
+        if self.is_cuda:
+            torch.cuda.synchronize(self.device)
+
+
+def set_up(settings: RuntimeSettings) -> Runtime:
+    """Choose device and precision, throw PyTorch's switches, seed the generators."""
+    ranks = current_ranks()
+    device = _device(ranks)
+    precision = _precision(settings.precision, device)
+    threads = resolve_threads(settings, ranks.local_world_size)
+    torch.set_num_threads(threads)
+    _switches(settings)
+    seed_all(settings.seed + ranks.rank)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+    return Runtime(device, name, precision, ranks, threads, settings.deterministic)
+
+
+def _device(ranks: Ranks) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", ranks.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _precision(wanted: str, device: torch.device) -> str:
+    if wanted == "auto":
+        return "bf16" if fast_bf16(device) else "fp32"
+    if (
+        wanted == "bf16"
+        and device.type == "cuda"
+        and not torch.cuda.is_bf16_supported()
+    ):
+        raise SettingsError(
+            f"runtime.precision: {torch.cuda.get_device_name(device)} has no bf16; "
+            "set fp16 or fp32"
+        )
+    if wanted == "fp16" and device.type == "cpu":
+        raise SettingsError("runtime.precision: fp16 needs a GPU; set fp32 (or auto)")
+    return wanted
+
+
+def fast_bf16(device: torch.device) -> bool:
+    """Tensor cores from Ampere on; on a CPU only with instructions for it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device)[0] >= 8
+    return bool(
+        torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+    )
+
+
+def _switches(settings: RuntimeSettings) -> None:
+    torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = settings.tf32
+    torch.backends.cudnn.benchmark = (
+        settings.cudnn_benchmark and not settings.deterministic
+    )
+    torch.backends.cuda.enable_flash_sdp(settings.flash_sdp)
+    torch.use_deterministic_algorithms(settings.deterministic, warn_only=True)
+
+
+def memory(runtime: Runtime) -> dict[str, Any]:
+    """Peaks of this rank: of the GPU's allocator, or the process's resident size."""
+    if runtime.is_cuda:
+        stats = torch.cuda.memory_stats(runtime.device)
+        return {
+            "peak_allocated_gib": stats["allocated_bytes.all.peak"] / 2**30,
+            "peak_reserved_gib": stats["reserved_bytes.all.peak"] / 2**30,
+            "allocation_retries": stats["num_alloc_retries"],
+        }
+    peak_gib = peak_resident_bytes() / 2**30
+    return {
+        "peak_allocated_gib": peak_gib,
+        "peak_reserved_gib": peak_gib,
+        "allocation_retries": 0,
+    }
+
+
+def peak_resident_bytes() -> int:
+    """Of this process since its start; Linux counts in KiB, macOS in bytes."""
+    import resource
+
+    unit = {"darwin": 1}.get(sys.platform, 1024)
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def seed_all(seed: int) -> None:
+    """Python, NumPy and PyTorch (all devices)."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

@@ -1,0 +1,264 @@
+"""Build or load a transformer, from a checkpoint or from its config alone."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+
+from flatout.engine.families import (
+    families,
+    family_of_type,
+    import_own,
+    model_class,
+    usable_positions,
+)
+from flatout.engine.machine.hub import where_to_look
+from flatout.engine.models.model_keys import inherited_names, override_faults
+from flatout.engine.models.pretrained import load_with_new_head
+from flatout.engine.ops import attention
+from flatout.engine.parameters import ModelSettings, SettingsError
+from flatout.engine.rows.vocabulary import Vocabulary
+from flatout.engine.tasks import Task
+
+logger = logging.getLogger(__name__)
+
+
+class ModelError(ValueError):
+    """A model that cannot be built, loaded or used for the task."""
+
+
+def build(
+    settings: ModelSettings,
+    task: Task,
+    vocabulary: Vocabulary | None,
+    max_length: int,
+    attn_implementation: str | None = None,
+    *,
+    empty: bool = False,
+    facts: Any = None,
+) -> Any:
+    """A model with fp32 weights on the CPU; its attention, where none is named, is the
+    best that the model has in transformers. `empty`: without weights, on the meta
+    device, for a rank that is sent its part. `facts`: of the train rows. Raises
+    ModelError, SettingsError."""
+    transformers = _quiet_transformers()
+    attention.register()
+    families()  # their types become transformers' own
+    import_own(settings)
+    families()  # their types become transformers' own
+    config = _config(settings, task, vocabulary, facts)
+    _check_positions(config, max_length)
+    auto = getattr(transformers, task.auto_class)
+    # Without it transformers takes the checkpoint's own type, and a bf16 checkpoint
+    # would be trained without fp32 master weights.
+    options: dict[str, Any] = {
+        "dtype": torch.float32,
+        "attn_implementation": attn_implementation,
+    }
+    if empty:
+        if settings.trust_remote_code:
+            options |= {"trust_remote_code": True, "code_revision": settings.revision}
+        with torch.device("meta"):
+            return _from_scratch(auto, config, settings, options)
+    if settings.name_or_path is None:
+        return _from_scratch(auto, config, settings, options)
+    try:
+        return load_with_new_head(
+            auto,
+            settings.name_or_path,
+            config=config,
+            revision=settings.revision,
+            trust_remote_code=settings.trust_remote_code,
+            use_safetensors=True,
+            **where_to_look(settings.name_or_path),
+            **options,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(_load_fault(settings, error)) from error
+
+
+def _from_scratch(
+    auto: Any, config: Any, settings: ModelSettings, options: dict[str, Any]
+) -> Any:
+    try:
+        return auto.from_config(config, **options)
+    except (ArithmeticError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        # A size of 0 is divided by, one below 0 is none of a tensor.
+        raise ModelError(_load_fault(settings, error)) from error
+
+
+def load_pretrained(
+    folder: Path, *, trust_remote_code: bool = False, **options: Any
+) -> Any:
+    """A model saved by `save_pretrained`, of the class that was saved, on the CPU.
+    Raises ModelError where that is code from the folder, and it is not trusted."""
+    transformers = _quiet_transformers()
+    config, _ = transformers.PretrainedConfig.get_config_dict(folder)
+    kind = _saved_class(config, transformers, trust_remote_code)
+    if kind is None:
+        raise ModelError(
+            f"{folder}/config.json names {config.get('architectures') or 'no class'}: "
+            f"not a model of transformers {transformers.__version__}; a family of "
+            "your own is known once its module is imported (model.family), code from "
+            "the folder is run only with trust_remote_code: true"
+        )
+    own = {"trust_remote_code": True} if trust_remote_code else {}
+    options = {"dtype": torch.float32, "use_safetensors": True, **own, **options}
+    return kind.from_pretrained(folder, **options)
+
+
+def _saved_class(
+    config: dict[str, Any], transformers: Any, trust_remote_code: bool
+) -> Any | None:
+    """The class that `config` names, or the automatic one that runs its code."""
+    (name, *_) = config.get("architectures") or ("",)
+    if own := model_class(name):
+        return own
+    code = config.get("auto_map", {}) if trust_remote_code else {}
+    for automatic, reference in code.items():
+        if str(reference).rpartition(".")[2] == name:
+            return getattr(transformers, automatic)
+    return getattr(transformers, name, None)
+
+
+def _quiet_transformers() -> Any:
+    """The library, without bars for loading weights and writing shards, which would
+    break into the line of progress."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    return transformers
+
+
+def _config(
+    settings: ModelSettings, task: Task, vocabulary: Vocabulary | None, facts: Any
+) -> Any:
+    import transformers
+
+    extra = {**settings.applied_config, **task.config_keys()}
+    if settings.name_or_path is None:
+        kind = extra["model_type"]
+        family = family_of_type(kind)
+        known = {**family.shape_keys(facts), **family.statistics_keys(facts)}
+        extra = {**known, **extra}
+        if vocabulary:
+            extra.setdefault("vocab_size", vocabulary.size)
+            extra.setdefault("pad_token_id", vocabulary.pad_token_id)
+    config = _load_config(settings, extra, transformers)
+    if fault := task.model_fault(config):
+        raise ModelError(fault)
+    if settings.name_or_path is not None:
+        _fit_samples(config, facts)
+    config.flatout_task = settings.task
+    if vocabulary:
+        _fit_vocabulary(config, vocabulary)
+    return config
+
+
+def _fit_samples(config: Any, facts: Any) -> None:
+    """A checkpoint keeps its statistics, and takes samples of its shape alone."""
+    family = family_of_type(config.model_type)
+    for name, value in family.statistics_keys(facts).items():
+        if getattr(config, name, None) is None:
+            setattr(config, name, value)
+    for name, value in family.shape_keys(facts).items():
+        own = getattr(config, name, value)
+        if own != value:
+            raise ModelError(
+                f"model.name_or_path: its {name} is {own}, that of the rows {value}: "
+                f"make the rows so (images.size, images.channels), or set "
+                f"model.overrides.{name}"
+            )
+
+
+def _fit_vocabulary(config: Any, vocabulary: Vocabulary) -> None:
+    if getattr(config, "pad_token_id", None) is None:
+        config.pad_token_id = vocabulary.pad_token_id
+    if config.vocab_size < vocabulary.size:
+        raise ModelError(
+            f"model.config.vocab_size={config.vocab_size} is smaller than the "
+            f"tokenizer's {vocabulary.size} pieces: raise it, or lower "
+            "tokenize.vocab_size"
+        )
+
+
+def _foreign_tokens(kind: str, vocab_size: int, transformers: Any) -> dict[str, None]:
+    """Defaults that a smaller vocabulary does not have, as GPT-2's end of text, number
+    50,256: given as None, since transformers warns of them when a config is made."""
+    defaults = transformers.AutoConfig.for_model(kind)
+    return {
+        name: None
+        for name in ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
+        if isinstance(token := getattr(defaults, name, None), int)
+        and token >= vocab_size
+    }
+
+
+def _load_config(
+    settings: ModelSettings, extra: dict[str, Any], transformers: Any
+) -> Any:
+    try:
+        if settings.name_or_path is None:
+            kind = extra.pop("model_type")
+            unused = inherited_names(transformers.CONFIG_MAPPING[kind])
+            extra = {name: extra[name] for name in extra.keys() - unused}
+            size = extra.get("vocab_size")
+            foreign = _foreign_tokens(kind, size, transformers) if size else {}
+            return transformers.AutoConfig.for_model(kind, **{**foreign, **extra})
+        extra.pop("model_type", None)
+        config = transformers.AutoConfig.from_pretrained(
+            settings.name_or_path,
+            revision=settings.revision,
+            trust_remote_code=settings.trust_remote_code,
+            **where_to_look(settings.name_or_path),
+            **extra,
+        )
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
+        raise ModelError(_load_fault(settings, error)) from error
+    faults = override_faults(settings, config)
+    if faults:
+        raise ModelError("; ".join(faults))
+    return config
+
+
+def _load_fault(settings: ModelSettings, error: Exception) -> str:
+    name, lines = settings.name_or_path, str(error).strip().split("\n")
+    # Checks of a config's fields tell what is wrong in their second line.
+    reason = " ".join(" ".join(lines[: 2 if lines[0].endswith(":") else 1]).split())
+    if name is None:
+        return (
+            f"model.config: no model for task {settings.task} can be built from "
+            f"{settings.config}: {reason}"
+        )
+    folder = Path(name)
+    if folder.is_dir():
+        needed = [
+            f for f in ("config.json", "model.safetensors") if not (folder / f).exists()
+        ]
+        missing = f"; missing there: {', '.join(needed)}" if needed else ""
+        return (
+            f"model.name_or_path: {folder} cannot be loaded for task "
+            f"{settings.task}{missing}: {reason}"
+        )
+    return (
+        f"model.name_or_path: {name!r} is neither a folder here nor could it be "
+        f"fetched from the Hub (looked for config.json and model.safetensors; "
+        f"revision {settings.revision or 'main'}): {reason}. Set it to a folder that "
+        "holds them, or to null with model.config to train from scratch"
+    )
+
+
+def _check_positions(config: Any, max_length: int) -> None:
+    usable = usable_positions(config.to_dict())
+    if usable is None or max_length <= usable:
+        return
+    positions = config.max_position_embeddings
+    raise SettingsError(
+        f"tokenize.max_length={max_length} is beyond the model's {usable} "
+        f"positions: set it to at most {usable}"
+        + ("" if usable == positions else f" ({positions} less padding_idx + 1)")
+    )

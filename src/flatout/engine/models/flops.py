@@ -1,0 +1,206 @@
+"""Floating-point operations of a training step, and what devices can do.
+
+One convention, by model and data alone, whatever code runs. It counts the products that
+the model's mathematics needs, forward and backward, two operations a multiplication:
+
+- every matrix of a layer at every real token, 6 a weight (2 forward, 4 backward; PaLM,
+  Chowdhery et al. 2022, appendix B). The last layer counts like the others, although
+  flatout computes parts of it for targets alone (narrowing.py);
+- the head, and a pooler, at targets alone; tied to the embedding or not, once;
+- attention by the pairs of tokens that see each other, 12 x heads x head_dim a pair:
+  a causal layer looks back, a window is as wide as it is, rows and documents end;
+- of what is frozen (`train.freeze`) no gradients, and none of what is below it where
+  nothing is trained there;
+- nothing for padding, embeddings that are looked up, biases, norms, softmax, rotation
+  and activations, or for what is computed again in a backward pass.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from flatout.engine.families import family_of
+from flatout.engine.machine.runtime import DTYPES, Runtime
+from flatout.engine.ops.attention import head_dimension
+from flatout.engine.rows.layout import Ints
+
+PEAK_BF16_TFLOPS = {
+    "H200": 989.5,
+    "H100 PCIe": 756.0,
+    "H100 NVL": 835.5,
+    "H100": 989.5,
+    "B200": 2250.0,
+    "A100": 312.0,
+    "A10": 125.0,
+    "L40S": 362.0,
+    "L40": 181.0,
+    "L4": 121.0,
+    "RTX 4090": 165.2,
+    "RTX 3090": 71.0,
+    "V100": 125.0,
+    "T4": 65.0,
+}
+"""Dense bf16 (fp16 where the card has no bf16), from NVIDIA's data sheets."""
+
+
+@dataclass(frozen=True)
+class AttentionPairs:
+    """Counts the pairs of tokens that see each other, over all layers."""
+
+    causal: bool
+    layers_by_reach: dict[int | None, int]
+    """Number of layers that look so many tokens far; None: over the whole row."""
+
+    @classmethod
+    def of(cls, config: Any, *, causal: bool) -> AttentionPairs:
+        """`causal`: whether a token sees only those before it."""
+        window = getattr(config, "sliding_window", None)
+        kinds = getattr(config, "layer_types", None)
+        if kinds is None:
+            kinds = ["sliding_attention"] * getattr(config, "num_hidden_layers", 0)
+        # A causal window holds the token itself, one to both sides does not.
+        reach = window - 1 if window is not None and causal else window
+        reaches = [reach if kind == "sliding_attention" else None for kind in kinds]
+        return cls(causal, dict(Counter(reaches)))
+
+    def __call__(self, lengths: Ints) -> int:
+        """Of rows, or documents, of `lengths` (N,)."""
+        found = 0
+        for reach, layers in self.layers_by_reach.items():
+            far = lengths - 1 if reach is None else np.minimum(lengths - 1, reach)
+            before = int((far * lengths - far * (far + 1) // 2).sum())
+            sides = before if self.causal else 2 * before
+            found += layers * (sides + int(lengths.sum()))
+        return found
+
+
+@dataclass(frozen=True)
+class ModelFlops:
+    """Operations of forward and backward."""
+
+    body: int
+    """Of products, a token."""
+    head: int
+    """Of products, a target."""
+    attention: float
+    """A pair of tokens that see each other."""
+
+    @classmethod
+    def of(cls, model: Any) -> ModelFlops:
+        config, base = model.config, model.base_model
+        if counted := family_of(config).count_products(model):
+            return cls(body=int(2 * _passes(model) * counted), head=0, attention=0)
+        late = [model.get_output_embeddings(), getattr(base, "pooler", None)]
+        at_targets = {m for part in late if part is not None for m in part.modules()}
+        at_tokens = set(base.modules()) - at_targets
+        operations = _operations(model)
+        body = sum(operations[module] for module in at_tokens)
+        heads = getattr(config, "num_attention_heads", 0)
+        # A model of its own code may name its sizes as it likes.
+        named = heads and hasattr(config, "hidden_size")
+        width = heads * head_dimension(config) if named else 0
+        return cls(
+            body=body,
+            head=sum(operations.values()) - body,
+            attention=(4 + 8 * _share_with_backward(model)) * width,
+        )
+
+    def over(self, tokens: int, targets: int, attention_pairs: int) -> int:
+        """FLOPs of forward and backward over so many."""
+        dense = self.body * tokens + self.head * targets
+        return dense + int(self.attention * attention_pairs)
+
+
+def _operations(model: nn.Module) -> dict[nn.Module, int]:
+    """Of a module's own products, an input: 2 a weight forward; backward 2 for its
+    gradient, and 2 for what comes from below where anything is trained there."""
+    below, found = next(model.parameters()).requires_grad, {}
+    for module in model.modules():
+        own = list(module.parameters(recurse=False))
+        trained = any(p.requires_grad for p in own)
+        passes = 1 + int(trained) + int(below)
+        found[module] = 2 * passes * _product_weights(module)
+        below = below or trained
+    return found
+
+
+def _passes(model: nn.Module) -> float:
+    """Forward and backward, each as one, over the products: 3 where all is trained."""
+    weights = sum(map(_product_weights, model.modules()))
+    return sum(_operations(model).values()) / (2 * weights)
+
+
+def _share_with_backward(model: nn.Module) -> float:
+    """Of layers: a frozen one has no backward pass where nothing is trained below."""
+    layers = next((m for m in model.modules() if isinstance(m, nn.ModuleList)), None)
+    if layers is None:
+        return 1.0
+    places = {id(p): place for place, m in enumerate(layers) for p in m.parameters()}
+    place = 0
+    for parameter in model.parameters():
+        if id(parameter) in places:
+            place = places[id(parameter)]
+        elif place:  # behind the last layer
+            place = len(layers)
+        if parameter.requires_grad:
+            break
+    return 1 - place / len(layers)
+
+
+def _product_weights(module: nn.Module) -> int:
+    """Elements of a module's own matrices; rows of an embedding are looked up."""
+    if isinstance(module, nn.Embedding):
+        return 0
+    return sum(p.numel() for p in module.parameters(recurse=False) if p.dim() > 1)
+
+
+HOST_S_PER_BLOCK = 2.2e-3
+"""What launching a compiled block takes the host, forward and backward: 25 to 33 ms
+for the 12 of BERT-base."""
+USED_SHARE = 0.5
+"""Of a data sheet's peak, in a good step."""
+
+
+def launch_tokens(width: int, runtime: Runtime) -> int:
+    """Tokens that a GPU trains in the time in which the host launches a micro-batch; 0
+    on a CPU and where the GPU's peak is not known, as in fp32, where the host is seldom
+    the bound. A block of `width` has 12 x width^2 weights, so the number of blocks does
+    not matter."""
+    peak = peak_tflops(runtime.device_name) if runtime.is_cuda else None
+    if peak is None or not width or runtime.precision == "fp32":
+        return 0
+    token_s = 6 * 12 * width**2 / (USED_SHARE * peak * 1e12)
+    return int(HOST_S_PER_BLOCK / token_s)
+
+
+def peak_tflops(device_name: str) -> float | None:
+    """Data-sheet peak of a device; None for one that is not in the table."""
+    for name, peak in PEAK_BF16_TFLOPS.items():
+        if name in device_name:
+            return peak
+    return None
+
+
+def measured_tflops(runtime: Runtime, seconds: float) -> float:
+    """Best of square products in the run's precision, tried for `seconds`."""
+    size, calls = (8192, 4) if runtime.is_cuda else (1536, 1)
+    a, b = (
+        torch.randn(size, size, device=runtime.device, dtype=DTYPES[runtime.precision])
+        for _ in range(2)
+    )
+    best_s, begin = float("inf"), time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        runtime.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            torch.mm(a, b)
+        runtime.synchronize()
+        best_s = min(best_s, (time.perf_counter() - start) / calls)
+    return 2 * size**3 / best_s / 1e12

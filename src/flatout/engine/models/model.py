@@ -1,0 +1,134 @@
+"""A transformer with flatout's forward pass: states at the targets, their loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flatout.engine.families import family_of
+from flatout.engine.families._family import row_means
+from flatout.engine.ops.precise_output import keep_output_precise
+from flatout.engine.tasks import Task
+
+LOGITS_AT_ONCE = 2**27
+"""Elements, 512 MiB in fp32: the logits of 65,536 tokens over 151,936 pieces would be
+37 GiB, and their loss makes a copy."""
+
+
+class TaskModel(nn.Module):
+    """A model and its loss over one micro-batch, padded or packed alike.
+
+    forward -> (loss, logits): the task's summed loss over the targets, fp32 (), and for
+    tasks with one target a row the logits (K, classes), detached.
+    """
+
+    def __init__(
+        self, model: Any, task: Task, max_length: int, *, whole: bool = False
+    ) -> None:
+        """`whole`: run the model as transformers does, with its head on all tokens."""
+        super().__init__()
+        self.model = model
+        self.task = task
+        self.family = family_of(model.config)
+        self.max_length = max_length
+        if task.precise_output:
+            keep_output_precise(model)
+        self.head = None if whole else self.family.head(task.head)
+        self._caches = bool(getattr(model.config, "use_cache", False))
+        self._set_cache(False)
+        self.fused_head = False
+        """Loss of a language model's head without its logits (linear_loss.py)."""
+        self.pools_mean = self.family.pools_mean(task.head, model.config)
+        one_state = self.head is not None and not self.pools_mean
+        self.narrowed = one_state and self.family.narrow(model)
+
+    def _set_cache(self, enabled: bool) -> None:
+        """Keys and values that generation keeps; a forward pass of ours needs none."""
+        if self._caches:
+            self.model.config.use_cache = enabled
+
+    def save_pretrained(self, folder: Path, weights: Any = None) -> None:
+        """As transformers does, with the cache as the model's config had it."""
+        self._set_cache(True)
+        try:
+            self.model.save_pretrained(folder, state_dict=weights)
+        finally:
+            self._set_cache(False)
+
+    def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        if self.fused_head:
+            return self._fused_loss(batch), None
+        logits = self.logits(batch)
+        loss = self.task.loss(logits, batch["labels"])
+        return loss, logits.detach() if self.task.one_a_row else None
+
+    def logits(self, batch: dict[str, Tensor]) -> Tensor:
+        """(K, classes or vocabulary) at the batch's targets."""
+        if self.head is None:
+            return self._whole_model_logits(batch)
+        result: Tensor = self.head(self.model, self._target_states(batch))
+        return result
+
+    def logits_in_parts(
+        self, batch: dict[str, Tensor], take: Callable[[Tensor, Tensor], None]
+    ) -> None:
+        """Call `take` with logits (k, classes or vocabulary) and labels (k,) of a few
+        targets at a time, so that evaluation needs less memory than a step."""
+        # Rows whose tags are judged together lie in one part.
+        pieces = getattr(self.model.config, "vocab_size", 1)
+        several = pieces * math.prod(self.task.label_shape)
+        size = max(1, LOGITS_AT_ONCE // (len(self.task.label_names) or several))
+        whole = self.head is None
+        states = self.logits(batch) if whole else self._target_states(batch)
+        parts = zip(
+            torch.split(states, size), torch.split(batch["labels"], size), strict=True
+        )
+        for part, labels in parts:
+            take(part if self.head is None else self.head(self.model, part), labels)
+
+    def _fused_loss(self, batch: dict[str, Tensor]) -> Tensor:
+        from flatout.engine.ops.kernels.linear_loss import linear_cross_entropy
+
+        hidden = self._target_states(batch)
+        if torch.is_autocast_enabled(hidden.device.type):
+            hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
+        weight = self.model.get_output_embeddings().weight
+        hidden, labels = hidden.flatten(0, -2), batch["labels"].flatten()
+        loss: Tensor = linear_cross_entropy(hidden, weight, labels)[0]
+        return loss
+
+    def _target_states(self, batch: dict[str, Tensor]) -> Tensor:
+        """Last hidden states (K, hidden) of the targets, or their rows' means."""
+        inputs = self._inputs(batch)
+        if self.narrowed:
+            self.family.set_targets(self.model, batch["target_index"])
+        hidden: Tensor = self.model.base_model(**inputs).last_hidden_state
+        if self.pools_mean:
+            return row_means(hidden, batch)
+        hidden = hidden.flatten(0, 1)
+        return hidden if self.narrowed else hidden[batch["target_index"]]
+
+    def _inputs(self, batch: dict[str, Tensor]) -> dict[str, Any]:
+        config, fields = self.model.config, batch
+        if self.training:
+            fields = dict(self.family.augment(config, batch))
+        return self.family.inputs(config, fields, self.max_length)
+
+    def _whole_model_logits(self, batch: dict[str, Tensor]) -> Tensor:
+        logits: Tensor = self.model(**self._inputs(batch)).logits
+        if self.task.one_a_row:  # (B, classes): the model has chosen the tokens itself
+            return logits
+        return logits.flatten(0, 1)[batch["target_index"]]
+
+
+def forget_failed_pass(model: nn.Module) -> None:
+    """Drop what layers of a pass that failed left for those behind them."""
+    for module in model.modules():
+        forget = getattr(module, "forget", None)
+        if callable(forget):
+            forget()

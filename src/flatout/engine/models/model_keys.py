@@ -1,0 +1,116 @@
+"""Names in `model.config` and `model.overrides`, of which transformers takes any.
+
+A misspelt one becomes an attribute that nothing reads, or is dropped, and the model has
+another shape than was asked for.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from flatout.engine.families import families, import_own
+from flatout.engine.machine.hub import missing_folder
+from flatout.engine.parameters import ModelSettings, near_or_all, refusal
+from flatout.engine.tasks import task_fault
+
+INHERITED = frozenset(
+    {
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "max_position_embeddings",
+    }
+)
+"""What conf/base sets, and every model inherits. Types that have none of that name
+leave it alone."""
+OLDER = frozenset({"rope_theta", "rope_scaling", "torch_dtype"})
+"""transformers 5 translates them, from scratch."""
+COMMON = frozenset({"model_type", "num_labels"})
+
+
+def check_model_keys(settings: ModelSettings) -> None:
+    """Raises SettingsError that names every fault."""
+    faults = model_key_faults(settings)
+    if faults:
+        raise refusal(faults)
+
+
+def model_key_faults(settings: ModelSettings) -> list[str]:
+    """A line a key, or one for a folder that is not there. Of a checkpoint that is not
+    on this machine none: its keys are looked at when it has been loaded
+    (`override_faults`)."""
+    if unknown := task_fault(settings.task):
+        return [unknown]
+    if missing := missing_folder(settings.name_or_path):
+        return [missing]
+    if settings.name_or_path is not None:
+        return _faults_by_checkpoint(settings) if settings.overrides else []
+    kind, keys = str(settings.config["model_type"]), settings.config.keys() - COMMON
+    if keys <= INHERITED and is_of_transformers(kind):  # spares a second of imports
+        return []
+    import_own(settings)
+    families()  # their types become transformers' own
+    from transformers import CONFIG_MAPPING
+
+    if kind not in CONFIG_MAPPING:
+        near = near_or_all(kind, list(CONFIG_MAPPING.keys()), "")
+        return [f"model.config.model_type: {kind!r} is none of transformers'; {near}"]
+    valid = _names(CONFIG_MAPPING[kind])
+    return _faults("model.config", keys - INHERITED - OLDER, valid, kind)
+
+
+def is_of_transformers(kind: str) -> bool:
+    """Whether transformers has models of this type, without importing it."""
+    spec = find_spec("transformers")
+    if spec is None or not spec.submodule_search_locations:
+        return False
+    models = Path(spec.submodule_search_locations[0]) / "models"
+    return (models / kind.replace("-", "_") / "__init__.py").is_file()
+
+
+def override_faults(settings: ModelSettings, config: Any) -> list[str]:
+    """Those of `model.overrides` by the checkpoint's own config."""
+    valid = _names(type(config)) | {name for name in vars(config) if name[0] != "_"}
+    keys = settings.overrides.keys() - COMMON
+    return _faults("model.overrides", keys, valid, config.model_type)
+
+
+def inherited_names(config_class: Any) -> frozenset[str]:
+    """Those of conf/base that models of this type have not."""
+    given = inspect.signature(config_class).parameters
+    return INHERITED - _names(config_class) - given.keys()
+
+
+def _faults_by_checkpoint(settings: ModelSettings) -> list[str]:
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(
+            settings.name_or_path,
+            revision=settings.revision,
+            trust_remote_code=False,
+            local_files_only=True,
+        )
+    except (OSError, ValueError, KeyError):
+        return []  # not here, or code of its own; loading it says what is wrong
+    return override_faults(settings, config)
+
+
+def _faults(
+    where: str, keys: Collection[str], valid: Collection[str], kind: str
+) -> list[str]:
+    return [
+        f"{where}.{key}: models of type {kind} have none; "
+        + near_or_all(key, valid, f"{where}.")
+        for key in sorted(set(keys) - set(valid))
+    ]
+
+
+def _names(config_class: Any) -> frozenset[str]:
+    fields = getattr(config_class, "__dataclass_fields__", {})
+    return frozenset(fields) | frozenset(config_class.attribute_map)

@@ -1,0 +1,189 @@
+"""Which attention kernel runs, and the padding-free one.
+
+transformers lets a name be registered whose function gets q, k, v of shape
+(1, heads, P, head_dim) and every extra keyword given to the model; ours reads
+`cu_seqlens` there and lets no row see another. On a GPU it is PyTorch's own
+flash-attention kernel (Dao 2023), called below `varlen_attn` because that wrapper
+has no dropout and a model's attention dropout is part of its optimisation. On a
+CPU it goes row by row (row_by_row.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flatout.engine.ops.projections import take_product
+from flatout.engine.ops.row_by_row import Rule, row_by_row
+
+PACKED = "flatout_packed"
+"""Name of the padding-free attention among transformers' implementations."""
+ROWS = "flatout_rows"
+"""The same in tiles for short rows (row_attention.py), on a GPU."""
+PADDED = "flatout_sdpa"
+"""transformers' sdpa whose mask is built without asking the device whether any token
+is padding: it asks at every step, and the host waits for the answer."""
+ROWS_MAX_LENGTH = 512
+"""Rows up to which the narrow tiles win (measured to 320; flash tiles are 128)."""
+ROWS_HEAD_DIMS = frozenset({16, 32, 64, 128})
+
+FLASH_DTYPES = frozenset({torch.bfloat16, torch.float16})
+MAX_FLASH_HEAD_DIM = 256
+
+
+def register() -> None:
+    """Make the names known to transformers. No mask is built for the packed ones:
+    transformers builds none for names its mask interface does not hold."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    AttentionInterface.register(PACKED, packed_attention)
+    AttentionInterface.register(ROWS, partial(packed_attention, kernel=row_tiles))
+    AttentionInterface.register(PADDED, sdpa_attention_forward)
+    AttentionMaskInterface.register(PADDED, _padding_mask)
+
+
+def _padding_mask(*args: Any, **kwargs: Any) -> Tensor | None:
+    """transformers' mask for sdpa (B, 1, T, T); none without an attention mask."""
+    from transformers.masking_utils import sdpa_mask
+
+    if kwargs.get("attention_mask") is not None:
+        kwargs["allow_is_causal_skip"] = kwargs["allow_is_bidirectional_skip"] = False
+    mask: Tensor | None = sdpa_mask(*args, **kwargs)
+    return mask
+
+
+def packed_attention(  # noqa: PLR0913 - the signature is transformers'
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    kernel: Callable[..., Tensor] | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """(1, H, P, D) query, (1, G, P, D) key and value -> (1, P, H, D).
+
+    `kwargs` holds `cu_seqlens` (R + 1,) int32 and `max_seqlen`, as given to the model.
+    """
+    causal = bool(getattr(module, "is_causal", False))
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    rule = Rule(scale, dropout, causal, *window(sliding_window, causal))
+    # Rotary embeddings come back in fp32 under autocast; kernels want one dtype.
+    dtype = value.dtype
+    query, key, value = (
+        t.squeeze(0).transpose(0, 1).to(dtype) for t in (query, key, value)
+    )
+    if query.is_cuda:
+        cu_seqlens, max_seqlen = kwargs["cu_seqlens"], kwargs["max_seqlen"]
+        if kernel is None:
+            out = _flash(query, key, value, cu_seqlens, max_seqlen, rule)
+        else:
+            joined = _joined(take_product(module), query, key, value)
+            out = kernel(joined, query.shape[1], cu_seqlens, max_seqlen, rule)
+    else:
+        targets = getattr(module, "target_index", None)
+        out = _rows_in_fp32(query, key, value, kwargs["cu_seqlens"], rule, targets)
+    return out.to(dtype).unsqueeze(0), None
+
+
+def window(sliding_window: int | None, causal: bool) -> tuple[int, int]:
+    """`Rule.left` and `Rule.right`; transformers counts the token itself."""
+    if sliding_window is None:
+        return (-1, 0) if causal else (-1, -1)
+    return (sliding_window - 1, 0 if causal else sliding_window - 1)
+
+
+def _flash(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    rule: Rule,
+) -> Tensor:
+    """(P, H, D), (P, G, D) -> (P, H, D); grouped heads are the kernel's own."""
+    result = torch.ops.aten._flash_attention_forward(
+        query,
+        key,
+        value,
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        rule.dropout,
+        rule.causal,
+        False,
+        scale=rule.scale,
+        window_size_left=None if rule.left < 0 else rule.left,
+        window_size_right=None if rule.right < 0 or rule.causal else rule.right,
+    )
+    out: Tensor = result[0]
+    return out
+
+
+def _rows_in_fp32(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
+    """As `row_by_row`, in fp32. oneDNN compiles a bf16 product for each new shape, and
+    every length of a row is one: 20 of 45 to 110 ms a step of a small BERT. fp32
+    products (MKL) are not compiled."""
+    with torch.autocast("cpu", enabled=False):
+        return row_by_row(query.float(), key.float(), value.float(), *rest)
+
+
+def _joined(
+    product: Tensor | None, query: Tensor, key: Tensor, value: Tensor
+) -> Tensor:
+    """(P, H + 2 G, D): the product that they are slices of, where it was kept."""
+    if product is None:
+        return torch.cat([query, key, value], 1)
+    return product.view(query.shape[0], -1, query.shape[2])
+
+
+def row_tiles(
+    joined: Tensor, heads: int, cu_seqlens: Tensor, max_seqlen: int, rule: Rule
+) -> Tensor:
+    """As `_flash`, in tiles that fit short rows, of query, key and value side by side
+    (P, H + 2 G, D)."""
+    from flatout.engine.ops.kernels.row_attention import row_attention
+
+    out: Tensor = row_attention(joined, heads, cu_seqlens, max_seqlen, *rule)[0]
+    return out
+
+
+def head_dimension(config: Any) -> int:
+    return int(
+        getattr(config, "head_dim", None)
+        or config.hidden_size // config.num_attention_heads
+    )
+
+
+def short_rows_fit(config: Any, max_length: int) -> bool:
+    """Whether the tiles of row_attention.py are made for this model and these rows."""
+    from importlib.util import find_spec
+
+    return (
+        find_spec("triton") is not None
+        and max_length <= ROWS_MAX_LENGTH
+        and head_dimension(config) in ROWS_HEAD_DIMS
+    )
+
+
+def kernel_fault(config: Any, device_type: str, dtype: torch.dtype) -> str | None:
+    """Why the padding-free kernel does not take a model's heads; None where it does."""
+    if device_type != "cuda":
+        return None
+    if dtype not in FLASH_DTYPES:
+        return f"the flash kernel computes in bf16 or fp16, not {dtype}"
+    head_dim = head_dimension(config)
+    if head_dim % 8 or head_dim > MAX_FLASH_HEAD_DIM:
+        return (
+            f"head dimension {head_dim} is no multiple of 8 up to {MAX_FLASH_HEAD_DIM}"
+        )
+    return None

@@ -1,0 +1,122 @@
+"""BERT's feed-forward and output blocks with kernels of their own.
+
+What stands between two matrix products there moves memory and computes little: a bias,
+GELU; a bias, dropout, the residual, LayerNorm. Each becomes one kernel, and all of its
+gradients, biases' included, one more (kernels/bias_gelu.py and residual_norm.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flatout.engine.ops.dropout import HashDropout, Noise
+from flatout.engine.ops.gelu import Gelu
+from flatout.engine.ops.narrowing import narrow_point
+
+MAX_WIDTH = 1024
+"""Hidden size up to which a row fits a warp's registers (residual_norm.py)."""
+
+
+class _Carry:
+    """The way of a residual's gradient from one block to the one before it."""
+
+    def __init__(self) -> None:
+        self.tensor: Tensor | None = None
+
+    def take(self) -> Tensor | None:
+        tensor, self.tensor = self.tensor, None
+        return tensor
+
+
+class _Intermediate(nn.Module):
+    """Linear and GELU."""
+
+    dense: nn.Linear
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        from flatout.engine.ops.kernels.bias_gelu import bias_gelu
+
+        product = F.linear(hidden_states, self.dense.weight)
+        result: Tensor = bias_gelu(product.flatten(0, -2), self.dense.bias)
+        return result.view(product.shape)
+
+
+class _Output(nn.Module):
+    """Linear, dropout, residual and LayerNorm. `takes` and `gives`: whether the
+    residual is the block before's output, and this one's the next block's."""
+
+    dense: nn.Linear
+    dropout: nn.Module
+    LayerNorm: nn.LayerNorm
+    noise: Noise
+    carry: _Carry
+    takes: bool
+    gives: bool
+
+    def forget(self) -> None:
+        """Drop what a pass that failed left here: it holds that pass's activations."""
+        self.carry.take()
+
+    def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
+        if not self.training:
+            states = self.dense(hidden_states) + input_tensor
+            result: Tensor = self.LayerNorm(states)
+            return result
+        return self._fused(F.linear(hidden_states, self.dense.weight), input_tensor)
+
+    def _fused(self, product: Tensor, residual: Tensor) -> Tensor:
+        from flatout.engine.ops.kernels.residual_norm import residual_norm
+
+        seed, rate = self.noise.seed, 0.0
+        if isinstance(self.dropout, HashDropout):
+            seed, rate = self.dropout.seed, self.dropout.p
+        carried = self.carry.take() if self.takes else None
+        out, carry, *_ = residual_norm(
+            product.flatten(0, -2),
+            self.dense.bias,
+            (residual if carried is None else residual.detach()).flatten(0, -2),
+            self.LayerNorm.weight,
+            self.LayerNorm.bias,
+            carried,
+            seed,
+            rate,
+            self.LayerNorm.eps,
+        )
+        if self.gives:
+            self.carry.tensor = carry
+        result: Tensor = out.view(product.shape)
+        return result
+
+
+def fuse_blocks(model: Any, noise: Noise, *, narrowed: bool) -> int:
+    """Put them in place, after `replace_dropout` and `replace_gelu`; how many layers.
+    `narrowed`: the last layer is given its targets alone."""
+    if not _can_fuse(model.config):
+        return 0
+    layers = model.base_model.encoder.layer
+    outputs = [
+        out for layer in layers for out in (layer.attention.output, layer.output)
+    ]
+    carry = _Carry()
+    gathers = narrow_point(model) if narrowed else None
+    for module in outputs:
+        module.__class__ = _Output
+        module.noise, module.carry = noise, carry
+        module.takes = module is not outputs[0] and module is not gathers
+    for module, follower in zip(outputs, [*outputs[1:], None], strict=True):
+        module.gives = follower is not None and follower.takes
+    for layer in layers:
+        if isinstance(layer.intermediate.intermediate_act_fn, Gelu):
+            layer.intermediate.__class__ = _Intermediate
+    return len(layers)
+
+
+def _can_fuse(config: Any) -> bool:
+    """Blocks that follow one another, each called once a pass."""
+    if config.hidden_size > MAX_WIDTH:
+        return False
+    unusual = ("chunk_size_feed_forward", "add_cross_attention")
+    return not any(getattr(config, name, None) for name in unusual)

@@ -1,0 +1,106 @@
+"""Attention and feed-forward of Llama's kin with kernels of their own.
+
+The product for query, key and value goes to attention as it is, normed and turned in
+place of seven kernels (kernels/rotary.py); that of gate and up has one kernel, and one
+for its gradient (kernels/gated_silu.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from flatout.engine.ops.attention import row_tiles, window
+from flatout.engine.ops.projections import is_joined, joined_product
+from flatout.engine.ops.row_by_row import Rule
+
+
+class _Attention(nn.Module):
+    """Causal, over packed rows."""
+
+    q_proj: nn.Linear
+    o_proj: nn.Linear
+    head_dim: int
+    scaling: float
+    attention_dropout: float
+    heads: int
+    span: int | None
+    """Tokens that a query sees, itself included; None: all before it."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **packed: Any,
+    ) -> tuple[Tensor, None]:
+        """(1, P, N) -> (1, P, N). `packed` holds cu_seqlens (R + 1,) and max_seqlen."""
+        product = joined_product(self.q_proj, hidden_states)
+        turned = self._turned(product, *position_embeddings)
+        dropout = self.attention_dropout if self.training else 0.0
+        rule = Rule(self.scaling, dropout, True, *window(self.span, True))
+        bounds, longest = packed["cu_seqlens"], packed["max_seqlen"]
+        out = row_tiles(turned, self.heads, bounds, longest, rule)
+        return self.o_proj(out.flatten(1).unsqueeze(0)), None
+
+    def _turned(self, product: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """(1, P, (H + 2 G) D) -> (P, H + 2 G, D)."""
+        from flatout.engine.ops.kernels.rotary import rotary
+
+        norms = [getattr(self, name, None) for name in ("q_norm", "k_norm")]
+        weights = [None if norm is None else norm.weight for norm in norms]
+        eps = 0.0 if norms[0] is None else norms[0].variance_epsilon
+        heads = product.view(product.shape[1], -1, self.head_dim)
+        result: Tensor = rotary(
+            heads, cos.squeeze(0), sin.squeeze(0), *weights, self.heads, eps
+        )
+        return result
+
+
+class _FeedForward(nn.Module):
+    """down(silu(gate) * up)."""
+
+    gate_proj: nn.Linear
+    down_proj: nn.Linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        from flatout.engine.ops.kernels.gated_silu import gated_silu
+
+        product = joined_product(self.gate_proj, x)
+        gated = gated_silu(product.flatten(0, -2))
+        out: Tensor = self.down_proj(gated.view(*product.shape[:-1], -1))
+        return out
+
+
+def fuse_decoder(model: Any) -> int:
+    """Put them in place, after `join_products`, where attention works in row tiles; how
+    many layers."""
+    config = model.config
+    if not _turns_whole_heads(model):
+        return 0
+    layers = model.base_model.layers
+    for layer in layers:
+        attention = layer.self_attn
+        if is_joined(attention.q_proj):
+            attention.__class__ = _Attention
+            attention.heads = config.num_attention_heads
+            attention.span = _span(attention)
+        if is_joined(layer.mlp.gate_proj) and config.hidden_act == "silu":
+            layer.mlp.__class__ = _FeedForward
+    return len(layers)
+
+
+def _turns_whole_heads(model: Any) -> bool:
+    """Some models turn a part of each head."""
+    attention = model.base_model.layers[0].self_attn
+    frequencies: Tensor = model.base_model.rotary_emb.inv_freq
+    return 2 * len(frequencies) == int(attention.head_dim)
+
+
+def _span(attention: Any) -> int | None:
+    """Mistral's window is in the configuration, Qwen's in the layer; Llama has none."""
+    source = attention if hasattr(attention, "sliding_window") else attention.config
+    span: int | None = getattr(source, "sliding_window", None)
+    return span

@@ -1,0 +1,98 @@
+"""Cross entropy of a language model's head without its logits in memory.
+
+The logits of 65,000 tokens over 32,000 pieces are 4 GiB, their gradient as much
+again. Here they exist for a chunk of tokens at a time, and the forward pass leaves the
+gradients of the hidden states and of the weight, which the backward pass only scales
+(the idea of Liger-Kernel, Hsu et al. 2024).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from flatout.engine.tasks import IGNORED
+
+CHUNK_TOKENS = 8_192
+BLOCK = 4_096
+
+
+@triton.jit
+def _softmax_gradient_kernel(
+    logits_ptr, labels_ptr, loss_ptr, stride, pieces, ignored,
+    block: tl.constexpr,
+):  # fmt: skip
+    """One token: its loss; its logits are overwritten by softmax - one-hot."""
+    token = tl.program_id(0).to(tl.int64)
+    logits_ptr += token * stride
+    label = tl.load(labels_ptr + token)
+    most, total = float("-inf"), 0.0
+    for begin in range(0, pieces, block):
+        place = begin + tl.arange(0, block)
+        x = tl.load(logits_ptr + place, mask=place < pieces, other=float("-inf"))
+        x = x.to(tl.float32)
+        new_most = tl.maximum(most, tl.max(x, 0))
+        total = total * tl.exp(most - new_most) + tl.sum(tl.exp(x - new_most), 0)
+        most = new_most
+    counts = label != ignored
+    right = tl.load(logits_ptr + tl.where(counts, label, 0)).to(tl.float32)
+    tl.store(loss_ptr + token, tl.where(counts, most + tl.log(total) - right, 0.0))
+    tl.debug_barrier()  # the label's logit is read before it is overwritten
+    for begin in range(0, pieces, block):
+        place = begin + tl.arange(0, block)
+        x = tl.load(logits_ptr + place, mask=place < pieces, other=float("-inf"))
+        grad = tl.exp(x.to(tl.float32) - most) / total
+        grad = tl.where(place == label, grad - 1.0, grad)
+        grad = tl.where(counts, grad, 0.0)
+        tl.store(
+            logits_ptr + place, grad.to(logits_ptr.dtype.element_ty),
+            mask=place < pieces,
+        )  # fmt: skip
+
+
+@torch.library.custom_op("flatout::linear_cross_entropy", mutates_args=())
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """hidden (K, H), weight (V, H), labels (K,) -> loss () fp32, summed over labels
+    that are not IGNORED, and its gradients (K, H) and (V, H) fp32."""
+    half = weight.to(hidden.dtype)
+    losses = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
+    grad_hidden = torch.empty_like(hidden)
+    grad_weight = torch.zeros_like(weight, dtype=torch.float32)
+    for begin in range(0, len(hidden), CHUNK_TOKENS):
+        part = slice(begin, begin + CHUNK_TOKENS)
+        logits = hidden[part] @ half.t()  # (C, V)
+        _softmax_gradient_kernel[(len(logits),)](
+            logits, labels[part], losses[part], logits.stride(0), logits.shape[1],
+            IGNORED, block=BLOCK, num_warps=16,
+        )  # fmt: skip
+        grad_hidden[part] = logits @ half
+        grad_weight += logits.t() @ hidden[part]
+    return losses.sum(), grad_hidden, grad_weight
+
+
+@linear_cross_entropy.register_fake
+def _(hidden, weight, labels):  # type: ignore[no-untyped-def]
+    return (
+        hidden.new_empty((), dtype=torch.float32),
+        torch.empty_like(hidden),
+        torch.empty_like(weight, dtype=torch.float32),
+    )
+
+
+def _keep_gradients(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    ctx.save_for_backward(output[1], output[2])
+    ctx.dtype = inputs[1].dtype
+    ctx.mark_non_differentiable(output[1], output[2])
+
+
+def _scale_gradients(ctx, grad, *_):  # type: ignore[no-untyped-def]
+    grad_hidden, grad_weight = ctx.saved_tensors
+    scaled = grad_hidden * grad.to(grad_hidden.dtype), grad_weight * grad
+    return scaled[0], scaled[1].to(ctx.dtype), None
+
+
+linear_cross_entropy.register_autograd(_scale_gradients, setup_context=_keep_gradients)

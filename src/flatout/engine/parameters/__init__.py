@@ -1,0 +1,137 @@
+"""Every parameter of flatout, its type, its bounds and its unit.
+
+One model a group of the parameters files. Unknown keys in a group are refused;
+all faults are reported at once, each with its path and the nearest valid name
+(:func:`parse_settings`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from flatout.engine.parameters.common import (
+    Auto,
+    SettingsError,
+    SettingsModel,
+    Strategy,
+)
+from flatout.engine.parameters.data import (
+    ArraySettings,
+    CorpusSettings,
+    DetectSettings,
+    EvaluateSettings,
+    Fractions,
+    ImageSettings,
+    PredictSettings,
+    SplitSettings,
+    TokenizeSettings,
+)
+from flatout.engine.parameters.faults import (
+    fault_lines,
+    is_misplaced,
+    near_or_all,
+    refusal,
+)
+from flatout.engine.parameters.measuring import (
+    BenchmarkSettings,
+    SweepRange,
+    SweepSettings,
+    SweptValue,
+)
+from flatout.engine.parameters.other_names import with_new_names
+from flatout.engine.parameters.reporting import GuardSettings, TrackingSettings
+from flatout.engine.parameters.training import (
+    CheckpointSettings,
+    DistributedSettings,
+    LoaderSettings,
+    ModelSettings,
+    PathSettings,
+    RuntimeSettings,
+    TrainSettings,
+)
+
+__all__ = [
+    "ArraySettings",
+    "Auto",
+    "BenchmarkSettings",
+    "CheckpointSettings",
+    "CorpusSettings",
+    "DetectSettings",
+    "DistributedSettings",
+    "EvaluateSettings",
+    "Fractions",
+    "GuardSettings",
+    "ImageSettings",
+    "LoaderSettings",
+    "ModelSettings",
+    "PathSettings",
+    "PredictSettings",
+    "RuntimeSettings",
+    "Settings",
+    "SettingsError",
+    "SettingsModel",
+    "SplitSettings",
+    "Strategy",
+    "SweepRange",
+    "SweepSettings",
+    "SweptValue",
+    "TokenizeSettings",
+    "TrackingSettings",
+    "TrainSettings",
+    "near_or_all",
+    "parse_settings",
+    "refusal",
+]
+
+
+class Settings(SettingsModel):
+    """All parameters together, as `conf/*/parameters*.yml` spell them."""
+
+    data_dir: str | None = None
+    """Read by the catalog; here so that `--params=data_dir=...` is no unknown key."""
+    pipelines: list[str] = []
+    """What `kedro run` runs without --pipelines. Empty: split, tokenize, train,
+    evaluate."""
+    corpus: CorpusSettings = CorpusSettings()
+    runtime: RuntimeSettings = RuntimeSettings()
+    model: ModelSettings = ModelSettings(config={"model_type": "bert"})
+    split: SplitSettings = SplitSettings()
+    tokenize: TokenizeSettings = TokenizeSettings()
+    arrays: ArraySettings = ArraySettings()
+    images: ImageSettings = ImageSettings()
+    train: TrainSettings = TrainSettings()
+    benchmark: BenchmarkSettings = BenchmarkSettings()
+    predict: PredictSettings = PredictSettings()
+    evaluate: EvaluateSettings = EvaluateSettings()
+    detect: DetectSettings = DetectSettings()
+    sweep: SweepSettings = SweepSettings()
+    tuned: dict[str, Any] = {}
+    """Where conf/tuned comes from; written by the benchmark, read by nothing else."""
+    tracking: TrackingSettings = TrackingSettings()
+    guard: GuardSettings = GuardSettings()
+    paths: PathSettings = PathSettings()
+
+    @property
+    def max_length(self) -> int:
+        """Places of the longest row: its tokens, or 1 of a sample of fixed shape."""
+        return self.tokenize.max_length if self.train.rows == "tokens" else 1
+
+
+def parse_settings(parameters: Mapping[str, Any]) -> Settings:
+    """Check `parameters` whole. Raises SettingsError that names every fault.
+
+    Groups of other names are left alone: pipelines of the user's own read them.
+    """
+    ours = {name: value for name, value in parameters.items() if _is_ours(name, value)}
+    try:
+        return Settings.model_validate(with_new_names(ours))
+    except ValidationError as error:
+        raise refusal(fault_lines(error.errors(), Settings)) from None
+
+
+def _is_ours(name: str, value: Any) -> bool:
+    known = name in Settings.model_fields
+    return known or is_misplaced(str(name), value, Settings)

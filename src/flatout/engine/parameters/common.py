@@ -1,0 +1,46 @@
+"""What all groups of parameters share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+Strategy = Literal["fixed", "random", "grouped", "packed"]
+Precision = Literal["fp32", "bf16", "fp16"]
+Auto = Literal["auto"]
+Count = Annotated[int, Field(ge=1)]
+CountOrZero = Annotated[int, Field(ge=0)]
+
+
+class SettingsError(ValueError):
+    """Parameters that cannot be used; the text lists every fault with its path."""
+
+
+class SettingsModel(BaseModel):
+    """Unknown keys are refused; nothing changes once it is checked."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        validate_default=True,
+        protected_namespaces=(),
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_boolean_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Pydantic takes true for 1 where a number is asked for."""
+        kinds = _kinds(cls.model_fields[str(info.field_name)].annotation)
+        found = value if isinstance(value, list) else [value]
+        told = any(isinstance(one, bool) for one in found)
+        if told and kinds & {int, float} and bool not in kinds:
+            raise ValueError("should be a number, not true or false")
+        return value
+
+
+def _kinds(annotation: Any) -> set[type]:
+    """The types that an annotation such as `Count | Auto` is put together from."""
+    if isinstance(annotation, type):
+        return {annotation}
+    return {kind for part in get_args(annotation) for kind in _kinds(part)}

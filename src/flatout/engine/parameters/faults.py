@@ -1,0 +1,143 @@
+"""Pydantic's errors in the words of whoever wrote the parameters."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from flatout.engine.parameters.common import SettingsError
+from flatout.engine.parameters.other_names import HERE, RENAMED
+
+NEAR = 0.8
+"""difflib's ratio from which a name is taken for a misspelling."""
+
+
+def refusal(faults: Sequence[str]) -> SettingsError:
+    """Before anything has run."""
+    count = len(faults)
+    return SettingsError(
+        f"{count} parameter{'s' if count > 1 else ''} cannot be used; nothing was "
+        "run. Mend them in conf/ or on the command line (--params):\n"
+        + "\n".join(f"  {fault}" for fault in faults)
+    )
+
+
+def fault_lines(errors: Any, model: type[BaseModel]) -> list[str]:
+    """A line a path; what several branches of a union say is joined by `or`."""
+    texts: dict[str, list[str]] = {}
+    values: dict[str, str] = {}
+    for fault in errors:
+        location = [part for part in fault["loc"] if not _is_union_branch(part)]
+        path = ".".join(str(part) for part in location)
+        texts.setdefault(path, []).append(_fault_text(fault, location, model))
+        values[path] = _shown_value(fault)
+    return [f"{path}: {' or '.join(texts[path])}{values[path]}" for path in texts]
+
+
+def near_or_all(name: str, valid: Collection[str], parent: str = "") -> str:
+    """The valid name that is nearest, behind its `parent`; all where none is near."""
+    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.4)
+    return f"did you mean {parent}{near[0]}?" if near else f"valid: {sorted(valid)}"
+
+
+WORDS = {
+    "Input should be": "should be",
+    "a valid integer": "an integer",
+    "a valid ": "a ",
+}
+"""Pydantic's words, and ours."""
+
+
+def _fault_text(fault: Any, location: list[Any], model: type[BaseModel]) -> str:
+    """`unknown parameter; did you mean train.global_batch_size?`"""
+    if fault["type"] == "extra_forbidden":
+        return f"unknown parameter; {_hint(location, model)}"
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    for told, ours in WORDS.items():
+        message = message.replace(told, ours)
+    return message
+
+
+def _hint(location: list[Any], model: type[BaseModel]) -> str:
+    """The parameter that is meant: of that name, spelt like it beside or elsewhere."""
+    name, beside = str(location[-1]), _names_beside(location, model)
+    renamed = RENAMED.get(".".join(str(part) for part in location))
+    found = [renamed] if renamed else known_by(name, model)
+    if not found and not _nearest(name, beside):
+        found = known_by(_nearest(name, _names(model)), model)
+    if found:
+        return f"did you mean {' or '.join(found)}?"
+    return near_or_all(name, beside, "".join(f"{part}." for part in location[:-1]))
+
+
+def _nearest(name: str, valid: Collection[str]) -> str:
+    """Empty where none is near enough to be a misspelling."""
+    near = difflib.get_close_matches(name.lower(), valid, n=1, cutoff=NEAR)
+    return near[0] if near else ""
+
+
+def known_by(name: str, model: type[BaseModel]) -> list[str]:
+    """Paths of the parameters below `model` for which other programs use this name,
+    or that have just this one."""
+    other = HERE.get(name.lower().replace("-", "_"))
+    same = [path for path in _paths(model) if path.rpartition(".")[2] == name]
+    return [other, *same] if other else same
+
+
+def is_misplaced(name: str, value: Any, model: type[BaseModel]) -> bool:
+    """Whether an unknown `name` on the level of `model`'s groups is meant for flatout.
+    Any other belongs to nodes of the user's own."""
+    if name.startswith("_"):  # an anchor of YAML
+        return False
+    groups, found = model.model_fields, known_by(name, model)
+    if _nearest(name, groups) or any(path in groups for path in found):
+        return True
+    is_group = isinstance(value, Mapping)
+    return not is_group and bool(found or _nearest(name, _names(model)))
+
+
+def _names(model: type[BaseModel]) -> set[str]:
+    return {path.rpartition(".")[2] for path in _paths(model)}
+
+
+def _paths(model: type[BaseModel], parent: str = "") -> Iterator[str]:
+    """Of every group and parameter below `model`."""
+    for field, info in model.model_fields.items():
+        yield f"{parent}{field}"
+        below = _model_of(info.annotation)
+        if below is not None:
+            yield from _paths(below, f"{parent}{field}.")
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    """The settings behind `LoaderSettings` or `LoaderSettings | None`."""
+    for kind in (annotation, *get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
+def _shown_value(fault: Any) -> str:
+    value = fault["input"]
+    unknown = fault["type"] == "extra_forbidden"
+    return (
+        "" if unknown or isinstance(value, (dict, BaseModel)) else f" (got {value!r})"
+    )
+
+
+def _is_union_branch(part: object) -> bool:
+    """Pydantic names the branch of a union in the path; users do not know those."""
+    return isinstance(part, str) and (
+        part in {"int", "constrained-int", "float", "constrained-float", "bool", "str"}
+        or part.startswith("literal[")
+    )
+
+
+def _names_beside(location: list[Any], model: type[BaseModel]) -> list[str]:
+    """Valid names on the level of the last part of `location`."""
+    for part in location[:-1]:
+        model = _model_of(model.model_fields[str(part)].annotation) or model
+    return sorted(model.model_fields)

@@ -1,0 +1,186 @@
+"""Many trainings: to measure their speed, or to compare what they learn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field, field_validator, model_validator
+
+from flatout.engine.parameters.common import (
+    Auto,
+    Count,
+    CountOrZero,
+    Precision,
+    SettingsModel,
+    Strategy,
+)
+
+BenchmarkMode = Literal[
+    "tune", "grid", "ladder", "headline", "peers", "loader", "scaling"
+]
+Contender = Literal[
+    "flatout",
+    "trainer-default",
+    "trainer-best",
+    "trainer-best-compiled",
+    "trainer-unsorted",
+]
+
+
+class BenchmarkSettings(SettingsModel):
+    """What `kedro run --pipelines=benchmark` measures, and for how long."""
+
+    mode: BenchmarkMode = "tune"
+    """What is measured; see pipelines/benchmark/README.md."""
+    batch_sizes: list[Count] = Field([8, 16, 32], min_length=1)
+    """Global batches of the grid, samples."""
+    num_workers: list[CountOrZero] = Field([0, 1], min_length=1)
+    """Loader processes of the grid."""
+    precisions: list[Precision | Auto] = Field(["auto"], min_length=1)
+    """Of the grid."""
+    strategies: list[Strategy] = Field(["grouped", "packed"], min_length=1)
+    """Values of `train.batching` of the grid."""
+    token_budgets: list[Count] = []
+    """Tokens of a micro-batch. Empty: chosen around one global batch."""
+    contenders: list[Contender] = Field(list(get_args(Contender)), min_length=1)
+    """Whom modes peers and headline compare; the compiled one only on a GPU."""
+    steps_per_trial: int = Field(20, ge=2)
+    """Optimizer steps of a timed window."""
+    warmup_steps: int = Field(3, ge=1)
+    """Steps before the first window; not counted."""
+    repeats: int = Field(3, ge=1)
+    """Windows of `steps_per_trial` steps, or turns of two; the median counts."""
+    min_window_s: float = Field(1.0, ge=0)
+    """A window goes over its steps again until it is at least so long."""
+    max_window_s: float = Field(2.5, gt=0)
+    """Where steps are slow, a window has fewer of them, at least two."""
+    tune_minutes: Annotated[float, Field(gt=0)] | Auto = "auto"
+    """Mode tune explores no further then, and confirms what it has. auto: 5, and 15
+    where there is a GPU, on which each trial compiles."""
+    max_minutes: float | None = Field(None, gt=0)
+    """Any mode begins no trial after it; the next run goes on."""
+    trial_timeout_s: float = Field(300, gt=0)
+    """A trial that takes longer is ended; mode peers allows 12 times as much."""
+    memory_headroom: float = Field(0.1, ge=0, lt=1)
+    """Share of the device's memory that a recommendation leaves free."""
+    slow_rows_ms: float = Field(20.0, gt=0)
+    """A batch whose making takes longer is named (mode loader)."""
+    free_global_batch: bool = False
+    """Let the search change what the optimizer sees."""
+    learning_rate_rule: Literal["sqrt", "linear", "none"] = "sqrt"
+    """How the rate follows the global batch, where that changes."""
+    deadline_hours: float = Field(72, gt=0)
+    """Time that a training may take."""
+    profile: bool = False
+    """Traces of torch.profiler of the best trial."""
+    resume: bool = True
+    """Go on with the trials that a stopped search left."""
+    folder: str = "data/08_reporting/benchmark_logs"
+    """A folder a mode, in it one a trial: what was asked, its log, its answer."""
+
+    @field_validator(
+        "batch_sizes",
+        "num_workers",
+        "precisions",
+        "strategies",
+        "token_budgets",
+        "contenders",
+        mode="before",
+    )
+    @classmethod
+    def _split_text(cls, value: Any) -> Any:
+        """`8 16 32` as one text: --params takes a comma for the next parameter."""
+        if isinstance(value, str):
+            return value.split()
+        return [value] if isinstance(value, int) else value
+
+    @field_validator("contenders")
+    @classmethod
+    def _each_once(cls, names: list[Contender]) -> list[Contender]:
+        return list(dict.fromkeys(names))
+
+
+SweptValue = bool | int | float | str
+
+
+class SweepRange(SettingsModel):
+    """Values between two bounds, both included; whole numbers where both are."""
+
+    low: int | float
+    high: int | float
+    log: bool = False
+    """Draw evenly on a logarithmic scale."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> SweepRange:
+        if self.low >= self.high:
+            raise ValueError(f"low {self.low:g} is not below high {self.high:g}")
+        if self.log and self.low <= 0:
+            raise ValueError("log needs a low above 0")
+        return self
+
+
+class SweepSettings(SettingsModel):
+    """Trainings that differ in some settings, named by path (train.learning_rate)."""
+
+    sampler: Literal["grid", "optuna"] = "grid"
+    """grid: every combination. optuna: its choice of them."""
+    grid: dict[str, list[SweptValue]] = {
+        "train.learning_rate": [3e-4, 1e-3],
+        "train.global_batch_size": [16, 32],
+    }
+    """Values to try of each setting: every combination, or optuna's choice of them."""
+    ranges: dict[str, SweepRange] = {}
+    """sampler optuna: bounds in place of a list."""
+    n_trials: int = Field(20, ge=1)
+    """Trainings of sampler optuna, those of a stopped sweep included."""
+    choose_by: Literal["validation_loss", "validation_accuracy"] = "validation_loss"
+    """The lowest loss, or the highest accuracy."""
+    trial_timeout_s: float | None = Field(None, gt=0)
+    """A training that takes longer is ended; the others go on."""
+    folder: str = "data/08_reporting/sweep_logs"
+    """A folder a trial: what was asked, its log, its answer."""
+
+    @field_validator("grid", "ranges", mode="before")
+    @classmethod
+    def _by_path(cls, value: Any) -> Any:
+        """One level of dotted names, as --params nests them; null drops a setting."""
+        if not isinstance(value, Mapping):
+            return value
+        # A null may stand nested behind the dotted name that conf/base has.
+        swept = list(_swept(value))
+        dropped = {path for path, values in swept if values is None}
+        return {path: values for path, values in swept if path not in dropped}
+
+    @model_validator(mode="after")
+    def _something_to_try(self) -> SweepSettings:
+        if self.ranges and self.sampler == "grid":
+            raise ValueError("ranges are for sampler optuna; grid takes lists")
+        if not self.grid and not self.ranges:
+            raise ValueError("nothing to try: name a setting in grid")
+        empty = [path for path, values in self.grid.items() if not values]
+        if empty:
+            raise ValueError(f"no values to try for {', '.join(empty)}")
+        return self
+
+
+def _swept(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        path = f"{prefix}{name}"
+        if isinstance(value, Mapping) and "low" not in value:
+            yield from _swept(value, f"{path}.")
+        elif isinstance(value, str):
+            yield path, [_number_or_text(part) for part in value.split()]
+        elif value is None or isinstance(value, (list, Mapping)):
+            yield path, value
+        else:
+            yield path, [value]
+
+
+def _number_or_text(text: str) -> int | float | str:
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text

@@ -1,0 +1,332 @@
+"""The process, the model and its training."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from flatout.engine.parameters.common import (
+    Auto,
+    Count,
+    CountOrZero,
+    Precision,
+    SettingsModel,
+    Strategy,
+)
+
+Weight = Annotated[float, Field(ge=0)]
+VARIABLES = {
+    "MKL_SERVICE_FORCE_INTEL": "1",
+    "MKL_THREADING_LAYER": "GNU",
+    "TOKENIZERS_PARALLELISM": "false",
+    "GOMP_SPINCOUNT": "10000",
+}
+"""Waiting threads spin briefly, then yield: engine/optimisations/cpu_threads.md."""
+
+
+class RuntimeSettings(SettingsModel):
+    """The process and the device. `environment` is set before torch is imported."""
+
+    seed: int = Field(42, ge=0, lt=2**32)
+    """Weights, dropout, order of the rows."""
+    deterministic: bool = False
+    """Bitwise repeatable on one device, 10-20 % slower on a GPU."""
+    precision: Precision | Auto = "auto"
+    """Compute type; weights and optimizer stay fp32. auto: bf16 where it is fast."""
+    residual: Literal["auto", "fp32", "bf16"] = "auto"
+    """Residual stream under bf16 autocast (residual.py). auto: bf16 on a GPU."""
+    tf32: bool = True
+    """Matrix products of fp32 with 10 bits of mantissa, on NVIDIA GPUs."""
+    cudnn_benchmark: bool = True
+    """Let cuDNN try its kernels for each shape."""
+    flash_sdp: bool = True
+    """Let SDPA use its flash kernel; it takes no padding mask."""
+    attention: Literal["auto", "eager", "sdpa", "varlen"] = "auto"
+    """`eager` or `sdpa` for padded batches, `varlen` for packed ones. auto: the
+    fastest that computes the same."""
+    threads: Count | Auto = "auto"
+    """OMP and MKL threads. auto: 1 beside a GPU, the usable cores without one."""
+    environment: dict[str, str] = VARIABLES
+    """Variables that are set before torch is imported; others are added to these."""
+
+    @field_validator("environment")
+    @classmethod
+    def _over_the_default(cls, given: dict[str, str]) -> dict[str, str]:
+        return {**VARIABLES, **given}
+
+
+class ModelSettings(SettingsModel):
+    """What is trained: a checkpoint (name or folder), or a config from scratch."""
+
+    task: str = "sequence-classification"
+    """Name of a task (engine/tasks), or a dotted path to a class of one's own."""
+    family: str | None = None
+    """A module of one's own that makes a family of models known (engine/families)."""
+    name_or_path: str | None = None
+    """A checkpoint (name on the Hub, or folder). null: from scratch, by `config`."""
+    revision: str | None = None
+    """Commit of the checkpoint's repository. null: its newest."""
+    trust_remote_code: bool = False
+    """Run the model's own code; of a repository only with `revision`."""
+    config: dict[str, Any] = {}
+    """From scratch: `model_type` and its sizes. Not read with `name_or_path`."""
+    overrides: dict[str, Any] = {}
+    """What to change in a checkpoint's config. Not read without `name_or_path`."""
+    mask_probability: float = Field(0.15, gt=0, lt=1)
+    """masked-lm: share of tokens that are targets (BERT: Devlin et al. 2018)."""
+    crop_area: float = Field(0.35, gt=0, le=1)
+    """image-classification: least share of an image that a random crop keeps."""
+    flip_probability: float = Field(0.5, ge=0, le=1)
+    """image-classification: share of images that are mirrored, left to right."""
+    label_threshold: float = Field(0.5, gt=0, lt=1)
+    """multi-label-classification: a label is given above this probability."""
+
+    @property
+    def applied_config(self) -> dict[str, Any]:
+        """The one of `config` and `overrides` that counts."""
+        return self.config if self.name_or_path is None else self.overrides
+
+    @model_validator(mode="after")
+    def _loadable(self) -> ModelSettings:
+        if self.name_or_path is None and "model_type" not in self.config:
+            raise ValueError(
+                "give name_or_path (a checkpoint) or config.model_type (from scratch)"
+            )
+        if self.trust_remote_code and (fault := self._unpinned_code()):
+            raise ValueError(fault)
+        return self
+
+    def _unpinned_code(self) -> str | None:
+        """What could change below a training; code in a folder stays as it is."""
+        folder = Path(self.name_or_path or "")
+        if not (self.name_or_path and folder.is_dir()):
+            pin = (
+                "trust_remote_code runs code from the model's repository: pin it with "
+                "revision (a commit hash)"
+            )
+            return None if self.revision else pin
+        try:
+            config = json.loads((folder / "config.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            return None  # loading it says what is wrong
+        named = json.dumps(config.get("auto_map"))
+        if "--" not in named:
+            return None
+        return (
+            f"trust_remote_code: {folder}/config.json names code of another repository "
+            f"({named}), which no revision pins: copy it into the folder"
+        )
+
+
+class LoaderSettings(SettingsModel):
+    """How batches are made beside the training."""
+
+    num_workers: CountOrZero | Auto = "auto"
+    """Processes that make batches. 0: the training process itself."""
+    prefetch_factor: int = Field(2, ge=1)
+    """Global batches that each worker prepares ahead."""
+    pin_memory: bool = True
+    """Page-locked host memory, for copies beside the compute."""
+    persistent_workers: bool = True
+    """Keep the workers from epoch to epoch."""
+    timeout_s: float = Field(300, gt=0)
+    """A worker that gives nothing for so long is an error."""
+
+
+class CheckpointSettings(SettingsModel):
+    """When a training is saved, to go on from there."""
+
+    every_steps: int | None = Field(None, ge=1)
+    """null: no checkpoint inside the run but those by time and at an interruption."""
+    every_minutes: float | None = Field(15, gt=0)
+    """The first one comes after a minute. null: none by the clock."""
+    keep: int = Field(2, ge=1)
+    """Newest checkpoints kept, beside the best."""
+
+
+class DistributedSettings(SettingsModel):
+    """Several devices and machines."""
+
+    num_processes: Count | Auto = "auto"
+    """Processes on this machine. auto: one a GPU; one without GPU."""
+    num_machines: int = Field(1, ge=1)
+    """Machines that train together; each runs the same command."""
+    machine_rank: int = Field(0, ge=0)
+    """Of this machine, 0 to `num_machines` - 1."""
+    rendezvous_endpoint: str | None = None
+    """host:port of machine 0, where `num_machines` is over 1."""
+    max_restarts: int = Field(0, ge=0)
+    """Times that a failed job goes on from its newest checkpoint."""
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """How ranks share the model: whole copies (ddp), or shards (fsdp)."""
+    bucket_mib: Count | Literal["all"] = 25
+    """Gradients that travel together (ddp). all: at once, behind the backward pass;
+    quicker where GPUs are linked well, because what travels beside matrix products
+    takes their multiprocessors. Steps of CUDA graphs do it at once in any case."""
+    timeout_s: float = Field(600, gt=0)
+    """Longest wait of a collective operation before the job is ended."""
+    heartbeat_timeout_s: float = Field(300, gt=0)
+    """Seconds without a step before a rank counts as hung."""
+
+    @model_validator(mode="after")
+    def _rendezvous(self) -> DistributedSettings:
+        if self.num_machines > 1 and not self.rendezvous_endpoint:
+            raise ValueError("num_machines over 1 needs rendezvous_endpoint: host:port")
+        if self.machine_rank >= self.num_machines:
+            raise ValueError(
+                f"machine_rank {self.machine_rank} is not below num_machines "
+                f"{self.num_machines}"
+            )
+        return self
+
+
+class TrainSettings(SettingsModel):
+    """Steps, optimizer, and how they are carried out."""
+
+    rows: Literal["tokens", "arrays", "images"] = "tokens"
+    """What a sample is: tokens of a text, numbers of a fixed shape, an image. Entries
+    of the catalog have its name, as `train_images`."""
+    batching: Strategy | Auto = "auto"
+    """How rows become micro-batches. auto: packed where it runs, else grouped."""
+    global_batch_size: int = Field(32, ge=1)
+    """Samples an optimizer step, over all ranks and micro-batches."""
+    token_budget: Count | Auto = "auto"
+    """Most tokens, padding included, of one micro-batch on one device."""
+    epochs: float = Field(3, gt=0)
+    """Passes over the training rows; a part of one is allowed."""
+    max_steps: int | None = Field(None, ge=1)
+    """Optimizer steps. null: what `epochs` makes."""
+    learning_rate: float = Field(5e-5, gt=0)
+    """Peak, reached after the warm-up."""
+    optimizer: Literal["adamw", "adafactor", "muon", "sgd"] = "adamw"
+    """Of torch.optim. muon: for matrices of layers, beside adamw for all else. Fused,
+    and in CUDA graphs, is adamw alone."""
+    momentum: float | None = Field(None, ge=0, lt=1)
+    """Of sgd and muon. null: 0.9 and 0.95."""
+    weight_decay: float = Field(0.01, ge=0)
+    """Not of biases and norms."""
+    layer_decay: float | None = Field(None, gt=0, le=1)
+    """Each layer learns at this share of the rate of the one above; the last one, and
+    what is behind it, at the whole. null: all alike."""
+    freeze: list[str] = []
+    """Regular expressions for names of modules that stay as they are, as `embeddings`
+    and `encoder.layer.[0-5]`. The lowest ones cost no backward pass."""
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    """Decay of the mean of gradients."""
+    adam_beta2: float = Field(0.999, ge=0, lt=1)
+    """Decay of the mean of squared gradients."""
+    adam_epsilon: float = Field(1e-8, gt=0)
+    """Added to the denominator of an update."""
+    max_grad_norm: float | None = Field(1.0, gt=0)
+    """Gradients are clipped to this norm. null: they are not."""
+    class_weights: Literal["balanced"] | dict[str, Weight] | list[Weight] | None = None
+    """Of the loss, in training alone: by the class's name (1 where none is given), or
+    in the order of label_names. balanced: each class counts as much in all."""
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    """Share of a target that is spread over all classes, in training alone."""
+    focal_gamma: float = Field(0.0, ge=0)
+    """Focal loss (Lin et al. 2017): losses count (1 - probability of the target) to
+    this power, in training alone. 0: all count the same."""
+    schedule: Literal["linear", "cosine", "constant", "wsd"] = "linear"
+    """Of the learning rate, after the warm-up. wsd: stable at its peak, then linear."""
+    min_learning_rate_share: float = Field(0.0, ge=0, le=1)
+    """Of the peak, at which the schedule ends."""
+    decay_fraction: float = Field(0.2, gt=0, le=1)
+    """wsd: share of all steps in which the rate falls."""
+    warmup_fraction: float = Field(0.06, ge=0, lt=1)
+    """Share of all steps."""
+    log_every: int = Field(20, ge=1)
+    """Steps of a window: rates are measured and metrics read once a window."""
+    metrics_every: int = Field(10, ge=1)
+    """Steps between two updates of the training accuracy (kept on the device)."""
+    error_analysis_every: int | None = Field(1000, ge=1)
+    """Steps between two looks at five wrong validation rows; null: none, at the end
+    neither."""
+    evaluate_every: Count | Literal["epoch"] | None = "epoch"
+    """Steps, `epoch`, or null for once at the end."""
+    metric: str | None = None
+    """Of an evaluation, by which the best model is chosen, as `f1_macro`; the task has
+    names and knows whether higher is better. null: the loss."""
+    early_stopping_patience: int | None = Field(None, ge=1)
+    """End after so many evaluations in a row without a new best. null: all steps."""
+    compile: bool | Auto = "auto"
+    """torch.compile."""
+    cuda_graphs: bool | Auto = "auto"
+    """Record steps and replay them, which spares the CPU."""
+    gradient_checkpointing: bool = False
+    """Less memory for about a third more compute."""
+    fused_optimizer: bool = True
+    """One kernel for all tensors (adamw)."""
+    resume: str = "auto"
+    """`auto` (go on from the newest sound checkpoint), `never`, or a folder."""
+    on_oom: Literal["stop", "shrink"] = "stop"
+    """Out of memory: stop, or halve the token budget (the global batch stays)."""
+    deadline_hours: float | None = Field(None, gt=0)
+    """Warn when the projected end passes it."""
+    synchronize_every_step: bool = False
+    """Read the loss on the host after every step (only a measuring stick)."""
+    history: Literal["list", "dataframe"] = "list"
+    """`dataframe` joins a table at every step (only a measuring stick)."""
+    empty_cache_every: int | None = Field(None, ge=1)
+    """Steps between two calls of empty_cache (only a measuring stick)."""
+    loader: LoaderSettings = LoaderSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    distributed: DistributedSettings = DistributedSettings()
+
+    @field_validator("class_weights", mode="before")
+    @classmethod
+    def _named_by_text(cls, given: Any) -> Any:
+        """YAML reads the class 3 as a number."""
+        if not isinstance(given, dict):
+            return given
+        return {str(name): weight for name, weight in given.items()}
+
+    @field_validator("freeze")
+    @classmethod
+    def _patterns(cls, given: list[str]) -> list[str]:
+        for pattern in given:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is no pattern: {error}") from error
+        return given
+
+    @model_validator(mode="after")
+    def _whole_matrices(self) -> TrainSettings:
+        needs_whole = self.optimizer in ("adafactor", "muon")
+        if needs_whole and self.distributed.strategy == "fsdp":
+            raise ValueError(
+                f"optimizer {self.optimizer} needs whole matrices: set "
+                "distributed.strategy: ddp, or optimizer: adamw"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _room_for_the_schedule(self) -> TrainSettings:
+        if self.schedule == "wsd" and self.warmup_fraction + self.decay_fraction > 1:
+            raise ValueError(
+                "warmup_fraction and decay_fraction are more than all steps: lower one"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _evaluates_to_stop(self) -> TrainSettings:
+        if self.early_stopping_patience and self.evaluate_every is None:
+            raise ValueError(
+                "early_stopping_patience needs evaluations before the end: set "
+                "evaluate_every to epoch or a number of steps"
+            )
+        return self
+
+
+class PathSettings(SettingsModel):
+    """Where training works; no part of what is trained."""
+
+    checkpoints: str = "data/06_models/checkpoints"
+    """Folder."""
+    metrics: str = "data/08_reporting/train_metrics.jsonl"
+    """File, one JSON object a log point."""

@@ -1,0 +1,99 @@
+"""What a saved model must be to predict, and what its config says of its rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flatout.engine.families import usable_positions
+from flatout.engine.models.building import ModelError
+from flatout.engine.parameters import ModelSettings, Settings, SettingsError
+from flatout.engine.rows.vocabulary import Vocabulary
+from flatout.engine.tasks import Task, make_task, task_of_model
+from flatout.engine.tokenizing.tokenizer import TokenizerFile
+
+
+def task_of(model: Any, settings: ModelSettings, vocabulary: Vocabulary) -> Task:
+    """What a saved model answers, by its config. Raises ModelError where that is no
+    answer for each row, or a task of somebody's own that nobody asked for."""
+    if not _task_of(model, settings).answer_fields():
+        raise _no_answers(
+            model.config.name_or_path or "the model", type(model).__name__
+        )
+    return _task_of(model, settings, vocabulary)
+
+
+def _task_of(
+    model: Any, settings: ModelSettings, vocabulary: Vocabulary | None = None
+) -> Task:
+    kind, config = type(model).__name__, model.config
+    where = config.name_or_path or "the model"
+    name = task_of_model(model)
+    if name is None:
+        raise _no_answers(where, kind)
+    if "." in name and name != settings.task:
+        raise ModelError(
+            f"{where} was trained for the task {name}, which is code of its own: it is "
+            f"run only with model.task: {name}"
+        )
+    known = settings.model_copy(update={"task": name})
+    return make_task(known, label_names_of(config), vocabulary)
+
+
+def evaluated_task(
+    model: Any, tokenizer: TokenizerFile, settings: ModelSettings
+) -> Task:
+    """As `task_of`, also of a model that answers no row, as a language model."""
+    return _task_of(model, settings, vocabulary_of(tokenizer))
+
+
+def vocabulary_of(tokenizer: TokenizerFile) -> Vocabulary:
+    """What a task must know of a saved tokenizer."""
+    added = tokenizer.backend.get_added_tokens_decoder()
+    return Vocabulary(
+        size=tokenizer.backend.get_vocab_size(),
+        pad_token_id=tokenizer.token_id("pad_token") or 0,
+        mask_token_id=tokenizer.token_id("mask_token"),
+        special_token_ids=tuple(sorted(n for n, one in added.items() if one.special)),
+        unknown_token_id=tokenizer.token_id("unk_token"),
+    )
+
+
+def _no_answers(where: str, kind: str) -> ModelError:
+    return ModelError(
+        f"{where} holds a {kind}; predict takes models that answer each row. A "
+        "language model writes on: use generate of transformers with its folder. Else "
+        "train one (model.task in conf/base, then kedro run), or let the entry model "
+        "of the catalog name the folder of one"
+    )
+
+
+def label_names_of(config: Any) -> list[str]:
+    """Names of the classes in the order of the logits."""
+    return [str(config.id2label[index]) for index in range(config.num_labels)]
+
+
+def check_vocabulary(config: Any, tokenizer: TokenizerFile) -> None:
+    """Raises ModelError where the tokenizer knows more pieces than the model."""
+    size = tokenizer.backend.get_vocab_size()
+    if size > config.vocab_size:
+        raise ModelError(
+            f"the tokenizer in {tokenizer.folder} has {size} pieces, the model "
+            f"{config.vocab_size}: they do not belong together. Let model and "
+            "model_tokenizer of the catalog name the same folder"
+        )
+
+
+def longest_row(config: Any, tokenizer: TokenizerFile, settings: Settings) -> int:
+    """Tokens of a row. Raises SettingsError where the model takes fewer."""
+    limits = [tokenizer.max_positions, usable_positions(config.to_dict())]
+    usable = min((limit for limit in limits if limit is not None), default=None)
+    wanted = settings.predict.max_length
+    if wanted == "auto":
+        longest = settings.tokenize.max_length
+        return longest if usable is None else min(longest, usable)
+    if usable is not None and wanted > usable:
+        raise SettingsError(
+            f"predict.max_length={wanted}, but the model takes rows of at most "
+            f"{usable} tokens: set it to at most {usable}, or to auto"
+        )
+    return wanted

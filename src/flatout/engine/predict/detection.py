@@ -1,0 +1,198 @@
+"""Which sessions of log keys are abnormal: those with a key that is none of the g
+likeliest behind the keys before it (DeepLog, Du et al. 2017)."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from flatout.engine.data.raw_texts import RawTexts, RawTextsError, open_raw_texts
+from flatout.engine.data.sessions.parts import ABNORMAL
+from flatout.engine.models.building import ModelError
+from flatout.engine.parameters import Settings
+from flatout.engine.predict.predicting import Predictions, predict
+from flatout.engine.tokenizing.tokenizer import TokenizerFile
+
+logger = logging.getLogger(__name__)
+
+ENTRY = "detect_sessions"
+END = "the end"
+"""In place of a key: the session ends where another key was expected."""
+LISTED = 1_000
+"""Most false alarms in their file; the table of all sessions has the others."""
+MOST_TOP_KEYS = 30
+"""Up to which the report says what another choice would give."""
+
+
+@dataclass(frozen=True)
+class Detection:
+    """What was found."""
+
+    sessions: Any
+    """Arrow table, a row a session: source, row, session, label, abnormal, rank, place,
+    key, reason. Rank and place are those of its least expected key."""
+    report: dict[str, Any]
+    false_alarms: list[dict[str, Any]]
+
+
+def detect(
+    model: Any, tokenizer: TokenizerFile, sessions: Any, settings: Settings
+) -> Detection:
+    """Judge `sessions` (anything that `open_raw_texts` opens) by a saved model. Raises
+    ModelError, RawTextsError, SettingsError."""
+    raw = open_raw_texts(sessions, ENTRY)
+    named = {"id_column": settings.split.group_column, "keep_text": True}
+    own = settings.predict.model_copy(update=named)
+    found = predict(model, tokenizer, raw, settings.model_copy(update={"predict": own}))
+    if "rank" not in found.schema.names:
+        raise ModelError(
+            "detect takes models of the task next-key, and the one of the catalog was "
+            "trained for another: kedro run --env=deeplog trains one"
+        )
+    labels = _labels(raw, settings.detect.label_column, own.id_column)
+    table = _judged(found, labels, settings.detect.top_keys)
+    report = _report(table, settings.detect.top_keys)
+    report["cut_sessions"] = _cut(table, found.predictor.max_length)
+    _tell(report)
+    alarms = _false_alarms(table)
+    return Detection(table.drop_columns(["text"]), report, alarms)
+
+
+_Labels = dict[tuple[str, int, str | None], str]
+"""By source, row and session: a line may begin several sessions."""
+
+
+def _labels(raw: RawTexts, column: str | None, session: str | None) -> _Labels:
+    if column is None:
+        return {}
+    if column not in raw.column_names:
+        raise RawTextsError(
+            f"{ENTRY} has no column {column!r}: set detect.label_column; null where "
+            "nobody knows which sessions are abnormal"
+        )
+    found: _Labels = {}
+    for batch in raw.batches([column, *([session] if session else [])]):
+        rows, labels = batch.rows.tolist(), batch.columns[column].to_pylist()
+        nameless = [None] * len(rows)
+        names = batch.columns[session].to_pylist() if session else nameless
+        for row, label, name in zip(rows, labels, names, strict=True):
+            if label is not None:
+                found[batch.source, row, name] = label
+    return found
+
+
+def _judged(found: Predictions, labels: _Labels, top_keys: int) -> Any:
+    """Table of `Detection.sessions`, with the text."""
+    table = pa.Table.from_batches(found.batches(), found.schema)
+    columns = {name: table.column(name) for name in table.column_names}
+    nameless = pa.nulls(len(table), pa.string())
+    columns["session"] = columns.pop("id", nameless)
+    names = [columns[name].to_pylist() for name in ("source", "row", "session")]
+    known = [labels.get(key) for key in zip(*names, strict=True)]
+    ranks = columns["rank"].to_pylist()
+    places = zip(columns["text"].to_pylist(), columns["place"].to_pylist(), strict=True)
+    columns["label"] = pa.array(known, pa.string())
+    columns["abnormal"] = pa.array(
+        [None if rank is None else rank >= top_keys for rank in ranks], pa.bool_()
+    )
+    columns["key"] = pa.array([_key(text, place) for text, place in places])
+    order = ("source", "row", "session", "label", "abnormal", "rank", "place", "key")
+    return pa.table({name: columns[name] for name in (*order, "text", "reason")})
+
+
+def _key(text: str | None, place: int | None) -> str | None:
+    """The key at `place` of a session, from 1."""
+    if text is None or not place:
+        return None
+    return (*text.split(), END)[place - 1]
+
+
+def _report(table: Any, top_keys: int) -> dict[str, Any]:
+    usable = table.filter(table.column("rank").is_valid())
+    told = usable.filter(usable.column("label").is_valid())
+    ranks = told.column("rank").to_numpy()
+    truth = np.array([label == ABNORMAL for label in told.column("label").to_pylist()])
+    every = range(1, max(MOST_TOP_KEYS, top_keys) + 1)
+    return {
+        "sessions": table.num_rows,
+        "unusable": table.num_rows - usable.num_rows,
+        "without_label": usable.num_rows - told.num_rows,
+        "abnormal_found": int((usable.column("rank").to_numpy() >= top_keys).sum()),
+        **_figures(ranks, truth, top_keys),
+        "by_top_keys": [_figures(ranks, truth, limit) for limit in every],
+    }
+
+
+def _figures(
+    ranks: npt.NDArray[Any], truth: npt.NDArray[np.bool_], top_keys: int
+) -> dict[str, Any]:
+    """Of sessions that are known; a figure is None where there is nothing it is of."""
+    truth = truth.astype(bool)
+    found = ranks >= top_keys
+    right, wrong = int((found & truth).sum()), int((found & ~truth).sum())
+    missed, total = int((~found & truth).sum()), len(ranks)
+    return {
+        "top_keys": top_keys,
+        "true_alarms": right,
+        "false_alarms": wrong,
+        "missed": missed,
+        "rightly_silent": total - right - wrong - missed,
+        "precision": _share(right, right + wrong),
+        "recall": _share(right, right + missed),
+        "f1": _share(2 * right, 2 * right + wrong + missed),
+    }
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _cut(table: Any, max_length: int) -> int:
+    """Sessions of which only the first keys were judged; start and end count, too."""
+    lengths = [
+        len((text or "").split()) + 2 for text in table.column("text").to_pylist()
+    ]
+    return sum(length > max_length for length in lengths)
+
+
+def _tell(report: dict[str, Any]) -> None:
+    shown = {name: report[name] for name in ("precision", "recall", "f1")}
+    figures = ", ".join(
+        f"{name} {'unknown' if value is None else f'{value:.4f}'}"
+        for name, value in shown.items()
+    )
+    logger.info(
+        "%s of %s sessions have a key that is none of the %s likeliest: %s; %s false "
+        "alarms",
+        f"{report['abnormal_found']:,}",
+        f"{report['sessions']:,}",
+        report["top_keys"],
+        figures,
+        f"{report['false_alarms']:,}",
+    )
+    if report["cut_sessions"]:
+        logger.warning(
+            "%s sessions are longer than tokenize.max_length: only their first keys "
+            "were judged. Raise it, and train again",
+            f"{report['cut_sessions']:,}",
+        )
+
+
+def _false_alarms(table: Any) -> list[dict[str, Any]]:
+    """The least expected first."""
+    labels = table.column("label").to_pylist()
+    found = table.column("abnormal").to_pylist()
+    chosen = [
+        at
+        for at, (label, alarm) in enumerate(zip(labels, found, strict=True))
+        if alarm and label is not None and label != ABNORMAL
+    ]
+    shown = table.select(["source", "row", "session", "rank", "place", "key", "text"])
+    rows: list[dict[str, Any]] = shown.take(pa.array(chosen, pa.int64())).to_pylist()
+    rows.sort(key=lambda row: (-row["rank"], row["source"], row["row"]))
+    return rows[:LISTED]

@@ -1,0 +1,87 @@
+"""Predictions of rows turned into tables for people: by class, and what is wrong.
+
+No torch: figures of a class are counts of three columns.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from flatout.engine.rows.opening import rows_from_dataset
+from flatout.engine.tokenizing.tokenizer import TokenizerFile
+
+logger = logging.getLogger(__name__)
+
+SHOWN_NAMES = 10
+Counts = npt.NDArray[np.int64]
+
+
+def confusion_counts(predictions: pd.DataFrame, names: Sequence[str]) -> Counts:
+    """(C, C): rows by true class, columns by predicted one. Columns `label` and
+    `prediction` are names; without names (0, 0)."""
+    counts = np.zeros((len(names), len(names)), np.int64)
+    if len(names):
+        number = {name: place for place, name in enumerate(names)}
+        true, predicted = (
+            predictions[column].map(number).to_numpy(np.int64)
+            for column in ("label", "prediction")
+        )
+        np.add.at(counts, (true, predicted), 1)
+    return counts
+
+
+def class_table(counts: Counts, names: Sequence[str]) -> pd.DataFrame:
+    """A line a class: rows, predicted, precision, recall, f1. What is divided by zero
+    is zero, as in scikit-learn."""
+    right, true, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
+    return pd.DataFrame(
+        {
+            "label": list(names),
+            "rows": true,
+            "predicted": predicted,
+            "precision": right / np.maximum(predicted, 1),
+            "recall": right / np.maximum(true, 1),
+            "f1": 2 * right / np.maximum(true + predicted, 1),
+        }
+    )
+
+
+def class_figures(counts: Counts, names: Sequence[str]) -> dict[str, Any]:
+    """The most frequent class of the split, the accuracy of always naming it, and the
+    classes that have rows and are never predicted (a warning)."""
+    if not len(names):
+        return {}
+    true, predicted = counts.sum(1), counts.sum(0)
+    silent = np.flatnonzero((true > 0) & (predicted == 0)).tolist()
+    never = [names[place] for place in silent]
+    if never:
+        more = ", ..." if len(never) > SHOWN_NAMES else ""
+        shown = ", ".join(map(repr, never[:SHOWN_NAMES])) + more
+        logger.warning("classes that are never predicted: %d (%s)", len(never), shown)
+    return {
+        "majority_label": names[int(true.argmax())],
+        "majority_accuracy": float(true.max() / true.sum()),
+        "never_predicted": never,
+    }
+
+
+def wrong_rows(
+    predictions: pd.DataFrame, tokens: Any, tokenizer: TokenizerFile, most: int
+) -> pd.DataFrame:
+    """The `most` wrong rows of the largest loss, with their texts as the tokens spell
+    them. `tokens`: `datasets.Dataset` of the same split."""
+    wrong = predictions[predictions["wrong"].astype(bool)]
+    kept = wrong.sort_values(["loss", "row"], ascending=[False, True]).head(most)
+    rows, backend = rows_from_dataset(tokens), tokenizer.backend
+    texts = [
+        rows.readable(row, lambda ids: str(backend.decode(ids.tolist(), True)))
+        for row in kept["row"].tolist()
+    ]
+    columns = ["row", "label", "prediction", "score", "loss"]
+    return kept[columns].assign(text=texts)

@@ -1,0 +1,251 @@
+"""A saved model with its tokenizer: texts in, logits out, as fast as the device goes.
+
+Nothing here is random and nothing is padded that need not be: rows are encoded
+together, sorted by length, and laid end to end (packed) or cut where padding is
+least (grouped). The forward pass is that of training, without dropout and gradient.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+
+from flatout.engine.batches.collation import Collator
+from flatout.engine.batches.global_batches import Planner
+from flatout.engine.families import family_of
+from flatout.engine.machine.environment import Ranks, tokenizer_parallelism
+from flatout.engine.machine.runtime import set_up
+from flatout.engine.models.model import TaskModel
+from flatout.engine.ops import attention
+from flatout.engine.parameters import Settings, SettingsError
+from flatout.engine.predict.checks import (
+    check_vocabulary,
+    label_names_of,
+    longest_row,
+    task_of,
+    vocabulary_of,
+)
+from flatout.engine.rows.layout import Ints, Layout
+from flatout.engine.rows.rows import SplitRows
+from flatout.engine.rows.tokens import TokenRows
+from flatout.engine.tasks import Task
+from flatout.engine.tokenizing.encoders.encoding import Encoder
+from flatout.engine.tokenizing.encoders.plain_encoder import EncodeOptions
+from flatout.engine.tokenizing.token_recipes import empty_text_id
+from flatout.engine.tokenizing.tokenizer import TokenizerFile
+from flatout.engine.train.evaluate import evaluate
+from flatout.engine.train.recording.report import Evaluation
+
+logger = logging.getLogger(__name__)
+
+ROWS_AT_ONCE = 1024
+"""Rows, of nearly one length, that are planned together."""
+CPU_TOKEN_BUDGET = 8_192
+GPU_TOKEN_BUDGET = 65_536
+CPU_OVERHEAD_TOKENS = 64
+"""What one more forward pass costs, in tokens."""
+GPU_OVERHEAD_TOKENS = 4_096
+GPU_MULTIPLE = 64
+
+Item = TypeVar("Item")
+
+
+class Predictor:
+    """`model` (of `from_pretrained`) and its tokenizer on this machine's device.
+
+    The model is changed in place: its attention, its device. Raises ModelError where
+    it answers no one question a row, SettingsError where parameters do not fit it.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: TokenizerFile,
+        settings: Settings,
+        task: Task | None = None,
+    ) -> None:
+        """`task`: of a model that answers no row, to be evaluated."""
+        self.task = task or task_of(model, settings.model, vocabulary_of(tokenizer))
+        self.label_names = label_names_of(model.config)
+        check_vocabulary(model.config, tokenizer)
+        self.settings = settings.predict
+        self.max_length = longest_row(model.config, tokenizer, settings)
+        self.runtime = set_up(settings.runtime)
+        self.strategy, self.attention = self._choose(model, settings)
+        self._collator = self._make_collator(model.config, tokenizer)
+        self._planner = self._make_planner()
+        self._encoder = self._make_encoder(tokenizer)
+        parameters = inspect.signature(model.forward).parameters
+        self._takes_type_ids = (
+            "token_type_ids" in parameters and tokenizer.gives_type_ids
+        )
+        self._model = self._prepare(model)
+
+    def logits(self, tokens: TokenRows) -> npt.NDArray[np.float32]:
+        """(K, classes) of the targets of N rows, in their order; most tasks have one a
+        row. One wait for the device."""
+        rows, parts = [], []
+        with torch.inference_mode():
+            for own, inputs in self.ahead(self._micro_batches(tokens)):
+                with self.runtime.autocast():
+                    batch = self._on_device(inputs)
+                    logits = self._model.logits(batch)
+                rows.append(own)
+                found = self.task.row_outputs(logits, batch)
+                parts.append(found[: len(own)].float())
+            outputs = torch.cat(parts).cpu().numpy()
+        result: npt.NDArray[np.float32] = outputs[
+            np.argsort(np.concatenate(rows), kind="stable")
+        ]
+        return result
+
+    def evaluate(self, rows: SplitRows) -> Evaluation:
+        """Loss and figures of the task over all rows, by this process alone."""
+        alone = replace(self.runtime, ranks=Ranks())
+        return evaluate(self._model, rows, self._planner, self._collator, alone)
+
+    def encode(self, texts: Any, pairs: Any | None = None) -> TokenRows:
+        """Token rows of N texts (and as many second texts), Arrow columns, no nulls."""
+        with tokenizer_parallelism(True):
+            encoded = self._encoder.encode(texts, pairs)
+        offsets = np.zeros(len(encoded.lengths) + 1, np.int32)
+        np.cumsum(encoded.lengths, out=offsets[1:])
+        columns: dict[str, npt.NDArray[Any]] = {"input_ids": encoded.ids}
+        if self._takes_type_ids and encoded.type_ids is not None:
+            columns["token_type_ids"] = encoded.type_ids
+        lists = {
+            name: pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
+            for name, values in columns.items()
+        }
+        if encoded.marks is not None:
+            spaces = pc.count_substring(texts, " ")
+            lists["num_words"] = pc.add(spaces, 1)
+            labels = pa.ListArray.from_arrays(
+                pa.array(offsets), pa.array(encoded.marks)
+            )
+        else:
+            # A target each, unread.
+            labels = pa.array(np.zeros(len(encoded.lengths), np.int64))
+        return TokenRows(pa.table({**lists, "labels": labels}))
+
+    def ahead(self, items: Iterator[Item]) -> Iterator[Item]:
+        """The same items; on a GPU the next is made while it works on one. A CPU has
+        no core to spare for that."""
+        return made_ahead(items) if self.runtime.is_cuda else items
+
+    def _micro_batches(
+        self, tokens: TokenRows
+    ) -> Iterator[tuple[Ints, dict[str, Tensor]]]:
+        """The row (K,) of each target and the tensors of a forward pass, long rows
+        first."""
+        order = np.argsort(-tokens.all_lengths, kind="stable")
+        for start in range(0, len(order), ROWS_AT_ONCE):
+            rows = order[start : start + ROWS_AT_ONCE]
+            plan = self._planner.plan(tokens.all_lengths[rows])
+            for own in plan.micro_batches[0]:
+                micro = self._collator.collate(tokens, rows[own], epoch=0)
+                tensors = micro.tensors()
+                if self.runtime.is_cuda:
+                    tensors = {name: t.pin_memory() for name, t in tensors.items()}
+                yield self._rows_of_targets(tokens, rows[own]), tensors
+
+    def _rows_of_targets(self, tokens: TokenRows, rows: Ints) -> Ints:
+        """(K,) of `rows` (B,), a number as often as the row has targets."""
+        if self.task.one_a_row or self.task.answers_rows:
+            return rows
+        found = self.task.targets(tokens, rows, 0, pools_last=self._collator.pools_last)
+        return np.repeat(rows, [len(places) for places in found.places])
+
+    def _on_device(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        device = self.runtime.device
+        return {name: t.to(device, non_blocking=True) for name, t in tensors.items()}
+
+    def _choose(self, model: Any, settings: Settings) -> tuple[str, str]:
+        """Strategy and attention kernel; grouped where packing is not exact."""
+        wanted, kernel = settings.predict.strategy, settings.runtime.attention
+        config = model.config
+        fault = family_of(config).packing_fault(
+            config, self.runtime.device.type, self.runtime.compute_dtype
+        )
+        if kernel in ("eager", "sdpa"):
+            fault = f"runtime.attention: {kernel} works on padded batches"
+        if wanted == "auto":
+            # A CPU packs row by row: as fast on long rows, slower on short ones.
+            wanted = "packed" if self.runtime.is_cuda else "grouped"
+        if wanted == "grouped" or fault:
+            if wanted == "packed":
+                logger.info("rows are grouped by length, not packed: %s", fault)
+            slow = kernel == "eager" or not model._supports_sdpa
+            return "grouped", "eager" if slow else "sdpa"
+        short = attention.short_rows_fit(config, self.max_length)
+        use_rows = kernel == "auto" and short and self.runtime.is_cuda
+        return "packed", attention.ROWS if use_rows else attention.PACKED
+
+    def _make_encoder(self, tokenizer: TokenizerFile) -> Encoder:
+        options = EncodeOptions(
+            max_length=self.max_length,
+            has_pair=self.settings.text_pair_column is not None,
+            form=self.task.row_form,
+            empty_id=empty_text_id(tokenizer),
+        )
+        # Beside a GPU Python is what is short: it lays out and launches.
+        return Encoder(tokenizer.backend, options, by_words=not self.runtime.is_cuda)
+
+    def _make_planner(self) -> Planner:
+        cuda, wanted = self.runtime.is_cuda, self.settings.token_budget
+        default = GPU_TOKEN_BUDGET if cuda else CPU_TOKEN_BUDGET
+        budget = max(default, self.max_length) if wanted == "auto" else wanted
+        if budget < self.max_length:
+            raise SettingsError(
+                f"predict.token_budget={budget} is smaller than the longest row "
+                f"({self.max_length} tokens): set it to at least {self.max_length}, or "
+                "lower predict.max_length"
+            )
+        return Planner(
+            strategy=self.strategy,  # type: ignore[arg-type]
+            token_budget=budget,
+            max_length=self.max_length,
+            overhead_tokens=GPU_OVERHEAD_TOKENS if cuda else CPU_OVERHEAD_TOKENS,
+        )
+
+    def _make_collator(self, config: Any, tokenizer: TokenizerFile) -> Collator:
+        cuda, packed = self.runtime.is_cuda, self.strategy == "packed"
+        padding = getattr(config, "pad_token_id", None)
+        if padding is None:
+            padding = tokenizer.token_id("pad_token")
+        layout = Layout(
+            packed=packed,
+            pad_token_id=padding or 0,
+            pad_multiple=self.runtime.pad_multiple(packed, GPU_MULTIPLE),
+            row_multiple=GPU_MULTIPLE if cuda else 1,
+            max_length=self.max_length,
+        )
+        return Collator(self.task, layout, family_of(config).causal)
+
+    def _prepare(self, model: Any) -> TaskModel:
+        attention.register()
+        model.set_attn_implementation(self.attention)
+        return (
+            TaskModel(model, self.task, self.max_length).to(self.runtime.device).eval()
+        )
+
+
+def made_ahead(items: Iterator[Item]) -> Iterator[Item]:
+    """The same items; the next is made in a thread while one is used."""
+    end: Any = object()
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(next, items, end)
+        while (item := coming.result()) is not end:
+            coming = pool.submit(next, items, end)
+            yield item

@@ -1,0 +1,89 @@
+"""Samples of a fixed shape, numbers or pixels: one place a row, nothing to pad."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flatout.engine.rows.array_facts import ArrayFacts
+from flatout.engine.rows.arrow_rows import ArrowRows
+from flatout.engine.rows.fixed_lists import labels_in, values_in
+from flatout.engine.rows.layout import Ints, LaidOut, Layout
+from flatout.engine.rows.rows import Rows
+
+INPUTS = "inputs"
+"""Column of fixed-size lists, one inside the other for each dimension."""
+SOURCE = "source"
+"""Column of what people know a row by: its file, its row there."""
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """One record batch, as views into its buffers."""
+
+    values: npt.NDArray[Any]
+    """(N, ...)."""
+    labels: npt.NDArray[Any] | None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+class ArrayRows(ArrowRows):
+    """Rows with `inputs` and, where there is one target a row, `labels`. Opened again,
+    not copied, when sent to another process."""
+
+    column = INPUTS
+    facts_class = ArrayFacts
+    facts: ArrayFacts  # type: ignore[assignment]
+
+    @cached_property
+    def _chunks(self) -> list[_Chunk]:
+        return [
+            _Chunk(
+                values_in(batch.column(INPUTS)),
+                labels_in(batch.column("labels")) if self.has_labels else None,
+            )
+            for batch in self._table.to_batches()
+        ]
+
+    def lengths(self, rows: Ints) -> Ints:
+        """One place (N,) for each of `rows` (N,)."""
+        return np.ones(len(rows), dtype=np.int64)
+
+    def views(self, rows: Ints, column: str = INPUTS) -> Sequence[npt.NDArray[Any]]:
+        """The samples (...) of `rows` (N,)."""
+        return list(self._stacked(rows))
+
+    def _stacked(self, rows: Ints) -> npt.NDArray[Any]:
+        """(N, ...)."""
+        return self._gather(rows, lambda chunk, at: chunk.values[at])
+
+    def sequences(self, rows: Ints) -> tuple[Rows, Ints]:
+        """Each row stands alone."""
+        return self, rows
+
+    def place_of(self, row: int) -> tuple[int, ...]:
+        """Where it is stored, of which chance may depend."""
+        return (row,)
+
+    def lay_out(
+        self, rows: Ints, layout: Layout, values: Sequence[Any] | None = None
+    ) -> LaidOut:
+        """`inputs` (B, ...) of `rows` (B,). No rows give one of zeros."""
+        found = self._stacked(rows) if values is None else np.asarray(values)
+        if not len(rows):
+            like = self._chunks[0].values
+            found = np.zeros((1, *like.shape[1:]), like.dtype)
+        return LaidOut({INPUTS: found}, np.arange(len(rows)))
+
+    def readable(self, row: int, decode: Callable[[Ints], str]) -> str:
+        """Where it comes from."""
+        if SOURCE not in self.column_names:
+            return f"row {row}"
+        return str(self._table.column(SOURCE)[row].as_py())

@@ -1,0 +1,36 @@
+"""Arrow's lists of one size as arrays, and back, without a copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+
+def labels_in(array: Any) -> npt.NDArray[Any]:
+    """(N,), or (N, L) where each row has a list of L."""
+    if pa.types.is_fixed_size_list(array.type):
+        values: npt.NDArray[Any] = array.flatten().to_numpy()
+        return values.reshape(len(array), array.type.list_size)
+    flat: npt.NDArray[Any] = array.to_numpy(False)
+    return flat
+
+
+def values_in(array: Any) -> npt.NDArray[Any]:
+    """(N, ...) of nested fixed-size lists, without a copy."""
+    shape = [len(array)]
+    while pa.types.is_fixed_size_list(array.type):
+        shape.append(array.type.list_size)
+        array = array.flatten()
+    values: npt.NDArray[Any] = array.to_numpy(zero_copy_only=True)
+    return values.reshape(shape)
+
+
+def array_of(values: npt.NDArray[Any]) -> Any:
+    """Nested fixed-size lists of values (N, ...), without a copy."""
+    array = pa.array(np.ascontiguousarray(values).reshape(-1))
+    for size in reversed(values.shape[1:]):
+        array = pa.FixedSizeListArray.from_arrays(array, size)
+    return array

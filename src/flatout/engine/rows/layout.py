@@ -1,0 +1,117 @@
+"""How rows of tokens lie in a tensor: right-padded, or end to end without padding.
+
+Both layouts serve everything behind them alike:
+
+    input_ids      (B, T) right-padded, or (1, P): rows laid end to end
+    attention_mask (B, T) bool, padded layout only
+    position_ids   (1, P), packed layout only: position of each token in its row
+    cu_seqlens     (R + 1,) int32, packed layout only: first token of each row, and P
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Arrays = dict[str, npt.NDArray[Any]]
+Shape = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """Rows as the arrays of a micro-batch."""
+
+    fields: Arrays
+    starts: Ints
+    """(B,) where each row begins among all places of the batch."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How rows are laid out for one model, device and strategy."""
+
+    packed: bool = False
+    pad_token_id: int = 0
+    pad_to_length: int | None = None
+    """Padded layout: pad to this length (`fixed`) instead of the longest row."""
+    pad_multiple: int = 1
+    """Padded length, or packed total, rounded up to a multiple of it."""
+    row_multiple: int = 1
+    """Packed layout: R, and K where it is R, rounded up to a multiple of it, with empty
+    rows and targets that count for nothing, so that few shapes occur."""
+    max_length: int = 512
+    """Packed layout: longest row of padding at the end."""
+
+    def num_padded_tokens(self, lengths: Ints) -> int:
+        """Tokens of the tensor that rows of `lengths` (B,) become."""
+        if self.packed:
+            return round_up(max(1, int(lengths.sum())), self.pad_multiple)
+        return max(1, len(lengths)) * self._width(lengths)
+
+    def lay_out(
+        self, sequences: Sequence[Any], columns: Mapping[str, Sequence[Any]]
+    ) -> LaidOut:
+        """Token ids of B rows, and further columns of a value a token. No rows give
+        one token of padding."""
+        lengths = np.array([len(ids) for ids in sequences], dtype=np.int64)
+        cut = self._pack(lengths) if self.packed else self._pad(lengths)
+        shape, fields, starts = cut
+        for name, views in {"input_ids": sequences, **columns}.items():
+            fill = self.pad_token_id if name == "input_ids" else 0
+            fields[name] = self._fill(views, shape, fill)
+        return LaidOut(fields, starts[: len(sequences)])
+
+    def _width(self, lengths: Ints) -> int:
+        longest = int(lengths.max(initial=1))
+        # The model may have no positions beyond max_length.
+        rounded = min(round_up(longest, self.pad_multiple), self.max_length)
+        return self.pad_to_length or max(longest, rounded)
+
+    def _pad(self, lengths: Ints) -> tuple[Shape, Arrays, Ints]:
+        """Shape (B, T), fields beside the tokens, and where rows begin."""
+        lengths = lengths if len(lengths) else np.ones(1, dtype=np.int64)
+        shape = (len(lengths), self._width(lengths))
+        mask = np.arange(shape[1]) < lengths[:, None]
+        return shape, {"attention_mask": mask}, np.arange(shape[0]) * shape[1]
+
+    def _pack(self, lengths: Ints) -> tuple[Shape, Arrays, Ints]:
+        """As `_pad`, of shape (1, P)."""
+        total = int(lengths.sum())
+        padded = round_up(max(1, total), self.pad_multiple)
+        # What is left of the total is padding in rows of its own.
+        filler = np.arange(total, padded, self.max_length)[1:]
+        tail = [padded] if padded > total else []
+        bounds = np.concatenate([[0], np.cumsum(lengths), filler, tail]).astype(int)
+        positions = np.arange(padded) - np.repeat(bounds[:-1], np.diff(bounds))
+        num_rows = round_up(len(bounds) - 1, self.row_multiple)
+        cu_seqlens = pad_end(bounds, num_rows + 1, padded).astype(np.int32)
+        fields: Arrays = {"position_ids": positions[None], "cu_seqlens": cu_seqlens}
+        return (1, padded), fields, bounds
+
+    def _fill(
+        self, views: Sequence[Any], shape: Shape, fill: int
+    ) -> npt.NDArray[np.int64]:
+        """Rows into one buffer of `shape`: each on a line of its own, or in a row."""
+        buffer = np.full(shape, fill, dtype=np.int64)
+        if not self.packed:
+            for line, view in zip(buffer, views, strict=False):
+                line[: len(view)] = view
+        elif len(views):
+            joined = np.concatenate(views)
+            buffer[0, : len(joined)] = joined
+        return buffer
+
+
+def pad_end(values: npt.NDArray[Any], size: int, fill: Any) -> npt.NDArray[Any]:
+    """`values` (n, ...) followed by `fill` up to (size, ...)."""
+    missing = [(0, size - len(values)), *[(0, 0)] * (values.ndim - 1)]
+    return np.pad(values, missing, constant_values=fill)
+
+
+def round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

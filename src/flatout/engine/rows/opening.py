@@ -1,0 +1,47 @@
+"""Which kind of rows a folder or a data set holds, by the column that the kind has."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from flatout.engine.rows.arrow_rows import TokenRowsError
+from flatout.engine.rows.rows import SplitRows
+
+KINDS = {
+    "input_ids": "flatout.engine.rows.tokens:TokenRows",
+    "inputs": "flatout.engine.rows.arrays:ArrayRows",
+}
+"""Column -> module and class."""
+
+
+def open_rows(folder: Path) -> SplitRows:
+    """Memory-map the Arrow files of a folder written by `save_to_disk`. Raises
+    TokenRowsError."""
+    files = sorted(folder.glob("*.arrow"))
+    if not files:
+        raise TokenRowsError(
+            f"no Arrow file in {folder}: run the pipeline that makes it first"
+        )
+    names = pa.ipc.open_stream(pa.memory_map(str(files[0]))).schema.names
+    rows: SplitRows = _kind(names).open(folder)
+    return rows
+
+
+def rows_from_dataset(dataset: Any) -> SplitRows:
+    """From a `datasets.Dataset`, memory-mapped or not. Raises TokenRowsError."""
+    rows: SplitRows = _kind(dataset.column_names).from_dataset(dataset)
+    return rows
+
+
+def _kind(columns: list[str]) -> Any:
+    for column, path in KINDS.items():
+        if column in columns:
+            module, _, name = path.partition(":")
+            return getattr(import_module(module), name)
+    raise TokenRowsError(
+        f"rows need one of the columns {', '.join(KINDS)}; found {columns}"
+    )

@@ -1,0 +1,78 @@
+"""What a start must know of token rows, counted once when they are written."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+AnyFacts = TypeVar("AnyFacts", bound="TokenFacts")
+
+
+@dataclass
+class TokenFacts:
+    """Of the rows of one split."""
+
+    num_rows: int = 0
+    num_tokens: int = 0
+    longest: int = 0
+    """Tokens of the longest row."""
+    largest_id: int = 0
+    """Largest token id."""
+    label_counts: dict[str, int] = field(default_factory=dict)
+    """Rows of each class, by its number as text (JSON has no other keys)."""
+
+    @property
+    def mean_length(self) -> float:
+        return self.num_tokens / max(1, self.num_rows)
+
+    @property
+    def labels(self) -> list[int]:
+        """Numbers of the classes that there are rows of."""
+        return sorted(map(int, self.label_counts))
+
+    def add(self, batch: Any) -> None:
+        """Count a record batch with `input_ids` and, where there is one, `labels`."""
+        if not batch.num_rows:
+            return
+        ids = batch.column("input_ids")
+        largest = pc.max(ids.flatten()).as_py()
+        self.num_rows += batch.num_rows
+        self.num_tokens += len(ids.flatten())
+        self.longest = max(self.longest, pc.max(pc.list_value_length(ids)).as_py())
+        self.largest_id = max(self.largest_id, -1 if largest is None else largest)
+        self._count_labels(batch)
+
+    def _count_labels(self, batch: Any) -> None:
+        names = batch.schema.names
+        if "labels" in names and pa.types.is_integer(batch.column("labels").type):
+            found = np.unique(batch.column("labels").to_numpy(), return_counts=True)
+            pairs = zip(map(str, found[0].tolist()), found[1].tolist(), strict=True)
+            self.label_counts = dict(Counter(self.label_counts) + Counter(dict(pairs)))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"tokens": asdict(self)}
+
+    @classmethod
+    def of(cls: type[AnyFacts], table: Any) -> AnyFacts:
+        """By reading all of an Arrow table."""
+        facts = cls()
+        for batch in table.to_batches():
+            facts.add(batch)
+        return facts
+
+    @classmethod
+    def noted(
+        cls: type[AnyFacts], stored: Mapping[str, Any], num_rows: int
+    ) -> AnyFacts | None:
+        """From what was kept beside the rows; None where that is of other rows."""
+        try:
+            facts = cls(**stored["tokens"])
+        except (KeyError, TypeError):  # of another version
+            return None
+        return facts if facts.num_rows == num_rows else None

@@ -1,0 +1,187 @@
+"""Token rows read from Arrow's own buffers, without a copy and without Python lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from flatout.engine.rows.arrow_rows import ArrowRows, TokenRowsError
+from flatout.engine.rows.fixed_lists import labels_in
+from flatout.engine.rows.layout import Ints, LaidOut, Layout
+from flatout.engine.rows.rows import Rows
+
+Values = npt.NDArray[np.integer[Any]]
+
+DOCUMENTS = "document_lengths"
+"""Column of joined texts: tokens of each document in the row."""
+LISTS = ("input_ids", "token_type_ids", DOCUMENTS)
+MODEL_COLUMNS = ("token_type_ids",)
+"""Lists of a value a token that the model is given beside the ids."""
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """One record batch: of (offsets, values), `values[offsets[i]:offsets[i + 1]]` is
+    row i."""
+
+    columns: dict[str, tuple[Values, Values]]
+    labels: npt.NDArray[Any] | None
+
+    @property
+    def offsets(self) -> Values:
+        return self.columns["input_ids"][0]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+
+class TokenRows(ArrowRows):
+    """Rows with `input_ids` (list of int) and, where something is to be told of them,
+    `labels`: of each row, or of each token. Opened again, not copied, when sent to
+    another process."""
+
+    column = "input_ids"
+
+    @property
+    def has_token_labels(self) -> bool:
+        """Whether `labels` are lists of a value a token, IGNORED where it is none."""
+        kind = self._table.schema.field("labels").type if self.has_labels else None
+        return kind is not None and pa.types.is_list(kind)
+
+    @cached_property
+    def _chunks(self) -> list[_Chunk]:
+        names = [name for name in LISTS if name in self.column_names]
+        names += ["labels"] if self.has_token_labels else []
+        one_a_row = self.has_labels and not self.has_token_labels
+        return [
+            _Chunk(
+                {name: _offsets_and_values(batch.column(name)) for name in names},
+                labels_in(batch.column("labels")) if one_a_row else None,
+            )
+            for batch in self._table.to_batches()
+        ]
+
+    def lengths(self, rows: Ints) -> Ints:
+        """Tokens (N,) of each of `rows` (N,)."""
+        return self._gather(rows, lambda chunk, at: _lengths(chunk.offsets, at))
+
+    def readable(self, row: int, decode: Callable[[Ints], str]) -> str:
+        """A row as people know it."""
+        return decode(np.asarray(self.views(np.array([row]))[0]))
+
+    @cached_property
+    def all_lengths(self) -> Ints:
+        """Tokens (rows,) of every row: for splits that are gone over as a whole."""
+        return np.concatenate([np.diff(chunk.offsets) for chunk in self._chunks])
+
+    def views(self, rows: Ints, column: str = "input_ids") -> Sequence[Values]:
+        """Views into the buffers, one (length,) for each of `rows` (N,)."""
+        chunks, local = self._locate(rows)
+        views = []
+        for chunk_index, row in zip(chunks.tolist(), local.tolist(), strict=True):
+            offsets, values = self._chunks[chunk_index].columns[column]
+            views.append(values[offsets[row] : offsets[row + 1]])
+        return views
+
+    def sequences(self, rows: Ints) -> tuple[Rows, Ints]:
+        """What attention and targets stay within: `rows` (N,), or the documents of
+        joined texts in them; and their numbers (S,) there."""
+        if DOCUMENTS not in self.column_names:
+            return self, rows
+        documents = Documents(self, rows)
+        return documents, np.arange(len(documents))
+
+    def place_of(self, row: int) -> tuple[int, ...]:
+        """Where it is stored, of which chance may depend: the row, and of a document
+        its first token there."""
+        return (row,)
+
+    def lay_out(
+        self, rows: Ints, layout: Layout, input_ids: Sequence[Any] | None = None
+    ) -> LaidOut:
+        """Arrays of `rows` (B,); `input_ids`: in place of their own, as masked ones."""
+        return _lay_out(self, self.column_names, rows, layout, input_ids)
+
+
+def _lay_out(
+    rows: TokenRows | Documents,
+    present: Sequence[str],
+    row_ids: Ints,
+    layout: Layout,
+    input_ids: Sequence[Any] | None,
+) -> LaidOut:
+    ids = rows.views(row_ids) if input_ids is None else input_ids
+    further = {n: rows.views(row_ids, n) for n in MODEL_COLUMNS if n in present}
+    return layout.lay_out(ids, further)
+
+
+def _lengths(offsets: Values, rows: Ints) -> Ints:
+    return (offsets[rows + 1] - offsets[rows]).astype(np.int64)
+
+
+class Documents:
+    """The documents in some rows of joined texts, as rows of their own. Of one that a
+    block's end cuts in two, each part is a document."""
+
+    def __init__(self, rows: TokenRows, row_ids: Ints) -> None:
+        parts = rows.views(row_ids, DOCUMENTS)
+        counts, row_lengths = [len(part) for part in parts], rows.lengths(row_ids)
+        row_starts = np.cumsum(row_lengths) - row_lengths
+        self._source = rows
+        self._lengths = np.concatenate(parts).astype(np.int64)
+        self._rows = np.repeat(row_ids, counts)
+        ends = np.cumsum(self._lengths)
+        self._starts = ends - self._lengths - np.repeat(row_starts, counts)
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def lengths(self, documents: Ints) -> Ints:
+        """Tokens (N,) of each of `documents` (N,)."""
+        return self._lengths[documents]
+
+    def views(self, documents: Ints, column: str = "input_ids") -> Sequence[Values]:
+        """As TokenRows.views."""
+        rows = self._source.views(self._rows[documents], column)
+        starts, lengths = self._starts[documents], self._lengths[documents]
+        places = zip(rows, starts.tolist(), lengths.tolist(), strict=True)
+        return [row[start : start + length] for row, start, length in places]
+
+    def labels_of(self, documents: Ints) -> npt.NDArray[Any]:
+        """Joined texts have no labels. Raises TokenRowsError."""
+        raise TokenRowsError("joined texts have no labels")
+
+    def sequences(self, documents: Ints) -> tuple[Rows, Ints]:
+        """They are what attention stays within."""
+        return self, documents
+
+    def readable(self, document: int, decode: Callable[[Ints], str]) -> str:
+        """As TokenRows.readable."""
+        return decode(np.asarray(self.views(np.array([document]))[0]))
+
+    @property
+    def has_token_labels(self) -> bool:
+        """Joined texts have none."""
+        return False
+
+    def place_of(self, document: int) -> tuple[int, ...]:
+        """As TokenRows.place_of."""
+        return int(self._rows[document]), int(self._starts[document])
+
+    def lay_out(
+        self, documents: Ints, layout: Layout, input_ids: Sequence[Any] | None = None
+    ) -> LaidOut:
+        """As TokenRows.lay_out."""
+        names = self._source.column_names
+        return _lay_out(self, names, documents, layout, input_ids)
+
+
+def _offsets_and_values(array: Any) -> tuple[Values, Values]:
+    # .values ignores the slice's offset, as the offsets do: the two fit together.
+    return array.offsets.to_numpy(), array.values.to_numpy(zero_copy_only=True)

@@ -1,0 +1,140 @@
+"""Tasks: one file each, imported when it is needed. `split` knows them without torch.
+
+`model.task` is the name of a file here (`causal-lm` is causal_lm.py), or a dotted path
+to a class of the user's own that derives from `Task`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+import pyarrow as pa
+
+from flatout.engine.data.rows import Columns
+from flatout.engine.parameters import (
+    ModelSettings,
+    Settings,
+    SettingsError,
+    SplitSettings,
+    near_or_all,
+    refusal,
+)
+from flatout.engine.rows.vocabulary import Vocabulary
+from flatout.engine.tasks._options import loss_options, option_faults
+from flatout.engine.tasks._task import (
+    IGNORED,
+    HeadKind,
+    Judged,
+    LossOptions,
+    Metrics,
+    Targets,
+    Task,
+    TaskError,
+)
+
+__all__ = [
+    "HeadKind",
+    "IGNORED",
+    "Judged",
+    "LossOptions",
+    "Metrics",
+    "Targets",
+    "Task",
+    "TaskError",
+    "check_options",
+    "columns_of",
+    "loss_options",
+    "make_task",
+    "names_classes",
+    "task_class",
+    "task_fault",
+    "task_of_model",
+    "task_names",
+]
+
+
+def task_names() -> list[str]:
+    """Of the tasks that flatout brings."""
+    modules = (module.name for module in iter_modules(__path__))
+    return sorted(n.replace("_", "-") for n in modules if not n.startswith("_"))
+
+
+def task_class(name: str) -> type[Task]:
+    """Raises SettingsError with the nearest name where there is no such task."""
+    if "." in name:
+        return _own_class(name)
+    if name not in task_names():
+        near = near_or_all(name, task_names(), "")
+        raise SettingsError(f"model.task: there is no task {name!r}; {near}")
+    found: type[Task] = import_module(f"{__name__}.{name.replace('-', '_')}").TASK
+    return found
+
+
+def names_classes(name: str) -> bool:
+    """Whether each row has the name of one class in a task of this name."""
+    return bool(task_class(name).label_type == pa.string())
+
+
+def task_fault(name: str) -> str | None:
+    """What is wrong with `model.task`; None where nothing is."""
+    try:
+        task_class(name)
+    except SettingsError as error:
+        return str(error)
+    return None
+
+
+def check_options(settings: Settings) -> None:
+    """Raises SettingsError where `train` asks for what the task has not."""
+    if faults := option_faults(settings, task_class(settings.model.task)):
+        raise refusal(faults)
+
+
+def columns_of(split: SplitSettings, task: str) -> Columns:
+    """What the raw columns are to a task. Raises RawTextsError, SettingsError."""
+    kind = task_class(task)
+    own = {"completion": split.completion_column, "messages": split.messages_column}
+    form = next((form for form, column in own.items() if column), kind.row_form)
+    if form in own and not kind.learns_completions:
+        raise SettingsError(
+            f"split.{form}_column is for model.task: causal-lm, not {task}: set it to "
+            "null, or the task"
+        )
+    return Columns.of(split, kind.label_type, task, form)
+
+
+def make_task(
+    settings: ModelSettings,
+    label_names: Sequence[str] = (),
+    vocabulary: Vocabulary | None = None,
+    seed: int = 0,
+) -> Task:
+    """The task of a run. Raises SettingsError, TaskError."""
+    return task_class(settings.task)(settings, tuple(label_names), vocabulary, seed)
+
+
+def task_of_model(model: Any) -> str | None:
+    """Name of the task that a saved model was trained for: the one in its config, else
+    the first whose models are of its class. None where no task fits."""
+    named = getattr(model.config, "flatout_task", None)
+    if named is not None:
+        return str(named)
+    fitting = (n for n in task_names() if task_class(n).fits(model.config, type(model)))
+    return next(fitting, None)
+
+
+def _own_class(path: str) -> type[Task]:
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise SettingsError(
+            f"model.task: {path!r} cannot be imported ({error}): name a class of a "
+            "module on the Python path, as my_package.my_task.MyTask"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Task)):
+        raise SettingsError(f"model.task: {path} does not derive from {Task.__name__}")
+    return found

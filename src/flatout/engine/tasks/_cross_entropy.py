@@ -1,0 +1,136 @@
+"""What tasks share whose targets are one of many: classes, or pieces of text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from flatout.engine.rows.layout import Ints
+from flatout.engine.rows.rows import Rows
+from flatout.engine.tasks._task import (
+    IGNORED,
+    HeadKind,
+    Judged,
+    LossOptions,
+    Metrics,
+    Task,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class CrossEntropy(Task):
+    """Summed cross entropy of logits (K, C) and labels (K,)."""
+
+    takes_options = frozenset({"label_smoothing", "focal_gamma"})
+    figures: ClassVar[Mapping[str, bool]] = {
+        "loss": False,
+        "accuracy": True,
+        "perplexity": False,
+    }
+    _weights: Tensor | None = None
+
+    @property
+    def plain_cross_entropy(self) -> bool:
+        """Without options."""
+        return self.loss_options == LossOptions()
+
+    def divisor(self, rows: Rows, row_ids: Ints, epoch: int) -> float | None:
+        """The sum of the targets' weights, as in PyTorch's weighted mean."""
+        if self.loss_options.class_weights is None:
+            return None
+        targets = self.targets(rows, row_ids, epoch, pools_last=False)
+        labels = np.concatenate(targets.labels)
+        labels = labels if labels.ndim == 1 else labels[:, 0]
+        weights = np.array(self.loss_options.class_weights)
+        return float(weights[labels[labels != IGNORED]].sum())
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Summed over the targets, fp32 ()."""
+        from torch.nn.functional import cross_entropy
+
+        options, logits = self.loss_options, logits.float()
+        losses = cross_entropy(
+            logits,
+            labels,
+            weight=self._weights_on(logits.device),
+            label_smoothing=options.label_smoothing,
+            ignore_index=IGNORED,
+            reduction="none" if options.focal_gamma else "sum",
+        )
+        if options.focal_gamma:
+            losses = (losses * _focus(logits, labels, options.focal_gamma)).sum()
+        return losses
+
+    def _weights_on(self, device: torch.device) -> Tensor | None:
+        """(C,); copied there once, which no step waits for."""
+        weights = self.loss_options.class_weights
+        if weights is None:
+            return None
+        if self._weights is None or self._weights.device != device:
+            import torch
+
+            self._weights = torch.tensor(weights, dtype=torch.float32, device=device)
+        return self._weights
+
+    def hits(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Right predictions and predictions, () each."""
+        return (logits.argmax(-1) == labels).sum(), (labels != IGNORED).sum()
+
+    def metrics(self, device: torch.device) -> Metrics:
+        """Of classes their confusion; of pieces of text the accuracy."""
+        from flatout.engine.tasks._metrics import Classes, Hits
+
+        return (
+            Classes(len(self.label_names), device) if self.one_a_row else Hits(device)
+        )
+
+    def figures_of_loss(self, loss: float) -> dict[str, float]:
+        """Perplexity of a language model: e to the mean loss."""
+        is_text = self.head is HeadKind.VOCABULARY
+        return {"perplexity": float(np.exp(loss))} if is_text else {}
+
+    def chance_loss(self, num_outputs: int) -> float | None:
+        """ln(C), under a focal loss times (1 - 1 / C) to its power."""
+        rest = 1 - 1 / num_outputs
+        return float(rest**self.loss_options.focal_gamma) * math.log(num_outputs)
+
+    def judge(
+        self, logits: Tensor, labels: Tensor, decode: Callable[[Ints], str]
+    ) -> list[Judged]:
+        """Label and prediction by name."""
+        from torch.nn.functional import cross_entropy
+
+        losses = cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
+        scores, predictions = logits.softmax(-1).max(-1)
+        columns = (losses, labels, predictions, scores)
+        found = zip(*(column.tolist() for column in columns), strict=True)
+        return [
+            Judged(
+                loss=loss,
+                label=self._name(label, decode),
+                prediction=self._name(prediction, decode),
+                score=score,
+                wrong=label != prediction,
+            )
+            for loss, label, prediction, score in found
+        ]
+
+    def _name(self, number: int, decode: Callable[[Ints], str]) -> Any:
+        return (
+            self.label_names[number] if self.one_a_row else decode(np.array([number]))
+        )
+
+
+def _focus(logits: Tensor, labels: Tensor, gamma: float) -> Tensor:
+    """(1 - probability of the target) ** gamma, (K,) of logits (K, C), fp32."""
+    places = labels.clamp(min=0)[:, None]
+    known = logits.log_softmax(-1).gather(-1, places).squeeze(-1)
+    # At 0 a power below 1 has no slope.
+    rest: Tensor = (-known.expm1()).clamp(min=1e-8) ** gamma
+    return rest

@@ -1,0 +1,71 @@
+"""Figures of language models that read in two directions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from flatout.engine.tasks._metrics import TOP_K
+from flatout.engine.tasks._task import IGNORED, Metrics
+
+DIRECTIONS = ("forward", "backward")
+
+
+class Directions(Metrics):
+    """Perplexity, accuracy and top-5 accuracy: of both directions, and of each."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._losses = torch.zeros(2, dtype=torch.float64, device=device)
+        self._counts = torch.zeros(3, 2, dtype=torch.int64, device=device)
+        """Targets, right ones, and those among the likeliest, by direction."""
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Logits (k, 2, V), labels (k, 2)."""
+        losses = cross_entropy(
+            logits.flatten(0, 1).float(),
+            labels.flatten(),
+            ignore_index=IGNORED,
+            reduction="none",
+        )
+        self._losses += losses.view(-1, 2).sum(0, dtype=torch.float64)
+        best = logits.topk(min(TOP_K, logits.shape[-1]), -1).indices
+        found = best == labels.unsqueeze(-1)
+        seen = torch.stack([labels != IGNORED, found[..., 0], found.any(-1)])
+        self._counts += seen.sum(1)
+
+    def tensors(self) -> list[Tensor]:
+        """To be summed over ranks, in place."""
+        return [self._losses, self._counts]
+
+    def compute(self) -> dict[str, Any]:
+        """By the names of `BidirectionalLM.figures`; the perplexity of both directions
+        is that of their mean loss."""
+        losses, counts = self._losses.tolist(), self._counts.T.tolist()
+        both = [one + other for one, other in zip(*counts, strict=True)]
+        found = _figures("", sum(losses), *both)
+        for name, loss, own in zip(DIRECTIONS, losses, counts, strict=True):
+            found |= _figures(f"{name}_", loss, *own)
+        return found
+
+
+def _figures(
+    prefix: str, loss: float, targets: int, right: int, among: int
+) -> dict[str, float]:
+    if not targets:
+        return {}
+    return {
+        f"{prefix}perplexity": _perplexity(loss / targets),
+        f"{prefix}accuracy": right / targets,
+        f"{prefix}top_{TOP_K}_accuracy": among / targets,
+    }
+
+
+def _perplexity(loss: float) -> float:
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf

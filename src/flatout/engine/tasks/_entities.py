@@ -1,0 +1,98 @@
+"""Entities in tags, right only where type, begin and end are (Sang 2002).
+
+What begins and ends an entity are the rules of conlleval, as seqeval has them: also of
+tags that no scheme allows, as I- without a B- before it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatout.engine.tasks._label_counts import f1_of
+from flatout.engine.tasks._task import IGNORED, Metrics
+
+OUTSIDE, BEGIN, INSIDE, END, SINGLE = range(5)
+PREFIXES = {"O": OUTSIDE, "B": BEGIN, "I": INSIDE, "E": END, "S": SINGLE}
+TAG = re.compile(r"O|[BIES](-.+)?")
+
+
+class Entities(Metrics):
+    """Accuracy of tags; precision, recall and F1 of entities by seqeval's rules."""
+
+    def __init__(self, names: Sequence[str], device: torch.device) -> None:
+        self.has_entities = all(TAG.fullmatch(name) for name in names)
+        self._hits = torch.zeros(2, dtype=torch.int64, device=device)
+        types = [name.partition("-")[2] for name in names]
+        known = sorted({t for t, n in zip(types, names, strict=True) if n != "O"})
+        prefixes = [PREFIXES.get(name[0], OUTSIDE) for name in names]
+        numbers = [known.index(t) if t in known else -1 for t in types]
+        outside = [p == OUTSIDE for p in prefixes]
+        numbers = [-1 if o else n for n, o in zip(numbers, outside, strict=True)]
+        self._prefixes = torch.tensor(prefixes, device=device)
+        self._types = torch.tensor(numbers, device=device)
+        size = max(1, len(known))
+        self._counts = torch.zeros((3, size), dtype=torch.int64, device=device)
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Logits (k, C), labels (k, 2), whole rows."""
+        tags, real = labels[:, 0], labels[:, 0] != IGNORED
+        predicted = logits.argmax(-1)
+        self._hits += torch.stack([((predicted == tags) & real).sum(), real.sum()])
+        if not self.has_entities:
+            return
+        starts = (labels[:, 1] == 1) | ~real
+        true = self._entities(tags.clamp(min=0), starts, real)
+        given = self._entities(predicted, starts, real)
+        same = torch.stack([a == b for a, b in zip(true, given, strict=True)]).all(0)
+        for row, (types, chosen) in enumerate(
+            ((true[1], true[0] & same), (given[1], given[0]), (true[1], true[0]))
+        ):
+            self._counts[row].index_add_(0, types.clamp(min=0), chosen.long())
+
+    def _entities(
+        self, tags: Tensor, starts: Tensor, real: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """At each tag (k,): whether an entity ends there, its type, where it began."""
+        prefix = self._prefixes[tags].where(real, OUTSIDE)
+        types = self._types[tags].where(real, -1)
+        # Before a row's first tag, and behind its last, stands O.
+        before = prefix.roll(1).where(~starts, OUTSIDE)
+        other = types.roll(1).where(~starts, -1) != types
+        inside = prefix != OUTSIDE
+        closed = (before == END) | (before == SINGLE) | (before == OUTSIDE)
+        opens = (prefix == BEGIN) | (prefix == SINGLE)
+        begins = inside & (opens | closed | other)
+        last = torch.ones_like(starts)
+        last[:-1] = starts[1:]
+        behind = prefix.roll(-1).where(~last, OUTSIDE)
+        unlike = types.roll(-1).where(~last, -1) != types
+        shut = (prefix == END) | (prefix == SINGLE)
+        cut = (behind == BEGIN) | (behind == SINGLE) | (behind == OUTSIDE)
+        ends = inside & (shut | cut | unlike)
+        places = torch.arange(len(tags), device=tags.device)
+        began = places.where(begins, -1).cummax(0).values
+        return ends, types, began
+
+    def tensors(self) -> list[Tensor]:
+        """Counts."""
+        return [self._hits, self._counts]
+
+    def compute(self) -> dict[str, Any]:
+        """All in [0, 1]; of entities nothing where tags do not mark any."""
+        hits, judged = self._hits.tolist()
+        found = {"accuracy": hits / judged} if judged else {}
+        if not self.has_entities:
+            return found
+        right, given, true = self._counts.sum(1).tolist()
+        each = [f1_of(*one) for one in self._counts.T.tolist() if one[1] or one[2]]
+        return found | {
+            "precision": right / given if given else 0.0,
+            "recall": right / true if true else 0.0,
+            "f1": f1_of(right, given, true),
+            "f1_macro": sum(each) / max(1, len(each)),
+        }

@@ -1,0 +1,188 @@
+"""Sums on the device that become the figures of an evaluation.
+
+What has to be ranked is kept whole and gathered from all ranks once, at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatout.engine.tasks._task import IGNORED, Metrics
+
+TOP_K = 5
+MOST_RANKED_CLASSES = 32
+"""For the area under the curve, which keeps a score a row and class."""
+
+
+class Hits(Metrics):
+    """Accuracy alone, in [0, 1]: of tokens, with classes too many for a confusion."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._hits = torch.zeros((), dtype=torch.int64, device=device)
+        self._judged = torch.zeros_like(self._hits)
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Logits (k, C), labels (k,)."""
+        self._hits += (logits.argmax(-1) == labels).sum()
+        self._judged += (labels != IGNORED).sum()
+
+    def tensors(self) -> list[Tensor]:
+        """Two counts."""
+        return [self._hits, self._judged]
+
+    def compute(self) -> dict[str, Any]:
+        """Empty where there was no target."""
+        judged = int(self._judged)
+        return {"accuracy": int(self._hits) / judged} if judged else {}
+
+
+class Classes(Metrics):
+    """Confusion, and what follows from it; top 5; the area under the curve."""
+
+    def __init__(self, num_classes: int, device: torch.device) -> None:
+        self._num_classes = num_classes
+        cells = num_classes * num_classes
+        self._cells = torch.zeros(cells, dtype=torch.int64, device=device)
+        self._among_first = torch.zeros((), dtype=torch.int64, device=device)
+        self._scores: list[Tensor] = []
+        self._labels: list[Tensor] = []
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Logits (k, C), labels (k,)."""
+        real, predicted = labels != IGNORED, logits.argmax(-1)
+        # Rows without a target count 0 for cell 0: no shape depends on the data.
+        cells = torch.where(real, labels * self._num_classes + predicted, 0)
+        self._cells.index_add_(0, cells, real.long())
+        if self._num_classes > TOP_K:
+            first = logits.topk(TOP_K, -1).indices
+            self._among_first += (first == labels[:, None]).sum()
+        if self._num_classes <= MOST_RANKED_CLASSES:
+            self._scores.append(_class_scores(logits.float()))
+            self._labels.append(labels)
+
+    def tensors(self) -> list[Tensor]:
+        """Counts."""
+        return [self._cells, self._among_first]
+
+    def kept(self) -> list[list[Tensor]]:
+        """Scores (k, C or 1) and labels (k,)."""
+        return [self._scores, self._labels] if self._scores else []
+
+    def compute(self) -> dict[str, Any]:
+        """By the names of `SequenceClassification.figures`; `confusion`."""
+        cells = self._cells.view(self._num_classes, self._num_classes).cpu()
+        found: dict[str, Any] = {"confusion": cells.tolist()}
+        judged = int(cells.sum())
+        if not judged:
+            return found
+        found |= figures_of_confusion(cells.double())
+        if self._num_classes > TOP_K:
+            found["top_5_accuracy"] = int(self._among_first) / judged
+        if self._scores:
+            found["auc"] = _mean_area(torch.cat(self._scores), torch.cat(self._labels))
+        return found
+
+
+class Numbers(Metrics):
+    """Errors and correlations of one number a row."""
+
+    def __init__(self) -> None:
+        self._pairs: list[Tensor] = []
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Logits (k, 1), labels (k,), NaN where there is no target."""
+        self._pairs.append(torch.stack([logits[:, 0].float(), labels.float()], 1))
+
+    def kept(self) -> list[list[Tensor]]:
+        """Predictions and labels (k, 2)."""
+        return [self._pairs]
+
+    def compute(self) -> dict[str, Any]:
+        """mse, mae, pearson, spearman; empty where there was no target."""
+        pairs = torch.cat(self._pairs).double()
+        pairs = pairs[~pairs[:, 1].isnan()]
+        if not len(pairs):
+            return {}
+        predicted, true = pairs.T
+        error = predicted - true
+        return {
+            "mse": float(error.square().mean()),
+            "mae": float(error.abs().mean()),
+            "pearson": correlation(predicted, true),
+            "spearman": correlation(mean_ranks(predicted), mean_ranks(true)),
+        }
+
+
+def figures_of_confusion(cells: Tensor) -> dict[str, float]:
+    """Of cells (C, C) [true][predicted], fp64. Macro means are over the classes that
+    occur or are predicted, and what is divided by zero is zero, as in scikit-learn."""
+    right, true, predicted = cells.diagonal(), cells.sum(1), cells.sum(0)
+    there = true + predicted > 0
+    precision = (right / predicted.clamp(min=1))[there].mean()
+    recall = (right / true.clamp(min=1))[there].mean()
+    f1 = (2 * right / (true + predicted).clamp(min=1))[there].mean()
+    accuracy = float(right.sum() / cells.sum())
+    return {
+        "accuracy": accuracy,
+        "f1_macro": float(f1),
+        "f1_micro": accuracy,  # where each row has one class
+        "precision_macro": float(precision),
+        "recall_macro": float(recall),
+        "matthews": _matthews(right, true, predicted),
+    }
+
+
+def _matthews(right: Tensor, true: Tensor, predicted: Tensor) -> float:
+    """Correlation of classes (Gorodkin 2004); 0 where one side has a single class."""
+    count = true.sum()
+    both = right.sum() * count - true @ predicted
+    spread = (count**2 - true @ true) * (count**2 - predicted @ predicted)
+    return float(both / spread.sqrt()) if spread > 0 else 0.0
+
+
+def _class_scores(logits: Tensor) -> Tensor:
+    """(k, C) -> what rows are ranked by: (k, C), of two classes (k, 1)."""
+    if logits.shape[-1] == 2:
+        return logits[:, 1:] - logits[:, :1]
+    return logits.softmax(-1)
+
+
+def _mean_area(scores: Tensor, labels: Tensor) -> float:
+    """Over classes, each against the others; those without two sides are left out."""
+    real = labels != IGNORED
+    scores, labels = scores[real], labels[real]
+    first = 1 if scores.shape[1] == 1 else 0
+    sides = [labels == first + place for place in range(scores.shape[1])]
+    areas = [area_under_curve(*pair) for pair in zip(scores.T, sides, strict=True)]
+    known = [area for area in areas if not math.isnan(area)]
+    return sum(known) / len(known) if known else math.nan
+
+
+def area_under_curve(scores: Tensor, positive: Tensor) -> float:
+    """Share of pairs in which the positive has the higher score, equal ones counted
+    half (Mann and Whitney 1947); NaN without two sides. Scores (N,), positive (N,)."""
+    ours, others = int(positive.sum()), int((~positive).sum())
+    if not ours * others:
+        return math.nan
+    above = mean_ranks(scores)[positive].sum() - ours * (ours + 1) / 2
+    return float(above) / (ours * others)
+
+
+def mean_ranks(values: Tensor) -> Tensor:
+    """(N,) from 1, fp64; equal values share the mean of their ranks."""
+    values = values.contiguous()
+    ordered = values.sort().values
+    below = torch.searchsorted(ordered, values)
+    reached = torch.searchsorted(ordered, values, right=True)
+    return (below + reached + 1).double() / 2
+
+
+def correlation(first: Tensor, second: Tensor) -> float:
+    """Pearson's, of (N,) each in fp64; NaN where one side is constant."""
+    first, second = first - first.mean(), second - second.mean()
+    spread = first.norm() * second.norm()
+    return float(first @ second / spread) if spread > 0 else math.nan

@@ -1,0 +1,80 @@
+"""What `train` asks of a task, checked before any rows are there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+
+from flatout.engine.parameters import (
+    Settings,
+    SettingsError,
+    TrainSettings,
+    near_or_all,
+)
+from flatout.engine.tasks._task import LossOptions, Task
+
+
+def option_faults(settings: Settings, task: type[Task]) -> list[str]:
+    """A line for each parameter that `task` cannot do."""
+    given = [o.name for o in fields(LossOptions) if getattr(settings.train, o.name)]
+    valid = ", ".join(sorted(task.takes_options)) or "none"
+    faults = [
+        f"train.{name}: {settings.model.task} does not take it (valid: {valid})"
+        for name in given
+        if name not in task.takes_options
+    ]
+    metric = _metric_fault(settings, task)
+    return [*faults, metric] if metric else faults
+
+
+def loss_options(
+    train: TrainSettings, label_names: Sequence[str], label_counts: Mapping[str, int]
+) -> LossOptions:
+    """`label_counts`: rows of train by the number of their class. Raises SettingsError
+    where weights are not those of the classes."""
+    weights = _class_weights(train, label_names, label_counts)
+    return LossOptions(weights, train.label_smoothing, train.focal_gamma)
+
+
+def _class_weights(
+    train: TrainSettings, names: Sequence[str], counts: Mapping[str, int]
+) -> tuple[float, ...] | None:
+    given = train.class_weights
+    if given is None:
+        return None
+    if given == "balanced":
+        return _balanced(len(names), counts)
+    if isinstance(given, Mapping):
+        if unknown := [name for name in given if name not in names]:
+            raise _weight_fault(unknown[0], names)
+        return tuple(given.get(name, 1.0) for name in names)
+    if len(given) != len(names):
+        raise SettingsError(
+            f"train.class_weights has {len(given)} weights for {len(names)} classes: "
+            f"one each, in the order {list(names)}, or a mapping by their names"
+        )
+    return tuple(map(float, given))
+
+
+def _balanced(num_classes: int, counts: Mapping[str, int]) -> tuple[float, ...]:
+    """Rows / (classes x rows of the class), as scikit-learn has it."""
+    found = [counts.get(str(number), 0) for number in range(num_classes)]
+    if not found or not all(found):
+        raise SettingsError(
+            "train.class_weights: balanced needs one class a row, and a row of each in "
+            "train_tokens; give a weight a class, as {a: 1.0, b: 2.5}"
+        )
+    return tuple(sum(found) / (num_classes * count) for count in found)
+
+
+def _weight_fault(name: str, names: Sequence[str]) -> SettingsError:
+    near = near_or_all(name, names, "")
+    return SettingsError(f"train.class_weights: no class is called {name!r}; {near}")
+
+
+def _metric_fault(settings: Settings, task: type[Task]) -> str | None:
+    name = settings.train.metric
+    if name is None or name in task.figures:
+        return None
+    near = near_or_all(name, task.figures, "")
+    return f"train.metric: {settings.model.task} has no metric {name!r}; {near}"

@@ -1,0 +1,113 @@
+"""The next token and the one before, each at every token (Peters et al. 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from flatout.engine.rows.layout import Ints
+from flatout.engine.rows.rows import Rows
+from flatout.engine.tasks._cross_entropy import CrossEntropy
+from flatout.engine.tasks._task import (
+    IGNORED,
+    HeadKind,
+    Judged,
+    Metrics,
+    Targets,
+    TaskError,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class BidirectionalLM(CrossEntropy):
+    """Each token of a row is a place with two labels: the next token, which a row's
+    last has not, and the one before, which its first has not. The loss is the sum over
+    both directions, divided by the number of labels."""
+
+    auto_class = "AutoModelForPreTraining"
+    architectures = ("BilmForPreTraining",)
+    head = HeadKind.DIRECTIONS
+    figures: ClassVar[Mapping[str, bool]] = {"loss": False} | {
+        f"{side}{name}": name != "perplexity"
+        for side in ("", "forward_", "backward_")
+        for name in ("perplexity", "accuracy", "top_5_accuracy")
+    }
+    label_shape: ClassVar[tuple[int, ...]] = (2,)
+    predicts_neighbours = True
+    joins_texts = True
+    pipeline_tag = "feature-extraction"
+
+    @property
+    def targets_per_token(self) -> float:
+        """Two."""
+        return 2.0
+
+    def model_fault(self, config: Any) -> str | None:
+        """It needs states of two directions."""
+        if getattr(config, "num_directions", 1) == 2:
+            return None
+        return (
+            f"model.task bidirectional-lm needs a model that reads in two directions, "
+            f"and {config.model_type} does not: set model.config.model_type: bilm"
+        )
+
+    def targets(
+        self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
+    ) -> Targets:
+        """Labels (T, 2); none for a row of one token."""
+        labels = [_neighbours(ids) for ids in rows.views(row_ids)]
+        return Targets([np.arange(len(own)) for own in labels], labels)
+
+    def num_targets(self, rows: Rows, row_ids: Ints, epoch: int) -> int:
+        """Of each direction, tokens without one of each row."""
+        return 2 * int((rows.lengths(row_ids) - 1).clip(0).sum())
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Summed over both directions, fp32 (): logits (K, 2, V), labels (K, 2)."""
+        return super().loss(logits.flatten(0, 1), labels.flatten())
+
+    def real(self, labels: Tensor) -> Tensor:
+        """(K, 2) bool."""
+        return labels != IGNORED
+
+    def metrics(self, device: torch.device) -> Metrics:
+        """Perplexity, accuracy and top-5 accuracy of each direction and of both."""
+        from flatout.engine.tasks._direction_metrics import Directions
+
+        return Directions(device)
+
+    def trainer_collator(self, tokenizer: Any) -> Any:
+        """Raises TaskError."""
+        raise TaskError(
+            "benchmark.mode peers does not support bidirectional-lm: transformers has "
+            "no model of it"
+        )
+
+    def judge(
+        self, logits: Tensor, labels: Tensor, decode: Callable[[Ints], str]
+    ) -> list[Judged]:
+        """Of logits (K, 2, V): a direction after the other at each place."""
+        real = self.real(labels)
+        judged = super().judge(logits[real], labels[real], decode)
+        places = zip(*(at.tolist() for at in real.nonzero(as_tuple=True)), strict=True)
+        return [
+            one._replace(target=target, looks_back=bool(side))
+            for one, (target, side) in zip(judged, places, strict=True)
+        ]
+
+
+def _neighbours(ids: npt.NDArray[Any]) -> Ints:
+    """(T, 2): the tokens behind and before each of `ids` (T,)."""
+    labels = np.full((len(ids), 2), IGNORED, np.int64)
+    labels[:-1, 0] = ids[1:]
+    labels[1:, 1] = ids[:-1]
+    return labels if len(ids) > 1 else labels[:0]
+
+
+TASK = BidirectionalLM

@@ -1,0 +1,67 @@
+"""The next token, at every token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from flatout.engine.rows.layout import Ints
+from flatout.engine.rows.rows import Rows
+from flatout.engine.tasks._cross_entropy import CrossEntropy
+from flatout.engine.tasks._task import IGNORED, HeadKind, Targets, TaskError
+
+
+class CausalLM(CrossEntropy):
+    """Each token but a row's first is a target."""
+
+    auto_class = "AutoModelForCausalLM"
+    architectures = ("ForCausalLM", "LMHeadModel")
+    head = HeadKind.VOCABULARY
+    causal = True
+    predicts_neighbours = True
+    joins_texts = True
+    learns_completions = True
+    pipeline_tag = "text-generation"
+
+    @property
+    def targets_per_token(self) -> float:
+        """All of them."""
+        return 1.0
+
+    def targets(
+        self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
+    ) -> Targets:
+        """At each token the one behind it; of completions those alone."""
+        if rows.has_token_labels:
+            labels = [view[1:] for view in rows.views(row_ids, "labels")]
+            places = [np.flatnonzero(view != IGNORED) for view in labels]
+            chosen = zip(labels, places, strict=True)
+            return Targets(places, [view[own] for view, own in chosen])
+        found = rows.views(row_ids)
+        return Targets([np.arange(len(i) - 1) for i in found], [i[1:] for i in found])
+
+    def num_targets(self, rows: Rows, row_ids: Ints, epoch: int) -> int:
+        """Tokens without the first of each row; of completions those alone."""
+        if rows.has_token_labels:
+            views = rows.views(row_ids, "labels")
+            return sum(int((view[1:] != IGNORED).sum()) for view in views)
+        return int((rows.lengths(row_ids) - 1).clip(0).sum())
+
+    def trainer_collator(self, tokenizer: Any) -> Any:
+        """Pads, and takes the row itself as labels, padding left out. Raises TaskError
+        for completions."""
+
+        def collate(rows: list[dict[str, Any]]) -> Any:
+            if "labels" in rows[0]:
+                raise TaskError("benchmark.mode peers does not support completions")
+            ids = [{"input_ids": row["input_ids"]} for row in rows]
+            batch = tokenizer.pad(ids, return_tensors="pt")
+            padded = batch["attention_mask"] == 0
+            batch["labels"] = batch["input_ids"].masked_fill(padded, IGNORED)
+            return batch
+
+        return collate
+
+
+TASK = CausalLM

@@ -1,0 +1,127 @@
+"""Tokens that were masked (Devlin et al. 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flatout.engine.parameters import ModelSettings
+from flatout.engine.rows.layout import Ints
+from flatout.engine.rows.rows import Rows
+from flatout.engine.rows.vocabulary import Vocabulary
+from flatout.engine.tasks._cross_entropy import CrossEntropy
+from flatout.engine.tasks._task import HeadKind, Targets, TaskError
+
+NO_MASK = "model.task is masked-lm, and this tokenizer has no mask token"
+
+
+class MaskedLM(CrossEntropy):
+    """A fixed share of a row's tokens; of these 80 % become [MASK], 10 % a random piece
+    that is not special, 10 % stay (create_pretraining_data.py of BERT, where special
+    ones may come too)."""
+
+    auto_class = "AutoModelForMaskedLM"
+    architectures = ("ForMaskedLM",)
+    head = HeadKind.VOCABULARY
+    joins_texts = True
+    pipeline_tag = "fill-mask"
+
+    def __init__(
+        self,
+        settings: ModelSettings,
+        label_names: Sequence[str] = (),
+        vocabulary: Vocabulary | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Raises TaskError where the tokenizer has no mask token."""
+        super().__init__(settings, label_names, vocabulary, seed)
+        if vocabulary is not None and vocabulary.mask_token_id is None:
+            raise TaskError(NO_MASK)
+
+    @property
+    def targets_per_token(self) -> float:
+        """The masked ones."""
+        return self.settings.mask_probability
+
+    def tokenizer_fault(self, tokenizer: Any) -> str | None:
+        """It needs a mask token."""
+        return NO_MASK if tokenizer.mask_token is None else None
+
+    def targets(
+        self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
+    ) -> Targets:
+        """Masked copies of the rows; what stood at the masked places."""
+        views = zip(rows.views(row_ids), row_ids.tolist(), strict=True)
+        masked = [self._mask(ids, rows.place_of(row), epoch) for ids, row in views]
+        values, places, labels = zip(*masked, strict=True) if masked else ((), (), ())
+        return Targets(places, labels, values)
+
+    def num_targets(self, rows: Rows, row_ids: Ints, epoch: int) -> int:
+        """A fixed share of each row's tokens that are not special."""
+        views = rows.views(row_ids)
+        return sum(self._mask_count(len(self._candidates(view))) for view in views)
+
+    @classmethod
+    def example(cls, tokenizer: Any, text: str) -> str:
+        """With a gap to be filled."""
+        return f"{tokenizer.mask_token} {text}"
+
+    def trainer_collator(self, tokenizer: Any) -> Any:
+        """Raises TaskError."""
+        raise TaskError(
+            "benchmark.mode peers does not support masked-lm: the Trainer masks other "
+            "tokens"
+        )
+
+    def _candidates(self, ids: npt.NDArray[Any]) -> Ints:
+        """Places (C,) that may become targets."""
+        return np.flatnonzero(~np.isin(ids, self._special))
+
+    def _mask_count(self, candidates: int) -> int:
+        share = self.settings.mask_probability
+        return min(candidates, max(1, round(share * candidates)))
+
+    def _mask(
+        self, ids: npt.NDArray[Any], row: tuple[int, ...], epoch: int
+    ) -> tuple[Any, Any, Any]:
+        """Masked copy, places and labels of a row: a function of (seed, epoch, row)."""
+        rng = np.random.default_rng([self.seed, epoch, *row])
+        candidates = self._candidates(ids)
+        count = self._mask_count(len(candidates))
+        places = np.sort(rng.choice(candidates, count, replace=False))
+        chance = rng.random(count)
+        masked = ids.copy()
+        masked[places[chance < 0.8]] = self._known.mask_token_id
+        random_places = places[chance >= 0.9]
+        masked[random_places] = self._random_pieces(rng, len(random_places))
+        return masked, places, ids[places]
+
+    @property
+    def _known(self) -> Vocabulary:
+        if self.vocabulary is None:
+            raise TaskError("masked-lm makes its targets with a vocabulary")
+        return self.vocabulary
+
+    @cached_property
+    def _special(self) -> Ints:
+        return np.array(self._known.special_token_ids, dtype=np.int64)
+
+    @cached_property
+    def _ordinary_below(self) -> Ints:
+        """For each special piece, in rising order, how many others come before it."""
+        return self._special - np.arange(len(self._special))
+
+    def _random_pieces(self, rng: np.random.Generator, count: int) -> Ints:
+        """(count,) drawn evenly, no special ones: among those padding would come, from
+        which RoBERTa counts no position."""
+        below = self._ordinary_below
+        drawn = rng.integers(0, self._known.size - len(below), count)
+        # As many places on as there are special pieces up to there.
+        return drawn + np.searchsorted(below, drawn, side="right")
+
+
+TASK = MaskedLM

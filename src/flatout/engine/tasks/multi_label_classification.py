@@ -1,0 +1,152 @@
+"""Any number of some labels for each row, by binary cross entropy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flatout.engine.rows.layout import Ints
+from flatout.engine.tasks._label_lists import named_labels, unknown_label
+from flatout.engine.tasks._task import Judged, Metrics, Task
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class MultiLabelClassification(Task):
+    """Binary cross entropy of logits (K, L) and labels (K, L) of 0 and 1, summed over
+    the L labels; NaN where there is no target. A label is given where its probability
+    is above `model.label_threshold`."""
+
+    label_type = pa.list_(pa.string())
+    label_dtype = np.dtype(np.float32)
+    ignored = float("nan")
+    figures: ClassVar[Mapping[str, bool]] = {
+        "loss": False,
+        "accuracy": True,
+        "f1_micro": True,
+        "f1_macro": True,
+    }
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """(L,)"""
+        return (len(self.label_names),)
+
+    def token_label_type(self) -> Any:
+        """0 or 1 a label."""
+        return pa.list_(pa.float32(), len(self.label_names))
+
+    def label_fault(self, labels: Any) -> str | None:
+        """Labels that train has no row of."""
+        return unknown_label(labels, self.label_names)
+
+    def encode_labels(self, labels: Any) -> Any:
+        """Lists of names -> 0 and 1, (N, L) float32."""
+        numbers = pc.index_in(
+            pc.list_flatten(labels), pa.array(self.label_names, pa.string())
+        )
+        found = np.zeros((len(labels), len(self.label_names)), np.float32)
+        found[pc.list_parent_indices(labels).to_numpy(), numbers.to_numpy()] = 1
+        lists = pa.FixedSizeListArray.from_arrays(found.ravel(), len(self.label_names))
+        return pa.chunked_array([lists])
+
+    def config_keys(self) -> dict[str, Any]:
+        """Labels by number and name."""
+        return {
+            "problem_type": "multi_label_classification",
+            **named_labels(self.label_names),
+        }
+
+    @classmethod
+    def fits(cls, config: Any, kind: type) -> bool:
+        """A classifier of rows whose config says so."""
+        several = config.problem_type == "multi_label_classification"
+        return kind.__name__.endswith(cls.architectures) and several
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Summed over targets and their labels, fp32 ()."""
+        from torch.nn.functional import binary_cross_entropy_with_logits
+
+        real = ~labels.isnan()
+        losses = binary_cross_entropy_with_logits(
+            logits.float(), labels.nan_to_num(), reduction="none"
+        )
+        return losses.where(real, 0.0).sum()
+
+    def hits(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Rows of which each label is right, and rows, () each."""
+        right = (self._given(logits) == (labels == 1)).all(-1)
+        real = self.real(labels)
+        return (right & real).sum(), real.sum()
+
+    def metrics(self, device: torch.device) -> Metrics:
+        """F1 over all labels and as the mean of theirs; accuracy of whole rows."""
+        from flatout.engine.tasks._label_counts import LabelCounts
+
+        return LabelCounts(len(self.label_names), self._cut, device)
+
+    @property
+    def _cut(self) -> float:
+        """The threshold as a logit."""
+        share = self.settings.label_threshold
+        return math.log(share / (1 - share))
+
+    def _given(self, logits: Tensor) -> Tensor:
+        return logits.float() > self._cut
+
+    def chance_loss(self, num_outputs: int) -> float | None:
+        """L ln(2)."""
+        return num_outputs * math.log(2)
+
+    def judge(
+        self, logits: Tensor, labels: Tensor, decode: Callable[[Ints], str]
+    ) -> list[Judged]:
+        """Names of the labels, joined by commas."""
+        given, shares = self._given(logits), logits.float().sigmoid()
+        scores = shares.where(given, 1 - shares).prod(-1)
+        losses = [self.loss(*pair) for pair in zip(logits, labels, strict=True)]
+        columns = (losses, labels == 1, given, scores)
+        return [
+            Judged(
+                loss=float(loss),
+                label=self._joined(label.tolist()),
+                prediction=self._joined(prediction.tolist()),
+                score=float(score),
+                wrong=bool((label != prediction).any()),
+            )
+            for loss, label, prediction, score in zip(*columns, strict=True)
+        ]
+
+    def _joined(self, chosen: list[bool]) -> str:
+        return ", ".join(self._chosen(chosen))
+
+    def _chosen(self, chosen: list[bool]) -> list[str]:
+        return [n for n, is_one in zip(self.label_names, chosen, strict=True) if is_one]
+
+    def answer_fields(self) -> list[Any]:
+        """The labels, a probability each."""
+        shares = [f"probability_{name}" for name in self.label_names]
+        return [
+            pa.field("label", self.label_type),
+            *(pa.field(name, pa.float32()) for name in shares),
+        ]
+
+    def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
+        """Of logits (N, L)."""
+        shares = 1 / (1 + np.exp(-logits))
+        named = zip(self.label_names, shares.T, strict=True)
+        return {
+            "label": [self._chosen(row) for row in (logits > self._cut).tolist()],
+            **{f"probability_{name}": share for name, share in named},
+        }
+
+
+TASK = MultiLabelClassification

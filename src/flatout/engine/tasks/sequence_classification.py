@@ -1,0 +1,94 @@
+"""One of some classes for each row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flatout.engine.tasks._cross_entropy import CrossEntropy
+
+
+class SequenceClassification(CrossEntropy):
+    """Cross entropy over the classes that train has."""
+
+    label_type = pa.string()
+    takes_options = CrossEntropy.takes_options | {"class_weights"}
+    figures = {"loss": False} | dict.fromkeys(
+        (
+            "accuracy",
+            "auc",
+            "f1_macro",
+            "f1_micro",
+            "matthews",
+            "precision_macro",
+            "recall_macro",
+            "top_5_accuracy",
+        ),
+        True,
+    )
+
+    def label_fault(self, labels: Any) -> str | None:
+        """Classes that train has no row of."""
+        unknown = pc.invert(pc.is_in(labels, pa.array(self.label_names, pa.string())))
+        if not (count := pc.sum(unknown).as_py()):
+            return None
+        row = pc.index(unknown, True).as_py()
+        return (
+            f"{count} rows have a label that train never has, the first "
+            f"{labels[row].as_py()!r} in row {row}: nothing could learn it. Give train "
+            "such rows, or take these out"
+        )
+
+    def encode_labels(self, labels: Any) -> Any:
+        """Names -> their numbers, int64."""
+        numbers = pc.index_in(labels, pa.array(self.label_names, pa.string()))
+        return numbers.cast(pa.int64())
+
+    def config_keys(self) -> dict[str, Any]:
+        """Classes by number and name."""
+        return {
+            "problem_type": "single_label_classification",
+            "id2label": dict(enumerate(self.label_names)),
+            "label2id": {name: number for number, name in enumerate(self.label_names)},
+        }
+
+    @classmethod
+    def fits(cls, config: Any, kind: type) -> bool:
+        """Any classifier of rows, but those that give one number or several labels."""
+        many = config.problem_type == "multi_label_classification"
+        named = kind.__name__.endswith(cls.architectures)
+        return named and config.num_labels > 1 and not many
+
+    def answer_fields(self) -> list[Any]:
+        """Label, its score, a probability a class."""
+        shares = [f"probability_{name}" for name in self.label_names]
+        return [
+            pa.field("label", pa.string()),
+            *(pa.field(name, pa.float32()) for name in ("score", *shares)),
+        ]
+
+    def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
+        """Of logits (N, C)."""
+        shares = softmax(logits)
+        best = shares.argmax(1)
+        named = zip(self.label_names, shares.T, strict=True)
+        return {
+            "label": pa.array(self.label_names, pa.string()).take(pa.array(best)),
+            "score": shares[np.arange(len(best)), best],
+            **{f"probability_{name}": share for name, share in named},
+        }
+
+
+def softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Over the last axis, shifted so that nothing overflows."""
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    result: npt.NDArray[np.float32] = powers / powers.sum(-1, keepdims=True)
+    return result
+
+
+TASK = SequenceClassification

@@ -1,0 +1,140 @@
+"""A tag for each word of a row, as names and places are marked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flatout.engine.rows.layout import Ints
+from flatout.engine.rows.rows import Rows
+from flatout.engine.tasks._cross_entropy import CrossEntropy
+from flatout.engine.tasks._label_lists import named_labels, unknown_label
+from flatout.engine.tasks._task import HeadKind, Judged, Metrics, Targets
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class TokenClassification(CrossEntropy):
+    """Cross entropy at the first piece of each word. Labels are (K, 2): the tag, and 1
+    at the first target of a row, so that no entity reaches over two rows."""
+
+    auto_class = "AutoModelForTokenClassification"
+    architectures = ("ForTokenClassification",)
+    head = HeadKind.TOKEN
+    row_form = "words"
+    label_type = pa.list_(pa.string())
+    label_shape = (2,)
+    takes_options = CrossEntropy.takes_options | {"class_weights"}
+    figures: ClassVar[Mapping[str, bool]] = {"loss": False} | dict.fromkeys(
+        ("accuracy", "f1", "precision", "recall", "f1_macro"), True
+    )
+    pipeline_tag = "token-classification"
+
+    @property
+    def targets_per_token(self) -> float:
+        """All of them at most."""
+        return 1.0
+
+    def token_label_type(self) -> Any:
+        """A tag a token, IGNORED behind the first piece of a word."""
+        return pa.list_(pa.int32())
+
+    def label_fault(self, labels: Any) -> str | None:
+        """Tags that train has no row of."""
+        return unknown_label(labels, self.label_names)
+
+    def encode_labels(self, labels: Any) -> Any:
+        """Lists of tags -> lists of their numbers, a word each."""
+        lists = labels.combine_chunks()
+        tags = pc.index_in(lists.flatten(), pa.array(self.label_names, pa.string()))
+        lengths = pc.list_value_length(lists).to_numpy()
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        found = pa.ListArray.from_arrays(pa.array(offsets), tags.cast(pa.int32()))
+        return pa.chunked_array([found])
+
+    def config_keys(self) -> dict[str, Any]:
+        """Tags by number and name."""
+        return named_labels(self.label_names)
+
+    @classmethod
+    def fits(cls, config: Any, kind: type) -> bool:
+        """A classifier of tokens."""
+        return kind.__name__.endswith(cls.architectures)
+
+    def targets(
+        self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
+    ) -> Targets:
+        """The first piece of each word."""
+        views = rows.views(row_ids, "labels")
+        places = [np.flatnonzero(view >= 0) for view in views]
+        tags = [view[own] for view, own in zip(views, places, strict=True)]
+        labels = [np.stack([own, np.arange(len(own)) == 0], 1) for own in tags]
+        return Targets(places, labels)
+
+    def num_targets(self, rows: Rows, row_ids: Ints, epoch: int) -> int:
+        """Words that have a piece in the row."""
+        views = rows.views(row_ids, "labels")
+        return sum(int((view >= 0).sum()) for view in views)
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Summed over the targets, fp32 ()."""
+        return super().loss(logits, labels[:, 0])
+
+    def hits(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Right tags and tags, () each."""
+        return super().hits(logits, labels[:, 0])
+
+    def metrics(self, device: torch.device) -> Metrics:
+        """Accuracy of tags; F1 of entities, where tags are B-, I- and their kin."""
+        from flatout.engine.tasks._entities import Entities
+
+        return Entities(self.label_names, device)
+
+    def judge(
+        self, logits: Tensor, labels: Tensor, decode: Callable[[Ints], str]
+    ) -> list[Judged]:
+        """By the names of the tags."""
+        return super().judge(logits, labels[:, 0], decode)
+
+    def _name(self, number: int, decode: Callable[[Ints], str]) -> Any:
+        return self.label_names[number]
+
+    def answer_fields(self) -> list[Any]:
+        """A tag for each word, and its probability; null beyond the longest row."""
+        return [
+            pa.field("tags", pa.list_(pa.string())),
+            pa.field("scores", pa.list_(pa.float32())),
+        ]
+
+    def row_answers(
+        self, logits: npt.NDArray[np.float32], rows: Any
+    ) -> Mapping[str, Any]:
+        """Of logits (K, C), the targets of `rows` in turn, whose labels are the numbers
+        of their words."""
+        powers = np.exp(logits - logits.max(-1, keepdims=True))
+        best = logits.argmax(-1).tolist()
+        scores = (powers.max(-1) / powers.sum(-1)).tolist()
+        tags: list[list[str | None]] = []
+        shares: list[list[float | None]] = []
+        at = 0
+        counts = rows.table.column("num_words").to_pylist()
+        for view, count in zip(
+            rows.views(np.arange(len(rows)), "labels"), counts, strict=True
+        ):
+            tags.append([None] * count)
+            shares.append([None] * count)
+            for word in view[view >= 0].tolist():
+                tags[-1][word] = self.label_names[best[at]]
+                shares[-1][word] = scores[at]
+                at += 1
+        return {"tags": tags, "scores": shares}
+
+
+TASK = TokenClassification

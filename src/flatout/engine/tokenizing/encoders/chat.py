@@ -1,0 +1,76 @@
+"""Conversations as the tokenizer's chat template writes them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flatout.engine.tokenizing.encoders.encoded import Encoded, TokensError, flat
+
+GENERATION = re.compile(r"\{%-?\s*generation")
+"""What tells the template's own words from those of the assistant."""
+NO_TEMPLATE = (
+    "split.messages_column needs a tokenizer with a chat template; this one has none: "
+    "take a checkpoint with one, or columns of prompts and completions "
+    "(split.prompt_column, split.completion_column)"
+)
+NO_GENERATION = (
+    "the tokenizer's chat template does not say what the assistant writes: put "
+    "{% generation %} before its content and {% endgeneration %} behind the token that "
+    "ends it, in chat_template.jinja of the checkpoint"
+)
+
+
+class ChatEncoder:
+    """A saved tokenizer with its template; raises TokensError where it has none."""
+
+    def __init__(self, folder: Path, max_length: int) -> None:
+        from transformers import AutoTokenizer
+
+        self._tokenizer = AutoTokenizer.from_pretrained(folder)
+        self._max_length = max_length
+        self._special = set(self._tokenizer.all_special_ids)
+        template = self._tokenizer.chat_template
+        if template is None:
+            raise TokensError(NO_TEMPLATE)
+        if not GENERATION.search(str(template)):
+            raise TokensError(NO_GENERATION)
+
+    def encode(self, messages: Any, first_row: int) -> Encoded:
+        """An Arrow column of JSON; `marks` are 0 at what the assistant writes."""
+        rows = [self._row(json.loads(value)) for value in messages.to_pylist()]
+        for number, (ids, mask) in enumerate(rows):
+            self._check_end(ids, mask, first_row + number)
+        size = self._max_length
+        lengths = np.array([min(len(ids), size) for ids, _ in rows], np.int32)
+        return Encoded(
+            ids=flat([ids[:size] for ids, _ in rows]),
+            lengths=lengths,
+            cut=np.array([len(ids) > size for ids, _ in rows], dtype=bool),
+            marks=flat([mask[:size] for _, mask in rows]) - 1,
+        )
+
+    def _row(self, messages: list[dict[str, str]]) -> tuple[list[int], list[int]]:
+        """Ids, and 1 at what the assistant writes."""
+        found = self._tokenizer.apply_chat_template(
+            messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        )
+        return found["input_ids"], found["assistant_masks"]
+
+    def _check_end(self, ids: list[int], mask: list[int], row: int) -> None:
+        """Whoever never learns to stop writes on for ever (trl#5988)."""
+        last = int(np.flatnonzero(mask)[-1]) if any(mask) else -1
+        # Behind the token that ends a message there may be a line break.
+        end = {ids[n] for n in range(max(0, last - 2), last + 1) if mask[n]}
+        if self._special & end:
+            return
+        raise TokensError(
+            f"row {row}: what the assistant writes ends without a special token, by "
+            "the tokenizer's chat template: the model would never learn to stop. "
+            "Put {% endgeneration %} behind the token that ends a message, in "
+            "chat_template.jinja of the checkpoint"
+        )

@@ -1,0 +1,132 @@
+"""Loss and accuracy of a split: long rows first, nothing padded that need not be."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flatout.engine.batches.collation import Collator, StepRows
+from flatout.engine.batches.global_batches import GlobalBatches, Planner
+from flatout.engine.machine.runtime import Runtime
+from flatout.engine.machine.watchdog import heartbeat
+from flatout.engine.models.model import TaskModel
+from flatout.engine.rows.layout import Ints
+from flatout.engine.rows.rows import SplitRows
+from flatout.engine.tasks import Task
+from flatout.engine.train.recording.report import Evaluation
+
+logger = logging.getLogger(__name__)
+
+ROWS_AT_ONCE = 1024
+"""Rows planned together; each rank takes its share of them."""
+EVALUATION_EPOCH = 0
+"""Of targets that chance decides (masks): always one, so that losses compare."""
+
+
+class Sums:
+    """Loss and targets of a split, and what the task counts, on the device."""
+
+    def __init__(self, task: Task, device: torch.device) -> None:
+        self._task = task.without_options()
+        self._metrics = task.metrics(device)
+        self._loss = torch.zeros((), dtype=torch.float64, device=device)
+        self._targets = torch.zeros((), dtype=torch.int64, device=device)
+
+    def add(self, logits: Tensor, labels: Tensor) -> None:
+        """A few targets: logits (k, ...), labels (k, ...)."""
+        self._loss += self._task.loss(logits, labels).double()
+        self._targets += self._task.real(labels).sum()
+        if self._metrics is not None:
+            self._metrics.update(logits, labels)
+
+    def read(self, runtime: Runtime) -> Evaluation:
+        """Of all ranks; waits for the device."""
+        if runtime.ranks.world_size > 1:
+            self._merge(runtime.ranks.world_size)
+        targets = int(self._targets)
+        if not targets:
+            logger.warning(
+                "the evaluated split has no targets (rows of one token, or of special "
+                "tokens alone): it has no loss"
+            )
+        loss = float(self._loss) / targets if targets else math.nan
+        found = {} if self._metrics is None else self._metrics.compute()
+        confusion = found.pop("confusion", [])
+        found |= self._task.figures_of_loss(loss)
+        if runtime.ranks.world_size > 1:
+            found = _of_main_rank(found, runtime.device)
+        known = {name: value for name, value in found.items() if math.isfinite(value)}
+        return Evaluation(loss, confusion, known)
+
+    def _merge(self, world_size: int) -> None:
+        own = [] if self._metrics is None else self._metrics.tensors()
+        for tensor in (self._loss, self._targets, *own):
+            torch.distributed.all_reduce(tensor)
+        for parts in [] if self._metrics is None else self._metrics.kept():
+            parts[:] = gathered(torch.cat(parts), world_size)
+
+
+def _of_main_rank(found: dict[str, float], device: torch.device) -> dict[str, float]:
+    """What all ranks decide by is the same to the last bit, on unlike devices too."""
+    values = torch.tensor(list(found.values()), dtype=torch.float64, device=device)
+    torch.distributed.broadcast(values, src=0)
+    return dict(zip(found, values.tolist(), strict=True))
+
+
+def gathered(own: Tensor, world_size: int) -> list[Tensor]:
+    """Of each rank its (k, ...), on all ranks; k may differ."""
+    count = torch.tensor([len(own)], device=own.device)
+    counts = [torch.empty_like(count) for _ in range(world_size)]
+    torch.distributed.all_gather(counts, count)
+    sizes = torch.cat(counts).tolist()
+    padded = own.new_zeros((max(sizes), *own.shape[1:]))
+    padded[: len(own)] = own
+    parts = [torch.empty_like(padded) for _ in range(world_size)]
+    torch.distributed.all_gather(parts, padded)
+    return [part[:size] for part, size in zip(parts, sizes, strict=True)]
+
+
+@torch.no_grad()
+def evaluate(
+    model: TaskModel,
+    rows: SplitRows,
+    planner: Planner,
+    collator: Collator,
+    runtime: Runtime,
+) -> Evaluation:
+    """Over all rows once; one synchronisation, at the end. Model is left as it was."""
+    sums = Sums(model.task, runtime.device)
+    with evaluating(model):
+        for step_rows, row_ids in _batches(rows, planner, collator, runtime):
+            heartbeat.beat()
+            batch = step_rows.cut(row_ids, 0, EVALUATION_EPOCH).to(runtime.device)
+            for micro in batch.micro_batches:
+                with runtime.autocast():
+                    model.logits_in_parts(micro.tensors(), sums.add)
+    return sums.read(runtime)
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def _batches(
+    rows: SplitRows, planner: Planner, collator: Collator, runtime: Runtime
+) -> Iterator[tuple[StepRows, Ints]]:
+    order = np.argsort(-rows.lengths(np.arange(len(rows))), kind="stable")
+    unused = GlobalBatches(len(rows), ROWS_AT_ONCE, seed=0)
+    step_rows = StepRows(rows, unused, planner, collator, runtime.ranks.rank)
+    for start in range(0, len(order), ROWS_AT_ONCE):
+        yield step_rows, order[start : start + ROWS_AT_ONCE]

@@ -1,0 +1,170 @@
+"""Memory that runs out: a smaller token budget, or the one to try."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+
+from flatout.engine.models.model import forget_failed_pass
+from flatout.engine.rows.rows import SplitRows
+from flatout.engine.train.setup.assemble import Trainer
+
+logger = logging.getLogger(__name__)
+
+Found = TypeVar("Found")
+
+_TEXTS = ("out of memory", "can't allocate memory", "cannot allocate memory")
+
+
+class OutOfMemory(RuntimeError):
+    """A micro-batch does not fit, and nothing smaller may be tried here."""
+
+    exit_code = 4
+
+    def __init__(self, message: str, to_try: dict[str, Any] | None) -> None:
+        super().__init__(message)
+        self.to_try = to_try
+        """Other settings of training, by name; None: there are none."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Also where it broke the recording of a CUDA graph, whose end then raises."""
+    if error.__context__ is not None and is_out_of_memory(error.__context__):
+        return True
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(
+        text in str(error).lower() for text in _TEXTS
+    )
+
+
+def shrink(trainer: Trainer, error: RuntimeError | MemoryError, step: int) -> None:
+    """Give up CUDA graphs, which have memory of their own; then halve the token budget:
+    the global batch stays, in more micro-batches. Raises OutOfMemory where the settings
+    do not allow it, and on one of several ranks; any other error as it is."""
+    if not is_out_of_memory(error):
+        raise error
+    if trainer.choices.cuda_graphs:
+        _drop_graphs(trainer, error, f"at step {step}")
+    elif trainer.model.family.batch_statistics:
+        how = f"out of memory at step {step}, which BatchNorm takes whole"
+        raise OutOfMemory(
+            _message(trainer, how, "train.global_batch_size smaller"), None
+        ) from error
+    else:
+        budget = trainer.choices.token_budget
+        half = _halved(trainer, trainer.data.rows, budget, error, f"at step {step}")
+        trainer.choices = replace(trainer.choices, token_budget=half)
+        planner = replace(trainer.data.planner, token_budget=half)
+        trainer.data = replace(trainer.data, planner=planner)
+    trainer.optimizer.zero_grad(set_to_none=True)
+    _free_failed_pass(trainer, error)
+
+
+def shrink_evaluation(
+    trainer: Trainer, error: RuntimeError | MemoryError, rows: SplitRows
+) -> None:
+    """Halve the token budget of evaluations alone, since training steps fit as they
+    are; then give up CUDA graphs. Raises as `shrink` does."""
+    if not is_out_of_memory(error):
+        raise error
+    budget = evaluation_budget(trainer, rows)
+    if trainer.choices.cuda_graphs and budget == _longest(trainer, rows):
+        _drop_graphs(trainer, error, "in an evaluation")
+    else:
+        half = _halved(trainer, rows, budget, error, "in an evaluation")
+        trainer.evaluation_budget = half
+    _free_failed_pass(trainer, error)
+
+
+def evaluate_within_memory(
+    trainer: Trainer, rows: SplitRows, evaluate: Callable[[], Found]
+) -> Found:
+    """Where memory runs out, all over with half as many tokens at once."""
+    while True:
+        try:
+            return evaluate()
+        except (RuntimeError, MemoryError) as error:
+            shrink_evaluation(trainer, error, rows)
+
+
+def evaluation_budget(trainer: Trainer, rows: SplitRows) -> int:
+    """Tokens of a micro-batch of `rows`, which may be longer than all trained on."""
+    most = min(trainer.choices.token_budget, trainer.evaluation_budget)
+    return max(most, _longest(trainer, rows))
+
+
+def _drop_graphs(
+    trainer: Trainer, error: RuntimeError | MemoryError, where: str
+) -> None:
+    if not _is_alone(trainer):
+        how = f"out of memory {where} with CUDA graphs"
+        message = _message(trainer, how, "train.cuda_graphs: false")
+        raise OutOfMemory(message, {"cuda_graphs": False}) from error
+    logger.warning("out of memory %s: going on without CUDA graphs", where)
+    trainer.choices = replace(trainer.choices, cuda_graphs=False)
+    trainer.stepper.drop_graphs()
+
+
+def _free_failed_pass(trainer: Trainer, error: BaseException) -> None:
+    forget_failed_pass(trainer.model)
+    traceback.clear_frames(error.__traceback__)  # they hold the activations
+    if trainer.runtime.is_cuda:
+        torch.cuda.empty_cache()
+
+
+def _halved(
+    trainer: Trainer,
+    rows: SplitRows,
+    budget: int,
+    error: RuntimeError | MemoryError,
+    where: str,
+) -> int:
+    half = max(_longest(trainer, rows), budget // 2)
+    if half >= budget:
+        raise OutOfMemory(
+            f"out of memory {where}: one row does not fit. Lower "
+            "tokenize.max_length, set train.gradient_checkpointing: true, or take a "
+            "smaller model",
+            None,
+        ) from error
+    if not _may_shrink(trainer):
+        how = f"out of memory {where} with token budget {budget}"
+        mend = f"train.token_budget: {half} (the global batch stays)"
+        message = _message(trainer, how, mend)
+        raise OutOfMemory(message, {"token_budget": half}) from error
+    logger.warning(
+        "out of memory %s with token budget %d: going on with %d",
+        where,
+        budget,
+        half,
+    )
+    return half
+
+
+def _longest(trainer: Trainer, rows: SplitRows) -> int:
+    """Tokens that a micro-batch must hold: of the longest of `rows`."""
+    if trainer.choices.strategy == "fixed":
+        return trainer.data.planner.max_length
+    return rows.facts.longest
+
+
+def _may_shrink(trainer: Trainer) -> bool:
+    """One of several ranks cannot: the others wait for it in the middle of the step.
+    There the launcher starts all again with the smaller budget."""
+    return trainer.job.settings.train.on_oom == "shrink" and _is_alone(trainer)
+
+
+def _is_alone(trainer: Trainer) -> bool:
+    return trainer.runtime.ranks.world_size == 1
+
+
+def _message(trainer: Trainer, how: str, mend: str) -> str:
+    several = trainer.job.settings.train.distributed.num_machines > 1
+    where = " on all machines" if several else ", or train.on_oom: shrink"
+    return f"{how}: set {mend}{where}"

@@ -1,0 +1,76 @@
+"""Models on the disk as `save_pretrained` leaves them, and back into training.
+
+A sharded model is gathered first, so that any saved one loads with `from_pretrained`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from flatout.engine.checkpoints.shards import is_sharded, whole_tensor
+from flatout.engine.files.checked_paths import write_folder
+from flatout.engine.models.building import load_pretrained
+from flatout.engine.train.keeping.snapshots import (
+    broadcast,
+    fill_tensors,
+    named_tensors,
+)
+from flatout.engine.train.setup.assemble import Trainer
+
+
+class SaveError(OSError):
+    """A model could not be written: a full disk, most often."""
+
+    exit_code = 1
+
+
+def save_model(trainer: Trainer, folder: Path, control: Any) -> None:
+    """`save_pretrained` to `folder`, whole or not at all; all ranks call it, and all
+    go on after it. Raises SaveError on all of them."""
+    fault, is_main = None, trainer.runtime.ranks.is_main
+    weights = _gathered(trainer.model.model, is_main)
+    if is_main:
+        try:
+            write_folder(
+                folder, lambda hidden: trainer.model.save_pretrained(hidden, weights)
+            )
+        except Exception as error:  # each library has its own for a full disk
+            fault = f"{folder} was not saved: {error}"
+    if fault := broadcast(fault, control):
+        raise SaveError(fault)
+
+
+def _gathered(model: nn.Module, is_main: bool) -> dict[str, Tensor] | None:
+    """All weights on the host, tied ones shared; None where nothing is sharded."""
+    state = model.state_dict(keep_vars=True)
+    if not any(is_sharded(tensor) for tensor in state.values()):
+        return None
+    whole: dict[int, Tensor] = {}
+    for tensor in state.values():
+        if id(tensor) not in whole:
+            gathered = whole_tensor(tensor)  # all ranks take part, one keeps it
+            whole[id(tensor)] = gathered.cpu() if is_main else torch.empty(0)
+            del gathered  # before the next one is there
+    return {name: whole[id(tensor)] for name, tensor in state.items()}
+
+
+def load_weights(trainer: Trainer, folder: Path, control: Any) -> None:
+    """Weights of a saved model, read by the main rank, into the one in training."""
+    targets, values = named_tensors(trainer.model.model), None
+    if trainer.runtime.ranks.is_main:
+        values = _saved_tensors(folder)
+        if values.keys() != targets.keys():  # mixtures of experts are saved in parts
+            trusts = trainer.job.settings.model.trust_remote_code
+            values = named_tensors(load_pretrained(folder, trust_remote_code=trusts))
+    fill_tensors(targets, values, trainer.runtime, control)
+
+
+def _saved_tensors(folder: Path) -> dict[str, Tensor]:
+    """By their names in the files; no model is built for them."""
+    files = sorted(folder.glob("*.safetensors"))
+    return {name: t for file in files for name, t in load_file(file).items()}

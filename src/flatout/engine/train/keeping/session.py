@@ -1,0 +1,271 @@
+"""Keeps a run from being lost: resume, checkpoints, signals, signs of life."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from pathlib import Path
+from types import TracebackType
+
+from filelock import FileLock, Timeout
+
+from flatout.engine.checkpoints.checkpoint_folder import (
+    Checkpoint,
+    CheckpointError,
+    Manifest,
+    best_folder,
+    prune,
+    sweep_all,
+)
+from flatout.engine.checkpoints.checkpoint_writer import CheckpointWriter
+from flatout.engine.checkpoints.resume import Resume, resume_line
+from flatout.engine.checkpoints.unfinished import Unfinished
+from flatout.engine.machine.signals import Interrupted, StopSignals
+from flatout.engine.machine.watchdog import heartbeat
+from flatout.engine.train.keeping.saved_model import SaveError, load_weights, save_model
+from flatout.engine.train.keeping.snapshots import Snapshots, broadcast, restore
+from flatout.engine.train.process_group import Agreement, Team
+from flatout.engine.train.recording.recorder import Recorder
+from flatout.engine.train.recording.report import Evaluation
+from flatout.engine.train.recording.summary import versions
+from flatout.engine.train.recording.timing import compile_clock
+from flatout.engine.train.setup.assemble import Trainer
+from flatout.engine.train.setup.identity import identity
+
+logger = logging.getLogger(__name__)
+
+LOCK_WAIT_S = 10.0
+"""Ranks of a failed attempt may need a moment to go."""
+FIRST_MINUTES = 1.0
+"""Until the first checkpoint by the clock: a kill before it loses no more."""
+ROOM_FACTOR = 3
+"""Checkpoints that should fit on the disk: two kept, and one being written."""
+
+
+class Session:
+    """A run's life on this rank, from its resume to its end: a `with` block."""
+
+    def __init__(self, trainer: Trainer, recorder: Recorder, team: Team | None) -> None:
+        settings = trainer.job.settings.train
+        self.trainer = trainer
+        self.recorder = recorder
+        self.folder = trainer.job.work_folder
+        self.last_model = self.folder / "last"
+        self._ranks = trainer.runtime.ranks
+        self._control = team.control if team else None
+        self._settings = settings
+        self._identity = identity(trainer.job)
+        self._lock = FileLock(self.folder / ".lock")
+        self._unfinished = Unfinished(self.folder, self._identity)
+        self._signals = StopSignals()
+        self._snapshots = Snapshots(trainer, recorder, self._control)
+        self._writer = CheckpointWriter(
+            self.folder, settings.checkpoint.keep, team.writers if team else None
+        )
+        every = settings.checkpoint.every_steps
+        self._agreement = Agreement(self._ranks, self._control, every)
+        self._faults: list[str] = []
+        self._first_step = self._saved_step = 0
+        self._saved_s = time.monotonic()
+
+    def __enter__(self) -> Session:
+        if self._ranks.is_main:
+            self._claim_folder()
+        self._signals.__enter__()
+        heartbeat.is_compiling = lambda: compile_clock.running
+        heartbeat.watch_alone(self._settings.distributed.heartbeat_timeout_s)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        heartbeat.watch_alone(None)
+        self._writer.wait()
+        self._note_saved()
+        if kind is None:
+            self._unfinished.end()
+        self._lock.release()
+        self._signals.__exit__(kind, error, trace)
+        if kind is None and self._signals.received:
+            # All is done and saved; what is left of the signal is to leave.
+            raise Interrupted(self._signals.received, "stopped after the last step")
+
+    def resume(self) -> int:
+        """Put back the state to go on from. The step to go on with; 0 for a new run.
+        Raises CheckpointError where a run is there that must not be gone on with."""
+        found = self._find()
+        step = 0
+        if broadcast(found is not None, self._control):
+            step = restore(found, self.trainer, self.recorder, self._control)
+            self._check_best()
+        if found is not None:
+            self._writer.newest = found
+            self._note_saved()
+            logger.info(resume_line(found))
+        if self._ranks.is_main:
+            self._begin_unfinished(step)
+        self._first_step = self._saved_step = step
+        heartbeat.enter("train")
+        return step
+
+    def _begin_unfinished(self, step: int) -> None:
+        """Say so where an earlier run left nothing; note this one from here on."""
+        earlier = self._unfinished.earlier_step()
+        if earlier and step == 0 and self._settings.resume == "auto":
+            logger.warning(
+                "an earlier run of this training ended without a checkpoint (at step "
+                "%d): starting at step 1",
+                earlier,
+            )
+        self._unfinished.begin(step)
+
+    def step_done(self, done: int) -> None:
+        """After each step: a sign of life, a checkpoint if due. Raises Interrupted on
+        all ranks at the same step where one of them was told to stop."""
+        heartbeat.beat(done)
+        self._unfinished.note(done)
+        if done == self._first_step + 1 and self.trainer.runtime.is_cuda:
+            self._snapshots.take()  # locks its host memory while steps still warm up
+        if not self._agreement.is_due(done):
+            return
+        decision = self._agreement.reach(
+            done, self._signals.received or 0, self._save_is_due(done)
+        )
+        if decision.stop:
+            self._leave(done, decision.stop)
+        if decision.save:
+            self._save(done)
+        self._note_saved()
+
+    def keep_best(self, done: int, result: Evaluation) -> None:
+        """Save the model as the best so far; where that fails the one before stays."""
+        name = best_folder(done)
+        try:
+            save_model(self.trainer, self.folder / name, self._control)
+        except SaveError as error:
+            logger.warning("%s; the best model before it is kept", error)
+            self._faults.append(str(error))
+            return
+        self.recorder.best, self.recorder.best_folder = result, name
+        if self._ranks.is_main and not self._writer.busy:
+            prune(self.folder, self._settings.checkpoint.keep, name)
+
+    def end_with_best(self) -> None:
+        """Save the model as the last one; go on with the best."""
+        save_model(self.trainer, self.last_model, self._control)
+        load_weights(self.trainer, self.best_model, self._control)
+
+    @property
+    def best_model(self) -> Path:
+        return self.folder / (self.recorder.best_folder or "last")
+
+    def _claim_folder(self) -> None:
+        """Raises CheckpointError where it cannot be written or another run has it."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire(timeout=LOCK_WAIT_S)
+            sweep_all(self.folder)
+        except Timeout:
+            raise CheckpointError(
+                f"another training works in {self.folder}: wait for its end, or give "
+                "this one a folder of its own (--params=data_dir=...)"
+            ) from None
+        except OSError as error:
+            raise CheckpointError(
+                f"the checkpoint folder {self.folder} cannot be written ({error}): "
+                "mend its permissions, or set paths.checkpoints to another folder"
+            ) from None
+        self._check_room()
+
+    def _check_room(self) -> None:
+        parameters = sum(p.numel() for p in self.trainer.model.parameters())
+        needed = ROOM_FACTOR * 3 * 4 * parameters  # weights and two moments, fp32
+        free = shutil.disk_usage(self.folder).free
+        if free < needed:
+            logger.warning(
+                "%s has %.1f GiB free, checkpoints of this model may need %.1f GiB",
+                self.folder,
+                free / 2**30,
+                needed / 2**30,
+            )
+
+    def _find(self) -> Checkpoint | None:
+        """On the main rank; its error is everybody's."""
+        found, reason = None, None
+        if self._ranks.is_main:
+            try:
+                found = Resume(
+                    self._settings.resume, self.folder, self._identity
+                ).find()
+            except CheckpointError as error:
+                reason = str(error)
+            except OSError as error:  # the other ranks wait for an answer
+                reason = (
+                    f"train.resume: {self.folder} cannot be prepared ({error}): make "
+                    "room there or correct its rights, then start again"
+                )
+        if reason := broadcast(reason, self._control):
+            raise CheckpointError(reason)
+        return found
+
+    def _check_best(self) -> None:
+        """Without its folder the next evaluation makes a best model again."""
+        there = self.best_model.is_dir() and self.recorder.best_folder is not None
+        if not broadcast(there, self._control):
+            self.recorder.best = self.recorder.best_folder = None
+
+    def _save_is_due(self, done: int) -> bool:
+        """Late where the one before is still being written."""
+        if not self._ranks.is_main or self._writer.busy:
+            return False
+        settings = self._settings.checkpoint
+        steps, minutes = settings.every_steps, settings.every_minutes
+        if steps is not None and done // steps > self._saved_step // steps:
+            return True
+        if minutes is None:
+            return False
+        if self._saved_step == 0:
+            minutes = min(minutes, FIRST_MINUTES)
+        return time.monotonic() - self._saved_s > 60 * minutes
+
+    def _save(self, done: int) -> None:
+        """Begin to write the state after `done` steps; all ranks call it."""
+        with self.recorder.watch.phase("checkpoint"):
+            self._writer.wait()
+            snapshot = self._snapshots.take()
+        self._saved_step, self._saved_s = done, time.monotonic()
+        if snapshot is not None:
+            self._writer.start(snapshot.write, self._manifest(done))
+
+    def _manifest(self, done: int) -> Manifest:
+        return Manifest(
+            step=done,
+            total_steps=self.trainer.total_steps,
+            world_size=self._ranks.world_size,
+            identity=self._identity,
+            best=self.recorder.best_folder,
+            versions=versions(),
+        )
+
+    def _leave(self, done: int, signum: int) -> None:
+        with heartbeat.phase("checkpoint"):
+            self._save(done)
+            self._writer.wait()
+        newest = self._writer.newest
+        if newest is not None and newest.manifest.step == done:
+            text = f"saved {newest.folder}; the same command goes on there"
+        else:
+            text = f"NOT saved; the newest checkpoint is {newest and newest.folder}"
+        message = f"stopped after step {done} of {self.trainer.total_steps}: {text}"
+        if self._ranks.is_main:
+            logger.warning(message)
+        raise Interrupted(signum, message)
+
+    def _note_saved(self) -> None:
+        if self._writer.newest is not None:
+            self.recorder.last_checkpoint = self._writer.newest.folder
+        self.recorder.warnings = [*self._faults, *self._writer.faults]

@@ -1,0 +1,211 @@
+"""train(): the one long readable function, and the phases beside its steps."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from flatout.engine.batches.collation import StepBatch
+from flatout.engine.batches.loader import StepLoader
+from flatout.engine.machine.runtime import Runtime
+from flatout.engine.models.building import load_pretrained
+from flatout.engine.rows.rows import SplitRows
+from flatout.engine.train.evaluate import evaluate
+from flatout.engine.train.keeping.oom import (
+    evaluate_within_memory,
+    evaluation_budget,
+    shrink,
+)
+from flatout.engine.train.keeping.session import Session
+from flatout.engine.train.optimizer import set_learning_rate
+from flatout.engine.train.process_group import Team
+from flatout.engine.train.recording.progress import Progress, evaluation_due
+from flatout.engine.train.recording.recorder import Recorder
+from flatout.engine.train.recording.report import Evaluation, LogPoint, TrainReport
+from flatout.engine.train.recording.slow_habits import make_recorder
+from flatout.engine.train.recording.summary import build_report, settled
+from flatout.engine.train.recording.timing import compile_clock
+from flatout.engine.train.schedule import learning_rate
+from flatout.engine.train.setup.assemble import Trainer, assemble
+from flatout.engine.train.setup.identity import agreed
+from flatout.engine.train.setup.job import TrainJob
+from flatout.engine.train.setup.step_data import make_collator, make_planner
+from flatout.engine.train.wrong_rows import WrongRows
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class TrainResult:
+    """What a run gives back on the main rank."""
+
+    model_folder: Path
+    """The best model by `train.metric` on validation, `save_pretrained`."""
+    last_model_folder: Path
+    report: TrainReport
+    history: list[LogPoint]
+    confusion: list[list[int]]
+    """On the test split: confusion[true][predicted]; empty without classes."""
+    trust_remote_code: bool = False
+    """Whether the models' own code may run, as it did in the training."""
+
+    @property
+    def model(self) -> Any:
+        return self._load(self.model_folder)
+
+    @property
+    def last_model(self) -> Any:
+        return self._load(self.last_model_folder)
+
+    def _load(self, folder: Path) -> Any:
+        return load_pretrained(folder, trust_remote_code=self.trust_remote_code)
+
+
+def train(job: TrainJob, runtime: Runtime, team: Team | None = None) -> TrainResult:
+    """Train `job` on this rank, together with those of `team`. Raises SettingsError,
+    ModelError, CheckpointError, NonFiniteError, OutOfMemory, Interrupted."""
+    begin_s = time.perf_counter()
+    compile_clock.listen()
+    if team:
+        team.check_equal(agreed(job))
+    trainer = assemble(job, runtime, team)
+    announce(trainer)
+    recorder = make_recorder(trainer, begin_s)
+    wrong_rows = WrongRows(trainer)
+    with (
+        Session(trainer, recorder, team) as session,
+        Progress(trainer) as recorder.progress,
+    ):
+        start_step = session.resume()
+        if recorder.lost_patience:  # ended behind the checkpoint, before its results
+            recorder.end_at(start_step)
+        loader = StepLoader(
+            trainer.data,
+            job.settings.train.loader,
+            runtime,
+            start_step,
+            trainer.total_steps,
+        )
+        trainer.model.train()
+        recorder.start(start_step, loader)
+        wrong_rows.start(start_step)
+        recorder.metrics.note_settled(start_step, settled(trainer))
+        for batch in loader:
+            try:
+                rate = take_step(trainer, recorder, batch, loader.wait_s)
+            except (RuntimeError, MemoryError) as error:
+                shrink(trainer, error, batch.step)
+                loader.restart(trainer.data, batch.step)
+                continue
+            done = batch.step + 1
+            if recorder.log_due(done):
+                recorder.log(batch, rate)
+            if evaluation_due(trainer, done):
+                with recorder.paused("evaluate"):
+                    result = evaluate_split(trainer, job.validation)
+                if recorder.note_validation(done, result):
+                    with recorder.paused("checkpoint"):
+                        session.keep_best(done, result)
+                if recorder.lost_patience:
+                    recorder.end_with(batch, rate)
+            if wrong_rows.due(done):
+                with recorder.paused("error_analysis"):
+                    wrong_rows.look(done)
+            session.step_done(done)
+            if done == trainer.total_steps:
+                break  # early stopping
+        test = finish(trainer, recorder, session)
+    return TrainResult(
+        model_folder=session.best_model,
+        last_model_folder=session.last_model,
+        report=build_report(recorder, loader, test),
+        history=recorder.history,
+        confusion=test.confusion,
+        trust_remote_code=job.settings.model.trust_remote_code,
+    )
+
+
+class StepRecorder(Protocol):
+    """What notes each step."""
+
+    def step_begins(self) -> None: ...
+
+    def step_ends(self, batch: StepBatch, wait_s: float, rate: float) -> None: ...
+
+
+def take_step(
+    trainer: Trainer, recorder: StepRecorder, batch: StepBatch, wait_s: float
+) -> float:
+    """One step of any training, measured or not; its learning rate. `wait_s`: how long
+    the host waited for `batch`."""
+    total = trainer.total_steps
+    rate = learning_rate(trainer.job.settings.train, batch.step % total, total)
+    set_learning_rate(trainer.optimizer, rate)
+    recorder.step_begins()
+    trainer.stepper(batch)
+    recorder.step_ends(batch, wait_s, rate)
+    return rate
+
+
+def announce(trainer: Trainer) -> None:
+    """Say what really runs: kernel, type, fallbacks."""
+    runtime, choices = trainer.runtime, trainer.choices
+    if not runtime.ranks.is_main:
+        return
+    logger.info(
+        "training on %s x %d: %s (residual stream %s), strategy %s, attention %s, "
+        "compile %s, graphs %s%s",
+        runtime.device_name,
+        runtime.ranks.world_size,
+        runtime.precision,
+        choices.residual,
+        choices.strategy,
+        choices.attention,
+        choices.compile,
+        choices.cuda_graphs,
+        ", gradients exchanged at once" if choices.exchange_at_once else "",
+    )
+    logger.info(
+        "%d steps of %d samples, token budget %d, %d threads",
+        trainer.total_steps,
+        trainer.job.settings.train.global_batch_size,
+        choices.token_budget,
+        runtime.threads,
+    )
+    for note in choices.notes:
+        logger.warning(note)
+
+
+def evaluate_split(trainer: Trainer, rows: SplitRows) -> Evaluation:
+    return evaluate_within_memory(trainer, rows, lambda: _evaluate_split(trainer, rows))
+
+
+def _evaluate_split(trainer: Trainer, rows: SplitRows) -> Evaluation:
+    settings, runtime = trainer.job.settings, trainer.runtime
+    config = trainer.model.model.config
+    budget = evaluation_budget(trainer, rows)
+    choices = replace(trainer.choices, token_budget=budget)
+    # Graphs of the training step do not serve here, and others are not worth compiling.
+    with torch.compiler.set_stance("force_eager"):
+        return evaluate(
+            trainer.model,
+            rows,
+            make_planner(settings, runtime, choices),
+            make_collator(trainer.job, runtime, choices, config),
+            runtime,
+        )
+
+
+def finish(trainer: Trainer, recorder: Recorder, session: Session) -> Evaluation:
+    """Save the last model, test the best one and note its figures."""
+    with recorder.paused("checkpoint"):
+        session.end_with_best()
+    with recorder.paused("evaluate"):
+        test = evaluate_split(trainer, trainer.job.test)
+    recorder.metrics.write(trainer.total_steps, test.named("test"))
+    return test

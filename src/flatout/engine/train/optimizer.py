@@ -1,0 +1,210 @@
+"""Optimizers of PyTorch by name, and clipping that never asks the host."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flatout.engine.parameters import SettingsError, TrainSettings
+
+NO_DECAY_DIMENSIONS = 1
+"""Biases and norm weights have one dimension and do not decay (BERT, GPT-2)."""
+SGD_MOMENTUM = 0.9
+MUON_MOMENTUM = 0.95
+
+Groups = list[dict[str, Any]]
+
+
+def build_optimizer(
+    model: nn.Module, settings: TrainSettings, *, fused: bool, capturable: bool
+) -> torch.optim.Optimizer:
+    """`train.optimizer` with decay on matrices only. `fused`, `capturable`: AdamW's.
+    Raises SettingsError where the model names no layers, and they are asked for."""
+    if settings.optimizer == "muon":
+        return MuonAndAdamW(model, settings)
+    groups = parameter_groups(model, settings, capturable=capturable)
+    if settings.optimizer == "sgd":
+        momentum = SGD_MOMENTUM if settings.momentum is None else settings.momentum
+        return torch.optim.SGD(groups, lr=settings.learning_rate, momentum=momentum)
+    if settings.optimizer == "adafactor":
+        return torch.optim.Adafactor(groups, lr=settings.learning_rate)
+    return _adamw(groups, settings, fused=fused, capturable=capturable)
+
+
+def _adamw(
+    groups: Groups, settings: TrainSettings, **options: Any
+) -> torch.optim.AdamW:
+    """Loshchilov & Hutter 2019."""
+    return torch.optim.AdamW(
+        groups,
+        lr=settings.learning_rate,
+        betas=(settings.adam_beta1, settings.adam_beta2),
+        eps=settings.adam_epsilon,
+        **options,
+    )
+
+
+class MuonAndAdamW(torch.optim.Optimizer):
+    """Muon (Jordan et al. 2024) for the matrices of layers, at AdamW's scale of rates
+    (Liu et al. 2025), so that one learning rate serves; AdamW for all else."""
+
+    def __init__(self, model: nn.Module, settings: TrainSettings) -> None:
+        momentum = MUON_MOMENTUM if settings.momentum is None else settings.momentum
+        depths = layer_depths(model)
+        inside = {n for n, depth in depths.items() if 0 < depth < max(depths.values())}
+        groups = parameter_groups(model, settings, apart=inside)
+        own = [group for group in groups if group["apart"]]
+        if len(own) in (0, len(groups)):
+            raise SettingsError(
+                "train.optimizer: muon needs matrices of layers to train, and others: "
+                "take a pattern out of train.freeze, or set adamw"
+            )
+        self._muon = torch.optim.Muon(
+            own,
+            lr=settings.learning_rate,
+            momentum=momentum,
+            adjust_lr_fn="match_rms_adamw",
+        )
+        self._adamw = _adamw([g for g in groups if not g["apart"]], settings)
+        super().__init__([*self._muon.param_groups, *self._adamw.param_groups], {})
+        self._muon.state = self._adamw.state = self.state  # one for both
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Both; there is no closure."""
+        self._muon.step()  # type: ignore[no-untyped-call]
+        self._adamw.step()
+
+
+def parameter_groups(
+    model: nn.Module,
+    settings: TrainSettings,
+    *,
+    capturable: bool = False,
+    apart: Collection[str] = (),
+) -> Groups:
+    """What is trained, by decay, and by depth where `layer_decay` is set. `apart`:
+    names of parameters whose matrices are in groups of their own."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    shares = _rate_shares(model, settings.layer_decay)
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        is_matrix = parameter.dim() > NO_DECAY_DIMENSIONS
+        share, own = shares.get(name, 1.0), parameter.dim() == 2 and name in apart
+        group = found.setdefault(
+            (is_matrix, own, share),
+            {
+                "params": [],
+                "weight_decay": settings.weight_decay if is_matrix else 0.0,
+                "lr": _rate(share * settings.learning_rate, parameter, capturable),
+                "rate_share": share,
+                "apart": own,
+            },
+        )
+        group["params"].append(parameter)
+    return list(found.values())
+
+
+def _rate(rate: float, parameter: Tensor, capturable: bool) -> Any:
+    if not capturable:
+        return rate
+    # A CUDA graph reads it from the device.
+    return torch.tensor(rate, dtype=torch.float32, device=parameter.device)
+
+
+def _rate_shares(model: nn.Module, decay: float | None) -> dict[str, float]:
+    """Of the learning rate, by parameter: the last layer and the head behind it have
+    it whole, each layer below `decay` times the one above (Clark et al. 2020)."""
+    if decay is None:
+        return {}
+    depths = layer_depths(model)
+    last = max(depths.values()) - 1
+    return {n: decay ** max(0, last - depth) for n, depth in depths.items()}
+
+
+def layer_depths(model: nn.Module) -> dict[str, int]:
+    """By parameter: 0 before the first layer, then 1, 2, ..., and one more behind the
+    last. Raises SettingsError where the model has no list of layers."""
+    layers = next((m for m in model.modules() if isinstance(m, nn.ModuleList)), None)
+    if layers is None:
+        raise SettingsError(
+            "train.layer_decay and train.optimizer: muon need a model whose layers are "
+            "in a list: leave them out for this one"
+        )
+    inside = {
+        id(parameter): depth
+        for depth, layer in enumerate(layers, 1)
+        for parameter in layer.parameters()
+    }
+    return dict(_depths(model, inside, len(layers) + 1))
+
+
+def _depths(
+    model: nn.Module, inside: dict[int, int], behind: int
+) -> Iterator[tuple[str, int]]:
+    begun = False
+    for name, parameter in model.named_parameters():
+        begun = begun or id(parameter) in inside
+        yield name, inside.get(id(parameter), behind if begun else 0)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Of each group its share of `rate`."""
+    for group in optimizer.param_groups:
+        own = rate * group.get("rate_share", 1.0)
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(own)
+        else:
+            group["lr"] = own
+
+
+class Updater:
+    """Clip and step. A step whose gradient or loss is not finite changes nothing:
+    the fused kernel reads that from the device, so nobody waits for it."""
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, max_norm: float | None, *, fused: bool
+    ) -> None:
+        self.optimizer = optimizer
+        self.max_norm = max_norm
+        self.fused = fused
+        self.parameters = [p for g in optimizer.param_groups for p in g["params"]]
+
+    def __call__(
+        self, loss: Tensor, scale: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Gradient norm before clipping (), and whether it was finite () bool."""
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
+        if hasattr(norm, "full_tensor"):  # of a sharded model: a part on each rank
+            norm = norm.full_tensor()
+        if scale is not None:
+            norm = norm / scale
+        finite = torch.isfinite(norm) & torch.isfinite(loss)
+        if self.fused:
+            self._fused_step(self._divisor(norm, scale), finite)
+        elif bool(finite):
+            self._plain_step(gradients, self._divisor(norm, scale))
+        return norm, finite
+
+    def _divisor(self, norm: Tensor, scale: Tensor | None) -> Tensor:
+        """What gradients are divided by: PyTorch's clip coefficient, turned over, and
+        the loss scale that they still carry."""
+        divisor = torch.ones_like(norm)
+        if self.max_norm is not None:
+            divisor = ((norm + 1e-6) / self.max_norm).clamp(min=1.0)
+        return divisor if scale is None else divisor * scale
+
+    def _fused_step(self, divisor: Tensor, finite: Tensor) -> None:
+        # The kernel's own places for it (torch.amp.GradScaler uses them too): clipping
+        # costs no pass over the gradients.
+        self.optimizer.grad_scale = divisor  # type: ignore[attr-defined]
+        self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+        self.optimizer.step()
+
+    def _plain_step(self, gradients: list[Tensor], divisor: Tensor) -> None:
+        torch._foreach_div_(gradients, divisor)
+        self.optimizer.step()

@@ -1,0 +1,259 @@
+"""Ranks that train together: the process group, wrapping, and what all agree on."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flatout.engine.checkpoints.checkpoint_folder import Alone
+from flatout.engine.checkpoints.resume import differing
+from flatout.engine.machine.environment import Ranks
+from flatout.engine.machine.runtime import Runtime
+from flatout.engine.models.compilation import blocks, compile_blocks
+from flatout.engine.models.model import TaskModel
+from flatout.engine.parameters import DistributedSettings, SettingsError
+
+logger = logging.getLogger(__name__)
+
+AGREE_EVERY_S = 1.0
+MOST_STEPS_APART = 256
+LONGEST_WRITE = timedelta(hours=12)
+
+
+@dataclass(frozen=True)
+class Team:
+    """The process group of this rank, made by Accelerate, and a second one between
+    the hosts: a word there costs the devices nothing."""
+
+    accelerator: Any
+    settings: DistributedSettings
+    control: Any
+    compute_dtype: torch.dtype = torch.float32
+    writers: Alone | None = None
+    """Where each rank writes a part of a checkpoint."""
+
+    @classmethod
+    def join(cls, settings: DistributedSettings, runtime: Runtime) -> Team:
+        """Meet the other ranks: NCCL between GPUs, gloo between CPUs."""
+        from accelerate import Accelerator
+        from accelerate.utils import (
+            DistributedDataParallelKwargs,
+            InitProcessGroupKwargs,
+        )
+
+        timeout = timedelta(seconds=settings.timeout_s)
+        size = settings.bucket_mib
+        buckets = {} if size == "all" else {"bucket_cap_mb": size}  # all: without DDP
+        # A static graph is refused by DDP where gradients are accumulated (no_sync).
+        ddp = DistributedDataParallelKwargs(
+            gradient_as_bucket_view=True,
+            broadcast_buffers=False,
+            **buckets,
+        )
+        accelerator = Accelerator(
+            cpu=not runtime.is_cuda,
+            kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout), ddp],
+        )
+        control = torch.distributed.new_group(backend="gloo", timeout=timeout)
+        writers = None
+        if settings.strategy == "fsdp":  # the slowest disk sets how long it waits
+            writers = Writers(
+                torch.distributed.new_group(backend="gloo", timeout=LONGEST_WRITE)
+            )
+        return cls(accelerator, settings, control, runtime.compute_dtype, writers)
+
+    def wrap(self, model: TaskModel, compiled: Callable[..., Any] | None) -> nn.Module:
+        """`model` for all ranks together; `compiled` compiles a module."""
+        if self.settings.strategy == "fsdp":
+            return self._shard(model, compiled)
+        module = compiled(model) if compiled else model
+        with warnings.catch_warnings():
+            # Its new name is not in all supported versions of PyTorch.
+            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")
+            wrapped: nn.Module = self.accelerator.prepare_model(module)
+        return wrapped
+
+    def _shard(
+        self, model: TaskModel, compiled: Callable[..., Any] | None
+    ) -> nn.Module:
+        """FSDP2: every rank keeps a part of each block's weights and of its state. They
+        come from rank 0, a block at a time: no device ever holds more of them."""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+        if compiled:
+            compile_blocks(model)
+        device = self.accelerator.device
+        mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+        copies = compiled is None and self.compute_dtype != torch.float32
+        for block in _apart(model, blocks(model)):
+            _spread(block, device)
+            if copies and not any(isinstance(m, nn.Embedding) for m in block.modules()):
+                self._shard_layer(block, mesh)
+            else:
+                fully_shard(block, mesh=mesh)
+        _spread(model, device)
+        fully_shard(model, mesh=mesh)
+        for name in ("logits", "logits_in_parts"):  # without a backward pass
+            register_fsdp_forward_method(model, name)
+        return model
+
+    def _shard_layer(self, layer: nn.Module, mesh: Any) -> None:
+        """Its matrices are gathered in the compute type. Autograd keeps the copies that
+        autocast makes of fp32 matrices until the backward pass, half a model on each
+        rank; a compiled layer makes them again. Norms stay fp32, as under autocast."""
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        vectors = [m for m in layer.modules() if _holds_vectors_alone(m)]
+        if vectors:
+            fully_shard(vectors, mesh=mesh)
+        policy = MixedPrecisionPolicy(
+            param_dtype=self.compute_dtype,
+            reduce_dtype=torch.float32,
+            cast_forward_inputs=False,
+        )
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+
+    def leave(self) -> None:
+        """After the last word to the others."""
+        self.accelerator.end_training()
+
+    def everybodys(self, value: Any) -> list[Any]:
+        """`value` of each rank, in their order."""
+        found: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(found, value, group=self.control)
+        return found
+
+    def check_equal(self, facts: Mapping[str, Any]) -> None:
+        """Raises SettingsError that names the rank and what differs there."""
+        everybodys = self.everybodys(dict(facts))
+        for rank, other in enumerate(everybodys):
+            if differences := differing(everybodys[0], other):
+                raise SettingsError(
+                    f"rank {rank} would train something else than rank 0 (there -> "
+                    f"here): {'; '.join(differences)}. Give all machines the same "
+                    "parameters and the same token rows"
+                )
+
+
+def _apart(model: nn.Module, found: list[nn.Module]) -> list[nn.Module]:
+    """Of blocks the inner ones first; none whose weights are tied to others outside,
+    since both must be sharded together (BERT's embeddings and its output)."""
+
+    def uses(module: nn.Module) -> Counter[int]:
+        held = (p for m in module.modules() for p in m._parameters.values())
+        return Counter(id(p) for p in held if p is not None)
+
+    everywhere = uses(model)
+    return [
+        block
+        for block in reversed(found)
+        if all(everywhere[key] == count for key, count in uses(block).items())
+    ]
+
+
+def _holds_vectors_alone(module: nn.Module) -> bool:
+    own = [p for p in module._parameters.values() if p is not None]
+    return bool(own) and all(p.dim() == 1 for p in own)
+
+
+@torch.no_grad()
+def _spread(unit: nn.Module, device: torch.device) -> None:
+    """Rank 0's weights and buffers of `unit` on `device` of all ranks, where others
+    have no storage yet. Tied weights stay tied; what is sharded already is left out."""
+    # By identity; the old one is kept, so that no other gets its number.
+    placed: dict[int, tuple[Tensor, Tensor]] = {}
+    for module in unit.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is None or hasattr(tensor, "full_tensor"):
+                    continue
+                if id(tensor) not in placed:
+                    placed[id(tensor)] = (tensor, _placed(tensor, device))
+                tensors[name] = placed[id(tensor)][1]  # type: ignore[assignment]
+
+
+def _placed(tensor: Tensor, device: torch.device) -> Tensor:
+    placed = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    if not tensor.is_meta:
+        placed.copy_(tensor)
+    torch.distributed.broadcast(placed, src=0)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(placed, tensor.requires_grad)
+    return placed
+
+
+@dataclass(frozen=True)
+class Writers(Alone):
+    """Threads of all ranks that write parts of one checkpoint."""
+
+    group: Any
+
+    def broadcast(self, value: Any) -> Any:
+        box = [value]
+        torch.distributed.broadcast_object_list(box, src=0, group=self.group)
+        return box[0]
+
+    def gather(self, value: Any) -> list[Any] | None:
+        is_main = torch.distributed.get_rank() == 0
+        found = [None] * torch.distributed.get_world_size() if is_main else None
+        torch.distributed.gather_object(value, found, dst=0, group=self.group)
+        return found
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What all ranks do after a step."""
+
+    stop: int
+    """Signal to leave with; 0: none."""
+    save: bool
+
+
+@dataclass
+class Agreement:
+    """Brings signals and due checkpoints of single ranks to all, at the same step.
+
+    Hosts meet about once a second and where a checkpoint may be due, in one small
+    message; the main rank says how many steps are between.
+    """
+
+    ranks: Ranks
+    control: Any
+    every_steps: int | None
+    _next: int = 0
+    _last: tuple[int, float] = field(default=(0, 0.0))
+
+    def is_due(self, done: int) -> bool:
+        if self.control is None or done >= self._next:
+            return True
+        return self.every_steps is not None and done % self.every_steps == 0
+
+    def reach(self, done: int, stop: int, save: bool) -> Decision:
+        """Called by all ranks at the same step; `save` counts on the main rank."""
+        if self.control is None:
+            return Decision(stop, save)
+        apart = self._steps_apart(done) if self.ranks.is_main else 0
+        word = torch.tensor([stop, int(save and self.ranks.is_main), apart])
+        torch.distributed.all_reduce(
+            word, op=torch.distributed.ReduceOp.MAX, group=self.control
+        )
+        stop, save_now, apart = word.tolist()
+        self._next = done + apart
+        return Decision(stop, bool(save_now))
+
+    def _steps_apart(self, done: int) -> int:
+        last_done, last_s = self._last
+        now = time.monotonic()
+        self._last = (done, now)
+        step_s = (now - last_s) / max(1, done - last_done) if last_s else AGREE_EVERY_S
+        return max(1, min(MOST_STEPS_APART, int(AGREE_EVERY_S / max(step_s, 1e-9))))

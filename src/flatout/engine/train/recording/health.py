@@ -1,0 +1,114 @@
+"""Is the run healthy: loss at chance level, gradients in the band, finite values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flatout.engine.rows.layout import Ints
+
+INITIAL_LOSS_TOLERANCE = 0.5
+"""A model trained from scratch starts this near to chance, in nats."""
+GRAD_NORM_BAND = (0.1, 10.0)
+"""Guide C's 0.1 to 1.0, above widened: clipping at 1.0 is what bounds the update."""
+CPU_WAIT_LIMIT_PCT = 25.0
+"""Seen on two cores: below 10 alone, 32 to 45 beside one other program, where one
+thread trained two to six times as fast as two."""
+ROWS_SHOWN = 8
+FEW_ROWS = 5
+"""Test rows of a class, below which one row more or less is a fifth of its accuracy."""
+CLASSES_SHOWN = 5
+
+
+class NonFiniteError(RuntimeError):
+    """Loss or gradient is NaN or infinite; the step was not applied."""
+
+    exit_code = 5
+
+
+@dataclass(frozen=True)
+class BadStep:
+    """The first step that was not finite."""
+
+    step: int
+    row_ids: Ints
+    learning_rate: float
+    loss: float
+    grad_norm: float
+    last_checkpoint: Path | None
+
+    def error(self) -> NonFiniteError:
+        rows = ", ".join(str(row) for row in self.row_ids[:ROWS_SHOWN].tolist())
+        more = len(self.row_ids) - ROWS_SHOWN
+        saved = (
+            f"the last good checkpoint is {self.last_checkpoint}"
+            if self.last_checkpoint
+            else "there is no checkpoint yet"
+        )
+        return NonFiniteError(
+            f"step {self.step}: loss or gradient is not finite "
+            f"(last loss {self.loss:g}, gradient norm {self.grad_norm:g}) at "
+            f"learning rate {self.learning_rate:g}; rows of the batch: {rows}"
+            + (f" and {more} more" if more > 0 else "")
+            + f". The step was not applied and nothing of it was saved; {saved}. Lower "
+            "train.learning_rate, or look at these rows"
+        )
+
+
+def initial_loss_warning(loss: float, chance: float | None) -> str | None:
+    """A first loss far above chance points at a wrong head, labels or rate."""
+    if chance is None or loss <= chance + INITIAL_LOSS_TOLERANCE:
+        return None
+    return (
+        f"the first loss is {loss:.2f}, chance is {chance:.2f}: check labels, "
+        "tokenizer and model belong together"
+    )
+
+
+def grad_norm_warning(norms: list[float]) -> str | None:
+    """Median gradient norm of the log points outside the healthy band."""
+    finite = sorted(norm for norm in norms if math.isfinite(norm))
+    if not finite:
+        return None
+    median = finite[len(finite) // 2]
+    low, high = GRAD_NORM_BAND
+    if low <= median <= high:
+        return None
+    return f"median gradient norm {median:.3g} is outside {low:g} to {high:g}"
+
+
+def few_rows_warning(
+    counts: Mapping[str, int], label_names: Sequence[str]
+) -> str | None:
+    """Classes of which the test split has too few rows for an accuracy to mean much.
+    `counts` has the rows of each class, by its number as text."""
+    rows = {name: counts.get(str(n), 0) for n, name in enumerate(label_names)}
+    there = [name for name, count in rows.items() if count]
+    few = sorted((n for n in rows if rows[n] < FEW_ROWS), key=lambda n: (rows[n], n))
+    if len(there) == 1 < len(rows):
+        return (
+            f"all {rows[there[0]]} test rows are {there[0]!r}: test_accuracy tells no "
+            "class from another. Give more rows, or raise split.fractions.test"
+        )
+    if not few:
+        return None
+    shown = ", ".join(f"{name!r} {rows[name]}" for name in few[:CLASSES_SHOWN])
+    more = ", ..." if len(few) > CLASSES_SHOWN else ""
+    return (
+        f"test_accuracy says little of {len(few)} of {len(rows)} classes, which have "
+        f"fewer than {FEW_ROWS} test rows: {shown}{more}. Give more rows of them, or "
+        "raise split.fractions.test"
+    )
+
+
+def cpu_wait_warning(wait_pct: float | None, threads: int, on_cpu: bool) -> str | None:
+    """Threads meet at the end of each product: one that waits for a core holds all."""
+    if not on_cpu or threads < 2 or (wait_pct or 0.0) < CPU_WAIT_LIMIT_PCT:
+        return None
+    return (
+        f"for {wait_pct:.0f} % of the time this process waited for a core that other "
+        f"programs had, and {threads} threads waited for one another: end those, or "
+        f"set runtime.threads: {threads - 1}"
+    )

@@ -1,0 +1,204 @@
+"""How training goes, for people: one line, and how long all of it will take."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from flatout.engine.machine.runtime import memory
+from flatout.engine.train.recording.report import LogPoint
+from flatout.engine.train.recording.timing import Window, seconds_of, steady
+from flatout.engine.train.setup.assemble import Trainer
+
+logger = logging.getLogger(__name__)
+lines = logging.getLogger(f"{__name__}.lines")
+"""A logger of its own, so that a handler may leave its lines whole."""
+
+PLAIN_EVERY_S = 10.0
+"""Between two lines where they are not written over one another."""
+LIVE_EVERY_S = 0.5
+EVALUATION_SPEEDUP = 3.0
+"""A forward pass against a whole step, until an evaluation was measured."""
+WINDOWS_TO_JUDGE = 2
+"""Windows behind the warm-up before a projection is held against the deadline."""
+
+
+class Progress:
+    """Tells on the main rank how training goes: a line that is written over on a
+    terminal, elsewhere one line each 10 s, and the first and the last."""
+
+    def __init__(self, trainer: Trainer, console: Console | None = None) -> None:
+        runtime = trainer.runtime
+        self._trainer = trainer
+        self._told_of_deadline = False
+        self._next_s = -math.inf
+        self._live: Live | None = None
+        if runtime.ranks.is_main and runtime.ranks.world_size == 1:
+            self._live = _live_line(console)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def window(
+        self,
+        point: LogPoint,
+        windows: Sequence[Window],
+        start: int,
+        evaluate_s: float,
+        look_s: float = 0.0,
+    ) -> None:
+        """After each log point of a session that began at step `start` and has spent
+        `evaluate_s` seconds in evaluations, and `look_s` on wrong rows."""
+        if not self._trainer.runtime.ranks.is_main:
+            return
+        left_s = self._left_s(point.step, windows, start, evaluate_s)
+        left_s += self._looks_left_s(point.step, start, look_s)
+        self._hold_against_deadline(point.elapsed_s + left_s, windows)
+        now = time.monotonic()
+        if now < self._next_s and point.step < self._trainer.total_steps:
+            return
+        self._next_s = now + (LIVE_EVERY_S if self._live else PLAIN_EVERY_S)
+        memory_gib = memory(self._trainer.runtime)["peak_reserved_gib"]
+        line = progress_line(
+            point, self._trainer.total_steps, windows, memory_gib, left_s
+        )
+        self._show(line)
+
+    def _show(self, line: str) -> None:
+        if self._live is None:
+            lines.info(line)
+            return
+        if not self._live.is_started:
+            self._live.start()
+        text = Text(line, no_wrap=True, overflow="ellipsis")
+        self._live.update(text, refresh=True)
+
+    def _left_s(
+        self, done: int, windows: Sequence[Window], start: int, evaluate_s: float
+    ) -> float:
+        """Steps, evaluations and the test that are to come; NaN without a rate."""
+        job, total = self._trainer.job, self._trainer.total_steps
+        chosen = steady(list(windows))
+        steps = sum(window.steps for window in chosen)
+        if not steps:
+            return math.nan
+        wall_s = sum(window.wall_s for window in chosen)
+        every = evaluation_interval(self._trainer)
+        behind = evaluations(start, done - 1, total, every) * len(job.validation)
+        ahead = evaluations(done - 1, total, total, every) * len(job.validation)
+        if behind and evaluate_s:
+            row_s = evaluate_s / behind
+        else:
+            samples = sum(window.samples for window in chosen)
+            row_s = wall_s / max(1, samples) / EVALUATION_SPEEDUP
+        return (total - done) * wall_s / steps + (ahead + len(job.test)) * row_s
+
+    def _looks_left_s(self, done: int, start: int, look_s: float) -> float:
+        """As long as those behind took; 0 before the first."""
+        total = self._trainer.total_steps
+        every = self._trainer.job.settings.train.error_analysis_every
+        behind = evaluations(start, done - 1, total, every)
+        ahead = evaluations(done - 1, total, total, every)
+        return look_s / behind * ahead if behind else 0.0
+
+    def _hold_against_deadline(self, whole_s: float, windows: Sequence[Window]) -> None:
+        deadline_hours = self._trainer.job.settings.train.deadline_hours
+        if deadline_hours is None or self._told_of_deadline:
+            return
+        if len(windows) < WINDOWS_TO_JUDGE or not whole_s > 3600 * deadline_hours:
+            return
+        self._told_of_deadline = True
+        logger.warning(
+            "At this rate training takes %s, evaluations included; "
+            "train.deadline_hours is %g. Faster settings for this model, data and "
+            "machine: kedro run --pipelines=benchmark, then kedro run --env=tuned",
+            duration(whole_s),
+            deadline_hours,
+        )
+
+
+def _live_line(console: Console | None) -> Live | None:
+    """On the console that Kedro logs to, where that is a terminal."""
+    import rich
+
+    console = console or rich.get_console()
+    if not console.is_terminal:
+        return None
+    # Worker processes keep their own standard streams.
+    return Live(
+        console=console,
+        auto_refresh=False,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+
+
+def progress_line(
+    point: LogPoint,
+    total_steps: int,
+    windows: Sequence[Window],
+    memory_gib: float,
+    left_s: float,
+) -> str:
+    """`step 40/900  loss 1.2345  512 samples/s (mean 498)  ...`"""
+    begin = f"step {point.step}/{total_steps}  loss {point.loss:.4f}  "
+    if not windows:
+        return f"{begin}{memory_gib:.1f} GiB  (no rate yet)"
+    chosen = steady(list(windows))
+    mean = sum(w.samples for w in chosen) / seconds_of(chosen)
+    padding_pct = 100 * (1 - point.tokens_per_s / point.padded_tokens_per_s)
+    return begin + "  ".join(
+        [
+            f"{point.samples_per_s:.0f} samples/s (mean {mean:.0f})",
+            f"{point.tokens_per_s:.0f} tokens/s",
+            f"padding {padding_pct:.0f} %",
+            f"loader wait {point.loader_wait_pct:.1f} %",
+            f"{memory_gib:.1f} GiB",
+            f"{duration(left_s)} left",
+        ]
+    )
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `3 min 20 s` or `5 h 07 min`."""
+    minutes, rest_s = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes} min {rest_s:02d} s" if minutes else f"{rest_s} s"
+
+
+def evaluation_interval(trainer: Trainer) -> int | None:
+    """Steps between two evaluations; None: only at the end."""
+    every = trainer.job.settings.train.evaluate_every
+    if every == "epoch":
+        return trainer.data.batches.steps_per_epoch
+    return None if every is None else int(every)
+
+
+def evaluation_due(trainer: Trainer, done: int) -> bool:
+    """Whether the validation split is to be evaluated after `done` steps."""
+    total, every = trainer.total_steps, evaluation_interval(trainer)
+    return evaluations(done - 1, done, total, every) == 1
+
+
+def evaluations(after: int, until: int, total: int, every: int | None) -> int:
+    """Evaluations after steps `after` + 1 ... `until`: each `every`, and the last."""
+    multiples = until // every - after // every if every else 0
+    last = after < total <= until and not (every and total % every == 0)
+    return multiples + int(last)

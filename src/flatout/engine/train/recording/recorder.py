@@ -1,0 +1,281 @@
+"""What a run notes while it goes: windows, the history, live points, its health.
+
+Between two log points nothing here waits for the device; `log` is where the host
+reads the sums that the device has kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flatout.engine.batches.collation import StepBatch
+from flatout.engine.batches.loader import StepLoader
+from flatout.engine.machine.conditions import Conditions
+from flatout.engine.machine.watchdog import heartbeat
+from flatout.engine.train.recording import health
+from flatout.engine.train.recording.metrics_file import MetricsFile
+from flatout.engine.train.recording.progress import Progress
+from flatout.engine.train.recording.report import Evaluation, LogPoint
+from flatout.engine.train.recording.timing import (
+    WARMUP_STEPS,
+    Rates,
+    Stopwatch,
+    Window,
+    WindowClock,
+)
+from flatout.engine.train.schedule import learning_rate
+from flatout.engine.train.setup.assemble import Trainer
+from flatout.engine.train.step import StepSums
+
+logger = logging.getLogger(__name__)
+
+TOLD = ("loss", "accuracy")
+"""Figures of an evaluation in its line of the log; the others are in the file."""
+
+
+@dataclass
+class Recorder:
+    """State of a session beside model and optimizer."""
+
+    trainer: Trainer
+    begin_s: float
+    start_step: int = 0
+    history: list[LogPoint] = field(default_factory=list)
+    windows: list[Window] = field(default_factory=list)
+    loader: StepLoader | None = None
+    samples: int = 0
+    first_batch_s: float = 0.0
+    initial_loss: float = float("nan")
+    best: Evaluation | None = None
+    best_folder: str | None = None
+    """Name of the folder of the best model so far."""
+    evaluations_without_best: int = 0
+    """Since the last one that was better than all before it."""
+    exit_reason: str = "finished"
+    last_checkpoint: Path | None = None
+    warnings: list[str] = field(default_factory=list)
+    watch: Stopwatch = field(default_factory=Stopwatch)
+    progress: Progress | None = None
+    """Tells people; None: nobody is told."""
+
+    def __post_init__(self) -> None:
+        runtime = self.trainer.runtime
+        job = self.trainer.job
+        self.metrics = MetricsFile(job.metrics_file, enabled=runtime.ranks.is_main)
+        self.clock = WindowClock(runtime.device)
+        self.conditions = Conditions(runtime)
+        self._steps_since_log = 0
+        self._loop_begin_s = 0.0
+        self._elapsed_before_s = 0.0
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it: JSON values, and frozen results."""
+        return {
+            "history": list(self.history),
+            "best": self.best,
+            "best_folder": self.best_folder,
+            "evaluations_without_best": self.evaluations_without_best,
+            "initial_loss": self.initial_loss,
+            "steps_since_log": self._steps_since_log,
+            "elapsed_s": self._elapsed_s(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The opposite of `state`."""
+        self.history = [LogPoint(**point) for point in state["history"]]
+        self.best = state["best"] and Evaluation.restored(state["best"])
+        self.best_folder = state["best_folder"]
+        self.evaluations_without_best = state.get("evaluations_without_best", 0)
+        self.initial_loss = state["initial_loss"]
+        self._steps_since_log = state["steps_since_log"]
+        self._elapsed_before_s = state["elapsed_s"]
+
+    def _elapsed_s(self) -> float:
+        """Over all sessions of the run."""
+        return self._elapsed_before_s + time.perf_counter() - self.begin_s
+
+    def start(self, start_step: int, loader: StepLoader | None = None) -> None:
+        """The loop begins now, at `start_step`; a rate counts from here on."""
+        self.start_step, self.loader = start_step, loader
+        self.metrics.start(start_step)
+        self._loop_begin_s = time.perf_counter()
+        self.clock.begin()
+        self.conditions.start()
+
+    def step_begins(self) -> None:
+        self.clock.step_begins()
+
+    def step_ends(self, batch: StepBatch, wait_s: float, rate: float) -> None:
+        """`rate`: the step's learning rate."""
+        self.clock.step_ends(batch, wait_s)
+        self.samples += batch.num_samples
+        self._steps_since_log += int(batch.num_targets > 0)
+        done_here = batch.step + 1 - self.start_step
+        if done_here == 1:
+            # The one wait outside of log points: how long the first step took.
+            loss = read_loss(self.trainer)
+            self.first_batch_s = time.perf_counter() - self._loop_begin_s
+            if self.start_step == 0:
+                self.initial_loss = loss
+        if done_here == WARMUP_STEPS:
+            self.trainer.runtime.synchronize()
+            self.clock.begin()
+
+    def log_due(self, done: int) -> bool:
+        every = self.trainer.job.settings.train.log_every
+        return done % every == 0 or done == self.trainer.total_steps
+
+    def log(self, batch: StepBatch, rate: float) -> LogPoint:
+        """Read the device's sums, close the window, note a point of the history.
+        Raises NonFiniteError."""
+        # Here the host waits for the device.
+        batch_s = self.loader.times.batch_s() if self.loader else 0.0
+        figures = _read_sums(self.trainer, self.clock.compiles, batch_s)
+        window = self.clock.close(int(figures["compiles"]), figures["batch_s"])
+        if batch.step + 1 - self.start_step > WARMUP_STEPS:
+            self.windows.append(window)
+        self.conditions.sample()
+        bad_step = int(figures["first_bad_step"])
+        if bad_step < StepSums.NEVER:
+            raise self._bad_step(bad_step, figures).error()
+        point = self._point(figures, batch, rate)
+        self._steps_since_log = 0
+        self.history.append(point)
+        self.metrics.write(point.step, point.as_metrics())
+        done, total = point.step, self.trainer.total_steps
+        logger.debug("step %d/%d  loss %.4f", done, total, point.loss)
+        if self.progress is not None:
+            spent_s = [
+                self.watch.seconds.get(phase, 0.0)
+                for phase in ("evaluate", "error_analysis")
+            ]
+            self.progress.window(point, self.windows, self.start_step, *spent_s)
+        return point
+
+    @contextmanager
+    def paused(self, phase: str) -> Iterator[None]:
+        """Time of evaluations and checkpoints is no step time."""
+        self.trainer.runtime.synchronize()
+        self.clock.pause()
+        with self.watch.phase(phase), heartbeat.phase(phase):
+            yield
+            self.trainer.runtime.synchronize()
+        self.clock.resume()
+
+    def note_validation(self, done: int, result: Evaluation) -> bool:
+        """Write it down; True where it is the best so far."""
+        named = result.named("validation")
+        self.metrics.write(done, named)
+        if self.trainer.runtime.ranks.is_main:
+            names = dict.fromkeys([*TOLD, self.trainer.job.settings.train.metric])
+            told = (f"validation_{name}" for name in names)
+            shown = "  ".join(f"{n} {named[n]:.4f}" for n in told if n in named)
+            logger.info("step %d/%d  %s", done, self.trainer.total_steps, shown)
+        return self._is_best(result)
+
+    def _is_best(self, result: Evaluation) -> bool:
+        """By `train.metric`; counts how long no evaluation was."""
+        name = self.trainer.job.settings.train.metric
+        sign = -1.0 if self.trainer.job.task.figures[name or "loss"] else 1.0
+        found = sign * result.value(name)
+        # Nothing is less than NaN, which a best of the first evaluation may have.
+        best = math.nan if self.best is None else sign * self.best.value(name)
+        is_best = math.isnan(best) or found < best
+        improved = is_best and not math.isnan(found)
+        self.evaluations_without_best = (
+            0 if improved else self.evaluations_without_best + 1
+        )
+        return is_best
+
+    @property
+    def lost_patience(self) -> bool:
+        """Whether no evaluation was the best for `train.early_stopping_patience`."""
+        patience = self.trainer.job.settings.train.early_stopping_patience
+        return patience is not None and self.evaluations_without_best >= patience
+
+    def end_with(self, batch: StepBatch, rate: float) -> None:
+        """The training ends with `batch`: its last window is a point of the history."""
+        done = batch.step + 1
+        if not self.log_due(done):
+            self.log(batch, rate)
+        self.end_at(done)
+
+    def end_at(self, done: int) -> None:
+        """The training has no more than `done` steps."""
+        if done < self.trainer.total_steps:
+            self.trainer.total_steps = done
+            self.exit_reason = "early stopping"
+            logger.info(
+                "early stopping after step %d: %d evaluations without a better %s",
+                done,
+                self.evaluations_without_best,
+                self.trainer.job.settings.train.metric or "loss",
+            )
+
+    def _point(
+        self, figures: dict[str, float], batch: StepBatch, rate: float
+    ) -> LogPoint:
+        done = batch.step + 1
+        # In the warm-up NaN.
+        rates = Rates.over(self.windows[-1:])
+        judged = figures["judged"]
+        return LogPoint(
+            step=done,
+            epoch=done / self.trainer.data.batches.steps_per_epoch,
+            loss=figures["loss"] / max(1, self._steps_since_log),
+            learning_rate=rate,
+            grad_norm=figures["last_norm"],
+            samples_per_s=rates.samples_per_s,
+            tokens_per_s=rates.tokens_per_s,
+            padded_tokens_per_s=rates.padded_tokens_per_s,
+            loader_wait_pct=rates.loader_wait_pct,
+            elapsed_s=self._elapsed_s(),
+            train_accuracy=figures["hits"] / judged if judged else None,
+        )
+
+    def _bad_step(self, step: int, figures: dict[str, float]) -> health.BadStep:
+        trainer = self.trainer
+        settings = trainer.job.settings.train
+        return health.BadStep(
+            step=step,
+            row_ids=trainer.data.batches.rows(step),
+            learning_rate=learning_rate(settings, step, trainer.total_steps),
+            loss=read_loss(trainer),
+            grad_norm=figures["last_norm"],
+            last_checkpoint=self.last_checkpoint,
+        )
+
+
+def read_loss(trainer: Trainer) -> float:
+    """Mean loss of the last step over all ranks; waits for the device."""
+    loss = trainer.stepper.sums.last_loss.detach().clone()
+    if trainer.runtime.ranks.world_size > 1:
+        torch.distributed.all_reduce(loss)
+    return float(loss)
+
+
+def _read_sums(trainer: Trainer, compiles: int, batch_s: float) -> dict[str, float]:
+    """One transfer for all figures; summed over ranks. `compiles`, `batch_s`: this
+    rank's; the most of any comes back."""
+    sums = trainer.stepper.sums
+    shared = torch.stack([sums.loss.double(), sums.hits.double(), sums.judged.double()])
+    bad = sums.first_bad_step.double()
+    least = torch.cat([bad[None], bad.new_tensor([-compiles, -batch_s])])
+    if trainer.runtime.ranks.world_size > 1:
+        torch.distributed.all_reduce(shared)
+        torch.distributed.all_reduce(least, op=torch.distributed.ReduceOp.MIN)
+    values = torch.cat([shared, sums.last_norm.double()[None], least]).tolist()
+    names = ("loss", "hits", "judged", "last_norm", "first_bad_step")
+    sums.reset()
+    *values, least_compiles, least_batch_s = values
+    figures = dict(zip(names, values, strict=True))
+    return figures | {"compiles": -least_compiles, "batch_s": -least_batch_s}

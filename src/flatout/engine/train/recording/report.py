@@ -1,0 +1,147 @@
+"""Frozen results; the unit is in every name."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class LogPoint:
+    """One line of train_history.csv: figures of the window that ends at `step`."""
+
+    step: int
+    epoch: float
+    loss: float
+    """Mean over the window's steps, those without a target left out."""
+    learning_rate: float
+    grad_norm: float
+    samples_per_s: float
+    tokens_per_s: float
+    padded_tokens_per_s: float
+    loader_wait_pct: float
+    elapsed_s: float
+    train_accuracy: float | None = None
+
+    def as_metrics(self) -> dict[str, float]:
+        """Names under which a tracking store knows them; no rates of a warm-up."""
+        metrics = {
+            "train_samples_per_second": self.samples_per_s,
+            "train_tokens_per_second": self.tokens_per_s,
+            "train_loss": self.loss,
+            "learning_rate": self.learning_rate,
+            "grad_norm": self.grad_norm,
+            "loader_wait_pct": self.loader_wait_pct,
+        }
+        if self.train_accuracy is not None:
+            metrics["train_accuracy"] = self.train_accuracy
+        return {name: v for name, v in metrics.items() if not math.isnan(v)}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Mean loss over all targets of a split, and the task's own figures."""
+
+    loss: float
+    confusion: list[list[int]] = field(default_factory=list)
+    """confusion[true][predicted], rows; empty where there are no classes."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """By name, as the task counts them; `accuracy` is in [0, 1]."""
+
+    @classmethod
+    def restored(cls, state: dict[str, Any]) -> Evaluation:
+        """From a checkpoint; older ones hold the accuracy beside the loss."""
+        accuracy = state.pop("accuracy", None)
+        metrics = {} if accuracy is None else {"accuracy": accuracy}
+        return cls(**{"metrics": metrics, **state})
+
+    def named(self, split: str) -> dict[str, float]:
+        """Loss and figures as `<split>_loss`, `<split>_accuracy`."""
+        figures = {"loss": self.loss, **self.metrics}
+        return {f"{split}_{name}": value for name, value in figures.items()}
+
+    def value(self, metric: str | None) -> float:
+        """Of a figure by its name, None: of the loss; NaN where it has none here."""
+        named = {"loss": self.loss, **self.metrics}
+        return named.get(metric or "loss", math.nan)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of right predictions; None where none is right or wrong."""
+        return self.metrics.get("accuracy")
+
+
+@dataclass(frozen=True)
+class TrainReport:
+    """What a training run reached. Rates are global, over all ranks, between two
+    synchronisations, loader wait included, warm-up and compilation excluded."""
+
+    samples_per_s: float
+    tokens_per_s: float
+    padded_tokens_per_s: float
+    padding_pct: float
+    loader_wait_pct: float
+    mfu_pct: float | None
+    """Share of the peak in the device's data sheet: dense bf16, 989.5 TFLOP/s of an
+    H100 or H200 (`PEAK_BF16_TFLOPS`); None for a device that is not there."""
+    tflops_per_s: float
+    """Model FLOPs a second and device, counted as flops.py says."""
+    step_ms_p50: float
+    step_ms_p90: float
+    peak_allocated_gib: float
+    peak_reserved_gib: float
+    allocation_retries: int
+    compile_s: float
+    recompiles: int
+    """Compilations, and captures of CUDA graphs, behind the first step."""
+    first_batch_s: float
+    evaluate_s: float
+    checkpoint_s: float
+    train_wall_s: float
+    samples: int
+    """Samples trained on in this session."""
+    steps: int
+    """Steps in all, those before a resume included."""
+    epochs: float
+    world_size: int
+    global_batch_size: int
+    token_budget: int
+    strategy: str
+    precision: str
+    residual: str
+    """What blocks hand on: bf16 or fp32."""
+    attention: str
+    compile: bool
+    cuda_graphs: bool
+    num_workers: int
+    device: str
+    threads: int
+    parameters: int
+    initial_loss: float
+    final_loss: float
+    chance_loss: float | None
+    validation_loss: float
+    validation_accuracy: float | None
+    test_loss: float
+    test_accuracy: float | None
+    resumed_from_step: int | None
+    metrics: dict[str, float] = field(default_factory=dict)
+    """All of the task's figures, as `validation_f1_macro` of the best model."""
+    cpu_wait_pct: float | None = None
+    """Share of the wall time that the training thread was ready and had no core."""
+    cpu_probe_ms: float | None = None
+    """Median of a fixed piece of work beside the steps, without a GPU."""
+    gpu_clock_mhz: float | None = None
+    """Median of the main rank's device, at log points."""
+    peak_tflops_measured: float | None = None
+    """Of a large product in the run's precision, on this GPU behind the last step."""
+    share_of_measured_peak_pct: float | None = None
+    exit_reason: str = "finished"
+    warnings: list[str] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """With each of `metrics` under its own name, as the file has it."""
+        found = asdict(self)
+        return {**found.pop("metrics"), **found}

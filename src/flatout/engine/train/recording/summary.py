@@ -1,0 +1,165 @@
+"""The report of a run from what was recorded."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from flatout.engine.batches.loader import StepLoader
+from flatout.engine.machine.runtime import Runtime, memory
+from flatout.engine.models import flops
+from flatout.engine.train.recording import health
+from flatout.engine.train.recording.recorder import Recorder
+from flatout.engine.train.recording.report import Evaluation, TrainReport
+from flatout.engine.train.recording.timing import (
+    Rates,
+    Window,
+    compile_clock,
+    seconds_of,
+    steady,
+)
+from flatout.engine.train.setup.assemble import Trainer
+from flatout.engine.train.setup.job import TrainJob
+
+logger = logging.getLogger(__name__)
+
+PEAK_SECONDS = 0.1
+
+
+def build_report(
+    recorder: Recorder, loader: StepLoader, test: Evaluation
+) -> TrainReport:
+    """All figures of a session; warnings about its health are logged here."""
+    trainer = recorder.trainer
+    runtime, job = trainer.runtime, trainer.job
+    best = recorder.best or Evaluation(float("nan"))
+    seconds, history = recorder.watch.seconds, recorder.history
+    chance = job.task.chance_loss(len(job.label_names) or _num_pieces(job))
+    windows = recorder.windows
+    return TrainReport(
+        **asdict(Rates.over(windows)),
+        **(reached := efficiency(trainer, windows)),
+        **_measured_peak(runtime, reached["tflops_per_s"]),
+        **memory(runtime),
+        **recorder.conditions.figures(),
+        **settled(trainer),
+        compile_s=compile_clock.seconds,
+        recompiles=compile_clock.recompiles,
+        first_batch_s=recorder.first_batch_s,
+        evaluate_s=seconds.get("evaluate", 0.0),
+        checkpoint_s=seconds.get("checkpoint", 0.0),
+        train_wall_s=time.perf_counter() - recorder.begin_s,
+        samples=recorder.samples,
+        num_workers=loader.num_workers,
+        initial_loss=recorder.initial_loss,
+        final_loss=history[-1].loss if history else float("nan"),
+        chance_loss=chance,
+        validation_loss=best.loss,
+        validation_accuracy=best.accuracy,
+        test_loss=test.loss,
+        test_accuracy=test.accuracy,
+        metrics=best.named("validation") | test.named("test"),
+        resumed_from_step=recorder.start_step or None,
+        exit_reason=recorder.exit_reason,
+        warnings=_warnings(recorder, chance),
+        versions=versions(),
+    )
+
+
+def settled(trainer: Trainer) -> dict[str, Any]:
+    """What runs, after all `auto` were settled."""
+    runtime, choices = trainer.runtime, trainer.choices
+    return {
+        "steps": trainer.total_steps,
+        "epochs": trainer.total_steps / trainer.data.batches.steps_per_epoch,
+        "world_size": runtime.ranks.world_size,
+        "global_batch_size": trainer.job.settings.train.global_batch_size,
+        "token_budget": choices.token_budget,
+        "strategy": choices.strategy,
+        "precision": runtime.precision,
+        "residual": choices.residual,
+        "attention": choices.attention,
+        "compile": choices.compile,
+        "cuda_graphs": choices.cuda_graphs,
+        "device": runtime.device_name,
+        "threads": runtime.threads,
+        "parameters": sum(p.numel() for p in trainer.model.parameters()),
+    }
+
+
+def efficiency(trainer: Trainer, windows: list[Window]) -> dict[str, Any]:
+    """Model TFLOPs a second and device over steady windows, and the share of the
+    data sheet's peak."""
+    chosen = steady(windows)
+    model_flops = flops.ModelFlops.of(trainer.model.model)
+    total = sum(
+        model_flops.over(window.tokens, window.targets, window.attention_pairs)
+        for window in chosen
+    )
+    tflops = total / seconds_of(chosen) / trainer.runtime.ranks.world_size / 1e12
+    peak = flops.peak_tflops(trainer.runtime.device_name)
+    return {"tflops_per_s": tflops, "mfu_pct": _share_pct(tflops, peak)}
+
+
+def _measured_peak(runtime: Runtime, tflops: float) -> dict[str, Any]:
+    """What this GPU reaches in plain products, tried behind the last step, and the
+    share of it; None on a CPU, which would take seconds, and where memory is full."""
+    peak = None
+    if runtime.is_cuda:
+        with suppress(torch.OutOfMemoryError):
+            peak = flops.measured_tflops(runtime, PEAK_SECONDS)
+    share = _share_pct(tflops, peak)
+    return {"peak_tflops_measured": peak, "share_of_measured_peak_pct": share}
+
+
+def _share_pct(tflops: float, peak: float | None) -> float | None:
+    return None if peak is None else 100 * tflops / peak
+
+
+def _warnings(recorder: Recorder, chance: float | None) -> list[str]:
+    trainer = recorder.trainer
+    scratch = trainer.job.settings.model.name_or_path is None
+    norms = [point.grad_norm for point in recorder.history]
+    found = [
+        health.initial_loss_warning(recorder.initial_loss, chance) if scratch else None,
+        health.grad_norm_warning(norms),
+        health.cpu_wait_warning(
+            recorder.conditions.figures()["cpu_wait_pct"],
+            trainer.runtime.threads,
+            on_cpu=not trainer.runtime.is_cuda,
+        ),
+        _few_rows(trainer.job),
+    ]
+    texts = [text for text in found if text]
+    if trainer.runtime.ranks.is_main:
+        for text in texts:
+            logger.warning(text)
+    return [*trainer.choices.notes, *texts, *recorder.warnings]
+
+
+def _num_pieces(job: TrainJob) -> int:
+    return job.vocabulary.size if job.vocabulary else 1
+
+
+def _few_rows(job: TrainJob) -> str | None:
+    counts = job.test.facts.label_counts
+    if not job.label_names or not counts:  # one class a row is counted, no lists
+        return None
+    return health.few_rows_warning(counts, job.label_names)
+
+
+def versions() -> dict[str, str]:
+    import accelerate
+    import transformers
+
+    return {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "accelerate": accelerate.__version__,
+        "cuda": torch.version.cuda or "",
+    }

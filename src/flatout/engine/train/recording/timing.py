@@ -1,0 +1,267 @@
+"""Windows between two synchronisations, and what a run's figures are made of.
+
+A rate is samples over wall time, or over the time that the loader needs for as many
+where that is longer: some lay ready already. Nothing here waits for the device;
+whoever closes a window has synchronised before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+
+from flatout.engine.batches.collation import StepBatch
+
+WARMUP_STEPS = 3
+"""Steps before the first window: allocator, autotuning, first compilation."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Sums over the steps between two log points."""
+
+    steps: int
+    samples: int
+    tokens: int
+    padded_tokens: int
+    attention_pairs: int
+    targets: int
+    wall_s: float
+    wait_s: float
+    step_ms: list[float]
+    clean: bool
+    """No compilation or graph capture fell into it."""
+    loader_s: float = 0.0
+    """What the loader's workers need for as many batches."""
+
+
+@dataclass(frozen=True)
+class _StepMarks:
+    """Points in the device's time: end of the step before, begin and end of this."""
+
+    before: Any
+    begin: Any
+    end: Any
+    host_wait_s: float
+
+
+@dataclass
+class _Sums:
+    """Of steps, and the time that they took."""
+
+    samples: int = 0
+    tokens: int = 0
+    padded_tokens: int = 0
+    attention_pairs: int = 0
+    targets: int = 0
+    wall_s: float = 0.0
+    steps: list[_StepMarks] = field(default_factory=list)
+
+    def add(self, batch: StepBatch, marks: _StepMarks) -> None:
+        self.samples += batch.num_samples
+        self.tokens += batch.num_tokens
+        self.padded_tokens += batch.num_padded_tokens
+        self.attention_pairs += batch.attention_pairs
+        self.targets += batch.num_targets
+        self.steps.append(marks)
+
+
+class WindowClock:
+    """Collects steps; `close` gives the window and begins the next one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a window now, forgetting the last: the device must be idle."""
+        self._sums = _Sums()
+        self._compiles = compile_clock.count
+        self.resume()
+
+    def pause(self) -> None:
+        """Leave out what follows (the device must be idle) until `resume`."""
+        self._sums.wall_s += time.perf_counter() - self._running_since
+
+    def resume(self) -> None:
+        self._running_since = time.perf_counter()
+        self._last_end = self._mark()
+
+    def step_begins(self) -> None:
+        self._step_begin = self._mark()
+
+    def step_ends(self, batch: StepBatch, wait_s: float) -> None:
+        """`wait_s`: how long the host waited for this batch."""
+        end = self._mark()
+        marks = _StepMarks(self._last_end, self._step_begin, end, wait_s)
+        self._last_end = end
+        self._sums.add(batch, marks)
+
+    @property
+    def compiles(self) -> int:
+        """Compilations and captures of this process in this window."""
+        return compile_clock.count - self._compiles
+
+    def close(self, compiles: int | None = None, batch_s: float = 0.0) -> Window:
+        """The window up to now; `compiles`, and `batch_s` of the loader: of the rank
+        with the most, because the others wait for it. The caller has synchronised with
+        the device."""
+        self.pause()
+        clean = (self.compiles if compiles is None else compiles) == 0
+        window = self._window(clean, batch_s)
+        self.begin()
+        return window
+
+    def _window(self, clean: bool, batch_s: float) -> Window:
+        sums = self._sums
+        return Window(
+            steps=len(sums.steps),
+            samples=sums.samples,
+            tokens=sums.tokens,
+            padded_tokens=sums.padded_tokens,
+            attention_pairs=sums.attention_pairs,
+            targets=sums.targets,
+            wall_s=sums.wall_s,
+            wait_s=sum(self._starved_s(step) for step in sums.steps),
+            step_ms=[1000 * self._elapsed_s(s.before, s.end) for s in sums.steps],
+            clean=clean,
+            loader_s=len(sums.steps) * batch_s,
+        )
+
+    def _starved_s(self, step: _StepMarks) -> float:
+        """A host that waits while the device still computes starves nobody."""
+        return min(self._elapsed_s(step.before, step.begin), step.host_wait_s)
+
+    def _mark(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _elapsed_s(self, begin: Any, end: Any) -> float:
+        if not self._cuda:
+            return float(end - begin)
+        return max(0.0, float(begin.elapsed_time(end)) / 1000)
+
+
+class CompileClock:
+    """Seconds and number of compilations in this process (TorchDynamo's callbacks)."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.count = 0
+        self._in_first_step = 0
+        self._begin: float | None = None
+        self._listening = False
+
+    def listen(self) -> None:
+        if self._listening:
+            return
+        from torch._dynamo.callback import callback_handler
+
+        callback_handler.register_start_callback(self._started)
+        callback_handler.register_end_callback(self._ended)
+        self._listening = True
+
+    @property
+    def running(self) -> bool:
+        return self._begin is not None
+
+    @property
+    def recompiles(self) -> int:
+        """Compilations and captures behind the first step: it compiles each block."""
+        return self.count - self._in_first_step
+
+    def first_step_done(self) -> None:
+        self._in_first_step = self.count
+
+    def add(self, seconds: float) -> None:
+        """Time of something like it: the capture of a CUDA graph."""
+        self.seconds += seconds
+        self.count += 1
+
+    def _started(self, *_: Any) -> None:
+        self._begin = time.perf_counter()
+
+    def _ended(self, *_: Any) -> None:
+        if self._begin is not None:
+            self.add(time.perf_counter() - self._begin)
+        self._begin = None
+
+
+compile_clock = CompileClock()
+"""One a process, as TorchDynamo's own callbacks are."""
+
+
+@dataclass
+class Stopwatch:
+    """Seconds spent in named phases beside the steps (evaluation, checkpoints)."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - begin
+            self.seconds[name] = self.seconds.get(name, 0.0) + spent
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Figures over windows; only clean ones, where there is one."""
+
+    samples_per_s: float
+    tokens_per_s: float
+    padded_tokens_per_s: float
+    padding_pct: float
+    loader_wait_pct: float
+    step_ms_p50: float
+    step_ms_p90: float
+
+    @classmethod
+    def over(cls, windows: list[Window]) -> Rates:
+        chosen = steady(windows)
+        seconds = seconds_of(chosen)
+        stored_s = seconds - sum(window.wall_s for window in chosen)
+        tokens = sum(window.tokens for window in chosen)
+        padded = sum(window.padded_tokens for window in chosen)
+        step_ms = [ms for window in chosen for ms in window.step_ms] or [float("nan")]
+        return cls(
+            samples_per_s=sum(window.samples for window in chosen) / seconds,
+            tokens_per_s=tokens / seconds,
+            padded_tokens_per_s=padded / seconds,
+            padding_pct=100 * (1 - tokens / padded) if padded else 0.0,
+            loader_wait_pct=100 * (stored_s + sum(w.wait_s for w in chosen)) / seconds,
+            step_ms_p50=float(np.percentile(step_ms, 50)),
+            step_ms_p90=float(np.percentile(step_ms, 90)),
+        )
+
+
+class Disturbed(Protocol):
+    @property
+    def clean(self) -> bool: ...
+
+
+Taken = TypeVar("Taken", bound=Disturbed)
+
+
+def steady(windows: Sequence[Taken]) -> list[Taken]:
+    """Windows without compilation, or all of them where none is without."""
+    return [window for window in windows if window.clean] or list(windows)
+
+
+def seconds_of(windows: Sequence[Window]) -> float:
+    """What a rate divides by. Over all windows at once: where workers end together,
+    one window gets several batches and the next one none."""
+    wall_s = sum(window.wall_s for window in windows)
+    return max(wall_s, sum(window.loader_s for window in windows)) or float("nan")

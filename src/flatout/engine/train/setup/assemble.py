@@ -1,0 +1,202 @@
+"""Build what a run consists of."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from flatout.engine.batches.collation import StepRows
+from flatout.engine.families import FusePlan
+from flatout.engine.machine.garbage import collect_as_usual
+from flatout.engine.machine.runtime import Runtime
+from flatout.engine.models.building import build
+from flatout.engine.models.compilation import compiled
+from flatout.engine.models.model import TaskModel
+from flatout.engine.ops import attention
+from flatout.engine.ops.dropout import Noise, replace_dropout
+from flatout.engine.ops.gelu import replace_gelu
+from flatout.engine.ops.residual import round_residual_stream
+from flatout.engine.parameters import TrainSettings
+from flatout.engine.train.exchange import Exchange
+from flatout.engine.train.optimizer import Updater, build_optimizer
+from flatout.engine.train.setup.choices import Choices, choose, settle
+from flatout.engine.train.setup.frozen import freeze
+from flatout.engine.train.setup.job import TrainJob, check_rows
+from flatout.engine.train.setup.step_data import step_rows
+from flatout.engine.train.step import Stepper
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Trainer:
+    """The parts of a run, put together."""
+
+    job: TrainJob
+    runtime: Runtime
+    choices: Choices
+    model: TaskModel
+    stepper: Stepper
+    optimizer: torch.optim.Optimizer
+    data: StepRows
+    total_steps: int
+    evaluation_budget: int = sys.maxsize
+    """Most tokens of an evaluation's micro-batch, where memory ran out in one; training
+    has its own in `choices`."""
+
+
+Compile = Callable[[nn.Module], nn.Module]
+
+
+class Together(Protocol):
+    """What a run needs of the ranks that train together (train/process_group.py)."""
+
+    def everybodys(self, value: Any) -> list[Any]:
+        """`value` of each rank."""
+
+    def check_equal(self, facts: Mapping[str, Any]) -> None:
+        """Raises SettingsError where a rank has others."""
+
+    def wrap(self, model: TaskModel, compiled: Compile | None) -> nn.Module:
+        """`model` compiled, where asked to, and prepared for all ranks (DDP, FSDP)."""
+
+
+def assemble(job: TrainJob, runtime: Runtime, team: Together | None = None) -> Trainer:
+    """Build a run. Raises SettingsError and ModelError before anything is trained."""
+    settings = job.settings
+    check_rows(job)
+    with torch.random.fork_rng(devices=[]):  # the same weights on all ranks
+        torch.manual_seed(settings.runtime.seed)
+        # Sharded weights are spread by rank 0: no other one ever holds them whole.
+        sharded = team is not None and settings.train.distributed.strategy == "fsdp"
+        empty = sharded and not runtime.ranks.is_main
+        probe = build_model(job, empty=empty)
+    freeze(probe, settings.train.freeze)
+    choices = choose(job, runtime, probe.config)
+    if team:
+        choices = settle(job, runtime, choices, team.everybodys(choices))
+        precision = {"runtime.precision (auto)": runtime.precision}
+        team.check_equal(choices.agreed() | precision)
+    model = _with_attention(probe, choices.attention, runtime)
+    task_model = TaskModel(model, job.task, settings.max_length)
+    if task_model.family.batch_statistics and team:
+        nn.SyncBatchNorm.convert_sync_batchnorm(task_model)  # type: ignore[no-untyped-call]
+    task_model.fused_head = _fused_head(task_model, runtime)
+    if not sharded:
+        task_model.to(runtime.device)  # sharding moves a block at a time
+    if settings.train.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    noise = _replace_parts(task_model, settings.train, choices, runtime)
+    wrap = team.wrap if team and not choices.exchange_at_once else _alone
+    wrapped = wrap(task_model, compiled if choices.compile else None)
+    optimizer = build_optimizer(
+        task_model,
+        settings.train,
+        fused=choices.fused_optimizer,
+        capturable=choices.cuda_graphs,
+    )
+    fused = choices.fused_optimizer
+    updater = Updater(optimizer, settings.train.max_grad_norm, fused=fused)
+    stepper = Stepper(
+        wrapped,
+        updater,
+        runtime,
+        no_sync=getattr(wrapped, "no_sync", nullcontext),
+        exchange=Exchange(updater.parameters) if choices.exchange_at_once else None,
+        cuda_graphs=choices.cuda_graphs,
+        metrics_every=settings.train.metrics_every,
+        hits=job.task.hits,
+        noise=noise,
+    )
+    data = step_rows(job, runtime, choices, task_model.model.config)
+    total = data.batches.total_steps(settings.train.epochs, settings.train.max_steps)
+    collect_as_usual()
+    return Trainer(job, runtime, choices, task_model, stepper, optimizer, data, total)
+
+
+def _replace_parts(
+    task_model: TaskModel, train: TrainSettings, choices: Choices, runtime: Runtime
+) -> Noise | None:
+    """Put in place of a model's own parts what computes the same in less time; the
+    seed that its dropouts share, where they share one."""
+    model = task_model.model
+    if choices.packed and not runtime.is_cuda:
+        replace_dropout(model, None)
+    if choices.residual == "bf16":
+        round_residual_stream(model)
+    if not (choices.compile and runtime.is_cuda):
+        return None
+    noise = Noise(runtime.device)
+    replace_dropout(model, noise)
+    replace_gelu(model)
+    if may_join(train):
+        plan = FusePlan(
+            noise=noise,
+            row_tiles=choices.attention == attention.ROWS,
+            residual_bf16=choices.residual == "bf16",
+            narrowed=task_model.narrowed,
+            has_triton=_has_triton(),
+        )
+        task_model.family.fuse(model, plan)
+    return noise
+
+
+def build_model(
+    job: TrainJob, attn_implementation: str | None = None, *, empty: bool = False
+) -> Any:
+    settings = job.settings
+    return build(
+        settings.model,
+        job.task,
+        job.vocabulary,
+        settings.max_length,
+        attn_implementation,
+        empty=empty,
+        facts=job.train.facts,
+    )
+
+
+def _with_attention(model: Any, implementation: str, runtime: Runtime) -> Any:
+    if implementation == "none":
+        return model
+    if implementation == "sdpa" and runtime.is_cuda:
+        implementation = attention.PADDED
+    if model.config._attn_implementation != implementation:
+        model.set_attn_implementation(implementation)
+    return model
+
+
+def _alone(model: TaskModel, compile_module: Compile | None) -> nn.Module:
+    return compile_module(model) if compile_module else model
+
+
+def _fused_head(task_model: TaskModel, runtime: Runtime) -> bool:
+    """On a GPU, where a language model's head is one matrix."""
+    output = task_model.model.get_output_embeddings()
+    return (
+        runtime.is_cuda
+        and task_model.task.plain_cross_entropy
+        and task_model.task.head in task_model.family.matrix_heads
+        and getattr(output, "bias", None) is None
+        and _has_triton()
+    )
+
+
+def _has_triton() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("triton") is not None
+
+
+def may_join(train: TrainSettings) -> bool:
+    """Whether products may be joined: not where weights are sharded, and not where
+    layers are computed again, because Dynamo then runs each layer uncompiled (what one
+    product leaves for the next is a side effect)."""
+    return train.distributed.strategy != "fsdp" and not train.gradient_checkpointing

@@ -1,0 +1,139 @@
+"""What makes a training the same training, and what may change from run to run.
+
+A checkpoint goes on only under the same identity. Settings belong to it unless they
+are named here as execution: how fast, where and how visibly, never what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from flatout import __version__
+from flatout.engine.train.setup.job import TrainJob
+
+EXECUTION = (
+    "data_dir",
+    "pipelines",
+    "corpus",  # what comes of these is in the rows: `data_key`
+    "split",
+    "arrays",
+    "images",
+    "tokenize.num_processes",
+    "tokenize.vocab_size",
+    "tokenize.join_texts",
+    "arrays",
+    "images",
+    "benchmark",
+    "detect",
+    "evaluate",
+    "guard",
+    "predict",
+    "evaluate",
+    "sweep",
+    "paths",
+    "tracking",
+    "tuned",
+    "runtime.deterministic",
+    "runtime.tf32",
+    "runtime.cudnn_benchmark",
+    "runtime.flash_sdp",
+    "runtime.attention",
+    "runtime.threads",
+    "runtime.environment",
+    "model.trust_remote_code",
+    "model.family",  # how a model runs; what it is, its config says
+    "train.batching",
+    "train.token_budget",
+    "train.log_every",
+    "train.metrics_every",
+    "train.error_analysis_every",
+    "train.evaluate_every",
+    "train.compile",
+    "train.cuda_graphs",
+    "train.gradient_checkpointing",
+    "train.fused_optimizer",
+    "train.resume",
+    "train.on_oom",
+    "train.deadline_hours",
+    "train.synchronize_every_step",
+    "train.history",
+    "train.empty_cache_every",
+    "train.loader",
+    "train.checkpoint",
+    "train.distributed",
+)
+"""Settings, or groups of them, that a run may be resumed with another value of."""
+EACH_MACHINES_OWN = (
+    "train.compile",
+    "train.loader",
+    "train.resume",
+    "train.deadline_hours",
+    "train.history",
+    "train.empty_cache_every",
+    "train.checkpoint.keep",
+    "train.checkpoint.every_minutes",
+    "train.distributed.heartbeat_timeout_s",
+    "train.distributed.num_processes",
+    "train.distributed.machine_rank",
+    "train.distributed.rendezvous_endpoint",
+)
+"""Of the settings of training."""
+
+
+def identity(job: TrainJob) -> dict[str, Any]:
+    """Settings that decide what is trained, by dotted name, and the data."""
+    return {
+        **{
+            name: value
+            for name, value in _flat(job.settings.model_dump(mode="json"))
+            if not _is_one_of(name, EXECUTION)
+        },
+        "label_names": list(job.label_names),
+        "train rows": len(job.train),
+        "token rows": job.data_key,
+    }
+
+
+def result_identity(job: TrainJob) -> dict[str, Any]:
+    """What a finished training must have the same of to stand for `job`: also what
+    chooses the best model, and the code."""
+    return identity(job) | {
+        "train.evaluate_every": job.settings.train.evaluate_every,
+        "flatout": __version__,
+    }
+
+
+def execution(job: TrainJob) -> dict[str, Any]:
+    """How `job` is trained, by dotted name: a result is the same with other values."""
+    kept_apart = ("train.resume", "train.evaluate_every")
+    return {
+        name: value
+        for name, value in _flat(job.settings.model_dump(mode="json"))
+        if _is_one_of(name, EXECUTION)
+        and _is_one_of(name, ("train", "runtime"))
+        and name not in kept_apart
+    }
+
+
+def agreed(job: TrainJob) -> dict[str, Any]:
+    """What all ranks must have the same of: what is trained, and how a step is cut,
+    logged, judged and saved, where they meet."""
+    settings = {"train": job.settings.train.model_dump(mode="json")}
+    return identity(job) | {
+        name: value
+        for name, value in _flat(settings)
+        if not _is_one_of(name, EACH_MACHINES_OWN)
+    }
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _is_one_of(name: str, entries: tuple[str, ...]) -> bool:
+    return any(name == entry or name.startswith(f"{entry}.") for entry in entries)

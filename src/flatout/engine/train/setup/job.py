@@ -1,0 +1,86 @@
+"""What a training run is given, and whether its rows can be trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from flatout.engine.models.building import ModelError
+from flatout.engine.parameters import Settings, SettingsError
+from flatout.engine.rows.rows import SplitRows
+from flatout.engine.rows.vocabulary import Vocabulary
+from flatout.engine.tasks import Task, check_options, loss_options, make_task
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """Everything a training run needs; can be sent to another process."""
+
+    settings: Settings
+    train: SplitRows
+    validation: SplitRows
+    test: SplitRows
+    vocabulary: Vocabulary | None
+    """None: the rows are no tokens."""
+    label_names: tuple[str, ...]
+    work_folder: Path
+    """Checkpoints and the models on the way."""
+    metrics_file: Path
+    """Live points, a JSON line each."""
+    data_key: str = ""
+    """Content key of the tokens."""
+    tokenizer_file: str | None = None
+    """A tokenizer.json, for people to read rows by; None: they read token numbers."""
+
+    @cached_property
+    def task(self) -> Task:
+        """What is learnt. Raises SettingsError, TaskError."""
+        settings = self.settings
+        names, seed = self.label_names, settings.runtime.seed
+        task = make_task(settings.model, names, self.vocabulary, seed)
+        counts = self.train.facts.label_counts
+        task.loss_options = loss_options(settings.train, names, counts)
+        return task
+
+
+def check_rows(job: TrainJob) -> None:
+    """Rows that fit the task and the label names. Raises SettingsError, ModelError."""
+    check_options(job.settings)
+    task = job.task
+    for name, rows in _splits(job):
+        if task.label_type is not None and not rows.has_labels:
+            raise SettingsError(
+                f"model.task: {job.settings.model.task} needs a column labels in "
+                f"{name}_tokens: set split.label_column, or a task without labels"
+            )
+        largest = rows.facts.largest_id
+        if job.vocabulary and largest >= job.vocabulary.size:
+            raise ModelError(
+                f"{name}_tokens holds token {largest}, the tokenizer has "
+                f"{job.vocabulary.size}: they do not belong together; run the tokenize "
+                "pipeline again"
+            )
+    if job.label_names:
+        _check_labels(job)
+
+
+def _check_labels(job: TrainJob) -> None:
+    classes = len(job.label_names)
+    for name, rows in _splits(job):
+        labels = rows.facts.labels
+        if labels and (labels[0] < 0 or labels[-1] >= classes):
+            raise ModelError(
+                f"{name}_tokens has labels from {labels[0]} to {labels[-1]}, there are "
+                f"{classes} label names (0 to {classes - 1}): run the tokenize "
+                "pipeline again"
+            )
+
+
+def _splits(job: TrainJob) -> Sequence[tuple[str, SplitRows]]:
+    return [
+        ("train", job.train),
+        ("validation", job.validation),
+        ("test", job.test),
+    ]

@@ -1,0 +1,307 @@
+"""One optimizer step: forward, backward, update, and no word with the host.
+
+Losses, hits and norms are summed on the device (`StepSums`) and read at log points.
+With one micro-batch of a shape seen before, the whole step is replayed as a CUDA
+graph, or as two around the exchange between ranks: for small batches launching kernels
+costs more than running them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flatout.engine.batches.collation import StepBatch
+from flatout.engine.machine.runtime import Runtime
+from flatout.engine.ops.dropout import Noise
+from flatout.engine.train.exchange import Exchange
+from flatout.engine.train.optimizer import Updater
+from flatout.engine.train.recording.timing import compile_clock
+
+logger = logging.getLogger(__name__)
+
+Hits = Callable[[Tensor, Tensor], tuple[Tensor, Tensor] | None]
+"""(logits, labels) -> right predictions and predictions, () each."""
+MAX_GRAPHS = 64
+"""Enough for nearly all shapes: a step without a graph needs memory of its own."""
+MOST_SHAPES = 1_024
+"""That are waited for a second time."""
+
+
+@dataclass
+class StepSums:
+    """Device sums since the last log point."""
+
+    loss: Tensor
+    """() sum over steps of this rank's share of the step's mean loss."""
+    hits: Tensor
+    """() right predictions of this rank, in the steps that count them."""
+    judged: Tensor
+    """() predictions that were counted."""
+    last_loss: Tensor
+    last_norm: Tensor
+    first_bad_step: Tensor
+    """() first step that was not finite; NEVER where there is none."""
+
+    NEVER = 2**62
+
+    @classmethod
+    def zeros(cls, device: torch.device) -> StepSums:
+        def scalar(value: float = 0.0, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.full((), value, dtype=dtype, device=device)
+
+        def count(value: int = 0) -> Tensor:
+            return scalar(value, torch.int64)
+
+        return cls(scalar(), count(), count(), scalar(), scalar(), count(cls.NEVER))
+
+    def reset(self) -> None:
+        for total in (self.loss, self.hits, self.judged):
+            total.zero_()
+
+
+class Stepper:
+    """Runs steps of one model on one device.
+
+    `module` maps a dict of tensors to (summed loss, logits or None); wrapped for DDP
+    and compiled already. `no_sync` gives the context in which ranks do not exchange
+    gradients (all micro-batches but the last); with `exchange` they do so behind the
+    last one. `metrics_every` steps `hits` counts right predictions, for the training
+    accuracy; inside a CUDA graph it does at every step, for nothing.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a step is made of
+        self,
+        module: nn.Module,
+        updater: Updater,
+        runtime: Runtime,
+        *,
+        no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        exchange: Exchange | None = None,
+        cuda_graphs: bool = False,
+        metrics_every: int = 1,
+        hits: Hits | None = None,
+        noise: Noise | None = None,
+    ) -> None:
+        self.module = module
+        self.updater = updater
+        self.runtime = runtime
+        self.no_sync = no_sync
+        self.exchange = exchange
+        self.metrics_every = metrics_every
+        self.hits = hits
+        self.noise = noise
+        self.sums = StepSums.zeros(runtime.device)
+        self.step_number = torch.zeros((), dtype=torch.int64, device=runtime.device)
+        self._divisor = torch.ones((), device=runtime.device)
+        self._loss = torch.zeros((), device=runtime.device)
+        self._never = torch.full_like(self.step_number, StepSums.NEVER)
+        self.scaler = _LossScale(runtime) if runtime.precision == "fp16" else None
+        self._graphs = _StepGraphs(self) if cuda_graphs else None
+        self._first = True
+
+    def __call__(self, batch: StepBatch) -> None:
+        if self._graphs is not None and self._graphs.run(batch):
+            return
+        self.run_eagerly(batch)
+        if self._first:
+            self._first = False
+            compile_clock.first_step_done()
+
+    def run_eagerly(self, batch: StepBatch) -> None:
+        """Same as a replayed graph, kernel by kernel."""
+        self.tell(batch)
+        self.launch(batch)
+
+    def drop_graphs(self) -> None:
+        """Step kernel by kernel from here on; the graphs' memory is free again."""
+        self._graphs = None
+
+    def tell(self, batch: StepBatch) -> None:
+        """What differs between steps of one shape; graphs read it from the device. A
+        batch without targets has loss and gradients of zero, and AdamW steps by them:
+        moments fade and weights decay, as in PyTorch."""
+        self.step_number.fill_(batch.step)
+        self._divisor.fill_(batch.divisor or 1.0)
+
+    def launch(self, batch: StepBatch) -> None:
+        """All kernels of a step."""
+        self.differentiate(batch)
+        if self.exchange is not None:
+            self.exchange()
+        self.update()
+
+    def differentiate(self, batch: StepBatch) -> None:
+        """This rank's gradients, and its share of the global batch's mean loss."""
+        self.clear_gradients()
+        self._loss.copy_(self._backward(batch))
+
+    def update(self) -> None:
+        """Clip and step, by the gradients of all ranks."""
+        scale = None if self.scaler is None else self.scaler.scale
+        norm, finite = self.updater(self._loss, scale)
+        if self.scaler is None:
+            self._note(self._loss, norm, ~finite)
+        else:
+            self._note(self._loss, norm, self.scaler.cannot_mend(finite))
+            self.scaler.update(finite)
+
+    def clear_gradients(self) -> None:
+        if self.exchange is not None:
+            self.exchange.clear()
+        else:
+            self.updater.optimizer.zero_grad(set_to_none=True)
+
+    @property
+    def loss_weight(self) -> Tensor:
+        """() of a summed loss: DDP divides the sum of the ranks' gradients by their
+        number, `exchange` does not."""
+        ranks = 1 if self.exchange is not None else self.runtime.ranks.world_size
+        return ranks / self._divisor
+
+    def _backward(self, batch: StepBatch) -> Tensor:
+        """Gradients of the global batch's mean loss; this rank's share of it, ()."""
+        weight = self.loss_weight
+        total = torch.zeros((), device=self.runtime.device)
+        last = len(batch.micro_batches) - 1
+        for index, micro in enumerate(batch.micro_batches):
+            if self.noise is not None:
+                self.noise.draw()
+            with nullcontext() if index == last else self.no_sync():
+                with self.runtime.autocast():
+                    loss, logits = self.module(micro.tensors())
+                scaled = loss * weight
+                if self.scaler is not None:
+                    scaled = scaled * self.scaler.scale
+                scaled.backward()
+            total += loss.detach() / self._divisor
+            if logits is not None and self._counts_hits(batch.step):
+                self._count_hits(logits, micro.labels)
+        return total
+
+    def _counts_hits(self, step: int) -> bool:
+        return self._graphs is not None or step % self.metrics_every == 0
+
+    def _count_hits(self, logits: Tensor, labels: Tensor) -> None:
+        """Of logits (K, ...) against labels (K, ...)."""
+        counted = None if self.hits is None else self.hits(logits, labels)
+        if counted is not None:
+            self.sums.hits += counted[0]
+            self.sums.judged += counted[1]
+
+    def _note(self, loss: Tensor, norm: Tensor, bad: Tensor) -> None:
+        self.sums.loss += loss
+        self.sums.last_loss.copy_(loss)
+        self.sums.last_norm.copy_(norm)
+        step = torch.where(bad, self.step_number, self._never)
+        torch.minimum(self.sums.first_bad_step, step, out=self.sums.first_bad_step)
+
+
+class _LossScale:
+    """Dynamic loss scale for fp16 (Micikevicius et al. 2018), kept on the device."""
+
+    GROWTH_INTERVAL = 2000
+    FLOOR = 1.0
+    """A step that overflows at this scale does so by itself."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.scale = torch.full((), 2.0**16, device=runtime.device)
+        self._good_steps = torch.zeros((), dtype=torch.int32, device=runtime.device)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps of it."""
+        return {"loss_scale/scale": self.scale, "loss_scale/steps": self._good_steps}
+
+    def cannot_mend(self, finite: Tensor) -> Tensor:
+        """() bool: the step is not finite, and a smaller scale would not help. Single
+        steps overflow while the scale adapts; they are left out, and are no fault."""
+        return ~finite & (self.scale <= self.FLOOR)
+
+    def update(self, finite: Tensor) -> None:
+        torch._amp_update_scale_(
+            self.scale,
+            self._good_steps,
+            (~finite).float(),
+            2.0,
+            0.5,
+            self.GROWTH_INTERVAL,
+        )
+
+
+@dataclass
+class _Graph:
+    graph: Any
+    buffer: Tensor
+    """Where the graph reads its batch."""
+
+
+class _StepGraphs:
+    """A CUDA graph of the whole step for each shape of its micro-batches; with several
+    ranks of its way to the gradients, and one graph for all of the update."""
+
+    def __init__(self, stepper: Stepper) -> None:
+        self._stepper = stepper
+        self._graphs: dict[str, _Graph] = {}
+        self._update: Any = None
+        self._seen: set[str] = set()
+        self._pool: Any = None
+
+    def run(self, batch: StepBatch) -> bool:
+        """Replay the step; False where it has to run eagerly, as each shape does once:
+        what must be compiled for it would break a recording."""
+        key = str(batch.layout)
+        if key not in self._graphs:
+            if len(self._graphs) >= MAX_GRAPHS or not self._seen_before(key):
+                return False
+            self._graphs[key] = self._capture(batch)
+        self._replay(self._graphs[key], batch)
+        return True
+
+    def _replay(self, recorded: _Graph, batch: StepBatch) -> None:
+        self._stepper.tell(batch)
+        recorded.buffer.copy_(batch.buffer, non_blocking=True)
+        recorded.graph.replay()
+        if self._stepper.exchange is not None:
+            self._stepper.exchange()
+            self._update.replay()
+
+    def _seen_before(self, key: str) -> bool:
+        seen = key in self._seen
+        if len(self._seen) >= MOST_SHAPES:  # they hardly come again
+            self._seen.clear()
+        self._seen.add(key)
+        return seen
+
+    def _capture(self, batch: StepBatch) -> _Graph:
+        """Record without running: weights stay as they are."""
+        begin = time.perf_counter()
+        buffer = batch.buffer.clone()
+        own = replace(batch, buffer=buffer)
+        self._stepper.clear_gradients()
+        if self._stepper.exchange is None:
+            graph = self._record(partial(self._stepper.launch, own))
+        else:
+            graph = self._record(partial(self._stepper.differentiate, own))
+            self._update = self._update or self._record(self._stepper.update)
+        compile_clock.add(time.perf_counter() - begin)
+        logger.debug("captured a CUDA graph for %s", batch.layout)
+        return _Graph(graph, buffer)
+
+    def _record(self, work: Callable[[], None]) -> Any:
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        # Other threads (pinning, copies) may go on with what a capture forbids.
+        with torch.cuda.graph(
+            graph, pool=self._pool, capture_error_mode="thread_local"
+        ):
+            work()
+        self._pool = self._pool or graph.pool()
+        return graph

@@ -1,0 +1,48 @@
+"""Nodes of the detect pipeline: parameters in, the engine's results out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flatout.engine.parameters import (
+    DetectSettings,
+    ModelSettings,
+    PredictSettings,
+    RuntimeSettings,
+    Settings,
+    SplitSettings,
+    TokenizeSettings,
+)
+
+
+def detect_sessions(
+    model: Any,
+    tokenizer: Any,
+    sessions: Any,
+    runtime: RuntimeSettings,
+    trained: ModelSettings,
+    split: SplitSettings,
+    tokenize: TokenizeSettings,
+    predict: PredictSettings,
+    detect: DetectSettings,
+) -> dict[str, Any]:
+    """Judge each session; compare with the labels, where there are any."""
+    # Imports torch, which other pipelines in the same registry do not need.
+    from flatout.engine.predict import detection as engine
+    from flatout.reports.detections import by_top_keys
+
+    settings = Settings(
+        runtime=runtime,
+        model=trained,
+        split=split,
+        tokenize=tokenize,
+        predict=predict,
+        detect=detect,
+    )
+    found = engine.detect(model, tokenizer, sessions, settings)
+    return {
+        "detections": found.sessions.to_pandas(),
+        "report": found.report,
+        "false_alarms": found.false_alarms,
+        "figure": by_top_keys(found.report),
+    }

@@ -1,0 +1,72 @@
+"""Nodes of the evaluate pipeline: recipes of predictions, then what they are worth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flatout.engine.parameters import (
+    EvaluateSettings,
+    RuntimeSettings,
+    Settings,
+    TokenizeSettings,
+)
+from flatout.engine.tasks import names_classes
+
+
+def predict_split(
+    model: Any,
+    tokenizer: Any,
+    train: Any,
+    validation: Any,
+    test: Any,
+    label_names: list[str],
+    runtime: RuntimeSettings,
+    tokenize: TokenizeSettings,
+    evaluate: EvaluateSettings,
+    task: str,
+) -> dict[str, Any]:
+    """Predictions of the rows of `evaluate.split`, and the task's figures; kept where
+    they were made by this model already."""
+    # Imports torch, which other pipelines in the same registry do not need.
+    from flatout.engine.predict.split_predictions import (
+        SplitPredictions,
+        plan_predictions,
+    )
+
+    settings = Settings(runtime=runtime, tokenize=tokenize, evaluate=evaluate)
+    known = settings.model.model_copy(update={"task": task})
+    settings = settings.model_copy(update={"model": known})
+    tokens = {"train": train, "validation": validation, "test": test}[evaluate.split]
+    found = SplitPredictions(model, tokenizer, tokens, label_names, settings)
+    return plan_predictions(found)
+
+
+def judge_predictions(
+    predictions: Any,
+    figures: dict[str, Any],
+    tokenizer: Any,
+    train: Any,
+    validation: Any,
+    test: Any,
+    label_names: list[str],
+    evaluate: EvaluateSettings,
+) -> dict[str, Any]:
+    """Report, table by class, confusion matrix and wrong rows. Where a row has not one
+    class the second and third are empty, without answers the last."""
+    from flatout.engine.predict.judgement import (
+        class_figures,
+        class_table,
+        confusion_counts,
+        wrong_rows,
+    )
+
+    names = label_names if names_classes(figures["task"]) else []
+    counts = confusion_counts(predictions, names)
+    tokens = {"train": train, "validation": validation, "test": test}[evaluate.split]
+    confusion = {"label_names": names, "counts": counts.tolist()} if names else {}
+    return {
+        "report": {**figures, **class_figures(counts, names)},
+        "classes": class_table(counts, names),
+        "confusion": confusion,
+        "wrong": wrong_rows(predictions, tokens, tokenizer, evaluate.wrong_rows),
+    }

@@ -1,0 +1,154 @@
+"""Around the catalog: entries of Kedro's own types, and that a run can write what it
+leaves, so that none ends in vain."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from kedro.framework.context import KedroContext
+from kedro.framework.hooks import hook_impl
+from kedro.io import DataCatalog
+from kedro.pipeline import Pipeline
+from kedro_mlflow.framework.hooks.utils import _assert_mlflow_enabled
+
+from flatout.datasets import OwnSplits, TransformersModel
+from flatout.datasets.generic import RECIPES, accept_recipes, fault_of, is_generic
+from flatout.engine.data.forms.given_splits import NAMES, entry_of
+from flatout.engine.files.writable import ELSEWHERE, first_fault
+from flatout.engine.parameters import Settings, SettingsError
+from flatout.project.parameter_hooks import checked_settings
+
+logger = logging.getLogger(__name__)
+
+
+class CatalogHooks:
+    """Lets entries of Kedro's own types take what nodes give, or refuses them."""
+
+    @hook_impl
+    def after_catalog_created(
+        self, catalog: DataCatalog, conf_catalog: dict[str, Any]
+    ) -> None:
+        """Entries of flatout's own types are not built here: some import torch."""
+        self._faults: dict[str, str] = {}
+        _join_splits(catalog, conf_catalog)
+        for name in sorted(RECIPES & conf_catalog.keys()):
+            if str(conf_catalog[name].get("type")).startswith("flatout."):
+                continue
+            dataset = catalog.get(name)
+            if fault := fault_of(name, dataset):
+                self._faults[name] = fault
+            elif is_generic(dataset):
+                accept_recipes(name, dataset)
+
+    @hook_impl
+    def before_pipeline_run(self, pipeline: Pipeline) -> None:
+        """Raises SettingsError for entries that the pipeline uses and cannot."""
+        names = sorted(self._faults.keys() & pipeline.datasets())
+        if names:
+            told = "; ".join(self._faults[name] for name in names)
+            raise SettingsError(f"catalog: {told}")
+
+    @hook_impl
+    def after_pipeline_run(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
+        if "predictions" in pipeline.all_outputs():
+            entry = catalog.get("predictions")._describe()
+            logger.info("predictions: %s", entry.get("filepath") or entry.get("path"))
+
+
+def _join_splits(catalog: DataCatalog, conf_catalog: Collection[str]) -> None:
+    """Splits of one's own stand for `raw_texts`. Raises SettingsError without train."""
+    given = [name for name in NAMES if entry_of(name) in conf_catalog]
+    if not given:
+        return
+    if "train" not in given:
+        names = " and ".join(map(entry_of, given))
+        raise SettingsError(
+            f"catalog: {names} without raw_train_texts: give train's rows an entry of "
+            "that name, or all rows as raw_texts"
+        )
+    catalog["raw_texts"] = OwnSplits({n: catalog.get(entry_of(n)) for n in given})
+
+
+class TrustHooks:
+    """Lets a model be evaluated that was trained in the same run with code of its
+    own (`model.trust_remote_code`). Any other asks for `load_args`."""
+
+    @hook_impl
+    def after_context_created(self, context: KedroContext) -> None:
+        self._trusts = checked_settings(context).model.trust_remote_code
+
+    @hook_impl
+    def before_pipeline_run(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
+        if self._trusts and _trains_and_loads(pipeline):
+            entry = catalog.get("model")
+            if isinstance(entry, TransformersModel):
+                entry.trust_code()
+
+
+def _trains_and_loads(pipeline: Pipeline) -> bool:
+    """Whether a node of the run reads the model that another one makes."""
+    read = {name for node in pipeline.nodes for name in node.inputs}
+    return "model" in read & pipeline.all_outputs()
+
+
+WORK: dict[str, Callable[[Settings], tuple[str, ...]]] = {
+    "train_model": lambda found: (found.paths.checkpoints, found.paths.metrics),
+    "run_trials": lambda found: (found.benchmark.folder,),
+    "run_sweep": lambda found: (found.sweep.folder,),
+}
+"""What nodes write beside their outputs."""
+INPUTS = frozenset({"raw_texts", "predict_texts", *map(entry_of, NAMES)})
+
+
+class UnwritableError(ValueError):
+    """Results of the run could not be kept where they belong."""
+
+
+class OutputHooks:
+    """Refuses a run whose results cannot be saved."""
+
+    @hook_impl
+    def after_context_created(self, context: KedroContext) -> None:
+        self._context = context
+
+    @hook_impl
+    def before_pipeline_run(
+        self, run_params: dict[str, Any], pipeline: Pipeline
+    ) -> None:
+        settings = checked_settings(self._context)
+        names = {node.name for node in pipeline.nodes}
+        paths = [Path(p) for n in names & WORK.keys() for p in WORK[n](settings)]
+        paths += local_paths(self._context, pipeline.all_outputs())
+        if _assert_mlflow_enabled(
+            run_params["pipeline_names"] or ["__default__"], self._context.mlflow
+        ):
+            paths += store_in(self._context, settings.data_dir)
+        if fault := first_fault(paths):
+            raise UnwritableError(f"{fault}: {ELSEWHERE}")
+
+
+def store_in(context: KedroContext, data_dir: str | None) -> list[Path]:
+    """The tracking store, where it is the file of the data folder. Any other may be
+    away: its points wait in a file."""
+    uri = context.mlflow.server.mlflow_tracking_uri
+    file = context.project_path / (data_dir or "data") / "mlflow.db"
+    return [file] if uri == f"sqlite:///{file}" else []
+
+
+def local_paths(context: KedroContext, names: Collection[str] = ()) -> list[Path]:
+    """Of the catalog's entries with these names, or of all but INPUTS. From their
+    configuration: building them imports what they need."""
+    entries = context.config_loader["catalog"]
+    chosen = set(names) or entries.keys() - INPUTS
+    found = (_local_path(entry) for name, entry in entries.items() if name in chosen)
+    return [context.project_path / path for path in found if path]
+
+
+def _local_path(entry: Any) -> str | None:
+    """None of what has none, lies elsewhere, or has a place to fall back on."""
+    path = entry.get("filepath") if isinstance(entry, dict) else None
+    usable = isinstance(path, str) and "://" not in path and "fallback" not in entry
+    return path if usable else None

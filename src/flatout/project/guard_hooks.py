@@ -1,0 +1,120 @@
+"""After a training: is it as fast as the best earlier one of the same work."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from kedro.framework.context import KedroContext
+from kedro.framework.hooks import hook_impl
+from kedro.pipeline.node import Node
+from mlflow import MlflowClient
+
+from flatout.engine.guard import comparison as guard
+from flatout.project.hooks import TrackingHooks
+from flatout.project.parameter_hooks import checked_settings
+from flatout.tracking import Outbox, one_line
+from flatout.tracking.baseline import NoAnswer, ask, earlier_runs, named_run
+
+logger = logging.getLogger(__name__)
+
+
+class GuardHooks:
+    """Reads what `TrackingHooks` notes of the run: Kedro must call it after those."""
+
+    def __init__(self, tracking: TrackingHooks) -> None:
+        self._tracking = tracking
+        self._verdict: guard.Verdict | None = None
+
+    @hook_impl
+    def after_context_created(self, context: KedroContext) -> None:
+        self._settings = checked_settings(context)
+        self._verdict = None
+
+    @hook_impl
+    def before_node_run(self, node: Node) -> None:
+        outbox = self._tracking.outbox
+        if node.name == "train_model" and outbox is not None:
+            key = guard.work_key(self._settings, outbox.record.tags["token_key"])
+            outbox.record.tags["work_key"] = key
+
+    @hook_impl
+    def after_node_run(self, outputs: dict[str, Any]) -> None:
+        outbox = self._tracking.outbox
+        if "train_report" not in outputs or outbox is None:
+            return
+        if self._tracking.reused:  # nothing was trained, and nothing is a baseline
+            outbox.record.tags.pop("work_key", None)
+            return
+        rates = outputs["train_history"]["samples_per_s"].dropna().tolist()
+        typical = guard.typical_rate(rates)
+        if typical is not None:
+            outbox.record.metrics[guard.RATE] = typical
+        if not self._settings.guard.enabled:
+            return
+        try:
+            self._verdict = self._judge(outbox, rates)
+            self._note(outbox, self._verdict)
+        except Exception as error:  # looking at speed never ends a run
+            logger.warning("guard: not compared: %s", one_line(error))
+
+    @hook_impl
+    def after_pipeline_run(self) -> None:
+        """The model and all reports are saved by now. Raises SlowRunError."""
+        verdict = self._verdict
+        if (
+            verdict
+            and verdict.state == "slow"
+            and self._settings.guard.on_slow == "fail"
+        ):
+            raise guard.SlowRunError(verdict.text)
+
+    def _judge(self, outbox: Outbox, rates: Sequence[float]) -> guard.Verdict:
+        settings, record = self._settings.guard, outbox.record
+        now = guard.TrackedRun(
+            record.run_id or "", record.name, record.params, record.tags, record.metrics
+        )
+        try:
+            baseline = self._baseline(outbox, now)
+        except NoAnswer as fault:
+            return guard.Verdict("unknown", f"guard: not compared. {fault}")
+        return guard.judge(now, rates, baseline, settings)
+
+    def _baseline(
+        self, outbox: Outbox, now: guard.TrackedRun
+    ) -> guard.TrackedRun | None:
+        settings, record = self._settings.guard, outbox.record
+        forwarder = self._tracking.forwarder
+        if forwarder is None or forwarder.failing:
+            raise NoAnswer(f"MLflow at {record.tracking_uri} takes nothing now")
+
+        def question() -> guard.TrackedRun | None:
+            client = MlflowClient(record.tracking_uri)
+            if settings.baseline is not None:
+                return named_run(client, settings.baseline)
+            key, device = now.tags["work_key"], now.tags["device"]
+            found = earlier_runs(client, record.experiment, key, device, record.run_id)
+            return guard.choose_baseline(found, now)
+
+        return ask(question, settings.store_limit_s)
+
+    def _note(self, outbox: Outbox, verdict: guard.Verdict) -> None:
+        """In the log, in MLflow and beside the other reports."""
+        level = logging.WARNING if verdict.state == "slow" else logging.INFO
+        logger.log(level, verdict.text)
+        tags = {"guard": verdict.state, "guard_baseline": verdict.baseline}
+        outbox.record.tags |= {k: v for k, v in tags.items() if v is not None}
+        if verdict.differences and verdict.state == "slow":
+            named = "; ".join(str(d) for d in verdict.differences)
+            outbox.record.tags["guard_differences"] = named
+        for name in ("rate_pct", "step_pct"):
+            value = getattr(verdict, name)
+            if value is not None:
+                outbox.record.metrics[f"guard_{name}"] = value
+        text = json.dumps(asdict(verdict), indent=1)
+        path = Path(self._settings.paths.metrics).with_name("guard.json")
+        path.write_text(text, encoding="utf-8")

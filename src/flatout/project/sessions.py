@@ -1,0 +1,84 @@
+"""Kedro sessions of the project, alone or inside somebody else's launcher (torchrun,
+accelerate, Slurm).
+
+Such a launcher starts the whole command once a rank. Rank 0 runs it as ever; the
+others run no node, no hook and save nothing: they wait for rank 0's training, become
+ranks of it, and end with it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, cast
+
+from kedro.config import AbstractConfigLoader
+from kedro.framework.context import KedroContext
+from kedro.framework.project import pipelines
+from kedro.framework.session import KedroSession
+
+from flatout.engine.machine.environment import current_ranks, launched_from_outside
+from flatout.project.command_line import check_pipelines
+from flatout.project.config_loader import ProjectConfigLoader
+
+READ_ROWS = frozenset({"train", "benchmark", "sweep"})
+"""Pipelines whose inputs have the name of what a sample is."""
+
+
+class ProjectSession(KedroSession):
+    """Without --pipelines it runs those that the parameter `pipelines` names."""
+
+    _loader: AbstractConfigLoader | None = None
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        asked = kwargs.get("pipeline_name") or kwargs.get("pipeline_names")
+        if not args and not asked:
+            kwargs["pipeline_names"] = self._named_pipelines() or None
+        return super().run(*args, **kwargs)
+
+    def load_context(self) -> KedroContext:
+        """Kedro's; pipelines read the rows of this environment from then on."""
+        context = super().load_context()
+        rows = cast(ProjectConfigLoader, self._get_config_loader()).settings.train.rows
+        for name in READ_ROWS & pipelines.keys() if rows != "tokens" else ():
+            module = import_module(f"flatout.pipelines.{name}")
+            pipelines[name] = module.create_pipeline(rows=rows)
+        return context
+
+    def _named_pipelines(self) -> list[str]:
+        names = cast(ProjectConfigLoader, self._get_config_loader()).settings.pipelines
+        check_pipelines(names, "parameter pipelines")
+        return names
+
+    def _get_config_loader(self) -> AbstractConfigLoader:
+        """One a session: what it has read and parsed is the context's, too."""
+        self._loader = self._loader or super()._get_config_loader()
+        return self._loader
+
+
+class MainRankSession(ProjectSession):
+    """Of rank 0."""
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        from flatout.engine.launch.followers import release_followers
+
+        try:
+            return super().run(*args, **kwargs)
+        finally:
+            release_followers()
+
+
+class FollowerSession(KedroSession):
+    """Of every other rank."""
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        from flatout.engine.launch.followers import follow
+
+        follow()
+        return {}
+
+
+def session_class() -> type[KedroSession]:
+    """The one that fits the place of this process among its launcher's."""
+    if not launched_from_outside() or current_ranks().world_size == 1:
+        return ProjectSession
+    return MainRankSession if current_ranks().is_main else FollowerSession

@@ -1,0 +1,212 @@
+"""Sections of the report that set trainings side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from flatout.engine.benchmark.ladder import ALONE
+from flatout.engine.benchmark.tune import FREE_LOADER, LOADER_MARGIN
+from flatout.reports.markdown import (
+    Columns,
+    Row,
+    bullets,
+    cell_text,
+    fixed,
+    number_text,
+    percent,
+    section,
+    table,
+    times,
+)
+
+Summary = Mapping[str, Any]
+
+BY_TURNS = (
+    "By turns: the median ratio of windows beside those of what was kept below (of the "
+    "last lines, of conf/slow); the middle half of the ratios lies ± % apart. In all: "
+    "the product."
+)
+
+
+def ladder_text(steps: pd.DataFrame) -> str:
+    """What each rung brought; how it ended, where one did not end well."""
+    if steps.empty:
+        return ""
+    texts = {"source": "", "claim": "", "note": ""}
+    rows = steps.fillna(texts).to_dict("records")
+    columns: Columns = {
+        "rung": _rung_name,
+        "guide": "source",
+        "claimed": "claim",
+        "samples/s": "samples_per_s",
+        "by turns": times("individual"),
+        "± %": "spread_pct",
+        "in all": times("cumulative"),
+        "kept": lambda row: "yes" if row["kept"] and row["status"] == "ok" else "no",
+    }
+    if any(_end(row) != "ok" for row in rows):
+        columns = {**columns, "status": _end}
+    return section("Ladder", table(rows, columns), BY_TURNS)
+
+
+def _rung_name(row: Row) -> str:
+    other = " (another optimisation)" if row["changes_optimisation"] else ""
+    return f"{row['name']}{other}"
+
+
+def _end(row: Row) -> str:
+    if row["status"] == "ok":
+        return f"ok, {ALONE}" if ALONE in row["note"] else "ok"
+    return cell_text(f"{row['status']}: {row['note']}")
+
+
+def loader_text(summary: Summary, trials: pd.DataFrame) -> str:
+    """Whether the loader is fast enough for the steps, and the stages of a batch."""
+    if not summary["loader"]:
+        return ""
+    needed = _steps_rate(trials, summary["global_batch_size"])
+    rows = [
+        {**entry, "times": _over(entry["samples_per_s"], needed)}
+        for entry in summary["loader"]
+    ]
+    columns = {"workers": "num_workers", "samples/s": "samples_per_s"}
+    return section(
+        "Loader alone",
+        table(rows, {**columns, "of the steps' rate": times("times")}),
+        _fast_enough(rows, needed),
+        _stages(rows[0]["stages"]),
+    )
+
+
+def _steps_rate(trials: pd.DataFrame, global_batch_size: int) -> float | None:
+    """The highest rate of steps alone, on each device: what its loader must give."""
+    if trials.empty:
+        return None
+    alone = trials[(trials["kind"] == "compute") & (trials["status"] == "ok")]
+    alone = alone[alone["global_batch_size"] == global_batch_size]
+    rate = (alone["samples_per_s"] / alone["world_size"]).max()
+    return None if pd.isna(rate) else float(rate)
+
+
+def _over(rate: float | None, needed: float | None) -> float | None:
+    return rate / needed if rate and needed else None
+
+
+def _fast_enough(rows: Sequence[Row], needed: float | None) -> str:
+    """The answer, by the rule with which mode tune chooses workers."""
+    known = {row["num_workers"]: row["times"] for row in rows if row["times"]}
+    if not known:
+        return "Steps alone were not measured: there is nothing to compare with."
+    head = f"Steps alone take {number_text(needed)} samples/s on a device."
+    for workers, value in sorted(known.items()):
+        if value >= (LOADER_MARGIN if workers else FREE_LOADER):
+            return f"{head} **Fast enough**: {_gives(workers, value)}."
+    most = max(known, key=lambda workers: known[workers])
+    return (
+        f"{head} **Not fast enough**: at best {_gives(most, known[most])}; no step "
+        f"waits from {LOADER_MARGIN:g} times on, without workers from {FREE_LOADER:g}."
+    )
+
+
+def _gives(workers: int, value: float) -> str:
+    name = "1 worker" if workers == 1 else f"{workers} workers"
+    return f"the loader alone gives {value:.1f} times what the steps take, with {name}"
+
+
+def _stages(stages: Row | None) -> str:
+    """What a batch costs, stage by stage, and the batches that were slow."""
+    if not stages:
+        return ""
+    shown = ", ".join(
+        f"{name.removesuffix('_ms').replace('_', ' ')} {stages[name]:.2f} ms"
+        for name in ("choose_rows_ms", "plan_ms", "collate_ms")
+    )
+    slow = bullets(
+        f"step {entry['step']}: {entry['ms']:.1f} ms, {entry['tokens']} tokens, "
+        f"longest rows {entry['longest_rows']}"
+        for entry in stages["slow"]
+    )
+    limit = f"{stages['slow_count']} batches took more than {stages['slow_ms']:g} ms"
+    return f"A batch takes {stages['batch_ms']:.2f} ms: {shown}. {limit}.\n{slow}"
+
+
+def scaling_text(summary: Summary) -> str:
+    rows = summary["scaling"]
+    if not rows:
+        return ""
+    columns: Columns = {
+        "devices": "devices",
+        "samples/s": "samples_per_s",
+        "% of linear": lambda row: (
+            number_text(100 * row["share_of_linear"])
+            if row["share_of_linear"]
+            else row["status"]
+        ),
+    }
+    # Mode scaling starts more processes than devices where there are no GPUs.
+    shared = max(row["devices"] for row in rows) > summary["devices"]
+    return section("Scaling", table(rows, columns), SHARED_CORES if shared else "")
+
+
+SHARED_CORES = (
+    "There is no GPU here: these devices are processes that share the same cores. "
+    "What they lack to linear is not communication alone, and tells nothing about "
+    "machines with a device for each process."
+)
+
+HEADLINE: Columns = {
+    "training": "name",
+    "samples/s": "samples_per_s",
+    "over slow": times("over_slow"),
+    "over the Trainer's best": times("over_trainer"),
+    "windows": percent("spread_pct"),
+    "TFLOP/s": "tflops_per_s",
+    "of data sheet": percent("mfu_pct"),
+    "of measured": percent("share_of_measured_peak", 100),
+    "GiB": "reserved_memory_gib",
+    "first step s": "first_step_s",
+    "status": "status",
+}
+HEADLINE_NOTE = (
+    "Samples/s: the median of windows behind the warm-up; `windows`: how far they "
+    "differ. One rule for all lines: `repeats` windows, at most twice as many and "
+    "one where they differ by over 5 %; all count into which no compilation fell. "
+    "flatout's go over the same rows, the Trainer's are stretches over which "
+    "it sorts. TFLOP/s: model FLOPs, in per cent of the peak in the device's "
+    "data sheet and of what a large product reached on it."
+)
+PEERS: Columns = {
+    "contender": "name",
+    "samples/s": "samples_per_s",
+    "GiB": "reserved_memory_gib",
+    "s to target": "seconds_to_target",
+    "of these the first step": "first_step_s",
+    "loss": fixed("validation_loss", 4),
+    "accuracy": fixed("validation_accuracy", 3),
+    "status": "status",
+}
+
+
+def headline_text(summary: Summary) -> str:
+    return _contest("Headline", summary["headline"], HEADLINE, HEADLINE_NOTE)
+
+
+def peers_text(summary: Summary) -> str:
+    rows = summary["peers"]
+    target = number_text(rows[0]["target_validation_loss"], 4) if rows else ""
+    note = (
+        f"Target: validation loss {target}, the lowest that all reached. Same model, "
+        "rows, seed, metric code and warm-up rule."
+    )
+    return _contest("Peers", rows, PEERS, note)
+
+
+def _contest(title: str, rows: Sequence[Row], columns: Columns, note: str) -> str:
+    """A line a contender, and the flags that it had."""
+    if not rows:
+        return ""
+    flags = bullets(f"{row['name']}: `{row['flags']}`" for row in rows if row["flags"])
+    return section(title, table(rows, columns), f"{note}\n{flags}")

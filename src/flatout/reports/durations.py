@@ -1,0 +1,43 @@
+"""The section of the report that says how long a training takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flatout.reports.markdown import Columns, counted, section, table, time_text
+
+
+def time_to_train_text(summary: Mapping[str, Any]) -> str:
+    """Hours before and after, against the deadline."""
+    times = summary["time_to_train"]
+    if not times:
+        return ""
+    epochs, deadline = times[0]["epochs"], times[0]["deadline_hours"]
+    columns: Columns = {
+        "rows": lambda row: f"{row['rows']:,}",
+        "before": lambda row: time_text(row["hours_before"]),
+        "after": lambda row: time_text(row["hours_after"]),
+        f"within {deadline:g} h": lambda row: "yes" if row["in_time"] else "no",
+    }
+    note = "Steps alone; evaluation, checkpoints and start-up come on top."
+    title = f"Time to train {counted(epochs, 'epoch')}"
+    return section(title, table(times, columns), note + _ends_sooner(summary))
+
+
+def _ends_sooner(summary: Mapping[str, Any]) -> str:
+    """What train.max_steps leaves of the data's own epochs."""
+    steps, times = summary["max_steps"], summary["time_to_train"][0]
+    whole = times["rows"] * times["epochs"]
+    samples = (steps or 0) * summary["global_batch_size"]
+    if not steps or samples >= whole:
+        return ""
+    share = samples / whole
+    before, after = (
+        time_text(share * hours if hours else None)
+        for hours in (times["hours_before"], times["hours_after"])
+    )
+    return (
+        f" train.max_steps={steps} ends this training after {samples:,} of "
+        f"{whole:,.0f} samples: {before} before, {after} after."
+    )

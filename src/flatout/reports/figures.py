@@ -1,0 +1,246 @@
+"""Plotly figures of a benchmark, as Kedro-Viz shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from flatout.engine.benchmark.verdict import MEMORY_BEST_PCT
+
+PHASES = (
+    ("io_ms", "I/O", "#b07aa1"),
+    ("forward_ms", "forward", "#4e79a7"),
+    ("backward_ms", "backward", "#f28e2b"),
+    ("optimizer_ms", "optimizer", "#59a14f"),
+)
+KEPT_COLOR, LOST_COLOR = "#4e79a7", "#bab0ac"
+
+
+def measured(trials: pd.DataFrame) -> pd.DataFrame:
+    """Trials of whole trainings, of steps alone and of peers that ended well."""
+    if trials.empty:
+        return trials
+    whole = trials["kind"].isin(["end_to_end", "compute", "peer"])
+    return trials[whole & (trials["status"] == "ok")]
+
+
+def throughput(trials: pd.DataFrame) -> go.Figure:
+    """Samples/s over the global batch, a line a strategy and loader, or a contender."""
+    rows = measured(trials)
+    rows = rows[rows["kind"] != "compute"] if len(rows) else rows
+    figure = _figure("Throughput", "global batch, samples", "samples/s")
+    if rows.empty:
+        return _empty(figure, "no training was measured")
+    for name, group in rows.groupby(_line_names(rows)):
+        line = group.sort_values("global_batch_size")
+        figure.add_scatter(
+            x=line["global_batch_size"],
+            y=line["samples_per_s"],
+            mode=_joined_by(line),
+            hovertext=_names(line),
+            name=name,
+            error_y={"array": _half_spread(line), "visible": True},
+        )
+    figure.update_xaxes(type="log", tickvals=sorted(rows["global_batch_size"].unique()))
+    return figure
+
+
+def _line_names(rows: pd.DataFrame) -> pd.Series:
+    """What a trial's line is called. Contenders are told apart by their label: the
+    Trainer's settings do not name it."""
+    if rows["mode"].isin(["peers", "headline"]).all():
+        return rows["label"].str.replace(r", batch \d+$", "", regex=True)
+    return pd.Series([_settings_name(row) for row in rows.itertuples()], rows.index)
+
+
+def _settings_name(row: Any) -> str:
+    name = f"{row.strategy}/{row.token_budget}, {row.precision}"
+    devices = "" if row.world_size == 1 else f", {row.world_size} devices"
+    return f"{name}, {row.num_workers} workers{devices}"
+
+
+def _joined_by(rows: pd.DataFrame) -> str:
+    """A line goes from batch to batch. Rungs of the ladder, and trials at one batch,
+    differ in something else."""
+    unrelated = (rows["mode"] == "ladder").any()
+    if unrelated or not rows["global_batch_size"].is_unique:
+        return "markers"
+    return "lines+markers"
+
+
+def _half_spread(rows: pd.DataFrame) -> Any:
+    share = rows["samples_per_s_spread_pct"].fillna(0) / 200
+    return rows["samples_per_s"] * share
+
+
+def phases(trials: pd.DataFrame) -> go.Figure:
+    """Where a step's time goes, a bar a trial."""
+    rows = measured(trials)
+    figure = _figure("Phases of a step", "trial", "milliseconds")
+    if rows.empty:
+        return _empty(figure, "no training was measured")
+    names, split = _names(rows), rows.dropna(subset=["forward_ms"])
+    if len(split):
+        _add_phases(figure, names[split.index], split)
+    whole = rows.drop(index=split.index)
+    if len(whole):
+        _add_unsplit(figure, names[whole.index], whole)
+    figure.add_scatter(
+        x=names,
+        y=rows["total_ms"],
+        mode="markers",
+        name="whole step, without phase timing",
+        marker={"symbol": "line-ew-open", "size": 16, "color": "black"},
+    )
+    figure.update_layout(barmode="stack")
+    figure.update_xaxes(categoryorder="array", categoryarray=names)
+    return figure
+
+
+def _add_phases(figure: go.Figure, names: pd.Series, rows: pd.DataFrame) -> None:
+    for column, name, color in PHASES:
+        figure.add_bar(x=names, y=rows[column], name=name, marker_color=color)
+
+
+def _add_unsplit(figure: go.Figure, names: pd.Series, rows: pd.DataFrame) -> None:
+    """Steps of contenders: nothing inside them is timed."""
+    figure.add_bar(
+        x=names,
+        y=rows["total_ms"],
+        name="whole step, phases not measured",
+        marker_color=LOST_COLOR,
+    )
+
+
+def memory(
+    trials: pd.DataFrame, memory_gib: float | None, headroom: float
+) -> go.Figure:
+    """Memory of each trial under the device's own, and guide E's best range."""
+    figure = _figure("Memory", "trial", "GiB reserved")
+    known = trials.dropna(subset=["reserved_memory_gib"]) if len(trials) else trials
+    if known.empty:
+        return _empty(figure, "no memory was measured")
+    figure.add_bar(x=_names(known), y=known["reserved_memory_gib"], name="reserved")
+    if memory_gib:
+        low, high = (memory_gib * percent / 100 for percent in MEMORY_BEST_PCT)
+        figure.add_hrect(
+            y0=low,
+            y1=high,
+            fillcolor="green",
+            opacity=0.1,
+            line_width=0,
+            annotation_text="60-80 %: guide E's best",
+        )
+        figure.add_hline(
+            y=(1 - headroom) * memory_gib,
+            line_dash="dash",
+            annotation_text=f"{100 * headroom:.0f} % of head-room",
+        )
+    return figure
+
+
+def ladder(steps: pd.DataFrame) -> go.Figure:
+    """The waterfall: each rung's gain on top of those kept below it. Gains, not rates:
+    a rung is measured beside the one below, and another minute has another speed."""
+    title, axis = "From the slow configuration, one change at a time", "times conf/slow"
+    figure = _figure(title, "", axis)
+    missing = _missing(steps)
+    if missing:
+        return _empty(figure, missing)
+    steps = steps.fillna({"source": ""})
+    levels = _levels(steps)
+    figure.add_bar(
+        x=steps["name"],
+        y=(steps["cumulative"] - levels).fillna(0.0),
+        base=levels,
+        marker_color=[KEPT_COLOR if kept else LOST_COLOR for kept in steps["kept"]],
+        text=[_gain(row) for row in steps.itertuples()],
+        hovertext=[_rung(row) for row in steps.itertuples()],
+        name="times conf/slow; grey: left out",
+    )
+    return figure
+
+
+def _missing(steps: pd.DataFrame) -> str:
+    """Why there is no waterfall; empty where there is one."""
+    if steps.empty:
+        return "kedro run --pipelines=benchmark --params=benchmark.mode=ladder"
+    slow = steps.iloc[0]
+    if pd.isna(slow["cumulative"]):
+        return f"{slow['name']} ended as {slow['status']}: no rung can be compared"
+    return ""
+
+
+def _levels(steps: pd.DataFrame) -> list[float]:
+    """What the rungs kept below each make together; the last lines, which stand beside
+    conf/slow, begin at nothing."""
+    level, levels = 0.0, []
+    for row in steps.itertuples():
+        levels.append(0.0 if _is_end(row) else level)
+        if row.kept and not pd.isna(row.cumulative):
+            level = row.cumulative
+    return levels
+
+
+def _is_end(row: Any) -> bool:
+    """Whether all that was kept was measured beside conf/slow."""
+    return bool(pd.isna(row.individual) and not pd.isna(row.cumulative))
+
+
+def _gain(row: Any) -> str:
+    """The label of a rung's bar."""
+    if _is_end(row):
+        return f"x{row.cumulative:.1f}<br>side by side"
+    gain = row.status if pd.isna(row.individual) else f"x{row.individual:.2f}"
+    if row.kept and not pd.isna(row.cumulative):
+        return f"{gain}<br>x{row.cumulative:.1f} in all"
+    return f"{gain}<br>left out"
+
+
+def _rung(row: Any) -> str:
+    rate = "" if pd.isna(row.samples_per_s) else f"{row.samples_per_s:,.1f} samples/s"
+    claim = f"guide {row.source}: {row.claim}" if row.source else ""
+    return "; ".join(part for part in (rate, claim) if part)
+
+
+def _names(rows: pd.DataFrame) -> pd.Series:
+    """`003 TF32` above `packed/8192 b32 w0`, as the axis shows a trial; `d2` behind it
+    where the number of devices differs."""
+    several = rows["world_size"].nunique() > 1
+    names = [_name(row, several) for row in rows.itertuples()]
+    return pd.Series(names, rows.index)
+
+
+def _name(row: Any, several: bool) -> str:
+    # A table read from a file has no number where a label is empty.
+    label = "" if pd.isna(row.label) else f" {row.label}"
+    settings = f"{row.strategy}/{row.token_budget} b{row.global_batch_size}"
+    devices = f" d{row.world_size}" if several else ""
+    return f"{row.trial_id}{label}<br>{settings} w{row.num_workers}{devices}"
+
+
+def _figure(title: str, x: str, y: str) -> go.Figure:
+    figure = go.Figure()
+    figure.update_layout(
+        title=title, xaxis_title=x, yaxis_title=y, template="plotly_white"
+    )
+    return figure
+
+
+def _empty(figure: go.Figure, text: str) -> go.Figure:
+    figure.add_annotation(text=text, showarrow=False, xref="paper", yref="paper")
+    return figure
+
+
+def all_figures(
+    trials: pd.DataFrame, summary: Mapping[str, Any], steps: pd.DataFrame
+) -> dict[str, go.Figure]:
+    return {
+        "throughput": throughput(trials),
+        "phases": phases(trials),
+        "memory": memory(trials, summary["memory_gib"], summary["memory_headroom"]),
+        "ladder": ladder(steps),
+    }

@@ -1,0 +1,222 @@
+"""benchmark_report.md: one page that says what to do, and the figures behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from flatout.reports.comparisons import (
+    headline_text,
+    ladder_text,
+    loader_text,
+    peers_text,
+    scaling_text,
+)
+from flatout.reports.durations import time_to_train_text
+from flatout.reports.markdown import bullets, counted, number_text, section, table
+
+
+def report_text(
+    summary: Mapping[str, Any], trials: pd.DataFrame, steps: pd.DataFrame
+) -> str:
+    """Markdown; sections that a mode does not fill are left out."""
+    return _joined(
+        _head(summary),
+        findings_text(summary, trials, steps),
+        _trials(trials),
+        _profile(summary),
+    )
+
+
+def findings_text(
+    summary: Mapping[str, Any], trials: pd.DataFrame, steps: pd.DataFrame
+) -> str:
+    """What came of it, in Markdown, without the table of trials."""
+    return _joined(
+        _reused(summary),
+        _recommendation(summary),
+        _verdict(summary),
+        time_to_train_text(summary),
+        _free(summary),
+        ladder_text(steps) if summary["mode"] == "ladder" else "",
+        loader_text(summary, trials),
+        scaling_text(summary),
+        headline_text(summary),
+        peers_text(summary),
+    )
+
+
+def _joined(*parts: str) -> str:
+    return "\n\n".join(part.rstrip() for part in parts if part.strip()) + "\n"
+
+
+def _head(summary: Mapping[str, Any]) -> str:
+    versions = ", ".join(f"{name} {v}" for name, v in summary["versions"].items())
+    peaks = {
+        "peak by data sheet": summary["peak_tflops"],
+        "peak measured": summary.get("peak_tflops_measured"),
+    }
+    shown_peak = "".join(
+        f", {name} {peak:,.2f} TFLOP/s" for name, peak in peaks.items() if peak
+    )
+    state = "" if summary["complete"] else " **Cut short: run the same command again.**"
+    return "\n".join(
+        [
+            f"# Benchmark: {summary['mode']}",
+            "",
+            f"{summary['date']}, {summary['device']}{shown_peak}; {versions}. "
+            f"{summary['rows']:,} train rows, {summary['mean_tokens']:.0f} tokens on "
+            f"average, at most {summary['longest_tokens']}; global batch "
+            f"{summary['global_batch_size']}. {_counts(summary['trials'])} in "
+            f"{summary['elapsed_s'] / 60:.1f} minutes.{state}",
+        ]
+    )
+
+
+def _counts(trials: Mapping[str, int]) -> str:
+    return ", ".join(f"{counted(n, 'trial')} {status}" for status, n in trials.items())
+
+
+def _reused(summary: Mapping[str, Any]) -> str:
+    reused, trials = summary["reused_trials"], sum(summary["trials"].values())
+    if not reused:
+        return ""
+    return (
+        f"{reused} of {counted(trials, 'trial')} measured by an earlier run of this "
+        "sweep, which was cut short; its time is not counted."
+    )
+
+
+def _recommendation(summary: Mapping[str, Any]) -> str:
+    picks = {name: row for name, row in summary["picks"].items() if row}
+    if not picks:
+        return _nothing(summary)
+    rows = [{**row, "pick": name.replace("_", " ")} for name, row in picks.items()]
+    memory = summary["memory"]
+    note = f"Memory: {memory['note']}." if memory and memory["note"] else ""
+    return section("Recommended", table(rows, PICK_COLUMNS), _advice(summary), note)
+
+
+PICK_COLUMNS = {
+    "pick": "pick",
+    "trial": "trial_id",
+    "batch": "global_batch_size",
+    "strategy": "strategy",
+    "budget": "token_budget",
+    "workers": "num_workers",
+    "samples/s": "samples_per_s",
+    "GiB": "reserved_memory_gib",
+}
+
+
+def _advice(summary: Mapping[str, Any]) -> str:
+    if not summary["picks"]["recommended"]:
+        return NONE_IS_SAFE
+    return TRAIN_WITH_IT if summary["tuned"]["gained"] else NOTHING_GAINED
+
+
+TRAIN_WITH_IT = (
+    "Train with it: `kedro run --env=tuned`. The log says where the parameters were "
+    "written; where that is not `conf/tuned`, copy them there first."
+)
+NOTHING_GAINED = (
+    "Nothing was gained: no settings are faster than the configured ones by more than "
+    "noise. `kedro run` trains with those; `conf/tuned` has the line above."
+)
+NONE_IS_SAFE = (
+    "None is recommended, and nothing was written: with the longest rows, or with "
+    "`benchmark.memory_headroom`, none of them is safe."
+)
+
+
+def _nothing(summary: Mapping[str, Any]) -> str:
+    failed = summary["failed"]
+    if not failed:
+        return ""
+    log = f" Its log: `{failed['log']}`" if failed["log"] else ""
+    return section(
+        "Nothing to recommend",
+        f"Trial {failed['trial_id']} ({failed['label']}) ended as {failed['status']}: "
+        f"{failed['note']}.{log}",
+    )
+
+
+def _verdict(summary: Mapping[str, Any]) -> str:
+    verdict = summary["verdict"]
+    if not verdict:
+        return ""
+    limits = "; ".join(verdict["guide_e"]) or "none apply"
+    return section(
+        f"Bound by: {verdict['bound']}",
+        f"Trial {verdict['trial_id']}: {verdict['because']}. Next: "
+        f"{verdict['advice']}.",
+        f"Guide E's thresholds: {limits}.",
+    )
+
+
+def _free(summary: Mapping[str, Any]) -> str:
+    free = summary["free_global_batch"]
+    if not free:
+        return ""
+    if not free["trial"]:
+        text = f"No larger global batch gains: {free['note']}."
+        return section("Beyond the global batch", text)
+    train = free["parameters"]["train"]
+    return section(
+        "Beyond the global batch",
+        f"Global batch {train['global_batch_size']} gives "
+        f"{number_text(free['trial']['samples_per_s'])} samples/s with learning rate "
+        f"{train['learning_rate']:.3g} ({free['learning_rate_rule']} rule). **This "
+        "changes the optimisation**: compare the validation loss.",
+    )
+
+
+TRIAL_COLUMNS = {
+    "trial": "trial_id",
+    "label": "label",
+    "kind": "kind",
+    "devices": "world_size",
+    "strategy": "strategy",
+    "batch": "global_batch_size",
+    "budget": "token_budget",
+    "workers": "num_workers",
+    "type": "precision",
+    "I/O ms": "io_ms",
+    "forward ms": "forward_ms",
+    "backward ms": "backward_ms",
+    "optimizer ms": "optimizer_ms",
+    "total ms": "total_ms",
+    "samples/s": "samples_per_s",
+    "loader/s": "loader_samples_per_s",
+    "GiB": "reserved_memory_gib",
+    "status": "status",
+    "note": "note",
+}
+
+
+def _trials(trials: pd.DataFrame) -> str:
+    """Devices where they differ, and the loader's rate where there is one."""
+    if trials.empty:
+        return ""
+    hidden = set()
+    if trials["world_size"].nunique() == 1:
+        hidden.add("world_size")
+    if trials["loader_samples_per_s"].isna().all():
+        hidden.add("loader_samples_per_s")
+    columns = {k: name for k, name in TRIAL_COLUMNS.items() if name not in hidden}
+    return section("Trials", table(trials.to_dict("records"), columns))
+
+
+def _profile(summary: Mapping[str, Any]) -> str:
+    profile = summary["profile"]
+    if not profile:
+        return ""
+    files = bullets(
+        f"{name}: `{entry['file']}` ({entry['view']})"
+        for name, entry in profile["files"].items()
+    )
+    fault = f"It left no files: {profile['note']}."
+    shown = files or f"{fault} `benchmark_trials.csv` names its log."
+    return section(f"Profile of trial {profile['of']}", shown)

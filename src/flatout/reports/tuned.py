@@ -1,0 +1,61 @@
+"""conf/tuned/parameters.yml: settings with where they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+HEAD = """\
+# Written by the benchmark; the next one that recommends something writes it anew.
+"""
+TRAIN_WITH_IT = "# Train with it, once it is in conf/tuned: kedro run --env=tuned\n"
+NOTHING_GAINED = "# No faster than the configured settings: kedro run does as well.\n"
+
+
+def parameters_text(summary: Mapping[str, Any]) -> str:
+    """The file's text; empty where the benchmark recommends nothing."""
+    tuned = summary.get("tuned")
+    if not tuned:
+        return ""
+    lines = [*_provenance_lines(summary, tuned["provenance"])]
+    if tuned["changes_optimisation"]:
+        lines += _optimisation_lines(summary, tuned["parameters"]["train"])
+    content = {**tuned["parameters"], "tuned": _source(tuned["provenance"])}
+    comments = "".join(f"# {line}\n" for line in lines)
+    advice = TRAIN_WITH_IT if tuned["gained"] else NOTHING_GAINED
+    return HEAD + advice + comments + "\n" + yaml.safe_dump(content, sort_keys=False)
+
+
+def _provenance_lines(summary: Mapping[str, Any], source: Mapping[str, Any]) -> Any:
+    versions = ", ".join(f"{name} {v}" for name, v in source["versions"].items())
+    yield f"device:      {source['devices']} x {source['device']}"
+    yield f"versions:    {versions}"
+    rows = f"{summary['rows']:,} train rows"
+    yield f"data:        token key {source['token_key']}, {rows}"
+    yield f"measured:    {source['date']}, mode {summary['mode']}"
+    before = source["samples_per_s_before"]
+    gain = f", {before:,.1f} as configured before" if before else ""
+    yield f"samples/s:   {source['samples_per_s']:,.1f}{gain}"
+    if summary["verdict"]:
+        yield f"bound by:    {summary['verdict']['bound']}"
+
+
+def _optimisation_lines(
+    summary: Mapping[str, Any], train: Mapping[str, Any]
+) -> list[str]:
+    return [
+        "CHANGES THE OPTIMISATION: the global batch goes from "
+        f"{summary['global_batch_size']} to {train['global_batch_size']}, the learning",
+        f"rate to {train['learning_rate']:.3g} (benchmark.learning_rate_rule). Check "
+        "the validation loss.",
+    ]
+
+
+def _source(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """What a later training compares itself with."""
+    return {
+        name: provenance[name]
+        for name in ("device", "devices", "versions", "token_key", "model", "date")
+    } | {"samples_per_s": round(provenance["samples_per_s"], 1)}

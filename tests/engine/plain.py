@@ -1,0 +1,358 @@
+"""A training as one writes it by hand: a model of transformers, rows padded to the
+longest of the whole batch, and PyTorch's own AdamW, clipping and schedule."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from accelerate.state import PartialState
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    AutoModelForSequenceClassification,
+    Trainer,
+)
+
+from flatout.engine.batches.collation import Collator
+from flatout.engine.batches.global_batches import GlobalBatches
+from flatout.engine.machine.runtime import Runtime, set_up
+from flatout.engine.parameters import (
+    DistributedSettings,
+    RuntimeSettings,
+    parse_settings,
+)
+from flatout.engine.rows.layout import Layout
+from flatout.engine.rows.tokens import TokenRows
+from flatout.engine.train.loop import TrainResult, train
+from flatout.engine.train.process_group import Team
+from flatout.engine.train.setup.job import TrainJob
+from flatout.engine.train.step import Stepper
+from tests.engine.families import (
+    BILM,
+    CONFIGS,
+    LABEL_NAMES,
+    RECURRENT,
+    VOCABULARY,
+    token_rows,
+)
+from tests.engine.runs import NO_DROPOUT, make_job
+
+FAMILY = {"causal-lm": "llama", "next-key": "log_key_lstm", "bidirectional-lm": "bilm"}
+"""By task; BERT's for the others."""
+AUTO = {
+    "bidirectional-lm": AutoModelForPreTraining,
+    "causal-lm": AutoModelForCausalLM,
+    "masked-lm": AutoModelForMaskedLM,
+    "next-key": AutoModelForCausalLM,
+}
+RATES = [0.5, 1, 1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125]
+"""Of 10 steps by the highest rate: 2 of warm-up, then linear to nothing."""
+TRAIN = {
+    "global_batch_size": 16,
+    "max_steps": 10,
+    "epochs": 3,
+    "log_every": 1,
+    "evaluate_every": None,
+    "learning_rate": 1e-2,
+    "warmup_fraction": 0.2,
+    "adam_beta1": 0.8,
+    "adam_beta2": 0.95,
+    # Above the rounding of gradients that are zero but for it: a key's bias.
+    "adam_epsilon": 1e-4,
+    "weight_decay": 0.1,
+    "max_grad_norm": 0.8,
+    "error_analysis_every": None,
+    "resume": "never",
+}
+
+
+@dataclass
+class Curve:
+    """What a training did at each of its steps."""
+
+    losses: list[float]
+    norms: list[float]
+    rates: list[float]
+    gradients: list[dict[str, Tensor]]
+    """By parameter, before clipping."""
+    weights: dict[str, Tensor]
+    """After the last step."""
+    hits: list[int] = field(default_factory=list)
+    """Right predictions, of the plain training of a classifier."""
+    test_loss: float = 0.0
+    """By the weights after the last step."""
+    confusion: list[list[int]] = field(default_factory=list)
+
+
+def job_for(
+    folder: Path, task: str, start: Path, *, rows: int = 60, **train: Any
+) -> TrainJob:
+    """A training of `task` from the weights in `start`, 16 rows a step."""
+    settings = parse_settings(
+        {
+            "runtime": {"precision": "fp32", "threads": 1},
+            "model": {"task": task, "name_or_path": str(start)},
+            "tokenize": {"max_length": 24},
+            "train": {"distributed": {"num_processes": 1}, **TRAIN, **train},
+        }
+    )
+    names = tuple(LABEL_NAMES) if task == "sequence-classification" else ()
+    counts = {"train": rows, "validation": 20, "test": 21}
+    splits = {name: token_rows(task, count) for name, count in counts.items()}
+    return replace(make_job(folder), settings=settings, label_names=names, **splits)
+
+
+def without_targets(job: TrainJob, step: int) -> TrainJob:
+    """`job` with rows of one token, a special one, in all of `step`'s batch."""
+    batches = GlobalBatches(len(job.train), 16, job.settings.runtime.seed)
+    empty = set(batches.rows(step).tolist())
+    views = [view.tolist() for view in job.train.views(np.arange(len(job.train)))]
+    rows = [ids[:1] if row in empty else ids for row, ids in enumerate(views)]
+    table = pa.table({"input_ids": pa.array(rows, pa.list_(pa.int32()))})
+    return replace(job, train=TokenRows(table))
+
+
+def save_start(folder: Path, task: str) -> Path:
+    """Weights to start from, large enough that every layer matters."""
+    family = FAMILY.get(task, "bert")
+    sizes = (CONFIGS | BILM | RECURRENT)[family] | (
+        NO_DROPOUT if family == "bert" else {}
+    )
+    config = AutoConfig.for_model(
+        family,
+        **sizes,
+        vocab_size=VOCABULARY.size,
+        pad_token_id=VOCABULARY.pad_token_id,
+        initializer_range=0.2,
+        num_labels=1 if task == "regression" else len(LABEL_NAMES),
+    )
+    torch.manual_seed(5)
+    _auto(task).from_config(config).save_pretrained(folder)
+    return folder
+
+
+def _auto(task: str) -> Any:
+    return AUTO.get(task, AutoModelForSequenceClassification)
+
+
+def plain_training(job: TrainJob) -> Curve:
+    """The first 10 steps of `job`, whatever it says of strategy, budget or ranks."""
+    train, task = job.settings.train, job.settings.model.task
+    model = _auto(task).from_pretrained(job.settings.model.name_or_path).train()
+    optimizer = torch.optim.AdamW(
+        parameter_groups(model, train.weight_decay),
+        lr=train.learning_rate,
+        betas=(train.adam_beta1, train.adam_beta2),
+        eps=train.adam_epsilon,
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, [*RATES, 0].__getitem__)
+    curve = Curve([], [], [], [], {})
+    batches = GlobalBatches(len(job.train), 16, job.settings.runtime.seed)
+    for step in range(10):
+        rows, epoch = batches.rows(step), batches.epoch(step)
+        inputs = _inputs(job, job.train, rows, epoch)
+        loss, logits = _loss(model, task, inputs)
+        if loss.isnan():  # a mean over no target: zero, and so are its gradients
+            loss = 0.0 * logits.sum()
+        if task == "sequence-classification":
+            curve.hits.append(int((logits.argmax(-1) == inputs["labels"]).sum()))
+        optimizer.zero_grad()
+        loss.backward()
+        curve.gradients.append(_gradients(model))
+        norm = nn.utils.clip_grad_norm_(
+            model.parameters(), train.max_grad_norm or float("inf")
+        )
+        curve.rates.append(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+        curve.losses.append(loss.item())
+        curve.norms.append(norm.item())
+    curve.weights = {n: p.detach() for n, p in model.named_parameters()}
+    _test(job, model.eval(), curve)
+    return curve
+
+
+@torch.no_grad()
+def _test(job: TrainJob, model: nn.Module, curve: Curve) -> None:
+    task = job.settings.model.task
+    inputs = _inputs(job, job.test, np.arange(len(job.test)), 0)
+    loss, logits = _loss(model, task, inputs)
+    curve.test_loss = loss.item()
+    if job.settings.model.task == "sequence-classification":
+        confusion = torch.zeros(3, 3, dtype=torch.int64)
+        for true, predicted in zip(inputs["labels"], logits.argmax(-1), strict=True):
+            confusion[true, predicted] += 1
+        curve.confusion = confusion.tolist()
+
+
+def _loss(
+    model: nn.Module, task: str, inputs: dict[str, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Mean over the targets, and the logits."""
+    if task != "bidirectional-lm":
+        loss, logits = model(**inputs)[:2]
+        return loss, logits
+    labels = inputs.pop("labels")
+    logits = model(**inputs).logits
+    real = labels[:, 1:] != -100  # pairs of neighbours that are no padding
+    scores = torch.cat([logits[:, :-1, 0][real], logits[:, 1:, 1][real]])
+    targets = torch.cat([labels[:, 1:][real], labels[:, :-1][real]])
+    return nn.functional.cross_entropy(scores, targets), logits
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Those that the Hugging Face Trainer decays, and the others."""
+    names = set(Trainer.get_decay_parameter_names(None, model))
+    decayed = [p for n, p in model.named_parameters() if n in names]
+    spared = [p for n, p in model.named_parameters() if n not in names]
+    return [
+        {"params": decayed, "weight_decay": weight_decay},
+        {"params": spared, "weight_decay": 0.0},
+    ]
+
+
+def _inputs(
+    job: TrainJob, rows: TokenRows, row_ids: Any, epoch: int
+) -> dict[str, Tensor]:
+    """Arguments of a transformers model that computes its loss by itself."""
+    task = job.settings.model.task
+    if task == "masked-lm":
+        return _masked(job, rows, row_ids, epoch)
+    sequences = [torch.tensor(view.tolist()) for view in rows.views(row_ids)]
+    pad = nn.utils.rnn.pad_sequence
+    ids = pad(sequences, batch_first=True, padding_value=VOCABULARY.pad_token_id)
+    mask = pad([torch.ones(len(s)) for s in sequences], batch_first=True).long()
+    if rows.has_token_labels:
+        own = [torch.tensor(v.tolist()) for v in rows.views(row_ids, "labels")]
+        labels = pad(own, batch_first=True, padding_value=-100)
+    elif task in ("causal-lm", "next-key", "bidirectional-lm"):
+        labels = torch.where(mask.bool(), ids, -100)
+    else:
+        kind = torch.float32 if task == "regression" else torch.int64
+        labels = torch.tensor(rows.labels[row_ids], dtype=kind)
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def _masked(
+    job: TrainJob, rows: TokenRows, row_ids: Any, epoch: int
+) -> dict[str, Tensor]:
+    """Which tokens are masked is the collator's to say (tested beside it)."""
+    layout = Layout(max_length=job.settings.tokenize.max_length)
+    batch = Collator(job.task, layout).collate(rows, row_ids, epoch)
+    ids = batch.inputs["input_ids"]
+    labels = torch.full(ids.shape, -100)
+    labels.view(-1)[batch.target_index] = batch.labels
+    mask = batch.inputs["attention_mask"].long()
+    return {
+        "input_ids": batch.inputs["input_ids"],
+        "attention_mask": mask,
+        "labels": labels,
+    }
+
+
+def _gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {
+        name: parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+
+
+def observed(
+    job: TrainJob, runtime: Runtime, team: Team | None = None
+) -> tuple[Curve, TrainResult]:
+    """What `train` does with `job`, as the optimizer meets it, and its result."""
+    curve, update = Curve([], [], [], [], {}), Stepper.update
+
+    def noted(stepper: Stepper) -> None:
+        named = _gradients(stepper.module).items()
+        found = {name.partition("model.")[2]: grad for name, grad in named}
+        curve.gradients.append(found)
+        (rate,) = {float(g["lr"]) for g in stepper.updater.optimizer.param_groups}
+        curve.rates.append(rate)
+        update(stepper)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stepper, "update", noted)
+        result = train(job, runtime, team)
+    curve.losses = [point.loss for point in result.history]
+    curve.norms = [point.grad_norm for point in result.history]
+    curve.test_loss, curve.confusion = result.report.test_loss, result.confusion
+    if runtime.ranks.is_main:
+        last = _auto(job.settings.model.task).from_pretrained(result.last_model_folder)
+        curve.weights = {n: p.detach() for n, p in last.named_parameters()}
+    return curve, result
+
+
+def assert_same(found: Curve, plain: Curve) -> None:
+    """But for the rounding of fp32."""
+    assert found.rates == pytest.approx(plain.rates, rel=1e-6)
+    assert found.losses == pytest.approx(plain.losses, rel=1e-5)
+    assert found.norms == pytest.approx(plain.norms, rel=1e-5)
+    for ours, theirs in zip(found.gradients, plain.gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(found.weights, plain.weights, rtol=1e-4, atol=1e-5)
+    assert found.test_loss == pytest.approx(plain.test_loss, rel=1e-5)
+    assert found.confusion == plain.confusion
+
+
+def on_two_ranks(
+    jobs: dict[str, TrainJob], folder: Path
+) -> dict[str, tuple[Curve, TrainResult]]:
+    """Each of `jobs` by two ranks over gloo, all by one pair of forks: what the main
+    rank saw and gives back."""
+    fork_two(_train_all, jobs, folder)
+    files = {name: (folder / name).read_bytes() for name in jobs}
+    return {name: pickle.loads(file) for name, file in files.items()}  # noqa: S301
+
+
+def fork_two(work: Callable[..., None], *arguments: Any) -> None:
+    """`work(runtime, team, *arguments)` in two ranks of one team."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = multiprocessing.get_context("fork")
+    ranks = [
+        context.Process(target=_join, args=(rank, port, work, arguments), daemon=True)
+        for rank in range(2)
+    ]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(100)
+    assert [process.exitcode for process in ranks] == [0, 0]
+
+
+def _join(rank: int, port: int, work: Any, arguments: Any) -> None:
+    named = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in (named | place).items()})
+    PartialState._reset_state()  # of a training of the process that was forked
+    runtime = set_up(RuntimeSettings(precision="fp32", threads=1))
+    team = Team.join(DistributedSettings(), runtime)
+    work(runtime, team, *arguments)
+    team.leave()
+
+
+def _train_all(
+    runtime: Runtime, team: Team, jobs: dict[str, TrainJob], folder: Path
+) -> None:
+    for name, job in jobs.items():
+        own = replace(team, settings=job.settings.train.distributed)
+        found = observed(job, runtime, own)
+        if runtime.ranks.is_main:
+            (folder / name).write_bytes(pickle.dumps(found))

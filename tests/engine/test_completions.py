@@ -1,0 +1,248 @@
+"""Completions alone are learnt: rows, tokens, gradients, trainings."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from flatout.engine.data.raw_texts import open_raw_texts
+from flatout.engine.data.split import plan_split
+from flatout.engine.families import usable_positions
+from flatout.engine.machine.runtime import set_up
+from flatout.engine.ops.attention import PACKED
+from flatout.engine.parameters import (
+    ModelSettings,
+    RuntimeSettings,
+    SettingsError,
+    SplitSettings,
+    TokenizeSettings,
+)
+from flatout.engine.rows.tokens import TokenRows
+from flatout.engine.tasks import columns_of
+from flatout.engine.tokenizing.encoders.encoded import TokensError
+from flatout.engine.tokenizing.token_recipes import tokens_recipe
+from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
+from tests.engine.families import (
+    CONFIGS,
+    DECODERS,
+    built,
+    gradient,
+    rows_of,
+    step_rows,
+    task_model,
+    token_rows,
+)
+from tests.engine.plain import (
+    assert_same,
+    job_for,
+    observed,
+    on_two_ranks,
+    plain_training,
+    save_start,
+)
+
+TASK = "causal-lm"
+MODEL = ModelSettings(task=TASK, config={"model_type": "llama", **CONFIGS["llama"]})
+LIMITS = TokenizeSettings(vocab_size=120, max_length=24)
+PROMPTS = {"prompt_column": "q", "completion_column": "a"}
+GOOD = (
+    "{% for m in messages %}[CLS]{{ m.role }} : {% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content }}[SEP]{% endgeneration %}{% else %}"
+    "{{ m.content }}[SEP]{% endif %}{% endfor %}"
+)
+DROPS_STOP = GOOD.replace("[SEP]{% endgeneration %}", "{% endgeneration %}[SEP]")
+NO_GENERATION = GOOD.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+
+
+def frame_of(count: int) -> pd.DataFrame:
+    words = "the quick brown fox jumps over the lazy dog".split()
+    return pd.DataFrame(
+        {
+            "q": [" ".join(words[: 1 + n % 9]) + f" {n}" for n in range(count)],
+            "a": [" ".join(words[n % 7 :]) for n in range(count)],
+        }
+    )
+
+
+def talks_of(count: int) -> pd.DataFrame:
+    rows = [
+        [
+            {"role": "user", "content": q},
+            {"role": "assistant", "content": a},
+            {"role": "user", "content": "fox"},
+            {"role": "assistant", "content": "dog"},
+        ]
+        for q, a in frame_of(count).itertuples(index=False)
+    ]
+    return pd.DataFrame({"talk": [json.dumps(row) for row in rows]})
+
+
+def split(frame: pd.DataFrame, **options):
+    settings = SplitSettings(label_column=None, **options)
+    made = plan_split(open_raw_texts(frame), columns_of(settings, TASK), settings)
+    return made["train_rows"].to_dataset(), made["rejected_rows"].table().to_pylist()
+
+
+def saved(folder, rows, template=None) -> TokenizerFile:
+    recipe = tokenizer_recipe(rows, MODEL, LIMITS, usable_positions)
+    tokenizer = recipe.build()[0]
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return TokenizerFile(folder)
+
+
+def test_a_completion_stands_behind_its_prompt_and_is_learnt_with_its_end(tmp_path):
+    rows, rejected = split(frame_of(100), **PROMPTS)
+    assert not rejected
+    file = saved(tmp_path, rows)
+    tokens = tokens_recipe("train", rows, file, [], MODEL, LIMITS).to_dataset()
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    ends = 0
+    for row, found in zip(rows, tokens, strict=True):
+        prompt, completion = (
+            theirs(row[name], add_special_tokens=False)["input_ids"]
+            for name in ("text", "completion")
+        )
+        known = [theirs.cls_token_id, *prompt]
+        whole = [*known, *completion, theirs.sep_token_id][:24]
+        labels = [-100] * len(known) + whole[len(known) :]
+        assert found["input_ids"] == whole
+        assert found["labels"] == labels[:24]
+        ends += labels[-1] == theirs.sep_token_id
+    assert ends > 50
+
+
+def test_bad_rows_go_to_the_quarantine_and_bad_settings_are_refused():
+    frame = frame_of(300).astype(object)
+    frame.loc[3, "a"], frame.loc[4, "a"], frame.loc[5, "q"] = " ", None, 7
+    reasons = {r["row"]: r["reason"] for r in split(frame, **PROMPTS)[1]}
+    assert reasons[3] == "a is empty"
+    assert reasons[4] == "a is missing"
+    assert reasons[5] == "q is a number, not text"
+    talks = talks_of(600)
+    talks.loc[1, "talk"] = '[{"role": "user", "content": "x"}]'
+    talks.loc[2, "talk"] = '[{"role": "assistant", "content": " "}]'
+    talks.loc[3, "talk"] = "hello"
+    rows, rejected = split(talks, messages_column="talk")
+    assert [r["reason"] for r in rejected] == [
+        "talk has no message of the assistant: nothing would be learnt",
+        "talk has an empty message of the assistant",
+        "talk is no list of messages with a role and a content",
+    ]
+    assert json.loads(rows["messages"][0])[1]["role"] == "assistant"
+    with pytest.raises(SettingsError, match=r"completion_column is for .*causal-lm"):
+        columns_of(SplitSettings(**PROMPTS), "sequence-classification")
+    with pytest.raises(ValueError, match="go together"):
+        SplitSettings(prompt_column="q")
+
+
+def test_messages_are_written_and_masked_by_the_chat_template(tmp_path):
+    rows, _ = split(talks_of(60), messages_column="talk")
+    file = saved(tmp_path, rows, GOOD)
+    tokens = tokens_recipe("train", rows, file, [], MODEL, LIMITS).to_dataset()
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    for row, found in zip(rows, tokens, strict=True):
+        expected = theirs.apply_chat_template(
+            json.loads(row["messages"]),
+            tokenize=True,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+        )
+        ids, mask = expected["input_ids"], expected["assistant_masks"]
+        labels = [t if m else -100 for t, m in zip(ids, mask, strict=True)]
+        assert found["input_ids"] == ids[:24]
+        assert found["labels"] == labels[:24]
+        assert labels[-1] == theirs.sep_token_id
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (DROPS_STOP, "row 0: what the assistant writes ends without a special token"),
+        (NO_GENERATION, "does not say what the assistant writes"),
+        (None, "needs a tokenizer with a chat template"),
+    ],
+)
+def test_templates_that_would_train_something_else_are_refused(
+    template, said, tmp_path
+):
+    rows, _ = split(talks_of(60), messages_column="talk")
+    file = saved(tmp_path, rows, template)
+    with pytest.raises(TokensError, match=said):
+        tokens_recipe("train", rows, file, [], MODEL, LIMITS).to_dataset()
+
+
+def test_completions_are_not_joined_and_must_fit(tmp_path):
+    rows, _ = split(frame_of(100), **PROMPTS)
+    file = saved(tmp_path, rows)
+    joined = LIMITS.model_copy(update={"join_texts": True})
+    with pytest.raises(TokensError, match="join_texts is for whole texts"):
+        tokens_recipe("train", rows, file, [], MODEL, joined)
+    short = LIMITS.model_copy(update={"max_length": 3})
+    with pytest.raises(TokensError, match=r"no row has a token .* 3: raise it"):
+        tokens_recipe("train", rows, file, [], MODEL, short).to_dataset()
+    other = ModelSettings(task="masked-lm", config={"model_type": "bert"})
+    with pytest.raises(TokensError, match=r"split\.completion_column, and model\.task"):
+        tokens_recipe("train", rows, file, [], other, LIMITS)
+
+
+def completions(rows: TokenRows) -> TokenRows:
+    """The same, of which a part is learnt; of every fifth row nothing."""
+    views = [view.tolist() for view in rows.views(np.arange(len(rows)))]
+    labels = [
+        [-100 if n <= len(ids) // 2 or row % 5 == 4 else t for n, t in enumerate(ids)]
+        for row, ids in enumerate(views)
+    ]
+    return rows_of(TASK, views, labels=pa.array(labels, pa.list_(pa.int32())))
+
+
+@pytest.mark.parametrize("family", sorted(DECODERS))
+def test_packed_and_padded_equal_plain_transformers(family):
+    rows = completions(token_rows(TASK, 12))
+    model, total, count = built(family, TASK), 0.0, 0
+    for row in range(12):
+        ids, labels = (
+            torch.tensor([rows.views(np.array([row]), name)[0].tolist()])
+            for name in ("input_ids", "labels")
+        )
+        targets = int((labels[:, 1:] != -100).sum())
+        if targets:
+            loss = model(input_ids=ids, labels=labels).loss * targets
+            loss.backward()
+            total, count = total + loss.item(), count + targets
+    grads = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    expected = torch.cat(grads) / count
+    shapes = {"pad_multiple": 64, "row_multiple": 16}
+    for strategy, kernel, options in (
+        ("random", "sdpa", {}),
+        ("packed", PACKED, {}),
+        ("packed", PACKED, shapes),
+    ):
+        batch = step_rows(family, TASK, strategy, rows=rows, **options)[0]
+        assert batch.num_targets == count
+        loss, found = gradient(task_model(family, TASK, kernel), [batch])
+        assert loss == pytest.approx(total / count, rel=1e-5)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_trainings_equal_plain_ones_on_one_rank_and_on_two(tmp_path):
+    start = save_start(tmp_path / "start", TASK)
+    one, two = (
+        job_for(tmp_path / name, TASK, start, batching="packed", token_budget=100)
+        for name in ("one", "two")
+    )
+    own = {n: completions(getattr(one, n)) for n in ("train", "validation", "test")}
+    one, two = replace(one, **own), replace(two, **own)
+    plain = plain_training(one)
+    runtime = set_up(RuntimeSettings(precision="fp32", threads=1))
+    assert_same(observed(one, runtime)[0], plain)
+    ranks = tmp_path / "ranks"
+    ranks.mkdir()
+    assert_same(on_two_ranks({"two": two}, ranks)["two"][0], plain)

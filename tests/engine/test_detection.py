@@ -1,0 +1,148 @@
+"""Top-g detection beside a search of every key, and the figures beside scikit-learn."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from datasets import Dataset
+from sklearn.metrics import precision_recall_fscore_support
+
+from flatout.engine.models.building import ModelError, build
+from flatout.engine.parameters import ModelSettings, TokenizeSettings, parse_settings
+from flatout.engine.predict.detection import detect
+from flatout.engine.rows.vocabulary import Vocabulary
+from flatout.engine.tasks import make_task
+from flatout.engine.tokenizing.tokenizer import (
+    TokenizerError,
+    TokenizerFile,
+    tokenizer_recipe,
+)
+
+SIZES = {"model_type": "log_key_lstm", "hidden_size": 8}
+SESSIONS = [
+    ("s0", "open read read close", "normal"),
+    ("s1", "open close", "normal"),
+    ("s2", "open never-seen close", "abnormal"),
+    ("s3", "close", "abnormal"),
+    ("s4", "read open close open read write", "abnormal"),
+    ("s5", "", "normal"),
+    ("s6", "write write", None),
+]
+
+
+def table_of(rows):
+    columns = zip(*rows, strict=True)
+    names = ("session", "text", "label")
+    return pa.table(
+        {n: pa.array(c, pa.string()) for n, c in zip(names, columns, strict=True)}
+    )
+
+
+def saved(folder, texts, task="next-key", **sizes):
+    """A tokenizer of `texts` and a model that has learnt nothing."""
+    model = ModelSettings(task=task, config=SIZES | sizes)
+    rows = Dataset(pa.table({"text": texts}))
+    recipe = tokenizer_recipe(rows, model, TokenizeSettings(), lambda *_: None)
+    recipe.write(folder)
+    vocabulary = Vocabulary.of(recipe.build()[0])
+    made = make_task(model, (), vocabulary)
+    torch.manual_seed(3)
+    return build(model, made, vocabulary, 32).eval(), TokenizerFile(folder)
+
+
+def settings_of(top_keys, **detect_options):
+    return parse_settings(
+        {
+            "runtime": {"precision": "fp32", "threads": 1},
+            "split": {"group_column": "session", "label_column": None},
+            "model": {"task": "next-key", "config": SIZES},
+            "tokenize": {"max_length": 32},
+            "predict": {"window_rows": 3},
+            "detect": {"top_keys": top_keys, **detect_options},
+        }
+    )
+
+
+TRAIN = ["open read close", "open write close", "open read read close"]
+
+
+@torch.no_grad()
+def worst(model, tokenizer, text):
+    """Rank and place of the least expected key, a key at a time."""
+    ids = tokenizer.backend.encode(text).ids
+    unknown = tokenizer.token_id("unk_token")
+    ranks = []
+    for at in range(1, len(ids)):
+        scores = model(torch.tensor([ids[:at]])).logits[0, -1]
+        order = scores.argsort(descending=True).tolist()
+        ranks.append(len(order) if ids[at] == unknown else order.index(ids[at]))
+    return max(ranks), 1 + ranks.index(max(ranks))
+
+
+@pytest.mark.parametrize("window", [None, 2])
+@pytest.mark.parametrize("top_keys", [1, 5, 7])
+def test_a_session_is_abnormal_by_its_least_expected_key(tmp_path, top_keys, window):
+    model, tokenizer = saved(tmp_path, TRAIN, window_keys=window)
+    found = detect(model, tokenizer, table_of(SESSIONS), settings_of(top_keys))
+    rows = found.sessions.to_pylist()
+    assert [row["session"] for row in rows] == [name for name, *_ in SESSIONS]
+    good = [
+        (row, text) for row, (_, text, _) in zip(rows, SESSIONS, strict=True) if text
+    ]
+    for row, text in good:
+        assert (row["rank"], row["place"]) == worst(model, tokenizer, text)
+        assert row["key"] == [*text.split(), "the end"][row["place"] - 1]
+        assert row["abnormal"] == (row["rank"] >= top_keys)
+    assert rows[5]["abnormal"] is None and rows[5]["reason"] == "text is empty"
+    assert rows[2]["abnormal"] and rows[2]["key"] == "never-seen"
+    known = [row for row, _ in good if row["label"]]
+    truth = [row["label"] == "abnormal" for row in known]
+    guess = [row["abnormal"] for row in known]
+    expected = precision_recall_fscore_support(
+        truth, guess, average="binary", zero_division=np.nan
+    )
+    report = found.report
+    for name, figure in zip(("precision", "recall", "f1"), expected, strict=False):
+        assert report[name] == pytest.approx(figure)
+    assert report["unusable"] == 1 and report["without_label"] == 1
+    alarms = [row["session"] for row in found.false_alarms]
+    assert sorted(alarms) == [
+        row["session"] for row in known if row["abnormal"] and row["label"] == "normal"
+    ]
+    at = report["by_top_keys"][top_keys - 1]
+    assert at.items() <= report.items()
+
+
+def test_without_labels_there_are_alarms_and_no_figures(tmp_path):
+    model, tokenizer = saved(tmp_path, TRAIN)
+    sessions = table_of(SESSIONS).drop_columns(["label"])
+    found = detect(model, tokenizer, sessions, settings_of(1, label_column=None))
+    assert found.report["abnormal_found"] > 0 and found.report["f1"] is None
+    with pytest.raises(ValueError, match=r"set detect\.label_column"):
+        detect(model, tokenizer, sessions, settings_of(1))
+
+
+def test_a_model_of_another_task_is_refused(tmp_path):
+    model, tokenizer = saved(tmp_path, TRAIN)
+    model.config.flatout_task = "causal-lm"
+    with pytest.raises(ModelError):
+        detect(model, tokenizer, table_of(SESSIONS), settings_of(1))
+
+
+def test_keys_are_whole_words_and_the_commonest_stay(tmp_path, caplog):
+    _, tokenizer = saved(tmp_path, ["Blk_1 b-2  Blk_1", "µ Blk_1"])
+    ids = tokenizer.backend.encode("Blk_1 b-2 µ blk_1").ids
+    pieces = [tokenizer.backend.id_to_token(number) for number in ids]
+    assert pieces == ["[CLS]", "Blk_1", "b-2", "µ", "[UNK]", "[SEP]"]
+    assert tokenizer.backend.token_to_id("Blk_1") == 5
+    many = Dataset(pa.table({"text": [" ".join(f"k{n}" for n in range(80)) + " k7"]}))
+    model = ModelSettings(task="next-key", config=SIZES)
+    few = TokenizeSettings(vocab_size=64)
+    built, _ = tokenizer_recipe(many, model, few, lambda *_: None).build()
+    assert len(built) == 64 and "k7" in built.get_vocab()
+    assert "21 of 80 keys are unknown" in caplog.text
+
+
+def test_one_key_is_nothing_to_predict(tmp_path):
+    with pytest.raises(TokenizerError, match="one key alone, 'E1'"):
+        saved(tmp_path, ["E1 E1", "E1"])

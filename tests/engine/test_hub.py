@@ -1,0 +1,135 @@
+"""Names of checkpoints: which are paths, and what a Hub that is away costs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+
+import pytest
+
+from flatout.engine.machine.hub import missing_folder
+from flatout.engine.models.model_keys import check_model_keys
+from flatout.engine.parameters import ModelSettings, SettingsError
+
+LOAD = """
+from flatout.engine.parameters import ModelSettings
+from flatout.engine.tokenizing.tokenizer import TokenizerError, _load
+try:
+    _load(ModelSettings(name_or_path="nobody/has-this"))
+except TokenizerError as error:
+    print(error)
+"""
+
+
+class HasNothing(BaseHTTPRequestHandler):
+    """A Hub that answers, and knows no repository."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_HEAD(self) -> None:
+        self.asked.append(self.path)
+        self.send_error(404)
+
+    do_GET = do_HEAD
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), HasNothing)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def said(endpoint: str, cache: object) -> tuple[str, str]:
+    """Error and warnings of a process that reads its settings of the Hub afresh."""
+    given = {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", "HF_HOME": str(cache)}
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD],
+        env={**os.environ, **given},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return done.stdout, done.stderr
+
+
+@pytest.mark.process
+def test_a_hub_that_is_away_is_asked_once(hub, tmp_path):
+    HasNothing.asked.clear()
+    error, _ = said(hub, tmp_path)
+    assert f"it was looked for in the cache {tmp_path}/hub and there. Set" in error
+    assert any(path.startswith("/nobody/has-this/") for path in HasNothing.asked)
+    error, warnings = said("http://127.0.0.1:9", tmp_path)
+    assert "nobody/has-this" in error
+    assert "and not there: it cannot be reached from here" in error
+    assert "Retrying" not in warnings
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["/no/model", "./model", "../no", "~/model", "model/", "a/b/c", r"C:\model"],
+)
+def test_a_path_without_a_folder_is_refused_and_never_looked_for_elsewhere(name):
+    with pytest.raises(SettingsError, match="name_or_path: there is no folder /"):
+        check_model_keys(ModelSettings(name_or_path=name))
+
+
+def test_a_name_in_the_cache_is_no_path_though_a_folder_is_called_as_its_owner(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    (tmp_path / "google").mkdir()
+    assert "there is no folder" in missing_folder("google/bert")
+    (tmp_path / "models--google--bert").mkdir()
+    assert missing_folder("google/bert") is None
+
+
+class HasOne(HasNothing):
+    """A Hub that has `google/bert`."""
+
+    def do_GET(self) -> None:
+        if self.path != "/api/models/google/bert":
+            self.send_response(404)
+            self.send_header("X-Error-Code", "RepoNotFound")
+            return self.end_headers()
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"id": "google/bert"}')
+
+
+@pytest.mark.process
+def test_a_name_on_the_hub_is_no_path_though_a_folder_is_called_as_its_owner(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "google").mkdir()
+    load = "from flatout.engine.machine.hub import missing_folder as missing\n"
+    load += "print(missing('google/bert') is None, missing('google/other') is None)"
+    monkeypatch.setattr(sys.modules[__name__], "LOAD", load)
+    with ThreadingHTTPServer(("127.0.0.1", 0), HasOne) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        out, _ = said(f"http://127.0.0.1:{server.server_port}", tmp_path)
+        server.shutdown()
+    assert out.split() == ["True", "False"]
+
+
+def test_a_folder_in_one_that_is_there_is_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert missing_folder("models/mine") is None  # as org/model
+    (tmp_path / "models").mkdir()
+    assert f"there is no folder {tmp_path}/models/mine" in missing_folder("models/mine")
+    (tmp_path / "models" / "mine").mkdir()
+    for name in ("models/mine", "bert-base-uncased", None):
+        assert missing_folder(name) is None

@@ -1,0 +1,277 @@
+"""Images: decoded, cut by chance on the device, and trained as plain PyTorch does."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from transformers import AutoModelForImageClassification
+
+from flatout.engine.arrays.image_files import ImageFiles
+from flatout.engine.arrays.recipes import array_recipes
+from flatout.engine.arrays.sources import ArraysError
+from flatout.engine.batches.global_batches import GlobalBatches
+from flatout.engine.families.vision import crop
+from flatout.engine.launch.launch import run_job
+from flatout.engine.models.building import ModelError, build
+from flatout.engine.models.flops import ModelFlops
+from flatout.engine.parameters import SettingsError, parse_settings
+from flatout.engine.rows.arrays import ArrayRows
+from flatout.engine.train.setup.assemble import build_model
+from flatout.engine.train.setup.job import TrainJob
+
+VIT = {
+    "model_type": "vit",
+    "patch_size": 4,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
+CONVNEXT = {
+    "model_type": "convnext",
+    "patch_size": 2,
+    "num_stages": 2,
+    "hidden_sizes": [8, 16],
+    "depths": [1, 1],
+}
+RESNET = {
+    "model_type": "resnet",
+    "embedding_size": 8,
+    "hidden_sizes": [8, 16],
+    "depths": [1, 1],
+    "layer_type": "basic",
+}
+
+
+def settings_of(config=VIT, *, crop_area=1.0, flip=0.5, **train):
+    return parse_settings(
+        {
+            "runtime": {"precision": "fp32", "threads": 1, "seed": 3},
+            "split": {"max_rejected_fraction": 1},
+            "images": {"size": 8},
+            "model": {
+                "task": "image-classification",
+                "config": config,
+                "crop_area": crop_area,
+                "flip_probability": flip,
+            },
+            "train": {
+                "rows": "images",
+                "global_batch_size": 16,
+                "epochs": 3,
+                "log_every": 1,
+                "error_analysis_every": None,
+                "distributed": {"num_processes": 1},
+                **train,
+            },
+        }
+    )
+
+
+def pictures(folder, count=120):
+    """Two classes of noise, of which one is darker."""
+    generator = np.random.default_rng(2)
+    for number in range(count):
+        light = 40 + 100 * (number % 2)
+        values = generator.integers(0, light, (8, 8, 3)).astype(np.uint8)
+        place = folder / ("dark", "light")[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(values).save(place / f"{number:03d}.png")
+    return folder
+
+
+def split(path, settings):
+    source = ImageFiles.of(path, settings.split, settings.images)
+    return array_recipes("images", source, settings.split, settings.model)
+
+
+def job_of(folder, config=VIT, **options) -> TrainJob:
+    settings = settings_of(config, **options)
+    made = split(pictures(folder / "raw"), settings)
+    rows = [
+        ArrayRows.from_dataset(made[name].to_dataset())
+        for name in ("train", "validation", "test")
+    ]
+    places = folder / "run", folder / "metrics.jsonl"
+    return TrainJob(settings, *rows, None, tuple(made["label_names"]), *places, "k")
+
+
+def test_odd_files_are_converted_or_told_of(tmp_path):
+    raw = pictures(tmp_path / "raw", 60)
+    dark = raw / "dark"
+    grey = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
+    Image.fromarray(grey.astype(np.uint16) * 257).save(dark / "deep.png")
+    Image.fromarray(grey).convert("RGB").convert("CMYK").save(dark / "ink.jpg")
+    Image.fromarray(grey).convert("P").save(dark / "palette.png")
+    frames = [Image.fromarray(grey), Image.fromarray(255 - grey)]
+    frames[0].save(dark / "moving.gif", save_all=True, append_images=frames[1:])
+    turned = Image.Exif()
+    turned[0x0112] = 6  # a quarter to the right
+    Image.fromarray(grey).save(dark / "turned.png", exif=turned)
+    (dark / "empty.png").write_bytes(b"")
+    whole = (dark / "000.png").read_bytes()
+    (dark / "cut.png").write_bytes(whole[: len(whole) // 2])
+    (dark / "text.png").write_text("no image")
+    made = split(raw, settings_of())
+    told = {
+        row["source"]: row["reason"] for row in made["rejected"].table().to_pylist()
+    }
+    assert told.keys() == {"dark/empty.png", "dark/cut.png", "dark/text.png"}
+    assert told["dark/empty.png"] == "an empty file"
+    assert "truncated or broken" in told["dark/cut.png"]
+    assert told["dark/text.png"] == "no image of a known kind"
+    converted = made["report"].value()["converted"]
+    assert converted["turned by its EXIF"] == 1
+    assert converted["animated: its first frame"] == 1
+    assert converted["CMYK"] == 1
+    found = {}
+    for name in ("train", "validation", "test"):
+        data = made[name].to_dataset()
+        found.update(zip(data["source"], data["inputs"], strict=True))
+    assert len(found) == 65
+    pixels = {name: np.array(rows)[..., 0] for name, rows in found.items()}
+    np.testing.assert_array_equal(pixels["dark/deep.png"], grey)
+    np.testing.assert_array_equal(pixels["dark/palette.png"], grey)
+    np.testing.assert_array_equal(pixels["dark/moving.gif"], grey)
+    np.testing.assert_array_equal(pixels["dark/turned.png"], np.rot90(grey, -1))
+
+
+def test_a_manifest_names_images_of_its_own_folder_alone(tmp_path):
+    raw = pictures(tmp_path / "raw", 60)
+    files = sorted(file.relative_to(raw).as_posix() for file in raw.rglob("*.png"))
+    lines = [{"image": name, "label": name.split("/")[0]} for name in files]
+    lines.append({"image": "gone.png", "label": "dark"})
+    manifest = raw / "all.jsonl"
+    manifest.write_text("\n".join(map(json.dumps, lines)))
+    one, other = split(manifest, settings_of()), split(raw, settings_of())
+    tables = [made["train"].to_dataset().data.table for made in (one, other)]
+    assert tables[0]["inputs"].equals(tables[1]["inputs"])
+    [gone] = one["rejected"].table().to_pylist()
+    assert (gone["source"], gone["reason"]) == ("gone.png", "no such file")
+    lines.append({"image": "../../etc/passwd", "label": "dark"})
+    manifest.write_text("\n".join(map(json.dumps, lines)))
+    with pytest.raises(ArraysError, match="leads out of the manifest's folder"):
+        split(manifest, settings_of())
+
+
+def test_a_crop_is_a_part_scaled_up_and_mirrored():
+    torch.manual_seed(0)
+    pixels = torch.rand(2, 3, 8, 8)
+    whole = torch.tensor([[0.0, 0, 1, 1, 0], [0.0, 0, 1, 1, 1]])
+    found = crop(pixels, whole)
+    torch.testing.assert_close(found[0], pixels[0])
+    torch.testing.assert_close(found[1], pixels[1].flip(2))
+    part = torch.tensor([[0.25, 0.5, 0.5, 0.5, 0.0]])
+    smooth = nn.functional.interpolate(
+        pixels[:1, :, 4:8, 2:6], scale_factor=2.0, mode="bilinear"
+    )
+    inner = slice(1, -1)  # a crop's edge sees the pixels beside it
+    torch.testing.assert_close(
+        crop(pixels[:1], part)[..., inner, inner], smooth[..., inner, inner]
+    )
+
+
+def test_crops_come_from_seed_epoch_and_row(tmp_path):
+    job = job_of(tmp_path, crop_area=0.4)
+
+    def crops(ids, epoch):
+        found = job.task.targets(job.train, np.array(ids), epoch, pools_last=False)
+        return found.fields["crops"]
+
+    many = crops(np.arange(90) % len(job.train), 1)
+    left, top, width, height, mirrored = many.T
+    assert ((left >= 0) & (left + width <= 1.0001)).all()
+    assert ((top >= 0) & (top + height <= 1.0001)).all()
+    assert (width * height >= 0.29).all() and (width * height <= 1).all()
+    assert 0.2 < mirrored.mean() < 0.8
+    np.testing.assert_array_equal(crops([5, 7, 2], 1)[1], crops([7], 1)[0])
+    assert not np.array_equal(crops([7], 1), crops([7], 2))
+
+
+def plain_losses(job: TrainJob, steps: int) -> list[tuple[float, float]]:
+    """Loss and gradient norm of the first weights, by step, of transformers' own."""
+    torch.manual_seed(job.settings.runtime.seed)
+    config = build_model(job).config
+    torch.manual_seed(job.settings.runtime.seed)
+    model = AutoModelForImageClassification.from_config(config)
+    pixels = np.stack(job.train.views(np.arange(len(job.train)))).astype(np.float64)
+    mean, deviation = pixels.mean((0, 1, 2)), pixels.std((0, 1, 2))
+    images = torch.tensor((pixels - mean) / deviation).float().permute(0, 3, 1, 2)
+    seed, losses = job.settings.runtime.seed, []
+    batches = GlobalBatches(len(job.train), 16, seed)
+    for step in range(steps):
+        rows, epoch = batches.rows(step), batches.epoch(step)
+        made = job.task.targets(job.train, rows, epoch, pools_last=False)
+        turned = torch.tensor(made.fields["crops"][:, 4]).bool()
+        chosen = images[rows]
+        chosen[turned] = chosen[turned].flip(3)
+        logits = model(pixel_values=chosen).logits
+        labels = torch.tensor(job.train.labels_of(rows))
+        loss = nn.functional.cross_entropy(logits, labels)
+        model.zero_grad()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+        losses.append((loss.item(), norm.item()))
+    return losses
+
+
+@pytest.mark.parametrize("config", [VIT, CONVNEXT], ids=["vit", "convnext"])
+@pytest.mark.parametrize("budget", ["auto", 5])
+def test_loss_and_gradient_are_those_of_plain_pytorch(tmp_path, config, budget):
+    job = job_of(
+        tmp_path, config, token_budget=budget, max_steps=3, learning_rate=1e-12
+    )
+    found = [(p.loss, p.grad_norm) for p in run_job(job).history]
+    np.testing.assert_allclose(found, plain_losses(job, 3), rtol=1e-3)
+
+
+def test_batchnorm_takes_a_step_at_once_or_is_refused(tmp_path):
+    small = job_of(tmp_path / "a", RESNET, token_budget=5)
+    with pytest.raises(SettingsError, match="one micro-batch, of 16 samples"):
+        run_job(small)
+    job = job_of(tmp_path / "b", RESNET, max_steps=3, learning_rate=1e-12, flip=0.0)
+    result = run_job(job)
+    torch.manual_seed(job.settings.runtime.seed)
+    model = AutoModelForImageClassification.from_config(build_model(job).config)
+    assert result.report.token_budget == 16
+    first = plain_first_loss(job, model.train())
+    np.testing.assert_allclose(result.history[0].loss, first, rtol=1e-3)
+
+
+def plain_first_loss(job, model):
+    pixels = np.stack(job.train.views(np.arange(len(job.train)))).astype(np.float64)
+    images = (pixels - pixels.mean((0, 1, 2))) / pixels.std((0, 1, 2))
+    rows = GlobalBatches(len(job.train), 16, job.settings.runtime.seed).rows(0)
+    torch.manual_seed(job.settings.runtime.seed)
+    model = AutoModelForImageClassification.from_config(model.config).train()
+    chosen = torch.tensor(images[rows]).float().permute(0, 3, 1, 2)
+    labels = torch.tensor(job.train.labels_of(rows))
+    loss = nn.functional.cross_entropy(model(pixel_values=chosen).logits, labels)
+    return loss.item()
+
+
+def test_operations_are_those_of_each_place(tmp_path):
+    model = build_model(job_of(tmp_path))
+    patches, width, inner = 4, 16, 32
+    each = 4 * width**2 + 2 * width * inner
+    places = patches + 1
+    attention = 2 * places**2 * width
+    wanted = patches * 48 * width + 2 * (places * each + attention) + width * 2
+    assert ModelFlops.of(model).body == 6 * wanted
+
+
+def test_a_checkpoint_keeps_its_statistics_and_takes_its_own_size(tmp_path):
+    job = job_of(tmp_path, max_steps=1)
+    folder = run_job(job).last_model_folder
+    again = job.settings.model.model_copy(update={"name_or_path": str(folder)})
+    facts = job.test.facts
+    config = build(again, job.task, None, 1, facts=facts).config
+    assert config.image_mean == pytest.approx(job.train.facts.mean)
+    facts.shape = [16, 16, 3]
+    with pytest.raises(ModelError, match="its image_size is 8, that of the rows 16"):
+        build(again, job.task, None, 1, facts=facts)

@@ -1,0 +1,140 @@
+"""The LSTM of log keys beside plain PyTorch, on disk, and as the engine sees it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from flatout.engine.families import family_of
+from flatout.engine.machine.environment import Ranks
+from flatout.engine.machine.runtime import Runtime
+from flatout.engine.models.building import build, load_pretrained
+from flatout.engine.models.memory import count_parameters
+from flatout.engine.parameters import ModelSettings
+from tests.engine.families import MAX_LENGTH, VOCABULARY, task_of
+from tests.engine.plain import (
+    assert_same,
+    job_for,
+    observed,
+    on_two_ranks,
+    plain_training,
+    save_start,
+)
+
+INHERITED = {"num_attention_heads": 2, "max_position_embeddings": 8}
+"""What conf/base says of every model."""
+
+
+def model_of(**sizes):
+    torch.manual_seed(0)
+    config = {"model_type": "log_key_lstm", "hidden_size": 16, **INHERITED, **sizes}
+    settings = ModelSettings(task="causal-lm", config=config)
+    return build(settings, task_of("causal-lm"), VOCABULARY, MAX_LENGTH).eval()
+
+
+def keys_of(rows=3, length=12):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(5, 100, (rows, length), generator=generator)
+
+
+@torch.no_grad()
+def test_it_is_pytorchs_lstm():
+    model = model_of(num_hidden_layers=3)
+    plain = nn.Sequential(nn.Embedding(100, 16), nn.LSTM(16, 16, 3, batch_first=True))
+    names = ("model.embeddings", "model.lstm")
+    for part, name in zip(plain, names, strict=True):
+        part.load_state_dict(model.get_submodule(name).state_dict())
+    keys = keys_of()
+    states = plain(keys)[0]
+    expected = states @ model.lm_head.weight.T + model.lm_head.bias
+    torch.testing.assert_close(model(keys).logits, expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("window", [1, 2, 5, 11, 12, 40])
+def test_a_window_sees_its_last_keys_and_no_others(window):
+    model, keys = model_of(window_keys=window), keys_of()
+    logits = model(keys).logits
+    for at in range(keys.shape[1]):
+        seen = keys[:, max(0, at - window + 1) : at + 1]
+        states = model.model.lstm(model.model.embeddings(seen))[0][:, -1]
+        torch.testing.assert_close(logits[:, at], model.lm_head(states))
+
+
+def test_what_conf_base_says_of_transformers_is_left_alone():
+    model = model_of()
+    assert not hasattr(model.config, "num_attention_heads")
+    assert not hasattr(model.config, "max_position_embeddings")
+    matrices = [p.numel() for p in model.parameters() if p.dim() > 1]
+    assert count_parameters(model.config, "causal-lm") == sum(matrices)
+    assert not family_of(model.config).compiles
+
+
+def test_a_saved_one_loads_here_and_where_flatout_is_not(tmp_path):
+    model, keys = model_of(), keys_of()
+    model.save_pretrained(tmp_path / "model")
+    with torch.no_grad():
+        expected = model(keys).logits
+        for load in (load_pretrained, AutoModelForCausalLM.from_pretrained):
+            torch.testing.assert_close(
+                load(tmp_path / "model").eval()(keys).logits, expected
+            )
+    torch.save({"keys": keys, "logits": expected}, tmp_path / "expected.pt")
+    script = (
+        "import sys, torch\n"
+        "from transformers import AutoModelForCausalLM as Auto\n"
+        "folder, expected = sys.argv[1], torch.load(sys.argv[2])\n"
+        "model = Auto.from_pretrained(folder, trust_remote_code=True).eval()\n"
+        "found = model(expected['keys']).logits\n"
+        "torch.testing.assert_close(found, expected['logits'])\n"
+        "assert 'flatout' not in sys.modules\n"
+    )
+    arguments = [str(tmp_path / "model"), str(tmp_path / "expected.pt")]
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PYTHONPATH"
+    } | {"HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        env=environment,
+        cwd=Path(tmp_path),
+        check=True,
+    )
+
+
+CUTS = {
+    f"{strategy}-{budget}": {"batching": strategy, "token_budget": budget}
+    for strategy in ("fixed", "random", "grouped")
+    for budget in (24, 60)
+}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """Weights to start from, and ten steps of plain PyTorch from there."""
+    folder = tmp_path_factory.mktemp("plain")
+    start = save_start(folder / "start", "next-key")
+    return start, plain_training(job_for(folder, "next-key", start))
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_every_strategy_and_budget_trains_as_plain_pytorch(tmp_path, plain, cut):
+    """Loss, gradients, rate and norm of ten steps, and the weights behind them."""
+    start, expected = plain
+    runtime = Runtime(torch.device("cpu"), "CPU", "fp32", Ranks(), threads=1)
+    job = job_for(tmp_path, "next-key", start, **CUTS[cut])
+    found, result = observed(job, runtime)
+    assert result.report.strategy == CUTS[cut]["batching"]
+    assert_same(found, expected)
+
+
+def test_two_ranks_train_as_one(tmp_path, plain):
+    start, expected = plain
+    job = job_for(tmp_path, "next-key", start, token_budget=60)
+    ((found, result),) = on_two_ranks({"two": job}, tmp_path).values()
+    assert result.report.world_size == 2
+    assert_same(found, expected)

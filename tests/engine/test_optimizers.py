@@ -1,0 +1,188 @@
+"""Optimizers, rates by depth and frozen parts against PyTorch's own."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from flatout.engine.launch.launch import run_job
+from flatout.engine.machine.runtime import set_up
+from flatout.engine.models.flops import ModelFlops
+from flatout.engine.parameters import SettingsError, TrainSettings
+from flatout.engine.train.optimizer import (
+    Updater,
+    build_optimizer,
+    set_learning_rate,
+)
+from flatout.engine.train.setup.assemble import assemble
+from flatout.engine.train.setup.frozen import freeze
+from flatout.engine.train.step import Stepper
+from tests.engine.families import built, step_rows, task_model
+from tests.engine.runs import Crash, crash, curve, make_job, when_logged
+
+TASK = "sequence-classification"
+RATE = 0.01
+
+
+def plain_optimizers(name, model):
+    """PyTorch's, with decay on matrices alone."""
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    spared = [p for p in model.parameters() if p.dim() == 1]
+    groups = [{"params": spared, "weight_decay": 0.0}]
+    if name == "muon":
+        inner = [p for p in model.base_model.encoder.parameters() if p.dim() == 2]
+        ids = set(map(id, inner))
+        decayed = [p for p in decayed if id(p) not in ids]
+        muon = torch.optim.Muon(
+            inner, lr=RATE, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
+        )
+        groups.append({"params": decayed, "weight_decay": 0.01})
+        return [muon, torch.optim.AdamW(groups, lr=RATE)]
+    groups.append({"params": decayed, "weight_decay": 0.01})
+    if name == "sgd":
+        return [torch.optim.SGD(groups, lr=RATE, momentum=0.9)]
+    return [torch.optim.Adafactor(groups, lr=RATE)]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adafactor", "muon"])
+def test_steps_are_those_of_pytorchs_optimizer(name):
+    model = task_model("bert", TASK, "sdpa")
+    plain = copy.deepcopy(model)
+    settings = TrainSettings(optimizer=name, learning_rate=RATE)
+    optimizer = build_optimizer(model, settings, fused=False, capturable=False)
+    updater = Updater(optimizer, 0.5, fused=False)
+    others = plain_optimizers(name, plain.model)
+    data = step_rows("bert", TASK, "random")
+    for step in range(3):
+        (micro,) = data[step].micro_batches
+        for trained in (model, plain):
+            trained.zero_grad()
+            (trained(micro.tensors())[0] / 12).backward()
+        set_learning_rate(optimizer, RATE)
+        norm, _ = updater(torch.zeros(()))
+        expected = nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+        for other in others:
+            other.step()
+        assert norm.item() == pytest.approx(expected.item(), rel=1e-5)
+    found = dict(model.named_parameters())
+    torch.testing.assert_close(
+        found, dict(plain.named_parameters()), rtol=1e-4, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("name", ["sgd", "adafactor", "muon"])
+def test_a_resumed_training_has_the_optimizers_state(tmp_path, name):
+    settings = {"optimizer": name, "checkpoint": {"every_steps": 2, "keep": 2}}
+    undisturbed = run_job(make_job(tmp_path / "whole", **settings))
+    assert f"optimizer {name} has no fused" in str(undisturbed.report.warnings)
+    job = make_job(tmp_path / "crashed", **settings)
+    with pytest.raises(Crash), when_logged("step 9/12  loss", crash):
+        run_job(job)
+    result = run_job(job)
+    assert result.report.resumed_from_step in range(4, 9)
+    assert curve(result) == curve(undisturbed)
+
+
+@pytest.mark.parametrize("capturable", [True, False])
+@pytest.mark.parametrize("family", ["bert", "gpt2", "qwen3", "distilbert"])
+def test_each_layer_learns_at_a_share_of_the_one_above(family, capturable):
+    model = task_model(family, TASK, "sdpa")
+    settings = TrainSettings(layer_decay=0.5)
+    found = build_optimizer(model, settings, fused=True, capturable=capturable)
+    set_learning_rate(found, 0.8)
+    rates = {id(p): float(g["lr"]) for g in found.param_groups for p in g["params"]}
+    layers = next(m for m in model.modules() if isinstance(m, nn.ModuleList))
+    for place, rate in ((0, 0.4), (1, 0.8)):
+        own = {rates[id(p)] for p in layers[place].parameters()}
+        assert list(own) == [pytest.approx(rate)]
+    below = next(m for m in model.modules() if isinstance(m, nn.Embedding)).weight
+    assert rates[id(below)] == pytest.approx(0.2)
+    assert rates[id(list(model.parameters())[-1])] == pytest.approx(0.8)
+
+
+def test_frozen_parts_stay_and_have_no_gradient_and_no_state(tmp_path):
+    parts = ["embeddings", "encoder.layer.[0-0]"]
+    job = make_job(tmp_path, freeze=parts, max_steps=2)
+    trainer = assemble(job, set_up(job.settings.runtime))
+    whole = assemble(make_job(tmp_path), trainer.runtime)
+    before = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
+    seen = []
+    layers = trainer.model.model.bert.encoder.layer
+    layers[1].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    for run in (trainer, whole):
+        for module in run.model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        run.model.eval()
+        run.stepper.tell(run.data[0])
+        run.stepper.differentiate(run.data[0])
+    assert not any(hidden.requires_grad for hidden in seen)  # the backward pass ends
+    others = dict(whole.model.named_parameters())
+    for name, parameter in trainer.model.named_parameters():
+        frozen = "embeddings" in name or "layer.0." in name
+        assert (parameter.grad is None) == frozen
+        if not frozen:
+            close = {"rtol": 1e-4, "atol": 1e-7}
+            torch.testing.assert_close(parameter.grad, others[name].grad, **close)
+    trainer.stepper.update()
+    for name, parameter in trainer.model.named_parameters():
+        frozen = "embeddings" in name or "layer.0." in name
+        assert torch.equal(before[name], parameter) == frozen
+        assert (parameter in trainer.optimizer.state) == (not frozen)
+
+
+def test_flops_of_a_frozen_model_leave_out_what_is_not_computed():
+    model = built("bert", TASK)
+    whole = ModelFlops.of(model)
+    weights = sum(p.numel() for p in model.bert.encoder.parameters() if p.dim() == 2)
+    freeze(model, ["bert.embeddings", "encoder.layer.0"])
+    half = ModelFlops.of(model)
+    assert whole.body == 6 * weights
+    # Layer 0 forward; the first products of layer 1 hand nothing down.
+    first = 3 * 16 * 16
+    assert half.body == 2 * weights / 2 + 6 * weights / 2 - 2 * first / 3
+    assert half.attention == (4 + 8 / 2) * 16 and whole.attention == 12 * 16
+    freeze(model, ["bert"])
+    assert ModelFlops.of(model).body == 2 * weights
+    assert ModelFlops.of(model).attention == 4 * 16
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("embedings", "'embedings' fits no module; did you mean embeddings?"),
+        ("encoder.layer.7", "'encoder.layer.7' fits no module; did you mean encoder?"),
+        (".*", "leaves nothing to train"),
+    ],
+)
+def test_patterns_that_cannot_serve_are_refused(pattern, said):
+    with pytest.raises(SettingsError, match=said):
+        freeze(built("bert", TASK), [pattern])
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"optimizer": "lion"}, "'adamw', 'adafactor', 'muon' or 'sgd'"),
+        ({"freeze": ["layer.["]}, "is no pattern"),
+        (
+            {"optimizer": "muon", "distributed": {"strategy": "fsdp"}},
+            "optimizer muon needs whole matrices",
+        ),
+    ],
+)
+def test_settings_that_cannot_serve_are_refused(settings, said):
+    with pytest.raises(ValidationError, match=said):
+        TrainSettings.model_validate(settings)
+
+
+def test_a_step_on_the_fast_path_is_adamws(tmp_path):
+    job = make_job(tmp_path)
+    trainer = assemble(job, set_up(job.settings.runtime))
+    assert isinstance(trainer.stepper, Stepper)
+    assert trainer.stepper.updater.fused and trainer.choices.fused_optimizer
+    assert len(trainer.optimizer.param_groups) == 2

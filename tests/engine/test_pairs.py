@@ -1,0 +1,73 @@
+"""Pairs of texts: training, predict and plain transformers see the same rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoTokenizer
+
+from flatout.engine.families import usable_positions
+from flatout.engine.models.building import Vocabulary, build, load_pretrained
+from flatout.engine.parameters import ModelSettings, TokenizeSettings, parse_settings
+from flatout.engine.predict.predicting import predict
+from flatout.engine.rows.tokens import TokenRows
+from flatout.engine.tasks import make_task
+from flatout.engine.tokenizing.token_recipes import tokens_recipe
+from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
+from tests.engine.families import CONFIGS, LABEL_NAMES, collator_of
+from tests.engine.test_predict import texts
+
+LIMITS = TokenizeSettings(vocab_size=100, max_length=24)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "modernbert"])
+def test_a_tokenizer_trained_on_pairs_gives_everybody_the_same(family, tmp_path):
+    one, other = texts(30), texts(60)[30:]
+    labels = [LABEL_NAMES[n % 3] for n in range(30)]
+    rows = Dataset.from_dict({"text": one, "text_pair": other, "label": labels})
+    settings = ModelSettings(config={"model_type": family, **CONFIGS[family]})
+    made = tokenizer_recipe(rows, settings, LIMITS, usable_positions).build()[0]
+    made.save_pretrained(tmp_path)
+    plain, file = AutoTokenizer.from_pretrained(tmp_path), TokenizerFile(tmp_path)
+    expected = plain(one, other, truncation=True, max_length=24)
+    recipe = tokens_recipe("train", rows, file, LABEL_NAMES, settings, LIMITS)
+    tokens = recipe.to_dataset()
+    assert tokens["input_ids"][:] == expected["input_ids"]
+    typed = family in ("bert", "roberta")
+    assert ("token_type_ids" in tokens.column_names) == typed
+    assert ("token_type_ids" in expected) == typed
+    if typed:
+        assert tokens["token_type_ids"][:] == expected["token_type_ids"]
+
+    torch.manual_seed(0)
+    task = make_task(settings, LABEL_NAMES)
+    model = build(settings, task, Vocabulary.of(plain), 24, "sdpa").eval()
+    for weight in model.parameters():
+        weight.data *= 4 if weight.dim() > 1 else 1
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        padded = plain.pad(dict(expected), return_tensors="pt")
+        logits = model(**padded).logits
+    frame = pd.DataFrame({"text": one, "text_pair": other})
+    chosen = parse_settings(
+        {
+            "runtime": {"precision": "fp32", "tf32": False, "threads": 1},
+            "tokenize": {"max_length": 24},
+            "predict": {"text_pair_column": "text_pair"},
+        }
+    )
+    answers = predict(load_pretrained(tmp_path), file, frame, chosen)
+    table = pa.Table.from_batches(answers.batches(), answers.schema).to_pandas()
+    found = table[[f"probability_{name}" for name in LABEL_NAMES]].to_numpy()
+    assert np.abs(found - logits.softmax(-1).numpy()).max() < 1e-5
+    assert logits.softmax(-1).std(0).max() > 1e-4  # 10 times
+
+    batch = collator_of("sequence-classification", max_length=24).collate(
+        TokenRows.from_dataset(tokens), np.arange(30), 0
+    )
+    for name, values in padded.items():
+        assert torch.equal(batch.inputs[name].long(), values), name

@@ -1,0 +1,138 @@
+"""What a run notes: which model is the best, rates beside pauses."""
+
+import json
+import logging
+import math
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from flatout.engine.batches import collation
+from flatout.engine.launch.launch import run_job
+from flatout.engine.train import loop
+from tests.engine.runs import make_job
+
+# So high a rate that the loss jumps: the best is neither the first nor the last.
+JUMPS = {"epochs": 4, "learning_rate": 3e-2, "schedule": "constant"}
+
+
+def validation_losses(job) -> dict[int, float]:
+    """By step."""
+    points = map(json.loads, job.metrics_file.read_text().splitlines())
+    return {
+        point["step"]: point["metrics"]["validation_loss"]
+        for point in points
+        if "validation_loss" in point["metrics"]
+    }
+
+
+def plain_loss(folder, rows) -> float:
+    """Of a saved model, by transformers alone, a row at a time."""
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    with torch.no_grad():
+        losses = [
+            model(
+                input_ids=torch.tensor([row["input_ids"]]),
+                labels=torch.tensor([row["labels"]]),
+            ).loss.item()
+            for row in rows.table.to_pylist()
+        ]
+    return sum(losses) / len(losses)
+
+
+def test_the_model_of_the_lowest_validation_loss_is_kept_and_tested(tmp_path):
+    job = make_job(tmp_path, evaluate_every=4, **JUMPS)
+    result = run_job(job)
+    losses = validation_losses(job)
+    best = min(losses.values())
+    first, last = losses[min(losses)], losses[max(losses)]
+    assert min(first, last) > best + 0.01
+    assert result.report.validation_loss == best
+    assert plain_loss(result.model_folder, job.validation) == pytest.approx(best)
+    assert plain_loss(result.model_folder, job.test) == pytest.approx(
+        result.report.test_loss
+    )
+    assert plain_loss(result.last_model_folder, job.validation) == pytest.approx(last)
+
+
+def test_a_first_validation_that_is_no_number_is_not_the_best_for_good(
+    tmp_path, monkeypatch
+):
+    job, calls = make_job(tmp_path, evaluate_every=4), []
+    evaluate_split = loop.evaluate_split
+
+    def first_is_nan(trainer, rows):
+        calls.append(rows)
+        found = evaluate_split(trainer, rows)
+        return replace(found, loss=math.nan) if len(calls) == 1 else found
+
+    monkeypatch.setattr(loop, "evaluate_split", first_is_nan)
+    result = run_job(job)
+    later = [loss for loss in validation_losses(job).values() if loss == loss]  # noqa: PLR0124
+    assert len(later) == 2
+    assert result.report.validation_loss == min(later)
+    assert plain_loss(result.model_folder, job.validation) == pytest.approx(min(later))
+
+
+BATCH_S = 0.05
+"""A worker's time for a batch: two of them make 160 samples a second at most."""
+
+
+def test_batches_that_are_made_in_pauses_lift_no_rate(tmp_path, monkeypatch):
+    """Pauses as long as the workers need for all that they make ahead, after every
+    second step: without end the steps find their batches ready."""
+    make, evaluate_split = collation.StepRows.__getitem__, loop.evaluate_split
+
+    def slow_make(data, step):
+        time.sleep(BATCH_S)
+        return make(data, step)
+
+    def slow_evaluation(*args):
+        time.sleep(4 * BATCH_S)
+        return evaluate_split(*args)
+
+    monkeypatch.setattr(collation.StepRows, "__getitem__", slow_make)
+    monkeypatch.setattr(loop, "evaluate_split", slow_evaluation)
+    loader = {"num_workers": 2, "prefetch_factor": 2}
+    sizes = {"rows": 64, "global_batch_size": 4, "epochs": 1}
+    result = run_job(
+        make_job(tmp_path, loader=loader, evaluate_every=2, log_every=2, **sizes)
+    )
+    rates = [p.samples_per_s for p in result.history if p.step > 3]
+    assert 0 < min(rates)
+    # `sleep` never ends early, so no worker is faster.
+    assert max(rates) <= 4 * 2 / BATCH_S
+    assert 0 < result.report.samples_per_s <= 4 * 2 / BATCH_S
+
+
+def test_a_short_training_with_a_loader_ahead_has_a_rate_at_each_point(tmp_path):
+    """16 batches are made ahead, 4 steps lie between two evaluations."""
+    loader = {"num_workers": 4, "prefetch_factor": 4}
+    job = make_job(tmp_path, loader=loader, evaluate_every="epoch", log_every=2)
+    result = run_job(job)
+    rated = [p.step for p in result.history if p.samples_per_s > 0]
+    assert rated == [4, 6, 8, 10, 12]
+    assert result.report.samples_per_s > 0
+
+
+def test_the_progress_line_the_report_and_the_points_give_one_rate(tmp_path, caplog):
+    job = make_job(tmp_path, log_every=2)
+    with caplog.at_level(logging.INFO, "flatout.engine.train.recording.progress"):
+        result = run_job(job)
+    told = [text for text in caplog.messages if text.startswith("step 12/12")]
+    line = next(text for text in told if "samples/s" in text)
+    last = result.history[-1].samples_per_s
+    mean = result.report.samples_per_s
+    assert f"{last:.0f} samples/s (mean {mean:.0f})" in line
+    points = map(json.loads, job.metrics_file.read_text().splitlines())
+    sent = [point["metrics"].get("train_samples_per_second") for point in points]
+    assert [rate for rate in sent if rate] == [
+        point.samples_per_s for point in result.history if point.step > 3
+    ]
+    # 60 rows in steps of 16, 16, 16 and 12; windows of steps 4, 5-6, 7-8, 9-10, 11-12.
+    windows = zip([12, 32, 28, 32, 28], [p for p in sent if p], strict=True)
+    seconds = sum(samples / rate for samples, rate in windows)
+    assert mean == pytest.approx(132 / seconds)

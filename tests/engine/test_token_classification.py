@@ -1,0 +1,273 @@
+"""A tag a word: raw rows, alignment, figures, predictions, against other libraries."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from flatout.engine.data.raw_texts import open_raw_texts
+from flatout.engine.data.rows import check_batch
+from flatout.engine.data.split import plan_split
+from flatout.engine.families import usable_positions
+from flatout.engine.models.building import Vocabulary, build, load_pretrained
+from flatout.engine.parameters import (
+    ModelSettings,
+    SplitSettings,
+    TokenizeSettings,
+    parse_settings,
+)
+from flatout.engine.predict.predicting import predict
+from flatout.engine.rows.tokens import TokenRows
+from flatout.engine.tasks import columns_of, make_task
+from flatout.engine.tokenizing.encoders.encode import TokensError
+from flatout.engine.tokenizing.token_recipes import label_names_of, tokens_recipe
+from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
+from tests.engine.families import CONFIGS
+
+TASK = "token-classification"
+TAGS = ["B-LOC", "B-PER", "I-LOC", "I-PER", "O"]
+WORDS = "Ada Lovelace went to London-Bridge , unbelievably she sang a1b2".split()
+LIMITS = TokenizeSettings(vocab_size=90, max_length=16)
+
+
+def rows_of(count: int) -> pd.DataFrame:
+    chance = random.Random(3)
+    words = [chance.choices(WORDS, k=chance.randint(1, 20)) for _ in range(count)]
+    tags = [chance.choices(TAGS, k=len(row)) for row in words]
+    return pd.DataFrame({"text": words, "label": tags})
+
+
+def checked(frame: pd.DataFrame):
+    (batch,) = open_raw_texts(frame).batches(["text", "label"])
+    found = check_batch(batch, columns_of(SplitSettings(), TASK))
+    reasons = {r["row"]: r["reason"] for r in found.rejected.to_pylist()}
+    return found.table.to_pylist(), reasons
+
+
+def test_lists_json_and_spans_become_words_with_tags():
+    text = "Ada-Marie went to New York."
+    spans = [
+        {"start": 0, "end": 3, "label": "PER"},
+        {"start": 18, "end": 26, "label": "LOC"},
+    ]
+    frame = pd.DataFrame(
+        {
+            "text": ['["a", "b"]', text, text],
+            "label": ['["O", "B-LOC"]', json.dumps(spans), "[]"],
+        }
+    )
+    rows, reasons = checked(frame)
+    assert not reasons
+    assert (rows[0]["text"], rows[0]["label"]) == ("a b", ["O", "B-LOC"])
+    assert rows[1]["text"] == "Ada - Marie went to New York ."
+    tags = ["B-PER", "O", "O", "O", "O", "B-LOC", "I-LOC", "O"]
+    assert rows[1]["label"] == tags
+    assert rows[2]["label"] == ["O"] * 8
+    lists, reasons = checked(
+        pd.DataFrame({"text": [["a", "b"]], "label": [["O", "X"]]})
+    )
+    assert (lists[0]["text"], lists[0]["label"], reasons) == ("a b", ["O", "X"], {})
+
+
+BAD = {
+    "label has another length than text": (["a", "b"], ["O"]),
+    "text is empty": ([], []),
+    "text is missing": (None, ["O"]),
+    "label is missing": (["a"], None),
+    "text has a word that is empty or holds white space": (["a b"], ["O"]),
+    "label is no list of tags": (["a"], [3]),
+    "label has a span outside of its text": ("Ada went", '[[4, 9, "X"]]'),
+    "label has spans that overlap": ("Ada went", '[[0, 3, "X"], [2, 6, "Y"]]'),
+    "label has a span that is not start, end, label": ("Ada went", "[[0, 3]]"),
+    "label is no list of tags or spans": ("Ada went", "O O"),
+}
+
+
+def test_what_cannot_be_used_goes_to_the_quarantine_with_its_reason():
+    good = [(["a", "b"], ["O", "X"])]
+    rows = [*BAD.values(), *good]
+    frame = pd.DataFrame(
+        {
+            "text": [json.dumps(t) if isinstance(t, list) else t for t, _ in rows],
+            "label": [json.dumps(g) if isinstance(g, list) else g for _, g in rows],
+        }
+    )
+    kept, reasons = checked(frame)
+    assert reasons == dict(enumerate(BAD))
+    assert [row["text"] for row in kept] == ["a b"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Folder of a tokenizer, and rows of a split."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    settings = SplitSettings()
+    raw = open_raw_texts(rows_of(300))
+    recipes = plan_split(raw, columns_of(settings, TASK), settings)
+    rows = recipes["train_rows"].to_dataset()
+    recipe = tokenizer_recipe(rows, model_of("bert"), LIMITS, usable_positions)
+    recipe.build()[0].save_pretrained(folder)
+    return folder, rows
+
+
+def model_of(family: str) -> ModelSettings:
+    return ModelSettings(task=TASK, config={"model_type": family, **CONFIGS[family]})
+
+
+def test_the_first_piece_of_a_word_is_its_target_as_in_transformers(made):
+    folder, rows = made
+    names = label_names_of(rows)
+    assert names == TAGS
+    tokens = tokens_recipe(
+        "train", rows, TokenizerFile(folder), names, model_of("bert"), LIMITS
+    ).to_dataset()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for row, token_row in zip(rows, tokens, strict=True):
+        words = row["text"].split(" ")
+        found = tokenizer(
+            words, is_split_into_words=True, truncation=True, max_length=16
+        )
+        ids = found.word_ids()
+        firsts = [w is not None and w not in ids[:n] for n, w in enumerate(ids)]
+        labels = [
+            names.index(row["label"][w]) if first else -100
+            for w, first in zip(ids, firsts, strict=True)
+        ]
+        assert token_row["input_ids"] == found["input_ids"]
+        assert token_row["labels"] == labels
+    assert sum(len(row["input_ids"]) == 16 for row in tokens) > 10
+
+
+def test_rows_that_were_split_for_another_task_are_refused(made):
+    folder, rows = made
+    odd = rows.map(lambda row: {"label": [*row["label"], "O"]})
+    with pytest.raises(TokensError, match=r"row 0 has \d+ words and \d+ tags"):
+        tokens_recipe(
+            "train", odd, TokenizerFile(folder), TAGS, model_of("bert"), LIMITS
+        ).to_dataset()
+
+
+@pytest.mark.parametrize("strategy", ["grouped", "packed"])
+@pytest.mark.parametrize("family", ["bert", "modernbert", "gpt2"])
+def test_predictions_are_those_of_plain_transformers(made, family, strategy, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(made[0])
+    torch.manual_seed(0)
+    settings = model_of(family)
+    task = make_task(settings, TAGS)
+    model = build(settings, task, Vocabulary.of(tokenizer), 16, "sdpa").eval()
+    for weight in model.parameters():
+        weight.data *= 5 if weight.dim() > 1 else 1
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    frame = rows_of(30)
+    chosen = parse_settings(
+        {
+            "runtime": {"precision": "fp32", "tf32": False, "threads": 1},
+            "tokenize": {"max_length": 16},
+            "predict": {"strategy": strategy, "token_budget": 64},
+        }
+    )
+    made_of = predict(load_pretrained(tmp_path), TokenizerFile(tmp_path), frame, chosen)
+    table = pa.Table.from_batches(made_of.batches(), made_of.schema).to_pylist()
+    kinds = set()
+    for words, row in zip(frame["text"], table, strict=True):
+        inputs = tokenizer(
+            words,
+            is_split_into_words=True,
+            truncation=True,
+            max_length=16,
+            return_tensors="pt",
+        )
+        with torch.no_grad():
+            shares = model(**inputs).logits[0].softmax(-1)
+        ids = inputs.word_ids()
+        expected = [
+            TAGS[shares[ids.index(w)].argmax()] if w in ids else None
+            for w in range(len(words))
+        ]
+        assert row["tags"] == expected
+        kinds |= set(expected)
+        scores = [
+            shares[ids.index(w)].max().item() for w in range(len(words)) if w in ids
+        ]
+        assert row["scores"][: len(scores)] == pytest.approx(scores, abs=1e-5)
+    assert len(kinds - {None}) > 1
+
+
+def entities(names: list[str], rows: list[tuple[list[str], list[str]]]) -> dict:
+    """Figures of (true, predicted) tags, by a batch of all rows and one of padding."""
+    task = make_task(model_of("bert"), names)
+    metrics = task.metrics(torch.device("cpu"))
+    true = [[names.index(t), n == 0] for row, _ in rows for n, t in enumerate(row)]
+    given = torch.tensor([names.index(t) for _, row in rows for t in row])
+    padding = torch.full((3, 2), -100)
+    logits = torch.nn.functional.one_hot(
+        torch.cat([given, given[:1].expand(3)]), len(names)
+    )
+    metrics.update(logits.float(), torch.cat([torch.tensor(true).long(), padding]))
+    return metrics.compute()
+
+
+def test_entities_of_rows_by_hand():
+    rows = [
+        (["B-PER", "I-PER", "O", "B-LOC"], ["B-PER", "I-PER", "O", "B-PER"]),
+        (["I-PER", "O", "B-LOC", "I-LOC"], ["I-PER", "O", "B-LOC", "O"]),
+        (["I-LOC", "B-LOC", "O", "O"], ["I-LOC", "B-LOC", "O", "O"]),
+    ]
+    # Of 6 entities 4 are found, by 6 guesses; PER: 2 of 2 by 3, LOC: 2 of 4 by 3.
+    found = entities(TAGS, rows)
+    assert found == pytest.approx(
+        {
+            "accuracy": 10 / 12,
+            "precision": 4 / 6,
+            "recall": 4 / 6,
+            "f1": 4 / 6,
+            "f1_macro": (4 / 5 + 4 / 7) / 2,
+        }
+    )
+
+
+def test_tags_that_mark_no_entities_have_an_accuracy_alone():
+    rows = [(["NOUN", "VERB"], ["NOUN", "NOUN"])]
+    assert entities(["NOUN", "VERB"], rows) == {"accuracy": 0.5}
+
+
+def test_entities_are_seqevals():
+    seqeval = pytest.importorskip("seqeval.metrics")
+    chance = random.Random(1)
+    names = [f"{p}-{t}" for p in "BIES" for t in ("A", "B-C")] + ["O"]
+    for _ in range(40):
+        lengths = [chance.randint(1, 9) for _ in range(20)]
+        true = [chance.choices(names, k=n) for n in lengths]
+        given = [
+            [t if chance.random() < 0.7 else chance.choice(names) for t in row]
+            for row in true
+        ]
+        expected = {
+            "accuracy": seqeval.accuracy_score(true, given),
+            "precision": seqeval.precision_score(true, given),
+            "recall": seqeval.recall_score(true, given),
+            "f1": seqeval.f1_score(true, given),
+            "f1_macro": seqeval.f1_score(true, given, average="macro"),
+        }
+        found = entities(names, list(zip(true, given, strict=True)))
+        assert found == pytest.approx(expected)
+
+
+def test_rows_of_tags_are_read_as_they_were_written(made):
+    folder, rows = made
+    recipe = tokens_recipe(
+        "train", rows, TokenizerFile(folder), TAGS, model_of("bert"), LIMITS
+    )
+    tokens = TokenRows.from_dataset(recipe.to_dataset())
+    assert tokens.has_token_labels
+    assert not tokens.facts.label_counts
+    (view,) = tokens.views(np.array([3]), "labels")
+    assert view.tolist() == recipe.to_dataset()["labels"][3]

@@ -1,0 +1,75 @@
+"""Commands that serve a page: started in a shell that activated nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from tests import warm
+from tests.conftest import PROJECT
+
+QUICKER = {"MLFLOW_WORKERS": "1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+"""Of MLflow's server: four workers and a job queue start for seconds."""
+
+
+def free_port() -> int:
+    """Below the ephemeral ports: Kedro-Viz takes no others."""
+    for port in random.sample(range(20_000, 30_000), 100):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):
+                return port
+    raise AssertionError("no free port")
+
+
+def wait_for(url: str, process, log: Path) -> bytes:
+    """What the page answers, once it does."""
+    for _ in range(1200):
+        with suppress(OSError), urllib.request.urlopen(url, timeout=2) as page:
+            return page.read()
+        assert process.poll() is None, log.read_text()
+        time.sleep(0.1)
+    raise AssertionError(log.read_text())
+
+
+@contextmanager
+def served(
+    command: list[str], folder: Path, path: str = "", **variables: str
+) -> Iterator[str]:
+    """The address of the server of `kedro COMMAND`, while it answers at `path`."""
+    port, log = free_port(), folder / "server.log"
+    where = ["--host", "127.0.0.1", "--port", str(port)]
+    process = warm.start([*command, *where], log, PROJECT, variables)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        wait_for(address + path, process, log)
+        yield address
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def of_session(leader: int) -> list[psutil.Process]:
+    """Processes that `leader` and its children started, also those it left behind."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(OSError, psutil.Error):
+            if os.getsid(process.pid) == leader:
+                found.append(process)
+    return [one for one in found if one.status() != psutil.STATUS_ZOMBIE]
+
+
+def listening(leader: int) -> set[tuple[str, int]]:
+    """Addresses and ports at which the session takes connections."""
+    connections = [c for one in of_session(leader) for c in one.net_connections("tcp")]
+    taking = [c.laddr for c in connections if c.status == psutil.CONN_LISTEN]
+    return {(address.ip, address.port) for address in taking}

@@ -1,0 +1,312 @@
+"""Training on tokens of other data than raw_texts names is refused, nothing else."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from types import SimpleNamespace
+
+import fsspec
+import pandas as pd
+import pytest
+from kedro.framework.hooks.manager import _create_hook_manager
+from kedro.io import AbstractDataset, DataCatalog, MemoryDataset
+from kedro.runner import SequentialRunner
+from kedro_datasets.json import JSONDataset
+from kedro_datasets.pandas import CSVDataset
+
+from flatout.datasets import (
+    DocstringCorpus,
+    KeyedArrowDataset,
+    KeyedJSONDataset,
+    KeyedParquetDataset,
+    KeyedPlotlyDataset,
+    TextFiles,
+    TokenizerFile,
+    TokenizerFolder,
+)
+from flatout.doctor.data import tokens as doctor_on_tokens
+from flatout.engine.parameters import parse_settings
+from flatout.engine.tokenizing.token_keys import StaleTokensError
+from flatout.pipelines.benchmark import create_pipeline as benchmark
+from flatout.pipelines.split import create_pipeline as split
+from flatout.pipelines.sweep import create_pipeline as sweep
+from flatout.pipelines.tokenize import create_pipeline as tokenize
+from flatout.pipelines.train import create_pipeline as train
+from flatout.project.data_origin import OriginHooks
+
+ARROWS = [
+    f"{s}_{n}" for s in ("train", "validation", "test") for n in ("rows", "tokens")
+]
+
+
+class Project:
+    """Pipelines split and tokenize on a data folder, with the hooks of a session."""
+
+    def __init__(self, folder, raw, **options):
+        parameters = {
+            "split": options,
+            "model": {"config": {"model_type": "bert"}},
+            "tokenize": {"vocab_size": 100, "max_length": 16},
+        }
+        self.settings = parse_settings(parameters)
+        entry = TextFiles(filepath=str(raw)) if isinstance(raw, os.PathLike) else raw
+        given = dict(self.settings)
+        self.catalog = DataCatalog(
+            {
+                "raw_texts": entry,
+                "rejected_rows": KeyedParquetDataset(filepath=f"{folder}/bad.parquet"),
+                "split_report": KeyedJSONDataset(filepath=f"{folder}/split.json"),
+                "token_report": KeyedJSONDataset(filepath=f"{folder}/tokens.json"),
+                "token_figure": KeyedPlotlyDataset(filepath=f"{folder}/figure.json"),
+                "label_names": JSONDataset(filepath=f"{folder}/label_names.json"),
+                "tokenizer": TokenizerFolder(filepath=f"{folder}/tokenizer"),
+                "tokenizer_file": TokenizerFile(filepath=f"{folder}/tokenizer"),
+                "params:model.task": MemoryDataset(given["model"].task),
+                **{f"params:{name}": MemoryDataset(given[name]) for name in given},
+                **{n: KeyedArrowDataset(filepath=f"{folder}/{n}") for n in ARROWS},
+            }
+        )
+
+    def run(self, *pipelines):
+        for create_pipeline in pipelines:
+            hooks, pipeline = OriginHooks(), create_pipeline()
+            loader = SimpleNamespace(settings=self.settings)
+            hooks.after_context_created(SimpleNamespace(config_loader=loader))
+            hooks.before_pipeline_run(pipeline, self.catalog)
+            if create_pipeline in (split, tokenize):
+                manager = _create_hook_manager()
+                manager.register(hooks)
+                SequentialRunner().run(pipeline, self.catalog, hook_manager=manager)
+
+    def refusal(self, pipeline=train):
+        """What training says; the doctor says it, too."""
+        finding = doctor_on_tokens(self.catalog, self.settings)
+        with pytest.raises(StaleTokensError) as error:
+            self.run(pipeline)
+        text = str(error.value)
+        assert finding.status == "warn" and text.startswith(finding.finding)
+        assert finding.fix in text
+        return text
+
+
+def write(path, word, count=120):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [f"{word} number {i},{i % 2}" for i in range(count)]
+    path.write_text("\n".join(["text,label", *lines]))
+    return path
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A project whose tokens are those of numbers.csv."""
+    project = Project(tmp_path / "data", write(tmp_path / "numbers.csv", "one"))
+    project.run(split, tokenize, train)
+    return project
+
+
+@pytest.mark.parametrize("pipeline", [train, benchmark, sweep])
+def test_another_file_is_refused(made, tmp_path, pipeline):
+    other = write(tmp_path / "reviews.csv", "two")
+    project = Project(tmp_path / "data", other)
+    assert project.refusal(pipeline) == (
+        "the tokens were made from numbers.csv, raw_texts is now reviews.csv (a file's "
+        "name counts, too): run kedro run, or set raw_texts back"
+    )
+    project.run(split, tokenize, pipeline)
+    assert doctor_on_tokens(project.catalog, project.settings).status == "ok"
+
+
+def test_a_file_without_the_columns_is_refused(made, tmp_path):
+    other = tmp_path / "reviews.csv"
+    other.write_text("review,stars\ngood,5\n")
+    assert "raw_texts is now reviews.csv" in Project(tmp_path / "data", other).refusal()
+
+
+def test_a_split_behind_which_no_tokenize_ran_is_refused(made, tmp_path):
+    project = Project(tmp_path / "data", write(tmp_path / "reviews.csv", "two"))
+    project.run(split)
+    assert project.refusal() == (
+        "train_tokens and validation_tokens and test_tokens were made from "
+        "numbers.csv, and split has since read reviews.csv: run kedro run, or kedro "
+        "run --pipelines=tokenize"
+    )
+    project.run(tokenize, train)
+
+
+def test_rows_that_were_edited_are_refused(made, tmp_path):
+    """As long as before, and named as before."""
+    write(tmp_path / "numbers.csv", "two")
+    assert made.refusal() == (
+        "numbers.csv holds other rows than those that the tokens were made from: run "
+        "kedro run"
+    )
+
+
+def test_other_parameters_of_split_are_refused(made, tmp_path):
+    project = Project(tmp_path / "data", tmp_path / "numbers.csv", seed=1)
+    assert project.refusal() == (
+        "the rows were split with other parameters (then -> now): split.seed: 0 -> 1. "
+        "Run kedro run, or set the parameters back"
+    )
+    Project(tmp_path / "data", tmp_path / "numbers.csv", max_rejected_fraction=0.5).run(
+        train
+    )
+
+
+@pytest.mark.parametrize("change", ["touched", "moved", "copied beside", "elsewhere"])
+def test_equal_content_is_trained_on(made, tmp_path, caplog, change):
+    raw, data = tmp_path / "numbers.csv", tmp_path / "data"
+    if change == "touched":
+        os.utime(raw, (1, 1))
+    if change == "moved":
+        data = data.rename(tmp_path / "moved data")
+    if change == "copied beside":
+        raw = tmp_path / "deep" / "numbers.csv"
+        write(raw, "one")
+    if change == "elsewhere":
+        shutil.copytree(data, tmp_path / "copy")
+        data = tmp_path / "copy"
+    project = Project(data, raw)
+    with caplog.at_level(logging.INFO, "flatout"):
+        project.run(train)
+        reads = caplog.text.count("comparing what it holds")
+        project.run(train)
+    assert reads == (change in ("touched", "copied beside"))
+    assert caplog.text.count("comparing what it holds") == reads  # noted the first time
+
+
+def test_nothing_is_read_where_files_are_as_they_were(made, tmp_path):
+    raw = tmp_path / "numbers.csv"
+    times = raw.stat()
+    write(raw, "two")
+    os.utime(raw, ns=(times.st_atime_ns, times.st_mtime_ns))
+    made.run(train)
+
+
+def test_tokens_alone_are_trained_on(made, tmp_path, caplog):
+    """As they are shipped to the machine that has the GPUs."""
+    for name in ARROWS:
+        if name.endswith("rows"):
+            shutil.rmtree(tmp_path / "data" / name)
+    project = Project(tmp_path / "data", tmp_path / "nowhere.csv")
+    with caplog.at_level(logging.INFO, "flatout"):
+        project.run(train)
+    assert "not here: taken as they are" in caplog.text
+    assert doctor_on_tokens(project.catalog, project.settings).status == "ok"
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        TextFiles(filepath="nowhere/numbers.csv"),
+        TextFiles(filepath="memory://nowhere/numbers.csv"),
+        CSVDataset(filepath="nowhere/numbers.csv"),
+        DocstringCorpus(filepath="nowhere", rows=10, labels=2),
+    ],
+)
+def test_raw_data_that_cannot_be_had_is_only_noted(made, tmp_path, entry, caplog):
+    project = Project(tmp_path / "data", entry)
+    project.run(train)
+    assert doctor_on_tokens(project.catalog, project.settings).status == "ok"
+
+
+def test_entries_of_other_kinds_are_compared(tmp_path):
+    raw = write(tmp_path / "numbers.csv", "one")
+    Project(tmp_path / "data", CSVDataset(filepath=str(raw))).run(split, tokenize)
+    Project(tmp_path / "data", CSVDataset(filepath=str(raw))).run(train)
+    other = write(tmp_path / "reviews.csv", "two")
+    project = Project(tmp_path / "data", CSVDataset(filepath=str(other)))
+    assert "made from numbers.csv, raw_texts is now reviews.csv" in project.refusal()
+
+
+def test_shards_of_a_folder_are_compared(tmp_path):
+    for name in "ab":
+        write(tmp_path / "shards" / f"{name}.csv", name)
+    project = Project(tmp_path / "data", tmp_path / "shards")
+    project.run(split, tokenize, train)
+    write(tmp_path / "shards" / "c.csv", "c")
+    assert project.refusal().startswith("shards holds other rows than those")
+
+
+def test_a_url_whose_content_has_changed_is_refused(tmp_path, caplog):
+    """The store tells of it; nothing is fetched where it tells of no change."""
+    store = fsspec.filesystem("memory")
+    text = write(tmp_path / "numbers.csv", "one").read_bytes()
+    store.pipe_file("/bucket/numbers.csv", text)
+    url, cache = "memory://bucket/numbers.csv", str(tmp_path / "fetched")
+    project = Project(tmp_path / "data", TextFiles(filepath=url, cache_dir=cache))
+    project.run(split, tokenize)
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "flatout"):
+        project.run(train)
+    assert "compar" not in caplog.text and "fetching" not in caplog.text
+    store.pipe_file("/bucket/numbers.csv", text.replace(b"one", b"two"))
+    try:
+        assert project.refusal().startswith("numbers.csv holds other rows than those")
+    finally:
+        store.rm("/bucket", recursive=True)
+
+
+class Rows(AbstractDataset):
+    """A user's own entry, which tells more of itself than it should."""
+
+    def __init__(self, rows, **described):
+        self.rows, self.described = rows, described
+
+    def load(self):
+        return self.rows
+
+    def save(self, data): ...
+
+    def _describe(self):
+        return {**self.described, "client": f"<Client object at {hex(id(self))}>"}
+
+
+SECRETS = {"token": "hunter2", "con": "postgresql://me:hunter2@host/db"}
+
+
+@pytest.mark.parametrize(
+    "described", [SECRETS, {"filepath": "https://me:hunter2@host/a.csv?key=hunter2"}]
+)
+def test_no_secret_of_an_entry_is_kept_beside_the_rows(tmp_path, described, caplog):
+    """Two objects of one entry are the same though their addresses differ."""
+    frame = pd.read_csv(write(tmp_path / "numbers.csv", "one"))
+    entries = [Rows(frame, **described) for _ in range(2)]
+    Project(tmp_path / "data", entries[0]).run(split, tokenize)
+    with caplog.at_level(logging.INFO, "flatout"):
+        Project(tmp_path / "data", entries[1]).run(train)
+    assert "comparing what it holds" not in caplog.text
+    assert "has no files to look at: not compared" in caplog.text
+    for path in (tmp_path / "data").rglob("*"):
+        assert path.is_dir() or b"hunter2" not in path.read_bytes()
+
+
+def test_the_key_file_stays_small_however_many_the_shards(tmp_path):
+    for number in range(20):
+        write(tmp_path / "shards" / f"shard_{number}.csv", f"n{number}", count=10)
+    project = Project(tmp_path / "data", tmp_path / "shards")
+    project.run(split, tokenize, train)
+    key_file = tmp_path / "data" / "train_rows" / "flatout_key.json"
+    assert "shard_" not in key_file.read_text()
+
+
+def test_an_entry_whose_package_is_missing_is_not_compared(made, tmp_path, caplog):
+    project = Project(tmp_path / "data", tmp_path / "numbers.csv")
+    catalog = DataCatalog.from_config({"raw_texts": {"type": "no_such_package.Rows"}})
+    for name in set(project.catalog.keys()) - {"raw_texts"}:
+        catalog[name] = project.catalog[name]
+    project.catalog = catalog
+    with caplog.at_level(logging.INFO, "flatout"):
+        project.run(train)
+    assert "raw_texts cannot be opened here" in caplog.text
+    assert "NoneType" not in caplog.text
+
+
+def test_rows_that_tokenize_would_read_are_compared(made, tmp_path):
+    """`--pipelines=tokenize,train` makes tokens of the rows that are there."""
+    other = write(tmp_path / "reviews.csv", "two")
+    project = Project(tmp_path / "data", other)
+    with pytest.raises(StaleTokensError, match=r"raw_texts is now reviews\.csv"):
+        project.run(lambda: tokenize() + train())

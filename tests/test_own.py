@@ -1,0 +1,211 @@
+"""A task and a family that flatout does not have, through every pipeline."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+import yaml
+from transformers import AutoTokenizer
+
+from flatout.engine.models.building import load_pretrained
+from tests import warm
+from tests.conftest import PROJECT, kedro
+from tests.own_family import ToyForSequenceClassification
+
+pytestmark = pytest.mark.process
+
+WORDS = "stock price falls after weak report while team wins a late match".split()
+PARAMETERS = {
+    "model": {
+        "task": "tests.own_task.TwoNumbers",
+        "family": "tests.own_family",
+        "config": {"model_type": "toy"},
+    },
+    "tokenize": {"vocab_size": 100},
+    "train": {"max_steps": 120, "epochs": 20, "batching": "packed"},
+    "predict": {"strategy": "packed"},
+    "benchmark": {"mode": "loader", "num_workers": [0], "min_window_s": 0},
+}
+FILES = ("own.csv", "own.jsonl", "own.parquet")
+
+
+@pytest.fixture(scope="module")
+def frame() -> pd.DataFrame:
+    """Texts, and how often two words are in them."""
+    chance = random.Random(0)
+    texts = [chance.choices(WORDS, k=chance.randint(3, 25)) for _ in range(400)]
+    return pd.DataFrame(
+        {
+            "text": [" ".join(words) for words in texts],
+            "label": [[w.count("price") / 1, w.count("team") / 2] for w in texts],
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def conf(frame, tmp_path_factory) -> Path:
+    """conf/test as a user's own settings, with a task and a family of their own."""
+    folder = tmp_path_factory.mktemp("own")
+    frame.to_parquet(folder / "own.parquet")
+    frame.to_json(folder / "own.jsonl", orient="records", lines=True)
+    frame.assign(label=frame["label"].map(json.dumps)).to_csv(
+        folder / "own.csv", index=False
+    )
+    others = shutil.ignore_patterns("local", "tuned")
+    shutil.copytree(PROJECT / "conf", folder / "conf", ignore=others)
+    for name in FILES:
+        local = folder / "conf" / name.replace(".", "_")
+        shutil.copytree(PROJECT / "conf/test", local)
+        known = yaml.safe_load((local / "parameters.yml").read_text())
+        (local / "parameters.yml").write_text(yaml.dump(merged(known, PARAMETERS)))
+        entry = {"type": "flatout.datasets.TextFiles", "filepath": str(folder / name)}
+        (local / "catalog.yml").write_text(yaml.dump({"raw_texts": entry}))
+    return folder / "conf"
+
+
+def merged(known: dict, added: dict) -> dict:
+    result = {**known, **added}
+    for name in known.keys() & added.keys():
+        if isinstance(added[name], dict):
+            result[name] = merged(known[name], added[name])
+    return result
+
+
+def command(conf: Path, data: Path, *options: str, file="own.jsonl") -> list[str]:
+    environment = f"--env={file.replace('.', '_')}"
+    where = (f"--conf-source={conf}", f"--params=data_dir={data},runtime.threads=1")
+    return ["run", environment, *where, *options]
+
+
+def run(*arguments, **options) -> str:
+    done = kedro(*command(*arguments, **options), PYTHONPATH=str(PROJECT))
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def finished(conf, empty_store) -> Path:
+    """The data folder of a whole `kedro run`."""
+    data = conf.parent / "data"
+    data.mkdir()
+    shutil.copy(empty_store, data / "mlflow.db")
+    run(conf, data)
+    return data
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_lists_of_numbers_are_read_from_every_kind_of_file(conf, frame, tmp_path, file):
+    """And neither the task nor its labels load torch."""
+    code = f"""
+import sys
+from kedro.framework.cli.cli import main
+sys.argv = ["kedro", *{command(conf, tmp_path, "--pipelines=split", file=file)!r}]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+print("imported:", sorted({{"torch", "transformers"}} & set(sys.modules)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip().endswith("imported: []"), done.stdout + done.stderr
+    expected = dict(zip(frame["text"], frame["label"], strict=True))
+    found = {}
+    for split in ("train", "validation", "test"):
+        (rows,) = (tmp_path / f"03_primary/{split}_rows").glob("*.arrow")
+        table = pa.ipc.open_stream(pa.memory_map(str(rows))).read_all()
+        found |= dict(
+            zip(*map(pa.ChunkedArray.to_pylist, table.columns[:2]), strict=True)
+        )
+    assert found == expected
+
+
+def test_it_trains_and_predicts_as_its_own_model_does(finished, conf):
+    report = json.loads((finished / "08_reporting/train_report.json").read_text())
+    assert report["strategy"] == "packed" and report["padding_pct"] == 0
+    assert report["final_loss"] < report["initial_loss"]
+    run(conf, finished, "--pipelines=predict")
+    found = pd.read_parquet(finished / "07_model_output/predictions.parquet")
+    folder = finished / "06_models/model"
+    model = load_pretrained(folder).eval()
+    assert type(model) is ToyForSequenceClassification
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        rows = [
+            model(tokenizer(text, return_tensors="pt")["input_ids"]).logits[0]
+            for text in found["text"]
+        ]
+    expected = torch.stack(rows).numpy()
+    assert found[["first", "second"]].to_numpy() == pytest.approx(expected, abs=1e-5)
+    assert expected.std(0).min() > 1e-3
+
+
+def test_it_is_evaluated_behind_the_training(finished):
+    """On the model that was saved, with the loss that the training found."""
+    reports = finished / "08_reporting"
+    train = json.loads((reports / "train_report.json").read_text())
+    found = json.loads((reports / "evaluation_report.json").read_text())
+    assert found["loss"] == pytest.approx(train["test_loss"], rel=1e-5)
+    rows = pd.read_parquet(finished / "07_model_output/test_predictions.parquet")
+    losses = [
+        sum((a - b) ** 2 for a, b in zip(*map(_numbers, pair), strict=True))
+        for pair in zip(rows["label"], rows["prediction"], strict=True)
+    ]
+    assert rows["loss"].to_numpy() == pytest.approx(losses, rel=0.02, abs=0.02)
+    wrong = pd.read_csv(reports / "wrong_predictions.csv")
+    assert wrong["loss"].is_monotonic_decreasing
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(number) for number in text.split()]
+
+
+def test_it_goes_on_bit_for_bit(finished, conf, tmp_path):
+    kept = shutil.ignore_patterns("08_reporting", "checkpoints", "model", "last_model")
+    shutil.copytree(finished, tmp_path / "data", ignore=kept)
+    arguments = command(conf, tmp_path / "data", "--pipelines=train")
+    variables = {"PYTHONPATH": str(PROJECT)}
+    process = warm.start(arguments, tmp_path / "output", PROJECT, variables)
+    points = tmp_path / "data/08_reporting/train_metrics.jsonl"
+    while process.poll() is None and "grad_norm" not in _text(points):
+        time.sleep(0.01)
+    process.send_signal(15)
+    assert process.wait() == 143, (tmp_path / "output").read_text()
+    run(conf, tmp_path / "data", "--pipelines=train")
+    histories = [
+        pd.read_csv(data / "08_reporting/train_history.csv")
+        for data in (finished, tmp_path / "data")
+    ]
+    exact = ["step", "loss", "learning_rate", "grad_norm"]
+    assert histories[0][exact].equals(histories[1][exact])
+
+
+def _text(file: Path) -> str:
+    return file.read_text() if file.is_file() else ""
+
+
+def test_its_loader_is_benchmarked(finished, conf):
+    run(conf, finished, "--pipelines=benchmark")
+    trials = pd.read_csv(finished / "08_reporting/benchmark_trials.csv")
+    assert set(trials["status"]) == {"ok"}
+
+
+def test_the_page_shows_the_task_as_it_is():
+    code = (PROJECT / "tests/own_task.py").read_text()
+    assert f"```python\n{code}```" in (PROJECT / "docs/own_task.md").read_text()
+    assert len(code.splitlines()) < 60

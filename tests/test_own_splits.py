@@ -1,0 +1,53 @@
+"""Entries of one's own splits stand for raw_texts."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+from kedro.io import DataCatalog, MemoryDataset
+
+from flatout.datasets import TextFiles
+from flatout.engine.parameters import SettingsError, SplitSettings
+from flatout.pipelines.split.nodes import split_rows
+from flatout.project.catalog_hooks import CatalogHooks
+from flatout.project.raw_origin import origin_of
+
+
+def files(folder, names):
+    for name in names:
+        texts = [f"{name} text {n}" for n in range(200)]
+        frame = pd.DataFrame({"text": texts, "label": ["a", "b"] * 100})
+        frame.to_csv(folder / f"{name}.csv", index=False)
+    entries = {f"raw_{n}_texts": str(folder / f"{n}.csv") for n in names}
+    catalog = DataCatalog({k: TextFiles(filepath=v) for k, v in entries.items()})
+    catalog["raw_texts"] = MemoryDataset("the built-in corpus")
+    return catalog, entries
+
+
+def test_the_entries_are_read_in_place_of_raw_texts(tmp_path):
+    catalog, entries = files(tmp_path, ("train", "test"))
+    CatalogHooks().after_catalog_created(catalog, entries)
+    recipes = split_rows(
+        catalog.load("raw_texts"), SplitSettings(), "sequence-classification"
+    )
+    texts = recipes["test_rows"].to_dataset()["text"][:]
+    assert texts == [f"test text {n}" for n in range(200)]
+    dealt = [len(recipes[f"{n}_rows"].to_dataset()) for n in ("train", "validation")]
+    assert sum(dealt) == 200
+
+
+def test_a_change_of_one_file_is_noticed(tmp_path):
+    catalog, entries = files(tmp_path, ("train", "test"))
+    CatalogHooks().after_catalog_created(catalog, entries)
+    before = origin_of(catalog)
+    assert before["name"] == "raw_train_texts, raw_test_texts"
+    assert before["tells_changes"]
+    assert origin_of(catalog) == before
+    (tmp_path / "test.csv").write_text("text,label\nnew,a\n")
+    assert origin_of(catalog)["state"] != before["state"]
+
+
+def test_other_splits_without_train_are_refused(tmp_path):
+    catalog, entries = files(tmp_path, ("test",))
+    with pytest.raises(SettingsError, match="raw_test_texts without raw_train_texts"):
+        CatalogHooks().after_catalog_created(catalog, entries)

@@ -1,0 +1,146 @@
+"""Parameters from conf/ to the nodes: what is shown, filled in and refused."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import yaml
+from kedro.framework.session import KedroSession
+from kedro.framework.startup import bootstrap_project
+
+from flatout.engine.parameters import Settings, SettingsError
+from flatout.engine.parameters.described import described
+from flatout.project import parameter_table as tables
+from flatout.project.command_line import CommandError
+from flatout.project.config_loader import ProjectConfigLoader
+from flatout.project.parameter_hooks import loader_of
+from flatout.settings import CONFIG_LOADER_ARGS
+from tests.conftest import PROJECT, kedro
+
+
+def context_of(environment: str | None = None, **parameters):
+    bootstrap_project(PROJECT)
+    session = KedroSession.create(PROJECT, env=environment, runtime_params=parameters)
+    return session.load_context()
+
+
+TEN = {
+    "split.text_column",
+    "split.label_column",
+    "model.task",
+    "model.name_or_path",
+    "tokenize.max_length",
+    "train.global_batch_size",
+    "train.learning_rate",
+    "train.epochs",
+    "train.token_budget",
+    "runtime.precision",
+}
+OF_ONES_OWN = ("model.config", "sweep.grid", "model.overrides", "runtime.environment")
+PLACES = {"benchmark.folder", "sweep.folder", "paths.checkpoints", "paths.metrics"}
+
+
+def leaves(tree: dict, prefix: str = "") -> set[str]:
+    found = set()
+    for key, value in tree.items():
+        is_group = isinstance(value, dict) and f"{prefix}{key}" not in OF_ONES_OWN
+        found |= leaves(value, f"{prefix}{key}.") if is_group else {f"{prefix}{key}"}
+    return found
+
+
+def test_base_shows_the_ten_parameters_that_matter():
+    written = yaml.safe_load((PROJECT / "conf/base/parameters.yml").read_text())
+    assert leaves(written) == TEN | PLACES | {"model.config", "sweep.grid"}
+
+
+def test_nodes_and_mlflow_get_every_parameter_all_the_same():
+    context = context_of("local", train={"log_every": 7})
+    given, known = context.config_loader["parameters"], Settings().model_dump()
+    unset = {"data_dir", "tuned", "pipelines"}
+    assert leaves(given) >= leaves(known) - unset
+    assert given["train"]["log_every"] == 7
+    assert given["runtime"]["environment"] == known["runtime"]["environment"]
+    assert context.catalog.load("params:benchmark").steps_per_trial == 20
+
+
+def test_a_misspelt_parameter_that_base_does_not_list_is_refused():
+    with pytest.raises(SettingsError, match=r"did you mean train\.loader\.num_workers"):
+        context_of("local", train={"loader": {"num_worker": 2}})
+    with pytest.raises(SettingsError, match=r"train\.log_every: should be"):
+        context_of("local", train={"log_every": 0})
+
+
+def test_the_page_of_all_parameters_is_current():
+    loader = loader_of(context_of())
+    page = (PROJECT / "docs/parameters.md").read_text(encoding="utf-8")
+    hint = "kedro flatout parameters --markdown=docs/parameters.md"
+    assert tables.page(loader) == page, f"make it anew: {hint}"
+    assert [p.path for p in described() if not p.meaning] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "source"),
+    [
+        ("train.log_every", "9", "command line"),
+        ("train.max_steps", "8", "conf/test"),
+        ("train.learning_rate", "0.001", "conf/base"),
+        ("train.batching", "grouped", "command line"),  # by its earlier name
+        ("train.weight_decay", "0.01", "default"),
+        ("train.loader.num_workers", "0", "conf/test"),
+    ],
+)
+def test_a_parameter_is_shown_with_its_source(path, value, source):
+    given = {"log_every": 9, "strategy": "grouped"}
+    shown = tables.table(loader_of(context_of("test", train=given)), "train")
+    lines = [line.split() for line in shown.splitlines()]
+    assert [path, value, *source.split()] in lines
+
+
+def test_the_users_own_settings_count_below_those_that_say_how_to_train(tmp_path):
+    """conf/slow lies over conf/local, which lies over conf/base."""
+    for name in ("base", "local", "slow"):
+        (tmp_path / name).mkdir()
+        text = f"train: {{log_every: 3, {name}_only: 1}}"
+        (tmp_path / name / "parameters.yml").write_text(text)
+    found = ProjectConfigLoader(str(tmp_path), env="slow", **CONFIG_LOADER_ARGS)
+    places = ["conf/base", "conf/local", "conf/slow", "command line"]
+    assert list(found.layers()) == places
+    assert found.layers()["conf/local"] == {"train": {"log_every": 3, "local_only": 1}}
+
+
+def test_a_group_that_does_not_exist_is_answered_with_the_nearest():
+    with pytest.raises(CommandError, match=r"no group trian; did you mean train\?"):
+        tables.check_group("trian")
+
+
+@pytest.fixture
+def conf(tmp_path):
+    """The project's, with an environment `rows` like `test` that only splits."""
+    folder = shutil.copytree(PROJECT / "conf", tmp_path / "conf")
+    shutil.copytree(folder / "test", folder / "rows")
+    with (folder / "rows/parameters.yml").open("a") as file:
+        file.write("\npipelines: [split]\n")
+    return folder
+
+
+def test_an_environment_names_the_pipelines_of_a_bare_run(conf, tmp_path):
+    data = tmp_path / "data"
+    options = (f"--conf-source={conf}", f"--params=data_dir={data}")
+    done = kedro("run", "--env=rows", *options)
+    assert done.returncode == 0, done.stdout
+    assert (data / "03_primary/train_rows").is_dir()
+    assert not (data / "05_model_input").exists()
+    done = kedro("run", "--env=rows", "--pipelines=tokenize", *options)  # asked: wins
+    assert done.returncode == 0, done.stdout
+    assert (data / "05_model_input/train_tokens").is_dir()
+
+
+def test_a_pipeline_that_an_environment_misspells_is_refused(conf):
+    file = conf / "rows/parameters.yml"
+    file.write_text(file.read_text().replace("[split]", "[spilt]"))
+    done = kedro("run", "--env=rows", f"--conf-source={conf}")
+    assert done.returncode == 2
+    assert done.stdout.splitlines()[-1] == (
+        "Error: parameter pipelines: no pipeline spilt; did you mean split?"
+    )

@@ -1,0 +1,54 @@
+"""Sentences of the documents: short, few figures, no words of our own."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROJECT
+
+MOST_WORDS = 25
+MOST_FIGURES = 2
+FIGURE = re.compile(r"\d[\d.,]*")
+BANNED = (
+    "anew",
+    "for ever",
+    "gone on with",
+    "is held against",
+    "all at once",
+    "mended",
+)
+PAGES = sorted(
+    page
+    for page in [PROJECT / "README.md", *(PROJECT / "docs").rglob("*.md")]
+    # The log keeps figures, and the page of parameters is made from docstrings.
+    if "results" not in page.parts and page.name != "parameters.md"
+)
+
+
+def sentences(page: Path) -> list[str]:
+    """Of the running text: no code, tables or headings."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    found = []
+    for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", text):
+        if block.lstrip().startswith(("|", "#", "!", "<")):
+            continue
+        plain = re.sub(r"`[^`]*`", "code", block)
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", plain)
+        plain = re.sub(r"^\s*(?:[-*]|\d+\.) ", "", plain)
+        found += re.split(r"(?<=[.!?:;])\s+", " ".join(plain.split()))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(PROJECT)))
+def test_sentences_are_short_and_plain(page):
+    long = [s for s in sentences(page) if len(s.split()) > MOST_WORDS]
+    full = [
+        s for s in sentences(page) if len(re.findall(r"\d[\d.,]*", s)) > MOST_FIGURES
+    ]
+    banned = [w for w in BANNED for s in sentences(page) if w in s.lower()]
+    assert (long, full, banned) == ([], [], [])
+
+
+def test_the_readme_fits_a_screenful_or_two():
+    assert len((PROJECT / "README.md").read_text().splitlines()) <= 120

@@ -1,0 +1,62 @@
+"""`make ui` and `make viz` as a newcomer types them: they answer, and end whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests import warm
+from tests.conftest import PROJECT
+from tests.servers import (
+    QUICKER,
+    free_port,
+    listening,
+    of_session,
+    wait_for,
+)
+
+pytestmark = pytest.mark.process
+
+MAKE = ("make", "-o", ".venv/runtime", "-o", ".venv/dev")
+"""With what is installed as it is."""
+
+
+@pytest.mark.parametrize(
+    ("target", "path", "shown", "stop", "signum"),
+    [
+        # Ctrl-C reaches every process; make passes SIGTERM to kedro alone.
+        ("ui", "/health", b"OK", os.killpg, signal.SIGINT),
+        ("viz", "/api/main", b"train_model", os.kill, signal.SIGTERM),
+    ],
+)
+def test_a_make_target_serves_in_a_shell_that_activated_nothing(
+    store: str, tmp_path: Path, target, path, shown, stop, signum
+):
+    port, log = free_port(), tmp_path / "log"
+    own = f"BIN={Path(sys.executable).parent}"
+    variables = {"MLFLOW_TRACKING_URI": store, "BROWSER": "true", **QUICKER}
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [*MAKE, own, target, f"PORT={port}"],
+            cwd=PROJECT,
+            env={**warm.not_activated(), **variables},
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        assert shown in wait_for(f"http://127.0.0.1:{port}{path}", process, log)
+        assert listening(process.pid) == {("127.0.0.1", port)}
+        stop(process.pid, signum)
+        process.wait(60)
+        for one in of_session(process.pid):
+            one.wait(60)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,104 @@
+"""A data folder that this user cannot write: named before any node runs."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from flatout.tracking.store import cause
+from tests.conftest import kedro
+from tests.warm import BOUND_BY_PERMISSIONS
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(sys.platform != "linux", reason="drops Linux capabilities"),
+]
+AS_A_USER = {BOUND_BY_PERMISSIONS: "1"}
+
+
+@contextmanager
+def read_only(path: Path) -> Iterator[None]:
+    before = path.stat().st_mode
+    path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        yield
+    finally:
+        path.chmod(before)
+
+
+def files_below(folder: Path) -> dict[Path, int]:
+    return {p: p.stat().st_size for p in folder.rglob("*") if p.is_file()}
+
+
+SAID = "cannot be written by this user"
+ELSEWHERE = "--params=data_dir=/another/disk"
+
+
+def shown(path: Path) -> str:
+    return f"{path}/" if path.is_dir() else f"{path}"
+
+
+@pytest.mark.parametrize(
+    ("place", "pipeline"),
+    [
+        ("", "split"),
+        ("mlflow.db", "split"),
+        ("03_primary", "split"),
+        ("03_primary/train_rows", "split"),
+        ("08_reporting/train_report.json", "train"),
+    ],
+)
+def test_what_cannot_be_written_is_named_before_any_node(data, place, pipeline):
+    (data / "03_primary" / "train_rows").mkdir(parents=True)
+    (data / "08_reporting").mkdir()
+    (data / "08_reporting" / "train_report.json").write_text("{}")
+    before = files_below(data)
+    options = ("--env=test", f"--pipelines={pipeline}", f"--params=data_dir={data}")
+    with read_only(data / place):
+        done = kedro("run", *options, **AS_A_USER)
+    assert done.returncode == 2
+    last = done.stdout.splitlines()[-1]
+    assert last == f"Error: {shown(data / place)} {SAID}: {ELSEWHERE}"
+    assert "Traceback" not in done.stdout
+    assert "Running node" not in done.stdout
+    assert files_below(data) == before
+
+
+@pytest.mark.parametrize(
+    ("place", "check"), [("", "disk"), ("mlflow.db", "tracking store")]
+)
+def test_the_doctor_says_the_same(data, place, check):
+    options = ("--env=test", "--json", f"--params=data_dir={data}")
+    with read_only(data / place):
+        done = kedro("doctor", *options, **AS_A_USER)
+    rows = json.loads(done.stdout.splitlines()[-1])
+    found = {row.pop("check"): row for row in rows}[check]
+    said = f"{shown(data / place)} {SAID}"
+    assert found == {"status": "fail", "finding": said, "fix": ELSEWHERE}
+    assert done.returncode == 1
+
+
+def test_a_store_elsewhere_that_cannot_be_written_costs_a_line(data, store):
+    file = Path(store.removeprefix("sqlite:///"))
+    arguments = ("run", "--pipelines=split", "--env=test", f"--params=data_dir={data}")
+    with read_only(file):
+        done = kedro(*arguments, **AS_A_USER, MLFLOW_TRACKING_URI=store)
+    assert done.returncode == 0, done.stdout
+    said = " ".join(done.stdout.split())
+    assert "does not have all of this run" in said
+    assert "`kedro flatout sync` sends it" in said
+    assert "Traceback" not in done.stdout
+
+
+def test_a_store_that_is_read_only_is_told_as_such(tmp_path):
+    sqlite3.connect(tmp_path / "mlflow.db").execute("create table runs (id)")
+    read = sqlite3.connect(f"file:{tmp_path}/mlflow.db?mode=ro", uri=True)
+    with pytest.raises(sqlite3.OperationalError) as refused:
+        read.execute("insert into runs values (1)")
+    assert cause(refused.value).startswith("this user cannot write it; another place")

@@ -1,0 +1,347 @@
+"""The fault drill: `python -m tests.tools.drill --kills 50 --seed 0`.
+
+A small training is killed, stopped, starved of disk and robbed of its newest checkpoint
+at random moments, again and again, and started anew with the same command each time.
+At its end weights, losses and gradient norms must be those of the undisturbed run, bit
+for bit, and every point must be in the metrics file once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from flatout.engine.checkpoints.checkpoint_folder import RESULT, step_folders
+from flatout.engine.machine.watchdog import Beat, read_beats
+from tests.tools.victim import (
+    BEATS,
+    OUTCOME,
+    TEMPORARY,
+    Victim,
+    main_of_a_fork,
+)
+
+logger = logging.getLogger(__name__)
+
+FAULTS = ("kill", "kill", "kill", "kill", "term", "corrupt", "fill", "stop")
+"""Drawn from with equal chance: half of all are plain kills."""
+LONGEST_ATTEMPT_S = 120.0
+LONGEST_FAULT_FREE_S = 0.8
+"""A fault comes at a random moment of so many seconds after the first step."""
+FULL_DISK_BYTES = 4_000
+"""Too little for a checkpoint's tensors, enough for the metrics of a short while."""
+
+PRELOADED = ("torch._dynamo", "transformers.models.bert.modeling_bert")
+
+
+class DrillError(AssertionError):
+    """A training did not end as the undisturbed one did."""
+
+
+@dataclass
+class Drill:
+    """What was done and seen so far."""
+
+    folder: Path
+    victim: Victim
+    seed: int
+    preloaded: bool = False
+    """Fork from a process that has imported all: quick, for tests."""
+    faults: Counter[str] = field(default_factory=Counter)
+    moments: Counter[str] = field(default_factory=Counter)
+    resumable: int = 0
+    """Starts that met a checkpoint, and had to go on from it."""
+    resumed: int = 0
+    first_step_s: list[float] = field(default_factory=list)
+    """From the start of a command to its first new step."""
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.reference = self._undisturbed()
+
+    def run(self, wanted_faults: int) -> None:
+        """Whole trainings until so many faults were met. Raises DrillError."""
+        round_number = 0
+        while sum(self.faults.values()) < wanted_faults:
+            round_number += 1
+            folder = self.folder / f"round-{round_number}"
+            self.victim.start_in(folder)
+            self._one_training(folder, wanted_faults)
+            self._compare(folder)
+
+    def _undisturbed(self) -> Path:
+        folder = self.folder / "undisturbed"
+        self.victim.start_in(folder)
+        attempt = Attempt.start(folder, self.preloaded)
+        attempt.finish()
+        return folder
+
+    def _one_training(self, folder: Path, wanted_faults: int) -> None:
+        while not (folder / OUTCOME).exists():
+            remaining = wanted_faults - sum(self.faults.values())
+            fault = self.random.choice(self._faults()) if remaining > 0 else "none"
+            limit = FULL_DISK_BYTES if fault == "fill" else None
+            replace(self.victim, file_limit_bytes=limit).start_in(folder)
+            self._attempt(folder, fault)
+
+    def _faults(self) -> list[str]:
+        """Ranks hand files over, which a full disk would refuse before any step."""
+        alone = self.victim.world_size == 1
+        return [fault for fault in FAULTS if alone or fault != "fill"]
+
+    def _attempt(self, folder: Path, fault: str) -> None:
+        run = folder / "run"
+        resumable = bool(step_folders(run)) and not (run / RESULT).exists()
+        attempt = Attempt.start(folder, self.preloaded)
+        try:
+            if fault == "none" or not attempt.wait_for_step():
+                if fault == "fill":  # the last model did not fit, which is an error
+                    attempt.wait()
+                else:
+                    attempt.finish()
+                return
+            self.first_step_s.append(attempt.age_s)
+            time.sleep(self.random.uniform(0, LONGEST_FAULT_FREE_S))
+            moment = attempt.moment()
+            if attempt.ended:
+                return
+            self.faults[fault] += 1
+            self.moments[moment] += 1
+            self._do(fault, attempt, folder)
+        finally:
+            attempt.kill()
+        self._check_resume(resumable, attempt)
+
+    def _check_resume(self, resumable: bool, attempt: Attempt) -> None:
+        """Raises DrillError where a training began anew beside a checkpoint."""
+        resumed = "resuming from step" in attempt.output
+        self.resumable += resumable
+        self.resumed += resumed
+        if resumable != resumed:
+            told = "a checkpoint was not gone on from" if resumable else "nothing to"
+            raise DrillError(f"{told}\n{attempt.output}")
+
+    def _do(self, fault: str, attempt: Attempt, folder: Path) -> None:
+        logger.info("%s at step %s (%s)", fault, attempt.step, attempt.moment())
+        if fault == "term":
+            attempt.send(signal.SIGTERM)
+            status = attempt.wait()
+            if status not in (128 + signal.SIGTERM, 0):
+                raise DrillError(f"SIGTERM: exit status {status}\n{attempt.output}")
+        elif fault == "stop":
+            attempt.send(signal.SIGSTOP)
+            time.sleep(self.random.uniform(0.1, 1.0))
+            attempt.send(signal.SIGCONT)
+            time.sleep(0.2)
+        attempt.kill()
+        if fault == "corrupt":
+            self._corrupt(folder / "run")
+
+    def _corrupt(self, folder: Path) -> None:
+        """Flip a byte of a random file of the newest checkpoint, if it is not alone."""
+        checkpoints = step_folders(folder)
+        if len(checkpoints) < 2:
+            return
+        path = self.random.choice(sorted(checkpoints[0].iterdir()))
+        data = bytearray(path.read_bytes())
+        data[self.random.randrange(len(data))] ^= 0x10
+        path.write_bytes(data)
+
+    def _compare(self, folder: Path) -> None:
+        expected = json.loads((self.reference / OUTCOME).read_text())
+        found = json.loads((folder / OUTCOME).read_text())
+        for name, value in expected.items():
+            if found[name] != value:
+                raise DrillError(
+                    f"{folder}: {name} differs: {_first_difference(found[name], value)}"
+                )
+        if (a := _points(folder)) != (b := _points(self.reference)):
+            different = set(a) ^ set(b) or Counter(a) - Counter(b)
+            raise DrillError(f"{folder}: points differ or repeat: {different}")
+
+    def report(self) -> str:
+        slowest = max(self.first_step_s, default=0.0)
+        return (
+            f"{sum(self.faults.values())} faults ({_counts(self.faults)}) in "
+            f"{len(list(self.folder.glob('round-*')))} trainings of "
+            f"{self.victim.max_steps} steps on {self.victim.world_size} rank(s); "
+            f"{self.resumed} resumes of {self.resumable}; "
+            f"moments: {_counts(self.moments)}; first new step after at most "
+            f"{slowest:.1f} s; weights, losses and gradient norms equal bit for bit, "
+            "every point written once"
+        )
+
+
+@dataclass
+class Attempt:
+    """One start of the command."""
+
+    folder: Path
+    process: Any
+    """A Popen, or a Process of multiprocessing."""
+    begin_s: float
+    log: Path
+
+    @classmethod
+    def start(cls, folder: Path, preloaded: bool) -> Attempt:
+        for beats in (folder / BEATS, folder / TEMPORARY):
+            shutil.rmtree(beats, ignore_errors=True)
+        log = folder / f"log-{len(list(folder.glob('log-*')))}.txt"
+        begin_s = time.monotonic()
+        process = _fork(folder, log) if preloaded else _command(folder, log)
+        return cls(folder, process, begin_s, log)
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self.begin_s
+
+    @property
+    def step(self) -> int:
+        beat = self._beat()
+        return beat.step if beat else 0
+
+    def wait_for_step(self) -> bool:
+        """Until it has trained a step of its own; False where it ends before."""
+        while self.age_s < LONGEST_ATTEMPT_S:
+            if self.ended:
+                return False
+            if self.step > 0:
+                return True
+            time.sleep(0.002)
+        raise DrillError(f"no step within {LONGEST_ATTEMPT_S:.0f} s\n{self.output}")
+
+    def moment(self) -> str:
+        """What it does now."""
+        hidden = [path.name for path in (self.folder / "run").glob(".tmp-*")]
+        if any("step-" in name for name in hidden):
+            return "writing a checkpoint"
+        beat = self._beat()
+        return beat.phase if beat else "start"
+
+    def finish(self) -> None:
+        """Raises DrillError where it does not end well."""
+        status = self.wait()
+        if status != 0:
+            raise DrillError(f"exit status {status}\n{self.output}")
+
+    def wait(self) -> int:
+        """The exit status. Raises DrillError where it does not end."""
+        while not self.ended:
+            if self.age_s > LONGEST_ATTEMPT_S:
+                self.kill()
+                raise DrillError(f"did not end\n{self.output}")
+            time.sleep(0.01)
+        return int(self._status())
+
+    @property
+    def ended(self) -> bool:
+        return self._status() is not None
+
+    def _status(self) -> Any:
+        is_command = isinstance(self.process, subprocess.Popen)
+        return self.process.poll() if is_command else self.process.exitcode
+
+    def send(self, signum: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.process.pid, signum)
+
+    def kill(self) -> None:
+        """The command and all it started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        while not self.ended:
+            time.sleep(0.005)
+
+    def _beat(self) -> Beat | None:
+        """Of the main rank: the command itself, or one that it has started."""
+        places = [self.folder / BEATS, *self.folder.glob(f"{TEMPORARY}/*/{BEATS}")]
+        beats = [beat for place in places for beat in read_beats(place)]
+        return beats[0] if beats else None
+
+
+def _command(folder: Path, log: Path) -> Any:
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.tools.victim", str(folder)],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def _fork(folder: Path, log: Path) -> Any:
+    """From a process that has imported all: a start without the seconds of imports."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["flatout.engine.launch.launch", *PRELOADED])
+    log.touch()
+    process = context.Process(target=main_of_a_fork, args=(folder, log))
+    process.start()
+    return process
+
+
+def _points(folder: Path) -> list[tuple[int, str, str]]:
+    """(step, metric, value) of the metrics file, but those that are times."""
+    found = []
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        point = json.loads(line)
+        for name, value in point["metrics"].items():
+            if "per_second" not in name and "wait" not in name:
+                found.append((point["step"], name, float(value).hex()))
+    return sorted(found)
+
+
+def _first_difference(found: Any, expected: Any) -> str:
+    if isinstance(found, list):
+        pairs = zip(found, expected, strict=False)
+        found, expected = next((p for p in pairs if p[0] != p[1]), (found, expected))
+    return f"{found} in place of {expected}"
+
+
+def _counts(counter: Counter[str]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counter.most_common())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=50, help="faults in all")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=400, help="of one training")
+    parser.add_argument("--ranks", type=int, default=1, help="processes that train")
+    parser.add_argument(
+        "--preloaded",
+        action="store_true",
+        help="fork each start from a process that has imported all: ten times quicker",
+    )
+    parser.add_argument("--folder", type=Path, help="default: a temporary one")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    with tempfile.TemporaryDirectory(prefix="flatout-drill-") as temporary:
+        folder = options.folder or Path(temporary)
+        victim = Victim(max_steps=options.steps, world_size=options.ranks)
+        drill = Drill(folder, victim, options.seed, options.preloaded)
+        drill.run(options.kills)
+        logger.info(drill.report())
+
+
+if __name__ == "__main__":
+    main()

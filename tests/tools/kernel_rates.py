@@ -1,0 +1,116 @@
+"""Our loss and gated SiLU beside Liger-Kernel's and PyTorch's, forward and backward.
+
+    python -m tests.tools.kernel_rates
+
+Needs a GPU and `pip install liger-kernel`. Milliseconds are medians of Triton's
+`do_bench`; peak memory is what a call allocates beyond its inputs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn import functional as F
+
+HIDDEN = 1_024
+SHAPES = ((4_096, 32_000), (24_576, 32_000), (24_576, 151_936))
+"""(targets, vocabulary size)."""
+TOKENS, WIDTH = 24_576, 3_072
+
+
+def losses() -> dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:
+    """(hidden (K, H) bf16, weight (V, H) fp32, labels (K,)) -> summed loss ()."""
+    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
+    from flatout.engine.ops.kernels.linear_loss import linear_cross_entropy
+
+    liger = LigerFusedLinearCrossEntropyLoss(reduction="sum")
+    return {
+        "flatout": lambda x, w, y: linear_cross_entropy(x, w, y)[0],
+        "Liger": lambda x, w, y: liger(w.to(x.dtype), x, y),
+        "PyTorch": lambda x, w, y: F.cross_entropy(
+            (x @ w.to(x.dtype).t()).float(), y, reduction="sum"
+        ),
+    }
+
+
+def gates() -> dict[str, Callable[[Tensor], Tensor]]:
+    """Gate and up side by side (P, 2 N) bf16 -> silu(gate) * up (P, N)."""
+    from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+
+    from flatout.engine.ops.kernels.gated_silu import gated_silu
+
+    def liger(product: Tensor) -> Tensor:
+        return LigerSiLUMulFunction.apply(*product.chunk(2, -1))
+
+    def plain(product: Tensor) -> Tensor:
+        gate, up = product.chunk(2, -1)
+        return F.silu(gate) * up
+
+    compiled = torch.compile(plain)
+    return {"flatout": gated_silu, "Liger": liger, "Inductor": compiled}
+
+
+def measured(work: Callable[[], object]) -> str:
+    for _ in range(3):
+        work()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    work()
+    torch.cuda.synchronize()
+    peak_gib = (torch.cuda.max_memory_allocated() - before) / 2**30
+    times_ms = triton.testing.do_bench(work, warmup=100, rep=400, return_mode="median")
+    return f"{times_ms:8.3f} ms  {peak_gib:6.2f} GiB"
+
+
+def compare_losses(targets: int, pieces: int) -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(targets, HIDDEN, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(pieces, HIDDEN, device="cuda") / HIDDEN**0.5
+    labels = torch.randint(pieces, (targets,), device="cuda")
+    hidden.requires_grad_()
+    weight.requires_grad_()
+    for name, loss in losses().items():
+
+        def step(loss: Callable[..., Tensor] = loss) -> None:
+            hidden.grad = weight.grad = None
+            loss(hidden, weight, labels).backward()
+
+        say(f"loss {targets} x {pieces}", name, step)
+
+
+def compare_gates() -> None:
+    product = torch.randn(TOKENS, 2 * WIDTH, device="cuda", dtype=torch.bfloat16)
+    grad = torch.randn(TOKENS, WIDTH, device="cuda", dtype=torch.bfloat16)
+    product.requires_grad_()
+    for name, gate in gates().items():
+
+        def step(gate: Callable[[Tensor], Tensor] = gate) -> None:
+            product.grad = None
+            gate(product).backward(grad)
+
+        say(f"gated SiLU {TOKENS} x 2 x {WIDTH}", name, step)
+
+
+def say(what: str, name: str, step: Callable[[], None]) -> None:
+    try:
+        found = measured(step)
+    except torch.OutOfMemoryError:
+        found = "out of memory"
+    sys.stdout.write(f"{what:<30} {name:<10} {found}\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    for shape in SHAPES:
+        compare_losses(*shape)
+    compare_gates()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""A small training that faults are tried on: `python -m tests.tools.victim F`.
+
+F/victim.json holds the options of :class:`Victim`. The run goes on where it was left;
+when it has finished, F/outcome.json holds what must not depend on what befell it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from flatout.engine.machine.watchdog import heartbeat
+
+OPTIONS, OUTCOME, BEATS = "victim.json", "outcome.json", "beats"
+TEMPORARY = "temporary"
+"""Where ranks, if there are several, leave their heartbeats."""
+VOCABULARY_SIZE, MAX_LENGTH, LABELS = 200, 32, 4
+
+
+@dataclass(frozen=True)
+class Victim:
+    """Dropout on, several micro-batches a step, evaluations inside of epochs."""
+
+    max_steps: int = 200
+    rows: int = 400
+    world_size: int = 1
+    checkpoint_every: int = 5
+    seed: int = 0
+    file_limit_bytes: int | None = None
+    """Largest file that can be written: a disk that is full."""
+    train: dict[str, Any] = field(default_factory=dict)
+    """Further settings of `train`."""
+
+    def settings(self) -> dict[str, Any]:
+        train = {
+            "global_batch_size": 16,
+            "token_budget": 160,
+            "epochs": 1000,
+            "max_steps": self.max_steps,
+            "learning_rate": 1e-3,
+            "log_every": 4,
+            "evaluate_every": 7,
+            "error_analysis_every": None,
+            "checkpoint": {"every_steps": self.checkpoint_every, "keep": 2},
+            "distributed": {"num_processes": self.world_size},
+            "compile": False,
+        }
+        config = {
+            "model_type": "bert",
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
+            "max_position_embeddings": MAX_LENGTH,
+        }
+        return {
+            "runtime": {
+                "seed": self.seed,
+                "precision": "fp32",
+                "threads": 1,
+                "deterministic": True,  # on GPUs too the end is compared bit for bit
+            },
+            "model": {"config": config},
+            "tokenize": {"max_length": MAX_LENGTH},
+            "train": {**train, **self.train},
+        }
+
+    def start_in(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / OPTIONS).write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+
+def token_rows(rows: int, seed: int) -> Any:
+    """Rows of 3 to MAX_LENGTH tokens whose label can be learned."""
+    from flatout.engine.rows.tokens import TokenRows
+
+    rng = np.random.default_rng([seed, rows])
+    lengths = rng.integers(3, MAX_LENGTH + 1, rows)
+    ids = [rng.integers(5, VOCABULARY_SIZE, length).tolist() for length in lengths]
+    columns = {
+        "input_ids": pa.array(ids, pa.list_(pa.int32())),
+        "labels": pa.array([row[0] % LABELS for row in ids], pa.int64()),
+    }
+    return TokenRows(pa.table(columns))
+
+
+def make_job(victim: Victim, folder: Path) -> Any:
+    from flatout.engine.parameters import parse_settings
+    from flatout.engine.rows.vocabulary import Vocabulary
+    from flatout.engine.train.setup.job import TrainJob
+
+    return TrainJob(
+        settings=parse_settings(victim.settings()),
+        train=token_rows(victim.rows, victim.seed),
+        validation=token_rows(80, victim.seed + 1),
+        test=token_rows(80, victim.seed + 2),
+        vocabulary=Vocabulary(VOCABULARY_SIZE, 0, None, (0, 1, 2)),
+        label_names=tuple("abcd"),
+        work_folder=folder / "run",
+        metrics_file=folder / "metrics.jsonl",
+        data_key=str(victim.seed),
+    )
+
+
+def outcome(result: Any) -> dict[str, Any]:
+    """Curves as hexadecimal floats, and hashes of the weights."""
+    from flatout.engine.checkpoints.checkpoint_folder import file_hash
+
+    return {
+        "history": [
+            [p.step, p.loss.hex(), p.grad_norm.hex(), p.learning_rate.hex()]
+            for p in result.history
+        ],
+        "best": file_hash(result.model_folder / "model.safetensors"),
+        "last": file_hash(result.last_model_folder / "model.safetensors"),
+        "test_loss": result.report.test_loss.hex(),
+        "initial_loss": result.report.initial_loss.hex(),
+        "confusion": result.confusion,
+    }
+
+
+def main(folder: Path) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    victim = Victim(**json.loads((folder / OPTIONS).read_text(encoding="utf-8")))
+    if victim.world_size == 1:
+        heartbeat.start(folder / BEATS, 0)
+    else:
+        (folder / TEMPORARY).mkdir(exist_ok=True)
+        tempfile.tempdir = str(folder / TEMPORARY)
+    if victim.file_limit_bytes is not None:
+        limit = victim.file_limit_bytes
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    from flatout.engine.checkpoints.checkpoint_folder import finish
+    from flatout.engine.files.checked_paths import write_text
+    from flatout.engine.launch.launch import collect
+
+    job = make_job(victim, folder)
+    result = collect(job)
+    write_text(folder / OUTCOME, json.dumps(outcome(result)))
+    finish(job.work_folder)
+
+
+def main_of_a_fork(folder: Path, log: Path) -> None:
+    """The same in a process that was forked, its output in `log`."""
+    os.setsid()
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT)
+    for stream in (1, 2):
+        os.dup2(handle, stream)
+    main(folder)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
