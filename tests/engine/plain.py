@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from accelerate.state import PartialState
+from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -341,7 +341,8 @@ def _join(rank: int, port: int, work: Any, arguments: Any) -> None:
     named = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in (named | place).items()})
-    PartialState._reset_state()  # of a training of the process that was forked
+    # What Accelerate learnt in the process that was forked: one rank, no DDP.
+    AcceleratorState._reset_state(reset_partial_state=True)
     runtime = set_up(RuntimeSettings(precision="fp32", threads=1))
     team = Team.join(DistributedSettings(), runtime)
     work(runtime, team, *arguments)

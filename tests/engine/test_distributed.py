@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedType
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -32,10 +34,17 @@ from flatout.engine.launch.launch import run_job
 from flatout.engine.machine import environment
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.models.compilation import blocks
+from flatout.engine.parameters import DistributedSettings, SettingsError
 from flatout.engine.train.exchange import Exchange
 from flatout.engine.train.keeping.saved_model import _gathered
 from flatout.engine.train.keeping.snapshots import named_tensors
-from flatout.engine.train.process_group import Agreement, Decision, _apart, differing
+from flatout.engine.train.process_group import (
+    Agreement,
+    Decision,
+    Team,
+    _apart,
+    differing,
+)
 from flatout.engine.train.recording import recorder
 from flatout.engine.train.step import Stepper, StepSums
 from tests.engine.families import task_model
@@ -141,6 +150,20 @@ def exchange_once(runtime, team):
 @pytest.mark.process
 def test_gradients_in_one_piece_are_summed_and_weights_start_as_rank_0s():
     fork_two(exchange_once)
+
+
+def join_once_more(runtime, team):
+    """As where the process has used Accelerate for one rank before."""
+    AcceleratorState._shared_state["distributed_type"] = DistributedType.NO
+    PartialState._shared_state["distributed_type"] = DistributedType.NO
+    with pytest.raises(SettingsError, match="start the training in a new process"):
+        Team.join(DistributedSettings(), runtime)
+    team.accelerator.state.distributed_type = DistributedType.MULTI_CPU
+
+
+@pytest.mark.process
+def test_ranks_that_would_train_apart_are_refused():
+    fork_two(join_once_more)
 
 
 def read_sums_once(runtime, team):

@@ -63,6 +63,7 @@ class Team:
             cpu=not runtime.is_cuda,
             kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout), ddp],
         )
+        _check_together(accelerator)
         control = torch.distributed.new_group(backend="gloo", timeout=timeout)
         writers = None
         if settings.strategy == "fsdp":  # the slowest disk sets how long it waits
@@ -143,6 +144,17 @@ class Team:
                     f"here): {'; '.join(differences)}. Give all machines the same "
                     "parameters and the same token rows"
                 )
+
+
+def _check_together(accelerator: Any) -> None:
+    """Accelerate keeps what the process first told it, and leaves a model unwrapped
+    where that was one rank: each would train alone, with nothing said."""
+    if accelerator.distributed_type == "NO":
+        raise SettingsError(
+            "train.distributed: this process has used Accelerate for a training of its "
+            "own, so that gradients would not be exchanged between ranks; start the "
+            "training in a new process"
+        )
 
 
 def _apart(model: nn.Module, found: list[nn.Module]) -> list[nn.Module]:
