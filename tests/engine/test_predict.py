@@ -31,6 +31,7 @@ from flatout.engine.parameters import (
 )
 from flatout.engine.predict.predicting import predict
 from flatout.engine.predict.predictor import made_ahead
+from flatout.engine.predict.split_predictions import SplitPredictions, plan_predictions
 from flatout.engine.tasks import make_task
 from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
 from tests.engine.families import CONFIGS, LABEL_NAMES
@@ -72,7 +73,7 @@ def saved(tokenizer_folder, tmp_path_factory):
             settings = ModelSettings(
                 task=task, config={"model_type": family, **CONFIGS[family]}
             )
-            names = LABEL_NAMES if task == "sequence-classification" else []
+            names = LABEL_NAMES if task.endswith("classification") else []
             torch.manual_seed(0)
             vocabulary = Vocabulary.of(tokenizer)
             model = build(
@@ -356,3 +357,35 @@ def test_made_ahead_keeps_order_and_errors():
         for item in made_ahead(items()):
             found.append(item)
     assert found == [0, 1, 2]
+
+
+def test_a_split_is_judged_by_the_threshold_of_the_settings(saved):
+    """Several labels a row: kept under a key of their own for each threshold."""
+    folder = saved(task="multi-label-classification")
+    plain = plain_logits(folder, texts(12))
+    tokens = AutoTokenizer.from_pretrained(folder)(
+        texts(12), truncation=True, max_length=MAX_LENGTH
+    )["input_ids"]
+    labels = pa.array([[1.0, 0.0, 1.0]] * 12, pa.list_(pa.float32(), 3))
+    ids = pa.array(tokens, pa.list_(pa.int32()))
+    dataset = Dataset(pa.table({"input_ids": ids, "labels": labels}))
+    model, tokenizer, keys = load_pretrained(folder), TokenizerFile(folder), set()
+    for threshold in (0.3, 0.7):
+        options = {
+            "task": "multi-label-classification",
+            "name_or_path": str(folder),
+            "label_threshold": threshold,
+        }
+        settings = parse_settings(
+            {"runtime": {"precision": "fp32", "threads": 1}, "model": options}
+        )
+        found = SplitPredictions(model, tokenizer, dataset, LABEL_NAMES, settings)
+        made = plan_predictions(found)["predictions"]
+        keys.add(str(made.key.digest))
+        given = 1 / (1 + np.exp(-plain)) > threshold
+        expected = [
+            ", ".join(n for n, on in zip(LABEL_NAMES, row, strict=True) if on)
+            for row in given
+        ]
+        assert made.table()["prediction"].to_pylist() == expected
+    assert len(keys) == 2

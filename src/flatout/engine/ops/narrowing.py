@@ -29,8 +29,10 @@ def set_targets(model: Any, index: Tensor | None) -> None:
 def narrow_last_layer(model: Any) -> None:
     """Gather the targets there, in a model whose layer is attention.self, then
     attention.output(attended, input). The caller sets `target_index` (K,) on the narrow
-    point before each forward pass."""
-    narrow_point(model).register_forward_pre_hook(_gather)
+    point before each forward pass. A model that is narrow stays as it is."""
+    point = narrow_point(model)
+    if _gather not in point._forward_pre_hooks.values():
+        point.register_forward_pre_hook(_gather)
 
 
 def _gather(module: nn.Module, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -113,6 +113,8 @@ def plan_predictions(found: SplitPredictions) -> dict[str, Any]:
             "label_names": list(found.label_names),
             "evaluate.split": settings.evaluate.split,
             "runtime.precision": settings.runtime.precision,
+            "model.label_threshold": settings.model.label_threshold,
+            "model.mask_probability": settings.model.mask_probability,
         }
     )
     return {

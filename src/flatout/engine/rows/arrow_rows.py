@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -36,7 +37,7 @@ class Chunk(Protocol):
 AnyRows = TypeVar("AnyRows", bound="ArrowRows")
 
 
-class ArrowRows:
+class ArrowRows(ABC):
     """Rows of a table, opened again, not copied, when sent to another process."""
 
     column: ClassVar[str]
@@ -102,9 +103,9 @@ class ArrowRows:
         return list(self._table.column_names)
 
     @cached_property
+    @abstractmethod
     def _chunks(self) -> list[Any]:
         """A `Chunk` each."""
-        raise NotImplementedError
 
     @cached_property
     def _chunk_starts(self) -> Ints:

@@ -137,4 +137,8 @@ def _own_class(path: str) -> type[Task]:
         ) from error
     if not (isinstance(found, type) and issubclass(found, Task)):
         raise SettingsError(f"model.task: {path} does not derive from {Task.__name__}")
+    if missing := ", ".join(sorted(found.__abstractmethods__)):
+        raise SettingsError(
+            f"model.task: {path} has no {missing}; write what is missing"
+        )
     return found

@@ -6,6 +6,7 @@ its labels and never loads torch.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -86,12 +87,12 @@ class Judged(NamedTuple):
     """Whether it is predicted from what stands behind it."""
 
 
-class Metrics:
+class Metrics(ABC):
     """Of the targets of a split, on the device; read once, at the end."""
 
+    @abstractmethod
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Add (k, ...) targets; nothing waits for the device."""
-        raise NotImplementedError
 
     def tensors(self) -> list[Tensor]:
         """To be summed over ranks, in place."""
@@ -102,12 +103,12 @@ class Metrics:
         of all ranks."""
         return []
 
+    @abstractmethod
     def compute(self) -> dict[str, Any]:
         """Figures by name, those of `Task.figures`; one that is NaN is left out."""
-        raise NotImplementedError
 
 
-class Task:
+class Task(ABC):
     """A task of a run; a class of one's own overrides what differs.
 
     The defaults are those of one label a row from a linear head, which `loss` compares
@@ -236,9 +237,9 @@ class Task:
 
     # Loss and figures, on the device.
 
+    @abstractmethod
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Summed over the targets, fp32 (): of logits (K, ...) and labels (K, ...)."""
-        raise NotImplementedError
 
     def without_options(self) -> Self:
         """As evaluations have it, whose losses compare between runs."""
@@ -275,11 +276,11 @@ class Task:
 
     # For people.
 
+    @abstractmethod
     def judge(
         self, logits: Tensor, labels: Tensor, decode: Callable[[Ints], str]
     ) -> list[Judged]:
         """Of logits (K, ...) and labels (K, ...), K small. `decode`: ids as text."""
-        raise NotImplementedError
 
     def answer_fields(self) -> list[Any]:
         """Arrow fields of a prediction; none where rows have no answer of their own."""
@@ -292,7 +293,7 @@ class Task:
 
     def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
         """Columns of `answer_fields` for outputs (N, ...) of N rows."""
-        raise NotImplementedError
+        return {}
 
     def row_answers(
         self, logits: npt.NDArray[np.float32], rows: Any

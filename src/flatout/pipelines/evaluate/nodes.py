@@ -6,6 +6,7 @@ from typing import Any
 
 from flatout.engine.parameters import (
     EvaluateSettings,
+    ModelSettings,
     RuntimeSettings,
     Settings,
     TokenizeSettings,
@@ -23,7 +24,7 @@ def predict_split(
     runtime: RuntimeSettings,
     tokenize: TokenizeSettings,
     evaluate: EvaluateSettings,
-    task: str,
+    options: ModelSettings,
 ) -> dict[str, Any]:
     """Predictions of the rows of `evaluate.split`, and the task's figures; kept where
     they were made by this model already."""
@@ -33,9 +34,9 @@ def predict_split(
         plan_predictions,
     )
 
-    settings = Settings(runtime=runtime, tokenize=tokenize, evaluate=evaluate)
-    known = settings.model.model_copy(update={"task": task})
-    settings = settings.model_copy(update={"model": known})
+    settings = Settings(
+        runtime=runtime, tokenize=tokenize, evaluate=evaluate, model=options
+    )
     tokens = {"train": train, "validation": validation, "test": test}[evaluate.split]
     found = SplitPredictions(model, tokenizer, tokens, label_names, settings)
     return plan_predictions(found)

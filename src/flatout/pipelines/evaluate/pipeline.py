@@ -28,7 +28,7 @@ def create_pipeline(**_: Any) -> Pipeline:
                     "model": "model",
                     "runtime": "params:runtime",
                     "tokenize": "params:tokenize",
-                    "task": "params:model.task",
+                    "options": "params:model",
                 },
                 outputs={"predictions": "test_predictions", "figures": "test_figures"},
                 name="predict_split",

@@ -1,0 +1,27 @@
+"""Tasks named by a dotted path that are none, or half of one."""
+
+import pytest
+
+from flatout.engine.parameters import SettingsError
+from flatout.engine.tasks import Task, task_class
+
+
+class HalfATask(Task):
+    """Knows its loss, and not what to show of it."""
+
+    def loss(self, logits, labels):
+        return (logits - labels).sum()
+
+
+BAD = {
+    "tests.engine.nowhere.MyTask": "cannot be imported",
+    "tests.engine.test_tasks.NoSuchTask": "cannot be imported",
+    "tests.engine.test_tasks.BAD": "does not derive from Task",
+    "tests.engine.test_tasks.HalfATask": "has no judge; write what is missing",
+}
+
+
+@pytest.mark.parametrize("path", BAD)
+def test_what_is_no_task_is_refused_with_what_it_lacks(path):
+    with pytest.raises(SettingsError, match=f"^model.task: .*{BAD[path]}"):
+        task_class(path)
