@@ -34,7 +34,7 @@ class RuntimeSettings(SettingsModel):
     seed: int = Field(42, ge=0, lt=2**32)
     """Weights, dropout, order of the rows."""
     deterministic: bool = False
-    """Bitwise repeatable on one device, 10-20 % slower on a GPU."""
+    """Bitwise repeatable on one device; slower on a GPU."""
     precision: Precision | Auto = "auto"
     """Compute type; weights and optimizer stay fp32. auto: bf16 where it is fast."""
     residual: Literal["auto", "fp32", "bf16"] = "auto"
