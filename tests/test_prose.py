@@ -18,12 +18,10 @@ BANNED = (
     "all at once",
     "mended",
 )
+OUTSIDE = ("README.md", "CONTRIBUTING.md", "conf/README.md")
 PAGES = sorted(
     page
-    for page in [
-        *(PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "conf/README.md")),
-        *(PROJECT / "docs").rglob("*.md"),
-    ]
+    for page in [*map(PROJECT.joinpath, OUTSIDE), *(PROJECT / "docs").rglob("*.md")]
     # The log keeps figures, and the page of parameters is made from docstrings.
     if "results" not in page.parts and page.name != "parameters.md"
 )
