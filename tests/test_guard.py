@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import time
+from types import SimpleNamespace
 
 import pytest
 from mlflow import MlflowClient
 
+from flatout import tracking
 from flatout.engine.guard.comparison import RATE
-from flatout.tracking import baseline
+from flatout.engine.parameters import parse_settings
+from flatout.project.guard_hooks import GuardHooks
+from flatout.tracking import baseline, forwarder
 from flatout.tracking.baseline import NoAnswer, ask, earlier_runs, named_run
 
 
@@ -60,3 +65,38 @@ def test_a_store_that_hangs_or_refuses_costs_no_more_than_the_limit():
     with pytest.raises(NoAnswer, match=r"which runs it has \(401: log in first\)"):
         ask(login, 5)
     assert ask(lambda: "runs", 5) == "runs"
+
+
+def test_a_training_hears_that_it_is_slow_while_it_goes_on(
+    store, tmp_path, monkeypatch, caplog
+):
+    """At its fifth window behind the warm-up; once, whatever comes later."""
+    client = MlflowClient(store)
+    experiment = client.create_experiment("flatout")
+    work = {"work_key": "k", "device": "H200"}
+    tracked(client, experiment, 1000.0, **work)
+    monkeypatch.setattr(forwarder, "INTERVAL_S", 0.02)
+    points = tmp_path / "points.jsonl"
+    outbox = tracking.begin(
+        points,
+        tracking.RunRecord(store, "flatout", "now", str(tmp_path), tags=dict(work)),
+        goes_on=False,
+    )
+    sends = tracking.Forwarder(outbox)
+    hooks = GuardHooks(SimpleNamespace(outbox=outbox, forwarder=sends))
+    hooks._settings = parse_settings({"model": {"config": {"model_type": "bert"}}})
+    hooks._look_early(outbox)
+    sends.start()
+    for step in range(1, 9):
+        rate = float("nan") if step == 1 else 300.0
+        line = {"step": step, "time_s": time.time()}
+        with points.open("a") as file:
+            metrics = {"train_samples_per_second": rate}
+            file.write(json.dumps({**line, "metrics": metrics}) + "\n")
+        if step == 5:
+            assert sends.flush() and sends.watch is not None
+    while sends.watch is not None:
+        assert sends.flush()
+    assert sends.finish("FINISHED", 1)
+    (text,) = [r.message for r in caplog.records if "windows: guard:" in r.message]
+    assert "300 samples/s in the median window, 30 % of the baseline's 1000" in text

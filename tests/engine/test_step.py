@@ -370,7 +370,7 @@ def test_health_warnings():
         "and 2 threads waited for one another: end those, or set runtime.threads: 1"
     )
     assert health.grad_norm_warning([0.5, 1.0, math.inf]) is None
-    assert "median gradient norm 50" in health.grad_norm_warning([50.0, 40.0, 60.0])
+    assert "high: 50 in the median" in health.grad_norm_warning([50.0, 40.0, 60.0])
 
 
 def test_drawn_dropout_has_two_values_with_a_mean_of_one():

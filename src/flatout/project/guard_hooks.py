@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,9 +19,18 @@ from flatout.engine.guard import comparison as guard
 from flatout.project.hooks import TrackingHooks
 from flatout.project.parameter_hooks import checked_settings
 from flatout.tracking import Outbox, one_line
-from flatout.tracking.baseline import NoAnswer, ask, earlier_runs, named_run
+from flatout.tracking.baseline import (
+    NoAnswer,
+    ask,
+    earlier_runs,
+    named_run,
+    rates_since,
+)
 
 logger = logging.getLogger(__name__)
+
+EARLY_WINDOWS = 5
+"""Behind the warm-up, of which a training is judged while it goes on."""
 
 
 class GuardHooks:
@@ -41,6 +51,31 @@ class GuardHooks:
         if node.name == "train_model" and outbox is not None:
             key = guard.work_key(self._settings, outbox.record.tags["token_key"])
             outbox.record.tags["work_key"] = key
+            self._look_early(outbox)
+
+    def _look_early(self, outbox: Outbox) -> None:
+        """In the tracking thread, at the first windows: a long run need not end before
+        it is told to be slow."""
+        forwarder, begin_s = self._tracking.forwarder, time.time()
+        if forwarder is None or not self._settings.guard.enabled:
+            return
+
+        def look(client: MlflowClient) -> bool:
+            rates = rates_since(outbox.points, begin_s)
+            if len(rates) < EARLY_WINDOWS:
+                return False
+            try:
+                now = self._tracked(outbox)
+                baseline = self._earlier(client, outbox, now)
+                verdict = guard.judge(now, rates, baseline, self._settings.guard)
+            except Exception as error:  # looking at speed never ends a run
+                logger.debug("guard: not compared yet: %s", one_line(error))
+                return True
+            if verdict.state == "slow":
+                logger.warning("after %d windows: %s", len(rates), verdict.text)
+            return True
+
+        forwarder.watch = look
 
     @hook_impl
     def after_node_run(self, outputs: dict[str, Any]) -> None:
@@ -74,10 +109,7 @@ class GuardHooks:
             raise guard.SlowRunError(verdict.text)
 
     def _judge(self, outbox: Outbox, rates: Sequence[float]) -> guard.Verdict:
-        settings, record = self._settings.guard, outbox.record
-        now = guard.TrackedRun(
-            record.run_id or "", record.name, record.params, record.tags, record.metrics
-        )
+        settings, now = self._settings.guard, self._tracked(outbox)
         try:
             baseline = self._baseline(outbox, now)
         except NoAnswer as fault:
@@ -93,14 +125,27 @@ class GuardHooks:
             raise NoAnswer(f"MLflow at {record.tracking_uri} takes nothing now")
 
         def question() -> guard.TrackedRun | None:
-            client = MlflowClient(record.tracking_uri)
-            if settings.baseline is not None:
-                return named_run(client, settings.baseline)
-            key, device = now.tags["work_key"], now.tags["device"]
-            found = earlier_runs(client, record.experiment, key, device, record.run_id)
-            return guard.choose_baseline(found, now)
+            return self._earlier(MlflowClient(record.tracking_uri), outbox, now)
 
         return ask(question, settings.store_limit_s)
+
+    def _earlier(
+        self, client: MlflowClient, outbox: Outbox, now: guard.TrackedRun
+    ) -> guard.TrackedRun | None:
+        """The baseline that is named, or the best of the same work."""
+        record, named = outbox.record, self._settings.guard.baseline
+        if named is not None:
+            return named_run(client, named)
+        key, device = now.tags["work_key"], now.tags["device"]
+        found = earlier_runs(client, record.experiment, key, device, record.run_id)
+        return guard.choose_baseline(found, now)
+
+    def _tracked(self, outbox: Outbox) -> guard.TrackedRun:
+        record = outbox.record
+        tags = {**record.settled, **record.tags}
+        return guard.TrackedRun(
+            record.run_id or "", record.name, dict(record.params), tags, record.metrics
+        )
 
     def _note(self, outbox: Outbox, verdict: guard.Verdict) -> None:
         """In the log, in MLflow and beside the other reports."""

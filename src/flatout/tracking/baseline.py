@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from flatout.engine.guard.comparison import RATE, TrackedRun
+from flatout.engine.train.recording.metrics_file import parse_point
 from flatout.tracking.store import one_line
 
 Answer = TypeVar("Answer")
@@ -35,6 +38,16 @@ def earlier_runs(
         order_by=[f"metrics.{RATE} DESC"],
     )
     return [_tracked(run) for run in runs if run.info.run_id != own]
+
+
+def rates_since(points: Path, begin_s: float) -> list[float]:
+    """Samples/s of the windows behind the warm-up that were noted after `begin_s`."""
+    if not points.exists():
+        return []
+    lines = map(parse_point, points.read_bytes().splitlines())
+    metrics = [p["metrics"] for p in lines if p and p["time_s"] >= begin_s]
+    rates = [found.get("train_samples_per_second") for found in metrics]
+    return [rate for rate in rates if rate is not None and not math.isnan(rate)]
 
 
 def named_run(client: MlflowClient, run_id: str) -> TrackedRun:

@@ -55,6 +55,8 @@ class Forwarder:
         self._wants_system = system_metrics
         self._system: SystemMetrics | None = None
         self._connect = connect or partial(MlflowClient, outbox.record.tracking_uri)
+        self.watch: Callable[[MlflowClient], bool] | None = None
+        """Asked after each delivery, until it says that it has seen enough."""
         self._ended = False
         self._wake = threading.Event()
         self._tried = threading.Event()
@@ -126,6 +128,8 @@ class Forwarder:
                     self._sender.end(client)
                 self._failures = 0
                 self._deliveries += 1
+                if self.watch is not None and not ended and self.watch(client):
+                    self.watch = None
             except Exception as error:  # tracking never ends a run
                 self._failed(error)
             self._tried.set()

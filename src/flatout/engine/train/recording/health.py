@@ -16,6 +16,9 @@ GRAD_NORM_BAND = (0.1, 10.0)
 CPU_WAIT_LIMIT_PCT = 25.0
 """Seen on two cores: below 10 alone, 32 to 45 beside one other program, where one
 thread trained two to six times as fast as two."""
+LOADER_WAIT_LIMIT_PCT = 25.0
+"""Of the time of steps, which waited for their batch. On two cores, where workers take
+the steps' own cores, 2 to 15 is usual."""
 ROWS_SHOWN = 8
 FEW_ROWS = 5
 """Test rows of a class, below which one row more or less is a fifth of its accuracy."""
@@ -74,9 +77,29 @@ def grad_norm_warning(norms: list[float]) -> str | None:
         return None
     median = finite[len(finite) // 2]
     low, high = GRAD_NORM_BAND
-    if low <= median <= high:
+    if median > high:
+        return (
+            f"gradient norm is unusually high: {median:.3g} in the median, usual is at "
+            f"most {high:g}. Lower train.learning_rate"
+        )
+    if median < low:
+        return (
+            f"gradient norm is unusually low: {median:.3g} in the median, usual is at "
+            f"least {low:g}. Little is learnt: raise train.learning_rate, or look at "
+            "train.freeze and the labels"
+        )
+    return None
+
+
+def loader_wait_warning(wait_pct: float, num_workers: int) -> str | None:
+    """A step that waits for its batch leaves the device idle."""
+    if wait_pct < LOADER_WAIT_LIMIT_PCT:
         return None
-    return f"median gradient norm {median:.3g} is outside {low:g} to {high:g}"
+    return (
+        f"steps waited for the loader for {wait_pct:.0f} % of their time, with "
+        f"{num_workers} workers: raise train.loader.num_workers, or find the cause by "
+        "kedro run --pipelines=benchmark --params=benchmark.mode=loader"
+    )
 
 
 def few_rows_warning(

@@ -22,6 +22,7 @@ from flatout.engine.batches.loader import StepLoader
 from flatout.engine.machine.conditions import Conditions
 from flatout.engine.machine.watchdog import heartbeat
 from flatout.engine.train.recording import health
+from flatout.engine.train.recording.health_watch import FIRST_POINTS, HealthWatch
 from flatout.engine.train.recording.metrics_file import MetricsFile
 from flatout.engine.train.recording.progress import Progress
 from flatout.engine.train.recording.report import Evaluation, LogPoint
@@ -66,6 +67,8 @@ class Recorder:
     watch: Stopwatch = field(default_factory=Stopwatch)
     progress: Progress | None = None
     """Tells people; None: nobody is told."""
+    health_watch: HealthWatch | None = None
+    """None: nobody judges."""
 
     def __post_init__(self) -> None:
         runtime = self.trainer.runtime
@@ -107,9 +110,26 @@ class Recorder:
         """The loop begins now, at `start_step`; a rate counts from here on."""
         self.start_step, self.loader = start_step, loader
         self.metrics.start(start_step)
+        workers = loader.num_workers if loader else 0
+        self.health_watch = HealthWatch(self.trainer.runtime, self.chance_loss, workers)
         self._loop_begin_s = time.perf_counter()
         self.clock.begin()
         self.conditions.start()
+
+    @property
+    def chance_loss(self) -> float | None:
+        """Of a model that knows nothing."""
+        job = self.trainer.job
+        pieces = job.vocabulary.size if job.vocabulary else 1
+        return job.task.chance_loss(len(job.label_names) or pieces)
+
+    def judge_health(self) -> None:
+        """Warn of what is wrong so far, each illness once."""
+        if self.health_watch is not None:
+            wait_pct = self.conditions.figures()["cpu_wait_pct"]
+            self.health_watch.look(
+                self.initial_loss, self.history, self.windows, wait_pct
+            )
 
     def step_begins(self) -> None:
         self.clock.step_begins()
@@ -151,6 +171,8 @@ class Recorder:
         self._steps_since_log = 0
         self.history.append(point)
         self.metrics.write(point.step, point.as_metrics())
+        if len(self.history) <= FIRST_POINTS:
+            self.judge_health()
         done, total = point.step, self.trainer.total_steps
         logger.debug("step %d/%d  loss %.4f", done, total, point.loss)
         if self.progress is not None:
@@ -175,6 +197,7 @@ class Recorder:
         """Write it down; True where it is the best so far."""
         named = result.named("validation")
         self.metrics.write(done, named)
+        self.judge_health()
         if self.trainer.runtime.ranks.is_main:
             names = dict.fromkeys([*TOLD, self.trainer.job.settings.train.metric])
             told = (f"validation_{name}" for name in names)

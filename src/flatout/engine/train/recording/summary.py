@@ -36,10 +36,9 @@ def build_report(
 ) -> TrainReport:
     """All figures of a session; warnings about its health are logged here."""
     trainer = recorder.trainer
-    runtime, job = trainer.runtime, trainer.job
+    runtime = trainer.runtime
     best = recorder.best or Evaluation(float("nan"))
     seconds, history = recorder.watch.seconds, recorder.history
-    chance = job.task.chance_loss(len(job.label_names) or _num_pieces(job))
     windows = recorder.windows
     return TrainReport(
         **asdict(Rates.over(windows)),
@@ -58,7 +57,7 @@ def build_report(
         num_workers=loader.num_workers,
         initial_loss=recorder.initial_loss,
         final_loss=history[-1].loss if history else float("nan"),
-        chance_loss=chance,
+        chance_loss=recorder.chance_loss,
         validation_loss=best.loss,
         validation_accuracy=best.accuracy,
         test_loss=test.loss,
@@ -66,7 +65,7 @@ def build_report(
         metrics=best.named("validation") | test.named("test"),
         resumed_from_step=recorder.start_step or None,
         exit_reason=recorder.exit_reason,
-        warnings=_warnings(recorder, chance),
+        warnings=_warnings(recorder),
         versions=versions(),
     )
 
@@ -121,29 +120,15 @@ def _share_pct(tflops: float, peak: float | None) -> float | None:
     return None if peak is None else 100 * tflops / peak
 
 
-def _warnings(recorder: Recorder, chance: float | None) -> list[str]:
+def _warnings(recorder: Recorder) -> list[str]:
+    """What was told on the way, and what is known at the end alone."""
     trainer = recorder.trainer
-    scratch = trainer.job.settings.model.name_or_path is None
-    norms = [point.grad_norm for point in recorder.history]
-    found = [
-        health.initial_loss_warning(recorder.initial_loss, chance) if scratch else None,
-        health.grad_norm_warning(norms),
-        health.cpu_wait_warning(
-            recorder.conditions.figures()["cpu_wait_pct"],
-            trainer.runtime.threads,
-            on_cpu=not trainer.runtime.is_cuda,
-        ),
-        _few_rows(trainer.job),
-    ]
-    texts = [text for text in found if text]
-    if trainer.runtime.ranks.is_main:
-        for text in texts:
-            logger.warning(text)
-    return [*trainer.choices.notes, *texts, *recorder.warnings]
-
-
-def _num_pieces(job: TrainJob) -> int:
-    return job.vocabulary.size if job.vocabulary else 1
+    recorder.judge_health()
+    told = recorder.health_watch.warnings if recorder.health_watch else []
+    few = _few_rows(trainer.job)
+    if few and trainer.runtime.ranks.is_main:
+        logger.warning(few)
+    return [*trainer.choices.notes, *told, *([few] if few else []), *recorder.warnings]
 
 
 def _few_rows(job: TrainJob) -> str | None:

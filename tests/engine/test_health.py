@@ -1,0 +1,96 @@
+"""Illnesses that are planted are told of at the first log points, once each."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import replace
+
+import pytest
+
+from flatout.engine.batches.collation import StepRows
+from flatout.engine.launch.launch import run_job
+from flatout.engine.machine.conditions import Conditions
+from flatout.engine.train.recording import recorder
+from tests.engine.runs import NO_DROPOUT, make_job
+
+LARGE = {"initializer_range": 3.0, **NO_DROPOUT}
+STEPS = 40
+
+
+@pytest.fixture
+def told(tmp_path, monkeypatch):
+    """Warnings of a training of 40 steps with an illness, each with the step at whose
+    log point it came, and those of its report."""
+
+    def of(**options):
+        threads = options.pop("threads", 1)
+        found, job = [], make_job(tmp_path, epochs=20, max_steps=STEPS, **options)
+        runtime = job.settings.runtime.model_copy(update={"threads": threads})
+        settings = job.settings.model_copy(update={"runtime": runtime})
+        judge = recorder.Recorder.judge_health
+
+        def noted(self):
+            before = list(self.health_watch.warnings)
+            judge(self)
+            new = self.health_watch.warnings[len(before) :]
+            found.extend((self.history[-1].step, text) for text in new)
+
+        monkeypatch.setattr(recorder.Recorder, "judge_health", noted)
+        return found, run_job(replace(job, settings=settings)).report.warnings
+
+    return of
+
+
+def only(found, pattern: str) -> int:
+    """Step of the one warning that says so."""
+    (step,) = [step for step, text in found if re.search(pattern, text)]
+    return step
+
+
+def test_a_loss_far_above_chance_is_told_at_the_first_log_point(told):
+    found, reported = told(config=LARGE, learning_rate=1e-9)
+    assert only(found, r"^the first loss is [\d.]+, chance is 1\.10") == 3
+    assert sum("the first loss is" in text for text in reported) == 1
+
+
+def test_exploding_gradients_are_told_at_the_third_log_point(told):
+    found, _ = told(config=LARGE, learning_rate=1e-9)
+    step = only(found, "gradient norm is unusually high: .* Lower train.learning_rate")
+    assert step == 9
+
+
+def test_vanishing_gradients_are_told_at_the_third_log_point(told):
+    found, _ = told(
+        config={"initializer_range": 1e-6, **NO_DROPOUT}, freeze=["classifier"]
+    )
+    assert only(found, "gradient norm is unusually low: .* Little is learnt") == 9
+
+
+def test_a_starved_loader_is_told_of_with_what_to_do(told, monkeypatch):
+    lay_out = StepRows.__getitem__
+
+    def slow(self, step):
+        time.sleep(0.2)
+        return lay_out(self, step)
+
+    monkeypatch.setattr(StepRows, "__getitem__", slow)
+    found, _ = told(loader={"num_workers": 0})
+    step = only(found, "steps waited for the loader .* raise train.loader.num_workers")
+    assert step <= 5 * 3
+
+
+def test_a_neighbour_on_the_cores_is_told_of(told, monkeypatch):
+    figures = Conditions.figures
+    monkeypatch.setattr(
+        Conditions, "figures", lambda self: figures(self) | {"cpu_wait_pct": 60.0}
+    )
+    found, _ = told(threads=2)
+    assert only(found, "for 60 % of the time this process waited for a core") == 3
+
+
+def test_a_healthy_training_is_told_of_nothing(told):
+    found, reported = told(config={"initializer_range": 0.05})
+    ill = [t for _, t in found if "loader" not in t and "core" not in t]
+    assert ill == []
+    assert not [text for text in reported if "gradient" in text or "loss" in text]
