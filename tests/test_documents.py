@@ -237,3 +237,16 @@ def test_every_optimisation_has_a_page_of_one_form():
         found = [text.find(f"\n\n{part}") for part in parts]
         assert -1 not in found and found == sorted(found), page.name
         assert "not measured" in text.lower() or "2026-" in text, page.name
+
+
+ROWS_OF_GUIDES = {"A": 25, "B": 21, "C": 32, "D": 31, "E": 22}
+
+
+def test_every_row_of_the_guides_is_answered():
+    text = (PROJECT / "docs/five_guides.md").read_text()
+    rows = re.findall(r"^\| ([A-E]\d+) \| ([^|]+) \| ([^|]+) \|", text, re.MULTILINE)
+    expected = [
+        f"{g}{n + 1}" for g, most in ROWS_OF_GUIDES.items() for n in range(most)
+    ]
+    assert [row[0] for row in rows] == expected
+    assert all(advice.strip() and here.strip() for _, advice, here in rows)
