@@ -23,7 +23,7 @@ from flatout.engine.ops.kernels.linear_loss import linear_cross_entropy
 from flatout.engine.ops.kernels.rotary import rotary
 from flatout.engine.ops.kernels.row_attention import row_attention
 from flatout.engine.ops.narrowing import set_targets
-from flatout.engine.ops.projections import join_products
+from flatout.engine.ops.projections import fuse_projections
 from flatout.engine.ops.row_by_row import Rule, row_by_row
 from tests.engine.families import CONFIGS, task_model
 
@@ -206,7 +206,7 @@ def decoder_gradients(family, implementation, fused=False, compile_blocks=False)
     model.to(device).train()
     names = [name for name, _ in model.named_parameters()]
     if fused:
-        join_products(model, Llama.products)
+        fuse_projections(model, Llama.products)
         assert fuse_decoder(model) == 2
     assert [name for name, _ in model.named_parameters()] == names
     if compile_blocks:

@@ -38,7 +38,7 @@ from flatout.engine.parameters import (
 from flatout.engine.rows.layout import Layout
 from flatout.engine.rows.tokens import TokenRows
 from flatout.engine.train.loop import TrainResult, train
-from flatout.engine.train.process_group import Team
+from flatout.engine.train.process_group import ProcessGroup
 from flatout.engine.train.setup.job import TrainJob
 from flatout.engine.train.step import Stepper
 from tests.engine.families import (
@@ -273,7 +273,7 @@ def _gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def observed(
-    job: TrainJob, runtime: Runtime, team: Team | None = None
+    job: TrainJob, runtime: Runtime, group: ProcessGroup | None = None
 ) -> tuple[Curve, TrainResult]:
     """What `train` does with `job`, as the optimizer meets it, and its result."""
     curve, update = Curve([], [], [], [], {}), Stepper.update
@@ -288,7 +288,7 @@ def observed(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Stepper, "update", noted)
-        result = train(job, runtime, team)
+        result = train(job, runtime, group)
     curve.losses = [point.loss for point in result.history]
     curve.norms = [point.grad_norm for point in result.history]
     curve.test_loss, curve.confusion = result.report.test_loss, result.confusion
@@ -321,7 +321,7 @@ def on_two_ranks(
 
 
 def fork_two(work: Callable[..., None], *arguments: Any) -> None:
-    """`work(runtime, team, *arguments)` in two ranks of one team."""
+    """`work(runtime, group, *arguments)` in two ranks of one group."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -344,16 +344,16 @@ def _join(rank: int, port: int, work: Any, arguments: Any) -> None:
     # What Accelerate learnt in the process that was forked: one rank, no DDP.
     AcceleratorState._reset_state(reset_partial_state=True)
     runtime = set_up(RuntimeSettings(precision="fp32", threads=1))
-    team = Team.join(DistributedSettings(), runtime)
-    work(runtime, team, *arguments)
-    team.leave()
+    group = ProcessGroup.join(DistributedSettings(), runtime)
+    work(runtime, group, *arguments)
+    group.leave()
 
 
 def _train_all(
-    runtime: Runtime, team: Team, jobs: dict[str, TrainJob], folder: Path
+    runtime: Runtime, group: ProcessGroup, jobs: dict[str, TrainJob], folder: Path
 ) -> None:
     for name, job in jobs.items():
-        own = replace(team, settings=job.settings.train.distributed)
+        own = replace(group, settings=job.settings.train.distributed)
         found = observed(job, runtime, own)
         if runtime.ranks.is_main:
             (folder / name).write_bytes(pickle.dumps(found))

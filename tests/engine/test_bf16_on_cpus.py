@@ -13,7 +13,7 @@ from flatout.engine.machine.runtime import CPU_BF16_PAD_MULTIPLE, Runtime, set_u
 from flatout.engine.ops.attention import PACKED, packed_attention
 from flatout.engine.ops.row_by_row import Rule, row_by_row
 from flatout.engine.parameters import RuntimeSettings
-from flatout.engine.train.setup.choices import choose
+from flatout.engine.train.setup.resolved_config import resolve
 from flatout.engine.train.setup.step_data import step_rows as training_rows
 from tests.engine.families import CONFIGS, gradient, step_rows, task_model
 from tests.engine.runs import make_job
@@ -84,8 +84,8 @@ def test_a_packed_step_in_bf16_is_that_of_fp32_within_rounding(family, task):
 def micro_batches(folder, runtime, strategy):
     """Of 12 steps of 16 rows of 3 to 24 tokens, 120 tokens at most each."""
     job = make_job(folder, batching=strategy)
-    choices = choose(job, runtime, HIDDEN)
-    data = training_rows(job, runtime, choices, HIDDEN)
+    resolved = resolve(job, runtime, HIDDEN)
+    data = training_rows(job, runtime, resolved, HIDDEN)
     for step in range(12):
         batch = data[step]
         shapes = [micro.inputs["input_ids"].shape for micro in batch.micro_batches]

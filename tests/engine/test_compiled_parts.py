@@ -16,15 +16,15 @@ from flatout.engine.families.decoders import Llama
 from flatout.engine.models import compilation as compiling
 from flatout.engine.models.compilation import compiled
 from flatout.engine.ops import blocks, decoder_blocks
-from flatout.engine.ops.attention import _joined
+from flatout.engine.ops.attention import _fused_qkv
 from flatout.engine.ops.decoder_blocks import fuse_decoder
 from flatout.engine.ops.dropout import Noise, replace_dropout
 from flatout.engine.ops.gelu import Gelu, replace_gelu
 from flatout.engine.ops.narrowing import set_targets
-from flatout.engine.ops.projections import join_products, take_product
+from flatout.engine.ops.projections import fuse_projections, take_product
 from flatout.engine.ops.residual import round_residual_stream
 from flatout.engine.parameters import TrainSettings
-from flatout.engine.train.setup.assemble import may_join
+from flatout.engine.train.setup.assemble import may_fuse_projections
 from tests.engine.families import CONFIGS, DECODERS, task_model
 
 IDS = torch.tensor([[1, 7, 9, 55, 2], [1, 80, 6, 14, 2]])
@@ -46,7 +46,7 @@ JOINED = [
 
 
 def join(model, **options):
-    return join_products(model, family_of(model.config).products, **options)
+    return fuse_projections(model, family_of(model.config).products, **options)
 
 
 def plain(family):
@@ -56,7 +56,7 @@ def plain(family):
 
 
 @pytest.mark.parametrize("family", sorted(JOINED))
-def test_joined_products_change_nothing(family):
+def test_fused_projections_change_nothing(family):
     model = plain(family)
     hidden, wanted = gradients(model)
     names = list(model.state_dict())
@@ -76,9 +76,9 @@ def test_families_without_such_products_are_left_alone():
 
 
 def test_no_products_are_joined_where_layers_are_computed_again_or_sharded():
-    assert may_join(TrainSettings())
-    assert not may_join(TrainSettings(gradient_checkpointing=True))
-    assert not may_join(TrainSettings(distributed={"strategy": "fsdp"}))
+    assert may_fuse_projections(TrainSettings())
+    assert not may_fuse_projections(TrainSettings(gradient_checkpointing=True))
+    assert not may_fuse_projections(TrainSettings(distributed={"strategy": "fsdp"}))
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,8 @@ def test_attention_gets_the_product_itself():
     heads = [t.view(6, 2, 8) for t in (q, k, v)]
     product = take_product(module)
     assert product is not None
-    assert torch.equal(_joined(product, *heads), torch.cat(heads, 1))
-    assert _joined(product, *heads).data_ptr() == product.data_ptr()
+    assert torch.equal(_fused_qkv(product, *heads), torch.cat(heads, 1))
+    assert _fused_qkv(product, *heads).data_ptr() == product.data_ptr()
     assert take_product(module) is None  # nothing stays behind
 
 

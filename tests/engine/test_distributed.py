@@ -35,13 +35,13 @@ from flatout.engine.machine import environment
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.models.compilation import blocks
 from flatout.engine.parameters import DistributedSettings, SettingsError
-from flatout.engine.train.exchange import Exchange
+from flatout.engine.train.flat_all_reduce import FlatAllReduce
 from flatout.engine.train.keeping.saved_model import _gathered
 from flatout.engine.train.keeping.snapshots import named_tensors
 from flatout.engine.train.process_group import (
     Agreement,
     Decision,
-    Team,
+    ProcessGroup,
     _apart,
     differing,
 )
@@ -133,11 +133,11 @@ def test_rows_and_gradients_of_a_step_do_not_depend_on_the_ranks(
 LOOKS = {"error_analysis_every": 5}
 
 
-def exchange_once(runtime, team):
+def exchange_once(runtime, group):
     """Parameters of 3 and 100 numbers, which begin as other ones on rank 1."""
     sizes, rank = (3, 100), runtime.ranks.rank
     parameters = [nn.Parameter(torch.full((n,), n + 7.0 * rank)) for n in sizes]
-    exchange = Exchange(parameters)
+    exchange = FlatAllReduce(parameters)
     assert [p.unique().item() for p in parameters] == [3, 100]
     for scale in (1, 5):  # nothing of a step is left in the next
         exchange.clear()
@@ -152,13 +152,13 @@ def test_gradients_in_one_piece_are_summed_and_weights_start_as_rank_0s():
     fork_two(exchange_once)
 
 
-def join_once_more(runtime, team):
+def join_once_more(runtime, group):
     """As where the process has used Accelerate for one rank before."""
     AcceleratorState._shared_state["distributed_type"] = DistributedType.NO
     PartialState._shared_state["distributed_type"] = DistributedType.NO
     with pytest.raises(SettingsError, match="start the training in a new process"):
-        Team.join(DistributedSettings(), runtime)
-    team.accelerator.state.distributed_type = DistributedType.MULTI_CPU
+        ProcessGroup.join(DistributedSettings(), runtime)
+    group.accelerator.state.distributed_type = DistributedType.MULTI_CPU
 
 
 @pytest.mark.process
@@ -166,7 +166,7 @@ def test_ranks_that_would_train_apart_are_refused():
     fork_two(join_once_more)
 
 
-def read_sums_once(runtime, team):
+def read_sums_once(runtime, group):
     """Rank 1 has the slower loader, rank 0 the compilations."""
     rank, sums = runtime.ranks.rank, StepSums.zeros(runtime.device)
     trainer = SimpleNamespace(runtime=runtime, stepper=SimpleNamespace(sums=sums))

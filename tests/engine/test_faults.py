@@ -206,12 +206,12 @@ def test_memory_that_runs_out_halves_the_token_budget(tmp_path, monkeypatch):
 def test_graphs_are_given_up_before_the_budget(tmp_path, caplog):
     job = make_job(tmp_path)
     trainer = assemble(job, set_up(job.settings.runtime))
-    budget = trainer.choices.token_budget
-    trainer.choices = replace(trainer.choices, cuda_graphs=True)
+    budget = trainer.resolved.token_budget
+    trainer.resolved = replace(trainer.resolved, cuda_graphs=True)
     full = RuntimeError("CUDA out of memory")
     shrink(trainer, full, step=7)
     assert "out of memory at step 7: going on without CUDA graphs" in caplog.text
-    assert (trainer.choices.cuda_graphs, trainer.choices.token_budget) == (
+    assert (trainer.resolved.cuda_graphs, trainer.resolved.token_budget) == (
         False,
         budget,
     )
@@ -223,7 +223,7 @@ def test_graphs_are_given_up_before_the_budget(tmp_path, caplog):
         shrink(trainer, full, step=8)
     several = replace(trainer.runtime, ranks=Ranks(world_size=2, local_world_size=2))
     trainer.runtime = several
-    trainer.choices = replace(trainer.choices, cuda_graphs=True)
+    trainer.resolved = replace(trainer.resolved, cuda_graphs=True)
     text = (
         "out of memory at step 9 with CUDA graphs: set train.cuda_graphs: false, or "
         "train.on_oom: shrink"

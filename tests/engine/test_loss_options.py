@@ -85,8 +85,8 @@ def found_gradient(task, options, strategy, budget, world_size):
             ours, TrainSettings(), fused=False, capturable=False
         )
         run = Stepper(ours, Updater(optimizer, None, fused=False), CPU)
-        run.tell(data[0])
-        run.differentiate(data[0])
+        run.set_scalars(data[0])
+        run.backward(data[0])
         total += run._loss.item()
         for name, parameter in model.named_parameters():
             grads[name] = grads.get(name, 0) + parameter.grad

@@ -127,7 +127,7 @@ def test_a_task_names_its_figures(name):
     assert task_class(name).figures["loss"] is False
 
 
-def _gather(runtime, team, folder):
+def _gather(runtime, group, folder):
     rank = runtime.ranks.rank
     own = torch.arange(6.0).view(3, 2)[rank:] + 10 * rank
     found = [part.tolist() for part in gathered(own, 2)]

@@ -118,8 +118,8 @@ def test_frozen_parts_stay_and_have_no_gradient_and_no_state(tmp_path):
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
         run.model.eval()
-        run.stepper.tell(run.data[0])
-        run.stepper.differentiate(run.data[0])
+        run.stepper.set_scalars(run.data[0])
+        run.stepper.backward(run.data[0])
     assert not any(hidden.requires_grad for hidden in seen)  # the backward pass ends
     others = dict(whole.model.named_parameters())
     for name, parameter in trainer.model.named_parameters():
@@ -184,5 +184,5 @@ def test_a_step_on_the_fast_path_is_adamws(tmp_path):
     job = make_job(tmp_path)
     trainer = assemble(job, set_up(job.settings.runtime))
     assert isinstance(trainer.stepper, Stepper)
-    assert trainer.stepper.updater.fused and trainer.choices.fused_optimizer
+    assert trainer.stepper.updater.fused and trainer.resolved.fused_optimizer
     assert len(trainer.optimizer.param_groups) == 2

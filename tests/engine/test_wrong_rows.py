@@ -241,7 +241,7 @@ def test_a_look_that_runs_out_of_memory_is_made_in_smaller_parts(tmp_path):
         found.append([(row["row"], row["prediction"]) for row in lines(job)])
     assert found[0] == found[1] and len(found[0]) == 5
     assert full.times == 1 and trainer.evaluation_budget == 60
-    assert trainer.choices.token_budget == 120  # steps fit as they are
+    assert trainer.resolved.token_budget == 120  # steps fit as they are
 
 
 def test_a_training_does_not_notice(tmp_path):

@@ -38,7 +38,7 @@ from flatout.engine.rows.tokens import TokenRows
 from flatout.engine.rows.vocabulary import Vocabulary
 from flatout.engine.train.keeping.saved_model import load_weights, save_model
 from flatout.engine.train.keeping.snapshots import Snapshots, restore
-from flatout.engine.train.process_group import Team
+from flatout.engine.train.process_group import ProcessGroup
 from flatout.engine.train.recording.recorder import Recorder
 from flatout.engine.train.setup.assemble import assemble
 from flatout.engine.train.setup.job import TrainJob
@@ -141,23 +141,23 @@ def work(stage: str, folder: Path, args: argparse.Namespace) -> None:
     sizes = SIZES[args.device]
     job = make_job(folder, sizes, ranks.world_size, compiled=args.compile == "yes")
     runtime = set_up(job.settings.runtime)
-    team = Team.join(job.settings.train.distributed, runtime)
+    group = ProcessGroup.join(job.settings.train.distributed, runtime)
     peaks = Peaks(runtime.device)
     with peaks.phase("build"):
-        trainer = assemble(job, runtime, team)
+        trainer = assemble(job, runtime, group)
     recorder = Recorder(trainer, 0.0)
     facts = {"parameters": sum(p.numel() for p in trainer.model.parameters())}
     layers = [m for m in trainer.model.modules() if type(m).__name__ == LAYER]
     inside = [sum(p.numel() for p in layer.parameters()) for layer in layers]
     facts |= {"block": max(inside), "outside": facts["parameters"] - sum(inside)}
     if stage == "train":
-        train(trainer, recorder, team, peaks)
+        train(trainer, recorder, group, peaks)
     else:
-        resume(trainer, recorder, team, peaks, folder)
+        resume(trainer, recorder, group, peaks, folder)
     losses = [float(loss) for loss in trainer.losses]
     text = json.dumps({**facts, "phases": peaks.rows, "losses": losses})
     (folder / f"{stage}-{ranks.rank}.json").write_text(text)
-    team.leave()
+    group.leave()
 
 
 def take_steps(trainer, steps: range) -> None:
@@ -169,13 +169,13 @@ def take_steps(trainer, steps: range) -> None:
         trainer.losses.append(loss)
 
 
-def train(trainer, recorder, team, peaks) -> None:
+def train(trainer, recorder, group, peaks) -> None:
     job = trainer.job
     with peaks.phase("step"):
         take_steps(trainer, range(STEPS))
     with peaks.phase("checkpoint"):
-        writer = CheckpointWriter(job.work_folder, 2, team.writers)
-        snapshot = Snapshots(trainer, recorder, team.control).take()
+        writer = CheckpointWriter(job.work_folder, 2, group.writers)
+        snapshot = Snapshots(trainer, recorder, group.control).take()
         world_size = trainer.runtime.ranks.world_size
         writer.start(snapshot.write, Manifest(STEPS, STEPS, world_size, {}, None))
         writer.wait()
@@ -183,19 +183,19 @@ def train(trainer, recorder, team, peaks) -> None:
         raise SystemExit(writer.faults[0])
 
 
-def resume(trainer, recorder, team, peaks, folder: Path) -> None:
+def resume(trainer, recorder, group, peaks, folder: Path) -> None:
     found, faults = newest_sound(trainer.job.work_folder)
     if found is None:
         raise SystemExit(f"no checkpoint: {faults}")
     with peaks.phase("resume"):
         is_main = trainer.runtime.ranks.is_main
-        restore(found if is_main else None, trainer, recorder, team.control)
+        restore(found if is_main else None, trainer, recorder, group.control)
     with peaks.phase("step"):
         take_steps(trainer, range(STEPS, STEPS + MORE_STEPS))
     with peaks.phase("save"):
-        save_model(trainer, folder / "model", team.control)
+        save_model(trainer, folder / "model", group.control)
     with peaks.phase("load"):
-        load_weights(trainer, folder / "model", team.control)
+        load_weights(trainer, folder / "model", group.control)
 
 
 def launch(stage: str, folder: Path, args: argparse.Namespace) -> list[dict]:

@@ -41,7 +41,7 @@ TOLD = ("test_recorder.py", "test_progress.py")
 MODULES = {
     "train/step": (*PLAIN, "test_resume.py"),
     "train/optimizer": (*PLAIN, "test_resume.py"),
-    "train/exchange": PLAIN,
+    "train/flat_all_reduce": PLAIN,
     "train/loop": (*PLAIN, *RUNS, "test_wrong_rows.py"),
     "train/evaluate": (*PLAIN, "test_evaluate.py", "test_wrong_rows.py"),
     "batches/collation": (*PLAIN, *SHAPES, "test_collation.py", "test_model_parity.py"),

@@ -24,12 +24,12 @@ def falling_budgets(bench: Bench, first: TrialResult) -> list[int]:
 
 
 def rising_budgets(bench: Bench, first: TrialResult) -> list[int]:
-    """Twice, four times, ... the settled one, while a global batch needs more."""
-    settled = int(first.token_budget)
+    """Twice, four times, ... the resolved one, while a global batch needs more."""
+    resolved = int(first.token_budget)
     longest_batch = bench.settings.train.global_batch_size * bench.longest
-    budgets = [settled * 2**power for power in range(1, 6)]
+    budgets = [resolved * 2**power for power in range(1, 6)]
     needed = bench.settings.train.global_batch_size * bench.mean_tokens
-    return [b for b in budgets if needed > settled and b <= 2 * longest_batch]
+    return [b for b in budgets if needed > resolved and b <= 2 * longest_batch]
 
 
 def round_budget(tokens: float) -> int:

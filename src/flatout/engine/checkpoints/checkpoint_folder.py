@@ -300,7 +300,7 @@ def _remove_discarded(folder: Path) -> None:
 
 
 def set_aside(paths: list[Path]) -> None:
-    """Hide checkpoints that are not gone on with; the next one written sweeps them."""
+    """Hide checkpoints that no run resumes; the next one written sweeps them."""
     for path in paths:
         os.rename(path, path.with_name(f".old-{path.name}-{uuid.uuid4().hex}"))
 

@@ -64,7 +64,7 @@ class CheckpointWriter:
         try:
             prune(self._folder, self._keep, manifest.best)
         except OSError as error:
-            self._tell(
+            self._warn(
                 f"the checkpoint of step {manifest.step} was saved, but older ones "
                 f"could not be removed ({error}): they take room until they are"
             )
@@ -75,11 +75,11 @@ class CheckpointWriter:
         except Exception as error:  # of the disk, or of a state that must not be saved
             reason = one_line(error)
             older = self.newest.folder if self.newest else "none"
-            self._tell(
+            self._warn(
                 f"the checkpoint of step {step} was not saved ({reason}); training "
                 f"goes on, the newest one is {older}"
             )
 
-    def _tell(self, fault: str) -> None:
+    def _warn(self, fault: str) -> None:
         self.faults.append(fault)
         logger.warning(fault)

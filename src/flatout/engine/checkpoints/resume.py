@@ -85,7 +85,7 @@ class Resume:
         set_aside(late)
 
     def _fetch_best(self, found: Checkpoint) -> None:
-        """The best model so far, where another folder's checkpoint is gone on with."""
+        """The best model so far, where another folder's checkpoint is resumed."""
         name = found.manifest.best
         if name is None or (self.folder / name).is_dir():
             return

@@ -9,7 +9,7 @@ from torch import Tensor
 from flatout.engine.families._family import Family, FusePlan, tag_tokens
 from flatout.engine.ops.blocks import fuse_blocks
 from flatout.engine.ops.narrowing import narrow_last_layer, set_targets
-from flatout.engine.ops.projections import join_products
+from flatout.engine.ops.projections import fuse_projections
 from flatout.engine.tasks import HeadKind
 
 
@@ -28,7 +28,7 @@ class _Encoder(Family):
 
     def fuse(self, model: Any, plan: FusePlan) -> None:
         """Query, key and value as one product; feed-forward and output blocks."""
-        join_products(model, self.products, keep_products=plan.row_tiles)
+        fuse_projections(model, self.products, keep_products=plan.row_tiles)
         if plan.residual_bf16 and plan.has_triton:
             fuse_blocks(model, plan.noise, narrowed=plan.narrowed)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flatout.engine.families._family import Family, FusePlan, tag_tokens
 from flatout.engine.ops.decoder_blocks import fuse_decoder
-from flatout.engine.ops.projections import join_products
+from flatout.engine.ops.projections import fuse_projections
 from flatout.engine.tasks import HeadKind
 
 
@@ -53,8 +53,8 @@ class Llama(_Decoder):
     gated = True
 
     def fuse(self, model: Any, plan: FusePlan) -> None:
-        """Joined products; norm, rotation and gate as kernels. Query and key are turned
+        """Fused projections; norm, rotation, gate as kernels. Query and key are turned
         on their way to attention, which keeps no product of them."""
-        join_products(model, self.products)
+        fuse_projections(model, self.products)
         if plan.row_tiles:
             fuse_decoder(model)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from flatout.engine.families._family import Family, FusePlan, tag_tokens
-from flatout.engine.ops.projections import join_products
+from flatout.engine.ops.projections import fuse_projections
 from flatout.engine.tasks import HeadKind
 
 
@@ -37,4 +37,4 @@ class DistilBert(Family):
 
     def fuse(self, model: Any, plan: FusePlan) -> None:
         """Query, key and value as one product."""
-        join_products(model, self.products, keep_products=plan.row_tiles)
+        fuse_projections(model, self.products, keep_products=plan.row_tiles)

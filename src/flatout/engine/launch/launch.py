@@ -30,7 +30,7 @@ from flatout.engine.rows.opening import rows_from_dataset
 from flatout.engine.rows.vocabulary import Vocabulary
 from flatout.engine.train.keeping.oom import OutOfMemory
 from flatout.engine.train.loop import TrainResult, train
-from flatout.engine.train.process_group import Team
+from flatout.engine.train.process_group import ProcessGroup
 from flatout.engine.train.setup.job import TrainJob
 
 logger = logging.getLogger(__name__)
@@ -219,8 +219,8 @@ def _train_with_launcher(job: TrainJob) -> TrainResult:
         with tempfile.TemporaryDirectory(prefix="flatout-") as name:
             write_spec(job, ranks.world_size, Path(name))
             call_followers((Path(name) / "spec.json").read_text(encoding="utf-8"))
-            team = Team.join(settings, runtime)
-            result = train(job, runtime, team)
-            team.leave()
+            group = ProcessGroup.join(settings, runtime)
+            result = train(job, runtime, group)
+            group.leave()
     write_result(job, result)
     return result

@@ -60,14 +60,14 @@ def _train(spec: dict[str, Any], settings: Settings, folder: Path) -> None:
     from flatout.engine.machine.signals import Interrupted
     from flatout.engine.train.keeping.oom import OutOfMemory
     from flatout.engine.train.loop import train
-    from flatout.engine.train.process_group import Team
+    from flatout.engine.train.process_group import ProcessGroup
 
     runtime = set_up(settings.runtime)
     _check_world_size(runtime.ranks.world_size, spec["world_size"])
-    team = Team.join(settings.train.distributed, runtime)
+    group = ProcessGroup.join(settings.train.distributed, runtime)
     job = _open_job(spec, settings)
     try:
-        result = train(job, runtime, team)
+        result = train(job, runtime, group)
     except Interrupted as stop:
         if runtime.ranks.local_rank == 0:
             text = json.dumps({"signum": stop.signum, "message": stop.message})
@@ -78,7 +78,7 @@ def _train(spec: dict[str, Any], settings: Settings, folder: Path) -> None:
     else:
         if runtime.ranks.is_main:
             write_result(job, result)
-    team.leave()
+    group.leave()
 
 
 def _check_world_size(found: int, wanted: int) -> None:

@@ -32,7 +32,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Runtime:
-    """What this process computes on, after all `auto` are settled."""
+    """What this process computes on, after all `auto` are resolved."""
 
     device: torch.device
     device_name: str

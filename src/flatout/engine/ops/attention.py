@@ -86,8 +86,8 @@ def packed_attention(  # noqa: PLR0913 - the signature is transformers'
         if kernel is None:
             out = _flash(query, key, value, cu_seqlens, max_seqlen, rule)
         else:
-            joined = _joined(take_product(module), query, key, value)
-            out = kernel(joined, query.shape[1], cu_seqlens, max_seqlen, rule)
+            qkv = _fused_qkv(take_product(module), query, key, value)
+            out = kernel(qkv, query.shape[1], cu_seqlens, max_seqlen, rule)
     else:
         targets = getattr(module, "target_index", None)
         out = _rows_in_fp32(query, key, value, kwargs["cu_seqlens"], rule, targets)
@@ -137,7 +137,7 @@ def _rows_in_fp32(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tens
         return row_by_row(query.float(), key.float(), value.float(), *rest)
 
 
-def _joined(
+def _fused_qkv(
     product: Tensor | None, query: Tensor, key: Tensor, value: Tensor
 ) -> Tensor:
     """(P, H + 2 G, D): the product that they are slices of, where it was kept."""
@@ -147,13 +147,13 @@ def _joined(
 
 
 def row_tiles(
-    joined: Tensor, heads: int, cu_seqlens: Tensor, max_seqlen: int, rule: Rule
+    qkv: Tensor, heads: int, cu_seqlens: Tensor, max_seqlen: int, rule: Rule
 ) -> Tensor:
     """As `_flash`, in tiles that fit short rows, of query, key and value side by side
     (P, H + 2 G, D)."""
     from flatout.engine.ops.kernels.row_attention import row_attention
 
-    out: Tensor = row_attention(joined, heads, cu_seqlens, max_seqlen, *rule)[0]
+    out: Tensor = row_attention(qkv, heads, cu_seqlens, max_seqlen, *rule)[0]
     return out
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from flatout.engine.ops.attention import row_tiles, window
-from flatout.engine.ops.projections import is_joined, joined_product
+from flatout.engine.ops.projections import fused_product, is_fused
 from flatout.engine.ops.row_by_row import Rule
 
 
@@ -37,7 +37,7 @@ class _Attention(nn.Module):
         **packed: Any,
     ) -> tuple[Tensor, None]:
         """(1, P, N) -> (1, P, N). `packed` holds cu_seqlens (R + 1,) and max_seqlen."""
-        product = joined_product(self.q_proj, hidden_states)
+        product = fused_product(self.q_proj, hidden_states)
         turned = self._turned(product, *position_embeddings)
         dropout = self.attention_dropout if self.training else 0.0
         rule = Rule(self.scaling, dropout, True, *window(self.span, True))
@@ -68,14 +68,14 @@ class _FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         from flatout.engine.ops.kernels.gated_silu import gated_silu
 
-        product = joined_product(self.gate_proj, x)
+        product = fused_product(self.gate_proj, x)
         gated = gated_silu(product.flatten(0, -2))
         out: Tensor = self.down_proj(gated.view(*product.shape[:-1], -1))
         return out
 
 
 def fuse_decoder(model: Any) -> int:
-    """Put them in place, after `join_products`, where attention works in row tiles; how
+    """Put them in place, after `fuse_projections`, where attention is in row tiles; how
     many layers."""
     config = model.config
     if not _turns_whole_heads(model):
@@ -83,11 +83,11 @@ def fuse_decoder(model: Any) -> int:
     layers = model.base_model.layers
     for layer in layers:
         attention = layer.self_attn
-        if is_joined(attention.q_proj):
+        if is_fused(attention.q_proj):
             attention.__class__ = _Attention
             attention.heads = config.num_attention_heads
             attention.span = _span(attention)
-        if is_joined(layer.mlp.gate_proj) and config.hidden_act == "silu":
+        if is_fused(layer.mlp.gate_proj) and config.hidden_act == "silu":
             layer.mlp.__class__ = _FeedForward
     return len(layers)
 

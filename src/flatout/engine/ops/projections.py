@@ -47,7 +47,7 @@ class _Group:
         self.product: Tensor | None = None
         self.waiting: list[Tensor] = []
 
-    def joined(self, states: Tensor) -> Tensor:
+    def fused(self, states: Tensor) -> Tensor:
         """(..., in) -> all layers' products side by side."""
         weights: list[Tensor] = [member.weight for member in self.members]
         biases: list[Tensor] = [m.bias for m in self.members if m.bias is not None]
@@ -56,7 +56,7 @@ class _Group:
 
     def compute(self, states: Tensor) -> Tensor:
         """(..., in) -> the first layer's (..., out); the others' wait to be fetched."""
-        product = self.joined(states)
+        product = self.fused(states)
         sizes = [member.out_features for member in self.members]
         first, *rest = product.split_with_sizes(sizes, -1)
         self.waiting = list(rest)  # to Dynamo `rest` is a tuple
@@ -65,13 +65,13 @@ class _Group:
         return first
 
 
-def joined_product(first: Any, states: Tensor) -> Tensor:
-    """(..., in) -> what `first` and the layers joined with it give, side by side."""
-    product: Tensor = first.group.joined(states)
+def fused_product(first: Any, states: Tensor) -> Tensor:
+    """(..., in) -> what `first` and the layers fused with it give, side by side."""
+    product: Tensor = first.group.fused(states)
     return product
 
 
-def is_joined(layer: nn.Module) -> bool:
+def is_fused(layer: nn.Module) -> bool:
     """Whether it computes for others too."""
     return isinstance(layer, _First)
 
@@ -106,10 +106,10 @@ class _Next(nn.Linear):
         return self.group.waiting.pop(0)
 
 
-def join_products(
+def fuse_projections(
     model: Any, groups: Sequence[tuple[str, ...]], *, keep_products: bool = False
 ) -> int:
-    """Join layers that one module applies, in the order of a group of names, to one
+    """Fuse layers that one module applies, in the order of a group of names, to one
     input; how many groups. `keep_products`: for an attention that asks for them with
     `take_product`, where query, key and value reach it without a rotation or norm."""
     found = [

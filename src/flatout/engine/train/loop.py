@@ -23,12 +23,12 @@ from flatout.engine.train.keeping.oom import (
 )
 from flatout.engine.train.keeping.session import Session
 from flatout.engine.train.optimizer import set_learning_rate
-from flatout.engine.train.process_group import Team
+from flatout.engine.train.process_group import ProcessGroup
 from flatout.engine.train.recording.progress import Progress, evaluation_due
 from flatout.engine.train.recording.recorder import Recorder
 from flatout.engine.train.recording.report import Evaluation, LogPoint, TrainReport
 from flatout.engine.train.recording.slow_habits import make_recorder
-from flatout.engine.train.recording.summary import build_report, settled
+from flatout.engine.train.recording.summary import build_report, resolved_parameters
 from flatout.engine.train.recording.timing import compile_clock
 from flatout.engine.train.schedule import learning_rate
 from flatout.engine.train.setup.assemble import Trainer, assemble
@@ -66,19 +66,21 @@ class TrainResult:
         return load_pretrained(folder, trust_remote_code=self.trust_remote_code)
 
 
-def train(job: TrainJob, runtime: Runtime, team: Team | None = None) -> TrainResult:
-    """Train `job` on this rank, together with those of `team`. Raises SettingsError,
+def train(
+    job: TrainJob, runtime: Runtime, group: ProcessGroup | None = None
+) -> TrainResult:
+    """Train `job` on this rank, together with those of `group`. Raises SettingsError,
     ModelError, CheckpointError, NonFiniteError, OutOfMemory, Interrupted."""
     begin_s = time.perf_counter()
     compile_clock.listen()
-    if team:
-        team.check_equal(agreed(job))
-    trainer = assemble(job, runtime, team)
+    if group:
+        group.check_equal(agreed(job))
+    trainer = assemble(job, runtime, group)
     announce(trainer)
     recorder = make_recorder(trainer, begin_s)
     wrong_rows = WrongRows(trainer)
     with (
-        Session(trainer, recorder, team) as session,
+        Session(trainer, recorder, group) as session,
         Progress(trainer) as recorder.progress,
     ):
         start_step = session.resume()
@@ -94,17 +96,17 @@ def train(job: TrainJob, runtime: Runtime, team: Team | None = None) -> TrainRes
         trainer.model.train()
         recorder.start(start_step, loader)
         wrong_rows.start(start_step)
-        recorder.metrics.note_settled(start_step, settled(trainer))
+        recorder.metrics.note_resolved(start_step, resolved_parameters(trainer))
         for batch in loader:
             try:
-                rate = take_step(trainer, recorder, batch, loader.wait_s)
+                lr = take_step(trainer, recorder, batch, loader.wait_s)
             except (RuntimeError, MemoryError) as error:
                 shrink(trainer, error, batch.step)
                 loader.restart(trainer.data, batch.step)
                 continue
             done = batch.step + 1
             if recorder.log_due(done):
-                recorder.log(batch, rate)
+                recorder.log(batch, lr)
             if evaluation_due(trainer, done):
                 with recorder.paused("evaluate"):
                     result = evaluate_split(trainer, job.validation)
@@ -112,7 +114,7 @@ def train(job: TrainJob, runtime: Runtime, team: Team | None = None) -> TrainRes
                     with recorder.paused("checkpoint"):
                         session.keep_best(done, result)
                 if recorder.lost_patience:
-                    recorder.end_with(batch, rate)
+                    recorder.end_with(batch, lr)
             if wrong_rows.due(done):
                 with recorder.paused("error_analysis"):
                     wrong_rows.look(done)
@@ -135,7 +137,9 @@ class StepRecorder(Protocol):
 
     def step_begins(self) -> None: ...
 
-    def step_ends(self, batch: StepBatch, wait_s: float, rate: float) -> None: ...
+    def step_ends(
+        self, batch: StepBatch, wait_s: float, learning_rate: float
+    ) -> None: ...
 
 
 def take_step(
@@ -144,17 +148,17 @@ def take_step(
     """One step of any training, measured or not; its learning rate. `wait_s`: how long
     the host waited for `batch`."""
     total = trainer.total_steps
-    rate = learning_rate(trainer.job.settings.train, batch.step % total, total)
-    set_learning_rate(trainer.optimizer, rate)
+    lr = learning_rate(trainer.job.settings.train, batch.step % total, total)
+    set_learning_rate(trainer.optimizer, lr)
     recorder.step_begins()
     trainer.stepper(batch)
-    recorder.step_ends(batch, wait_s, rate)
-    return rate
+    recorder.step_ends(batch, wait_s, lr)
+    return lr
 
 
 def announce(trainer: Trainer) -> None:
     """Say what really runs: kernel, type, fallbacks."""
-    runtime, choices = trainer.runtime, trainer.choices
+    runtime, resolved = trainer.runtime, trainer.resolved
     if not runtime.ranks.is_main:
         return
     logger.info(
@@ -163,21 +167,21 @@ def announce(trainer: Trainer) -> None:
         runtime.device_name,
         runtime.ranks.world_size,
         runtime.precision,
-        choices.residual,
-        choices.strategy,
-        choices.attention,
-        choices.compile,
-        choices.cuda_graphs,
-        ", gradients exchanged at once" if choices.exchange_at_once else "",
+        resolved.residual,
+        resolved.strategy,
+        resolved.attention,
+        resolved.compile,
+        resolved.cuda_graphs,
+        ", gradients exchanged at once" if resolved.flat_all_reduce else "",
     )
     logger.info(
         "%d steps of %d samples, token budget %d, %d threads",
         trainer.total_steps,
         trainer.job.settings.train.global_batch_size,
-        choices.token_budget,
+        resolved.token_budget,
         runtime.threads,
     )
-    for note in choices.notes:
+    for note in resolved.notes:
         logger.warning(note)
 
 
@@ -189,14 +193,14 @@ def _evaluate_split(trainer: Trainer, rows: SplitRows) -> Evaluation:
     settings, runtime = trainer.job.settings, trainer.runtime
     config = trainer.model.model.config
     budget = evaluation_budget(trainer, rows)
-    choices = replace(trainer.choices, token_budget=budget)
+    resolved = replace(trainer.resolved, token_budget=budget)
     # Graphs of the training step do not serve here, and others are not worth compiling.
     with torch.compiler.set_stance("force_eager"):
         return evaluate(
             trainer.model,
             rows,
-            make_planner(settings, runtime, choices),
-            make_collator(trainer.job, runtime, choices, config),
+            make_planner(settings, runtime, resolved),
+            make_collator(trainer.job, runtime, resolved, config),
             runtime,
         )
 

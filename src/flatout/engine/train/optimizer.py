@@ -185,26 +185,26 @@ class Updater:
             norm = norm / scale
         finite = torch.isfinite(norm) & torch.isfinite(loss)
         if self.fused:
-            self._fused_step(self._divisor(norm, scale), finite)
+            self._fused_step(self._clip_scale(norm, scale), finite)
         elif bool(finite):
-            self._plain_step(gradients, self._divisor(norm, scale))
+            self._plain_step(gradients, self._clip_scale(norm, scale))
         return norm, finite
 
-    def _divisor(self, norm: Tensor, scale: Tensor | None) -> Tensor:
+    def _clip_scale(self, norm: Tensor, scale: Tensor | None) -> Tensor:
         """What gradients are divided by: PyTorch's clip coefficient, turned over, and
         the loss scale that they still carry."""
-        divisor = torch.ones_like(norm)
+        grad_scale = torch.ones_like(norm)
         if self.max_norm is not None:
-            divisor = ((norm + 1e-6) / self.max_norm).clamp(min=1.0)
-        return divisor if scale is None else divisor * scale
+            grad_scale = ((norm + 1e-6) / self.max_norm).clamp(min=1.0)
+        return grad_scale if scale is None else grad_scale * scale
 
-    def _fused_step(self, divisor: Tensor, finite: Tensor) -> None:
+    def _fused_step(self, grad_scale: Tensor, finite: Tensor) -> None:
         # The kernel's own places for it (torch.amp.GradScaler uses them too): clipping
         # costs no pass over the gradients.
-        self.optimizer.grad_scale = divisor  # type: ignore[attr-defined]
+        self.optimizer.grad_scale = grad_scale  # type: ignore[attr-defined]
         self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
         self.optimizer.step()
 
-    def _plain_step(self, gradients: list[Tensor], divisor: Tensor) -> None:
-        torch._foreach_div_(gradients, divisor)
+    def _plain_step(self, gradients: list[Tensor], grad_scale: Tensor) -> None:
+        torch._foreach_div_(gradients, grad_scale)
         self.optimizer.step()

@@ -30,7 +30,7 @@ LONGEST_WRITE = timedelta(hours=12)
 
 
 @dataclass(frozen=True)
-class Team:
+class ProcessGroup:
     """The process group of this rank, made by Accelerate, and a second one between
     the hosts: a word there costs the devices nothing."""
 
@@ -42,7 +42,7 @@ class Team:
     """Where each rank writes a part of a checkpoint."""
 
     @classmethod
-    def join(cls, settings: DistributedSettings, runtime: Runtime) -> Team:
+    def join(cls, settings: DistributedSettings, runtime: Runtime) -> ProcessGroup:
         """Meet the other ranks: NCCL between GPUs, gloo between CPUs."""
         from accelerate import Accelerator
         from accelerate.utils import (
@@ -128,7 +128,7 @@ class Team:
         """After the last word to the others."""
         self.accelerator.end_training()
 
-    def everybodys(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """`value` of each rank, in their order."""
         found: list[Any] = [None] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(found, value, group=self.control)
@@ -136,9 +136,9 @@ class Team:
 
     def check_equal(self, facts: Mapping[str, Any]) -> None:
         """Raises SettingsError that names the rank and what differs there."""
-        everybodys = self.everybodys(dict(facts))
-        for rank, other in enumerate(everybodys):
-            if differences := differing(everybodys[0], other):
+        gathered = self.all_gather(dict(facts))
+        for rank, other in enumerate(gathered):
+            if differences := differing(gathered[0], other):
                 raise SettingsError(
                     f"rank {rank} would train something else than rank 0 (there -> "
                     f"here): {'; '.join(differences)}. Give all machines the same "

@@ -1,9 +1,9 @@
-"""One optimizer step: forward, backward, update, and no word with the host.
+"""One optimizer step: forward, backward and update, without synchronising the device.
 
 Losses, hits and norms are summed on the device (`StepSums`) and read at log points.
 With one micro-batch of a shape seen before, the whole step is replayed as a CUDA
-graph, or as two around the exchange between ranks: for small batches launching kernels
-costs more than running them.
+graph, or as two around the all-reduce between ranks: for small batches launching
+kernels costs more than running them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from flatout.engine.batches.collation import StepBatch
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.ops.dropout import Noise
-from flatout.engine.train.exchange import Exchange
+from flatout.engine.train.flat_all_reduce import FlatAllReduce
 from flatout.engine.train.optimizer import Updater
 from flatout.engine.train.recording.timing import compile_clock
 
@@ -72,8 +72,8 @@ class Stepper:
     """Runs steps of one model on one device.
 
     `module` maps a dict of tensors to (summed loss, logits or None); wrapped for DDP
-    and compiled already. `no_sync` gives the context in which ranks do not exchange
-    gradients (all micro-batches but the last); with `exchange` they do so behind the
+    and compiled already. `no_sync` gives the context in which ranks do not reduce
+    gradients (all micro-batches but the last); with `all_reduce` they do so behind the
     last one. `metrics_every` steps `hits` counts right predictions, for the training
     accuracy; inside a CUDA graph it does at every step, for nothing.
     """
@@ -85,7 +85,7 @@ class Stepper:
         runtime: Runtime,
         *,
         no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext,
-        exchange: Exchange | None = None,
+        all_reduce: FlatAllReduce | None = None,
         cuda_graphs: bool = False,
         metrics_every: int = 1,
         hits: Hits | None = None,
@@ -95,13 +95,13 @@ class Stepper:
         self.updater = updater
         self.runtime = runtime
         self.no_sync = no_sync
-        self.exchange = exchange
+        self.all_reduce = all_reduce
         self.metrics_every = metrics_every
         self.hits = hits
         self.noise = noise
         self.sums = StepSums.zeros(runtime.device)
         self.step_number = torch.zeros((), dtype=torch.int64, device=runtime.device)
-        self._divisor = torch.ones((), device=runtime.device)
+        self._loss_divisor = torch.ones((), device=runtime.device)
         self._loss = torch.zeros((), device=runtime.device)
         self._never = torch.full_like(self.step_number, StepSums.NEVER)
         self.scaler = _LossScale(runtime) if runtime.precision == "fp16" else None
@@ -118,31 +118,31 @@ class Stepper:
 
     def run_eagerly(self, batch: StepBatch) -> None:
         """Same as a replayed graph, kernel by kernel."""
-        self.tell(batch)
+        self.set_scalars(batch)
         self.launch(batch)
 
     def drop_graphs(self) -> None:
         """Step kernel by kernel from here on; the graphs' memory is free again."""
         self._graphs = None
 
-    def tell(self, batch: StepBatch) -> None:
+    def set_scalars(self, batch: StepBatch) -> None:
         """What differs between steps of one shape; graphs read it from the device. A
         batch without targets has loss and gradients of zero, and AdamW steps by them:
         moments fade and weights decay, as in PyTorch."""
         self.step_number.fill_(batch.step)
-        self._divisor.fill_(batch.divisor or 1.0)
+        self._loss_divisor.fill_(batch.divisor or 1.0)
 
     def launch(self, batch: StepBatch) -> None:
         """All kernels of a step."""
-        self.differentiate(batch)
-        if self.exchange is not None:
-            self.exchange()
+        self.backward(batch)
+        if self.all_reduce is not None:
+            self.all_reduce()
         self.update()
 
-    def differentiate(self, batch: StepBatch) -> None:
+    def backward(self, batch: StepBatch) -> None:
         """This rank's gradients, and its share of the global batch's mean loss."""
         self.clear_gradients()
-        self._loss.copy_(self._backward(batch))
+        self._loss.copy_(self._accumulate_gradients(batch))
 
     def update(self) -> None:
         """Clip and step, by the gradients of all ranks."""
@@ -155,19 +155,19 @@ class Stepper:
             self.scaler.update(finite)
 
     def clear_gradients(self) -> None:
-        if self.exchange is not None:
-            self.exchange.clear()
+        if self.all_reduce is not None:
+            self.all_reduce.clear()
         else:
             self.updater.optimizer.zero_grad(set_to_none=True)
 
     @property
     def loss_weight(self) -> Tensor:
         """() of a summed loss: DDP divides the sum of the ranks' gradients by their
-        number, `exchange` does not."""
-        ranks = 1 if self.exchange is not None else self.runtime.ranks.world_size
-        return ranks / self._divisor
+        number, `all_reduce` does not."""
+        ranks = 1 if self.all_reduce is not None else self.runtime.ranks.world_size
+        return ranks / self._loss_divisor
 
-    def _backward(self, batch: StepBatch) -> Tensor:
+    def _accumulate_gradients(self, batch: StepBatch) -> Tensor:
         """Gradients of the global batch's mean loss; this rank's share of it, ()."""
         weight = self.loss_weight
         total = torch.zeros((), device=self.runtime.device)
@@ -182,7 +182,7 @@ class Stepper:
                 if self.scaler is not None:
                     scaled = scaled * self.scaler.scale
                 scaled.backward()
-            total += loss.detach() / self._divisor
+            total += loss.detach() / self._loss_divisor
             if logits is not None and self._counts_hits(batch.step):
                 self._count_hits(logits, micro.labels)
         return total
@@ -266,11 +266,11 @@ class _StepGraphs:
         return True
 
     def _replay(self, recorded: _Graph, batch: StepBatch) -> None:
-        self._stepper.tell(batch)
+        self._stepper.set_scalars(batch)
         recorded.buffer.copy_(batch.buffer, non_blocking=True)
         recorded.graph.replay()
-        if self._stepper.exchange is not None:
-            self._stepper.exchange()
+        if self._stepper.all_reduce is not None:
+            self._stepper.all_reduce()
             self._update.replay()
 
     def _seen_before(self, key: str) -> bool:
@@ -286,10 +286,10 @@ class _StepGraphs:
         buffer = batch.buffer.clone()
         own = replace(batch, buffer=buffer)
         self._stepper.clear_gradients()
-        if self._stepper.exchange is None:
+        if self._stepper.all_reduce is None:
             graph = self._record(partial(self._stepper.launch, own))
         else:
-            graph = self._record(partial(self._stepper.differentiate, own))
+            graph = self._record(partial(self._stepper.backward, own))
             self._update = self._update or self._record(self._stepper.update)
         compile_clock.add(time.perf_counter() - begin)
         logger.debug("captured a CUDA graph for %s", batch.layout)

@@ -191,11 +191,11 @@ def _judge(trainer: Trainer, done: int) -> list[_Target]:
     """The rows may be longer than all trained on, as those of an evaluation are."""
     job, runtime = trainer.job, trainer.runtime
     budget = evaluation_budget(trainer, job.validation)
-    choices = replace(trainer.choices, token_budget=budget)
+    resolved = replace(trainer.resolved, token_budget=budget)
     chance = np.random.default_rng([job.settings.runtime.seed, done])
     sample = _sample(trainer, chance)
-    planner = replace(make_planner(job.settings, runtime, choices), world_size=1)
-    collator = make_collator(job, runtime, choices, trainer.model.model.config)
+    planner = replace(make_planner(job.settings, runtime, resolved), world_size=1)
+    collator = make_collator(job, runtime, resolved, trainer.model.model.config)
     rows, ids = job.validation.sequences(sample)
     plan = planner.plan(rows.lengths(ids))
     found: list[_Target] = []

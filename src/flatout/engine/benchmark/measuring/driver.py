@@ -31,18 +31,18 @@ class Driver:
 
     def step(self, batch: StepBatch, wait_s: float) -> None:
         batch = replace(batch, step=self._done)
-        rate = take_step(self.trainer, self, batch, wait_s)
+        learning_rate = take_step(self.trainer, self, batch, wait_s)
         self._done += 1
         if self.recorder.log_due(self._done):
-            self.recorder.log(batch, rate)
+            self.recorder.log(batch, learning_rate)
 
     def step_begins(self) -> None:
         self.recorder.step_begins()
         self.window_clock.step_begins()
 
-    def step_ends(self, batch: StepBatch, wait_s: float, rate: float) -> None:
+    def step_ends(self, batch: StepBatch, wait_s: float, learning_rate: float) -> None:
         self.window_clock.step_ends(batch, wait_s)
-        self.recorder.step_ends(batch, wait_s, rate)
+        self.recorder.step_ends(batch, wait_s, learning_rate)
 
     def synchronize(self) -> None:
         self.trainer.runtime.synchronize()

@@ -32,7 +32,7 @@ from flatout.engine.benchmark.measuring.windows import (
 )
 from flatout.engine.benchmark.trials.trial_spec import Measure, TrialSpec
 from flatout.engine.machine.runtime import Runtime, memory, set_up
-from flatout.engine.train.process_group import Team
+from flatout.engine.train.process_group import ProcessGroup
 from flatout.engine.train.recording.summary import efficiency
 from flatout.engine.train.recording.timing import Rates, Window, compile_clock
 from flatout.engine.train.setup.assemble import Trainer, assemble
@@ -84,11 +84,15 @@ def loaded_feed(trainer: Trainer, steps: int) -> Feed:
 
 
 def warm_training(
-    job: TrainJob, measure: Measure, feed: FeedOf, runtime: Runtime, team: Team | None
+    job: TrainJob,
+    measure: Measure,
+    feed: FeedOf,
+    runtime: Runtime,
+    group: ProcessGroup | None,
 ) -> Warm:
     """The training of `job` with its first steps behind it."""
     compile_clock.listen()
-    trainer = assemble(job, runtime, team)
+    trainer = assemble(job, runtime, group)
     trainer.model.train()
     return Warm.up(trainer, partial(feed, trainer), measure)
 
@@ -97,8 +101,8 @@ def _measured(
     spec: TrialSpec, job: TrainJob, feed: FeedOf, below: Baseline | None = None
 ) -> dict[str, Any]:
     runtime = set_up(job.settings.runtime)
-    team = _join(job, runtime)
-    warm = warm_training(job, spec.measure, feed, runtime, team)
+    group = _join(job, runtime)
+    warm = warm_training(job, spec.measure, feed, runtime, group)
     pairs: list[InterleavedPair] = []
     with GpuSampler(runtime, counts=below is None) as sampler:
         if below is None:
@@ -111,15 +115,15 @@ def _measured(
     few = max(2, min(PHASE_STEPS, int(PHASE_SECONDS / warm.step_s)))
     host_ms = launch_ms(trainer, batches, few)
     phases = phase_ms(trainer, batches, few)
-    if team:
-        team.leave()
+    if group:
+        group.leave()
     return {
         **_rates(windows),
         **_beside(pairs),
         **phases,
         "host_ms": host_ms,
         **_memory(runtime),
-        **_settled(trainer, warm.feed),
+        **_resolved_parameters(trainer, warm.feed),
         "tflops_per_s": efficiency(trainer, windows)["tflops_per_s"],
         "gpu_util_pct": sampler.mean_pct,
         "first_step_s": warm.first_step_s,
@@ -129,11 +133,11 @@ def _measured(
     }
 
 
-def _join(job: TrainJob, runtime: Runtime) -> Team | None:
+def _join(job: TrainJob, runtime: Runtime) -> ProcessGroup | None:
     """The other ranks, where this process is one of several."""
     if runtime.ranks.world_size == 1:
         return None
-    return Team.join(job.settings.train.distributed, runtime)
+    return ProcessGroup.join(job.settings.train.distributed, runtime)
 
 
 def _beside(pairs: list[InterleavedPair]) -> dict[str, Any]:
@@ -174,15 +178,15 @@ def _memory(runtime: Runtime) -> dict[str, Any]:
     }
 
 
-def _settled(trainer: Trainer, feed: Feed) -> dict[str, Any]:
+def _resolved_parameters(trainer: Trainer, feed: Feed) -> dict[str, Any]:
     """What every `auto` came to."""
-    choices = trainer.choices
+    resolved = trainer.resolved
     return {
-        "strategy": choices.strategy,
-        "attention": choices.attention,
-        "token_budget": choices.token_budget,
-        "compile": choices.compile,
-        "cuda_graphs": choices.cuda_graphs,
+        "strategy": resolved.strategy,
+        "attention": resolved.attention,
+        "token_budget": resolved.token_budget,
+        "compile": resolved.compile,
+        "cuda_graphs": resolved.cuda_graphs,
         "precision": trainer.runtime.precision,
         "num_workers": feed.loader.num_workers if feed.loader else 0,
         "device": trainer.runtime.device_name,
@@ -191,7 +195,7 @@ def _settled(trainer: Trainer, feed: Feed) -> dict[str, Any]:
 
 
 def _note(trainer: Trainer, windows: list[Window], pairs: list[InterleavedPair]) -> str:
-    notes = list(trainer.choices.notes)
+    notes = list(trainer.resolved.notes)
     ratios = [pair.ratio for pair in pairs]
     spread = middle_half_pct(ratios) if pairs else spread_pct(windows)
     if spread > SPREAD_LIMIT_PCT:
@@ -199,6 +203,6 @@ def _note(trainer: Trainer, windows: list[Window], pairs: list[InterleavedPair])
         notes.append(f"{what} differ by {spread:.0f} %")
     if not all(one.clean for one in pairs or windows):
         notes.append("compilations fell into every window")
-    if trainer.choices.cuda_graphs:
+    if trainer.resolved.cuda_graphs:
         notes.append("phases without CUDA graphs")
     return "; ".join(notes)

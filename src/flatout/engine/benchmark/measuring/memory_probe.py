@@ -61,11 +61,11 @@ def memory(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
         "memory_limit_gib": meter.limit_bytes / 2**30,
         "attempts": attempts.tried,
         "reserved_memory_gib": attempts.highest_gib,
-        "strategy": trainer.choices.strategy,
+        "strategy": trainer.resolved.strategy,
         "token_budget": found,
-        "attention": trainer.choices.attention,
+        "attention": trainer.resolved.attention,
         "precision": runtime.precision,
-        "compile": trainer.choices.compile,
+        "compile": trainer.resolved.compile,
         "cuda_graphs": False,
         "device": runtime.device_name,
         "note": _note(found, longest, whole=capped and not free),
@@ -145,7 +145,7 @@ class Attempts:
     def _needed_bytes(self) -> float:
         """By this attempt; CUDA graphs keep activations a second time."""
         peak = self.meter.peak_bytes()
-        if not self.trainer.choices.cuda_graphs:
+        if not self.trainer.resolved.cuda_graphs:
             return peak
         self.trainer.optimizer.zero_grad(set_to_none=True)
         return 2 * peak - torch.cuda.memory_allocated(self.trainer.runtime.device)

@@ -21,8 +21,8 @@ from flatout.engine.machine.runtime import Runtime, set_up
 from flatout.engine.models.flops import measured_tflops
 from flatout.engine.rows.layout import Ints
 from flatout.engine.train.setup.assemble import assemble, build_model
-from flatout.engine.train.setup.choices import choose
 from flatout.engine.train.setup.job import TrainJob
+from flatout.engine.train.setup.resolved_config import resolve
 from flatout.engine.train.setup.step_data import step_rows
 
 SLOW_SHOWN = 5
@@ -34,8 +34,8 @@ def loader(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
     stages of making a batch are slow, by timers of this process."""
     runtime = set_up(job.settings.runtime)
     config = build_model(job).config
-    choices = choose(job, runtime, config)
-    data = step_rows(job, runtime, choices, config)
+    resolved = resolve(job, runtime, config)
+    data = step_rows(job, runtime, resolved, config)
     workers = resolve_workers(job.settings.train.loader, runtime)
     rates = _loader_rates(job, runtime, data, spec.measure)
     spread = 100 * (max(rates) - min(rates)) / float(np.median(rates))
@@ -44,9 +44,9 @@ def loader(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
         "loader_samples_per_s": float(np.median(rates)),
         "samples_per_s_spread_pct": spread,
         "num_workers": workers,
-        "strategy": choices.strategy,
-        "token_budget": choices.token_budget,
-        "attention": choices.attention,
+        "strategy": resolved.strategy,
+        "token_budget": resolved.token_budget,
+        "attention": resolved.attention,
         "precision": runtime.precision,
         "device": runtime.device_name,
         "stages": stage_times(data, spec.measure),

@@ -60,14 +60,14 @@ def train_with_flatout(
         driver.step(batch, loader.wait_s)
         if clock.step_done(batch.num_samples):
             break
-    choices = trainer.choices
+    resolved = trainer.resolved
     return {
         **clock.figures(),
-        "strategy": choices.strategy,
-        "token_budget": choices.token_budget,
-        "attention": choices.attention,
-        "compile": choices.compile,
-        "cuda_graphs": choices.cuda_graphs,
+        "strategy": resolved.strategy,
+        "token_budget": resolved.token_budget,
+        "attention": resolved.attention,
+        "compile": resolved.compile,
+        "cuda_graphs": resolved.cuda_graphs,
         "num_workers": loader.num_workers,
-        "note": "; ".join(choices.notes),
+        "note": "; ".join(resolved.notes),
     }

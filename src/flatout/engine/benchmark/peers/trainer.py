@@ -19,8 +19,8 @@ from flatout.engine.tasks import TaskError
 from flatout.engine.train.evaluate import evaluate
 from flatout.engine.train.recording.report import Evaluation
 from flatout.engine.train.setup.assemble import build_model
-from flatout.engine.train.setup.choices import choose
 from flatout.engine.train.setup.job import TrainJob, check_rows
+from flatout.engine.train.setup.resolved_config import resolve
 from flatout.engine.train.setup.step_data import make_collator, make_planner
 
 MAX_WORKERS = 8
@@ -160,9 +160,9 @@ def _judge(job: TrainJob, runtime: Runtime, model: Any) -> Any:
         }
     )
     padded_job = replace(job, settings=padded)
-    choices = choose(padded_job, runtime, model.config)
-    planner = make_planner(padded, runtime, choices)
-    collator = make_collator(padded_job, runtime, choices, model.config)
+    resolved = resolve(padded_job, runtime, model.config)
+    planner = make_planner(padded, runtime, resolved)
+    collator = make_collator(padded_job, runtime, resolved, model.config)
     copy = build_model(job, "sdpa")
     task_model = TaskModel(copy, job.task, settings.max_length)
 

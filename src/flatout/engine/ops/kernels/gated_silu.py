@@ -1,4 +1,4 @@
-"""SiLU of the gate times what it gates, from their joined product; its gradient as one.
+"""SiLU of the gate times what it gates, from their fused product; its gradient as one.
 
 Inductor takes 0.35 ms for the gradient of 24,600 x 2 x 3,072 in bf16 (H200), twice what
 reading and writing it needs: it lays the two halves side by side element by element.

@@ -1,4 +1,4 @@
-"""Query and key normed, head by head, and rotated, where they lie in a joined product.
+"""Query and key normed, head by head, and rotated, where they lie in a fused product.
 
 What decoders do between the product for query, key and value and attention: a RMSNorm
 over each head (Qwen3), rotary embeddings (Su et al. 2021), and laying the three side by

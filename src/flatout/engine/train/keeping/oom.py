@@ -49,7 +49,7 @@ def shrink(trainer: Trainer, error: RuntimeError | MemoryError, step: int) -> No
     do not allow it, and on one of several ranks; any other error as it is."""
     if not is_out_of_memory(error):
         raise error
-    if trainer.choices.cuda_graphs:
+    if trainer.resolved.cuda_graphs:
         _drop_graphs(trainer, error, f"at step {step}")
     elif trainer.model.family.batch_statistics:
         how = f"out of memory at step {step}, which BatchNorm takes whole"
@@ -57,9 +57,9 @@ def shrink(trainer: Trainer, error: RuntimeError | MemoryError, step: int) -> No
             _message(trainer, how, "train.global_batch_size smaller"), None
         ) from error
     else:
-        budget = trainer.choices.token_budget
+        budget = trainer.resolved.token_budget
         half = _halved(trainer, trainer.data.rows, budget, error, f"at step {step}")
-        trainer.choices = replace(trainer.choices, token_budget=half)
+        trainer.resolved = replace(trainer.resolved, token_budget=half)
         planner = replace(trainer.data.planner, token_budget=half)
         trainer.data = replace(trainer.data, planner=planner)
     trainer.optimizer.zero_grad(set_to_none=True)
@@ -74,7 +74,7 @@ def shrink_evaluation(
     if not is_out_of_memory(error):
         raise error
     budget = evaluation_budget(trainer, rows)
-    if trainer.choices.cuda_graphs and budget == _longest(trainer, rows):
+    if trainer.resolved.cuda_graphs and budget == _longest(trainer, rows):
         _drop_graphs(trainer, error, "in an evaluation")
     else:
         half = _halved(trainer, rows, budget, error, "in an evaluation")
@@ -95,7 +95,7 @@ def evaluate_within_memory(
 
 def evaluation_budget(trainer: Trainer, rows: SplitRows) -> int:
     """Tokens of a micro-batch of `rows`, which may be longer than all trained on."""
-    most = min(trainer.choices.token_budget, trainer.evaluation_budget)
+    most = min(trainer.resolved.token_budget, trainer.evaluation_budget)
     return max(most, _longest(trainer, rows))
 
 
@@ -107,7 +107,7 @@ def _drop_graphs(
         message = _message(trainer, how, "train.cuda_graphs: false")
         raise OutOfMemory(message, {"cuda_graphs": False}) from error
     logger.warning("out of memory %s: going on without CUDA graphs", where)
-    trainer.choices = replace(trainer.choices, cuda_graphs=False)
+    trainer.resolved = replace(trainer.resolved, cuda_graphs=False)
     trainer.stepper.drop_graphs()
 
 
@@ -149,7 +149,7 @@ def _halved(
 
 def _longest(trainer: Trainer, rows: SplitRows) -> int:
     """Tokens that a micro-batch must hold: of the longest of `rows`."""
-    if trainer.choices.strategy == "fixed":
+    if trainer.resolved.strategy == "fixed":
         return trainer.data.planner.max_length
     return rows.facts.longest
 

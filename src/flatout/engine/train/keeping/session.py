@@ -25,7 +25,7 @@ from flatout.engine.machine.signals import Interrupted, StopSignals
 from flatout.engine.machine.watchdog import heartbeat
 from flatout.engine.train.keeping.saved_model import SaveError, load_weights, save_model
 from flatout.engine.train.keeping.snapshots import Snapshots, broadcast, restore
-from flatout.engine.train.process_group import Agreement, Team
+from flatout.engine.train.process_group import Agreement, ProcessGroup
 from flatout.engine.train.recording.recorder import Recorder
 from flatout.engine.train.recording.report import Evaluation
 from flatout.engine.train.recording.summary import versions
@@ -46,14 +46,16 @@ ROOM_FACTOR = 3
 class Session:
     """A run's life on this rank, from its resume to its end: a `with` block."""
 
-    def __init__(self, trainer: Trainer, recorder: Recorder, team: Team | None) -> None:
+    def __init__(
+        self, trainer: Trainer, recorder: Recorder, group: ProcessGroup | None
+    ) -> None:
         settings = trainer.job.settings.train
         self.trainer = trainer
         self.recorder = recorder
         self.folder = trainer.job.work_folder
         self.last_model = self.folder / "last"
         self._ranks = trainer.runtime.ranks
-        self._control = team.control if team else None
+        self._control = group.control if group else None
         self._settings = settings
         self._identity = identity(trainer.job)
         self._lock = FileLock(self.folder / ".lock")
@@ -61,7 +63,7 @@ class Session:
         self._signals = StopSignals()
         self._snapshots = Snapshots(trainer, recorder, self._control)
         self._writer = CheckpointWriter(
-            self.folder, settings.checkpoint.keep, team.writers if team else None
+            self.folder, settings.checkpoint.keep, group.writers if group else None
         )
         every = settings.checkpoint.every_steps
         self._agreement = Agreement(self._ranks, self._control, every)
@@ -96,7 +98,7 @@ class Session:
 
     def resume(self) -> int:
         """Put back the state to go on from. The step to go on with; 0 for a new run.
-        Raises CheckpointError where a run is there that must not be gone on with."""
+        Raises CheckpointError where a run is there that must not be resumed."""
         found = self._find()
         step = 0
         if broadcast(found is not None, self._control):

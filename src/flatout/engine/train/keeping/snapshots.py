@@ -356,8 +356,8 @@ def _empty_state(
     trainer: Trainer, parameter: Tensor, key: str, shape: tuple[int, ...]
 ) -> Tensor:
     if key == "step":
-        choices = trainer.choices
-        on_device = choices.fused_optimizer or choices.cuda_graphs
+        resolved = trainer.resolved
+        on_device = resolved.fused_optimizer or resolved.cuda_graphs
         device = parameter.device if on_device else torch.device("cpu")
         return torch.zeros((), dtype=torch.float32, device=device)
     if shape == tuple(parameter.shape):  # sharded as the parameter is

@@ -51,10 +51,10 @@ class MetricsFile:
         if metrics and not repeated:
             self._append({"step": step, "metrics": metrics})
 
-    def note_settled(self, step: int, settled: dict[str, Any]) -> None:
-        """What runs from `step` on, all `auto` being settled: known of a run that is
+    def note_resolved(self, step: int, resolved: dict[str, Any]) -> None:
+        """What runs from `step` on, all `auto` being resolved: known of a run that is
         killed before its report, too."""
-        self._append({"step": step, "metrics": {}, "settled": settled})
+        self._append({"step": step, "metrics": {}, "settled": resolved})
 
     def _append(self, line: dict[str, Any]) -> None:
         if self.enabled:

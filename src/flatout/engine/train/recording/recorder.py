@@ -134,8 +134,8 @@ class Recorder:
     def step_begins(self) -> None:
         self.clock.step_begins()
 
-    def step_ends(self, batch: StepBatch, wait_s: float, rate: float) -> None:
-        """`rate`: the step's learning rate."""
+    def step_ends(self, batch: StepBatch, wait_s: float, learning_rate: float) -> None:
+        """Behind each step, with what the host waited for its batch."""
         self.clock.step_ends(batch, wait_s)
         self.samples += batch.num_samples
         self._steps_since_log += int(batch.num_targets > 0)
@@ -154,7 +154,7 @@ class Recorder:
         every = self.trainer.job.settings.train.log_every
         return done % every == 0 or done == self.trainer.total_steps
 
-    def log(self, batch: StepBatch, rate: float) -> LogPoint:
+    def log(self, batch: StepBatch, learning_rate: float) -> LogPoint:
         """Read the device's sums, close the window, note a point of the history.
         Raises NonFiniteError."""
         # Here the host waits for the device.
@@ -167,7 +167,7 @@ class Recorder:
         bad_step = int(figures["first_bad_step"])
         if bad_step < StepSums.NEVER:
             raise self._bad_step(bad_step, figures).error()
-        point = self._point(figures, batch, rate)
+        point = self._point(figures, batch, learning_rate)
         self._steps_since_log = 0
         self.history.append(point)
         self.metrics.write(point.step, point.as_metrics())
@@ -225,11 +225,11 @@ class Recorder:
         patience = self.trainer.job.settings.train.early_stopping_patience
         return patience is not None and self.evaluations_without_best >= patience
 
-    def end_with(self, batch: StepBatch, rate: float) -> None:
+    def end_with(self, batch: StepBatch, learning_rate: float) -> None:
         """The training ends with `batch`: its last window is a point of the history."""
         done = batch.step + 1
         if not self.log_due(done):
-            self.log(batch, rate)
+            self.log(batch, learning_rate)
         self.end_at(done)
 
     def end_at(self, done: int) -> None:
@@ -245,7 +245,7 @@ class Recorder:
             )
 
     def _point(
-        self, figures: dict[str, float], batch: StepBatch, rate: float
+        self, figures: dict[str, float], batch: StepBatch, learning_rate: float
     ) -> LogPoint:
         done = batch.step + 1
         # In the warm-up NaN.
@@ -255,7 +255,7 @@ class Recorder:
             step=done,
             epoch=done / self.trainer.data.batches.steps_per_epoch,
             loss=figures["loss"] / max(1, self._steps_since_log),
-            learning_rate=rate,
+            learning_rate=learning_rate,
             grad_norm=figures["last_norm"],
             samples_per_s=rates.samples_per_s,
             tokens_per_s=rates.tokens_per_s,

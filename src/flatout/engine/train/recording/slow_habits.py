@@ -26,19 +26,21 @@ class SlowRecorder(Recorder):
     table: Any = None
     """A line a step, where `train.history` is `dataframe`."""
 
-    def step_ends(self, batch: StepBatch, wait_s: float, rate: float) -> None:
-        super().step_ends(batch, wait_s, rate)
+    def step_ends(self, batch: StepBatch, wait_s: float, learning_rate: float) -> None:
+        super().step_ends(batch, wait_s, learning_rate)
         train = self.trainer.job.settings.train
         if train.synchronize_every_step:
             loss = read_loss(self.trainer)
             if train.history == "dataframe":
-                self._append(batch.step, loss, rate)
+                self._append(batch.step, loss, learning_rate)
         every = train.empty_cache_every
         if every and (batch.step + 1) % every == 0 and self.trainer.runtime.is_cuda:
             torch.cuda.empty_cache()
 
-    def _append(self, step: int, loss: float, rate: float) -> None:
+    def _append(self, step: int, loss: float, learning_rate: float) -> None:
         import pandas as pd
 
-        row = pd.DataFrame([{"step": step, "loss": loss, "learning_rate": rate}])
+        row = pd.DataFrame(
+            [{"step": step, "loss": loss, "learning_rate": learning_rate}]
+        )
         self.table = row if self.table is None else pd.concat([self.table, row])

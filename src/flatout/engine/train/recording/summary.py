@@ -46,7 +46,7 @@ def build_report(
         **_measured_peak(runtime, reached["tflops_per_s"]),
         **memory(runtime),
         **recorder.conditions.figures(),
-        **settled(trainer),
+        **resolved_parameters(trainer),
         compile_s=compile_clock.seconds,
         recompiles=compile_clock.recompiles,
         first_batch_s=recorder.first_batch_s,
@@ -70,21 +70,21 @@ def build_report(
     )
 
 
-def settled(trainer: Trainer) -> dict[str, Any]:
-    """What runs, after all `auto` were settled."""
-    runtime, choices = trainer.runtime, trainer.choices
+def resolved_parameters(trainer: Trainer) -> dict[str, Any]:
+    """What runs, after all `auto` were resolved."""
+    runtime, resolved = trainer.runtime, trainer.resolved
     return {
         "steps": trainer.total_steps,
         "epochs": trainer.total_steps / trainer.data.batches.steps_per_epoch,
         "world_size": runtime.ranks.world_size,
         "global_batch_size": trainer.job.settings.train.global_batch_size,
-        "token_budget": choices.token_budget,
-        "strategy": choices.strategy,
+        "token_budget": resolved.token_budget,
+        "strategy": resolved.strategy,
         "precision": runtime.precision,
-        "residual": choices.residual,
-        "attention": choices.attention,
-        "compile": choices.compile,
-        "cuda_graphs": choices.cuda_graphs,
+        "residual": resolved.residual,
+        "attention": resolved.attention,
+        "compile": resolved.compile,
+        "cuda_graphs": resolved.cuda_graphs,
         "device": runtime.device_name,
         "threads": runtime.threads,
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
@@ -128,7 +128,7 @@ def _warnings(recorder: Recorder) -> list[str]:
     few = _few_rows(trainer.job)
     if few and trainer.runtime.ranks.is_main:
         logger.warning(few)
-    return [*trainer.choices.notes, *told, *([few] if few else []), *recorder.warnings]
+    return [*trainer.resolved.notes, *told, *([few] if few else []), *recorder.warnings]
 
 
 def _few_rows(job: TrainJob) -> str | None:

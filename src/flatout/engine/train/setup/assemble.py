@@ -24,11 +24,15 @@ from flatout.engine.ops.dropout import Noise, replace_dropout
 from flatout.engine.ops.gelu import replace_gelu
 from flatout.engine.ops.residual import round_residual_stream
 from flatout.engine.parameters import TrainSettings
-from flatout.engine.train.exchange import Exchange
+from flatout.engine.train.flat_all_reduce import FlatAllReduce
 from flatout.engine.train.optimizer import Updater, build_optimizer
-from flatout.engine.train.setup.choices import Choices, choose, settle
 from flatout.engine.train.setup.frozen import freeze
 from flatout.engine.train.setup.job import TrainJob, check_rows
+from flatout.engine.train.setup.resolved_config import (
+    ResolvedConfig,
+    resolve,
+    resolve_together,
+)
 from flatout.engine.train.setup.step_data import step_rows
 from flatout.engine.train.step import Stepper
 
@@ -41,7 +45,7 @@ class Trainer:
 
     job: TrainJob
     runtime: Runtime
-    choices: Choices
+    resolved: ResolvedConfig
     model: TaskModel
     stepper: Stepper
     optimizer: torch.optim.Optimizer
@@ -49,16 +53,16 @@ class Trainer:
     total_steps: int
     evaluation_budget: int = sys.maxsize
     """Most tokens of an evaluation's micro-batch, where memory ran out in one; training
-    has its own in `choices`."""
+    has its own in `resolved`."""
 
 
 Compile = Callable[[nn.Module], nn.Module]
 
 
-class Together(Protocol):
+class RanksTogether(Protocol):
     """What a run needs of the ranks that train together (train/process_group.py)."""
 
-    def everybodys(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """`value` of each rank."""
 
     def check_equal(self, facts: Mapping[str, Any]) -> None:
@@ -68,79 +72,86 @@ class Together(Protocol):
         """`model` compiled, where asked to, and prepared for all ranks (DDP, FSDP)."""
 
 
-def assemble(job: TrainJob, runtime: Runtime, team: Together | None = None) -> Trainer:
+def assemble(
+    job: TrainJob, runtime: Runtime, group: RanksTogether | None = None
+) -> Trainer:
     """Build a run. Raises SettingsError and ModelError before anything is trained."""
     settings = job.settings
     check_rows(job)
     with torch.random.fork_rng(devices=[]):  # the same weights on all ranks
         torch.manual_seed(settings.runtime.seed)
         # Sharded weights are spread by rank 0: no other one ever holds them whole.
-        sharded = team is not None and settings.train.distributed.strategy == "fsdp"
+        sharded = group is not None and settings.train.distributed.strategy == "fsdp"
         empty = sharded and not runtime.ranks.is_main
         probe = build_model(job, empty=empty)
     freeze(probe, settings.train.freeze)
-    choices = choose(job, runtime, probe.config)
-    if team:
-        choices = settle(job, runtime, choices, team.everybodys(choices))
+    resolved = resolve(job, runtime, probe.config)
+    if group:
+        resolved = resolve_together(job, runtime, resolved, group.all_gather(resolved))
         precision = {"runtime.precision (auto)": runtime.precision}
-        team.check_equal(choices.agreed() | precision)
-    model = _with_attention(probe, choices.attention, runtime)
+        group.check_equal(resolved.agreed() | precision)
+    model = _with_attention(probe, resolved.attention, runtime)
     task_model = TaskModel(model, job.task, settings.max_length)
-    if task_model.family.batch_statistics and team:
+    if task_model.family.batch_statistics and group:
         nn.SyncBatchNorm.convert_sync_batchnorm(task_model)  # type: ignore[no-untyped-call]
     task_model.fused_head = _fused_head(task_model, runtime)
     if not sharded:
         task_model.to(runtime.device)  # sharding moves a block at a time
     if settings.train.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    noise = _replace_parts(task_model, settings.train, choices, runtime)
-    wrap = team.wrap if team and not choices.exchange_at_once else _alone
-    wrapped = wrap(task_model, compiled if choices.compile else None)
+    noise = _replace_parts(task_model, settings.train, resolved, runtime)
+    wrap = group.wrap if group and not resolved.flat_all_reduce else _alone
+    wrapped = wrap(task_model, compiled if resolved.compile else None)
     optimizer = build_optimizer(
         task_model,
         settings.train,
-        fused=choices.fused_optimizer,
-        capturable=choices.cuda_graphs,
+        fused=resolved.fused_optimizer,
+        capturable=resolved.cuda_graphs,
     )
-    fused = choices.fused_optimizer
+    fused = resolved.fused_optimizer
     updater = Updater(optimizer, settings.train.max_grad_norm, fused=fused)
     stepper = Stepper(
         wrapped,
         updater,
         runtime,
         no_sync=getattr(wrapped, "no_sync", nullcontext),
-        exchange=Exchange(updater.parameters) if choices.exchange_at_once else None,
-        cuda_graphs=choices.cuda_graphs,
+        all_reduce=FlatAllReduce(updater.parameters)
+        if resolved.flat_all_reduce
+        else None,
+        cuda_graphs=resolved.cuda_graphs,
         metrics_every=settings.train.metrics_every,
         hits=job.task.hits,
         noise=noise,
     )
-    data = step_rows(job, runtime, choices, task_model.model.config)
+    data = step_rows(job, runtime, resolved, task_model.model.config)
     total = data.batches.total_steps(settings.train.epochs, settings.train.max_steps)
     collect_as_usual()
-    return Trainer(job, runtime, choices, task_model, stepper, optimizer, data, total)
+    return Trainer(job, runtime, resolved, task_model, stepper, optimizer, data, total)
 
 
 def _replace_parts(
-    task_model: TaskModel, train: TrainSettings, choices: Choices, runtime: Runtime
+    task_model: TaskModel,
+    train: TrainSettings,
+    resolved: ResolvedConfig,
+    runtime: Runtime,
 ) -> Noise | None:
     """Put in place of a model's own parts what computes the same in less time; the
     seed that its dropouts share, where they share one."""
     model = task_model.model
-    if choices.packed and not runtime.is_cuda:
+    if resolved.packed and not runtime.is_cuda:
         replace_dropout(model, None)
-    if choices.residual == "bf16":
+    if resolved.residual == "bf16":
         round_residual_stream(model)
-    if not (choices.compile and runtime.is_cuda):
+    if not (resolved.compile and runtime.is_cuda):
         return None
     noise = Noise(runtime.device)
     replace_dropout(model, noise)
     replace_gelu(model)
-    if may_join(train):
+    if may_fuse_projections(train):
         plan = FusePlan(
             noise=noise,
-            row_tiles=choices.attention == attention.ROWS,
-            residual_bf16=choices.residual == "bf16",
+            row_tiles=resolved.attention == attention.ROWS,
+            residual_bf16=resolved.residual == "bf16",
             narrowed=task_model.narrowed,
             has_triton=_has_triton(),
         )
@@ -195,7 +206,7 @@ def _has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def may_join(train: TrainSettings) -> bool:
+def may_fuse_projections(train: TrainSettings) -> bool:
     """Whether products may be joined: not where weights are sharded, and not where
     layers are computed again, because Dynamo then runs each layer uncompiled (what one
     product leaves for the next is a side effect)."""

@@ -11,8 +11,8 @@ from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.flops import AttentionPairs
 from flatout.engine.parameters import Settings
 from flatout.engine.rows.layout import Layout
-from flatout.engine.train.setup.choices import Choices, rank_tokens
 from flatout.engine.train.setup.job import TrainJob
+from flatout.engine.train.setup.resolved_config import ResolvedConfig, rank_tokens
 
 CPU_OVERHEAD_TOKENS = 16
 """What one more micro-batch costs on a CPU, in tokens."""
@@ -26,44 +26,46 @@ GRAPH_PAD_SHARE = 1 / 96
 
 
 def step_rows(
-    job: TrainJob, runtime: Runtime, choices: Choices, config: Any
+    job: TrainJob, runtime: Runtime, resolved: ResolvedConfig, config: Any
 ) -> StepRows:
     """The training data as micro-batches of this rank, by step."""
     settings = job.settings
-    planner = make_planner(settings, runtime, choices)
+    planner = make_planner(settings, runtime, resolved)
     batches = GlobalBatches(
         len(job.train), settings.train.global_batch_size, settings.runtime.seed
     )
-    collator = make_collator(job, runtime, choices, config)
+    collator = make_collator(job, runtime, resolved, config)
     causal = job.task.causal or family_of(config).causal
     pairs = AttentionPairs.of(config, causal=causal)
     return StepRows(job.train, batches, planner, collator, runtime.ranks.rank, pairs)
 
 
-def make_planner(settings: Settings, runtime: Runtime, choices: Choices) -> Planner:
+def make_planner(
+    settings: Settings, runtime: Runtime, resolved: ResolvedConfig
+) -> Planner:
     return Planner(
-        strategy=choices.strategy,  # type: ignore[arg-type]
-        token_budget=choices.token_budget,
+        strategy=resolved.strategy,  # type: ignore[arg-type]
+        token_budget=resolved.token_budget,
         max_length=settings.max_length,
         world_size=runtime.ranks.world_size,
         overhead_tokens=GPU_OVERHEAD_TOKENS if runtime.is_cuda else CPU_OVERHEAD_TOKENS,
-        launch_tokens=choices.launch_tokens,
+        launch_tokens=resolved.launch_tokens,
     )
 
 
 def make_collator(
-    job: TrainJob, runtime: Runtime, choices: Choices, config: Any
+    job: TrainJob, runtime: Runtime, resolved: ResolvedConfig, config: Any
 ) -> Collator:
     max_length = job.settings.max_length
     multiple = (
-        _graph_multiple(job, runtime) if choices.cuda_graphs else GPU_PAD_MULTIPLE
+        _graph_multiple(job, runtime) if resolved.cuda_graphs else GPU_PAD_MULTIPLE
     )
     layout = Layout(
-        packed=choices.packed,
+        packed=resolved.packed,
         pad_token_id=job.vocabulary.pad_token_id if job.vocabulary else 0,
-        pad_to_length=max_length if choices.strategy == "fixed" else None,
-        pad_multiple=runtime.pad_multiple(choices.packed, multiple),
-        row_multiple=_row_multiple(job, runtime, choices) if runtime.is_cuda else 1,
+        pad_to_length=max_length if resolved.strategy == "fixed" else None,
+        pad_multiple=runtime.pad_multiple(resolved.packed, multiple),
+        row_multiple=_row_multiple(job, runtime, resolved) if runtime.is_cuda else 1,
         max_length=max_length,
     )
     return Collator(job.task, layout, pools_last=family_of(config).causal)
@@ -75,10 +77,10 @@ def _graph_multiple(job: TrainJob, runtime: Runtime) -> int:
     return max(GRAPH_PAD_MULTIPLE, 1 << max(0, share - 1).bit_length())
 
 
-def _row_multiple(job: TrainJob, runtime: Runtime, choices: Choices) -> int:
+def _row_multiple(job: TrainJob, runtime: Runtime, resolved: ResolvedConfig) -> int:
     """Rows of a packed batch differ little under a graph: all its rows, and filler. A
     rank's share has about as many rows as the others', and hardly a quarter more."""
-    if not choices.cuda_graphs:
+    if not resolved.cuda_graphs:
         return 64
     batch, ranks = job.settings.train.global_batch_size, runtime.ranks.world_size
     rows = batch if ranks == 1 else min(batch, -(-5 * batch // (4 * ranks)))

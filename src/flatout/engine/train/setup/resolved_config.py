@@ -1,4 +1,4 @@
-"""Every `auto` settled for this model on this device; what cannot work refused."""
+"""Every `auto` resolved for this model on this device; what cannot work refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GRAPH_MEMORY_SHARE = 0.8
 
 
 @dataclass(frozen=True)
-class Choices:
+class ResolvedConfig:
     """What `auto` came to, with the reasons for fallbacks."""
 
     strategy: str
@@ -40,7 +40,7 @@ class Choices:
     residual: str = "fp32"
     launch_tokens: int = 0
     """Tokens that the device trains while the host launches a micro-batch."""
-    exchange_at_once: bool = False
+    flat_all_reduce: bool = False
     """Gradients travel between ranks behind the backward pass, in one piece."""
     notes: tuple[str, ...] = field(default=())
 
@@ -55,7 +55,7 @@ class Choices:
         return {f"{n} (auto)": v for n, v in asdict(self).items() if n not in own}
 
 
-def choose(job: TrainJob, runtime: Runtime, config: Any) -> Choices:
+def resolve(job: TrainJob, runtime: Runtime, config: Any) -> ResolvedConfig:
     """Strategy, kernel, budget and compilation for this model on this device."""
     train, notes = job.settings.train, []
     strategy, fault = _strategy(job, runtime, config)
@@ -74,7 +74,7 @@ def choose(job: TrainJob, runtime: Runtime, config: Any) -> Choices:
             f"train.optimizer {train.optimizer} has no fused kernel here: each step "
             "waits for its gradient norm, and is no CUDA graph; adamw is faster"
         )
-    return Choices(
+    return ResolvedConfig(
         strategy=strategy,
         attention=_attention(job.settings, runtime, config, strategy),
         token_budget=_token_budget(job, runtime, strategy, config),
@@ -83,25 +83,28 @@ def choose(job: TrainJob, runtime: Runtime, config: Any) -> Choices:
         fused_optimizer=_fused(job),
         residual=_residual(job.settings.runtime.residual, runtime),
         launch_tokens=launch_tokens(_width(config), runtime),
-        exchange_at_once=_exchange_at_once(job, runtime, graphs),
+        flat_all_reduce=_flat_all_reduce(job, runtime, graphs),
         notes=tuple(notes),
     )
 
 
-def settle(
-    job: TrainJob, runtime: Runtime, own: Choices, everybodys: Sequence[Choices]
-) -> Choices:
+def resolve_together(
+    job: TrainJob,
+    runtime: Runtime,
+    own: ResolvedConfig,
+    gathered: Sequence[ResolvedConfig],
+) -> ResolvedConfig:
     """`own`, with what ranks on unlike devices must have the same of: graphs where all
     of them would, cuts for the main rank's host."""
-    graphs = all(choices.cuda_graphs for choices in everybodys)
+    graphs = all(resolved.cuda_graphs for resolved in gathered)
     notes = own.notes
     if own.cuda_graphs and not graphs:
         notes += ("no CUDA graphs: not all of these GPUs take them by themselves",)
     return replace(
         own,
         cuda_graphs=graphs,
-        exchange_at_once=_exchange_at_once(job, runtime, graphs),
-        launch_tokens=everybodys[0].launch_tokens,
+        flat_all_reduce=_flat_all_reduce(job, runtime, graphs),
+        launch_tokens=gathered[0].launch_tokens,
         notes=notes,
     )
 
@@ -230,7 +233,7 @@ def _fused(job: TrainJob) -> bool:
     return train.fused_optimizer and train.optimizer == "adamw"
 
 
-def _exchange_at_once(job: TrainJob, runtime: Runtime, graphs: bool) -> bool:
+def _flat_all_reduce(job: TrainJob, runtime: Runtime, graphs: bool) -> bool:
     """Where asked to, and between the two graphs of a step."""
     distributed = job.settings.train.distributed
     several = runtime.ranks.world_size > 1 and distributed.strategy == "ddp"

@@ -8,7 +8,7 @@ from transformers import BertConfig
 
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.machine.runtime import Runtime
-from flatout.engine.train.setup.choices import choose, settle
+from flatout.engine.train.setup.resolved_config import resolve, resolve_together
 from flatout.engine.train.setup.step_data import make_collator
 from tests.engine.families import joined_rows, token_rows
 from tests.engine.runs import make_job
@@ -32,7 +32,7 @@ def graphs(tmp_path, batch, *, width=64, runtime=H200, **train):
     )
     assert job.train.all_lengths.mean() == pytest.approx(MEAN_TOKENS, abs=0.01)
     config = BertConfig(hidden_size=width, num_attention_heads=width // 64)
-    return choose(job, runtime, config).cuda_graphs
+    return resolve(job, runtime, config).cuda_graphs
 
 
 def test_graphs_are_for_batches_that_a_slow_host_cannot_launch_in_time(tmp_path):
@@ -88,24 +88,24 @@ def test_gradients_travel_at_once_where_asked_to_and_between_graphs(
 ):
     config = BertConfig(hidden_size=512, num_attention_heads=8)
     job = make_job(tmp_path, **options)
-    assert choose(job, PAIR, config).exchange_at_once is at_once
-    assert not choose(job, H200, config).exchange_at_once
+    assert resolve(job, PAIR, config).flat_all_reduce is at_once
+    assert not resolve(job, H200, config).flat_all_reduce
 
 
 def test_unlike_gpus_take_what_all_of_them_take(tmp_path):
     config = BertConfig(hidden_size=1_024, num_attention_heads=16)
     slower = replace(PAIR, device_name="NVIDIA A100-SXM4-80GB")
     job = make_job(tmp_path, global_batch_size=2 * 1_000, token_budget=10**7)
-    own = [choose(job, runtime, config) for runtime in (PAIR, slower)]
-    assert [choices.cuda_graphs for choices in own] == [True, False]
-    first, second = (settle(job, PAIR, choices, own) for choices in own)
+    own = [resolve(job, runtime, config) for runtime in (PAIR, slower)]
+    assert [resolved.cuda_graphs for resolved in own] == [True, False]
+    first, second = (resolve_together(job, PAIR, resolved, own) for resolved in own)
     assert first.agreed() == second.agreed()
-    assert (first.cuda_graphs, first.exchange_at_once) == (False, False)
+    assert (first.cuda_graphs, first.flat_all_reduce) == (False, False)
     assert first.launch_tokens == own[0].launch_tokens > own[1].launch_tokens > 0
     told = "no CUDA graphs: not all of these GPUs take them by themselves"
     assert told in first.notes and told not in second.notes
     alike = [own[0], own[0]]
-    assert settle(job, PAIR, own[0], alike) == own[0]
+    assert resolve_together(job, PAIR, own[0], alike) == own[0]
     padded = replace(own[0], strategy="grouped")
     assert padded.agreed() != own[0].agreed()
 
@@ -116,7 +116,7 @@ def test_gpus_that_wait_for_the_host_are_told_of(tmp_path):
     def notes(runtime=H200, batch=16, **train):
         train = {"token_budget": 10**7, **train}
         job = make_job(tmp_path, global_batch_size=batch, **train)
-        return choose(job, runtime, config).notes
+        return resolve(job, runtime, config).notes
 
     text = (
         "a step waits for the host: a GPU's share of it is 109 tokens, and launching "
@@ -132,12 +132,12 @@ def test_large_totals_are_rounded_up_more(tmp_path, batch, multiple):
     """And rows of a rank to a quarter more than its share."""
     job = make_job(tmp_path, global_batch_size=batch, token_budget=10**7)
     config = BertConfig(hidden_size=64, num_attention_heads=1)
-    choices = choose(job, H200, config)
-    collator = make_collator(job, H200, choices, config)
+    resolved = resolve(job, H200, config)
+    collator = make_collator(job, H200, resolved, config)
     assert collator.layout.pad_multiple == multiple
     filler = -(-multiple // job.settings.tokenize.max_length)
     assert collator.layout.row_multiple == batch + filler
-    collator = make_collator(job, PAIR, choose(job, PAIR, config), config)
+    collator = make_collator(job, PAIR, resolve(job, PAIR, config), config)
     assert collator.layout.pad_multiple == 256
     filler = -(-256 // job.settings.tokenize.max_length)
     assert collator.layout.row_multiple == -(-5 * batch // 8) + filler
@@ -148,5 +148,5 @@ def test_fixed_with_joined_texts_is_noted(tmp_path):
     rows = joined_rows(token_rows("causal-lm", 60), 24)
     runtime = Runtime(torch.device("cpu"), "CPU", "fp32", Ranks(), threads=1)
     for own, noted in ((job, False), (replace(job, train=rows), True)):
-        notes = choose(own, runtime, BertConfig()).notes
+        notes = resolve(own, runtime, BertConfig()).notes
         assert any("joined texts" in note for note in notes) == noted

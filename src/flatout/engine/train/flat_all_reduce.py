@@ -14,7 +14,7 @@ ALIGNMENT = 64
 """Elements; kernels read wide from places that are a multiple of 16 bytes."""
 
 
-class Exchange:
+class FlatAllReduce:
     """One buffer that holds the gradients of `parameters`, each in a place of its own
     for good, so that graphs find them there. Starts from rank 0's weights, as DDP. A
     parameter that takes no part has a gradient of zero: AdamW decays it, nobody sees it
