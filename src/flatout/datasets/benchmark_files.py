@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from kedro.io import AbstractDataset, DatasetError
 
+from flatout.datasets._entry import PathDataset
 from flatout.engine.files.checked_paths import write_text
 
 logger = logging.getLogger(__name__)
@@ -20,15 +20,9 @@ UNWRITABLE = frozenset(
 """Read-only, or a file stands where a folder should be."""
 
 
-class KeptTable(AbstractDataset[pd.DataFrame, pd.DataFrame]):
+class KeptTable(PathDataset):
     """A CSV file. An empty table leaves the file as it is; a missing file loads as an
     empty table."""
-
-    def __init__(
-        self, *, filepath: str, metadata: dict[str, Any] | None = None
-    ) -> None:
-        self._path = Path(filepath)
-        self.metadata = metadata
 
     def load(self) -> pd.DataFrame:
         return pd.read_csv(self._path) if self._path.exists() else pd.DataFrame()
@@ -38,14 +32,8 @@ class KeptTable(AbstractDataset[pd.DataFrame, pd.DataFrame]):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             data.to_csv(self._path, index=False)
 
-    def _exists(self) -> bool:
-        return self._path.exists()
 
-    def _describe(self) -> dict[str, Any]:
-        return {"filepath": str(self._path)}
-
-
-class TunedParameters(AbstractDataset[str, str]):
+class TunedParameters(PathDataset):
     """The parameters file of a Kedro environment, as text. An empty text leaves the
     file as it is. Where it cannot be written (a read-only conf/, a file conf/tuned),
     the text goes to `fallback`, and a warning says so: a benchmark's figures are not
@@ -54,16 +42,11 @@ class TunedParameters(AbstractDataset[str, str]):
     def __init__(
         self, *, filepath: str, fallback: str, metadata: dict[str, Any] | None = None
     ) -> None:
-        self._path = Path(filepath)
+        super().__init__(filepath=filepath, metadata=metadata)
         self._fallback = Path(fallback)
-        self.metadata = metadata
 
     def load(self) -> str:
-        if not self._path.exists():
-            raise DatasetError(
-                f"{self._path} is not there yet: kedro run --pipelines=benchmark "
-                "writes it"
-            )
+        self._check_there()
         return self._path.read_text(encoding="utf-8")
 
     def save(self, data: str) -> None:
@@ -94,8 +77,10 @@ class TunedParameters(AbstractDataset[str, str]):
             return "kedro run --env=tuned trains with it"
         return "copied to conf/tuned, kedro run --env=tuned trains with it"
 
-    def _exists(self) -> bool:
-        return self._path.exists()
+    def _missing(self) -> str:
+        return (
+            f"{self._path} is not there yet: kedro run --pipelines=benchmark writes it"
+        )
 
     def _describe(self) -> dict[str, Any]:
         return {"filepath": str(self._path), "fallback": str(self._fallback)}

@@ -12,24 +12,21 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from kedro.io import AbstractDataset, DatasetError
+from kedro.io import DatasetError
 
+from flatout.datasets._entry import PathDataset, ReadOnlyDataset
 from flatout.engine.files.checked_paths import write_file, write_folder
 
 FILE = "datasets/data/digits.csv.gz"
 LEVELS = 16
 
 
-class Digits(AbstractDataset[None, Path]):
+class Digits(PathDataset, ReadOnlyDataset):
     """Read-only: `filepath` with the digits, written there when first asked for. Ends
     in .npz: one file of `inputs` (1797, 8, 8) and `label`. Else a folder of PNG files,
     a folder below it for each class."""
 
-    def __init__(
-        self, *, filepath: str, metadata: dict[str, Any] | None = None
-    ) -> None:
-        self._path = Path(filepath)
-        self.metadata = metadata
+    content = "the digits"
 
     def load(self) -> Path:
         if not self._path.exists():
@@ -42,14 +39,8 @@ class Digits(AbstractDataset[None, Path]):
                 write_folder(self._path, lambda p: _write_images(p, pixels, labels))
         return self._path
 
-    def save(self, data: None) -> None:
-        raise DatasetError("the digits are read, never written")
-
     def _exists(self) -> bool:
         return True
-
-    def _describe(self) -> dict[str, Any]:
-        return {"filepath": str(self._path)}
 
 
 def _digits() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:

@@ -17,8 +17,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
-from kedro.io import AbstractDataset, DatasetError
+from kedro.io import DatasetError
 
+from flatout.datasets._entry import ReadOnlyDataset
 from flatout.engine.files.checked_paths import sweep, write_file
 from flatout.engine.files.content_key import ContentKey
 from flatout.engine.machine.environment import usable_cores
@@ -49,12 +50,14 @@ SURPLUS = 1.05
 """Texts gathered for each one wanted: some are in two packages."""
 
 
-class DocstringCorpus(AbstractDataset[None, Any]):
+class DocstringCorpus(ReadOnlyDataset):
     """Read-only rows `text` and `label` (the package's name), nearly as many a label.
 
     `rows: null` gives every docstring of `labels` packages. What was parsed is kept
     in `folder` as Parquet, by package versions and sizes.
     """
+
+    content = "docstrings"
 
     def __init__(
         self,
@@ -89,12 +92,6 @@ class DocstringCorpus(AbstractDataset[None, Any]):
         fields = {"format": FORMAT_VERSION, "rows": self._rows, "packages": packages}
         key = ContentKey(fields)
         return key, self._folder / f"docstrings-{key.digest[:12]}.parquet"
-
-    def save(self, data: None) -> None:
-        raise DatasetError("the docstring corpus is read-only")
-
-    def _exists(self) -> bool:
-        return True
 
     def _describe(self) -> dict[str, Any]:
         return {

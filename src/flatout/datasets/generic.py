@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 from kedro.io import AbstractDataset
 
-from flatout.datasets._keyed import dataset_errors
+from flatout.datasets._entry import dataset_errors
 
 READ_AGAIN = frozenset(
     f"{split}_{kind}"

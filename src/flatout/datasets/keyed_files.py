@@ -1,113 +1,100 @@
-"""Single files that are written only when their content would change."""
+"""Single files that are written only where their content would change."""
 
 from __future__ import annotations
 
 import json
-import logging
 from abc import abstractmethod
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
-from kedro.io import AbstractDataset, DatasetError
 from kedro_datasets._typing import PlotlyPreview
 
-from flatout.datasets._keyed import dataset_errors, log_changes
+from flatout.datasets._entry import dataset_errors
+from flatout.datasets.keyed import KeyedDataset
+from flatout.engine.files.arrow_folder import merge_batches
 from flatout.engine.files.checked_paths import sweep, write_file
 from flatout.engine.files.content_key import ContentKey
 
-logger = logging.getLogger(__name__)
 KEY_NAME = "flatout_key"
 
 
-class _KeyedFile(AbstractDataset[Any, Any]):
-    """A file that holds its own content key."""
-
-    def __init__(
-        self, *, filepath: str, metadata: dict[str, Any] | None = None
-    ) -> None:
-        self._file = Path(filepath)
-        self.metadata = metadata
-
-    def save(self, data: Any) -> None:
-        stored = self._stored_key()
-        if stored is not None and stored.digest == data.key.digest:
-            logger.info("%s: unchanged, kept", self._file.stem)
-            return
-        log_changes(self._file.stem, data.key, stored)
-        with dataset_errors():
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            if hasattr(data, "prepare"):
-                data.prepare(self._file.parent)
-            sweep(self._file.parent)
-            write_file(self._file, lambda path: self._write(path, data))
+class _KeyedFile(KeyedDataset):
+    """A file that holds its own key."""
 
     def _stored_key(self) -> ContentKey | None:
         try:
-            fields = self._read_key()
+            return ContentKey(self._read_key())
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return ContentKey(fields)
 
     @abstractmethod
     def _read_key(self) -> dict[str, Any]: ...
 
-    @abstractmethod
-    def _write(self, path: Path, data: Any) -> None: ...
+    def _write(self, data: Any) -> None:
+        write_file(self._path, partial(self._write_file, data))
 
-    def _missing(self) -> DatasetError:
-        return DatasetError(
-            f"{self._file} is not there: run the pipeline that makes it"
-        )
+    @abstractmethod
+    def _write_file(self, data: Any, path: Path) -> None: ...
+
+    def _read_json(self) -> Any:
+        return json.loads(self._path.read_text(encoding="utf-8"))
 
     def _exists(self) -> bool:
-        return self._file.is_file()
-
-    def _describe(self) -> dict[str, Any]:
-        return {"filepath": str(self._file)}
+        return self._path.is_file()
 
 
 class KeyedParquetDataset(_KeyedFile):
     """A Parquet file with its key in the schema's metadata. Loads as a DataFrame."""
 
     def load(self) -> Any:
-        if not self._exists():
-            raise self._missing()
-        return pq.read_table(self._file).to_pandas()
+        self._check_there()
+        return pq.read_table(self._path).to_pandas()
 
     def _read_key(self) -> dict[str, Any]:
-        metadata = pq.read_schema(self._file).metadata
+        metadata = pq.read_schema(self._path).metadata
         fields: dict[str, Any] = json.loads(metadata[KEY_NAME.encode()])
         return fields
 
-    def _write(self, path: Path, data: Any) -> None:
-        table: pa.Table = data.table()
+    def _write_file(self, data: Any, path: Path) -> None:
         key = json.dumps(dict(data.key.fields))
-        pq.write_table(table.replace_schema_metadata({KEY_NAME: key}), path)
+        pq.write_table(data.table().replace_schema_metadata({KEY_NAME: key}), path)
+
+
+class ParquetStream(KeyedParquetDataset):
+    """A Parquet file of `batches()` (Arrow record batches) with a `schema`, made anew
+    each time: no more are held in memory than a row group of about 32 MiB."""
+
+    def save(self, data: Any) -> None:
+        with dataset_errors():
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            sweep(self._path.parent)
+            self._write(data)
+
+    def _write_file(self, data: Any, path: Path) -> None:
+        with pq.ParquetWriter(path, data.schema) as writer:
+            for batch in merge_batches(data.batches(), data.schema):
+                writer.write_batch(batch)
 
 
 class KeyedJSONDataset(_KeyedFile):
     """A JSON object with its key under `flatout_key`. Loads as a dict without it."""
 
     def load(self) -> dict[str, Any]:
-        if not self._exists():
-            raise self._missing()
-        value: dict[str, Any] = json.loads(self._file.read_text(encoding="utf-8"))
+        self._check_there()
+        value: dict[str, Any] = self._read_json()
         value.pop(KEY_NAME, None)
         return value
 
     def _read_key(self) -> dict[str, Any]:
-        fields: dict[str, Any] = json.loads(self._file.read_text(encoding="utf-8"))[
-            KEY_NAME
-        ]
+        fields: dict[str, Any] = self._read_json()[KEY_NAME]
         return fields
 
-    def _write(self, path: Path, data: Any) -> None:
-        value: dict[str, Any] = {**data.value(), KEY_NAME: dict(data.key.fields)}
-        path.write_text(
-            json.dumps(value, indent=2, ensure_ascii=False), encoding="utf-8"
-        )
+    def _write_file(self, data: Any, path: Path) -> None:
+        value = {**data.value(), KEY_NAME: dict(data.key.fields)}
+        text = json.dumps(value, indent=2, ensure_ascii=False)
+        path.write_text(text, encoding="utf-8")
 
 
 class KeyedPlotlyDataset(_KeyedFile):
@@ -116,20 +103,18 @@ class KeyedPlotlyDataset(_KeyedFile):
     def load(self) -> Any:
         import plotly.io
 
-        if not self._exists():
-            raise self._missing()
-        return plotly.io.from_json(self._file.read_text(encoding="utf-8"))
+        self._check_there()
+        return plotly.io.from_json(self._path.read_text(encoding="utf-8"))
 
     def preview(self) -> PlotlyPreview:
         """What Kedro-Viz shows at the node."""
-        return PlotlyPreview(json.loads(self._file.read_text(encoding="utf-8")))
+        return PlotlyPreview(self._read_json())
 
     def _read_key(self) -> dict[str, Any]:
-        figure = json.loads(self._file.read_text(encoding="utf-8"))
-        fields: dict[str, Any] = figure["layout"]["meta"][KEY_NAME]
+        fields: dict[str, Any] = self._read_json()["layout"]["meta"][KEY_NAME]
         return fields
 
-    def _write(self, path: Path, data: Any) -> None:
+    def _write_file(self, data: Any, path: Path) -> None:
         figure = data.value()
         figure["layout"]["meta"] = {KEY_NAME: dict(data.key.fields)}
         path.write_text(json.dumps(figure), encoding="utf-8")

@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kedro.io import AbstractDataset, DatasetError
+from kedro.io import DatasetError
 
+from flatout.datasets._entry import ReadOnlyDataset
 from flatout.engine.data.sessions.grouping import LogColumns
 from flatout.engine.data.sessions.log_sessions import LogSessions as _LogSessions
 from flatout.engine.data.sessions.parts import Deal, Part
 from flatout.engine.data.sessions.synthetic import FORMAT_VERSION, synthetic_sessions
 
 
-class LogSessions(AbstractDataset[None, Any]):
+class LogSessions(ReadOnlyDataset):
     """Read-only rows `session`, `text` (keys, spaces between) and `label`.
 
     A CSV, JSON lines, Parquet or Arrow file has a line of the log a row, and is put
@@ -26,6 +27,8 @@ class LogSessions(AbstractDataset[None, Any]):
     `filepath` normal. `part: train` is `train_share` of the sessions without the
     abnormal ones; `part: rest` the others.
     """
+
+    content = "sessions of a log"
 
     def __init__(  # noqa: PLR0913 - an option of the catalog each
         self,
@@ -57,9 +60,6 @@ class LogSessions(AbstractDataset[None, Any]):
         """The reader, not the sessions."""
         return self._reader
 
-    def save(self, data: None) -> None:
-        raise DatasetError("sessions of a log are read-only")
-
     def _exists(self) -> bool:
         return Path(self._filepath).exists()
 
@@ -67,9 +67,11 @@ class LogSessions(AbstractDataset[None, Any]):
         return {"filepath": self._filepath, "reader": self._reader}
 
 
-class SyntheticSessions(AbstractDataset[None, Any]):
+class SyntheticSessions(ReadOnlyDataset):
     """Read-only sessions that are made up from `seed`, faults planted in some: rows
     `session`, `text`, `label`."""
+
+    content = "synthetic sessions"
 
     def __init__(
         self,
@@ -87,12 +89,6 @@ class SyntheticSessions(AbstractDataset[None, Any]):
     def load(self) -> Any:
         """Arrow table."""
         return synthetic_sessions(self._sessions, self._seed, self._deal)
-
-    def save(self, data: None) -> None:
-        raise DatasetError("synthetic sessions are read-only")
-
-    def _exists(self) -> bool:
-        return True
 
     def _describe(self) -> dict[str, Any]:
         known = {"sessions": self._sessions, "seed": self._seed, "deal": self._deal}

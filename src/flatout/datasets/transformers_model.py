@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from kedro.io import AbstractDataset, DatasetError
+from kedro.io import DatasetError
 
+from flatout.datasets._entry import PathDataset
 from flatout.engine.files.checked_paths import hidden_path, put_in_place, sweep
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class TransformersModel(AbstractDataset[Any, "PreTrainedModel"]):
+class TransformersModel(PathDataset):
     """Saves with `save_pretrained` (safetensors), loads the architecture that it names.
 
     What is saved is a model, or a model and its tokenizer, so that the folder serves
@@ -39,21 +39,19 @@ class TransformersModel(AbstractDataset[Any, "PreTrainedModel"]):
         load_args: dict[str, Any] | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> None:
-        self._filepath = PurePosixPath(filepath)
+        super().__init__(filepath=filepath, metadata=metadata)
         self._load_args = dict(load_args or {})
-        self.metadata = metadata
 
     def save(self, data: Any) -> None:
         """Write `data` (a model, or model and tokenizer) in place of what was there."""
         parts = data if isinstance(data, tuple) else (data,)
-        target = Path(self._filepath)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        sweep(target.parent)
-        written = hidden_path(target)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        sweep(self._path.parent)
+        written = hidden_path(self._path)
         try:
             for part in parts:
                 part.save_pretrained(written)
-            put_in_place(written, target)
+            put_in_place(written, self._path)
         finally:
             shutil.rmtree(written, ignore_errors=True)
 
@@ -63,7 +61,7 @@ class TransformersModel(AbstractDataset[Any, "PreTrainedModel"]):
 
         self._check_there()
         try:
-            model = load_pretrained(Path(self._filepath), **self._load_args)
+            model = load_pretrained(self._path, **self._load_args)
         except ModelError as error:
             where = "(load_args of this entry, in conf/local/catalog.yml)"
             raise DatasetError(f"{error} {where}") from error
@@ -75,18 +73,16 @@ class TransformersModel(AbstractDataset[Any, "PreTrainedModel"]):
         `model.trust_remote_code`; unless `load_args` says no."""
         self._load_args.setdefault("trust_remote_code", True)
 
-    def _check_there(self) -> None:
-        if self._exists():
-            return
-        found = "is not there" if not Path(self._filepath).exists() else "has none"
-        raise DatasetError(
-            f"no model to load: {self._filepath} must be a folder with config.json and "
+    def _missing(self) -> str:
+        found = "has none" if self._path.exists() else "is not there"
+        return (
+            f"no model to load: {self._path} must be a folder with config.json and "
             f"model.safetensors, and it {found}. Train one (kedro run), or let the "
             "entry of the catalog name the folder of one"
         )
 
     def _exists(self) -> bool:
-        return Path(self._filepath, "config.json").is_file()
+        return (self._path / "config.json").is_file()
 
     def _describe(self) -> dict[str, Any]:
-        return {"filepath": str(self._filepath), "load_args": self._load_args}
+        return {"filepath": str(self._path), "load_args": self._load_args}

@@ -1,13 +1,13 @@
-"""Text files of one's own as raw rows."""
+"""Raw rows and files of one's own, or of the Hugging Face Hub."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from kedro.io import AbstractDataset, DatasetError
+from kedro.io import DatasetError
 
-from flatout.datasets._keyed import dataset_errors
+from flatout.datasets._entry import PathDataset, ReadOnlyDataset, dataset_errors
 from flatout.engine.data.forms.given_splits import SplitTexts, entry_of
 from flatout.engine.data.raw_texts import open_raw_texts
 from flatout.engine.data.readers.file_reader import Format
@@ -17,9 +17,11 @@ from flatout.engine.data.readers.text_files import reader_of
 from flatout.places import project_path
 
 
-class OwnSplits(AbstractDataset[None, Any]):
+class OwnSplits(ReadOnlyDataset):
     """Entries `raw_train_texts`, `raw_validation_texts` and `raw_test_texts`, as far
     as there are such, as the one that the split reads."""
+
+    content = "raw texts"
 
     def __init__(self, parts: dict[str, Any]) -> None:
         """Data sets by split; `train` is one of them."""
@@ -34,14 +36,11 @@ class OwnSplits(AbstractDataset[None, Any]):
             }
         )
 
-    def save(self, data: None) -> None:
-        raise DatasetError("raw texts are read-only")
-
     def _describe(self) -> dict[str, Any]:
         return {name: part._describe() for name, part in self.parts.items()}
 
 
-class TextFiles(AbstractDataset[None, Any]):
+class TextFiles(ReadOnlyDataset):
     """Read-only CSV, TSV, JSON lines, Parquet or Arrow: a file or a folder of shards.
 
     Streamed, so it may be larger than memory. Rows that cannot be read go to
@@ -51,6 +50,8 @@ class TextFiles(AbstractDataset[None, Any]):
     https://): its files are copied to `cache_dir`, and again where they have changed.
     `credentials` and `fs_args` are fsspec's for that store.
     """
+
+    content = "text files"
 
     def __init__(
         self,
@@ -99,12 +100,73 @@ class TextFiles(AbstractDataset[None, Any]):
     def _remote(self) -> RemoteFiles:
         return RemoteFiles(self._filepath, self._cache, reader_of, self._options)
 
-    def save(self, data: None) -> None:
-        raise DatasetError("text files are read-only")
-
     def _exists(self) -> bool:
         return self.is_remote or Path(self._filepath).exists()
 
     def _describe(self) -> dict[str, Any]:
         place = shown(self._filepath) if self.is_remote else self._filepath
         return {"filepath": place, **vars(self._form)}
+
+
+class HubTexts(ReadOnlyDataset):
+    """Read-only rows of `name` on the Hub (or of a folder), by `datasets.load_dataset`.
+
+    `split` may join several (`train+test`); null: its own, as they are. `revision`, a
+    commit, keeps the rows the same for ever. (Kedro's HFDataset asks the Hub again
+    each time its name is printed, so it fails without network, and imports torch.)
+    """
+
+    content = "data sets of the Hub"
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        split: str | None = "train",
+        subset: str | None = None,
+        revision: str | None = None,
+        cache_dir: str | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> None:
+        self._name, self._subset = name, subset
+        self._options = {"split": split, "revision": revision, "cache_dir": cache_dir}
+        self.metadata = metadata
+
+    def load(self) -> Any:
+        from datasets import config, load_dataset
+
+        try:
+            return load_dataset(self._name, self._subset, **self._options)
+        except (OSError, ValueError, RuntimeError) as error:
+            cache = self._options["cache_dir"] or config.HF_DATASETS_CACHE
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise DatasetError(
+                f"the data set {self._name!r} could not be loaded ({lines[0]}). It was "
+                f"looked for as a folder, in the cache {cache} and on the Hugging Face "
+                "Hub. Check its name, subset and split; without network fill the cache "
+                "elsewhere, or give the files themselves (flatout.datasets.TextFiles)"
+            ) from error
+
+    def _describe(self) -> dict[str, Any]:
+        return {"name": self._name, "subset": self._subset, **self._options}
+
+
+class RawFiles(PathDataset, ReadOnlyDataset):
+    """A file or a folder, read-only. Loads as its path.
+
+    Example:
+        ```yaml
+        raw_images:
+          type: flatout.datasets.RawFiles
+          filepath: data/01_raw/photos
+        ```
+    """
+
+    content = "raw files"
+
+    def load(self) -> Path:
+        self._check_there()
+        return self._path
+
+    def _missing(self) -> str:
+        return f"there is no file and no folder {self._path}"

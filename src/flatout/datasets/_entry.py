@@ -1,0 +1,56 @@
+"""What our catalog entries share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+from kedro.io import AbstractDataset, DatasetError
+
+
+@contextmanager
+def dataset_errors() -> Iterator[None]:
+    """Errors of the engine as Kedro's, with the same text and no wrapping around it."""
+    try:
+        yield
+    except (ValueError, OSError, RuntimeError) as error:
+        raise DatasetError(str(error)) from error
+
+
+class PathDataset(AbstractDataset[Any, Any]):
+    """A file or a folder of this machine."""
+
+    def __init__(
+        self, *, filepath: str, metadata: dict[str, Any] | None = None
+    ) -> None:
+        self._path = Path(filepath)
+        self.metadata = metadata
+
+    def _check_there(self) -> None:
+        """Raises DatasetError where nothing is there to be loaded."""
+        if not self._exists():
+            raise DatasetError(self._missing())
+
+    def _missing(self) -> str:
+        return f"{self._path} is not there: run the pipeline that makes it"
+
+    def _exists(self) -> bool:
+        return self._path.exists()
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": str(self._path)}
+
+
+class ReadOnlyDataset(AbstractDataset[None, Any]):
+    """Rows or files that pipelines read, and none writes."""
+
+    content: ClassVar[str]
+    """What it holds, in its message."""
+
+    def save(self, data: None) -> None:
+        raise DatasetError(f"{self.content} are read-only")
+
+    def _exists(self) -> bool:
+        return True

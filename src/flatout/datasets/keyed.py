@@ -1,0 +1,163 @@
+"""Data that is written only where its content would change."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from typing import Any
+
+from kedro.io import DatasetError
+
+from flatout.datasets._entry import PathDataset, dataset_errors
+from flatout.engine.files.arrow_folder import (
+    ArrowRecipe,
+    TableRecipe,
+    write_recipe,
+)
+from flatout.engine.files.atomic_folder import is_current, stored_key, write_whole
+from flatout.engine.files.checked_paths import sweep
+from flatout.engine.files.content_key import ContentKey
+
+logger = logging.getLogger(__name__)
+
+
+class KeyedDataset(PathDataset):
+    """The one kind of entry that computes while it saves, so that data may be larger
+    than memory, and what is unchanged is not made again.
+
+    Nodes return a recipe: a `key` of content, and how to make what it describes. Where
+    the stored key is the same, nothing is done; otherwise the fields that changed are
+    named, and the recipe is carried out, whole or not at all.
+    """
+
+    def save(self, data: Any) -> None:
+        if self._is_current(data.key):
+            logger.info("%s: unchanged, kept", self._name)
+            return
+        _log_changes(self._name, data.key, self._stored_key())
+        with dataset_errors():
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            sweep(self._path.parent)
+            if hasattr(data, "prepare"):
+                data.prepare(self._path.parent)
+            self._write(data)
+
+    @property
+    def _name(self) -> str:
+        return self._path.stem
+
+    def _is_current(self, key: ContentKey) -> bool:
+        stored = self._stored_key()
+        return stored is not None and stored.digest == key.digest
+
+    @abstractmethod
+    def _stored_key(self) -> ContentKey | None:
+        """None where there is none that can be read."""
+
+    @abstractmethod
+    def _write(self, data: Any) -> None:
+        """Carry out the recipe, whole or not at all."""
+
+
+def _log_changes(name: str, key: ContentKey, stored: ContentKey | None) -> None:
+    """Say why `name` is made (again)."""
+    if stored is None:
+        logger.info("%s: not there yet, making it", name)
+    else:
+        changes = (
+            "; ".join(key.changes_since(stored)) or "files that are missing or changed"
+        )
+        logger.info("%s: made again, because of %s", name, changes)
+
+
+class _KeyedFolder(KeyedDataset):
+    """A folder with its key in a file of its own."""
+
+    @property
+    def _name(self) -> str:
+        return self._path.name
+
+    def _is_current(self, key: ContentKey) -> bool:
+        return is_current(self._path, key)
+
+    def _stored_key(self) -> ContentKey | None:
+        return stored_key(self._path)
+
+
+class KeyedArrowDataset(_KeyedFolder):
+    """A folder in the format of `huggingface.ArrowDataset`, of a recipe or a
+    `datasets.Dataset`; loads memory-mapped. (Not a subclass of Kedro's class: importing
+    that imports torch, which split must not.)"""
+
+    def load(self) -> Any:
+        from datasets import load_from_disk
+
+        self._check_there()
+        return load_from_disk(str(self._path))
+
+    def save(self, data: ArrowRecipe | Any) -> None:
+        super().save(data if isinstance(data, ArrowRecipe) else _of_dataset(data))
+
+    def _write(self, data: ArrowRecipe) -> None:
+        rows = write_recipe(self._path, data)
+        logger.info("%s: %s rows written", self._name, f"{rows:,}")
+
+    def _missing(self) -> str:
+        return (
+            f"{self._path} holds no finished data: run the pipelines that make it "
+            "(kedro run --pipelines=split,tokenize)"
+        )
+
+    def _exists(self) -> bool:
+        has_state = (self._path / "state.json").is_file()
+        return has_state or self._stored_key() is not None
+
+
+def _of_dataset(data: Any) -> ArrowRecipe:
+    """Rows made by somebody else: a `datasets.Dataset`."""
+    if type(data).__name__ != "Dataset":
+        raise DatasetError(
+            f"a recipe or a datasets.Dataset is saved here, not {type(data).__name__}"
+        )
+    flat = data.flatten_indices() if data._indices is not None else data
+    return TableRecipe(flat.data.table)
+
+
+class TokenizerFolder(_KeyedFolder):
+    """A tokenizer's folder; loads as that of transformers."""
+
+    def load(self) -> Any:
+        from transformers import AutoTokenizer
+
+        self._check_there()
+        return AutoTokenizer.from_pretrained(
+            str(self._path), local_files_only=True, trust_remote_code=False
+        )
+
+    def _write(self, data: Any) -> None:
+        write_whole(self._path, data.key, data.write)
+
+    def _missing(self) -> str:
+        return (
+            f"{self._path} holds no tokenizer.json: run the pipeline that makes it "
+            "(kedro run --pipelines=tokenize; for a model's folder, train), or let the "
+            "entry of the catalog name the folder of one"
+        )
+
+    def _exists(self) -> bool:
+        return (self._path / "tokenizer.json").is_file()
+
+
+class TokenizerFile(TokenizerFolder):
+    """The same folder for the encoder, which needs neither transformers nor torch."""
+
+    def load(self) -> Any:
+        from flatout.engine.tokenizing.tokenizer import TokenizerFile as Encoder
+
+        self._check_there()
+        return Encoder(self._path)
+
+    def save(self, data: Any) -> None:
+        """The other entry of this folder has written it; here it is only checked."""
+        if not self._is_current(data.key):
+            super().save(data)
