@@ -12,8 +12,8 @@ import torch
 from datasets import Dataset
 from sklearn.metrics import accuracy_score, f1_score
 
+from flatout.engine.data.columns import Columns
 from flatout.engine.data.raw_texts import RawTextsError, open_raw_texts
-from flatout.engine.data.rows import Columns
 from flatout.engine.data.split import SplitError, plan_split
 from flatout.engine.parameters import ModelSettings, SplitSettings
 from flatout.engine.rows.tokens import TokenRows

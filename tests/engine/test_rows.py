@@ -8,8 +8,9 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from flatout.engine.data.columns import Columns
 from flatout.engine.data.raw_texts import RawTextsError, open_raw_texts
-from flatout.engine.data.rows import Columns, check_batch
+from flatout.engine.data.rows import check_batch
 from flatout.engine.parameters import SplitSettings
 
 CLASSES = Columns("text", None, "label", None)

@@ -31,9 +31,9 @@ from flatout.datasets import (
     KeyedParquetDataset,
     TokenizerFolder,
 )
+from flatout.engine.data.columns import Columns
 from flatout.engine.data.readers.text_files import TextFiles
 from flatout.engine.data.row_facts import SPLITS
-from flatout.engine.data.rows import Columns
 from flatout.engine.data.split import plan_split
 from flatout.engine.families import usable_positions
 from flatout.engine.parameters import (

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from kedro.io import DataCatalog, DatasetError
 
 from flatout.datasets import DocstringCorpus, TextFiles
-from flatout.engine.data.number_texts import all_numbers, prose_beside
+from flatout.engine.data.columns import Columns, all_numbers, prose_beside
 from flatout.engine.data.raw_texts import (
     RawTexts,
     RawTextsError,
@@ -17,7 +17,7 @@ from flatout.engine.data.raw_texts import (
     open_raw_texts,
 )
 from flatout.engine.data.readers.row_lines import find_lines, named_place, row_numbers
-from flatout.engine.data.rows import CheckedBatch, Columns, check_batch
+from flatout.engine.data.rows import CheckedBatch, check_batch
 from flatout.engine.data.split import DEFAULT_TEXT_COLUMN
 from flatout.engine.diagnosis.finding import Finding, within
 from flatout.engine.files.atomic_folder import stored_key

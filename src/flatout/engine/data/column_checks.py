@@ -30,6 +30,12 @@ def plain(array: Any) -> Any:
     return array
 
 
+def checks_of(found: list[Any]) -> list[Check]:
+    """Of rows read one by one: what is a text (N,) is the reason why not."""
+    reasons = sorted({one for one in found if isinstance(one, str)})
+    return [(np.array([one == reason for one in found]), reason) for reason in reasons]
+
+
 def is_text(kind: Any) -> bool:
     return bool(
         pa.types.is_string(kind)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Protocol
@@ -76,6 +76,16 @@ class RawTexts(Protocol):
     def digest(self, columns: Sequence[str]) -> str: ...
 
 
+def numbered(source: str, batches: Iterable[Any]) -> Iterator[RawBatch]:
+    """Arrow record batches of one source, their rows counted from 0."""
+    start = 0
+    for batch in batches:
+        arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
+        rows = np.arange(start, start + batch.num_rows)
+        start += batch.num_rows
+        yield RawBatch(source, rows, arrays)
+
+
 def open_raw_texts(data: Any, name: str = SOURCE) -> RawTexts:
     """A reader for a `datasets.Dataset`, a DataFrame, an Arrow table or a reader.
     `name` is the catalog's. Raises RawTextsError."""
@@ -144,12 +154,8 @@ class _ArrowTexts:
         return list(self.table.column_names)
 
     def batches(self, columns: Sequence[str]) -> Iterator[RawBatch]:
-        start = 0
-        for batch in self.table.select(columns).to_batches(max_chunksize=BATCH_ROWS):
-            arrays = dict(zip(columns, batch.columns, strict=True))
-            rows = np.arange(start, start + batch.num_rows)
-            start += batch.num_rows
-            yield RawBatch(self.source, rows, arrays)
+        table = self.table.select(columns)
+        return numbered(self.source, table.to_batches(max_chunksize=BATCH_ROWS))
 
     def digest(self, columns: Sequence[str]) -> str:
         return arrow_digest(self.table.select(columns).to_batches())

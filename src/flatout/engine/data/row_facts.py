@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flatout.engine.data.number_texts import all_numbers
+from flatout.engine.data.columns import all_numbers
 from flatout.engine.data.raw_texts import RawBatch
 from flatout.engine.data.row_hashes import Hashes, content_hashes, group_hashes
 from flatout.engine.data.rows import CheckedBatch

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from flatout.engine.data.columns import Columns, prose_beside
 from flatout.engine.data.forms.given_splits import SplitTexts, entry_of
 from flatout.engine.data.labels import (
     LabelFindings,
@@ -31,7 +32,6 @@ from flatout.engine.data.labels import (
     label_warnings,
     reject_labels,
 )
-from flatout.engine.data.number_texts import prose_beside
 from flatout.engine.data.raw_texts import RawTexts, batches_of
 from flatout.engine.data.readers.row_lines import (
     Lines,
@@ -49,7 +49,7 @@ from flatout.engine.data.row_facts import (
     RowFacts,
 )
 from flatout.engine.data.row_hashes import first_rows, leaks, repeats, scrambled
-from flatout.engine.data.rows import REJECTED_SCHEMA, Columns, check_batch
+from flatout.engine.data.rows import REJECTED_SCHEMA, check_batch
 from flatout.engine.data.split_report import leak_warnings, split_report, too_many_text
 from flatout.engine.files.arrow_folder import ArrowRecipe
 from flatout.engine.files.content_key import ArrowDigest, ContentKey
@@ -258,16 +258,22 @@ def _check_labels(report: dict[str, Any], *, lists: bool) -> None:
 
 
 @dataclass(frozen=True)
-class RowsRecipe(ArrowRecipe):
-    """How to make the rows of one split."""
+class _PlanRecipe:
+    """How to make what a plan gives."""
 
     key: ContentKey
     plan: SplitPlan
-    split: str
-    _facts: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def prepare(self, folder: Path) -> None:
         self.plan.prepare(folder)
+
+
+@dataclass(frozen=True)
+class RowsRecipe(_PlanRecipe, ArrowRecipe):
+    """How to make the rows of one split."""
+
+    split: str
+    _facts: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def facts(self) -> dict[str, Any]:
         """The digest that the key of tokens made from these rows holds as `rows`."""
@@ -288,29 +294,15 @@ class RowsRecipe(ArrowRecipe):
         self._facts[ROWS_DIGEST] = digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class RejectedRecipe:
+class RejectedRecipe(_PlanRecipe):
     """How to make the table of rejected rows."""
-
-    key: ContentKey
-    plan: SplitPlan
-
-    def prepare(self, folder: Path) -> None:
-        self.plan.prepare(folder)
 
     def table(self) -> Any:
         return self.plan.rejected
 
 
-@dataclass(frozen=True)
-class ReportRecipe:
+class ReportRecipe(_PlanRecipe):
     """How to make the split report."""
-
-    key: ContentKey
-    plan: SplitPlan
-
-    def prepare(self, folder: Path) -> None:
-        self.plan.prepare(folder)
 
     def value(self) -> dict[str, Any]:
         self.plan.check_usable()
@@ -327,12 +319,14 @@ def plan_split(
         "raw_texts": raw.digest(columns.names),
         **split_options(columns, settings),
     }
-    keys = {name: ContentKey({**fields, "result": name}) for name in _RESULTS}
-    rows = {f"{s}_rows": RowsRecipe(keys[f"{s}_rows"], plan, s) for s in SPLITS}
+
+    def key(result: str) -> ContentKey:
+        return ContentKey({**fields, "result": result})
+
     return {
-        "rejected_rows": RejectedRecipe(keys["rejected_rows"], plan),
-        **rows,
-        "split_report": ReportRecipe(keys["split_report"], plan),
+        "rejected_rows": RejectedRecipe(key("rejected_rows"), plan),
+        **{f"{s}_rows": RowsRecipe(key(f"{s}_rows"), plan, s) for s in SPLITS},
+        "split_report": ReportRecipe(key("split_report"), plan),
     }
 
 
@@ -343,6 +337,3 @@ def split_options(columns: Columns, settings: SplitSettings) -> dict[str, Any]:
         options["label_column"] = None
     kind = str(columns.label_type) if columns.has_labels else None
     return {"label_type": kind, "form": columns.form, **options}
-
-
-_RESULTS = ("rejected_rows", *(f"{s}_rows" for s in SPLITS), "split_report")

@@ -17,13 +17,13 @@ import numpy as np
 import pyarrow as pa
 
 from flatout.engine.data.raw_texts import RawTexts, open_raw_texts
-from flatout.engine.data.text_windows import (
+from flatout.engine.parameters import PredictSettings, Settings
+from flatout.engine.predict.predictor import Predictor
+from flatout.engine.predict.text_windows import (
     check_columns,
     text_windows,
     window_schema,
 )
-from flatout.engine.parameters import PredictSettings, Settings
-from flatout.engine.predict.predictor import Predictor
 from flatout.engine.rows.tokens import TokenRows
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 

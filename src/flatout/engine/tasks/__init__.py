@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from flatout.engine.data.rows import Columns
+from flatout.engine.data.columns import Columns
 from flatout.engine.parameters import (
     ModelSettings,
     Settings,

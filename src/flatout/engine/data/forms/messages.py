@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-from flatout.engine.data.column_checks import Check, plain
+from flatout.engine.data.column_checks import Check, checks_of, plain
 from flatout.engine.data.raw_texts import RawBatch
 
 ASSISTANT = "assistant"
@@ -22,10 +21,7 @@ def read_messages(batch: RawBatch, name: str) -> tuple[Any, Any, list[Check]]:
     good = [None if isinstance(one, str) else one for one in found]
     told = [one and "\n".join(map(_line, one)) for one in good]
     kept = [one and json.dumps(one, ensure_ascii=False) for one in good]
-    reasons = sorted({one for one in found if isinstance(one, str)})
-    masks = [np.array([one == reason for one in found]) for reason in reasons]
-    checks = list(zip(masks, reasons, strict=True))
-    return pa.array(told, pa.string()), pa.array(kept, pa.string()), checks
+    return pa.array(told, pa.string()), pa.array(kept, pa.string()), checks_of(found)
 
 
 def _line(message: dict[str, str]) -> str:

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-from flatout.engine.data.column_checks import Check, plain
+from flatout.engine.data.column_checks import Check, checks_of, plain
 from flatout.engine.data.raw_texts import RawBatch
 
 WORD = re.compile(r"\w+|[^\w\s]")
@@ -34,7 +33,7 @@ def read_words(batch: RawBatch, name: str) -> tuple[Any, list[Check]]:
     rows = [
         _tried(lambda v: (_words(name, v), []), value) for value in _values(batch, name)
     ]
-    return _texts(rows), _checks(rows)
+    return _texts(rows), checks_of(rows)
 
 
 def read_tagged(
@@ -44,7 +43,7 @@ def read_tagged(
     pairs = zip(_values(batch, text), _values(batch, label), strict=True)
     rows = [_tried(lambda pair: _tagged(text, label, *pair), pair) for pair in pairs]
     tags = [row[1] if isinstance(row, tuple) else None for row in rows]
-    checks = [(label, check) for check in _checks(rows)]
+    checks = [(label, check) for check in checks_of(rows)]
     return _texts(rows), pa.array(tags, pa.list_(pa.string())), checks
 
 
@@ -67,11 +66,6 @@ def _values(batch: RawBatch, name: str) -> list[Any]:
 def _texts(rows: list[Found | str]) -> Any:
     found = [" ".join(row[0]) if isinstance(row, tuple) else None for row in rows]
     return pa.array(found, pa.string())
-
-
-def _checks(rows: list[Found | str]) -> list[Check]:
-    reasons = sorted({row for row in rows if isinstance(row, str)})
-    return [(np.array([row == reason for row in rows]), reason) for reason in reasons]
 
 
 def _words(name: str, value: Any) -> list[str]:

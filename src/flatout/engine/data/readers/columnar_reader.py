@@ -4,9 +4,9 @@ options to stay within the memory of `ParquetFile`.)"""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -14,44 +14,35 @@ from flatout.engine.data.raw_texts import (
     BATCH_BYTES,
     BATCH_ROWS,
     RawBatch,
-    RawTextsError,
+    numbered,
 )
 from flatout.engine.data.readers.file_reader import FileReader
 
 
 class ParquetReader(FileReader):
     def column_names(self) -> list[str]:
-        return list(self._table().schema_arrow.names)
+        with self._errors():
+            file = pq.ParquetFile(self.path, page_checksum_verification=True)
+            return list(file.schema_arrow.names)
 
     def batches(self, columns: list[str]) -> Iterator[RawBatch]:
-        start = 0
-        try:
-            table = self._table()
+        with self._errors():
+            table = pq.ParquetFile(self.path, page_checksum_verification=True)
             size = _rows_a_batch(table.metadata)
-            for batch in table.iter_batches(size, columns=columns):
-                arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
-                rows = np.arange(start, start + batch.num_rows)
-                start += batch.num_rows
-                yield RawBatch(self.source, rows, arrays)
-        except (FileNotFoundError, PermissionError):
-            raise
-        except (pa.ArrowException, OSError) as error:
-            raise self._corrupt(error) from error
+            yield from numbered(self.source, table.iter_batches(size, columns=columns))
 
-    def _table(self) -> pq.ParquetFile:
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
         try:
-            return pq.ParquetFile(self.path, page_checksum_verification=True)
+            yield
         except (FileNotFoundError, PermissionError):
             raise
         except (pa.ArrowException, OSError) as error:
-            raise self._corrupt(error) from error
-
-    def _corrupt(self, error: Exception) -> RawTextsError:
-        return self.fail(
-            error,
-            "it is damaged, cut short or no Parquet file. Write this shard again, or "
-            "take it out of the folder",
-        )
+            raise self.fail(
+                error,
+                "it is damaged, cut short or no Parquet file. Write this shard again, "
+                "or take it out of the folder",
+            ) from error
 
 
 def _rows_a_batch(metadata: Any) -> int:
@@ -67,12 +58,8 @@ class ArrowReader(FileReader):
         return list(self._table().schema.names)
 
     def batches(self, columns: list[str]) -> Iterator[RawBatch]:
-        start = 0
-        for batch in self._table().select(columns).to_batches(max_chunksize=BATCH_ROWS):
-            arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
-            rows = np.arange(start, start + batch.num_rows)
-            start += batch.num_rows
-            yield RawBatch(self.source, rows, arrays)
+        batches = self._table().select(columns).to_batches(max_chunksize=BATCH_ROWS)
+        return numbered(self.source, batches)
 
     def _table(self) -> Any:
         """Memory-mapped table of an Arrow file or stream."""

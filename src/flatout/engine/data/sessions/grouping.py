@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from flatout.engine.data.column_names import listed
+from flatout.engine.data.columns import listed
 from flatout.engine.data.raw_texts import (
     SHOWN_CHARACTERS,
     BrokenRow,

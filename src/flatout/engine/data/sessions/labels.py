@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flatout.engine.data.column_names import listed
+from flatout.engine.data.columns import listed
 from flatout.engine.data.raw_texts import RawTextsError, name_of
 from flatout.engine.data.readers.text_files import TextFiles
 from flatout.engine.data.sessions.parts import label_of

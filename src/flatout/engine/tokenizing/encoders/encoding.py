@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 from tokenizers import Tokenizer
 
-from flatout.engine.data.splitting import Splitter, splitter_for
 from flatout.engine.machine.workers import serve
 from flatout.engine.tokenizing.encoders.encoded import (
     Encoded,
@@ -23,6 +22,7 @@ from flatout.engine.tokenizing.encoders.plain_encoder import (
     PlainEncoder,
     special_around,
 )
+from flatout.engine.tokenizing.encoders.pre_tokenizing import Splitter, splitter_for
 from flatout.engine.tokenizing.encoders.word_pool import WordPool
 
 

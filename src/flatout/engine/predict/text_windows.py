@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flatout.engine.data.column_checks import read_text
-from flatout.engine.data.column_names import column_faults, listed
+from flatout.engine.data.columns import column_faults, listed
 from flatout.engine.data.forms.words import read_words
 from flatout.engine.data.raw_texts import (
     BATCH_BYTES,

@@ -18,10 +18,14 @@ from tokenizers import (
     trainers,
 )
 
-from flatout.engine.data.splitting import GPT2_PATTERN, on_ascii, splitter_for
 from flatout.engine.tokenizing.encoders import word_pool
 from flatout.engine.tokenizing.encoders.encoding import Encoder
 from flatout.engine.tokenizing.encoders.plain_encoder import EncodeOptions
+from flatout.engine.tokenizing.encoders.pre_tokenizing import (
+    GPT2_PATTERN,
+    on_ascii,
+    splitter_for,
+)
 
 QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"

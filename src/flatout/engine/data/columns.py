@@ -1,0 +1,247 @@
+"""Which raw column is what, and what to say where a column that the parameters name is
+not there, or is most likely not the one that was meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flatout.engine.data.column_checks import is_text
+from flatout.engine.data.forms.given_splits import SplitTexts, entry_of
+from flatout.engine.data.raw_texts import RawTexts, RawTextsError, batches_of
+from flatout.engine.parameters import SplitSettings
+
+DELIMITERS = {";": '";"', "\t": r'"\t"', "|": '"|"'}
+"""What may stand between columns, and how it is written in YAML."""
+_TEXT_PARAMETER = {
+    "completion": "split.prompt_column",
+    "messages": "split.messages_column",
+}
+EXCERPT_CHARACTERS = 80
+CLASS_NAMES = pa.string()
+NUMBER = r"^\s*[-+]?\p{Nd}+([.,:/-]\p{Nd}+)*\s*%?\s*$"
+"""Also dates and times."""
+PROSE = r"(?s)\p{L}.*\s.*\p{L}|\p{Lo}{4}"
+"""Several words, or letters of a script that may have no spaces between them."""
+SAMPLED_ROWS = 1000
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which raw column is what. None: the rows have no such column."""
+
+    text: str
+    text_pair: str | None
+    label: str | None
+    group: str | None
+    label_type: Any = CLASS_NAMES
+    """Arrow type of the labels, as the task wants them."""
+    flags: tuple[str, ...] = ()
+    """Columns of 0 and 1, a label each, in place of the one of labels."""
+    split: str | None = None
+    """Names the split of each row."""
+    form: str = "text"
+    """What rows become: a text, `words` with a tag each, a `completion` of a prompt,
+    or `messages`."""
+    completion: str | None = None
+
+    @classmethod
+    def of(
+        cls, settings: SplitSettings, label_type: Any, task: str, form: str = "text"
+    ) -> Columns:
+        """`label_type`: what the task learns of each row; None: nothing. Raises
+        RawTextsError where it needs labels and no column is named."""
+        flags = tuple(settings.label_columns or ())
+        if flags and not (_is_names(label_type) and form == "text"):
+            raise RawTextsError(
+                f"split.label_columns are for several labels a row, and model.task is "
+                f"{task}: set split.label_column, or model.task: "
+                "multi-label-classification"
+            )
+        if label_type is not None and settings.label_column is None and not flags:
+            raise RawTextsError(
+                f"model.task is {task}, which needs labels: set split.label_column "
+                "(or a model.task for unlabelled text)"
+            )
+        return cls(
+            text=_text_column(settings, form),
+            text_pair=settings.text_pair_column,
+            label=None if label_type is None or flags else settings.label_column,
+            group=settings.group_column,
+            label_type=label_type,
+            flags=flags,
+            split=settings.split_column,
+            form=form,
+            completion=settings.completion_column if form == "completion" else None,
+        )
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether rows have something to be learnt beside their text."""
+        return self.label is not None or bool(self.flags)
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether each row has the name of one class."""
+        return self.label is not None and pa.types.is_string(self.label_type)
+
+    @property
+    def has_names(self) -> bool:
+        """Whether labels are names: of one class, or in a list."""
+        return self.has_classes or (self.has_labels and _is_names(self.label_type))
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether each row has one number."""
+        return self.label is not None and pa.types.is_floating(self.label_type)
+
+    @property
+    def names(self) -> list[str]:
+        wanted = (self.text, self.text_pair, self.completion, self.label)
+        others = (self.group, self.split)
+        named = [name for name in (*wanted, *others) if name is not None]
+        return list(dict.fromkeys([*named, *self.flags]))
+
+    @property
+    def row_schema(self) -> pa.Schema:
+        """Columns of the checked rows, whatever the raw columns are called."""
+        fields = [("text", pa.string())]
+        fields += [("text_pair", pa.string())] if self.text_pair else []
+        if self.form in ("completion", "messages"):
+            fields.append((self.form, pa.string()))
+        fields += [("label", self.label_type)] if self.has_labels else []
+        return pa.schema([*fields, ("source_row", pa.int64())])
+
+    def check_present(self, raw: RawTexts) -> None:
+        """Raises RawTextsError that names what is missing and what there is."""
+        wanted = {
+            _TEXT_PARAMETER.get(self.form, "split.text_column"): self.text,
+            "split.completion_column": self.completion,
+            "split.text_pair_column": self.text_pair,
+            "split.label_column": self.label,
+            "split.group_column": self.group,
+            "split.split_column": self.split,
+            **{f"split.label_columns[{n}]": f for n, f in enumerate(self.flags)},
+        }
+        parts: dict[str, RawTexts] = {"raw_texts": raw}
+        if isinstance(raw, SplitTexts):
+            parts = {entry_of(name): part for name, part in raw.parts.items()}
+        for entry, part in parts.items():
+            present = part.column_names
+            if faults := column_faults(present, wanted, entry):
+                columns = listed(present)
+                raise RawTextsError(f"{entry} has the columns {columns}. {faults}")
+        if self.split and isinstance(raw, SplitTexts):
+            raise RawTextsError(
+                f"split.split_column is {self.split!r}, and the splits have entries of "
+                "their own: set it to null, or give all rows as raw_texts"
+            )
+
+
+def _text_column(settings: SplitSettings, form: str) -> str:
+    """The one that rows are known by."""
+    own = {"completion": settings.prompt_column, "messages": settings.messages_column}
+    return own.get(form) or settings.text_column
+
+
+def _is_names(label_type: Any) -> bool:
+    """Whether labels are lists of names."""
+    is_list = label_type is not None and pa.types.is_list(label_type)
+    return bool(is_list and pa.types.is_string(label_type.value_type))
+
+
+def listed(present: Sequence[str]) -> str:
+    return ", ".join(map(repr, present)) or "none"
+
+
+def column_faults(
+    present: Sequence[str], wanted: Mapping[str, str | None], entry: str
+) -> str | None:
+    """What is wrong with the columns that `wanted` names by parameter, the nearest
+    names and what to set; None where all is well. `entry` is the catalog's."""
+    wrong = {
+        parameter: name
+        for parameter, name in wanted.items()
+        if name is not None and present.count(name) != 1
+    }
+    if not wrong:
+        return None
+    delimiter = _other_delimiter(present)
+    faults = [
+        f"{parameter} is {name!r}, which is "
+        + ("there twice" if name in present else "not there")
+        + ("" if delimiter or name in present else _near(name, present))
+        for parameter, name in wrong.items()
+    ]
+    advice = "Set the names in conf/local/parameters.yml"
+    if delimiter:
+        advice = (
+            f"The one column looks like several with {delimiter} between them: set "
+            f"delimiter: {delimiter} for {entry} in conf/local/catalog.yml "
+            f"(pandas.CSVDataset: load_args: {{sep: {delimiter}}})"
+        )
+    return ". ".join([*faults, advice])
+
+
+def _near(name: str, present: Sequence[str]) -> str:
+    """The nearest name, case and spaces around it aside."""
+    forms = {other.strip().casefold(): other for other in present}
+    near = difflib.get_close_matches(name.strip().casefold(), forms, n=1, cutoff=0.4)
+    return f" (did you mean {forms[near[0]]!r}?)" if near else ""
+
+
+def _other_delimiter(present: Sequence[str]) -> str | None:
+    """As YAML, what stands between the names of a header that was not cut."""
+    if len(present) != 1:
+        return None
+    found = (text for mark, text in DELIMITERS.items() if mark in present[0])
+    return next(found, None)
+
+
+@dataclass(frozen=True)
+class TextColumn:
+    name: str
+    example: str
+
+
+def all_numbers(texts: Any) -> bool:
+    """Whether there are `texts`, and each is a number."""
+    numbers = pc.match_substring_regex(texts, NUMBER)
+    return len(texts) > 0 and bool(pc.all(numbers).as_py())
+
+
+def prose_beside(raw: RawTexts, columns: Columns) -> TextColumn | None:
+    """The column without a use whose first values are longest and mostly prose."""
+    names = [n for n in raw.column_names if raw.column_names.count(n) == 1]
+    unused = [name for name in names if name not in columns.names]
+    batch = next(batches_of(raw, unused), None) if unused else None
+    if batch is None:
+        return None
+    samples = {name: batch.columns[name][:SAMPLED_ROWS] for name in unused}
+    prose = {name: texts for name, texts in samples.items() if _is_prose(texts)}
+    if not prose:
+        return None
+    name = max(prose, key=lambda n: pc.mean(pc.utf8_length(prose[n])).as_py())
+    return TextColumn(name, excerpt(prose[name].drop_null()[0]))
+
+
+def _is_prose(texts: Any) -> bool:
+    if not is_text(texts.type) or texts.null_count == len(texts):
+        return False
+    found = pc.match_substring_regex(texts.cast(pa.large_string()), PROSE)
+    return bool(pc.mean(found.cast(pa.int8())).as_py() > 0.5)
+
+
+def excerpt(value: Any) -> str:
+    """The first characters of a value, printable."""
+    try:
+        text = str(value.as_py())
+    except UnicodeDecodeError:
+        text = repr(value.cast(pa.binary()).as_py())
+    cut = text[:EXCERPT_CHARACTERS]
+    return cut.encode("utf-8", "replace").decode().replace("\x00", "\\0")
