@@ -33,6 +33,8 @@ NOT_RUN = {
     r"kedro run --env=(bert_base|qwen3) .*": "made for a GPU: hours on a CPU",
     r"kedro run --env=(arrays|deeplog|elmo|images)\b.*": "a minute or more each; "
     "tests/engine and tests/pipelines train them small",
+    r"kedro flatout deadline .*": "tests/test_deadline.py::"
+    "test_the_command_answers_first",
     r"kedro flatout parameters '\[GROUP\]'": "stands for the name of a group",
     r"kedro run --pipelines=sweep": "tests/pipelines/test_sweep.py::"
     "test_a_killed_sweep_goes_on_and_trains_nothing_twice",

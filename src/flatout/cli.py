@@ -206,6 +206,25 @@ def parameters(
         click.echo(tables.table(loader, group))
 
 
+@flatout.command()
+@click.argument("logfile", type=click.Path(path_type=Path))
+@click.option("--hours", type=float, required=True, help="That are allowed in all.")
+@click.option("--steps", type=AT_LEAST_1, help="Of the whole, where the log is silent.")
+def deadline(logfile: Path, hours: float, steps: int | None) -> None:
+    """Tell from the LOGFILE of any training whether it will be done in time.
+
+    Steps and times are read from plain lines, bars of tqdm and JSON lines.
+    """
+    from flatout.reports.deadline import deadline_lines, project
+
+    if hours <= 0:
+        raise click.BadParameter("hours must be above 0", param_hint="--hours")
+    with plain_errors():
+        found, left_out = project(logfile, steps)
+    for line in deadline_lines(found, hours, left_out):
+        click.echo(line)
+
+
 def _project_facts(data_dir: str | None) -> tuple[Path, str, Path]:
     """Data folder, tracking store, project folder."""
     extra = {"data_dir": data_dir} if data_dir else {}

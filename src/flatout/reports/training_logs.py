@@ -1,0 +1,159 @@
+"""Steps and times in the log of any training: plain lines, tqdm's bars, JSON lines."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+HEAD_BYTES, TAIL_BYTES = 8 << 20, 56 << 20
+"""Read of a larger file: its newest run ends in the tail."""
+DAY_S = 86_400.0
+MORE_RECENT_THAN_S = 1e9
+"""A number above it is seconds since 1970, below it seconds since the start."""
+
+_COUNT = r"(\d[\d,]*)"
+_STEP = re.compile(
+    rf"(?:global[_ ]?step|\bstep|\biter(?:ation)?|\bbatch)s?\b\W{{0,4}}{_COUNT}"
+    rf"(?:\s*(?:/|of)\s*{_COUNT})?",
+    re.IGNORECASE,
+)
+_BAR = re.compile(rf"\|\s*{_COUNT}/{_COUNT} \[(?:(\d+):)?(\d+):(\d+)<")
+_BRACKET = re.compile(
+    rf"(?<!epoch )(?<!epoch: )\[\s*{_COUNT}\s*/\s*{_COUNT}\s*\]", re.I
+)
+_EPOCH = re.compile(rf"\bepoch\b\W{{0,4}}{_COUNT}\s*(?:/|of)\s*{_COUNT}", re.IGNORECASE)
+_DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?")
+_US_DATE = re.compile(r"(\d\d)/(\d\d)/(\d{4}|\d\d)\s+(\d\d):(\d\d):(\d\d)")
+_CLOCK = re.compile(r"^\W{0,3}(\d\d):(\d\d):(\d\d)\b")
+_MS = re.compile(r"([\d.]+)\s*ms\b(?!\s*(?:compil|load))", re.IGNORECASE)
+_PER_S = re.compile(r"([\d.]+)\s*(?:it|iters?|batch(?:es)?|steps?)\s*/\s*s", re.I)
+_S_PER = re.compile(r"([\d.]+)\s*s\s*/\s*(?:it|iter|batch|step)\b", re.IGNORECASE)
+_STEP_KEYS = ("step", "global_step", "_step", "iteration", "iter")
+_TIME_KEYS = ("time_s", "timestamp", "_timestamp", "time", "elapsed_s", "_runtime")
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """What a line says of a training; None: nothing."""
+
+    step: int | None = None
+    total: int | None = None
+    epoch: tuple[int, int] | None = None
+    """Which of how many."""
+    time_s: float | None = None
+    """Since 1970, since the start, or since midnight."""
+    step_s: float | None = None
+    """As the line states it."""
+
+
+def read_log(path: Path) -> tuple[Iterator[LogLine], int]:
+    """Lines that say something, and bytes of the file that are left out. The last line
+    of a file that is still written may be cut: what it says whole counts."""
+    size = path.stat().st_size
+    left_out = max(0, size - HEAD_BYTES - TAIL_BYTES)
+    return _lines(path, left_out), left_out
+
+
+def _lines(path: Path, left_out: int) -> Iterator[LogLine]:
+    with path.open("rb") as file:
+        if left_out:
+            yield from _parsed(file.read(HEAD_BYTES))
+            file.seek(left_out, 1)
+            file.readline()  # the rest of a line
+        while block := file.readlines(1 << 20):
+            yield from _parsed(b"".join(block))
+
+
+def _parsed(block: bytes) -> Iterator[LogLine]:
+    for text in re.split(r"[\r\n]+", block.decode("utf-8", errors="replace")):
+        found = parse_line(text)
+        if found != LogLine():
+            yield found
+
+
+def parse_line(text: str) -> LogLine:
+    """What is known of one line."""
+    if text.lstrip().startswith("{"):
+        try:
+            return _of_record(json.loads(text))
+        except (ValueError, TypeError):
+            pass  # a dictionary of Python, or a cut line: read as text
+    line = _of_text(text)
+    epoch = _EPOCH.search(text)
+    if epoch:
+        line = replace(line, epoch=(_number(epoch[1]), _number(epoch[2])))
+    return line
+
+
+def _of_record(record: dict[str, Any]) -> LogLine:
+    step = next((record[k] for k in _STEP_KEYS if _is_number(record.get(k))), None)
+    time_s = next((record[k] for k in _TIME_KEYS if _is_number(record.get(k))), None)
+    total = next((record[k] for k in ("max_steps", "total_steps") if k in record), None)
+    return LogLine(
+        None if step is None else int(step),
+        int(total) if _is_number(total) else None,
+        time_s=None if time_s is None else float(time_s),
+    )
+
+
+def _of_text(text: str) -> LogLine:
+    bar = _BAR.search(text)
+    if bar:
+        hours, minutes, seconds = (int(part or 0) for part in bar.groups()[2:])
+        elapsed_s = 3600.0 * hours + 60 * minutes + seconds
+        return LogLine(_number(bar[1]), _number(bar[2]), None, elapsed_s, _rate(text))
+    found = _STEP.search(text) or _BRACKET.search(text)
+    step, total = (found[1], found[2]) if found else (None, None)
+    return LogLine(
+        None if step is None else _number(step),
+        None if total is None else _number(total),
+        time_s=_time(text),
+        step_s=_rate(text),
+    )
+
+
+def _rate(text: str) -> float | None:
+    """Seconds a step."""
+    try:
+        if found := _MS.search(text):
+            return float(found[1]) / 1000
+        if found := _S_PER.search(text):
+            return float(found[1])
+        if found := _PER_S.search(text):
+            return 1 / float(found[1])
+    except (ValueError, ZeroDivisionError):
+        pass
+    return None
+
+
+def _time(text: str) -> float | None:
+    try:
+        if found := _DATE.search(text):
+            *parts, fraction = found.groups()
+            seconds = datetime(*map(int, parts)).timestamp()  # type: ignore[arg-type]
+            return seconds + float(f"0.{fraction or 0}")
+        if found := _US_DATE.search(text):
+            month, day, year, *clock = map(int, found.groups())
+            year += 2000 if year < 100 else 0
+            return datetime(year, month, day, *clock).timestamp()
+    except ValueError:
+        return None
+    found = _CLOCK.search(text)
+    return None if found is None else _seconds(*map(int, found.groups()))
+
+
+def _seconds(hours: int, minutes: int, seconds: int) -> float:
+    return 3600.0 * hours + 60 * minutes + seconds
+
+
+def _number(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

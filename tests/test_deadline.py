@@ -1,0 +1,140 @@
+"""Projections from logs of other programs, against figures worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from flatout import cli
+from flatout.engine.parameters import SettingsError
+from flatout.reports import training_logs
+from flatout.reports.deadline import deadline_lines, project
+
+LOGS = {
+    # 100 steps in 50 s of clock: 500 ms a step.
+    "dates": [
+        f"2026-11-22 23:59:{10 + 5 * n:02d},000 INFO step {10 * n}/10,000 loss 1.0"
+        for n in range(10)
+    ],
+    "clock over midnight": [
+        f"[{(23 * 3600 + 3590 + 5 * n) // 3600 % 24:02d}:"
+        f"{(23 * 3600 + 3590 + 5 * n) // 60 % 60:02d}:"
+        f"{(23 * 3600 + 3590 + 5 * n) % 60:02d}] iteration {10 * n} of 10000"
+        for n in range(10)
+    ],
+    "american dates": [
+        f"11/22/26 10:00:{5 * n:02d} Step: {10 * n} / 10000" for n in range(10)
+    ],
+    "tqdm": [
+        "\r".join(
+            f" {n}%|# | {10 * n}/10000 [00:{5 * n:02d}<10:00,  2.00it/s]"
+            for n in range(10)
+        )
+    ],
+    "json lines": [
+        json.dumps({"step": 10 * n, "time_s": 1.7e9 + 5 * n, "max_steps": 10_000})
+        for n in range(10)
+    ],
+    "epochs": [
+        f"2026-11-22 10:00:{5 * n:02d} Epoch [{1 + n // 5}/100], "
+        f"Step [{10 * n % 50}/100] loss 0.3"
+        for n in range(5)
+    ],
+    "stated rates alone": ["step 90/10000 500 ms", "step 91/10000 2.0 batch/s"],
+    "seconds an iteration": ["[90/10000] 0.5 s/it"],
+}
+
+
+def written(folder: Path, lines: list[str], end: str = "\n") -> Path:
+    path = folder / "train.log"
+    path.write_text("\n".join(lines) + end)
+    return path
+
+
+@pytest.mark.parametrize("kind", LOGS)
+def test_steps_and_times_of_common_logs(tmp_path, kind):
+    found, left_out = project(written(tmp_path, LOGS[kind]))
+    assert found.step_s == pytest.approx(0.5)
+    assert (found.total, found.runs, left_out) == (10_000, 1, 0)
+    assert found.whole_h == pytest.approx(10_000 * 0.5 / 3600)
+
+
+def test_guide_as_own_arithmetic(tmp_path):
+    """145 ms a batch stated, 233 h 59 min left by its clock: 173 ms."""
+    left_s, done, total = 233 * 3600 + 59 * 60, 843_200, 5_702_600
+    step_s = left_s / (total - done)
+    lines = [
+        json.dumps({"step": step, "time_s": 1.7e9 + step * step_s})
+        for step in (0, done // 2, done)
+    ]
+    found, _ = project(written(tmp_path, [*lines, "145 ms a batch"]), total)
+    assert found.left_h == pytest.approx(left_s / 3600)
+    assert round(1000 * found.step_s) == 173
+    told = deadline_lines(found, 72, 0)
+    whole_h = total * step_s / 3600
+    assert told[0] == (
+        f"Too slow: {whole_h:.1f} h in all where 72 h are allowed; it has to be "
+        f"{whole_h / 72:.2f} times as fast."
+    )
+    assert "234.0 h are left at 173.3 ms a step, by the log's clock" in told[1]
+
+
+def test_pauses_and_several_runs_are_told_of(tmp_path):
+    old = ["2026-11-22 08:00:00 step 500/1000 10 ms"]
+    new = [f"2026-11-22 10:0{n}:00 step {60 * n}/1000 500 ms" for n in range(5)]
+    found, _ = project(written(tmp_path, old + new))
+    told = " ".join(deadline_lines(found, 1, 0))
+    assert (found.runs, found.step_s, found.stated_s) == (2, 1.0, 0.5)
+    assert "In time: 0.3 h in all, of 1 h." in told
+    assert "The log states 500.0 ms a step: the rest of the time went into" in told
+    assert "The log has 2 runs; these are the last one's figures." in told
+
+
+def test_a_line_that_is_cut_and_bytes_that_are_no_text_do_no_harm(tmp_path):
+    path = written(tmp_path, LOGS["dates"], end="\n2026-11-22 23:59:59,000 INFO st")
+    path.write_bytes(b"\xff\xfe\x00 step\n" + path.read_bytes())
+    assert project(path)[0].step_s == pytest.approx(0.5)
+    assert project(path)[0].done == 90
+
+
+def test_a_large_log_is_read_at_both_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(training_logs, "HEAD_BYTES", 200)
+    monkeypatch.setattr(training_logs, "TAIL_BYTES", 400)
+    lines = [f"2026-11-22 10:{n // 60:02d}:{n % 60:02d} step {n}" for n in range(1800)]
+    path = written(tmp_path, lines)
+    found, left_out = project(path, 3600)
+    assert left_out == path.stat().st_size - 600
+    assert (found.step_s, found.done, found.runs) == (1.0, 1799, 1)
+    assert "MiB in its middle were not read" in deadline_lines(found, 1, left_out)[-1]
+
+
+@pytest.mark.parametrize(
+    ("lines", "fault"),
+    [
+        (["loss 0.5", "no more"], "no line with a step, as `step 100/1000`"),
+        (["step 5", "step 6"], "found 2 lines with a step, the last is 6, none says"),
+        (["step 5/10", "step 6/10"], r"2 lines with a step \(6 of 10\), but no times"),
+    ],
+)
+def test_what_is_missing_is_said_with_what_was_found(tmp_path, lines, fault):
+    with pytest.raises(SettingsError, match=fault):
+        project(written(tmp_path, lines))
+
+
+def test_a_log_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(SettingsError, match="is no file: give the log of a training"):
+        project(tmp_path / "train.log")
+
+
+def test_the_command_answers_first(tmp_path):
+    arguments = ["deadline", str(written(tmp_path, LOGS["tqdm"])), "--hours", "1"]
+    answer = CliRunner().invoke(cli.flatout, arguments)
+    assert answer.exit_code == 0
+    assert answer.output.startswith("Too slow: 1.4 h in all where 1 h are allowed;")
+    silent = written(tmp_path, ["loss 0.5"])
+    refused = CliRunner().invoke(cli.flatout, ["deadline", str(silent), "--hours", "1"])
+    assert refused.exit_code == 2
+    assert "no line with a step" in refused.output
