@@ -13,7 +13,7 @@ from sklearn import metrics
 
 from flatout.engine.launch.launch import run_job
 from flatout.engine.tasks import task_class, task_names
-from flatout.engine.tasks._metrics import Classes, Numbers
+from flatout.engine.tasks._shared.metrics import Classes, Numbers
 from flatout.engine.train.evaluate import gathered
 from tests.engine.plain import fork_two
 from tests.engine.runs import NO_DROPOUT, make_job

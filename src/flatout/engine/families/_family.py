@@ -141,10 +141,9 @@ class Family:
         """Put our kernels in place of what they compute the same as, for training."""
 
 
-def tag_tokens(model: Any, hidden: Tensor) -> Tensor:
+def tag_tokens(model: Any, hidden: Tensor) -> Any:
     """Dropout, then one matrix, as BERT and most others tag tokens."""
-    logits: Tensor = model.classifier(model.dropout(hidden))
-    return logits
+    return model.classifier(model.dropout(hidden))
 
 
 def row_means(hidden: Tensor, batch: Mapping[str, Tensor]) -> Tensor:

@@ -13,7 +13,25 @@ from flatout.engine.ops.projections import fuse_projections
 from flatout.engine.tasks import HeadKind
 
 
-class _Encoder(Family):
+def _pooled_classifier(model: Any, hidden: Tensor) -> Any:
+    # The pooler takes the first token of each row: give it rows of one token.
+    pooled = model.base_model.pooler(hidden.unsqueeze(1))
+    return model.classifier(model.dropout(pooled))
+
+
+def _bert_pieces(model: Any, hidden: Tensor) -> Any:
+    return model.cls(hidden)
+
+
+class Bert(Family):
+    """bert."""
+
+    model_types = frozenset({"bert"})
+    heads: ClassVar = {
+        HeadKind.ROW: _pooled_classifier,
+        HeadKind.TOKEN: tag_tokens,
+        HeadKind.VOCABULARY: _bert_pieces,
+    }
     products = (("query", "key", "value"),)
     packs = True
 
@@ -33,46 +51,20 @@ class _Encoder(Family):
             fuse_blocks(model, plan.noise, narrowed=plan.narrowed)
 
 
-def _pooled_classifier(model: Any, hidden: Tensor) -> Tensor:
-    # The pooler takes the first token of each row: give it rows of one token.
-    pooled = model.base_model.pooler(hidden.unsqueeze(1))
-    logits: Tensor = model.classifier(model.dropout(pooled))
-    return logits
+def _classifier(model: Any, hidden: Tensor) -> Any:
+    return model.classifier(hidden.unsqueeze(1))
 
 
-def _bert_pieces(model: Any, hidden: Tensor) -> Tensor:
-    logits: Tensor = model.cls(hidden)
-    return logits
+def _roberta_pieces(model: Any, hidden: Tensor) -> Any:
+    return model.lm_head(hidden)
 
 
-class Bert(_Encoder):
-    """bert."""
-
-    model_types = frozenset({"bert"})
-    heads: ClassVar = {
-        HeadKind.ROW: _pooled_classifier,
-        HeadKind.TOKEN: tag_tokens,
-        HeadKind.VOCABULARY: _bert_pieces,
-    }
-
-
-def _classifier(model: Any, hidden: Tensor) -> Tensor:
-    logits: Tensor = model.classifier(hidden.unsqueeze(1))
-    return logits
-
-
-def _roberta_pieces(model: Any, hidden: Tensor) -> Tensor:
-    logits: Tensor = model.lm_head(hidden)
-    return logits
-
-
-class Roberta(_Encoder):
-    """roberta: positions begin behind padding's."""
+class Roberta(Bert):
+    """roberta: BERT with heads of its own; positions begin behind padding's."""
 
     model_types = frozenset({"roberta"})
-    heads: ClassVar = {
+    heads: ClassVar = Bert.heads | {
         HeadKind.ROW: _classifier,
-        HeadKind.TOKEN: tag_tokens,
         HeadKind.VOCABULARY: _roberta_pieces,
     }
 

@@ -12,19 +12,16 @@ from flatout.engine.ops.projections import fuse_projections
 from flatout.engine.tasks import HeadKind
 
 
-def _score(model: Any, hidden: Tensor) -> Tensor:
-    logits: Tensor = model.score(hidden)
-    return logits
+def _score(model: Any, hidden: Tensor) -> Any:
+    return model.score(hidden)
 
 
-def _score_tokens(model: Any, hidden: Tensor) -> Tensor:
-    logits: Tensor = model.score(model.dropout(hidden))
-    return logits
+def _score_tokens(model: Any, hidden: Tensor) -> Any:
+    return model.score(model.dropout(hidden))
 
 
-def _pieces(model: Any, hidden: Tensor) -> Tensor:
-    logits: Tensor = model.lm_head(hidden)
-    return logits
+def _pieces(model: Any, hidden: Tensor) -> Any:
+    return model.lm_head(hidden)
 
 
 class _Decoder(Family):

@@ -11,16 +11,14 @@ from flatout.engine.ops.projections import fuse_projections
 from flatout.engine.tasks import HeadKind
 
 
-def _classifier(model: Any, hidden: Tensor) -> Tensor:
+def _classifier(model: Any, hidden: Tensor) -> Any:
     pooled = model.pre_classifier(hidden).relu()
-    logits: Tensor = model.classifier(model.dropout(pooled))
-    return logits
+    return model.classifier(model.dropout(pooled))
 
 
-def _pieces(model: Any, hidden: Tensor) -> Tensor:
+def _pieces(model: Any, hidden: Tensor) -> Any:
     hidden = model.activation(model.vocab_transform(hidden))
-    logits: Tensor = model.vocab_projector(model.vocab_layer_norm(hidden))
-    return logits
+    return model.vocab_projector(model.vocab_layer_norm(hidden))
 
 
 class DistilBert(Family):

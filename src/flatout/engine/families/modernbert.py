@@ -10,14 +10,12 @@ from flatout.engine.families._family import Family
 from flatout.engine.tasks import HeadKind
 
 
-def _classifier(model: Any, hidden: Tensor) -> Tensor:
-    logits: Tensor = model.classifier(model.drop(model.head(hidden)))
-    return logits
+def _classifier(model: Any, hidden: Tensor) -> Any:
+    return model.classifier(model.drop(model.head(hidden)))
 
 
-def _pieces(model: Any, hidden: Tensor) -> Tensor:
-    logits: Tensor = model.decoder(model.head(hidden))
-    return logits
+def _pieces(model: Any, hidden: Tensor) -> Any:
+    return model.decoder(model.head(hidden))
 
 
 class ModernBert(Family):

@@ -51,14 +51,14 @@ def detect(
     found = predict(model, tokenizer, raw, settings.model_copy(update={"predict": own}))
     if "rank" not in found.schema.names:
         raise ModelError(
-            "detect takes models of the task next-key, and the one of the catalog was "
-            "trained for another: kedro run --env=deeplog trains one"
+            "detect takes models that rank each key of a session, and the one of the "
+            "catalog does not: kedro run --env=deeplog trains one"
         )
     labels = _labels(raw, settings.detect.label_column, own.id_column)
     table = _judged(found, labels, settings.detect.top_keys)
     report = _report(table, settings.detect.top_keys)
     report["cut_sessions"] = _cut(table, found.predictor.max_length)
-    _tell(report)
+    _log(report)
     alarms = _false_alarms(table)
     return Detection(table.drop_columns(["text"]), report, alarms)
 
@@ -160,7 +160,7 @@ def _cut(table: Any, max_length: int) -> int:
     return sum(length > max_length for length in lengths)
 
 
-def _tell(report: dict[str, Any]) -> None:
+def _log(report: dict[str, Any]) -> None:
     shown = {name: report[name] for name in ("precision", "recall", "f1")}
     figures = ", ".join(
         f"{name} {'unknown' if value is None else f'{value:.4f}'}"

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import Rows
-from flatout.engine.tasks._cross_entropy import CrossEntropy
+from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
 from flatout.engine.tasks._task import (
     IGNORED,
     HeadKind,
@@ -78,7 +78,7 @@ class BidirectionalLM(CrossEntropy):
 
     def metrics(self, device: torch.device) -> Metrics:
         """Perplexity, accuracy and top-5 accuracy of each direction and of both."""
-        from flatout.engine.tasks._direction_metrics import Directions
+        from flatout.engine.tasks._shared.direction_metrics import Directions
 
         return Directions(device)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import Rows
-from flatout.engine.tasks._cross_entropy import CrossEntropy
+from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
 from flatout.engine.tasks._task import IGNORED, HeadKind, Targets, TaskError
 
 

@@ -13,7 +13,7 @@ from flatout.engine.parameters import ModelSettings
 from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import Rows
 from flatout.engine.rows.vocabulary import Vocabulary
-from flatout.engine.tasks._cross_entropy import CrossEntropy
+from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
 from flatout.engine.tasks._task import HeadKind, Targets, TaskError
 
 NO_MASK = "model.task is masked-lm, and this tokenizer has no mask token"

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flatout.engine.rows.layout import Ints
-from flatout.engine.tasks._label_lists import named_labels, unknown_label
+from flatout.engine.tasks._shared.label_lists import named_labels, unknown_label
 from flatout.engine.tasks._task import Judged, Metrics, Task
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class MultiLabelClassification(Task):
 
     def metrics(self, device: torch.device) -> Metrics:
         """F1 over all labels and as the mean of theirs; accuracy of whole rows."""
-        from flatout.engine.tasks._label_counts import LabelCounts
+        from flatout.engine.tasks._shared.label_counts import LabelCounts
 
         return LabelCounts(len(self.label_names), self._cut, device)
 

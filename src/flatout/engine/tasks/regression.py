@@ -52,7 +52,7 @@ class Regression(Task):
 
     def metrics(self, device: torch.device) -> Metrics:
         """Errors and correlations."""
-        from flatout.engine.tasks._metrics import Numbers
+        from flatout.engine.tasks._shared.metrics import Numbers
 
         return Numbers()
 

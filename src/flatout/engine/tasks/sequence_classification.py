@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flatout.engine.tasks._cross_entropy import CrossEntropy
+from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
 
 
 class SequenceClassification(CrossEntropy):

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import Rows
-from flatout.engine.tasks._cross_entropy import CrossEntropy
-from flatout.engine.tasks._label_lists import named_labels, unknown_label
+from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
+from flatout.engine.tasks._shared.label_lists import named_labels, unknown_label
 from flatout.engine.tasks._task import HeadKind, Judged, Metrics, Targets
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class TokenClassification(CrossEntropy):
 
     def metrics(self, device: torch.device) -> Metrics:
         """Accuracy of tags; F1 of entities, where tags are B-, I- and their kin."""
-        from flatout.engine.tasks._entities import Entities
+        from flatout.engine.tasks._shared.entities import Entities
 
         return Entities(self.label_names, device)
 

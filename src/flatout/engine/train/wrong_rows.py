@@ -105,7 +105,7 @@ class WrongRows:
         head = self._headline(len(wrong), targets)
         lines = [line_of(row) for row in rows]
         total = trainer.total_steps
-        _tell("\n".join([f"step {done}/{total}  {head}", *lines]))
+        _log("\n".join([f"step {done}/{total}  {head}", *lines]))
 
     def _headline(self, wrong: int, targets: Sequence[_Target]) -> str:
         if all(target.judged.score is None for target in targets):
@@ -137,7 +137,7 @@ def _wrong_row(target: _Target, done: int) -> WrongRow:
     )
 
 
-def _tell(block: str) -> None:
+def _log(block: str) -> None:
     """Above the line that a terminal has; elsewhere unbroken, as that line is."""
     told_by = logger if rich.get_console().is_terminal else progress_lines
     told_by.info("%s", block)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatout.engine.tasks._label_counts import f1_of
+from flatout.engine.tasks._shared.label_counts import f1_of
 from flatout.engine.tasks._task import IGNORED, Metrics
 
 OUTSIDE, BEGIN, INSIDE, END, SINGLE = range(5)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from flatout.engine.tasks._metrics import TOP_K
+from flatout.engine.tasks._shared.metrics import TOP_K
 from flatout.engine.tasks._task import IGNORED, Metrics
 
 DIRECTIONS = ("forward", "backward")

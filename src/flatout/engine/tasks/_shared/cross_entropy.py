@@ -84,7 +84,7 @@ class CrossEntropy(Task):
 
     def metrics(self, device: torch.device) -> Metrics:
         """Of classes their confusion; of pieces of text the accuracy."""
-        from flatout.engine.tasks._metrics import Classes, Hits
+        from flatout.engine.tasks._shared.metrics import Classes, Hits
 
         return (
             Classes(len(self.label_names), device) if self.one_a_row else Hits(device)

@@ -1,0 +1,1 @@
+"""What several tasks share: losses, metrics, lists of labels."""
