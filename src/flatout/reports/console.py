@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Any
 
 import pandas as pd
@@ -157,12 +156,7 @@ class TrialTable(Watcher):
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._running, self._ended = None, True
         if self._live is not None:
             self._live.stop()

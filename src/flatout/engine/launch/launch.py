@@ -10,7 +10,7 @@ import json
 import logging
 import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -36,51 +36,45 @@ from flatout.engine.train.setup.job import TrainJob
 logger = logging.getLogger(__name__)
 
 
-def run_training(
+def make_job(
     settings: Settings,
-    train_tokens: Any,
-    validation_tokens: Any,
-    test_tokens: Any,
+    splits: Mapping[str, Any],
     tokenizer: Any | None,
     label_names: Sequence[str],
-    folder: Path,
-) -> TrainResult:
-    """Train on three Datasets of rows; checkpoints and models go under `folder`, where
-    the result stays until `checkpoint_folder.finish` (see `collect`)."""
+) -> TrainJob:
+    """Of three Datasets of rows; checkpoints and models go under `paths.checkpoints`,
+    where the result stays until `checkpoint_folder.finish` (see `collect`)."""
+    folder = Path(settings.paths.checkpoints)
     warn_at_start(settings, folder)
-    splits = {
-        "train": rows_from_dataset(train_tokens),
-        "validation": rows_from_dataset(validation_tokens),
-        "test": rows_from_dataset(test_tokens),
-    }
-    keys = [token_key(rows) for rows in splits.values()]
-    job = TrainJob(
+    rows = {name: rows_from_dataset(found) for name, found in splits.items()}
+    keys = "".join(map(token_key, rows.values()))
+    return TrainJob(
         settings=settings,
-        **splits,
+        **rows,
         vocabulary=None if tokenizer is None else Vocabulary.of(tokenizer),
         label_names=tuple(label_names),
         work_folder=folder.absolute(),
         metrics_file=Path(settings.paths.metrics).absolute(),
         tokenizer_file=tokenizer_file(tokenizer),
-        data_key=xxhash.xxh3_128_hexdigest("".join(keys).encode()),
+        data_key=xxhash.xxh3_128_hexdigest(keys.encode()),
     )
-    return collect(job)
 
 
 def collect(job: TrainJob) -> TrainResult:
     """Train `job`; or give at once what a process before this one trained, and died
     with before it was put where it belongs. `checkpoint_folder.finish` ends that."""
-    return take_over(job) or _train(job)
+    return take_over(job) or launch(job)
 
 
 def run_job(job: TrainJob) -> TrainResult:
     """Train `job` and give back what the main rank gives."""
-    result = _train(job)
+    result = launch(job)
     finish(job.work_folder)
     return result
 
 
-def _train(job: TrainJob) -> TrainResult:
+def launch(job: TrainJob) -> TrainResult:
+    """Train `job` in this process, or in one a device."""
     distributed = job.settings.train.distributed
     if environment.launched_from_outside():
         return _train_with_launcher(job)
@@ -88,7 +82,7 @@ def _train(job: TrainJob) -> TrainResult:
         open_named(job.settings.train.resume)  # refused before anything is started
     processes = resolve_processes(distributed)
     if processes * distributed.num_machines > 1:
-        return _launch(job, processes)
+        return _start_ranks(job, processes)
     result = train(job, set_up(job.settings.runtime))
     write_result(job, result)
     return result
@@ -110,7 +104,7 @@ def resolve_processes(settings: DistributedSettings) -> int:
     return settings.num_processes
 
 
-def _launch(job: TrainJob, processes: int) -> TrainResult:
+def _start_ranks(job: TrainJob, processes: int) -> TrainResult:
     """Start ranks until a training has ended; `max_restarts` more attempts where the
     fault may have been the machine's."""
     _check_cuda_untouched()

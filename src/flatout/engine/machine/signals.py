@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -45,12 +45,7 @@ class StopSignals:
                 self._before[signum] = signal.signal(signum, self._note)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
         self._before.clear()

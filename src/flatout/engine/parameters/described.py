@@ -69,9 +69,12 @@ def _values(annotation: Any) -> Iterator[str]:
 
 def _docstrings(model: type[BaseModel]) -> dict[str, str]:
     """The text under each field; Python itself keeps none of them."""
+    if model is BaseModel:
+        return {}
     [body] = ast.parse(textwrap.dedent(inspect.getsource(model))).body
     lines = body.body if isinstance(body, ast.ClassDef) else []
-    return {
+    [base] = model.__bases__
+    return _docstrings(base) | {
         field.target.id: " ".join(str(text.value.value).split())
         for field, text in pairwise(lines)
         if isinstance(field, ast.AnnAssign)

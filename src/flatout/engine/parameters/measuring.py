@@ -29,6 +29,17 @@ Contender = Literal[
 ]
 
 
+class SlowHabits(SettingsModel):
+    """What slow loops do at each step: measuring sticks of conf/slow and the ladder."""
+
+    synchronize_every_step: bool = False
+    """Read the loss on the host after every step (only a measuring stick)."""
+    history: Literal["list", "dataframe"] = "list"
+    """`dataframe` joins a table at every step (only a measuring stick)."""
+    empty_cache_every: int | None = Field(None, ge=1)
+    """Steps between two calls of empty_cache (only a measuring stick)."""
+
+
 class BenchmarkSettings(SettingsModel):
     """What `kedro run --pipelines=benchmark` measures, and for how long."""
 

@@ -17,6 +17,7 @@ from flatout.engine.parameters.common import (
     SettingsModel,
     Strategy,
 )
+from flatout.engine.parameters.measuring import SlowHabits
 
 Weight = Annotated[float, Field(ge=0)]
 VARIABLES = {
@@ -184,7 +185,7 @@ class DistributedSettings(SettingsModel):
         return self
 
 
-class TrainSettings(SettingsModel):
+class TrainSettings(SlowHabits):
     """Steps, optimizer, and how they are carried out."""
 
     rows: Literal["tokens", "arrays", "images"] = "tokens"
@@ -267,12 +268,6 @@ class TrainSettings(SettingsModel):
     """Out of memory: stop, or halve the token budget (the global batch stays)."""
     deadline_hours: float | None = Field(None, gt=0)
     """Warn when the projected end passes it."""
-    synchronize_every_step: bool = False
-    """Read the loss on the host after every step (only a measuring stick)."""
-    history: Literal["list", "dataframe"] = "list"
-    """`dataframe` joins a table at every step (only a measuring stick)."""
-    empty_cache_every: int | None = Field(None, ge=1)
-    """Steps between two calls of empty_cache (only a measuring stick)."""
     loader: LoaderSettings = LoaderSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     distributed: DistributedSettings = DistributedSettings()

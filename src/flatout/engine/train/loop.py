@@ -1,4 +1,4 @@
-"""train(): the one long readable function, and the phases beside its steps."""
+"""train(): a training from its first step to its last, and what is beside the steps."""
 
 from __future__ import annotations
 
@@ -77,26 +77,12 @@ def train(
         group.check_equal(agreed(job))
     trainer = assemble(job, runtime, group)
     announce(trainer)
-    recorder = make_recorder(trainer, begin_s)
-    wrong_rows = WrongRows(trainer)
+    recorder, wrong_rows = make_recorder(trainer, begin_s), WrongRows(trainer)
     with (
         Session(trainer, recorder, group) as session,
         Progress(trainer) as recorder.progress,
     ):
-        start_step = session.resume()
-        if recorder.lost_patience:  # ended behind the checkpoint, before its results
-            recorder.end_at(start_step)
-        loader = StepLoader(
-            trainer.data,
-            job.settings.train.loader,
-            runtime,
-            start_step,
-            trainer.total_steps,
-        )
-        trainer.model.train()
-        recorder.start(start_step, loader)
-        wrong_rows.start(start_step)
-        recorder.metrics.note_resolved(start_step, resolved_parameters(trainer))
+        loader = begin(trainer, recorder, wrong_rows, session)
         for batch in loader:
             try:
                 lr = take_step(trainer, recorder, batch, loader.wait_s)
@@ -104,22 +90,8 @@ def train(
                 shrink(trainer, error, batch.step)
                 loader.restart(trainer.data, batch.step)
                 continue
-            done = batch.step + 1
-            if recorder.log_due(done):
-                recorder.log(batch, lr)
-            if evaluation_due(trainer, done):
-                with recorder.paused("evaluate"):
-                    result = evaluate_split(trainer, job.validation)
-                if recorder.note_validation(done, result):
-                    with recorder.paused("checkpoint"):
-                        session.keep_best(done, result)
-                if recorder.lost_patience:
-                    recorder.end_with(batch, lr)
-            if wrong_rows.due(done):
-                with recorder.paused("error_analysis"):
-                    wrong_rows.look(done)
-            session.step_done(done)
-            if done == trainer.total_steps:
+            look_around(trainer, recorder, wrong_rows, session, batch, lr)
+            if batch.step + 1 == trainer.total_steps:
                 break  # early stopping
         test = finish(trainer, recorder, session)
     return TrainResult(
@@ -130,6 +102,27 @@ def train(
         confusion=test.confusion,
         trust_remote_code=job.settings.model.trust_remote_code,
     )
+
+
+def begin(
+    trainer: Trainer, recorder: Recorder, wrong_rows: WrongRows, session: Session
+) -> StepLoader:
+    """Resume or start; the batches from there on."""
+    start_step = session.resume()
+    if recorder.lost_patience:  # ended behind the checkpoint, before its results
+        recorder.end_at(start_step)
+    loader = StepLoader(
+        trainer.data,
+        trainer.job.settings.train.loader,
+        trainer.runtime,
+        start_step,
+        trainer.total_steps,
+    )
+    trainer.model.train()
+    recorder.start(start_step, loader)
+    wrong_rows.start(start_step)
+    recorder.metrics.note_resolved(start_step, resolved_parameters(trainer))
+    return loader
 
 
 class StepRecorder(Protocol):
@@ -154,6 +147,38 @@ def take_step(
     trainer.stepper(batch)
     recorder.step_ends(batch, wait_s, lr)
     return lr
+
+
+def look_around(
+    trainer: Trainer,
+    recorder: Recorder,
+    wrong_rows: WrongRows,
+    session: Session,
+    batch: StepBatch,
+    lr: float,
+) -> None:
+    """What is due behind the step of `batch`: a log point, an evaluation, a look at
+    wrong rows, a checkpoint. Raises Interrupted, NonFiniteError."""
+    done = batch.step + 1
+    if recorder.log_due(done):
+        recorder.log(batch, lr)
+    if evaluation_due(trainer, done):
+        validate(trainer, recorder, session, done)
+        if recorder.lost_patience:
+            recorder.end_with(batch, lr)
+    if wrong_rows.due(done):
+        with recorder.paused("error_analysis"):
+            wrong_rows.look(done)
+    session.step_done(done)
+
+
+def validate(trainer: Trainer, recorder: Recorder, session: Session, done: int) -> None:
+    """Evaluate after `done` steps, and keep the model where it is the best so far."""
+    with recorder.paused("evaluate"):
+        result = evaluate_split(trainer, trainer.job.validation)
+    if recorder.note_validation(done, result):
+        with recorder.paused("checkpoint"):
+            session.keep_best(done, result)
 
 
 def announce(trainer: Trainer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -39,7 +38,8 @@ def train_model(
     `paths.checkpoints` is written and read (resume); `paths.metrics` is appended to.
     """
     # Imports torch, which the pipelines before this one do not need.
-    from flatout.engine.launch.launch import run_training
+    from flatout.engine.launch.launch import launch, make_job
+    from flatout.engine.launch.results import take_over
     from flatout.engine.tokenizing.token_keys import check_tokens_match, token_key
 
     settings = Settings(
@@ -52,10 +52,8 @@ def train_model(
     splits = {"train": train, "validation": validation, "test": test}
     if tokenizer is not None:
         check_tokens_match(splits, settings, tokenizer, label_names)
-    folder = Path(settings.paths.checkpoints)
-    result = run_training(
-        settings, train, validation, test, tokenizer, label_names, folder
-    )
+    job = make_job(settings, splits, tokenizer, label_names)
+    result = take_over(job) or launch(job)
     beside = () if tokenizer is None else (tokenizer,)
     return {
         "model": (result.model, *beside),

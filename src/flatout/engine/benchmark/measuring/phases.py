@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -130,12 +129,7 @@ class GpuSampler:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()

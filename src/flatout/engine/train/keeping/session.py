@@ -6,7 +6,6 @@ import logging
 import shutil
 import time
 from pathlib import Path
-from types import TracebackType
 
 from filelock import FileLock, Timeout
 
@@ -79,19 +78,14 @@ class Session:
         heartbeat.watch_alone(self._settings.distributed.heartbeat_timeout_s)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         heartbeat.watch_alone(None)
         self._writer.wait()
         self._note_saved()
         if kind is None:
             self._unfinished.end()
         self._lock.release()
-        self._signals.__exit__(kind, error, trace)
+        self._signals.__exit__()
         if kind is None and self._signals.received:
             # All is done and saved; what is left of the signal is to leave.
             raise Interrupted(self._signals.received, "stopped after the last step")

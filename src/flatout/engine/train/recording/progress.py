@@ -6,7 +6,6 @@ import logging
 import math
 import time
 from collections.abc import Sequence
-from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
@@ -46,12 +45,7 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
 
