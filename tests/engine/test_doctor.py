@@ -13,12 +13,11 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from flatout.engine.diagnosis import device, machine, memory, model, ports
-from flatout.engine.diagnosis.bytecode import bytecode
+from flatout.engine.diagnosis import device, machine, model, ports
 from flatout.engine.diagnosis.device import Driver, Torch
 from flatout.engine.diagnosis.finding import Finding, examine, guarded, within
+from flatout.engine.diagnosis.installation import bytecode, judge
 from flatout.engine.diagnosis.startup import quick_checks, warn_at_start
-from flatout.engine.diagnosis.versions import judge
 from flatout.engine.machine.container import (
     available_memory_bytes,
     memory_limit_bytes,
@@ -315,10 +314,10 @@ def test_memory_of_a_training_is_foretold():
     assert found.activations == 12 * 768 * 125 * 24_600
     assert found.total / GIB == pytest.approx(28.0, rel=0.03)  # measured on an H200
     assert estimate(settings, config(), 10**6).tokens == 256 * 320
-    assert memory.judge(found, 140 * GIB, "H200").status == "ok"
-    short = memory.judge(found, 16 * GIB, "T4")
+    assert model.judge_memory(found, 140 * GIB, "H200").status == "ok"
+    short = model.judge_memory(found, 16 * GIB, "T4")
     assert (short.status, "train.token_budget" in short.fix) == ("warn", True)
-    assert memory.judge(found, GIB, "T4").status == "fail"
+    assert model.judge_memory(found, GIB, "T4").status == "fail"
     less = Settings(train={"gradient_checkpointing": True, "global_batch_size": 256})
     kept = estimate(less, config(), 24_600).activations
     assert kept == 768 * 125 * 24_600 + 4 * 12 * 24_600 * 768

@@ -12,8 +12,8 @@ from flatout.engine.families import usable_positions
 from flatout.engine.files.arrow_folder import write_recipe
 from flatout.engine.files.atomic_folder import write_whole
 from flatout.engine.parameters import ModelSettings, TokenizeSettings, TrainSettings
-from flatout.engine.tokenizing.pictures import LengthFigure
 from flatout.engine.tokenizing.statistics import (
+    LengthFigure,
     histogram,
     length_summary,
     padding_shares,

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from flatout.engine.batches.worker_times import WorkerTimes
+from flatout.engine.batches.loader import WorkerTimes
 from flatout.engine.train.recording import timing
 from flatout.engine.train.recording.timing import Rates, Window, WindowClock, steady
 from tests.engine.families import step_rows

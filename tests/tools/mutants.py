@@ -55,7 +55,7 @@ MODULES = {
     "tasks/masked_lm": (*PLAIN, "test_collation.py", "test_model_parity.py"),
     "train/recording/recorder": (*PLAIN, *TOLD, "test_resume.py"),
     "train/recording/metrics_file": ("test_recorder.py", "test_resume.py"),
-    "batches/worker_times": ("test_timing.py", *TOLD),
+    "batches/loader": ("test_timing.py", *TOLD),
     "train/recording/timing": (
         "test_timing.py",
         *TOLD,

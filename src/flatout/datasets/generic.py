@@ -12,11 +12,10 @@ import pyarrow as pa
 from kedro.io import AbstractDataset
 
 from flatout.datasets._entry import dataset_errors
+from flatout.engine.data.raw_texts import SPLITS
 
 READ_AGAIN = frozenset(
-    f"{split}_{kind}"
-    for split in ("train", "validation", "test")
-    for kind in ("rows", "tokens")
+    f"{split}_{kind}" for split in SPLITS for kind in ("rows", "tokens")
 )
 """Tables that another pipeline reads, and needs as they were."""
 OURS_ALONE = frozenset({"tokenizer", "tokenizer_file", "token_figure"})

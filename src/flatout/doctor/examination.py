@@ -12,11 +12,10 @@ from kedro.framework.session import KedroSession
 from kedro.io import DatasetError
 
 from flatout.doctor import data, store
-from flatout.engine.diagnosis import device, machine, memory, model, ports
-from flatout.engine.diagnosis.bytecode import bytecode
+from flatout.engine.diagnosis import device, machine, model, ports
 from flatout.engine.diagnosis.finding import Check, Finding, examine, guarded
+from flatout.engine.diagnosis.installation import bytecode, versions
 from flatout.engine.diagnosis.startup import processes_here
-from flatout.engine.diagnosis.versions import versions
 from flatout.engine.machine import environment
 from flatout.engine.machine.container import available_memory_bytes
 from flatout.engine.models.memory import estimate
@@ -138,7 +137,7 @@ class Patient:
         if config is None:
             return machine.LEAST_FREE_BYTES
         keep = self.settings.train.checkpoint.keep
-        return memory.disk_bytes(config, self.settings.model.task, keep)
+        return model.disk_bytes(config, self.settings.model.task, keep)
 
     def _tracking_store(self) -> Finding:
         if self._context is None:
@@ -179,8 +178,8 @@ class Patient:
         found = estimate(self.settings, config, tokens, shards)
         if gpu and self.driver:
             name, size = self.driver.gpus[0]
-            return memory.judge(found, size, name)
-        return memory.judge(found, available_memory_bytes(), "free RAM")
+            return model.judge_memory(found, size, name)
+        return model.judge_memory(found, available_memory_bytes(), "free RAM")
 
     def _mlflow_port(self) -> Finding:
         return ports.ui_port(self._ui_port, "make ui", "kedro mlflow ui")

@@ -16,7 +16,8 @@ from kedro_mlflow.framework.hooks.utils import _assert_mlflow_enabled
 
 from flatout.datasets import OwnSplits, TransformersModel
 from flatout.datasets.generic import RECIPES, accept_recipes, fault_of, is_generic
-from flatout.engine.data.forms.given_splits import NAMES, entry_of
+from flatout.engine.data.forms.given_splits import entry_of
+from flatout.engine.data.raw_texts import SPLITS
 from flatout.engine.files.writable import ELSEWHERE, first_fault
 from flatout.engine.parameters import Settings, SettingsError
 from flatout.project.parameter_hooks import checked_settings
@@ -60,7 +61,7 @@ class CatalogHooks:
 
 def _join_splits(catalog: DataCatalog, conf_catalog: Collection[str]) -> None:
     """Splits of one's own stand for `raw_texts`. Raises SettingsError without train."""
-    given = [name for name in NAMES if entry_of(name) in conf_catalog]
+    given = [name for name in SPLITS if entry_of(name) in conf_catalog]
     if not given:
         return
     if "train" not in given:
@@ -100,7 +101,7 @@ WORK: dict[str, Callable[[Settings], tuple[str, ...]]] = {
     "run_sweep": lambda found: (found.sweep.folder,),
 }
 """What nodes write beside their outputs."""
-INPUTS = frozenset({"raw_texts", "predict_texts", *map(entry_of, NAMES)})
+INPUTS = frozenset({"raw_texts", "predict_texts", *map(entry_of, SPLITS)})
 
 
 class UnwritableError(ValueError):

@@ -19,7 +19,7 @@ import pyarrow as pa
 import xxhash
 
 from flatout.engine.arrays.sources import ArraysError, ArraySource, Window
-from flatout.engine.data.row_facts import SPLITS
+from flatout.engine.data.raw_texts import SPLITS
 from flatout.engine.data.row_hashes import scrambled
 from flatout.engine.data.rows import REJECTED_SCHEMA
 from flatout.engine.parameters import SplitSettings

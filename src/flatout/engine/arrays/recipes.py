@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from flatout.engine.arrays.dealing import Dealt, label_names_of
 from flatout.engine.arrays.sources import ArraySource
-from flatout.engine.data.row_facts import SPLITS
+from flatout.engine.data.raw_texts import SPLITS
 from flatout.engine.files.arrow_folder import ArrowRecipe
 from flatout.engine.files.content_key import ContentKey
 from flatout.engine.parameters import ModelSettings, SplitSettings

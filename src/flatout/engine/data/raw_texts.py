@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from flatout.engine.files.arrow_folder import without_indices
 from flatout.engine.files.content_key import arrow_digest
 
+SPLITS = ("train", "validation", "test")
 SOURCE = "raw_texts"
 """Name of the source where rows come from no file of their own."""
 SHOWN_CHARACTERS = 80

@@ -14,7 +14,6 @@ from flatout.engine.data.raw_texts import RawBatch
 from flatout.engine.data.row_hashes import Hashes, content_hashes, group_hashes
 from flatout.engine.data.rows import CheckedBatch
 
-SPLITS = ("train", "validation", "test")
 REJECTED, DUPLICATE = -1, -2
 """Codes of rows that are in no split; the splits' codes are their places in SPLITS."""
 Codes = npt.NDArray[np.int8]

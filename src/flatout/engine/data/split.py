@@ -32,7 +32,7 @@ from flatout.engine.data.labels import (
     label_warnings,
     reject_labels,
 )
-from flatout.engine.data.raw_texts import RawTexts, batches_of
+from flatout.engine.data.raw_texts import SPLITS, RawTexts, batches_of
 from flatout.engine.data.readers.row_lines import (
     Lines,
     RowNumber,
@@ -43,7 +43,6 @@ from flatout.engine.data.readers.row_lines import (
 )
 from flatout.engine.data.row_facts import (
     DUPLICATE,
-    SPLITS,
     Codes,
     FactCollector,
     RowFacts,

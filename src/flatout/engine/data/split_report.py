@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
+from flatout.engine.data.raw_texts import SPLITS
 from flatout.engine.data.readers.row_lines import place
-from flatout.engine.data.row_facts import DUPLICATE, SPLITS, Codes, RowFacts
+from flatout.engine.data.row_facts import DUPLICATE, Codes, RowFacts
 from flatout.engine.data.row_hashes import in_two_splits
 from flatout.engine.data.rows import NOTHING
 

@@ -1,4 +1,5 @@
-"""The checkpoint that `model.name_or_path` names, before it is fetched or loaded."""
+"""The checkpoint that `model.name_or_path` names, before it is fetched or loaded; and
+whether memory and disk will do for it."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from flatout.engine.diagnosis.finding import Finding
+from flatout.engine.diagnosis.machine import LEAST_FREE_BYTES, gib
 from flatout.engine.families import families
+from flatout.engine.models.memory import Estimate, count_parameters
 from flatout.engine.models.model_keys import (
     INHERITED,
     is_of_transformers,
@@ -88,3 +91,34 @@ def _absent(name: str) -> Finding:
     text = f"{name} is not on this machine: the run fetches it from the Hub"
     fix = f"without network, fetch it elsewhere and set {PARAMETER} to its folder"
     return Finding("model", "warn", text, fix)
+
+
+CHECKPOINT_BYTES = 12
+"""A weight: itself and the two moments."""
+
+
+def disk_bytes(config: Any, task: str, keep: int) -> int:
+    """`keep` checkpoints, one being written, the best and the last model; twice each,
+    as the catalog has copies. At least a GiB."""
+    parameters = count_parameters(config, task)
+    needed = parameters * (CHECKPOINT_BYTES * (keep + 1) + 4 * 4)
+    return max(LEAST_FREE_BYTES, needed)
+
+
+def judge_memory(found: Estimate, available: int, where: str) -> Finding:
+    """`available` bytes on `where`: a GPU's name, or RAM."""
+    text = (
+        f"about {gib(found.total)} of {gib(available)} ({where}): "
+        f"{found.parameters / 1e6:.1f} M weights with gradients and Adam "
+        f"{gib(found.states)}, {found.tokens} tokens at once {gib(found.activations)}"
+    )
+    if found.states > available:
+        fix = "train.distributed.strategy: fsdp on several GPUs, or a smaller model"
+        return Finding("training memory", "fail", text, fix)
+    if found.total > available:
+        fix = (
+            "lower train.token_budget (kedro run --pipelines=benchmark finds the "
+            "largest that fits), or set train.gradient_checkpointing: true"
+        )
+        return Finding("training memory", "warn", text, fix)
+    return Finding("training memory", "ok", text)

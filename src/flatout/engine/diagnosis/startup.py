@@ -7,9 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from flatout.engine.diagnosis import machine
-from flatout.engine.diagnosis.bytecode import bytecode
 from flatout.engine.diagnosis.finding import Finding, examine
-from flatout.engine.diagnosis.versions import versions
+from flatout.engine.diagnosis.installation import bytecode, versions
 from flatout.engine.machine import environment
 from flatout.engine.parameters import Settings
 

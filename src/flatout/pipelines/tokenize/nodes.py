@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from flatout.engine.data.row_facts import SPLITS
+from flatout.engine.data.raw_texts import SPLITS
 from flatout.engine.families import usable_positions
 from flatout.engine.parameters import ModelSettings, TokenizeSettings, TrainSettings
 from flatout.engine.tokenizing.encoders.encode import TokensRecipe
-from flatout.engine.tokenizing.pictures import LengthFigure
-from flatout.engine.tokenizing.statistics import TokenReport, token_report
+from flatout.engine.tokenizing.statistics import LengthFigure, TokenReport, token_report
 from flatout.engine.tokenizing.token_recipes import label_names_of, split_recipes
 from flatout.engine.tokenizing.tokenizer import (
     TokenizerFile,

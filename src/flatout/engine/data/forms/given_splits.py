@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from flatout.engine.data.column_checks import Check, mask_of, plain
-from flatout.engine.data.raw_texts import RawBatch, RawTexts, RawTextsError
+from flatout.engine.data.raw_texts import SPLITS, RawBatch, RawTexts, RawTextsError
 
 SPLIT_CODES = {
     **dict.fromkeys(("train", "training"), 0),
@@ -21,7 +21,6 @@ SPLIT_CODES = {
     **dict.fromkeys(("test", "testing"), 2),
 }
 """Usual spellings of a split, and its place among train, validation and test."""
-NAMES = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
@@ -65,9 +64,9 @@ def entry_of(split: str) -> str:
 def named_splits(splits: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The same by train, validation and test. Raises RawTextsError."""
     known = [key for key in splits if key.lower() in SPLIT_CODES]
-    named = {NAMES[SPLIT_CODES[key.lower()]]: splits[key] for key in known}
+    named = {SPLITS[SPLIT_CODES[key.lower()]]: splits[key] for key in known}
     if len(named) == len(splits) and "train" in named:
-        return {key: named[key] for key in NAMES if key in named}
+        return {key: named[key] for key in SPLITS if key in named}
     raise RawTextsError(
         f"{name} holds the splits {', '.join(splits)}: train must be one of them, and "
         "validation and test the others, each once. Name one split in the catalog, "

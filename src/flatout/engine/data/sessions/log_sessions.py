@@ -28,8 +28,13 @@ from flatout.engine.data.raw_texts import (
 from flatout.engine.data.readers.file_reader import readable
 from flatout.engine.data.readers.text_files import HASH_BYTES, TextFiles, reader_of
 from flatout.engine.data.sessions.grouping import Grouped, LogColumns, group_lines
-from flatout.engine.data.sessions.labels import read_labels
-from flatout.engine.data.sessions.parts import ABNORMAL, COLUMNS, NORMAL, Deal
+from flatout.engine.data.sessions.parts import (
+    ABNORMAL,
+    COLUMNS,
+    NORMAL,
+    Deal,
+    read_labels,
+)
 
 
 @dataclass(frozen=True)

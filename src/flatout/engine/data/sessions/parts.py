@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
+
+from flatout.engine.data.columns import listed
+from flatout.engine.data.raw_texts import RawTextsError, name_of
+from flatout.engine.data.readers.text_files import TextFiles
 
 NORMAL, ABNORMAL = "normal", "abnormal"
 NORMAL_NAMES = frozenset({"normal", "-", "0", "0.0", "false", "no"})
@@ -43,3 +48,22 @@ class Deal:
 def label_of(value: str) -> str:
     """`normal` or `abnormal`, for what a log says."""
     return NORMAL if value.strip().casefold() in NORMAL_NAMES else ABNORMAL
+
+
+def read_labels(path: Path) -> dict[str, str]:
+    """`normal` or `abnormal` by session: of a file of two columns, name and label.
+    Raises RawTextsError."""
+    reader = TextFiles(path)
+    columns = reader.column_names
+    if len(columns) != 2:
+        raise RawTextsError(
+            f"{path} has the columns {listed(columns)}; a file of labels has two, the "
+            "session's name and its label (Normal or Anomaly)"
+        )
+    found: dict[str, str] = {}
+    for batch in reader.batches(columns):
+        names, labels = (batch.columns[column].to_pylist() for column in columns)
+        for name, label in zip(names, labels, strict=True):
+            if name is not None and label is not None:
+                found[name_of(name)] = label_of(name_of(label))
+    return found

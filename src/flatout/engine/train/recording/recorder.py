@@ -22,7 +22,7 @@ from flatout.engine.batches.loader import StepLoader
 from flatout.engine.machine.conditions import Conditions
 from flatout.engine.machine.watchdog import heartbeat
 from flatout.engine.train.recording import health
-from flatout.engine.train.recording.health_watch import FIRST_POINTS, HealthWatch
+from flatout.engine.train.recording.health import FIRST_POINTS, HealthWatch
 from flatout.engine.train.recording.metrics_file import MetricsFile
 from flatout.engine.train.recording.progress import Progress
 from flatout.engine.train.recording.report import Evaluation, LogPoint

@@ -1,17 +1,19 @@
-"""Installed packages against the ranges that flatout was tested with."""
+"""Installed packages: within the ranges that flatout was tested with, and compiled."""
 
 from __future__ import annotations
 
+import importlib.util
 import platform
+import sys
 from collections.abc import Iterable
 from importlib import metadata
+from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from flatout.engine.diagnosis.finding import Finding
 
-CHECK = "versions"
 SHOWN = ("torch", "transformers", "kedro", "mlflow")
 INSTALL = "pip install -c requirements.lock -e ."
 
@@ -21,7 +23,7 @@ def versions(package: str = "flatout") -> Finding:
     try:
         facts = metadata.metadata(package)
     except metadata.PackageNotFoundError:
-        return Finding(CHECK, "warn", f"{package} is not installed here", INSTALL)
+        return Finding("versions", "warn", f"{package} is not installed here", INSTALL)
     python = facts["Requires-Python"] if "Requires-Python" in facts else ""
     return judge(python, metadata.requires(package) or [])
 
@@ -35,9 +37,9 @@ def judge(python: str, requirements: Iterable[str]) -> Finding:
     for text in requirements:
         faults += _fault(Requirement(text))
     if faults:
-        return Finding(CHECK, "fail", "; ".join(faults), INSTALL)
+        return Finding("versions", "fail", "; ".join(faults), INSTALL)
     shown = ", ".join(f"{name} {version_of(name)}" for name in SHOWN)
-    return Finding(CHECK, "ok", f"Python {here}, {shown}")
+    return Finding("versions", "ok", f"Python {here}, {shown}")
 
 
 def _fault(wanted: Requirement) -> list[str]:
@@ -56,3 +58,23 @@ def version_of(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def bytecode(package: str = "torch", *, forbidden: bool | None = None) -> Finding:
+    """`forbidden`: Python keeps no bytecode (PYTHONDONTWRITEBYTECODE); by default as
+    in this process. Nothing is imported."""
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        return Finding("bytecode", "ok", f"{package} has no source to compile")
+    if Path(importlib.util.cache_from_source(found.origin)).exists():
+        return Finding("bytecode", "ok", f"{package} is compiled")
+    if not (sys.dont_write_bytecode if forbidden is None else forbidden):
+        return Finding("bytecode", "ok", f"{package} is compiled on its first import")
+    folder = Path(found.origin).parents[1]
+    return Finding(
+        "bytecode",
+        "warn",
+        "PYTHONDONTWRITEBYTECODE is set and nothing is compiled: every command, worker "
+        "and rank compiles its packages anew, for seconds",
+        f"unset it, or once: python -m compileall -q -j 0 {folder}",
+    )
