@@ -7,7 +7,14 @@ import shutil
 import pytest
 import yaml
 
-from flatout.project.config_loader import NotTunedError, ProjectConfigLoader
+from flatout.engine.machine.environment import training_environment
+from flatout.engine.parameters import RuntimeSettings, parse_settings
+from flatout.project.config_loader import (
+    SETTINGS_OF_TRAINING,
+    SITUATIONS,
+    NotTunedError,
+    ProjectConfigLoader,
+)
 from flatout.settings import CONFIG_LOADER_ARGS
 from tests.conftest import PROJECT, kedro
 
@@ -44,7 +51,7 @@ def loader(conf, env, **parameters):
     )
 
 
-@pytest.mark.parametrize("env", [None, "local", "tuned", "slow"])
+@pytest.mark.parametrize("env", [None, "local", *SETTINGS_OF_TRAINING])
 def test_the_users_data_and_model_are_those_of_local(conf, env):
     found = loader(conf, env)
     assert found["catalog"]["raw_texts"]["filepath"] == "mine.csv"
@@ -53,6 +60,29 @@ def test_the_users_data_and_model_are_those_of_local(conf, env):
     assert found["parameters"]["train"]["epochs"] == 7
     assert found["credentials"] == {"server": {"token": "t"}}
     assert found["mlflow"]["ui"]["host"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize("env", SITUATIONS)
+def test_a_situation_changes_execution_and_is_explained_in_three_lines(env):
+    """Batches, rates and model stay; `first_try` alone has fewer steps."""
+    folder = PROJECT / "conf" / env
+    lines = (folder / "parameters.yml").read_text().splitlines()
+    assert [line.startswith("# ") for line in lines[:4]] == [True] * 3 + [False]
+    given = yaml.safe_load((folder / "parameters.yml").read_text())
+    parse_settings({"model": {"config": {"model_type": "bert"}}, **given})
+    assert not given.keys() & {"model", "split", "tokenize"}
+    execution = {"loader", "checkpoint", "distributed", "on_oom", "cuda_graphs"}
+    execution |= {"gradient_checkpointing"}
+    if env == "first_try":
+        execution |= {"max_steps", "log_every", "error_analysis_every", "resume"}
+    assert given.get("train", {}).keys() <= execution
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_cublas_is_told_to_be_deterministic(deterministic):
+    wanted = training_environment(RuntimeSettings(deterministic=deterministic))
+    expected = ":4096:8" if deterministic else None
+    assert wanted.get("CUBLAS_WORKSPACE_CONFIG") == expected
 
 
 def test_what_the_environment_says_wins_over_local(conf):

@@ -15,7 +15,9 @@ from flatout.engine.parameters import Settings, SettingsModel, parse_settings
 TUNED = "tuned"
 """The environment that the benchmark writes."""
 
-SETTINGS_OF_TRAINING = ("slow", TUNED)
+SITUATIONS = ("first_try", "low_memory", "slow_loader", "final_run", "reproducible")
+
+SETTINGS_OF_TRAINING = ("slow", TUNED, *SITUATIONS)
 """Environments that only say how to train: the user's data, model and credentials are
 those of conf/local."""
 

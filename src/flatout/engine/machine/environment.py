@@ -128,9 +128,12 @@ def resolve_threads(settings: RuntimeSettings, local_world_size: int = 1) -> int
 def training_environment(
     settings: RuntimeSettings, local_world_size: int = 1
 ) -> dict[str, str]:
-    """Variables for a training process: the parameters' own and the thread counts."""
+    """Variables for a training process: the parameters' own, the thread counts, and
+    what cuBLAS needs for the same bits twice (PyTorch's notes on reproducibility)."""
     threads = str(resolve_threads(settings, local_world_size))
-    return {**settings.environment, **dict.fromkeys(THREAD_VARIABLES, threads)}
+    fixed = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if settings.deterministic else {}
+    counts = dict.fromkeys(THREAD_VARIABLES, threads)
+    return {**fixed, **settings.environment, **counts}
 
 
 def apply(settings: RuntimeSettings) -> list[str]:
