@@ -23,7 +23,9 @@ PAGES = sorted(
     page
     for page in [*map(PROJECT.joinpath, OUTSIDE), *(PROJECT / "docs").rglob("*.md")]
     # The log keeps figures, and the page of parameters is made from docstrings.
-    if "results" not in page.parts and page.name != "parameters.md"
+    if "results" not in page.parts
+    and page.name != "parameters.md"
+    and not page.name.endswith(".ko.md")  # words are counted otherwise
 )
 
 
