@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 
 import datasets
 import pytest
@@ -10,6 +11,7 @@ from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 from transformers import AutoTokenizer
 
+from flatout.engine.train.step import Stepper
 from flatout.pipelines.train import create_pipeline
 from flatout.tracking.pictures import draw
 from tests.conftest import PROJECT
@@ -59,3 +61,17 @@ def test_classes_go_by_their_names(tmp_path):
     reports = trained(tmp_path, "sequence-classification", "bert", names)
     looks = (reports / "wrong_rows.jsonl").read_text().splitlines()
     assert {json.loads(look)["label"] for look in looks} <= set(names)
+
+
+def test_seven_frames_lead_from_the_node_to_the_update(tmp_path, monkeypatch):
+    """Whoever follows a step through the code meets these, and no others."""
+    found, update = [], Stepper.update
+
+    def noted(stepper):
+        found.append([frame.name for frame in traceback.extract_stack()])
+        update(stepper)
+
+    monkeypatch.setattr(Stepper, "update", noted)
+    trained(tmp_path, "regression", "bert")
+    way = ["train_model", "launch", "train", "take_step", "__call__", "launch", "noted"]
+    assert [names[names.index("train_model") :] for names in found] == [way, way]
