@@ -13,7 +13,7 @@ import torch
 from transformers import AutoTokenizer
 
 from flatout.engine.data.raw_texts import open_raw_texts
-from flatout.engine.data.split import plan_split
+from flatout.engine.data.split_recipes import plan_split
 from flatout.engine.families import usable_positions
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.ops.attention import PACKED

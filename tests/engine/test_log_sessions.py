@@ -9,7 +9,7 @@ import pytest
 from flatout.datasets import LogSessions, SyntheticSessions
 from flatout.engine.data.columns import Columns
 from flatout.engine.data.raw_texts import RawTextsError, open_raw_texts
-from flatout.engine.data.split import plan_split
+from flatout.engine.data.split_recipes import plan_split
 from flatout.engine.parameters import SplitSettings
 
 LOG = [  # LineId, Content, EventId

@@ -14,7 +14,8 @@ from sklearn.metrics import accuracy_score, f1_score
 
 from flatout.engine.data.columns import Columns
 from flatout.engine.data.raw_texts import RawTextsError, open_raw_texts
-from flatout.engine.data.split import SplitError, plan_split
+from flatout.engine.data.split import SplitError
+from flatout.engine.data.split_recipes import plan_split
 from flatout.engine.parameters import ModelSettings, SplitSettings
 from flatout.engine.rows.tokens import TokenRows
 from flatout.engine.tasks import make_task, task_class

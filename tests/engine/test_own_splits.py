@@ -11,7 +11,8 @@ import pytest
 from flatout.engine.data.forms.given_splits import SplitTexts
 from flatout.engine.data.raw_texts import RawTextsError, open_raw_texts
 from flatout.engine.data.readers.text_files import TextFiles
-from flatout.engine.data.split import SplitError, plan_split
+from flatout.engine.data.split import SplitError
+from flatout.engine.data.split_recipes import plan_split
 from flatout.engine.parameters import SplitSettings
 from flatout.engine.tasks import columns_of
 

@@ -15,7 +15,8 @@ from flatout.engine.data.columns import Columns
 from flatout.engine.data.raw_texts import open_raw_texts
 from flatout.engine.data.readers.text_files import TextFiles
 from flatout.engine.data.rows import REJECTED_SCHEMA
-from flatout.engine.data.split import SplitError, plan_split
+from flatout.engine.data.split import SplitError
+from flatout.engine.data.split_recipes import plan_split
 from flatout.engine.data.split_report import split_metrics, too_many_text
 from flatout.engine.parameters import Fractions, SplitSettings
 

@@ -21,7 +21,8 @@ from flatout.engine.data.readers.file_reader import Format
 from flatout.engine.data.readers.text_files import TextFiles
 from flatout.engine.data.row_hashes import group_hashes
 from flatout.engine.data.rows import check_batch
-from flatout.engine.data.split import SplitError, plan_split
+from flatout.engine.data.split import SplitError
+from flatout.engine.data.split_recipes import plan_split
 from flatout.engine.parameters import SplitSettings
 
 COLUMNS = ["text", "label"]

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from flatout.engine.data.raw_texts import open_raw_texts
 from flatout.engine.data.rows import check_batch
-from flatout.engine.data.split import plan_split
+from flatout.engine.data.split_recipes import plan_split
 from flatout.engine.families import usable_positions
 from flatout.engine.models.building import Vocabulary, build, load_pretrained
 from flatout.engine.parameters import (

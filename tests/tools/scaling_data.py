@@ -34,7 +34,7 @@ from flatout.datasets import (
 from flatout.engine.data.columns import Columns
 from flatout.engine.data.readers.text_files import TextFiles
 from flatout.engine.data.row_facts import SPLITS
-from flatout.engine.data.split import plan_split
+from flatout.engine.data.split_recipes import plan_split
 from flatout.engine.families import usable_positions
 from flatout.engine.parameters import (
     ModelSettings,

@@ -83,14 +83,28 @@ class Patient:
             "/dev/shm": self._shared_memory,  # noqa: S108 - only its name
             "disk": self._disk,
             "disk speed": lambda: machine.disk_speed(self._folder),
-            "tracking store": self._tracking_store,
-            "data": self._data,
-            "tokens": self._tokens,
-            "model": self._model,
-            "training memory": self._training_memory,
-            f"port {self._ui_port}": self._mlflow_port,
-            f"port {KEDRO_VIZ_PORT}": self._viz_port,
+            **self._checks_of_the_catalog(),
+            f"port {self._ui_port}": lambda: ports.ui_port(
+                self._ui_port, "make ui", "kedro mlflow ui"
+            ),
+            f"port {KEDRO_VIZ_PORT}": lambda: ports.ui_port(
+                KEDRO_VIZ_PORT, "make viz", "kedro viz run"
+            ),
             "rendezvous": lambda: ports.rendezvous(settings.train.distributed),
+        }
+
+    def _checks_of_the_catalog(self) -> dict[str, Check]:
+        """Where there is one: the parameters can be read."""
+        context, settings = self._context, self.settings
+        if context is None:
+            names = ("tracking store", "data", "tokens", "model", "training memory")
+            return {name: partial(_unknown, name) for name in names}
+        return {
+            "tracking store": lambda: self._tracking_store(context),
+            "data": lambda: data.raw_rows(context.catalog, settings),
+            "tokens": lambda: data.tokens(context.catalog, settings),
+            "model": lambda: model.checkpoint(settings.model, self._config_or_none()),
+            "training memory": self._training_memory,
         }
 
     @cached_property
@@ -139,32 +153,13 @@ class Patient:
         keep = self.settings.train.checkpoint.keep
         return model.disk_bytes(config, self.settings.model.task, keep)
 
-    def _tracking_store(self) -> Finding:
-        if self._context is None:
-            return _unknown("tracking store")
+    def _tracking_store(self, context: KedroContext) -> Finding:
         # The login that a run would use, as kedro-mlflow finds it.
-        self._context.mlflow._export_credentials(self._context)
-        needed = store_in(self._context, self.settings.data_dir)
+        context.mlflow._export_credentials(context)
+        needed = store_in(context, self.settings.data_dir)
         return store.tracking_store(self._store, needed=bool(needed))
 
-    def _data(self) -> Finding | list[Finding]:
-        if self._context is None:
-            return _unknown("data")
-        return data.raw_rows(self._context.catalog, self.settings)
-
-    def _tokens(self) -> Finding:
-        if self._context is None:
-            return _unknown("tokens")
-        return data.tokens(self._context.catalog, self.settings)
-
-    def _model(self) -> Finding:
-        if self._context is None:
-            return _unknown("model")
-        return model.checkpoint(self.settings.model, self._config_or_none())
-
     def _training_memory(self) -> Finding:
-        if self._context is None:
-            return _unknown("training memory")
         config = self._config_or_none()
         if config is None:
             return Finding("training memory", "ok", "unknown until the model is here")
@@ -180,12 +175,6 @@ class Patient:
             name, size = self.driver.gpus[0]
             return model.judge_memory(found, size, name)
         return model.judge_memory(found, available_memory_bytes(), "free RAM")
-
-    def _mlflow_port(self) -> Finding:
-        return ports.ui_port(self._ui_port, "make ui", "kedro mlflow ui")
-
-    def _viz_port(self) -> Finding:
-        return ports.ui_port(KEDRO_VIZ_PORT, "make viz", "kedro viz run")
 
 
 def _unknown(check: str) -> Finding:

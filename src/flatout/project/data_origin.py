@@ -21,7 +21,7 @@ from kedro.pipeline import Pipeline
 from flatout.datasets import DocstringCorpus, KeyedArrowDataset
 from flatout.engine.data.columns import Columns
 from flatout.engine.data.raw_texts import SPLITS, open_raw_texts
-from flatout.engine.data.split import ROWS_DIGEST, split_options
+from flatout.engine.data.split_recipes import ROWS_DIGEST, split_options
 from flatout.engine.files.atomic_folder import note_facts, stored_facts, stored_key
 from flatout.engine.files.content_key import ContentKey
 from flatout.engine.parameters import Settings

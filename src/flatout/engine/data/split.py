@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -50,17 +49,12 @@ from flatout.engine.data.row_facts import (
 from flatout.engine.data.row_hashes import first_rows, leaks, repeats, scrambled
 from flatout.engine.data.rows import REJECTED_SCHEMA, check_batch
 from flatout.engine.data.split_report import leak_warnings, split_report, too_many_text
-from flatout.engine.files.arrow_folder import ArrowRecipe
-from flatout.engine.files.content_key import ArrowDigest, ContentKey
 from flatout.engine.files.spool import Spool
 from flatout.engine.parameters import SplitSettings
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 4
-"""Raise it when the same input would give other rows."""
 SHOWN_LEAKS = 100
-ROWS_DIGEST = "rows_digest"
 DEFAULT_TEXT_COLUMN = SplitSettings().text_column
 """Another name was chosen by the user, who may mean numbers."""
 
@@ -254,85 +248,3 @@ def _check_labels(report: dict[str, Any], *, lists: bool) -> None:
             f"every row has the label {name!r}: there is nothing to tell apart{left}. "
             "Check split.label_column"
         )
-
-
-@dataclass(frozen=True)
-class _PlanRecipe:
-    """How to make what a plan gives."""
-
-    key: ContentKey
-    plan: SplitPlan
-
-    def prepare(self, folder: Path) -> None:
-        self.plan.prepare(folder)
-
-
-@dataclass(frozen=True)
-class RowsRecipe(_PlanRecipe, ArrowRecipe):
-    """How to make the rows of one split."""
-
-    split: str
-    _facts: dict[str, Any] = field(default_factory=dict, repr=False)
-
-    def facts(self) -> dict[str, Any]:
-        """The digest that the key of tokens made from these rows holds as `rows`."""
-        return self._facts
-
-    @property
-    def schema(self) -> Any:
-        return self.plan.columns.row_schema
-
-    def batches(self) -> Iterator[Any]:
-        """RecordBatches with `text`, `text_pair`, `label` (as there are) and the row
-        number in the source. Raises SplitError where the rows are not usable."""
-        self.plan.check_usable()
-        digest = ArrowDigest()
-        for rows in self.plan.rows(self.split):
-            digest.update(rows.select(self.schema.names[:-1]))  # not their numbers
-            yield rows
-        self._facts[ROWS_DIGEST] = digest.hexdigest()
-
-
-class RejectedRecipe(_PlanRecipe):
-    """How to make the table of rejected rows."""
-
-    def table(self) -> Any:
-        return self.plan.rejected
-
-
-class ReportRecipe(_PlanRecipe):
-    """How to make the split report."""
-
-    def value(self) -> dict[str, Any]:
-        self.plan.check_usable()
-        return self.plan.report
-
-
-def plan_split(
-    raw: RawTexts, columns: Columns, settings: SplitSettings
-) -> dict[str, Any]:
-    """Recipes by catalog name: rejected_rows, the three splits, split_report."""
-    plan = SplitPlan(raw, columns, settings)
-    fields = {
-        "format": FORMAT_VERSION,
-        "raw_texts": raw.digest(columns.names),
-        **split_options(columns, settings),
-    }
-
-    def key(result: str) -> ContentKey:
-        return ContentKey({**fields, "result": result})
-
-    return {
-        "rejected_rows": RejectedRecipe(key("rejected_rows"), plan),
-        **{f"{s}_rows": RowsRecipe(key(f"{s}_rows"), plan, s) for s in SPLITS},
-        "split_report": ReportRecipe(key("split_report"), plan),
-    }
-
-
-def split_options(columns: Columns, settings: SplitSettings) -> dict[str, Any]:
-    """What decides the rows beside the raw data."""
-    options = settings.model_dump(mode="json")
-    if not columns.label:
-        options["label_column"] = None
-    kind = str(columns.label_type) if columns.has_labels else None
-    return {"label_type": kind, "form": columns.form, **options}

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from flatout.engine.data.raw_texts import open_raw_texts
-from flatout.engine.data.split import plan_split
+from flatout.engine.data.split_recipes import plan_split
 from flatout.engine.parameters import SplitSettings
 from flatout.engine.tasks import columns_of
 
