@@ -10,7 +10,7 @@ from flatout.engine.diagnosis.model import checkpoint
 from flatout.engine.models.building import ModelError, build
 from flatout.engine.models.model_keys import check_model_keys, model_key_faults
 from flatout.engine.parameters import ModelSettings, Settings, SettingsError
-from flatout.engine.sweep.samplers import check_sweep
+from flatout.engine.sweep.space import check_sweep
 from flatout.engine.tasks import make_task
 from tests.engine.families import CONFIGS, VOCABULARY
 

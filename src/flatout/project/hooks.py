@@ -31,6 +31,7 @@ from flatout.engine.data.split_report import split_metrics
 from flatout.engine.files.checked_paths import sweep
 from flatout.engine.machine import environment
 from flatout.engine.parameters import SettingsModel
+from flatout.engine.parameters.secrets import without_password
 from flatout.engine.tasks import task_class
 from flatout.places import project_path, tracking_store
 from flatout.project.parameter_hooks import TRAINING_NODES, checked_settings
@@ -279,7 +280,10 @@ class TrackingHooks(MlflowHook):
             if name.startswith(prefix)
         }
         flat = _flatten_dict(found, options.recursive, options.sep)
-        return {self.sanitize_param_name(name): str(v) for name, v in flat.items()}
+        return {
+            self.sanitize_param_name(name): without_password(str(v))
+            for name, v in flat.items()
+        }
 
     def _end(self, status: str, reason: str) -> None:
         """End the run once, whatever ended it."""

@@ -19,7 +19,7 @@ from flatout.engine.parameters import (
     Settings,
     SettingsError,
 )
-from flatout.engine.sweep.samplers import check_sweep
+from flatout.engine.sweep.space import check_sweep
 from flatout.engine.tasks import check_options
 from flatout.project.config_loader import ProjectConfigLoader
 from flatout.project.parameter_checks import check_groups, check_sources

@@ -10,6 +10,7 @@ from typing import Any
 from flatout.engine.parameters import Settings, near_or_all
 from flatout.engine.parameters.described import Parameter, described, purpose
 from flatout.engine.parameters.other_names import RENAMED
+from flatout.engine.parameters.secrets import without_password
 from flatout.project.command_line import CommandError
 from flatout.project.config_loader import ProjectConfigLoader
 
@@ -92,4 +93,4 @@ def _found(tree: Mapping[str, Any], path: str) -> Any:
 
 def _yaml(value: Any) -> str:
     """On one line."""
-    return value if isinstance(value, str) else json.dumps(value)
+    return without_password(value) if isinstance(value, str) else json.dumps(value)

@@ -22,6 +22,7 @@ from flatout.engine.machine.environment import (
     usable_cores,
 )
 from flatout.engine.parameters import Settings
+from flatout.engine.parameters.secrets import without_password
 from flatout.tracking.outbox import RunRecord
 from flatout.tracking.store import process_tags
 
@@ -87,11 +88,15 @@ def starting_tags(folder: Path, run_params: dict[str, Any]) -> dict[str, str]:
     return {
         **process_tags(),
         "mlflow.user": _user(),
-        "mlflow.source.name": " ".join(["kedro", *sys.argv[1:]]),
+        "mlflow.source.name": without_password(" ".join(["kedro", *sys.argv[1:]])),
         "mlflow.source.type": "LOCAL",
         **({"mlflow.source.git.commit": commit} if commit else {}),
         "kedro_env": run_params["env"] or "local",
-        **{f"kedro.{key}": str(run_params[key]) for key in asked if run_params[key]},
+        **{
+            f"kedro.{key}": without_password(str(run_params[key]))
+            for key in asked
+            if run_params[key]
+        },
         "git_commit": commit or "none",
         "git_dirty": str(dirty).lower(),
         "device": device_name(),

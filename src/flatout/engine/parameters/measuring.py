@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from math import prod
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
@@ -113,6 +114,8 @@ class BenchmarkSettings(SettingsModel):
         return list(dict.fromkeys(names))
 
 
+MAX_COMBINATIONS = 10_000
+
 SweptValue = bool | int | float | str
 
 
@@ -136,23 +139,39 @@ class SweepRange(SettingsModel):
 class SweepSettings(SettingsModel):
     """Trainings that differ in some settings, named by path (train.learning_rate)."""
 
-    sampler: Literal["grid", "optuna"] = "grid"
-    """grid: every combination. optuna: its choice of them."""
+    storage: str = "data/08_reporting/sweep.journal"
+    """Where trials are queued: a file for this machine and those that share its folder,
+    or the URL of a database for many: `postgresql://user@host/name`."""
+    study: str = "sweep"
+    """Name of the queue in its storage: the same on all machines that work on it."""
+    sampler: Literal["grid", "tpe"] = "grid"
+    """grid: every combination. tpe: Optuna's choice of them."""
+    pruner: Literal["none", "hyperband", "median"] = "none"
+    """Ends a training whose evaluations fall behind those of others; Optuna's."""
     grid: dict[str, list[SweptValue]] = {
         "train.learning_rate": [3e-4, 1e-3],
         "train.global_batch_size": [16, 32],
     }
-    """Values to try of each setting: every combination, or optuna's choice of them."""
+    """Values to try of each setting: every combination, or tpe's choice of them."""
     ranges: dict[str, SweepRange] = {}
-    """sampler optuna: bounds in place of a list."""
+    """sampler tpe: bounds in place of a list."""
     n_trials: int = Field(20, ge=1)
-    """Trainings of sampler optuna, those of a stopped sweep included."""
-    choose_by: Literal["validation_loss", "validation_accuracy"] = "validation_loss"
-    """The lowest loss, or the highest accuracy."""
+    """Trainings of sampler tpe, of all machines and of a stopped sweep together."""
+    choose_by: str | None = None
+    """Figure of the report that decides, as `validation_accuracy`. null: `train.metric`
+    of the validation split."""
+    heartbeat_s: float = Field(30.0, gt=0)
+    """How often a machine says that its trial goes on. After three that it missed the
+    trial is another machine's."""
     trial_timeout_s: float | None = Field(None, gt=0)
     """A training that takes longer is ended; the others go on."""
     folder: str = "data/08_reporting/sweep_logs"
-    """A folder a trial: what was asked, its log, its answer."""
+    """A folder a trial: what was asked, its log, its checkpoints, its answer."""
+
+    @field_validator("sampler", mode="before")
+    @classmethod
+    def _earlier_name(cls, name: Any) -> Any:
+        return "tpe" if name == "optuna" else name
 
     @field_validator("grid", "ranges", mode="before")
     @classmethod
@@ -168,12 +187,18 @@ class SweepSettings(SettingsModel):
     @model_validator(mode="after")
     def _something_to_try(self) -> SweepSettings:
         if self.ranges and self.sampler == "grid":
-            raise ValueError("ranges are for sampler optuna; grid takes lists")
+            raise ValueError("ranges are for sampler tpe; grid takes lists")
         if not self.grid and not self.ranges:
             raise ValueError("nothing to try: name a setting in grid")
         empty = [path for path, values in self.grid.items() if not values]
         if empty:
             raise ValueError(f"no values to try for {', '.join(empty)}")
+        count = prod(map(len, self.grid.values()))
+        if self.sampler == "grid" and count > MAX_COMBINATIONS:
+            raise ValueError(
+                f"the grid has {count:,} combinations, more than {MAX_COMBINATIONS:,}: "
+                "name fewer values, or let sampler tpe choose n_trials of them"
+            )
         return self
 
 

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from flatout.engine.parameters import SweepSettings
+from flatout.engine.parameters import Settings
+from flatout.engine.sweep.space import objective
 from flatout.engine.sweep.sweep import FIGURES, Row, shown
 
 logger = logging.getLogger(__name__)
@@ -21,24 +22,27 @@ class SweepError(RuntimeError):
     exit_code = 1
 
 
-def choose_best(rows: Sequence[Row], options: SweepSettings) -> dict[str, Any]:
-    """Settings and figures of the trial with the best `options.choose_by`. Raises
+def choose_best(rows: Sequence[Row], settings: Settings) -> dict[str, Any]:
+    """Settings and figures of the trial with the best `sweep.choose_by`. Raises
     SweepError where none has one."""
-    name = options.choose_by
-    sign = -1 if name == "validation_accuracy" else 1
+    name, higher = objective(settings)
+    sign = -1 if higher else 1
     rated = [row for row in rows if row["status"] == "ok" and _is_number(row[name])]
     if not rated:
         raise SweepError(_nothing(rows, name))
     best = min(rated, key=lambda row: sign * row[name])
-    settings = {path: value for path, value in best.items() if "." in path}
-    given = ",".join(f"{path}={value}" for path, value in settings.items())
+    chosen = {path: value for path, value in best.items() if "." in path}
+    given = ",".join(f"{path}={value}" for path, value in chosen.items())
     command = f"kedro run --pipelines=train --params={shlex.quote(given)}"
-    figures = {n: best[n] if _is_number(best[n]) else None for n in FIGURES}
+    figures = {
+        n: best[n] if _is_number(best[n]) else None
+        for n in dict.fromkeys([name, *FIGURES])
+    }
     logger.info("best is trial %s: %s", best["trial_id"], shown(figures))
     logger.info("train with it: %s", command)
     return {
         "trial_id": best["trial_id"],
-        "settings": settings,
+        "settings": chosen,
         "chosen_by": name,
         **figures,
         "trials": dict(Counter(row["status"] for row in rows)),

@@ -1,54 +1,81 @@
-"""Runs the trials of a sweep, one a device, and keeps what they gave."""
+"""Trains what the queue has, one trial a device, until nothing is left."""
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import shutil
+import signal
 import threading
-import time
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from optuna.trial import FrozenTrial, Trial
 
 from flatout.engine.benchmark.trials.processes import KEPT, Answer, ask, kept_answer
 from flatout.engine.benchmark.trials.trial import TRAINING
 from flatout.engine.benchmark.trials.trial_spec import TrialSpec, with_changes
-from flatout.engine.files.checked_paths import write_text
 from flatout.engine.launch.job_files import JobFiles
 from flatout.engine.machine.environment import gpu_names, only_gpu
+from flatout.engine.machine.signals import Interrupted
 from flatout.engine.parameters import Settings
-from flatout.engine.sweep.samplers import Changes, Sampler, check_sweep
+from flatout.engine.sweep.queue import ANSWER, MACHINE, Queue
+from flatout.engine.sweep.space import Changes, check_sweep, objective
+from flatout.engine.sweep.study import open_study
+from flatout.engine.sweep.watch import Watch
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
 """Raised when a trial's answer changes its meaning: older answers are not taken."""
-
 FIGURES = ("validation_loss", "validation_accuracy", "samples_per_s")
 FACTS = ("steps", "train_wall_s", "device")
+POLL_S = 2.0
+"""Between two looks at what other machines still train."""
 
 Row = dict[str, Any]
 """A line of sweep_trials.csv."""
 
 
 def run_sweep(settings: Settings, files: JobFiles) -> list[Row]:
-    """A line a trial, in the order of the sampler. Raises SettingsError."""
+    """A line a trial, of all machines. Raises SettingsError, StorageError."""
     check_sweep(settings)
     folder = Path(settings.sweep.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    sampler = Sampler(settings.sweep, settings.runtime.seed, _past(folder))
-    return Sweep(settings, files, folder, sampler).run(gpu_names() or [None])
+    stop = threading.Event()
+    study = open_study(files.open(settings, folder), stop)
+    queue = Queue(study, settings.sweep, stop)
+    sweep = Sweep(settings, files, folder, queue)
+    try:
+        with _terminated_as_interrupted():
+            return sweep.run(gpu_names() or [None])
+    except KeyboardInterrupt as error:
+        logger.warning(
+            "Interrupted: what was being trained is queued again; the same command, "
+            "here or on another machine, goes on from its newest checkpoint"
+        )
+        raise Interrupted(signal.SIGINT) from error
 
 
-def _past(folder: Path) -> list[Changes]:
-    """The settings of all trials that were begun under `folder`, in order."""
-    found = [json.loads(path.read_text()) for path in folder.glob("*/begun.json")]
-    return [f["changes"] for f in sorted(found, key=lambda begun: begun["begun_s"])]
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """A scheduler's SIGTERM gives trials back as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @dataclass
@@ -57,14 +84,17 @@ class Sweep:
     files: JobFiles
     folder: Path
     """A sub-folder a trial: spec.json, log.txt, answer.json."""
-    sampler: Sampler
-    _rows: dict[str, Row] = field(default_factory=dict)
-    """By key: settings that are suggested twice are one trial, at one time."""
-    _alone: dict[str, threading.Lock] = field(
-        default_factory=lambda: defaultdict(threading.Lock)
-    )
-    _turn: threading.Lock = field(default_factory=threading.Lock)
-    _stop: threading.Event = field(default_factory=threading.Event)
+    queue: Queue
+
+    @property
+    def metric(self) -> str:
+        """What decides."""
+        return objective(self.settings)[0]
+
+    @property
+    def names(self) -> list[str]:
+        """Figures of a line."""
+        return list(dict.fromkeys([self.metric, *FIGURES]))
 
     def run(self, devices: Sequence[str | None]) -> list[Row]:
         """Each device takes the next trial as soon as it is free."""
@@ -73,26 +103,35 @@ class Sweep:
             try:
                 for work in wait(works, return_when=FIRST_EXCEPTION).done:
                     work.result()
-            except BaseException:  # Ctrl-C ends the other devices' trials too
-                self._stop.set()
+            except BaseException:  # Ctrl-C: the trials of all devices go back
+                self.queue.stop.set()
                 raise
-        return sorted(self._rows.values(), key=lambda row: str(row["trial_id"]))
+        return self._rows()
 
     def _work(self, device: str | None) -> None:
-        while not self._stop.is_set():
-            with self._turn:
-                trial = self.sampler.ask()
-                if trial is None:
-                    return
-                spec = self._spec(trial.params)
-                key = spec.key({"data": self.files.data_key, "format": FORMAT})
-                number = f"{len(self._rows) + 1:03d}"
-                row = self._rows.setdefault(key, {"trial_id": number, **trial.params})
-                alone = self._alone[key]
-            with alone:
-                answer = self._answer(spec, trial.params, self.folder / key, device)
-            with self._turn:
-                self._ended(trial, row, answer, key)
+        while not self.queue.stop.is_set():
+            trial = self.queue.take()
+            if trial is not None:
+                self._train(trial, device)
+            elif self.queue.done():
+                return
+            else:  # a machine that still trains may die
+                self.queue.stop.wait(min(POLL_S, self.settings.sweep.heartbeat_s))
+                self.queue.look()
+
+    def _train(self, trial: Trial, device: str | None) -> None:
+        spec = self._spec(trial.params)
+        key = spec.key({"data": self.files.data_key, "format": FORMAT})
+        folder = self.folder / key
+        folder.mkdir(exist_ok=True)
+        with Watch(self.queue, trial, folder, self.metric) as watch:
+            answer = watch.judged(self._answer(spec, folder, device, watch.over))
+        if answer.status in ("stopped", "lost"):
+            self.queue.give_back(trial)
+            return
+        if answer.status in (*KEPT, "pruned"):
+            shutil.rmtree(folder / TRAINING, ignore_errors=True)
+        self._tell(trial, answer, folder)
 
     def _spec(self, changes: Changes) -> TrialSpec:
         alone = {"train.distributed.num_processes": 1, "train.resume": "auto"}
@@ -100,41 +139,68 @@ class Sweep:
         return TrialSpec("train", "sweep", settings)
 
     def _answer(
-        self, spec: TrialSpec, changes: Changes, folder: Path, device: str | None
+        self, spec: TrialSpec, folder: Path, device: str | None, over: threading.Event
     ) -> Answer:
-        """Kept from before, or of a training now; weights are not kept."""
-        _note_begun(folder, changes)
-        answer = kept_answer(folder) or ask(
+        """Kept from before, or of a training now."""
+        return kept_answer(folder) or ask(
             spec,
             self.files,
             folder,
             self.settings.sweep.trial_timeout_s or math.inf,
             self.settings.benchmark.memory_headroom,
             only_gpu(device),
-            self._stop,
+            over,
         )
-        if answer.status in KEPT:
-            shutil.rmtree(folder / TRAINING, ignore_errors=True)
-        return answer
 
-    def _ended(self, trial: Any, row: Row, answer: Answer, key: str) -> None:
-        figures = {name: answer.figures.get(name) for name in (*FIGURES, *FACTS)}
-        value = figures[self.settings.sweep.choose_by]
-        finite = value is not None and math.isfinite(value)
-        self.sampler.tell(trial, value if finite else None)
-        row |= {name: figures[name] for name in FIGURES}
-        row |= {"status": answer.status, "note": answer.note}
-        row |= {name: figures[name] for name in FACTS}
-        log = str((self.folder / key / "log.txt").absolute())
-        row |= {"elapsed_s": answer.elapsed_s, "key": key, "log": log}
+    def _tell(self, trial: Trial, answer: Answer, folder: Path) -> None:
+        value = answer.figures.get(self.metric)
+        if answer.status == "ok" and (value is None or not math.isfinite(value)):
+            answer = replace(answer, status="error", note=f"{self.metric} is {value}")
+        told = {
+            **{n: _number(answer.figures.get(n)) for n in self.names},
+            "status": answer.status,
+            "note": answer.note,
+            **{n: answer.figures.get(n) for n in FACTS},
+            "elapsed_s": answer.elapsed_s,
+            "key": folder.name,
+            "log": str((folder / "log.txt").absolute()),
+        }
+        rated = value if answer.status == "ok" else None
+        mine = self.queue.finish(trial, told, rated)
         logger.info(
-            "trial %s of %d: %s, %s: %s",
-            row["trial_id"],
-            self.sampler.total,
+            "trial %d of %d: %s, %s: %s%s",
+            self.queue.place(trial),
+            self.queue.total,
             shown(trial.params),
             answer.status,
-            shown({n: figures[n] for n in FIGURES}) or f"{answer.note} ({log})",
+            shown({n: told[n] for n in self.names}) or f"{answer.note} ({told['log']})",
+            "" if mine else "; another machine has told it before",
         )
+
+    def _rows(self) -> list[Row]:
+        """Of all machines' trials that have ended."""
+        ended = [t for t in self.queue.live() if ANSWER in t.user_attrs]
+        return [
+            _row(trial, self.queue.place(trial))
+            for trial in sorted(ended, key=self.queue.place)
+        ]
+
+
+def _row(trial: FrozenTrial, place: int) -> Row:
+    answer = dict(trial.user_attrs[ANSWER])
+    begun = trial.datetime_start
+    return {
+        "trial_id": f"{place:03d}",
+        **trial.params,
+        **answer,
+        "machine": trial.user_attrs.get(MACHINE, {}).get("host", ""),
+        "begun_s": begun.timestamp() if begun else None,
+    }
+
+
+def _number(value: Any) -> Any:
+    """Storages keep JSON, which has no NaN."""
+    return value if value is None or math.isfinite(value) else None
 
 
 def shown(values: Mapping[str, Any]) -> str:
@@ -144,12 +210,3 @@ def shown(values: Mapping[str, Any]) -> str:
         for name, value in values.items()
         if value is not None
     )
-
-
-def _note_begun(folder: Path, changes: Changes) -> None:
-    """For a sweep that goes on where this one is stopped."""
-    folder.mkdir(exist_ok=True)
-    begun = folder / "begun.json"
-    if not begun.exists():
-        fields = {"begun_s": time.time(), "changes": dict(changes)}
-        write_text(begun, json.dumps(fields))

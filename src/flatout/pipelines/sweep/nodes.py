@@ -52,9 +52,14 @@ def run_sweep(
     return pd.DataFrame(trials.run_sweep(settings, files))
 
 
-def choose_best(trials: pd.DataFrame, sweep: SweepSettings) -> dict[str, Any]:
+def choose_best(
+    trials: pd.DataFrame,
+    model: ModelSettings,
+    training: TrainSettings,
+    sweep: SweepSettings,
+) -> dict[str, Any]:
     """Settings of the best trial by `sweep.choose_by`, and the command to train."""
     from flatout.engine.sweep import best
 
     rows = trials.to_dict("records")
-    return best.choose_best(rows, sweep)
+    return best.choose_best(rows, Settings(model=model, train=training, sweep=sweep))

@@ -32,7 +32,12 @@ def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
             ),
             Node(
                 func=choose_best,
-                inputs={"trials": "sweep_trials", "sweep": "params:sweep"},
+                inputs={
+                    "trials": "sweep_trials",
+                    "model": "params:model",
+                    "training": "params:train",
+                    "sweep": "params:sweep",
+                },
                 outputs="sweep_best",
                 name="choose_best",
             ),

@@ -1,0 +1,142 @@
+"""Where the trials of a sweep are kept: an Optuna storage, and what it takes to live
+with one that is away for a while."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from flatout.engine.parameters import SettingsError
+from flatout.engine.parameters.secrets import without_password
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 600.0
+"""How long a storage may be away before the sweep ends."""
+RETRY_S = 2.0
+OPENINGS = 3
+
+Found = TypeVar("Found")
+
+
+class StorageError(RuntimeError):
+    """A storage that is gone for good, or that holds another sweep."""
+
+    exit_code = 1
+
+
+def open_storage(place: str) -> Any:
+    """The optuna storage of `sweep.storage`. Raises SettingsError."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        if "://" not in place:
+            return optuna.storages.JournalStorage(_journal(Path(place)))
+        return _database(place)
+    except _opening_faults() as error:
+        hint = (
+            ": install its driver (pip install 'flatout[postgresql]')"
+            if isinstance(error, ImportError)
+            else ": is it running, and are name, user and password right?"
+        )
+        raise SettingsError(
+            f"sweep.storage: {without_password(place)} cannot be opened{hint} "
+            f"({_first_line(error)})"
+        ) from None
+
+
+def _database(place: str) -> Any:
+    import optuna
+
+    for left in reversed(range(OPENINGS)):
+        try:
+            kept_alive = {"pool_pre_ping": True}
+            rdb = optuna.storages.RDBStorage(place, engine_kwargs=kept_alive)
+            return optuna.storages.get_storage(rdb)
+        except _faults():  # also where two machines make its tables in one moment
+            if not left:
+                raise
+            time.sleep(RETRY_S)
+    return None
+
+
+def patiently(call: Callable[[], Found], place: str, stop: threading.Event) -> Found:
+    """What `call` gives, asked again while the storage is away. Raises StorageError
+    after PATIENCE_S, and at once where `stop` is set."""
+    begin_s = None
+    while True:
+        try:
+            return call()
+        except _faults() as error:
+            if begin_s is None:
+                begin_s = time.monotonic()
+                logger.warning(
+                    "sweep.storage %s does not answer (%s): trainings go on, and it "
+                    "is asked again for %.0f minutes",
+                    without_password(place),
+                    _first_line(error),
+                    PATIENCE_S / 60,
+                )
+            if stop.is_set() or time.monotonic() - begin_s > PATIENCE_S:
+                raise StorageError(_gone(place, error)) from None
+            time.sleep(RETRY_S)
+
+
+def _gone(place: str, error: BaseException) -> str:
+    return (
+        f"sweep.storage {without_password(place)} is gone ({_first_line(error)}). "
+        "What trials have trained is kept under sweep.folder: the same command goes "
+        "on with it when the storage is back"
+    )
+
+
+def _faults() -> tuple[type[BaseException], ...]:
+    """What a storage raises that is away: a server, or a folder of the network."""
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    return (StorageInternalError, SQLAlchemyError, OSError)
+
+
+def _opening_faults() -> tuple[type[BaseException], ...]:
+    return (ImportError, ValueError, *_faults())
+
+
+def _first_line(error: BaseException) -> str:
+    cause = error.__cause__ or error
+    return without_password(str(cause).strip().split("\n")[0])
+
+
+def _journal(file: Path) -> Any:
+    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
+    class MendingLock(JournalFileOpenLock):  # type: ignore[misc]
+        """A writer that died in its line leaves a part of it, to which the next line
+        would be glued: nobody could read the file any more."""
+
+        def acquire(self) -> bool:
+            taken = bool(super().acquire())
+            drop_torn_line(file)
+            return taken
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return JournalFileBackend(str(file), lock_obj=MendingLock(str(file)))
+
+
+def drop_torn_line(file: Path) -> None:
+    """Cut what stands behind the last line's end."""
+    with file.open("rb+") as journal:
+        size = journal.seek(0, os.SEEK_END)
+        if size == 0:
+            return
+        journal.seek(size - 1)
+        if journal.read() == b"\n":
+            return
+        journal.seek(0)
+        journal.truncate(journal.read().rfind(b"\n") + 1)

@@ -1,0 +1,232 @@
+"""The queue of a sweep: machines that die, storages that go away, what is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from flatout.engine.machine.signals import Interrupted
+from flatout.engine.parameters import SettingsError, SweepSettings, parse_settings
+from flatout.engine.parameters.secrets import without_password
+from flatout.engine.sweep import storage as storages
+from flatout.engine.sweep.queue import Queue
+from flatout.engine.sweep.storage import (
+    StorageError,
+    drop_torn_line,
+    open_storage,
+    patiently,
+)
+from flatout.engine.sweep.sweep import run_sweep
+from flatout.engine.sweep.watch import Watch
+from tests.engine import benches
+from tests.engine.test_sweep import BATCH, RATE, formula, settings
+from tests.tools import queue_drill
+
+__all__ = ["formula"]
+
+OK = {"status": "ok", "note": ""}
+
+
+def queues(folder: Path, names: str = "ab", **sweep) -> list[Queue]:
+    """Of machines that do not know each other's processes."""
+    place = str(folder / "sweep.journal")
+    given = {"grid": {RATE: [0.1, 0.2, 0.3]}, "heartbeat_s": 0.1, **sweep}
+    options = SweepSettings(storage=place, **given)
+    found = []
+    for name in names:
+        study = optuna.create_study(
+            storage=open_storage(place), study_name="s", load_if_exists=True
+        )
+        machine = {"host": name, "boot": name, "pid": 1, "begin_s": 0.0}
+        found.append(Queue(study, options, threading.Event(), machine))
+    return found
+
+
+def looked_until_taken(queue: Queue):
+    for _ in range(100):
+        queue.look()
+        if trial := queue.take():
+            return trial
+        time.sleep(0.05)
+    raise AssertionError("nothing was given back")
+
+
+def test_a_dead_machines_trial_is_taken_once(tmp_path):
+    a, b = queues(tmp_path)
+    lost = a.take()
+    others = [b.take(), b.take()]
+    assert b.take() is None
+    assert not b.done(), "a may die"
+    for trial in others:
+        assert b.finish(trial, OK, 1.0)
+    again = looked_until_taken(b)
+    assert again.params == lost.params == {RATE: 0.1}
+    assert not a.beat(lost), "a learns that it was taken for dead"
+    assert b.finish(again, OK, 1.0)
+    assert not a.finish(lost, OK, 2.0)
+    assert b.done()
+    done = [t for t in b.trials() if t.state == TrialState.COMPLETE]
+    assert sorted(t.params[RATE] for t in done) == [0.1, 0.2, 0.3]
+
+
+def test_a_machine_that_beats_keeps_its_trial(tmp_path):
+    a, b = queues(tmp_path, grid={RATE: [0.1]})
+    kept = a.take()
+    for _ in range(10):
+        assert a.beat(kept)
+        b.look()
+        time.sleep(0.05)
+    assert b.take() is None
+    assert a.finish(kept, OK, 1.0)
+
+
+def test_what_two_took_at_once_the_later_gives_up(tmp_path):
+    a, b = queues(tmp_path)
+    first = a.take()
+    b._queue(first.params)  # b had not seen it yet
+    assert b.take().params == {RATE: 0.2}
+    assert [t.params for t in b.live()] == [{RATE: 0.1}, {RATE: 0.2}]
+
+
+def test_tpe_gives_back_and_counts_trials_of_all_machines(tmp_path):
+    ranges = {RATE: {"low": 1e-4, "high": 1e-1, "log": True}}
+    a, b = queues(tmp_path, sampler="tpe", grid={}, ranges=ranges, n_trials=3)
+    first, second = a.take(), b.take()
+    a.give_back(first)
+    again = b.take()
+    assert again.params == first.params
+    for trial in (second, again, a.take()):
+        assert a.finish(trial, OK, trial.params[RATE])
+    assert a.take() is b.take() is None
+    assert a.done()
+
+
+def test_a_failed_training_is_tried_again_by_the_next_command_alone(tmp_path):
+    [a] = queues(tmp_path, "a", grid={RATE: [0.1, 0.2]})
+    a.finish(a.take(), {"status": "error", "note": ""}, None)
+    a.finish(a.take(), {"status": "oom", "note": ""}, None)
+    assert a.take() is None
+    assert a.done()
+    [b] = queues(tmp_path, "b", grid={RATE: [0.1, 0.2]})
+    assert b.take().params == {RATE: 0.1}
+    assert b.take() is None
+
+
+def test_a_pruner_ends_a_training_at_its_evaluation(tmp_path):
+    [a] = queues(tmp_path, "a")
+    a.study.pruner = optuna.pruners.ThresholdPruner(upper=1.0)
+    trial = a.take()
+    points = [{"step": s, "metrics": {"validation_loss": 0.6 * s}} for s in (1, 2, 3)]
+    lines = "".join(json.dumps(point) + "\n" for point in points)
+    (tmp_path / "metrics.jsonl").write_text(lines)
+    with Watch(a, trial, tmp_path, "validation_loss") as watch:
+        assert watch.over.wait(20)
+    stopped = storages_answer("stopped")
+    answer = watch.judged(stopped)
+    assert (answer.status, answer.note) == ("pruned", "after 2 evaluations")
+    assert a.finish(trial, {"status": "pruned", "note": answer.note}, None)
+    [told] = [t for t in a.trials() if t.state == TrialState.PRUNED]
+    assert told.intermediate_values == {1: 0.6, 2: 1.2}
+    assert told.value == 1.2
+
+
+def storages_answer(status: str):
+    from flatout.engine.benchmark.trials.processes import Answer
+
+    return Answer(status, "", 1.0, {})
+
+
+def test_a_line_that_was_cut_short_is_dropped_before_the_next(tmp_path):
+    file = tmp_path / "journal"
+    file.write_bytes(b"")
+    drop_torn_line(file)
+    study = optuna.create_study(storage=open_storage(str(file)), study_name="s")
+    study.enqueue_trial({"x": 1.0})
+    whole = file.read_bytes()
+    file.write_bytes(whole + b'{"op_code":4,"wor')
+    study.enqueue_trial({"x": 2.0})
+    again = optuna.load_study(storage=open_storage(str(file)), study_name="s")
+    waiting = [t.system_attrs["fixed_params"]["x"] for t in again.trials]
+    assert waiting == [1.0, 2.0]
+
+
+def test_a_storage_that_is_away_is_asked_again_and_its_end_told(monkeypatch, caplog):
+    monkeypatch.setattr(storages, "RETRY_S", 0.01)
+    place, asked = "postgresql://ann:secret@host/name", []
+
+    def call():
+        asked.append(1)
+        if len(asked) < 3:
+            raise OSError(f"no route to {place}")
+        return "there"
+
+    assert patiently(call, place, threading.Event()) == "there"
+    assert "trainings go on" in caplog.text
+    monkeypatch.setattr(storages, "PATIENCE_S", 0.0)
+    asked.clear()
+    with pytest.raises(StorageError, match=r"is gone .* the same command") as gone:
+        patiently(call, place, threading.Event())
+    assert "secret" not in f"{gone.value} {caplog.text}"
+
+
+def test_passwords_are_not_shown():
+    shown = without_password("a=postgresql+psycopg://ann:se:c@r@host:1/x, b")
+    assert shown == "a=postgresql+psycopg://ann:***@host:1/x, b"
+    with pytest.raises(SettingsError, match="cannot be opened") as refused:
+        open_storage("postgresql+psycopg://ann:secret@localhost:1/x")
+    assert "secret" not in str(refused.value)
+
+
+def test_a_grid_of_too_many_combinations_is_refused():
+    grid = {RATE: [1.0 + i for i in range(101)], BATCH: list(range(1, 101))}
+    with pytest.raises(SettingsError, match=r"10,100 combinations, .* sampler tpe"):
+        parse_settings({"sweep": {"grid": grid}})
+
+
+@pytest.mark.process
+@pytest.mark.timeout(90)
+def test_ctrl_c_gives_the_trial_back_at_once(tmp_path, formula):
+    asked = settings(tmp_path / "sweep", grid={RATE: [0.1], BATCH: [19]})
+    files = benches.job_files(tmp_path)
+
+    def interrupt() -> None:
+        while not formula():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(Interrupted):
+        run_sweep(asked, files)
+    study = optuna.load_study(
+        storage=open_storage(asked.sweep.storage), study_name="sweep"
+    )
+    assert [trial.state for trial in study.trials] == [TrialState.FAIL]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", ["journal", "postgresql"])
+def test_two_of_three_machines_die_and_each_combination_is_finished_once(
+    tmp_path, kind
+):
+    if kind == "postgresql" and not (
+        find_spec("psycopg") and any(Path("/usr/lib/postgresql").glob("*/bin"))
+    ):
+        pytest.skip("no PostgreSQL, or no driver")
+    folder = tmp_path / "drill"
+    folder.mkdir()
+    with queue_drill.server(kind, folder) as place:
+        found = queue_drill.drill(place, folder, combinations=8, seed=3)
+    shutil.rmtree(folder, ignore_errors=True)
+    assert found["statuses"] == [signal.SIGKILL, signal.SIGKILL, 0]
+    assert found["finished_once"] == found["combinations"] == 8
+    assert found["finished_twice"] == 0

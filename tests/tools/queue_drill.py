@@ -1,0 +1,195 @@
+"""Three machines work on one queue, two of them are killed: is anything lost?
+
+    python -m tests.tools.queue_drill                       # a journal file
+    python -m tests.tools.queue_drill --storage=postgresql  # a server of its own
+    python -m tests.tools.queue_drill --list=10000          # trials listed, seconds
+
+Machines are processes that do not know each other's. Trainings are those of
+tests/engine/sweep_trial.py. PostgreSQL needs Debian's package and `psycopg`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import optuna
+
+from flatout.engine.benchmark.trials import processes as trials
+from flatout.engine.launch.job_files import JobFiles
+from flatout.engine.parameters import Settings, parse_settings
+from flatout.engine.sweep import queue
+from flatout.engine.sweep.storage import open_storage
+from flatout.engine.sweep.sweep import run_sweep
+from tests.conftest import PROJECT
+from tests.engine import benches
+
+RATE = "train.learning_rate"
+
+
+def drill(place: str, folder: Path, combinations: int, seed: int) -> dict[str, object]:
+    """Kill two of three machines at moments that `seed` chooses; what came of it."""
+    draw = random.Random(seed)
+    files, settings = benches.job_files(folder), _settings(place, folder, combinations)
+    begin_s = time.time()
+    pids = [_machine(settings, files, number) for number in range(3)]
+    moments, ran = [], folder / "sweep" / "ran"
+    for pid, begun in zip(pids, (combinations // 4, combinations // 2), strict=False):
+        _wait_for_lines(ran, draw.randint(1, begun))
+        time.sleep(draw.uniform(0, 2))
+        os.kill(pid, signal.SIGKILL)
+        moments.append(time.time() - begin_s)
+    statuses = [os.waitpid(pid, 0)[1] for pid in pids]
+    study = optuna.load_study(study_name="sweep", storage=open_storage(place))
+    done = [t for t in study.trials if t.state == optuna.trial.TrialState.COMPLETE]
+    finished = Counter(t.params[RATE] for t in done)
+    asked = settings.sweep.grid[RATE]
+    return {
+        "killed_at_s": [round(moment, 1) for moment in moments],
+        "statuses": statuses,
+        "combinations": len(asked),
+        "finished_once": sum(finished[rate] == 1 for rate in asked),
+        "finished_twice": sum(count > 1 for count in finished.values()),
+        "given_back": len(study.trials) - len(done),
+        "between_trials_s": _between_s(done),
+        "took_s": round(time.time() - begin_s, 1),
+    }
+
+
+def _wait_for_lines(file: Path, count: int) -> None:
+    """Of trainings that have begun, on all machines."""
+    while not file.exists() or len(file.read_text().splitlines()) < count:
+        time.sleep(0.05)
+
+
+def _between_s(done: list[optuna.trial.FrozenTrial]) -> float:
+    """Median of a machine from the end of a trial to the begin of the next."""
+    gaps = []
+    for machine in {t.user_attrs["machine"]["boot"] for t in done}:
+        own = [t for t in done if t.user_attrs["machine"]["boot"] == machine]
+        own.sort(key=lambda t: t.datetime_start)
+        gaps += [
+            (later.datetime_start - earlier.datetime_complete).total_seconds()
+            for earlier, later in pairwise(own)
+        ]
+    return round(sorted(gaps)[len(gaps) // 2], 2) if gaps else 0.0
+
+
+def _settings(place: str, folder: Path, combinations: int) -> Settings:
+    sweep = {
+        "folder": str(folder / "sweep"),
+        "storage": place,
+        "grid": {RATE: [0.001 * (1 + number) for number in range(combinations)]},
+        "heartbeat_s": 1.0,
+    }
+    return parse_settings(
+        {**benches.settings().model_dump(mode="json"), "sweep": sweep}
+    )
+
+
+def _machine(settings: Settings, files: JobFiles, number: int) -> int:
+    """A process that takes the others for machines far away."""
+    pid = os.fork()
+    if pid:
+        return pid
+    queue._boot = lambda: f"machine {number}"
+    trials.MODULE = "tests.engine.sweep_trial"
+    os.environ |= {"PYTHONPATH": f"{PROJECT}:{PROJECT}/src", "CUDA_VISIBLE_DEVICES": ""}
+    try:
+        run_sweep(settings, files)
+    except BaseException as error:
+        traceback.print_exception(error)
+        os._exit(1)
+    os._exit(0)
+
+
+@contextmanager
+def postgresql(folder: Path) -> Iterator[str]:
+    """URL of a server for as long as the block lasts."""
+    [initdb] = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))[-1:]
+    data, port = folder / "server", 20000 + os.getpid() % 20000
+    data.mkdir()
+    shutil.chown(data, "postgres")
+    folder.chmod(0o755)
+    as_user = ["runuser", "-u", "postgres", "--"]
+    control = [*as_user, str(initdb.with_name("pg_ctl")), "-D", str(data), "-w"]
+    _quietly([*as_user, str(initdb), "-D", str(data), "-A", "trust"])
+    options = f"-p {port} -k /tmp -c listen_addresses=localhost"
+    log = str(data / "log")
+    _quietly([*control, "-o", options, "-l", log, "start"])
+    try:
+        yield f"postgresql+psycopg://postgres:secret@localhost:{port}/postgres"
+    finally:
+        _quietly([*control, "-m", "immediate", "stop"])
+
+
+def _quietly(command: list[str]) -> None:
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd="/")
+
+
+def listed_s(place: str, count: int) -> dict[str, float]:
+    """Seconds to list `count` trials in a process that has not seen them."""
+    study = optuna.create_study(storage=open_storage(place), study_name="many")
+    for number in range(count):
+        told = {"validation_loss": 1.0, "status": "ok", "note": "", "log": "x" * 80}
+        study.add_trial(
+            optuna.create_trial(
+                params={RATE: number + 1.0, "train.global_batch_size": 16},
+                distributions={
+                    RATE: optuna.distributions.FloatDistribution(0, count + 1),
+                    "train.global_batch_size": (
+                        optuna.distributions.CategoricalDistribution([16])
+                    ),
+                },
+                user_attrs={"answer": told, "machine": queue.this_machine()},
+                value=1.0,
+            )
+        )
+    begin_s = time.perf_counter()
+    again = optuna.load_study(storage=open_storage(place), study_name="many")
+    found = len(again.get_trials(deepcopy=False))
+    return {"trials": found, "listed_s": round(time.perf_counter() - begin_s, 2)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--storage", default="journal")
+    parser.add_argument("--combinations", type=int, default=24)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--list", type=int, default=0)
+    asked = parser.parse_args()
+    folder = Path(tempfile.mkdtemp())
+    with server(asked.storage, folder) as place:
+        found: object = (
+            listed_s(place, asked.list)
+            if asked.list
+            else drill(place, folder, asked.combinations, asked.seed)
+        )
+        sys.stdout.write(f"{json.dumps(found)}\n")
+
+
+@contextmanager
+def server(kind: str, folder: Path) -> Iterator[str]:
+    if kind == "journal":
+        yield str(folder / "sweep.journal")
+    else:
+        with postgresql(folder) as place:
+            yield place
+
+
+if __name__ == "__main__":
+    main()
