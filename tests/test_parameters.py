@@ -38,7 +38,13 @@ TEN = {
     "runtime.precision",
 }
 OF_ONES_OWN = ("model.config", "sweep.grid", "model.overrides", "runtime.environment")
-PLACES = {"benchmark.folder", "sweep.folder", "sweep.storage", "paths.checkpoints", "paths.metrics"}
+PLACES = {
+    "benchmark.folder",
+    "sweep.folder",
+    "sweep.storage",
+    "paths.checkpoints",
+    "paths.metrics",
+}
 
 
 def leaves(tree: dict, prefix: str = "") -> set[str]:
