@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageClassification,
     AutoModelForMaskedLM,
     AutoModelForPreTraining,
     AutoModelForSequenceClassification,
@@ -55,6 +56,7 @@ FAMILY = {"causal-lm": "llama", "next-key": "log_key_lstm", "bidirectional-lm": 
 """By task; BERT's for the others."""
 AUTO = {
     "bidirectional-lm": AutoModelForPreTraining,
+    "image-classification": AutoModelForImageClassification,
     "causal-lm": AutoModelForCausalLM,
     "masked-lm": AutoModelForMaskedLM,
     "next-key": AutoModelForCausalLM,

@@ -176,6 +176,53 @@ def test_other_files_give_the_rows_of_npz(tmp_path, kind):
         assert tables[0]["labels"].equals(tables[1]["labels"])
 
 
+def test_hdf5_that_cannot_be_used_is_told_of(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    values, labels = samples(40)
+
+    def written(name, **arrays):
+        with h5py.File(tmp_path / name, "w") as file:
+            for key, value in arrays.items():
+                file[key] = value
+        return tmp_path / name
+
+    file = written("a.h5", x=values, y=values, label=labels)
+    with pytest.raises(ArraysError, match=r"a\.h5 has the arrays .*arrays\.inputs"):
+        split(file, settings_of())["report"].value()
+    with pytest.raises(ArraysError, match=r"has the arrays \['label', 'x', 'y'\]"):
+        split(file, settings_of(), ["z"])["report"].value()
+    assert split(file, settings_of(), ["y"])["report"].value()["rows_in"] == 40
+    file = written("b.h5", inputs=values)
+    with pytest.raises(ArraysError, match=r"b\.h5: nothing is called 'label'"):
+        split(file, settings_of())
+    file = written("c.h5", inputs=values, label=labels[:30])
+    with pytest.raises(ArraysError, match=r"40 samples and 30 labels"):
+        split(file, settings_of())["report"].value()
+    file = written("d.h5", inputs=7.0, label=labels)
+    with pytest.raises(ArraysError, match=r"d\.h5: inputs is one number"):
+        split(file, settings_of())["report"].value()
+    values[3, 1, 1], values[5] = np.nan, -np.inf
+    made = split(written("e.h5", inputs=values, label=labels), settings_of())
+    assert rejected(made) == [("e.h5", 3, "NaN"), ("e.h5", 5, "an infinite value")]
+    (tmp_path / "f.h5").write_bytes((tmp_path / "e.h5").read_bytes()[:900])
+    with pytest.raises(ArraysError, match=r"f\.h5 cannot be read"):
+        split(tmp_path / "f.h5", settings_of())
+
+
+def test_one_class_is_none(tmp_path):
+    values, labels = samples(40)
+    np.savez(tmp_path / "a.npz", inputs=values, label=np.zeros_like(labels))
+    with pytest.raises(ArraysError, match="all samples are of one class, '0'"):
+        split(tmp_path / "a.npz", settings_of())
+
+
+def test_a_number_a_sample_is_a_sample(tmp_path):
+    values, labels = samples(60)
+    np.savez(tmp_path / "a.npz", inputs=values[:, 0, 0], label=labels)
+    train = split(tmp_path / "a.npz", settings_of())["train"].to_dataset()
+    assert np.array(train["inputs"]).shape[1:] == (1,)
+
+
 def test_a_sample_keeps_its_split_and_equal_ones_share_it(tmp_path):
     values, labels = samples(100)
     np.savez(tmp_path / "a.npz", inputs=values, label=labels)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForImageClassification
 
@@ -17,12 +19,17 @@ from flatout.engine.arrays.sources import ArraysError
 from flatout.engine.batches.global_batches import GlobalBatches
 from flatout.engine.families.vision import crop
 from flatout.engine.launch.launch import run_job
+from flatout.engine.machine.environment import Ranks
+from flatout.engine.machine.runtime import set_up
 from flatout.engine.models.building import ModelError, build
 from flatout.engine.models.flops import ModelFlops
 from flatout.engine.parameters import SettingsError, parse_settings
 from flatout.engine.rows.arrays import ArrayRows
 from flatout.engine.train.setup.assemble import build_model
 from flatout.engine.train.setup.job import TrainJob
+from flatout.engine.train.setup.resolved_config import choose
+from tests.engine.plain import on_two_ranks
+from tests.engine.runs import Crash, crash, curve, when_logged
 
 VIT = {
     "model_type": "vit",
@@ -139,6 +146,38 @@ def test_odd_files_are_converted_or_told_of(tmp_path):
     np.testing.assert_array_equal(pixels["dark/palette.png"], grey)
     np.testing.assert_array_equal(pixels["dark/moving.gif"], grey)
     np.testing.assert_array_equal(pixels["dark/turned.png"], np.rot90(grey, -1))
+
+
+def test_folders_without_images_and_images_without_a_folder_are_told_of(tmp_path):
+    raw = pictures(tmp_path / "raw", 60)
+    (raw / "grey").mkdir()
+    (raw / "light/notes.txt").write_text("none")
+    (raw / "stray.png").write_bytes((raw / "dark/000.png").read_bytes())
+    made = split(raw, settings_of())
+    assert made["label_names"] == ["dark", "light"]
+    [stray] = made["rejected"].table().to_pylist()
+    assert (stray["source"], stray["reason"]) == ("stray.png", "no label")
+    report = made["report"].value()
+    assert report["empty_class_folders"] == ["grey"]
+    assert report["files_of_other_kinds"] == 1
+    assert report["rows_in"] == 61
+    with pytest.raises(ArraysError, match="all samples are of one class, 'dark'"):
+        split(pictures(tmp_path / "one", 1), settings_of())
+    (tmp_path / "none").mkdir()
+    with pytest.raises(ArraysError, match="has no file of a known kind"):
+        split(tmp_path / "none", settings_of())
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({**VIT, "patch_size": 3}, "8 pixels are no whole number of patches of 3"),
+        ({**CONVNEXT, "patch_size": 8}, "too small for 2 stages behind patches of 8"),
+    ],
+)
+def test_a_size_that_a_model_cannot_take_is_refused(tmp_path, config, message):
+    with pytest.raises(ModelError, match=message):
+        build_model(job_of(tmp_path, config))
 
 
 def test_a_manifest_names_images_of_its_own_folder_alone(tmp_path):
@@ -275,3 +314,73 @@ def test_a_checkpoint_keeps_its_statistics_and_takes_its_own_size(tmp_path):
     facts.shape = [16, 16, 3]
     with pytest.raises(ModelError, match="its image_size is 8, that of the rows 16"):
         build(again, job.task, None, 1, facts=facts)
+
+
+def test_a_training_that_was_killed_goes_on(tmp_path):
+    """Crops and mirrors too are drawn again as they were."""
+    every = {"checkpoint": {"every_steps": 2, "keep": 2}, "max_steps": 8}
+    job = job_of(tmp_path / "whole", CONVNEXT, crop_area=0.5, **every)
+    whole = run_job(job)
+    cut = replace(job, work_folder=tmp_path / "cut/run")
+    cut = replace(cut, metrics_file=tmp_path / "cut/metrics.jsonl")
+    with pytest.raises(Crash), when_logged("step 5/8", crash):
+        run_job(cut)
+    again = run_job(replace(cut))
+    assert again.report.resumed_from_step in (2, 4)
+    assert curve(again)[-4:] == curve(whole)[-4:]
+    files = [r.last_model_folder / "model.safetensors" for r in (again, whole)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+@pytest.mark.process
+def test_two_ranks_have_the_gradient_of_plain_pytorch(tmp_path):
+    options = {"max_steps": 3, "learning_rate": 1e-12, "crop_area": 1.0}
+    jobs = {
+        name: job_of(tmp_path / "jobs" / name, config, token_budget=budget, **options)
+        for name, config, budget in (
+            ("vit", VIT, "auto"),
+            ("vit_3", VIT, 3),
+            ("convnext_3", CONVNEXT, 3),
+        )
+    }
+    for name, (_, result) in on_two_ranks(jobs, tmp_path).items():
+        found = [(p.loss, p.grad_norm) for p in result.history]
+        plain = plain_losses(jobs[name], 3)
+        np.testing.assert_allclose(found, plain, rtol=1e-3, err_msg=name)
+
+
+def test_batchnorm_over_ranks_of_a_cpu_is_refused(tmp_path):
+    job = job_of(tmp_path, RESNET)
+    runtime = replace(
+        set_up(job.settings.runtime), ranks=Ranks(world_size=2, local_world_size=2)
+    )
+    with pytest.raises(SettingsError, match="statistics ranks share on GPUs alone"):
+        choose(job, runtime, build_model(job).config)
+
+
+@pytest.mark.parametrize("config", [VIT, RESNET], ids=["vit", "resnet"])
+def test_a_checkpoint_starts_a_training_of_other_classes(tmp_path, config):
+    """Its body is kept, its head is another."""
+    job = job_of(tmp_path / "first", config, max_steps=2)
+    folder = run_job(job).last_model_folder
+    raw = pictures(tmp_path / "second/raw")
+    grey = np.random.default_rng(4).integers(100, 160, (40, 8, 8, 3))
+    (raw / "grey").mkdir()
+    for number, pixels in enumerate(grey.astype(np.uint8)):
+        Image.fromarray(pixels).save(raw / "grey" / f"{number}.png")
+    options = {"max_steps": 1, "learning_rate": 1e-12}
+    again = job_of(tmp_path / "second", config, **options)
+    known = again.settings.model.model_copy(update={"name_or_path": str(folder)})
+    again = replace(again, settings=again.settings.model_copy(update={"model": known}))
+    result = run_job(again)
+    assert again.label_names == ("dark", "grey", "light")
+    ours, theirs = (
+        load_file(f / "model.safetensors") for f in (result.last_model_folder, folder)
+    )
+    body = [n for n in theirs if not n.startswith("classifier") and "running" not in n]
+    body = [n for n in body if "num_batches" not in n]
+    assert len(body) > 5
+    for name in body:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-6)
+    (head,) = [n for n in ours if n.startswith("classifier") and n.endswith("weight")]
+    assert (len(ours[head]), len(theirs[head])) == (3, 2)

@@ -163,7 +163,7 @@ class Patient:
         config = self._config_or_none()
         if config is None:
             return Finding("training memory", "ok", "unknown until the model is here")
-        from flatout.engine.train.setup.resolved_config import default_token_budget
+        from flatout.engine.train.setup.budgets import default_token_budget
 
         gpu, train = self.torch.gpus > 0, self.settings.train
         budget = train.token_budget

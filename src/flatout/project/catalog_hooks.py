@@ -101,7 +101,13 @@ WORK: dict[str, Callable[[Settings], tuple[str, ...]]] = {
     "run_sweep": lambda found: (found.sweep.folder,),
 }
 """What nodes write beside their outputs."""
-INPUTS = frozenset({"raw_texts", "predict_texts", *map(entry_of, SPLITS)})
+KINDS = ("texts", "arrays", "images")
+INPUTS = frozenset(
+    {
+        *(f"{use}_{kind}" for use in ("raw", "predict") for kind in KINDS),
+        *map(entry_of, SPLITS),
+    }
+)
 
 
 class UnwritableError(ValueError):

@@ -11,6 +11,7 @@ from kedro.config import OmegaConfigLoader
 from omegaconf import OmegaConf
 
 from flatout.engine.parameters import Settings, SettingsModel, parse_settings
+from flatout.project.fitting import fit_pipelines
 
 TUNED = "tuned"
 """The environment that the benchmark writes."""
@@ -60,10 +61,12 @@ class ProjectConfigLoader(OmegaConfigLoader):
 
     @property
     def settings(self) -> Settings:
-        """All parameters, parsed once. Raises SettingsError."""
+        """All parameters, parsed once. Pipelines fit them from then on: Kedro-Viz runs
+        no hook that could see to it. Raises SettingsError."""
         state = repr((self.env, self.runtime_params))
         if state not in self._parsed:
             self._parsed[state] = parse_settings(self.given_parameters)
+            fit_pipelines(self._parsed[state])
         return self._parsed[state]
 
     def layers(self) -> dict[str, dict[str, Any]]:

@@ -32,7 +32,6 @@ from flatout.engine.files.checked_paths import sweep
 from flatout.engine.machine import environment
 from flatout.engine.parameters import SettingsModel
 from flatout.engine.parameters.secrets import without_password
-from flatout.engine.tasks import task_class
 from flatout.places import project_path, tracking_store
 from flatout.project.parameter_hooks import TRAINING_NODES, checked_settings
 from flatout.tracking import facts, models, outcomes
@@ -162,8 +161,9 @@ class TrackingHooks(MlflowHook):
                 self.outbox.record.tags["exit_reason"] = "finished already"
         if trains:
             champion = None
-            if not known and self._settings.train.rows == "tokens":
-                champion = self._log_model(*outputs["model"], inputs["test_tokens"])
+            if not known:
+                rows = inputs[f"test_{self._settings.train.rows}"]
+                champion = self._log_model(outputs["model"], rows)
             if not self.reused:
                 models.warn_where_worse(catalog, outputs["train_report"], champion)
 
@@ -237,9 +237,10 @@ class TrackingHooks(MlflowHook):
         facts.write_environment(points.with_name("environment.json"))
         return outbox
 
-    def _log_model(self, model: Any, tokenizer: Any, tokens: Any) -> str | None:
-        """Model and registry, where MLflow takes them; training is over by now. The URI
-        of the best version on the same tokens, where there is a registry."""
+    def _log_model(self, parts: tuple[Any, ...], rows: Any) -> str | None:
+        """Model (`parts`: with its tokenizer, where it has one) and registry, where
+        MLflow takes them; training is over by now. The URI of the best version on the
+        same rows, where there is a registry."""
         settings = self._settings.tracking
         if self.outbox is None or self.forwarder is None or not settings.log_model:
             return None
@@ -248,11 +249,8 @@ class TrackingHooks(MlflowHook):
             logger.warning("The model was not logged: MLflow takes nothing now.")
             return None
         self.forwarder.activate_run()  # the store may not have had it before
-        example = tokenizer.decode(tokens[0]["input_ids"], skip_special_tokens=True)
         try:
-            uri = models.log_model(
-                model, tokenizer, task_class(self._settings.model.task), example[:200]
-            )
+            uri = models.log_with_example(parts, rows, self._settings.model.task)
             champion = None
             if name := settings.registered_model:
                 loss, key = record.metrics["validation_loss"], record.tags["token_key"]

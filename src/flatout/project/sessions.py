@@ -8,20 +8,14 @@ ranks of it, and end with it.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any, cast
 
 from kedro.config import AbstractConfigLoader
-from kedro.framework.context import KedroContext
-from kedro.framework.project import pipelines
 from kedro.framework.session import KedroSession
 
 from flatout.engine.machine.environment import current_ranks, launched_from_outside
 from flatout.project.command_line import check_pipelines
 from flatout.project.config_loader import ProjectConfigLoader
-
-READ_ROWS = frozenset({"train", "benchmark", "sweep"})
-"""Pipelines whose inputs have the name of what a sample is."""
 
 
 class ProjectSession(KedroSession):
@@ -34,15 +28,6 @@ class ProjectSession(KedroSession):
         if not args and not asked:
             kwargs["pipeline_names"] = self._named_pipelines() or None
         return super().run(*args, **kwargs)
-
-    def load_context(self) -> KedroContext:
-        """Kedro's; pipelines read the rows of this environment from then on."""
-        context = super().load_context()
-        rows = cast(ProjectConfigLoader, self._get_config_loader()).settings.train.rows
-        for name in READ_ROWS & pipelines.keys() if rows != "tokens" else ():
-            module = import_module(f"flatout.pipelines.{name}")
-            pipelines[name] = module.create_pipeline(rows=rows)
-        return context
 
     def _named_pipelines(self) -> list[str]:
         names = cast(ProjectConfigLoader, self._get_config_loader()).settings.pipelines

@@ -9,13 +9,14 @@ from importlib.metadata import version
 from typing import Any
 
 import mlflow
+import numpy as np
 import pandas as pd
 from kedro.io import DatasetError
 from mlflow import MlflowClient
 from mlflow.models import infer_signature
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-from flatout.engine.tasks import Task
+from flatout.engine.tasks import Task, task_class
 from flatout.tracking.store import one_line
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,21 @@ CHAMPION = "champion"
 VERDICT = "verdict"
 LOGGED = "models:/"
 OUR_TAGS = ("validation_loss", "token_key")
+
+
+def log_with_example(parts: tuple[Any, ...], rows: Any, task: str) -> str:
+    """Log a model, `parts` of it with its tokenizer where it has one, and the first of
+    `rows` (`datasets.Dataset`) as example. Returns the model's URI."""
+    model, *beside = parts
+    if not beside:
+        from flatout.engine.rows.opening import rows_from_dataset
+        from flatout.tracking.sample_model import log_sample_model
+
+        example = rows_from_dataset(rows).views(np.zeros(1, np.int64))[0]
+        return log_sample_model(model, example)
+    (tokenizer,) = beside
+    text = tokenizer.decode(rows[0]["input_ids"], skip_special_tokens=True)
+    return log_model(model, tokenizer, task_class(task), text[:200])
 
 
 def log_model(model: Any, tokenizer: Any, task: type[Task], example: str) -> str:

@@ -24,6 +24,7 @@ ARTIFACTS = (
     "evaluation_report.json",
     "class_metrics.csv",
     "confusion_matrix.json",
+    "wrong_images.png",
     "wrong_rows.jsonl",
     "guard.json",
 )

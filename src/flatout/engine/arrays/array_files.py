@@ -39,11 +39,20 @@ class ArrayFiles:
     """Columns of Parquet, or the array of .npz and HDF5; empty: all but the label."""
     label: str | None
     """Column or array; of x.npy the file x.<label>.npy."""
+    is_told: bool = True
+    """Whether there must be labels; they are not read where there may be none."""
 
     @classmethod
-    def of(cls, path: Path, split: SplitSettings, arrays: ArraySettings) -> ArrayFiles:
+    def of(
+        cls,
+        path: Path,
+        split: SplitSettings,
+        arrays: ArraySettings,
+        *,
+        is_told: bool = True,
+    ) -> ArrayFiles:
         """As parameters say."""
-        return cls(path, tuple(arrays.inputs), split.label_column)
+        return cls(path, tuple(arrays.inputs), split.label_column, is_told)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -70,7 +79,7 @@ class ArrayFiles:
 
     def labels(self) -> Iterator[Any]:
         """See ArraySource."""
-        label = self.label
+        label = self._read_label
         for file in self._files if label else ():
             if file.suffix == ".parquet":
                 self._check_label(file, pq.read_schema(file).names)
@@ -79,6 +88,10 @@ class ArrayFiles:
             with _arrays(file, label) as arrays:
                 self._check_label(file, arrays)
                 yield from arrays[str(label)][:].tolist()
+
+    @property
+    def _read_label(self) -> str | None:
+        return self.label if self.is_told else None
 
     def windows(self) -> Iterator[Window]:
         """See ArraySource."""
@@ -93,10 +106,11 @@ class ArrayFiles:
         chosen = [n for n in self.inputs or names if n != self.label]
         if missing := sorted(set(chosen) - set(names)):
             raise ArraysError(f"{file}: no column {missing[0]}; it has {names}")
-        wanted = [*chosen, *([self.label] if self.label else [])]
+        label = self._read_label
+        wanted = [*chosen, *([label] if label else [])]
         for batch in reader.iter_batches(WINDOW_ROWS, columns=wanted):
             values, faults = _samples(file, batch.select(chosen))
-            labels = batch.column(self.label).to_pylist() if self.label else None
+            labels = batch.column(label).to_pylist() if label else None
             yield Window(name_in(self.path, file), start, values, labels, faults)
             start += batch.num_rows
 
@@ -104,13 +118,17 @@ class ArrayFiles:
         with _arrays(file, self.label) as arrays:
             self._check_label(file, arrays)
             values = arrays[self._chosen(file, arrays)]
-            labels = arrays[self.label] if self.label else None
+            if not values.ndim:
+                raise ArraysError(f"{file}: {self._chosen(file, arrays)} is one number")
+            labels = arrays[self._read_label] if self._read_label else None
             if labels is not None and len(labels) != len(values):
                 raise ArraysError(
                     f"{file}: {len(values)} samples and {len(labels)} labels"
                 )
             for start, stop in rows_between(len(values)):
                 numbers = as_numbers(values[start:stop])
+                if numbers is not None and numbers.ndim == 1:  # a number a sample
+                    numbers = numbers[:, None]
                 told = None if labels is None else labels[start:stop].tolist()
                 yield Window(
                     name_in(self.path, file),
@@ -130,7 +148,7 @@ class ArrayFiles:
         return str(found[0])
 
     def _check_label(self, file: Path, names: Any) -> None:
-        if self.label and self.label not in names:
+        if self._read_label and self.label not in names:
             raise ArraysError(
                 f"{file}: nothing is called {self.label!r} (split.label_column); it "
                 f"has {sorted(names)}"

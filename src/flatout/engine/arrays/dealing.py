@@ -183,18 +183,11 @@ def _faults(
     window: Window, shape: tuple[int, ...] | None, task: Task
 ) -> dict[int, str]:
     """Row of the window -> why it cannot be used."""
-    found, values = dict(window.faults), window.values
-    if shape is not None and values.shape[1:] != shape:
-        other = f"of shape {values.shape[1:]}, others are of {shape}"
-        return {row: found.get(row, other) for row in range(len(values))}
-    if values.dtype.kind == "f":
-        flat = values.reshape(len(values), -1)
-        for row in np.flatnonzero(~np.isfinite(flat).all(1)).tolist():
-            why = "NaN" if np.isnan(flat[row]).any() else "an infinite value"
-            found.setdefault(row, why)
+    found = window.faults_for(shape)
     if task.label_type is not None:
         read = _name if pa.types.is_string(task.label_type) else _number
-        for row, label in enumerate(window.labels or [None] * len(values)):
+        told = window.labels or [None] * len(window.values)
+        for row, label in enumerate(told):
             if read(label) is None:
                 found.setdefault(row, "no label")
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,8 @@ from flatout.engine.parameters import ImageSettings, SplitSettings
 logger = logging.getLogger(__name__)
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm")
+PASSING_BYTES = 2**26
+"""Of pixels that are held at a time where none are kept."""
 MANIFESTS = (".parquet", ".jsonl", ".json", ".csv")
 
 
@@ -41,13 +44,24 @@ class ImageFiles:
     label: str | None
     image_column: str
     decoder: Decoder
+    is_told: bool = True
+    """Whether there must be labels, and a second pass: else each window is decoded when
+    it is asked for, and labels are not read."""
     _folder: Path | None = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, path: Path, split: SplitSettings, images: ImageSettings) -> ImageFiles:
+    def of(
+        cls,
+        path: Path,
+        split: SplitSettings,
+        images: ImageSettings,
+        *,
+        is_told: bool = True,
+    ) -> ImageFiles:
         """As parameters say."""
         decoder = Decoder(images.size, images.channels)
-        return cls(path, split.label_column, images.image_column, decoder)
+        label = split.label_column if is_told else None
+        return cls(path, label, images.image_column, decoder, is_told)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -71,7 +85,22 @@ class ImageFiles:
 
     def told(self) -> dict[str, Any]:
         """See ArraySource."""
-        return self.decoder.told()
+        return {**self.decoder.told(), **self._unread}
+
+    @cached_property
+    def _unread(self) -> dict[str, Any]:
+        """Of a folder: class folders without an image, and files of other kinds."""
+        if not self.path.is_dir():
+            return {}
+        read = {file for file, _ in self._listed}
+        classes = {self._class_of(file) for file in read}
+        folders = {f.name for f in self.path.iterdir() if f.is_dir()}
+        empty = sorted(f for f in folders - classes if not f.startswith("."))
+        files = (file for file in self.path.rglob("*") if file.is_file())
+        others = sum(file not in read for file in files)
+        if empty and self.is_told:
+            logger.warning("%s: no image in the class folders %s", self.path, empty)
+        return {"empty_class_folders": empty, "files_of_other_kinds": others}
 
     def labels(self) -> Iterator[Any]:
         """See ArraySource."""
@@ -79,15 +108,30 @@ class ImageFiles:
 
     def windows(self) -> Iterator[Window]:
         """See ArraySource."""
+        if not self.is_told:
+            yield from self._passing()
+            return
         pixels, faults = self._decoded
-        names = [name_in(self._root, file) for file, _ in self._listed]
-        labels = [label for _, label in self._listed]
-        for start, stop in rows_between(len(names)):
+        for start, stop in rows_between(len(self._listed)):
             own = {
                 row - start: faults[row] for row in range(start, stop) if row in faults
             }
-            cut = slice(start, stop)
-            yield Window("", start, pixels[cut], labels[cut], own, names[cut])
+            yield self._window(start, pixels[start:stop], own)
+
+    def _passing(self) -> Iterator[Window]:
+        size = max(1, PASSING_BYTES // math.prod(self._shape))
+        for start in range(0, len(self._listed), size):
+            count = len(self._listed[start : start + size])
+            pixels = np.zeros((count, *self._shape), np.uint8)
+            yield self._window(start, pixels, self._decode_into(pixels, start))
+
+    def _window(
+        self, start: int, pixels: npt.NDArray[np.uint8], faults: dict[int, str]
+    ) -> Window:
+        listed = self._listed[start : start + len(pixels)]
+        names = [name_in(self._root, file) for file, _ in listed]
+        labels = [label for _, label in listed] if self.is_told else None
+        return Window("", start, pixels, labels, faults, names)
 
     @property
     def _root(self) -> Path:
@@ -102,7 +146,7 @@ class ImageFiles:
         """Files and their labels. Raises ArraysError."""
         if self.path.is_dir():
             files = files_of(self.path, IMAGES)
-            return [(file, file.relative_to(self.path).parts[0]) for file in files]
+            return [(file, self._class_of(file)) for file in files]
         table = _manifest(self.path)
         missing = [n for n in (self.image_column, self.label) if n and n not in table]
         if missing:
@@ -113,25 +157,41 @@ class ImageFiles:
         paths = (_below(self._root, name) for name in table[self.image_column])
         return list(zip(paths, labels, strict=True))
 
+    def _class_of(self, file: Path) -> str | None:
+        """The folder below ours; None of a file that is in none."""
+        parts = file.relative_to(self.path).parts
+        return parts[0] if len(parts) > 1 else None
+
+    @property
+    def _shape(self) -> tuple[int, int, int]:
+        return self.decoder.size, self.decoder.size, self.decoder.channels
+
     @cached_property
     def _decoded(self) -> tuple[npt.NDArray[np.uint8], dict[int, str]]:
         """Pixels (N, size, size, channels), and row -> why it has none."""
-        count, size, faults = len(self._listed), self.decoder.size, {}
-        shape = (count, size, size, self.decoder.channels)
+        shape = (len(self._listed), *self._shape)
+        faults: dict[int, str] = {}
         with tempfile.TemporaryFile(dir=self._folder) as file:
             pixels = np.memmap(file, np.uint8, "w+", shape=shape)
-        files = [file for file, _ in self._listed]
-        with ThreadPoolExecutor(usable_cores()) as pool:
-            for start, stop in rows_between(count):
-                found = pool.map(self._decode, files[start:stop])
-                for row, one in enumerate(found, start):
-                    if isinstance(one, str):
-                        faults[row] = one
-                    else:
-                        pixels[row] = one
+        for start, stop in rows_between(len(pixels)):
+            found = self._decode_into(pixels[start:stop], start)
+            faults |= {start + row: why for row, why in found.items()}
         for name, ms in self.decoder.told()["slow_transforms_ms"].items():
             logger.warning("images: %s takes %.1f ms an image", name, ms)
         return pixels, faults
+
+    def _decode_into(self, pixels: npt.NDArray[np.uint8], start: int) -> dict[int, str]:
+        """Images from `start` on into `pixels` (n, ...); row -> why it has none."""
+        faults: dict[int, str] = {}
+        listed = self._listed[start : start + len(pixels)]
+        with ThreadPoolExecutor(usable_cores()) as pool:
+            found = pool.map(self._decode, (file for file, _ in listed))
+            for row, one in enumerate(found):
+                if isinstance(one, str):
+                    faults[row] = one
+                else:
+                    pixels[row] = one
+        return faults
 
     def _decode(self, file: Path) -> npt.NDArray[np.uint8] | str:
         try:

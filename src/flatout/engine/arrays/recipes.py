@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from flatout.engine.arrays.dealing import Dealt, label_names_of
-from flatout.engine.arrays.sources import ArraySource
+from flatout.engine.arrays.sources import ArraysError, ArraySource
 from flatout.engine.data.raw_texts import SPLITS
 from flatout.engine.files.arrow_folder import ArrowRecipe
 from flatout.engine.files.content_key import ContentKey
@@ -95,6 +95,11 @@ def array_recipes(
     """The three splits, `rejected`, `label_names` and `report`. `kind`: what the rows
     are called in the catalog. Raises ArraysError, SettingsError."""
     names = label_names_of(source, make_task(model))
+    if len(names) == 1:
+        raise ArraysError(
+            f"all samples are of one class, {names[0]!r}: there is nothing to tell "
+            "apart. Add samples of another, or take model.task: regression"
+        )
     task = make_task(model, names)
     dealt = Dealt(source, split, task)
     fields = _fields(source, split, model)

@@ -35,6 +35,19 @@ class Window:
     names: Sequence[str] | None = None
     """(n,) of rows that are files of their own."""
 
+    def faults_for(self, shape: tuple[int, ...] | None) -> dict[int, str]:
+        """Row -> why it is no sample of `shape`; None: none is known yet."""
+        found, values = dict(self.faults), self.values
+        if shape is not None and values.shape[1:] != shape:
+            other = f"of shape {values.shape[1:]}, others are of {shape}"
+            return {row: found.get(row, other) for row in range(len(values))}
+        if values.dtype.kind == "f":
+            flat = values.reshape(len(values), -1)
+            for row in np.flatnonzero(~np.isfinite(flat).all(1)).tolist():
+                why = "NaN" if np.isnan(flat[row]).any() else "an infinite value"
+                found.setdefault(row, why)
+        return found
+
     def place(self, row: int) -> tuple[str, int]:
         """File, and row in it, of a row of the window."""
         if self.names is not None:

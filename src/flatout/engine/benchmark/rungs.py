@@ -49,14 +49,20 @@ class Rung:
 
 
 def rungs(settings: Settings) -> list[Rung]:
-    """Those that apply to this device, in order."""
+    """Those that apply to this device and these rows, in order: samples of one shape
+    have no padding that could be spared."""
     gpu = nvidia_gpu_count() > 0
     found = [
         *_guides_rungs(settings.train, gpu),
         *_own_rungs(gpu),
         *_batch_rungs(settings, SLOW["train.global_batch_size"], gpu),
     ]
-    return [rung for rung in found if gpu or not rung.gpu_only]
+    cut = settings.train.rows == "tokens"
+    return [
+        rung
+        for rung in found
+        if (gpu or not rung.gpu_only) and (cut or "train.batching" not in rung.changes)
+    ]
 
 
 def _guides_rungs(train: TrainSettings, gpu: bool) -> list[Rung]:

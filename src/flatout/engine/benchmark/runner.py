@@ -33,7 +33,8 @@ from flatout.engine.launch.launch import resolve_processes
 from flatout.engine.machine.environment import device_name, nvidia_gpu_count
 from flatout.engine.models.flops import peak_tflops
 from flatout.engine.parameters import BenchmarkSettings, Settings
-from flatout.engine.rows.tokens import TokenRows
+from flatout.engine.rows.opening import open_rows
+from flatout.engine.rows.rows import SplitRows
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +73,8 @@ class Bench:
     begin_s: float = field(default_factory=time.perf_counter)
 
     @cached_property
-    def _rows(self) -> TokenRows:
-        return TokenRows.open(Path(self.files.train))
+    def _rows(self) -> SplitRows:
+        return open_rows(Path(self.files.train))
 
     @property
     def train_rows(self) -> int:

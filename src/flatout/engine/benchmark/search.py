@@ -131,6 +131,8 @@ def _combinations(bench: Bench) -> list[Planned]:
     }
     if options.precisions == ["auto"]:  # the user's own
         del axes["runtime.precision"]
+    if bench.settings.train.rows != "tokens":  # one shape: nothing is padded
+        del axes["train.batching"]
     return [
         Planned("end_to_end", dict(zip(axes, values, strict=True)))
         for values in product(*axes.values())

@@ -102,7 +102,8 @@ def explore_steps(bench: Bench, changes: Changes) -> Changes:
 def _axes(bench: Bench, first: TrialResult) -> Iterable[tuple[str, Iterable[Any]]]:
     """Settings of a step, with values to try in order; the first loss ends an axis."""
     settled = first.strategy
-    for strategy in bench.options.strategies:
+    one_shape = bench.settings.train.rows != "tokens"
+    for strategy in () if one_shape else bench.options.strategies:
         if strategy != settled:
             yield "train.batching", [strategy]
     if len(bench.options.precisions) > 1:

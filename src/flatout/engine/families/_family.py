@@ -120,6 +120,16 @@ class Family:
         """What a config must say of a sample's shape, by the `facts` of train."""
         return {}
 
+    def sample_fault(self, config: Any) -> str | None:
+        """Why a model of this config cannot take samples of the shape that it names;
+        None where it can."""
+        return None
+
+    def sample_shape(self, config: Any) -> tuple[int, ...] | None:
+        """Of one sample, where the model takes samples of one shape and no tokens.
+        Raises ValueError where the config does not say it."""
+        return None
+
     def statistics_keys(self, facts: Any) -> dict[str, Any]:
         """Means and deviations that the model standardises samples by; a checkpoint
         keeps its own."""

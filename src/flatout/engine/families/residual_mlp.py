@@ -120,6 +120,10 @@ class ResidualMlp(Family):
         """Of a sample."""
         return {"input_shape": facts.shape}
 
+    def sample_shape(self, config: Any) -> tuple[int, ...]:
+        """As it was trained on."""
+        return tuple(config.input_shape)
+
     def statistics_keys(self, facts: Any) -> dict[str, Any]:
         """A number a value of a sample."""
         return {"input_mean": facts.mean, "input_deviation": facts.deviation}

@@ -22,6 +22,17 @@ class _Vision(Family):
         """Height, and channels."""
         return {"image_size": facts.shape[0], "num_channels": facts.shape[2]}
 
+    def sample_shape(self, config: Any) -> tuple[int, int, int]:
+        """Height, width, channels. Raises ValueError of a model that was not trained
+        here, and names neither its size nor what it standardises by."""
+        names = ("image_size", "image_mean", "image_std")
+        if missing := [n for n in names if getattr(config, n, None) is None]:
+            raise ValueError(
+                f"its config.json has no {' and no '.join(missing)}: train from it "
+                "(model.name_or_path), which notes them"
+            )
+        return config.image_size, config.image_size, config.num_channels
+
     def statistics_keys(self, facts: Any) -> dict[str, Any]:
         """Of the channels of bytes."""
         return {"image_mean": facts.mean, "image_std": facts.deviation}
@@ -84,12 +95,33 @@ class VisionTransformer(_Vision):
 
     model_types = frozenset({"vit"})
 
+    def sample_fault(self, config: Any) -> str | None:
+        """Pixels that no patch has are never seen."""
+        if config.image_size % config.patch_size == 0:
+            return None
+        return (
+            f"images of {config.image_size} pixels are no whole number of patches of "
+            f"{config.patch_size}: set images.size to a multiple of it, or "
+            "model.config.patch_size"
+        )
+
 
 class ConvNext(_Vision):
     """convnext, convnextv2: convolutions with LayerNorm."""
 
     model_types = frozenset({"convnext", "convnextv2"})
     attends = False
+
+    def sample_fault(self, config: Any) -> str | None:
+        """Each stage but the first halves what the patches leave."""
+        least = config.patch_size * 2 ** (config.num_stages - 1)
+        if config.image_size >= least:
+            return None
+        return (
+            f"images of {config.image_size} pixels are too small for "
+            f"{config.num_stages} stages behind patches of {config.patch_size}: set "
+            f"images.size to at least {least}, or model.config.num_stages"
+        )
 
 
 class ResNet(_Vision):

@@ -153,6 +153,8 @@ def _config(
         raise ModelError(fault)
     if settings.name_or_path is not None:
         _fit_samples(config, facts)
+    if fault := family_of_type(config.model_type).sample_fault(config):
+        raise ModelError(fault)
     config.flatout_task = settings.task
     if vocabulary:
         _fit_vocabulary(config, vocabulary)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flatout.engine.families import usable_positions
+from flatout.engine.families import family_of, usable_positions
 from flatout.engine.models.building import ModelError
 from flatout.engine.parameters import ModelSettings, Settings, SettingsError
 from flatout.engine.rows.vocabulary import Vocabulary
@@ -12,7 +12,7 @@ from flatout.engine.tasks import Task, make_task, task_of_model
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
 
-def task_of(model: Any, settings: ModelSettings, vocabulary: Vocabulary) -> Task:
+def task_of(model: Any, settings: ModelSettings, vocabulary: Vocabulary | None) -> Task:
     """What a saved model answers, by its config. Raises ModelError where that is no
     answer for each row, or a task of somebody's own that nobody asked for."""
     if not _task_of(model, settings).answer_fields():
@@ -40,14 +40,16 @@ def _task_of(
 
 
 def evaluated_task(
-    model: Any, tokenizer: TokenizerFile, settings: ModelSettings
+    model: Any, tokenizer: TokenizerFile | None, settings: ModelSettings
 ) -> Task:
     """As `task_of`, also of a model that answers no row, as a language model."""
     return _task_of(model, settings, vocabulary_of(tokenizer))
 
 
-def vocabulary_of(tokenizer: TokenizerFile) -> Vocabulary:
+def vocabulary_of(tokenizer: TokenizerFile | None) -> Vocabulary | None:
     """What a task must know of a saved tokenizer."""
+    if tokenizer is None:
+        return None
     added = tokenizer.backend.get_added_tokens_decoder()
     return Vocabulary(
         size=tokenizer.backend.get_vocab_size(),
@@ -83,8 +85,27 @@ def check_vocabulary(config: Any, tokenizer: TokenizerFile) -> None:
         )
 
 
-def longest_row(config: Any, tokenizer: TokenizerFile, settings: Settings) -> int:
-    """Tokens of a row. Raises SettingsError where the model takes fewer."""
+def shape_of(config: Any) -> tuple[int, ...]:
+    """Of the samples that a model takes. Raises ModelError where it takes tokens."""
+    where = config.name_or_path or "the model"
+    try:
+        shape = family_of(config).sample_shape(config)
+    except ValueError as error:
+        raise ModelError(f"{where}: {error}") from error
+    if shape is None:
+        raise ModelError(
+            f"{where} is a {config.model_type}, which takes texts: let the entry "
+            "model of the catalog name the folder of one that takes samples"
+        )
+    return shape
+
+
+def longest_row(
+    config: Any, tokenizer: TokenizerFile | None, settings: Settings
+) -> int:
+    """Places of a row. Raises SettingsError where the model takes fewer."""
+    if tokenizer is None:
+        return 1
     limits = [tokenizer.max_positions, usable_positions(config.to_dict())]
     usable = min((limit for limit in limits if limit is not None), default=None)
     wanted = settings.predict.max_length

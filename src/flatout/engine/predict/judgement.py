@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.opening import rows_from_dataset
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
@@ -72,16 +73,17 @@ def class_figures(counts: Counts, names: Sequence[str]) -> dict[str, Any]:
 
 
 def wrong_rows(
-    predictions: pd.DataFrame, tokens: Any, tokenizer: TokenizerFile, most: int
+    predictions: pd.DataFrame, rows: Any, tokenizer: TokenizerFile | None, most: int
 ) -> pd.DataFrame:
     """The `most` wrong rows of the largest loss, with their texts as the tokens spell
-    them. `tokens`: `datasets.Dataset` of the same split."""
+    them, or the files that they come from. `rows`: `datasets.Dataset` of the split."""
     wrong = predictions[predictions["wrong"].astype(bool)]
     kept = wrong.sort_values(["loss", "row"], ascending=[False, True]).head(most)
-    rows, backend = rows_from_dataset(tokens), tokenizer.backend
-    texts = [
-        rows.readable(row, lambda ids: str(backend.decode(ids.tolist(), True)))
-        for row in kept["row"].tolist()
-    ]
+    opened, name = rows_from_dataset(rows), "text" if tokenizer else "source"
+
+    def decode(ids: Ints) -> str:
+        return str(tokenizer.backend.decode(ids.tolist(), True)) if tokenizer else ""
+
+    told = [opened.readable(row, decode) for row in kept["row"].tolist()]
     columns = ["row", "label", "prediction", "score", "loss"]
-    return kept[columns].assign(text=texts)
+    return kept[columns].assign(**{name: told})

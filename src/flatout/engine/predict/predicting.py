@@ -19,6 +19,7 @@ import pyarrow as pa
 from flatout.engine.data.raw_texts import RawTexts, open_raw_texts
 from flatout.engine.parameters import PredictSettings, Settings
 from flatout.engine.predict.predictor import Predictor
+from flatout.engine.predict.text_encoder import TextEncoder
 from flatout.engine.predict.text_windows import (
     check_columns,
     text_windows,
@@ -39,6 +40,7 @@ class Predictions:
 
     texts: RawTexts
     predictor: Predictor
+    encoder: TextEncoder
     settings: PredictSettings
 
     @property
@@ -54,7 +56,7 @@ class Predictions:
             rows += window.num_rows
             reasons.update(window.column("reason").drop_null().to_pylist())
             yield self._answers(window, tokens)
-        _log(self.predictor, rows, time.perf_counter() - started, reasons)
+        log_rate(self.predictor, rows, time.perf_counter() - started, reasons)
 
     def _encoded_windows(self) -> Iterator[tuple[Any, TokenRows | None]]:
         """Windows, each with the token rows of its usable texts."""
@@ -64,7 +66,7 @@ class Predictions:
             good = window.filter(window.column("reason").is_null()).combine_chunks()
             columns = [good.column(n) for n in good.column_names if _is_text(n)]
             texts = [column.combine_chunks() for column in columns]
-            yield window, self.predictor.encode(*texts) if good.num_rows else None
+            yield window, self.encoder.encode(*texts) if good.num_rows else None
 
     def _answers(self, window: Any, tokens: TokenRows | None) -> Any:
         usable = window.column("reason").is_null().to_numpy()
@@ -92,7 +94,9 @@ def predict(
     raw = open_raw_texts(texts, "predict_texts")
     settings = settings.model_copy(update={"predict": _with_columns(raw, settings)})
     check_columns(raw, settings.predict)
-    return Predictions(raw, Predictor(model, tokenizer, settings), settings.predict)
+    predictor = Predictor(model, tokenizer, settings)
+    encoder = TextEncoder(predictor, model, tokenizer)
+    return Predictions(raw, predictor, encoder, settings.predict)
 
 
 def _with_columns(raw: RawTexts, settings: Settings) -> PredictSettings:
@@ -116,7 +120,7 @@ def _is_text(name: str) -> bool:
     return name in ("text", "text_pair")
 
 
-def _log(
+def log_rate(
     predictor: Predictor, rows: int, elapsed_s: float, reasons: Counter[str]
 ) -> None:
     rate = rows / max(elapsed_s, 1e-9)

@@ -1,13 +1,12 @@
-"""A saved model with its tokenizer: texts in, logits out, as fast as the device goes.
+"""A saved model: rows in, logits out, as fast as the device goes.
 
-Nothing here is random and nothing is padded that need not be: rows are encoded
-together, sorted by length, and laid end to end (packed) or cut where padding is
+Nothing here is random and nothing is padded that need not be: rows are sorted by
+length, and laid end to end (packed) or cut where padding is
 least (grouped). The forward pass is that of training, without dropout and gradient.
 """
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,15 +15,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
 from flatout.engine.batches.collation import Collator
 from flatout.engine.batches.global_batches import Planner
 from flatout.engine.families import family_of
-from flatout.engine.machine.environment import Ranks, tokenizer_parallelism
+from flatout.engine.machine.environment import Ranks
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.models.model import TaskModel
 from flatout.engine.ops import attention
@@ -33,19 +30,17 @@ from flatout.engine.predict.checks import (
     check_vocabulary,
     label_names_of,
     longest_row,
+    shape_of,
     task_of,
     vocabulary_of,
 )
 from flatout.engine.rows.layout import Ints, Layout
 from flatout.engine.rows.rows import SplitRows
-from flatout.engine.rows.tokens import TokenRows
 from flatout.engine.tasks import Task
-from flatout.engine.tokenizing.encoders.encoding import Encoder
-from flatout.engine.tokenizing.encoders.plain_encoder import EncodeOptions
-from flatout.engine.tokenizing.token_recipes import empty_text_id
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 from flatout.engine.train.evaluate import evaluate
 from flatout.engine.train.recording.report import Evaluation
+from flatout.engine.train.setup.budgets import samples_at_once
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +57,7 @@ Item = TypeVar("Item")
 
 
 class Predictor:
-    """`model` (of `from_pretrained`) and its tokenizer on this machine's device.
+    """`model` (of `from_pretrained`) on this machine's device.
 
     The model is changed in place: its attention, its device. Raises ModelError where
     it answers no one question a row, SettingsError where parameters do not fit it.
@@ -71,28 +66,26 @@ class Predictor:
     def __init__(
         self,
         model: Any,
-        tokenizer: TokenizerFile,
+        tokenizer: TokenizerFile | None,
         settings: Settings,
         task: Task | None = None,
     ) -> None:
-        """`task`: of a model that answers no row, to be evaluated."""
+        """`tokenizer`: None where samples have one shape. `task`: of a model that
+        answers no row, to be evaluated."""
         self.task = task or task_of(model, settings.model, vocabulary_of(tokenizer))
         self.label_names = label_names_of(model.config)
-        check_vocabulary(model.config, tokenizer)
+        self.shape = shape_of(model.config) if tokenizer is None else None
+        if tokenizer is not None:
+            check_vocabulary(model.config, tokenizer)
         self.settings = settings.predict
         self.max_length = longest_row(model.config, tokenizer, settings)
         self.runtime = set_up(settings.runtime)
         self.strategy, self.attention = self._choose(model, settings)
         self._collator = self._make_collator(model.config, tokenizer)
         self._planner = self._make_planner()
-        self._encoder = self._make_encoder(tokenizer)
-        parameters = inspect.signature(model.forward).parameters
-        self._takes_type_ids = (
-            "token_type_ids" in parameters and tokenizer.gives_type_ids
-        )
         self._model = self._prepare(model)
 
-    def logits(self, tokens: TokenRows) -> npt.NDArray[np.float32]:
+    def logits(self, tokens: SplitRows) -> npt.NDArray[np.float32]:
         """(K, classes) of the targets of N rows, in their order; most tasks have one a
         row. One wait for the device."""
         rows, parts = [], []
@@ -115,44 +108,21 @@ class Predictor:
         alone = replace(self.runtime, ranks=Ranks())
         return evaluate(self._model, rows, self._planner, self._collator, alone)
 
-    def encode(self, texts: Any, pairs: Any | None = None) -> TokenRows:
-        """Token rows of N texts (and as many second texts), Arrow columns, no nulls."""
-        with tokenizer_parallelism(True):
-            encoded = self._encoder.encode(texts, pairs)
-        offsets = np.zeros(len(encoded.lengths) + 1, np.int32)
-        np.cumsum(encoded.lengths, out=offsets[1:])
-        columns: dict[str, npt.NDArray[Any]] = {"input_ids": encoded.ids}
-        if self._takes_type_ids and encoded.type_ids is not None:
-            columns["token_type_ids"] = encoded.type_ids
-        lists = {
-            name: pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
-            for name, values in columns.items()
-        }
-        if encoded.marks is not None:
-            spaces = pc.count_substring(texts, " ")
-            lists["num_words"] = pc.add(spaces, 1)
-            labels = pa.ListArray.from_arrays(
-                pa.array(offsets), pa.array(encoded.marks)
-            )
-        else:
-            # A target each, unread.
-            labels = pa.array(np.zeros(len(encoded.lengths), np.int64))
-        return TokenRows(pa.table({**lists, "labels": labels}))
-
     def ahead(self, items: Iterator[Item]) -> Iterator[Item]:
         """The same items; on a GPU the next is made while it works on one. A CPU has
         no core to spare for that."""
         return made_ahead(items) if self.runtime.is_cuda else items
 
     def _micro_batches(
-        self, tokens: TokenRows
+        self, tokens: SplitRows
     ) -> Iterator[tuple[Ints, dict[str, Tensor]]]:
         """The row (K,) of each target and the tensors of a forward pass, long rows
         first."""
-        order = np.argsort(-tokens.all_lengths, kind="stable")
+        lengths = tokens.lengths(np.arange(len(tokens)))
+        order = np.argsort(-lengths, kind="stable")
         for start in range(0, len(order), ROWS_AT_ONCE):
             rows = order[start : start + ROWS_AT_ONCE]
-            plan = self._planner.plan(tokens.all_lengths[rows])
+            plan = self._planner.plan(lengths[rows])
             for own in plan.micro_batches[0]:
                 micro = self._collator.collate(tokens, rows[own], epoch=0)
                 tensors = micro.tensors()
@@ -160,7 +130,7 @@ class Predictor:
                     tensors = {name: t.pin_memory() for name, t in tensors.items()}
                 yield self._rows_of_targets(tokens, rows[own]), tensors
 
-    def _rows_of_targets(self, tokens: TokenRows, rows: Ints) -> Ints:
+    def _rows_of_targets(self, tokens: SplitRows, rows: Ints) -> Ints:
         """(K,) of `rows` (B,), a number as often as the row has targets."""
         if self.task.one_a_row or self.task.answers_rows:
             return rows
@@ -175,6 +145,8 @@ class Predictor:
         """Strategy and attention kernel; grouped where packing is not exact."""
         wanted, kernel = settings.predict.strategy, settings.runtime.attention
         config = model.config
+        if self.shape is not None:
+            return "fixed", "eager" if kernel == "eager" else "sdpa"
         fault = family_of(config).packing_fault(
             config, self.runtime.device.type, self.runtime.compute_dtype
         )
@@ -192,19 +164,11 @@ class Predictor:
         use_rows = kernel == "auto" and short and self.runtime.is_cuda
         return "packed", attention.ROWS if use_rows else attention.PACKED
 
-    def _make_encoder(self, tokenizer: TokenizerFile) -> Encoder:
-        options = EncodeOptions(
-            max_length=self.max_length,
-            has_pair=self.settings.text_pair_column is not None,
-            form=self.task.row_form,
-            empty_id=empty_text_id(tokenizer),
-        )
-        # Beside a GPU Python is what is short: it lays out and launches.
-        return Encoder(tokenizer.backend, options, by_words=not self.runtime.is_cuda)
-
     def _make_planner(self) -> Planner:
         cuda, wanted = self.runtime.is_cuda, self.settings.token_budget
         default = GPU_TOKEN_BUDGET if cuda else CPU_TOKEN_BUDGET
+        if self.shape is not None:
+            default = samples_at_once(self.shape, cuda)
         budget = max(default, self.max_length) if wanted == "auto" else wanted
         if budget < self.max_length:
             raise SettingsError(
@@ -219,10 +183,10 @@ class Predictor:
             overhead_tokens=GPU_OVERHEAD_TOKENS if cuda else CPU_OVERHEAD_TOKENS,
         )
 
-    def _make_collator(self, config: Any, tokenizer: TokenizerFile) -> Collator:
+    def _make_collator(self, config: Any, tokenizer: TokenizerFile | None) -> Collator:
         cuda, packed = self.runtime.is_cuda, self.strategy == "packed"
         padding = getattr(config, "pad_token_id", None)
-        if padding is None:
+        if padding is None and tokenizer is not None:
             padding = tokenizer.token_id("pad_token")
         layout = Layout(
             packed=packed,
@@ -235,7 +199,8 @@ class Predictor:
 
     def _prepare(self, model: Any) -> TaskModel:
         attention.register()
-        model.set_attn_implementation(self.attention)
+        if family_of(model.config).attends:
+            model.set_attn_implementation(self.attention)
         return (
             TaskModel(model, self.task, self.max_length).to(self.runtime.device).eval()
         )

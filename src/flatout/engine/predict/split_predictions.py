@@ -46,7 +46,8 @@ class SplitPredictions:
     """A model's answers to all rows of a split; computed when first asked for."""
 
     model: Any
-    tokenizer: TokenizerFile
+    tokenizer: TokenizerFile | None
+    """None: the rows are no tokens."""
     tokens: Any
     """`datasets.Dataset`."""
     label_names: Sequence[str]

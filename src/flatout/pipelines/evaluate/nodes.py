@@ -16,7 +16,6 @@ from flatout.engine.tasks import names_classes
 
 def predict_split(
     model: Any,
-    tokenizer: Any,
     train: Any,
     validation: Any,
     test: Any,
@@ -25,6 +24,7 @@ def predict_split(
     tokenize: TokenizeSettings,
     evaluate: EvaluateSettings,
     options: ModelSettings,
+    tokenizer: Any | None = None,
 ) -> dict[str, Any]:
     """Predictions of the rows of `evaluate.split`, and the task's figures; kept where
     they were made by this model already."""
@@ -37,20 +37,20 @@ def predict_split(
     settings = Settings(
         runtime=runtime, tokenize=tokenize, evaluate=evaluate, model=options
     )
-    tokens = {"train": train, "validation": validation, "test": test}[evaluate.split]
-    found = SplitPredictions(model, tokenizer, tokens, label_names, settings)
+    rows = {"train": train, "validation": validation, "test": test}[evaluate.split]
+    found = SplitPredictions(model, tokenizer, rows, label_names, settings)
     return plan_predictions(found)
 
 
 def judge_predictions(
     predictions: Any,
     figures: dict[str, Any],
-    tokenizer: Any,
     train: Any,
     validation: Any,
     test: Any,
     label_names: list[str],
     evaluate: EvaluateSettings,
+    tokenizer: Any | None = None,
 ) -> dict[str, Any]:
     """Report, table by class, confusion matrix and wrong rows. Where a row has not one
     class the second and third are empty, without answers the last."""
@@ -63,11 +63,21 @@ def judge_predictions(
 
     names = label_names if names_classes(figures["task"]) else []
     counts = confusion_counts(predictions, names)
-    tokens = {"train": train, "validation": validation, "test": test}[evaluate.split]
+    rows = {"train": train, "validation": validation, "test": test}[evaluate.split]
     confusion = {"label_names": names, "counts": counts.tolist()} if names else {}
     return {
         "report": {**figures, **class_figures(counts, names)},
         "classes": class_table(counts, names),
         "confusion": confusion,
-        "wrong": wrong_rows(predictions, tokens, tokenizer, evaluate.wrong_rows),
+        "wrong": wrong_rows(predictions, rows, tokenizer, evaluate.wrong_rows),
     }
+
+
+def show_wrong_images(
+    wrong: Any, train: Any, validation: Any, test: Any, evaluate: EvaluateSettings
+) -> Any:
+    """The first of the `wrong` rows as a sheet of pictures, a figure of Matplotlib."""
+    from flatout.reports.image_sheet import image_sheet
+
+    rows = {"train": train, "validation": validation, "test": test}[evaluate.split]
+    return image_sheet(wrong, rows)

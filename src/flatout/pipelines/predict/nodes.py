@@ -3,9 +3,12 @@ window of rows at a time."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from flatout.engine.parameters import (
+    ArraySettings,
+    ImageSettings,
     ModelSettings,
     PredictSettings,
     RuntimeSettings,
@@ -38,3 +41,30 @@ def predict_rows(
         predict=predict,
     )
     return engine.predict(model, tokenizer, texts, settings)
+
+
+def predict_samples(
+    model: Any,
+    samples: Path,
+    kind: str,
+    model_settings: ModelSettings,
+    runtime: RuntimeSettings,
+    split: SplitSettings,
+    arrays: ArraySettings,
+    images: ImageSettings,
+    predict: PredictSettings,
+) -> Any:
+    """A prediction for each sample in `samples`, a file or a folder. `kind`: as
+    `train.rows` names it."""
+    # Imports torch, which other pipelines in the same registry do not need.
+    from flatout.engine.predict import sample_predictions as engine
+
+    settings = Settings(
+        model=model_settings,
+        runtime=runtime,
+        split=split,
+        arrays=arrays,
+        images=images,
+        predict=predict,
+    )
+    return engine.predict_samples(model, samples, kind, settings)

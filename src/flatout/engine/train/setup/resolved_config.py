@@ -13,10 +13,9 @@ from flatout.engine.models.memory import estimate
 from flatout.engine.ops import attention
 from flatout.engine.parameters import Settings, SettingsError
 from flatout.engine.rows.tokens import DOCUMENTS
+from flatout.engine.train.setup.budgets import token_budget
 from flatout.engine.train.setup.job import TrainJob
 
-CPU_TOKEN_BUDGET = 8_192
-GPU_TOKEN_BUDGET = 65_536
 GRAPH_MAX_TOKENS = 16_384
 """Tokens a rank and step up to which launching kernels is what bounds a step, where
 the device's speed is not known."""
@@ -77,7 +76,7 @@ def resolve(job: TrainJob, runtime: Runtime, config: Any) -> ResolvedConfig:
     return ResolvedConfig(
         strategy=strategy,
         attention=_attention(job.settings, runtime, config, strategy),
-        token_budget=_token_budget(job, runtime, strategy, config),
+        token_budget=token_budget(job, runtime, strategy, config),
         compile=_compile(train.compile, runtime, config),
         cuda_graphs=graphs,
         fused_optimizer=_fused(job),
@@ -139,47 +138,6 @@ def _attention(settings: Settings, runtime: Runtime, config: Any, strategy: str)
         )
     own = getattr(config, "_attn_implementation", None) or "sdpa"
     return str(own) if wanted == "auto" else wanted
-
-
-def _whole_step(job: TrainJob, runtime: Runtime) -> int:
-    """Samples of a rank's step: BatchNorm takes all of them at once. Raises
-    SettingsError where a step would have several micro-batches, or statistics of a
-    rank alone."""
-    train, world = job.settings.train, runtime.ranks.world_size
-    share = -(-train.global_batch_size // world)
-    if train.token_budget != "auto" and train.token_budget < share:
-        raise SettingsError(
-            f"train.token_budget={train.token_budget}: this model has BatchNorm, so a "
-            f"step is one micro-batch, of {share} samples on each rank; set it to "
-            "auto, or take a model with LayerNorm (vit, convnext)"
-        )
-    if world > 1 and not (runtime.is_cuda and train.global_batch_size >= world):
-        raise SettingsError(
-            "this model has BatchNorm, whose statistics ranks share on GPUs alone, "
-            "where each has a sample: set train.distributed.num_processes: 1, or take "
-            "a model with LayerNorm (vit, convnext)"
-        )
-    return share
-
-
-def _token_budget(job: TrainJob, runtime: Runtime, strategy: str, config: Any) -> int:
-    train, longest = job.settings.train, job.train.facts.longest
-    if family_of(config).batch_statistics:
-        return _whole_step(job, runtime)
-    if strategy == "fixed":
-        longest = job.settings.max_length
-    if train.token_budget != "auto":
-        if train.token_budget < longest:
-            raise SettingsError(
-                f"train.token_budget={train.token_budget} is smaller than the longest "
-                f"row ({longest} tokens): set it to at least {longest}"
-            )
-        return train.token_budget
-    return max(default_token_budget(runtime.is_cuda), longest)
-
-
-def default_token_budget(is_cuda: bool) -> int:
-    return GPU_TOKEN_BUDGET if is_cuda else CPU_TOKEN_BUDGET
 
 
 def _residual(wanted: str, runtime: Runtime) -> str:
@@ -268,7 +226,7 @@ def _most_graph_tokens(job: TrainJob, runtime: Runtime, config: Any) -> float:
     a global batch would be a graph of its own."""
     known = launch_tokens(_width(config), runtime)
     limit = SLOW_HOST * known if known else GRAPH_MAX_TOKENS
-    return min(limit, _token_budget(job, runtime, "packed", config))
+    return min(limit, token_budget(job, runtime, "packed", config))
 
 
 def _graphs_fit(job: TrainJob, runtime: Runtime, config: Any) -> bool:

@@ -1,0 +1,64 @@
+"""Texts as the rows of tokens that a saved model is given."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flatout.engine.machine.environment import tokenizer_parallelism
+from flatout.engine.predict.predictor import Predictor
+from flatout.engine.rows.tokens import TokenRows
+from flatout.engine.tokenizing.encoders.encoding import Encoder
+from flatout.engine.tokenizing.encoders.plain_encoder import EncodeOptions
+from flatout.engine.tokenizing.token_recipes import empty_text_id
+from flatout.engine.tokenizing.tokenizer import TokenizerFile
+
+
+class TextEncoder:
+    """As `predictor` and its settings ask for them."""
+
+    def __init__(
+        self, predictor: Predictor, model: Any, tokenizer: TokenizerFile
+    ) -> None:
+        options = EncodeOptions(
+            max_length=predictor.max_length,
+            has_pair=predictor.settings.text_pair_column is not None,
+            form=predictor.task.row_form,
+            empty_id=empty_text_id(tokenizer),
+        )
+        # Beside a GPU Python is what is short: it lays out and launches.
+        by_words = not predictor.runtime.is_cuda
+        self._encoder = Encoder(tokenizer.backend, options, by_words=by_words)
+        parameters = inspect.signature(model.forward).parameters
+        self._takes_type_ids = (
+            "token_type_ids" in parameters and tokenizer.gives_type_ids
+        )
+
+    def encode(self, texts: Any, pairs: Any | None = None) -> TokenRows:
+        """Token rows of N texts (and as many second texts), Arrow columns, no nulls."""
+        with tokenizer_parallelism(True):
+            encoded = self._encoder.encode(texts, pairs)
+        offsets = np.zeros(len(encoded.lengths) + 1, np.int32)
+        np.cumsum(encoded.lengths, out=offsets[1:])
+        columns: dict[str, npt.NDArray[Any]] = {"input_ids": encoded.ids}
+        if self._takes_type_ids and encoded.type_ids is not None:
+            columns["token_type_ids"] = encoded.type_ids
+        lists = {
+            name: pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
+            for name, values in columns.items()
+        }
+        if encoded.marks is not None:
+            spaces = pc.count_substring(texts, " ")
+            lists["num_words"] = pc.add(spaces, 1)
+            labels = pa.ListArray.from_arrays(
+                pa.array(offsets), pa.array(encoded.marks)
+            )
+        else:
+            # A target each, unread.
+            labels = pa.array(np.zeros(len(encoded.lengths), np.int64))
+        return TokenRows(pa.table({**lists, "labels": labels}))

@@ -1,0 +1,69 @@
+"""Most that a micro-batch may hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from flatout.engine.families import family_of
+from flatout.engine.machine.runtime import Runtime
+from flatout.engine.parameters import SettingsError
+from flatout.engine.train.setup.job import TrainJob
+
+CPU_TOKEN_BUDGET = 8_192
+GPU_TOKEN_BUDGET = 65_536
+CPU_SAMPLE_VALUES = 2**22
+GPU_SAMPLE_VALUES = 2**27
+"""Of a micro-batch of samples of one shape: 891 images of 224 x 224 in colours."""
+
+
+def _whole_step(job: TrainJob, runtime: Runtime) -> int:
+    """Samples of a rank's step: BatchNorm takes all of them at once. Raises
+    SettingsError where a step would have several micro-batches, or statistics of a
+    rank alone."""
+    train, world = job.settings.train, runtime.ranks.world_size
+    share = -(-train.global_batch_size // world)
+    if train.token_budget != "auto" and train.token_budget < share:
+        raise SettingsError(
+            f"train.token_budget={train.token_budget}: this model has BatchNorm, so a "
+            f"step is one micro-batch, of {share} samples on each rank; set it to "
+            "auto, or take a model with LayerNorm (vit, convnext)"
+        )
+    if world > 1 and not (runtime.is_cuda and train.global_batch_size >= world):
+        raise SettingsError(
+            "this model has BatchNorm, whose statistics ranks share on GPUs alone, "
+            "where each has a sample: set train.distributed.num_processes: 1, or take "
+            "a model with LayerNorm (vit, convnext)"
+        )
+    return share
+
+
+def token_budget(job: TrainJob, runtime: Runtime, strategy: str, config: Any) -> int:
+    """Most tokens, or samples of one shape, of a micro-batch. Raises SettingsError."""
+    train, longest = job.settings.train, job.train.facts.longest
+    if family_of(config).batch_statistics:
+        return _whole_step(job, runtime)
+    if strategy == "fixed":
+        longest = job.settings.max_length
+    if train.token_budget != "auto":
+        if train.token_budget < longest:
+            raise SettingsError(
+                f"train.token_budget={train.token_budget} is smaller than the longest "
+                f"row ({longest} tokens): set it to at least {longest}"
+            )
+        return train.token_budget
+    if shape := getattr(job.train.facts, "shape", None):
+        return samples_at_once(shape, runtime.is_cuda)
+    return max(default_token_budget(runtime.is_cuda), longest)
+
+
+def samples_at_once(shape: Sequence[int], is_cuda: bool) -> int:
+    """Most samples of a micro-batch, by the values that one has."""
+    values = GPU_SAMPLE_VALUES if is_cuda else CPU_SAMPLE_VALUES
+    return max(1, values // max(1, math.prod(shape)))
+
+
+def default_token_budget(is_cuda: bool) -> int:
+    """Of tokens, where nothing is known of the model."""
+    return GPU_TOKEN_BUDGET if is_cuda else CPU_TOKEN_BUDGET

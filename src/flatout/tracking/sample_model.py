@@ -1,0 +1,83 @@
+"""A model of samples of one shape, as MLflow has it: `mlflow.pyfunc.load_model` gives
+what turns samples (N, ...) into a table of answers."""
+
+from __future__ import annotations
+
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+import flatout
+
+REQUIRED = (
+    "accelerate",
+    "datasets",
+    "mlflow",
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "pydantic",
+    "safetensors",
+    "torch",
+    "transformers",
+    "xxhash",
+)
+
+
+class SampleModel:
+    """Answers as the pipeline `predict` gives them, without sources and reasons."""
+
+    def __init__(self, model: Any) -> None:
+        """`model`: of `load_pretrained`. Raises ModelError."""
+        from flatout.engine.parameters import RuntimeSettings, Settings
+        from flatout.engine.predict.predictor import Predictor
+
+        settings = Settings(runtime=RuntimeSettings(precision="fp32"))
+        if named := getattr(model.config, "flatout_task", None):
+            known = settings.model.model_copy(update={"task": named})
+            settings = settings.model_copy(update={"model": known})
+        self._predictor = Predictor(model, None, settings)
+
+    def predict(
+        self, samples: npt.NDArray[Any], params: dict[str, Any] | None = None
+    ) -> pd.DataFrame:
+        """A line a sample: label, score and a probability a class, or value. Pixels as
+        bytes, and all else, as it was trained on: the model standardises."""
+        from flatout.engine.predict.sample_predictions import answers_to
+
+        return pd.DataFrame(dict(answers_to(self._predictor, np.asarray(samples))))
+
+
+def _load_pyfunc(path: str) -> SampleModel:
+    """MLflow's name for what loads a model."""
+    from flatout.engine.models.building import load_pretrained
+
+    return SampleModel(load_pretrained(Path(path)))
+
+
+def log_sample_model(model: Any, example: npt.NDArray[Any]) -> str:
+    """Log to the active run, with signature, `example` (...), flatout's own code and
+    pinned requirements. Returns the model's URI."""
+    import mlflow.pyfunc
+    from mlflow.models import infer_signature
+
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        one = np.ascontiguousarray(example[None])
+        answer = _load_pyfunc(folder).predict(one)
+        logged = mlflow.pyfunc.log_model(
+            name="model",
+            loader_module=__name__,
+            data_path=folder,
+            code_paths=[str(Path(flatout.__file__).parent)],
+            signature=infer_signature(one, answer),
+            input_example=one,
+            # Left to itself MLflow imports what is not installed to find these.
+            pip_requirements=[f"{name}=={version(name)}" for name in REQUIRED],
+        )
+    return str(logged.model_uri)

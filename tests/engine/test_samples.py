@@ -1,0 +1,178 @@
+"""Samples of one shape beside training: predictions, MLflow, trials, sweeps."""
+
+from __future__ import annotations
+
+import mlflow
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+from PIL import Image
+
+from flatout import tracking
+from flatout.engine.benchmark.rungs import rungs
+from flatout.engine.benchmark.runner import Bench
+from flatout.engine.launch.job_files import JobFiles
+from flatout.engine.launch.launch import run_job
+from flatout.engine.models.building import ModelError, load_pretrained
+from flatout.engine.parameters import parse_settings
+from flatout.engine.predict.sample_predictions import predict_samples
+from flatout.engine.sweep.sweep import run_sweep
+from flatout.tracking.sample_model import log_sample_model
+from tests.engine import test_arrays as arrays
+from tests.engine import test_images as images
+
+QUICK = {
+    "steps_per_trial": 2,
+    "warmup_steps": 1,
+    "repeats": 1,
+    "min_window_s": 0.0,
+    "trial_timeout_s": 200,
+}
+KINDS = ("arrays", "images")
+
+
+def made(kind, folder, **train):
+    """A job of this kind."""
+    return {"arrays": arrays, "images": images}[kind].job_of(folder, **train)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def trained(request, tmp_path_factory):
+    """Kind, job and folder of a model of it."""
+    folder = tmp_path_factory.mktemp(request.param)
+    job = made(request.param, folder, max_steps=3, epochs=1)
+    return request.param, job, run_job(job).last_model_folder
+
+
+def new_files(kind, folder, job):
+    """A file that is broken, one that is not, and samples that have no label."""
+    folder.mkdir()
+    good = np.stack(job.test.views(np.arange(6)))
+    if kind == "arrays":
+        values = np.concatenate([good, good])
+        values[2, 0, 0], values[4, 1, 1] = np.nan, np.inf
+        np.save(folder / "a.npy", values[:6])
+        np.savez(folder / "b.npz", values=good[:, :, :2])
+        return folder, good, {("a.npy", 2): "NaN", ("a.npy", 4): "an infinite value"}
+    for number, pixels in enumerate(good):
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    (folder / "2.png").write_bytes((folder / "2.png").read_bytes()[:-30])
+    (folder / "4.png").write_bytes(b"")
+    found = {("2.png", 0): "truncated or broken", ("4.png", 0): "an empty file"}
+    return folder, good, found
+
+
+def plain_shares(folder, job, samples):
+    """By the model alone, from what its config says."""
+    model = load_pretrained(folder).eval()
+    values = torch.tensor(samples).float()
+    with torch.no_grad():
+        if hasattr(model.config, "image_mean"):
+            mean, deviation = model.config.image_mean, model.config.image_std
+            standard = (values - torch.tensor(mean)) / torch.tensor(deviation)
+            logits = model(pixel_values=standard.permute(0, 3, 1, 2)).logits
+        else:
+            logits = model(inputs=values).logits
+    return logits.softmax(-1).numpy()
+
+
+def shares_of(table):
+    return table[[n for n in table if n.startswith("probability_")]].to_numpy(float)
+
+
+def test_new_samples_are_predicted_and_what_is_broken_keeps_its_place(
+    trained, tmp_path
+):
+    kind, job, model = trained
+    folder, good, wanted = new_files(kind, tmp_path / "new", job)
+    made = predict_samples(load_pretrained(model), folder, kind, job.settings)
+    table = pa.Table.from_batches(made.batches(), made.schema).to_pandas()
+    assert len(table) == (12 if kind == "arrays" else 6)
+    first = table[table["source"] != "b.npz"]
+    told = first[first["reason"].notna()]
+    places = zip(told["source"], told["row"], strict=True)
+    reasons = dict(zip(places, told["reason"], strict=True))
+    assert reasons.keys() == wanted.keys()
+    assert all(wanted[place] in reasons[place] for place in wanted)
+    assert told["label"].isna().all() and np.isnan(shares_of(told)).all()
+    usable = [0, 1, 3, 5]
+    expected = plain_shares(model, job, good[usable])
+    np.testing.assert_allclose(shares_of(first.iloc[usable]), expected, atol=1e-5)
+    best = [job.label_names[n] for n in expected.argmax(1)]
+    assert first.iloc[usable]["label"].tolist() == best
+    other = table[table["source"] == "b.npz"]["reason"]
+    assert all("of shape (2, 2), others are of (2, 3)" in why for why in other)
+
+
+def test_a_model_of_texts_is_refused(tmp_path):
+    from tests.engine.families import built
+
+    with pytest.raises(ModelError, match="is a bert, which takes texts"):
+        predict_samples(
+            built("bert", "sequence-classification"),
+            tmp_path,
+            "images",
+            arrays.settings_of(),
+        )
+
+
+def test_mlflow_loads_the_model_and_predicts(trained, store):
+    _, job, folder = trained
+    tracking.use(store)
+    samples = np.stack(job.test.views(np.arange(5)))
+    with mlflow.start_run():
+        uri = log_sample_model(load_pretrained(folder), samples[0])
+    model = mlflow.pyfunc.load_model(uri)
+    (spec,) = model.metadata.signature.inputs.inputs
+    assert (spec.type, spec.shape) == (samples.dtype, (-1, *samples.shape[1:]))
+    names = [column.name for column in model.metadata.signature.outputs.inputs]
+    answers = model.predict(samples)
+    assert isinstance(answers, pd.DataFrame) and list(answers) == names
+    expected = plain_shares(folder, job, samples)
+    np.testing.assert_allclose(shares_of(answers), expected, atol=1e-5)
+    with pytest.raises(mlflow.MlflowException, match="Failed to enforce schema"):
+        model.predict(samples[:, :1])
+
+
+def files_of(job, folder) -> JobFiles:
+    splits = {"train": job.train, "validation": job.validation, "test": job.test}
+    return JobFiles.of(splits, None, job.label_names, folder / "rows")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trial_of_the_benchmark(kind, tmp_path):
+    job = made(kind, tmp_path / "job")
+    dumped = job.settings.model_dump(mode="json")
+    settings = parse_settings({**dumped, "benchmark": QUICK})
+    bench = Bench(settings, files_of(job, tmp_path), tmp_path / "sweep")
+    bench.start()
+    trial = bench.run("end_to_end", {"train.global_batch_size": 8})
+    assert (trial.status, trial.strategy) == ("ok", "fixed"), trial.note
+    assert trial.samples_per_s == pytest.approx(8000 / trial.total_ms)
+    assert trial.padding_pct == 0
+    assert min(trial.io_ms, trial.forward_ms, trial.backward_ms) > 0
+
+
+def test_nothing_that_spares_padding_is_tried(tmp_path):
+    job = made("arrays", tmp_path / "job")
+    names = [rung.name for rung in rungs(job.settings)]
+    assert "fused AdamW" in names
+    assert not any("packed" in n or "sorted" in n or "pad " in n for n in names)
+    bench = Bench(job.settings, files_of(job, tmp_path), tmp_path / "sweep")
+    assert (bench.longest, bench.mean_tokens) == (1, 1.0)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sweep_of_one_rate(kind, tmp_path):
+    job = made(kind, tmp_path / "job", max_steps=2, epochs=1)
+    swept = {"folder": str(tmp_path / "sweep"), "grid": {"train.learning_rate": [0.01]}}
+    dumped = job.settings.model_dump(mode="json")
+    (line,) = run_sweep(
+        parse_settings({**dumped, "sweep": swept}), files_of(job, tmp_path)
+    )
+    assert line["status"] == "ok", line
+    assert line["steps"] == 2 and 0 <= line["validation_accuracy"] <= 1

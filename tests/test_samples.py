@@ -1,0 +1,85 @@
+"""Images from files to figures, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from kedro.framework.project import pipelines
+from kedro_viz.integrations.kedro.data_loader import load_data
+from mlflow import MlflowClient
+from PIL import Image
+from sklearn import metrics
+
+from tests.conftest import PROJECT, kedro
+from tests.engine.test_images import pictures
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, empty_store) -> Path:
+    """The data folder of `kedro run --env=images`, then of predict."""
+    data = tmp_path_factory.mktemp("images")
+    shutil.copy(empty_store, data / "mlflow.db")
+    raw = pictures(data / "01_raw/digits", 200)
+    (raw / "dark/empty.png").write_bytes(b"")
+    noise = np.random.default_rng(6).integers(0, 120, (8, 8, 3)).astype(np.uint8)
+    (raw / "light/odd.png").unlink(missing_ok=True)
+    Image.fromarray(noise).save(raw / "light/odd.png")
+    asked = "images.channels=3,train.epochs=1,split.max_rejected_fraction=0.1"
+    params = f"--params=data_dir={data},runtime.threads=1,{asked}"
+    for more in ((), ("--pipelines=predict",)):
+        done = kedro("run", "--env=images", params, *more)
+        assert done.returncode == 0, done.stdout
+    return data
+
+
+def report(data: Path, name: str):
+    return json.loads((data / "08_reporting" / name).read_text())
+
+
+def test_figures_are_those_of_the_predictions(finished):
+    table = pd.read_parquet(finished / "07_model_output/test_predictions.parquet")
+    right = metrics.accuracy_score(table["label"], table["prediction"])
+    assert report(finished, "evaluation_report.json")["accuracy"] == right
+    assert report(finished, "train_report.json")["test_accuracy"] == right
+    wrong = pd.read_csv(finished / "08_reporting/wrong_predictions.csv")
+    assert len(wrong) == (table["prediction"] != table["label"]).sum()
+    assert all(wrong["source"].str.endswith(".png"))
+
+
+def test_mlflow_has_the_sheet_and_the_model(finished):
+    client = MlflowClient(f"sqlite:///{finished}/mlflow.db")
+    [experiment] = [e for e in client.search_experiments() if e.name == "flatout"]
+    runs = client.search_runs([experiment.experiment_id])
+    [run] = [r for r in runs if "test_accuracy" in r.data.metrics]
+    files = {a.path for a in client.list_artifacts(run.info.run_id)}
+    assert {"wrong_images.png", "confusion_matrix.png"} <= files
+    version = client.get_model_version_by_alias("flatout", "champion")
+    assert version.run_id == run.info.run_id
+    sheet = Image.open(finished / "08_reporting/wrong_images.png")
+    assert sheet.width > 1000
+
+
+def test_every_file_is_predicted_or_told_of(finished):
+    table = pd.read_parquet(finished / "07_model_output/predictions.parquet")
+    assert len(table) == 202
+    told = table[table["reason"].notna()]
+    assert told["source"].tolist() == ["dark/empty.png"]
+    rejected = pd.read_parquet(finished / "02_intermediate/rejected_images.parquet")
+    assert rejected["source"].tolist() == ["dark/empty.png"]
+    assert set(table["label"].dropna()) <= {"dark", "light"}
+
+
+def test_kedro_viz_shows_the_sheet(finished):
+    pipelines.set_requested(None)
+    options = {"env": "images", "extra_params": {"data_dir": str(finished)}}
+    catalog, shown, _ = load_data(PROJECT, **options)
+    assert "wrong_images" in shown["__default__"].outputs()
+    assert "train_images" in shown["train"].inputs()
+    assert len(catalog.get("wrong_images").preview()) > 1000
