@@ -27,7 +27,7 @@ from flatout.engine.parameters import SettingsError, parse_settings
 from flatout.engine.rows.arrays import ArrayRows
 from flatout.engine.train.setup.assemble import build_model
 from flatout.engine.train.setup.job import TrainJob
-from flatout.engine.train.setup.resolved_config import choose
+from flatout.engine.train.setup.resolved_config import resolve
 from tests.engine.plain import on_two_ranks
 from tests.engine.runs import Crash, crash, curve, when_logged
 
@@ -355,7 +355,7 @@ def test_batchnorm_over_ranks_of_a_cpu_is_refused(tmp_path):
         set_up(job.settings.runtime), ranks=Ranks(world_size=2, local_world_size=2)
     )
     with pytest.raises(SettingsError, match="statistics ranks share on GPUs alone"):
-        choose(job, runtime, build_model(job).config)
+        resolve(job, runtime, build_model(job).config)
 
 
 @pytest.mark.parametrize("config", [VIT, RESNET], ids=["vit", "resnet"])

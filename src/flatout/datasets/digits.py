@@ -24,11 +24,23 @@ LEVELS = 16
 class Digits(PathDataset, ReadOnlyDataset):
     """Read-only: `filepath` with the digits, written there when first asked for. Ends
     in .npz: one file of `inputs` (1797, 8, 8) and `label`. Else a folder of PNG files,
-    a folder below it for each class."""
+    a folder below it for each class. `path`: other samples that are read instead."""
 
     content = "the digits"
 
+    def __init__(
+        self,
+        *,
+        filepath: str,
+        path: str | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(filepath=path or filepath, metadata=metadata)
+        self._are_given = path is not None
+
     def load(self) -> Path:
+        if self._are_given and not self._path.exists():
+            raise DatasetError(f"there is no file and no folder {self._path}")
         if not self._path.exists():
             self._path.parent.mkdir(parents=True, exist_ok=True)
             pixels, labels = _digits()

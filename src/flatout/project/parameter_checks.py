@@ -86,6 +86,13 @@ def refuse_unread(parameters: Mapping[str, Any], given: Mapping[str, Any]) -> No
         f"conf/local/globals.yml, or with --params=corpus.{name}={corpus[name]}"
         for name in sorted(set(corpus) - set(asked))
     ]
+    for kind in ("arrays", "images"):
+        path = (parameters.get(kind) or {}).get("path")
+        if path and "path" not in (given.get(kind) or {}):
+            faults.append(
+                f"{kind}.path in a parameters file changes nothing: name {path} in the "
+                f"entry raw_{kind} of the catalog, or with --params={kind}.path={path}"
+            )
     if "data_dir" in parameters and "data_dir" not in given:
         faults.append(
             "data_dir in a parameters file changes nothing: give it with "

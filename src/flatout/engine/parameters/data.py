@@ -104,6 +104,8 @@ class EvaluateSettings(SettingsModel):
 class ArraySettings(SettingsModel):
     """How files of numbers become samples of one shape (`train.rows: arrays`)."""
 
+    path: str | None = None
+    """A file or folder in place of the catalog's own; with --params alone."""
     inputs: list[str] = []
     """Columns of Parquet, or the array of .npz and HDF5. Empty: all but the label."""
 
@@ -111,6 +113,8 @@ class ArraySettings(SettingsModel):
 class ImageSettings(SettingsModel):
     """How image files become pixels (`train.rows: images`)."""
 
+    path: str | None = None
+    """A folder or manifest in place of the catalog's own; with --params alone."""
     size: int = Field(224, ge=1)
     """Height and width: scaled so that the shorter side fits, the middle kept."""
     channels: Literal[1, 3] = 3
