@@ -73,7 +73,7 @@ STRATEGIES = {"packed": 0, "grouped": 1, "random": 2, "fixed": 3}
 PRECISIONS = {"bf16": 0, "fp16": 0, "fp32": 1}
 
 # Measured on BERT-base on an H200 and a small BERT on a 2-core CPU (mode ladder and
-# engine/README.md); rounded, and larger where a model or a batch can suffer more.
+# docs/optimisations); rounded, and larger where a model or a batch can suffer more.
 CAUSES: dict[str, Cause] = {
     "token_key": Cause(9.0, 9.0, "other data: rates do not compare"),
     "device": Cause(9.0, 9.0, "another device"),

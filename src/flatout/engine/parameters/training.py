@@ -26,7 +26,7 @@ VARIABLES = {
     "TOKENIZERS_PARALLELISM": "false",
     "GOMP_SPINCOUNT": "10000",
 }
-"""Waiting threads spin briefly, then yield: engine/optimisations/cpu_threads.md."""
+"""Waiting threads spin briefly, then yield: docs/optimisations/cpu_threads.md."""
 
 
 class RuntimeSettings(SettingsModel):
