@@ -101,10 +101,10 @@ def explore_steps(bench: Bench, changes: Changes) -> Changes:
 
 def _axes(bench: Bench, first: TrialResult) -> Iterable[tuple[str, Iterable[Any]]]:
     """Settings of a step, with values to try in order; the first loss ends an axis."""
-    settled = first.strategy
+    configured = first.strategy
     one_shape = bench.settings.train.rows != "tokens"
     for strategy in () if one_shape else bench.options.strategies:
-        if strategy != settled:
+        if strategy != configured:
             yield "train.batching", [strategy]
     if len(bench.options.precisions) > 1:
         for precision in bench.options.precisions:
@@ -113,9 +113,9 @@ def _axes(bench: Bench, first: TrialResult) -> Iterable[tuple[str, Iterable[Any]
     yield "train.token_budget", falling_budgets(bench, first)
     yield "train.token_budget", rising_budgets(bench, first)
     distributed = bench.settings.train.distributed
-    exchanges = bench.processes > 1 and distributed.strategy == "ddp"
-    # Graphs exchange all gradients at once anyhow.
-    if exchanges and distributed.bucket_mib != "all" and first.cuda_graphs is not True:
+    reduces = bench.processes > 1 and distributed.strategy == "ddp"
+    # Graphs all-reduce all gradients at once anyhow.
+    if reduces and distributed.bucket_mib != "all" and first.cuda_graphs is not True:
         yield "train.distributed.bucket_mib", ["all"]
     if nvidia_gpu_count():
         yield "train.compile", [not first.compile]
@@ -225,7 +225,7 @@ def free_batch(bench: Bench, tuned: Tuned) -> None:
 
 
 def _freed(changes: Changes, tuned: Tuned) -> Changes:
-    """Budgets and graphs that were chosen for a smaller batch are settled anew."""
+    """Budgets and graphs that were chosen for a smaller batch are chosen anew."""
     freed: Changes = {}
     if "train.cuda_graphs" in changes:
         freed["train.cuda_graphs"] = "auto"

@@ -78,7 +78,7 @@ def _communication(
         f"rate of one, {100 * share:.0f} % of linear"
     )
     advice = (
-        "give each device more tokens between two exchanges: a larger "
+        "give each device more tokens between two all-reduces: a larger "
         "train.global_batch_size, or fewer devices"
     )
     return "communication", because, advice

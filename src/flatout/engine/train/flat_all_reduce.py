@@ -1,6 +1,6 @@
 """Gradients of all ranks added up behind the backward pass, in one piece.
 
-DDP exchanges in the middle of it: that hides a slow link, but takes multiprocessors
+DDP reduces in the middle of it: that hides a slow link, but takes multiprocessors
 from matrix products, and a CUDA graph of it would have to be recorded by all ranks at
 the same step, where each meets its shapes at steps of its own.
 """
