@@ -99,7 +99,7 @@ def parameter_groups(
             {
                 "params": [],
                 "weight_decay": settings.weight_decay if is_matrix else 0.0,
-                "lr": _rate(share * settings.learning_rate, parameter, capturable),
+                "lr": _lr(share * settings.learning_rate, parameter, capturable),
                 "rate_share": share,
                 "apart": own,
             },
@@ -108,11 +108,11 @@ def parameter_groups(
     return list(found.values())
 
 
-def _rate(rate: float, parameter: Tensor, capturable: bool) -> Any:
+def _lr(lr: float, parameter: Tensor, capturable: bool) -> Any:
     if not capturable:
-        return rate
+        return lr
     # A CUDA graph reads it from the device.
-    return torch.tensor(rate, dtype=torch.float32, device=parameter.device)
+    return torch.tensor(lr, dtype=torch.float32, device=parameter.device)
 
 
 def _rate_shares(model: nn.Module, decay: float | None) -> dict[str, float]:
@@ -151,10 +151,10 @@ def _depths(
         yield name, inside.get(id(parameter), behind if begun else 0)
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Of each group its share of `rate`."""
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Of each group its share of `lr`."""
     for group in optimizer.param_groups:
-        own = rate * group.get("rate_share", 1.0)
+        own = lr * group.get("rate_share", 1.0)
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(own)
         else:
@@ -184,10 +184,16 @@ class Updater:
         if scale is not None:
             norm = norm / scale
         finite = torch.isfinite(norm) & torch.isfinite(loss)
+        grad_scale = self._clip_scale(norm, scale)
         if self.fused:
-            self._fused_step(self._clip_scale(norm, scale), finite)
+            # The kernel's own places for it (torch.amp.GradScaler uses them too):
+            # clipping costs no pass over the gradients.
+            self.optimizer.grad_scale = grad_scale  # type: ignore[attr-defined]
+            self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+            self.optimizer.step()
         elif bool(finite):
-            self._plain_step(gradients, self._clip_scale(norm, scale))
+            torch._foreach_div_(gradients, grad_scale)
+            self.optimizer.step()
         return norm, finite
 
     def _clip_scale(self, norm: Tensor, scale: Tensor | None) -> Tensor:
@@ -197,14 +203,3 @@ class Updater:
         if self.max_norm is not None:
             grad_scale = ((norm + 1e-6) / self.max_norm).clamp(min=1.0)
         return grad_scale if scale is None else grad_scale * scale
-
-    def _fused_step(self, grad_scale: Tensor, finite: Tensor) -> None:
-        # The kernel's own places for it (torch.amp.GradScaler uses them too): clipping
-        # costs no pass over the gradients.
-        self.optimizer.grad_scale = grad_scale  # type: ignore[attr-defined]
-        self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
-        self.optimizer.step()
-
-    def _plain_step(self, gradients: list[Tensor], grad_scale: Tensor) -> None:
-        torch._foreach_div_(gradients, grad_scale)
-        self.optimizer.step()
