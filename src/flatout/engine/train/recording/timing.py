@@ -8,6 +8,7 @@ whoever closes a window has synchronised before.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ import torch
 
 from flatout.engine.batches.collation import StepBatch
 
+COUNTED = ("samples", "tokens", "padded_tokens", "attention_pairs", "targets")
+"""Sums of a window, over its batches."""
 WARMUP_STEPS = 3
 """Steps before the first window: allocator, autotuning, first compilation."""
 
@@ -51,27 +54,6 @@ class _StepMarks:
     host_wait_s: float
 
 
-@dataclass
-class _Sums:
-    """Of steps, and the time that they took."""
-
-    samples: int = 0
-    tokens: int = 0
-    padded_tokens: int = 0
-    attention_pairs: int = 0
-    targets: int = 0
-    wall_s: float = 0.0
-    steps: list[_StepMarks] = field(default_factory=list)
-
-    def add(self, batch: StepBatch, marks: _StepMarks) -> None:
-        self.samples += batch.num_samples
-        self.tokens += batch.num_tokens
-        self.padded_tokens += batch.num_padded_tokens
-        self.attention_pairs += batch.attention_pairs
-        self.targets += batch.num_targets
-        self.steps.append(marks)
-
-
 class WindowClock:
     """Collects steps; `close` gives the window and begins the next one."""
 
@@ -81,13 +63,15 @@ class WindowClock:
 
     def begin(self) -> None:
         """Start a window now, forgetting the last: the device must be idle."""
-        self._sums = _Sums()
+        self._steps: list[_StepMarks] = []
+        self._counts = Counter(dict.fromkeys(COUNTED, 0))
+        self._wall_s = 0.0
         self._compiles = compile_clock.count
         self.resume()
 
     def pause(self) -> None:
         """Leave out what follows (the device must be idle) until `resume`."""
-        self._sums.wall_s += time.perf_counter() - self._running_since
+        self._wall_s += time.perf_counter() - self._running_since
 
     def resume(self) -> None:
         self._running_since = time.perf_counter()
@@ -101,7 +85,14 @@ class WindowClock:
         end = self._mark()
         marks = _StepMarks(self._last_end, self._step_begin, end, wait_s)
         self._last_end = end
-        self._sums.add(batch, marks)
+        self._steps.append(marks)
+        self._counts.update(
+            samples=batch.num_samples,
+            tokens=batch.num_tokens,
+            padded_tokens=batch.num_padded_tokens,
+            attention_pairs=batch.attention_pairs,
+            targets=batch.num_targets,
+        )
 
     @property
     def compiles(self) -> int:
@@ -119,19 +110,14 @@ class WindowClock:
         return window
 
     def _window(self, clean: bool, batch_s: float) -> Window:
-        sums = self._sums
         return Window(
-            steps=len(sums.steps),
-            samples=sums.samples,
-            tokens=sums.tokens,
-            padded_tokens=sums.padded_tokens,
-            attention_pairs=sums.attention_pairs,
-            targets=sums.targets,
-            wall_s=sums.wall_s,
-            wait_s=sum(self._starved_s(step) for step in sums.steps),
-            step_ms=[1000 * self._elapsed_s(s.before, s.end) for s in sums.steps],
+            steps=len(self._steps),
+            **self._counts,
+            wall_s=self._wall_s,
+            wait_s=sum(self._starved_s(step) for step in self._steps),
+            step_ms=[1000 * self._elapsed_s(s.before, s.end) for s in self._steps],
             clean=clean,
-            loader_s=len(sums.steps) * batch_s,
+            loader_s=len(self._steps) * batch_s,
         )
 
     def _starved_s(self, step: _StepMarks) -> float:
