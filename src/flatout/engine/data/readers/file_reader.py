@@ -14,6 +14,8 @@ import pyarrow as pa
 
 from flatout.engine.data.raw_texts import RawBatch, RawTextsError
 
+HASH_BYTES = 16 << 20
+
 
 @dataclass(frozen=True)
 class Format:
@@ -61,6 +63,23 @@ class FileReader(ABC):
     def fail(self, error: Exception, advice: str) -> RawTextsError:
         text = str(error).strip().splitlines()[0]
         return RawTextsError(f"{self.path} cannot be read ({text}): {advice}")
+
+
+def files_of(path: Path) -> list[Path]:
+    """`path`, or all files below it, sorted. Raises RawTextsError."""
+    with readable(path):
+        if not path.is_dir():
+            path.stat()
+            return [path]
+        list(path.iterdir())  # rglob passes over folders it may not read
+        return sorted(p for p in path.rglob("*") if p.is_file())
+
+
+def add_bytes(state: Any, file: Path) -> None:
+    """Those of `file`, to a hash."""
+    with readable(file), file.open("rb") as stream:
+        while block := stream.read(HASH_BYTES):
+            state.update(block)
 
 
 def _first_bad_byte(reader: FileReader) -> tuple[int, int, int]:

@@ -13,7 +13,13 @@ import xxhash
 from flatout.engine.data.raw_texts import RawBatch, RawTextsError
 from flatout.engine.data.readers.columnar_reader import ArrowReader, ParquetReader
 from flatout.engine.data.readers.csv_reader import CsvReader
-from flatout.engine.data.readers.file_reader import FileReader, Format, readable
+from flatout.engine.data.readers.file_reader import (
+    FileReader,
+    Format,
+    add_bytes,
+    files_of,
+    readable,
+)
 from flatout.engine.data.readers.json_reader import JsonReader
 
 READERS: dict[str, type[FileReader]] = {
@@ -28,7 +34,6 @@ READERS: dict[str, type[FileReader]] = {
 }
 PACKED = (".gz", ".bz2", ".zst")
 """Suffixes of packed CSV and JSON files."""
-HASH_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -41,12 +46,9 @@ class TextFiles:
     @cached_property
     def files(self) -> list[Path]:
         """The shards in the order of their names. Raises RawTextsError."""
-        with readable(self.path):
-            if not self.path.is_dir():
-                self.path.stat()
-                return [self.path]
-            list(self.path.iterdir())  # rglob passes over folders it may not read
-            inside = sorted(p for p in self.path.rglob("*") if p.is_file())
+        inside = files_of(self.path)
+        if not self.path.is_dir():
+            return inside
         shards = [p for p in inside if reader_of(p) and not _is_hidden(p, self.path)]
         kinds = {reader_of(p) for p in shards}
         if len(kinds) != 1:
@@ -83,10 +85,9 @@ class TextFiles:
         self._check_shards(columns)
         state = xxhash.xxh3_128(json.dumps([list(columns), vars(self.form)]).encode())
         for shard in self.files:
-            with readable(shard), shard.open("rb") as stream:
+            with readable(shard):
                 state.update(f"\0{shard.name}\0{shard.stat().st_size}\0".encode())
-                while block := stream.read(HASH_BYTES):
-                    state.update(block)
+            add_bytes(state, shard)
         return str(state.hexdigest())
 
     def batches(self, columns: Sequence[str]) -> Iterator[RawBatch]:

@@ -25,8 +25,8 @@ from flatout.engine.data.raw_texts import (
     RawBatch,
     RawTextsError,
 )
-from flatout.engine.data.readers.file_reader import readable
-from flatout.engine.data.readers.text_files import HASH_BYTES, TextFiles, reader_of
+from flatout.engine.data.readers.file_reader import add_bytes, files_of, readable
+from flatout.engine.data.readers.text_files import TextFiles, reader_of
 from flatout.engine.data.sessions.grouping import Grouped, LogColumns, group_lines
 from flatout.engine.data.sessions.parts import (
     ABNORMAL,
@@ -60,9 +60,7 @@ class LogSessions:
         for path in (self.path, self.abnormal, self.labels):
             for file in [] if path is None else _files(path):
                 state.update(f"\0{file.name}\0".encode())
-                with readable(file), file.open("rb") as stream:
-                    while block := stream.read(HASH_BYTES):
-                        state.update(block)
+                add_bytes(state, file)
         return str(state.hexdigest())
 
     def batches(self, columns: Sequence[str]) -> Iterator[RawBatch]:
@@ -97,11 +95,9 @@ class LogSessions:
 
 
 def _files(path: Path) -> list[Path]:
-    with readable(path):
-        if not path.is_dir():
-            path.stat()
-            return [path]
-        inside = sorted(p for p in path.rglob("*") if p.is_file())
+    inside = files_of(path)
+    if not path.is_dir():
+        return inside
     found = [p for p in inside if not p.name.startswith((".", "_"))]
     if not found:
         raise RawTextsError(f"{path} holds no file: set the filepath of the entry")
