@@ -82,7 +82,7 @@ def train(
         Session(trainer, recorder, group) as session,
         Progress(trainer) as recorder.progress,
     ):
-        loader = begin(trainer, recorder, wrong_rows, session)
+        loader = start_or_resume(trainer, recorder, wrong_rows, session)
         for batch in loader:
             try:
                 lr = take_step(trainer, recorder, batch, loader.wait_s)
@@ -90,7 +90,7 @@ def train(
                 shrink(trainer, error, batch.step)
                 loader.restart(trainer.data, batch.step)
                 continue
-            look_around(trainer, recorder, wrong_rows, session, batch, lr)
+            after_step(trainer, recorder, wrong_rows, session, batch, lr)
             if batch.step + 1 == trainer.total_steps:
                 break  # early stopping
         test = finish(trainer, recorder, session)
@@ -104,10 +104,10 @@ def train(
     )
 
 
-def begin(
+def start_or_resume(
     trainer: Trainer, recorder: Recorder, wrong_rows: WrongRows, session: Session
 ) -> StepLoader:
-    """Resume or start; the batches from there on."""
+    """From the newest checkpoint where there is one; the batches from there on."""
     start_step = session.resume()
     if recorder.lost_patience:  # ended behind the checkpoint, before its results
         recorder.end_at(start_step)
@@ -149,7 +149,7 @@ def take_step(
     return lr
 
 
-def look_around(
+def after_step(
     trainer: Trainer,
     recorder: Recorder,
     wrong_rows: WrongRows,
