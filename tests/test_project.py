@@ -63,6 +63,7 @@ print(json.dumps({
 class Run(NamedTuple):
     data: Path
     output: str
+    elapsed_s: float
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +72,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Run:
     data = tmp_path_factory.mktemp("data")
     shutil.copytree(corpus, data / "01_raw")
     command = [sys.executable, "-m", "kedro", "run", "--env=test"]
+    begin_s = time.perf_counter()
     done = subprocess.run(
         [*command, f"--params=data_dir={data}"],
         cwd=PROJECT,
@@ -82,7 +84,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Run:
         check=False,
     )
     assert done.returncode == 0, done.stdout
-    return Run(data, done.stdout)
+    return Run(data, done.stdout, time.perf_counter() - begin_s)
 
 
 @pytest.fixture
@@ -129,6 +131,24 @@ def test_history_has_a_line_a_log_point(finished):
     report = json.loads((finished.data / "08_reporting/train_report.json").read_text())
     assert report["samples"] == 8 * 16
     assert report["final_loss"] == float(rows[-1]["loss"])
+
+
+def test_every_second_of_the_command_is_in_a_phase(finished):
+    """Until the table is printed; the interpreter's end is behind it."""
+    report = json.loads((finished.data / "08_reporting/train_report.json").read_text())
+    before, _, table = finished.output.rpartition(" s went")
+    wall_s = float(before.rpartition("where ")[2])
+    assert 0.9 * finished.elapsed_s < wall_s < finished.elapsed_s
+    assert sum(report["phases_s"].values()) == pytest.approx(wall_s, rel=0.03)
+    printed = re.findall(r" ([\d.]+) +[\d.]+ *$", table, re.M)
+    assert sum(map(float, printed)) == pytest.approx(wall_s, rel=0.03)
+    trained = ("model", "first_step", "steps", "evaluation", "checkpoints")
+    assert all(report["phases_s"][name] > 0 for name in trained)
+    client = MlflowClient(f"sqlite:///{finished.data}/mlflow.db")
+    [run] = client.search_runs([client.get_experiment_by_name("flatout").experiment_id])
+    tracked = {k: v for k, v in run.data.metrics.items() if k.startswith("time/")}
+    assert 0.5 * wall_s < sum(tracked.values()) < wall_s  # the last delivery is later
+    assert tracked["time/steps_s"] == pytest.approx(report["phases_s"]["steps"])
 
 
 def test_the_saved_model_stands_alone(finished):

@@ -11,6 +11,7 @@ from flatout.project.data_origin import OriginHooks
 from flatout.project.guard_hooks import GuardHooks
 from flatout.project.hooks import EnvironmentHooks, HandOverHooks, TrackingHooks
 from flatout.project.parameter_hooks import ParameterHooks, TunedHooks
+from flatout.project.phases import PhaseHooks
 from flatout.project.quiet import silence_known_warnings
 from flatout.project.sessions import session_class
 
@@ -51,4 +52,5 @@ HOOKS = (
     OriginHooks(),
     OutputHooks(),
     ParameterHooks(),
+    PhaseHooks(TRACKING),
 )

@@ -3,6 +3,7 @@ read once, and parameters checked and complete."""
 
 from __future__ import annotations
 
+import time
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
+        self.created_s = time.perf_counter()
         self._found: dict[tuple[str, str], dict[str, Any]] = {}
         self._parsed: dict[str, Settings] = {}
         super().__init__(*args, **options)

@@ -86,6 +86,11 @@ class Forwarder:
         """The store took nothing the last time."""
         return self._failures > 0
 
+    @property
+    def pictures_s(self) -> float:
+        """What drawing took, of the seconds that `finish` waited."""
+        return 0.0 if self._thread.is_alive() else self._sender.pictures_s
+
     def activate_run(self) -> None:
         """Make the run MLflow's active one, where the store has it and answers."""
         run_id = self._outbox.record.run_id

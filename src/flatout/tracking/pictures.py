@@ -50,13 +50,12 @@ def _training(path: Path) -> Any:
     return figure
 
 
-def _phases(path: Path) -> Any:
-    """Where the training's wall time went; waiting for the loader is in the steps."""
-    report = json.loads(path.read_text(encoding="utf-8"))
-    parts = {
-        name: report[f"{name}_s"] for name in ("compile", "evaluate", "checkpoint")
-    }
-    parts["steps and start"] = max(0.0, report["train_wall_s"] - sum(parts.values()))
+def _phases(path: Path) -> Any | None:
+    """Where the training's wall time went; waiting for the loader is in the steps. None
+    for a report of an earlier version."""
+    parts = json.loads(path.read_text(encoding="utf-8")).get("phases_s")
+    if not parts:
+        return None
     figure, [axis] = _figure(1, 1)
     bars = axis.barh(list(parts), list(parts.values()))
     axis.bar_label(bars, fmt="%.1f")

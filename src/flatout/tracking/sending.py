@@ -43,6 +43,7 @@ class Sender:
         self._read_bytes = 0
         self._first_line = b""
         """Of the points' file: its time tells a file from the one that it replaced."""
+        self.pictures_s = 0.0
 
     @property
     def _record(self) -> RunRecord:
@@ -68,7 +69,10 @@ class Sender:
             client.log_batch(run_id, metrics=lot)
         self._send_trials(client, run_id)
         folder, started_s = self._outbox.points.parent, record.start_ms / 1000
-        for path in [*artifacts(self._outbox), *draw(folder, started_s)]:
+        begin_s = time.perf_counter()
+        pictures = draw(folder, started_s)
+        self.pictures_s = time.perf_counter() - begin_s
+        for path in [*artifacts(self._outbox), *pictures]:
             client.log_artifact(run_id, str(path))
         client.set_terminated(run_id, record.status, record.end_ms)
         record.complete = True

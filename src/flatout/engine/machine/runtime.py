@@ -129,7 +129,10 @@ def _switches(settings: RuntimeSettings) -> None:
         settings.cudnn_benchmark and not settings.deterministic
     )
     torch.backends.cuda.enable_flash_sdp(settings.flash_sdp)
-    torch.use_deterministic_algorithms(settings.deterministic, warn_only=True)
+    wanted = settings.deterministic
+    if wanted or torch.are_deterministic_algorithms_enabled():
+        # It imports all of TorchInductor, seconds that a plain training has no use for.
+        torch.use_deterministic_algorithms(wanted, warn_only=True)
 
 
 def memory(runtime: Runtime) -> dict[str, Any]:

@@ -117,6 +117,11 @@ class Recorder:
         self.conditions.start()
 
     @property
+    def setup_s(self) -> float:
+        """Until the loop began: model, optimizer, and what a resume reads."""
+        return self._loop_begin_s - self.begin_s
+
+    @property
     def chance_loss(self) -> float | None:
         """Of a model that knows nothing."""
         job = self.trainer.job

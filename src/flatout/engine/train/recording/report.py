@@ -137,6 +137,9 @@ class TrainReport:
     peak_tflops_measured: float | None = None
     """Of a large product in the run's precision, on this GPU behind the last step."""
     share_of_measured_peak_pct: float | None = None
+    phases_s: dict[str, float] = field(default_factory=dict)
+    """Where `train_wall_s` went: its parts add up to it. In the file of a whole command
+    where that one's time went, since its process began."""
     exit_reason: str = "finished"
     warnings: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)

@@ -40,6 +40,7 @@ def build_report(
     best = recorder.best or Evaluation(float("nan"))
     seconds, history = recorder.watch.seconds, recorder.history
     windows = recorder.windows
+    wall_s = time.perf_counter() - recorder.begin_s
     return TrainReport(
         **asdict(Rates.over(windows)),
         **(reached := efficiency(trainer, windows)),
@@ -52,7 +53,8 @@ def build_report(
         first_batch_s=recorder.first_batch_s,
         evaluate_s=seconds.get("evaluate", 0.0),
         checkpoint_s=seconds.get("checkpoint", 0.0),
-        train_wall_s=time.perf_counter() - recorder.begin_s,
+        train_wall_s=wall_s,
+        phases_s=_phases(recorder, wall_s),
         samples=recorder.samples,
         num_workers=loader.num_workers,
         initial_loss=recorder.initial_loss,
@@ -68,6 +70,19 @@ def build_report(
         warnings=_warnings(recorder),
         versions=versions(),
     )
+
+
+def _phases(recorder: Recorder, wall_s: float) -> dict[str, float]:
+    """Parts of `wall_s`; blocks compile in the first step, other shapes behind it."""
+    seconds, compile_s = recorder.watch.seconds, compile_clock.seconds
+    parts = {
+        "model": recorder.setup_s,
+        "compilation": compile_s,
+        "first_step": max(0.0, recorder.first_batch_s - compile_s),
+        "evaluation": seconds.get("evaluate", 0.0) + seconds.get("error_analysis", 0.0),
+        "checkpoints": seconds.get("checkpoint", 0.0),
+    }
+    return {**parts, "steps": max(0.0, wall_s - sum(parts.values()))}
 
 
 def resolved_parameters(trainer: Trainer) -> dict[str, Any]:
