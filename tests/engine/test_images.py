@@ -24,7 +24,7 @@ from flatout.engine.machine.runtime import set_up
 from flatout.engine.models.building import ModelError, build
 from flatout.engine.models.flops import ModelFlops
 from flatout.engine.parameters import SettingsError, parse_settings
-from flatout.engine.rows.arrays import ArrayRows
+from flatout.engine.rows.opening import rows_from_dataset
 from flatout.engine.train.setup.assemble import build_model
 from flatout.engine.train.setup.job import TrainJob
 from flatout.engine.train.setup.resolved_config import resolve
@@ -55,12 +55,12 @@ RESNET = {
 }
 
 
-def settings_of(config=VIT, *, crop_area=1.0, flip=0.5, **train):
+def settings_of(config=VIT, *, crop_area=1.0, flip=0.5, keep="pixels", **train):
     return parse_settings(
         {
             "runtime": {"precision": "fp32", "threads": 1, "seed": 3},
             "split": {"max_rejected_fraction": 1},
-            "images": {"size": 8},
+            "images": {"size": 8, "keep": keep},
             "model": {
                 "task": "image-classification",
                 "config": config,
@@ -101,7 +101,7 @@ def job_of(folder, config=VIT, **options) -> TrainJob:
     settings = settings_of(config, **options)
     made = split(pictures(folder / "raw"), settings)
     rows = [
-        ArrayRows.from_dataset(made[name].to_dataset())
+        rows_from_dataset(made[name].to_dataset())
         for name in ("train", "validation", "test")
     ]
     places = folder / "run", folder / "metrics.jsonl"
@@ -384,3 +384,24 @@ def test_a_checkpoint_starts_a_training_of_other_classes(tmp_path, config):
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-6)
     (head,) = [n for n in ours if n.startswith("classifier") and n.endswith("weight")]
     assert (len(ours[head]), len(theirs[head])) == (3, 2)
+
+
+def test_rows_that_hold_files_train_as_rows_of_pixels_do(tmp_path):
+    """Decoded in threads and by workers; the smallest files are kept as they were."""
+    options = {"max_steps": 4, "crop_area": 0.5}
+    pixels = job_of(tmp_path / "pixels", CONVNEXT, **options)
+    files = job_of(tmp_path / "files", CONVNEXT, keep="files", **options)
+    loaded = {"loader": {"num_workers": 2}}
+    by_workers = job_of(
+        tmp_path / "workers", CONVNEXT, keep="files", **options, **loaded
+    )
+    [first] = files.train.table.slice(0, 1).to_pylist()
+    assert first["encoded"] == (tmp_path / "files/raw" / first["source"]).read_bytes()
+    assert files.train.facts.as_dict() == pixels.train.facts.as_dict()
+    ids = np.array([5, 0, 5, 7])
+    for ours, theirs in zip(
+        files.train.views(ids), pixels.train.views(ids), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+    found = [curve(run_job(job)) for job in (pixels, files, by_workers)]
+    assert found[0] == found[1] == found[2]

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from flatout.engine.arrays.decoding import BadImage, Decoder
 from flatout.engine.arrays.sources import (
     ArraysError,
     Window,
@@ -27,6 +26,7 @@ from flatout.engine.arrays.sources import (
 )
 from flatout.engine.machine.environment import usable_cores
 from flatout.engine.parameters import ImageSettings, SplitSettings
+from flatout.engine.rows.decoding import BadImage, Decoder
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,8 @@ class ImageFiles:
     is_told: bool = True
     """Whether there must be labels, and a second pass: else each window is decoded when
     it is asked for, and labels are not read."""
+    keeps_files: bool = False
+    """Whether rows are to hold the files' bytes, not pixels."""
     _folder: Path | None = field(default=None, repr=False)
 
     @classmethod
@@ -61,7 +63,8 @@ class ImageFiles:
         """As parameters say."""
         decoder = Decoder(images.size, images.channels)
         label = split.label_column if is_told else None
-        return cls(path, label, images.image_column, decoder, is_told)
+        keeps_files = images.keep == "files"
+        return cls(path, label, images.image_column, decoder, is_told, keeps_files)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -70,6 +73,7 @@ class ImageFiles:
             "images.size": self.decoder.size,
             "images.channels": self.decoder.channels,
             "images.image_column": self.image_column,
+            "images.keep": "files" if self.keeps_files else "pixels",
             "split.label_column": self.label,
         }
 
@@ -131,7 +135,8 @@ class ImageFiles:
         listed = self._listed[start : start + len(pixels)]
         names = [name_in(self._root, file) for file, _ in listed]
         labels = [label for _, label in listed] if self.is_told else None
-        return Window("", start, pixels, labels, faults, names)
+        files = [file for file, _ in listed] if self.keeps_files else None
+        return Window("", start, pixels, labels, faults, names, files)
 
     @property
     def _root(self) -> Path:

@@ -16,6 +16,7 @@ from flatout.engine.files.arrow_folder import ArrowRecipe
 from flatout.engine.files.content_key import ContentKey
 from flatout.engine.parameters import ModelSettings, SplitSettings
 from flatout.engine.rows.array_facts import ArrayFacts
+from flatout.engine.rows.encoded_images import with_files
 from flatout.engine.rows.fixed_lists import array_of
 from flatout.engine.tasks import Task, make_task
 
@@ -43,22 +44,28 @@ class ArraysRecipe(ArrowRecipe):
     @property
     def schema(self) -> Any:
         """Of the first batch."""
-        return next(self._batches()).schema
+        return next(stored for _, parts in self._batches() for stored in parts).schema
 
     def batches(self) -> Iterator[Any]:
         """RecordBatches in the order of the rows. Raises ArraysError."""
-        for batch in self._batches():
+        for batch, parts in self._batches():
             self._facts.add(batch)
-            yield batch
+            yield from parts
 
-    def _batches(self) -> Iterator[Any]:
+    def _batches(self) -> Iterator[tuple[Any, Iterator[Any]]]:
+        """With their values, and as they are stored."""
         for window, rows, labels in self.dealt.windows(self.split):
             columns = {"inputs": array_of(window.values[rows])}
             if self.task.label_type is not None:
                 told = pa.array(labels.tolist(), self.task.label_type)
                 columns["labels"] = self.task.encode_labels(told)
             columns["source"] = pa.array([window.name(row) for row in rows.tolist()])
-            yield pa.record_batch(columns)
+            batch = pa.record_batch(columns)
+            if window.files is None:
+                yield batch, iter([batch])
+            else:
+                files = [window.files[row] for row in rows.tolist()]
+                yield batch, with_files(batch, files)
 
 
 @dataclass(frozen=True)

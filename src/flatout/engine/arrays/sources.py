@@ -34,6 +34,8 @@ class Window:
     """Row of the window -> why it cannot be used."""
     names: Sequence[str] | None = None
     """(n,) of rows that are files of their own."""
+    files: Sequence[Path] | None = None
+    """(n,) whose bytes rows are to hold in place of `values`."""
 
     def faults_for(self, shape: tuple[int, ...] | None) -> dict[int, str]:
         """Row -> why it is no sample of `shape`; None: none is known yet."""

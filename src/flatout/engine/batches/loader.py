@@ -59,20 +59,30 @@ class WorkerTimes:
 MAX_AUTO_WORKERS = 4
 
 
-def resolve_workers(settings: LoaderSettings, runtime: Runtime) -> int:
+def resolve_workers(
+    settings: LoaderSettings, runtime: Runtime, *, decodes: bool = False
+) -> int:
     """auto: none on a CPU, where a worker takes a core from the step (measured:
-    collation is under 1 % of a step); beside a GPU up to half of a rank's cores."""
-    return workers_a_rank(settings, runtime.is_cuda, runtime.ranks.local_world_size)
+    collation is under 1 % of a step); beside a GPU up to half of a rank's cores, and
+    all of them where rows are decoded."""
+    local = runtime.ranks.local_world_size
+    return workers_a_rank(settings, runtime.is_cuda, local, decodes=decodes)
 
 
 def workers_a_rank(
-    settings: LoaderSettings, is_cuda: bool, local_world_size: int
+    settings: LoaderSettings,
+    is_cuda: bool,
+    local_world_size: int,
+    *,
+    decodes: bool = False,
 ) -> int:
     if settings.num_workers != "auto":
         return settings.num_workers
     if not is_cuda:
         return 0
     cores = usable_cores() // max(1, local_world_size)
+    if decodes:
+        return max(1, cores)
     return max(1, min(MAX_AUTO_WORKERS, cores // 2))
 
 
@@ -99,7 +109,8 @@ class StepLoader:
     wait_s: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        self.num_workers = resolve_workers(self.settings, self.runtime)
+        decodes = getattr(self.data.rows, "decodes", False)
+        self.num_workers = resolve_workers(self.settings, self.runtime, decodes=decodes)
         check_shared_memory(self.data, self.settings, self.num_workers)
         self.times = WorkerTimes(self.num_workers)
 
@@ -215,9 +226,9 @@ def check_shared_memory(
     free = free_shared_memory_bytes()
     if not num_workers or free is None:
         return
-    needed = shared_memory_bytes(
-        settings, num_workers, data.batches.batch_size, data.planner.max_length
-    )
+    batch, row = data.batches.batch_size, getattr(data.rows, "row_bytes", 0)
+    needed = shared_memory_bytes(settings, num_workers, batch, data.planner.max_length)
+    needed += batch * row * num_workers * settings.prefetch_factor
     if needed > free:
         raise SettingsError(
             f"train.loader: {num_workers} workers x {settings.prefetch_factor} batches "

@@ -117,6 +117,9 @@ class ImageSettings(SettingsModel):
     """A folder or manifest in place of the catalog's own; with --params alone."""
     size: int = Field(224, ge=1)
     """Height and width: scaled so that the shorter side fits, the middle kept."""
+    keep: Literal["pixels", "files"] = "pixels"
+    """What rows hold. pixels: decoded once. files: their bytes, which take less disk
+    where images are large, and are decoded at every epoch, by the loader's workers."""
     channels: Literal[1, 3] = 3
     """3: red, green, blue. 1: grey."""
     image_column: str = "image"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,8 @@ class ArrayRows(ArrowRows):
     not copied, when sent to another process."""
 
     column = INPUTS
+    decodes: ClassVar[bool] = False
+    """Whether laying out takes a core's time."""
     facts_class = ArrayFacts
     facts: ArrayFacts  # type: ignore[assignment]
 
@@ -46,11 +48,21 @@ class ArrayRows(ArrowRows):
     def _chunks(self) -> list[_Chunk]:
         return [
             _Chunk(
-                values_in(batch.column(INPUTS)),
+                self._values(batch),
                 labels_in(batch.column("labels")) if self.has_labels else None,
             )
             for batch in self._table.to_batches()
         ]
+
+    def _values(self, batch: Any) -> Any:
+        """(N, ...) of a record batch, without a copy."""
+        return values_in(batch.column(INPUTS))
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a sample in a batch."""
+        like = self._chunks[0].values
+        return int(np.prod(like.shape[1:])) * np.dtype(like.dtype).itemsize
 
     def lengths(self, rows: Ints) -> Ints:
         """One place (N,) for each of `rows` (N,)."""

@@ -14,6 +14,7 @@ from flatout.engine.rows.rows import SplitRows
 KINDS = {
     "input_ids": "flatout.engine.rows.tokens:TokenRows",
     "inputs": "flatout.engine.rows.arrays:ArrayRows",
+    "encoded": "flatout.engine.rows.encoded_images:EncodedImages",
 }
 """Column -> module and class."""
 

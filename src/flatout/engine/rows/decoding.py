@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 import warnings
 from collections import Counter, defaultdict
@@ -42,10 +43,17 @@ class Decoder:
             raise BadImage("no such file")
         if not path.stat().st_size:
             raise BadImage("an empty file")
+        return self._opened(path)
+
+    def of_bytes(self, data: Any) -> npt.NDArray[np.uint8]:
+        """Of what a file holds. Raises BadImage."""
+        return self._opened(io.BytesIO(data))
+
+    def _opened(self, file: Path | io.BytesIO) -> npt.NDArray[np.uint8]:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", Image.DecompressionBombWarning)
-                with Image.open(path) as image:
+                with Image.open(file) as image:
                     return self._pixels(image)
         except UnidentifiedImageError as error:
             raise BadImage("no image of a known kind") from error

@@ -1,0 +1,112 @@
+"""Images as the bytes of their files, decoded whenever a batch is laid out: by all
+workers of the loader, or by threads where there are none. The pixels are those that
+rows of pixels keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import current_process
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from flatout.engine.machine.environment import usable_cores
+from flatout.engine.rows.array_facts import ArrayFacts
+from flatout.engine.rows.arrays import INPUTS, ArrayRows
+from flatout.engine.rows.decoding import Decoder
+from flatout.engine.rows.fixed_lists import array_of
+from flatout.engine.rows.layout import Ints
+
+ENCODED = "encoded"
+ROWS_AT_ONCE = 256
+"""Files that are held in memory together when rows are written."""
+
+
+@dataclass(frozen=True)
+class EncodedColumn:
+    """Of a record batch; indexed as the pixels (N, size, size, channels) would be."""
+
+    encoded: Any
+    shape: tuple[int, ...]
+    dtype: npt.DTypeLike = np.uint8
+
+    @classmethod
+    def of(cls, batch: Any) -> EncodedColumn:
+        size, channels = (batch.column(n)[0].as_py() for n in ("size", "channels"))
+        return cls(batch.column(ENCODED), (batch.num_rows, size, size, channels))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Ints) -> npt.NDArray[np.uint8]:
+        """Raises BadImage where a row is no image any more."""
+        decoder = Decoder(self.shape[1], self.shape[3])
+        files = [self.encoded[row].as_buffer() for row in rows.tolist()]
+        pixels = np.empty((len(files), *self.shape[1:]), np.uint8)
+        for place, one in enumerate(_each(decoder.of_bytes, files)):
+            pixels[place] = one
+        return pixels
+
+
+def _each(work: Any, items: Sequence[Any]) -> Iterator[Any]:
+    """`work` on each; a worker of the loader is one of many, and has no threads."""
+    if current_process().daemon or len(items) < 2:
+        yield from map(work, items)
+        return
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        yield from pool.map(work, items)
+
+
+class EncodedFacts(ArrayFacts):
+    """Of the pixels."""
+
+    def add(self, batch: Any) -> None:
+        """Also of a batch that holds files."""
+        if ENCODED in batch.schema.names and batch.num_rows:
+            pixels = EncodedColumn.of(batch)[np.arange(batch.num_rows)]
+            columns = {INPUTS: array_of(pixels)}
+            if "labels" in batch.schema.names:
+                columns["labels"] = batch.column("labels")
+            batch = pa.record_batch(columns)
+        super().add(batch)
+
+
+class EncodedImages(ArrayRows):
+    """Rows with `encoded`, `size`, `channels` and, where there is one, `labels`."""
+
+    column = ENCODED
+    facts_class = EncodedFacts
+    decodes = True
+
+    def _values(self, batch: Any) -> Any:
+        return EncodedColumn.of(batch)
+
+
+def with_files(batch: Any, files: Sequence[Path]) -> Iterator[Any]:
+    """The rows of `batch`, with the bytes of `files` in place of their pixels, a few at
+    a time."""
+    size, _, channels = _shape(batch.column(INPUTS).type)
+    rest = batch.drop_columns([INPUTS])
+    for start in range(0, len(files), ROWS_AT_ONCE):
+        part = rest.slice(start, ROWS_AT_ONCE)
+        own = files[start : start + ROWS_AT_ONCE]
+        columns = {
+            ENCODED: pa.array([file.read_bytes() for file in own], pa.large_binary()),
+            "size": pa.repeat(pa.scalar(size, pa.int16()), len(own)),
+            "channels": pa.repeat(pa.scalar(channels, pa.int16()), len(own)),
+        }
+        columns |= dict(zip(part.schema.names, part.columns, strict=True))
+        yield pa.record_batch(columns)
+
+
+def _shape(kind: Any) -> list[int]:
+    sizes = []
+    while pa.types.is_fixed_size_list(kind):
+        sizes.append(kind.list_size)
+        kind = kind.value_type
+    return sizes
