@@ -68,13 +68,13 @@ class Decoder:
                 self.converted["animated: its first frame"] += 1
             image.load()
         with self._timed("convert"):
-            upright = ImageOps.exif_transpose(image)
             if image.getexif().get(0x0112, 1) != 1:
                 self.converted["turned by its EXIF"] += 1
-            plain = self._plain(upright)
+                image = ImageOps.exif_transpose(image)
+            plain = self._plain(image)
         with self._timed("resize"):
             size = (self.size, self.size)
-            fitted = ImageOps.fit(plain, size, Image.Resampling.BICUBIC)
+            fitted = ImageOps.fit(plain, size, Image.Resampling.BILINEAR)
         self.decoded += 1
         pixels = np.asarray(fitted, dtype=np.uint8)
         return pixels.reshape(self.size, self.size, self.channels)
@@ -86,7 +86,8 @@ class Decoder:
             image = _to_8_bits(image)
         elif image.mode not in ("L", "RGB"):
             self.converted[image.mode] += 1
-        return image.convert("L" if self.channels == 1 else "RGB")
+        mode = "L" if self.channels == 1 else "RGB"
+        return image if image.mode == mode else image.convert(mode)
 
     @contextmanager
     def _timed(self, transform: str) -> Iterator[None]:
