@@ -82,6 +82,10 @@ class Family:
         kind, known = config.model_type, ", ".join(packable())
         return f"model type {kind} has no tested packed path ({known} have)"
 
+    def precision_fault(self, precision: str, device_type: str) -> str | None:
+        """Why `runtime.precision` cannot be used here; None where it can."""
+        return None
+
     def position_offset(self, config: Any) -> int:
         """Position of a row's first token, where the model is told positions."""
         return 0

@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForPreTraining
 
-from flatout.engine.families._family import Family
 from flatout.engine.families._modeling_bilm import (
     BilmConfig,
     BilmForPreTraining,
     BilmModel,
 )
+from flatout.engine.families._recurrent import Recurrent
 from flatout.engine.tasks import HeadKind
 
 AutoConfig.register("bilm", BilmConfig, exist_ok=True)
@@ -25,14 +25,13 @@ def _pieces(model: Any, hidden: Tensor) -> Tensor:
     return logits
 
 
-class Bilm(Family):
+class Bilm(Recurrent):
     """bilm: states (K, 2, output_size), of which each direction is one."""
 
     model_types = frozenset({"bilm"})
     model_classes = (BilmModel, BilmForPreTraining)
     heads: ClassVar = {HeadKind.DIRECTIONS: _pieces}
     matrix_heads = frozenset({HeadKind.DIRECTIONS})
-    compiles = False
 
     def count_weights(self, config: Any) -> int:
         """Embedding, softmax, and of each LSTM four gates and the projection."""

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from flatout.engine.families._family import Family
 from flatout.engine.families._modeling_log_key_lstm import (
     LogKeyLstmConfig,
     LogKeyLstmForCausalLM,
 )
+from flatout.engine.families._recurrent import Recurrent
 from flatout.engine.tasks import HeadKind
 
 
@@ -21,7 +21,7 @@ def _keys(model: Any, hidden: Tensor) -> Tensor:
     return logits
 
 
-class LogKeyLstm(Family):
+class LogKeyLstm(Recurrent):
     """log_key_lstm."""
 
     model_types = frozenset({LogKeyLstmConfig.model_type})
@@ -29,7 +29,6 @@ class LogKeyLstm(Family):
     heads: ClassVar = {HeadKind.VOCABULARY: _keys}
     matrix_heads = frozenset({HeadKind.VOCABULARY})
     causal = True
-    compiles = False
 
     def count_weights(self, config: Any) -> int:
         """Embedding, head, and four gates a layer on its input and its state."""

@@ -57,6 +57,9 @@ class ResolvedConfig:
 def resolve(job: TrainJob, runtime: Runtime, config: Any) -> ResolvedConfig:
     """Strategy, kernel, budget and compilation for this model on this device."""
     train, notes = job.settings.train, []
+    fault = family_of(config).precision_fault(runtime.precision, runtime.device.type)
+    if fault:
+        raise SettingsError(f"runtime.precision={runtime.precision}: {fault}")
     strategy, fault = _strategy(job, runtime, config)
     if fault:
         notes.append(fault)

@@ -1,0 +1,21 @@
+"""What families of LSTMs share."""
+
+from __future__ import annotations
+
+import torch
+
+from flatout.engine.families._family import Family
+
+
+class Recurrent(Family):
+    """LSTMs without attention, whose layers are kernels of cuDNN or oneDNN already."""
+
+    attends = False
+    compiles = False
+
+    def precision_fault(self, precision: str, device_type: str) -> str | None:
+        """oneDNN has an LSTM in bf16 only for CPUs with AVX-512."""
+        supported = torch.ops.mkldnn._is_mkldnn_bf16_supported
+        if (precision, device_type) != ("bf16", "cpu") or supported():
+            return None
+        return "LSTMs have no bf16 on this CPU, which lacks AVX-512; set auto or fp32"

@@ -1,0 +1,238 @@
+# ruff: noqa: T201
+"""flatout's bidirectional language model beside a loop as one writes it by hand.
+
+Both sides begin at the same weights and train on the same blocks of whole words:
+wikitext-2's `valid.txt`, as PyTorch's examples (word_language_model) hold it. Both are
+judged by `test.txt`. The loop shuffles by itself, and is `nn.LSTM`, AdamW and a linear
+decay. Each run is a process of its own, the sides by turns.
+
+    python -m tests.tools.bilm_plain --folder=/data/wikitext-2 --epochs=2 --turns=2
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import torch
+from torch import Tensor, nn
+
+BATCH, RATE, MOST_WORDS, DROPOUT = 32, 4e-3, 4000, 0.1
+UNKNOWN, END = 1, 2
+Split = list[list[int]]
+
+
+def blocks(folder: Path, length: int) -> dict[str, Split]:
+    """Rows of `length` words each; the words are those of the training file."""
+    text = {
+        name: (folder / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+        for name in ("valid", "test")
+    }
+    counts = Counter(word for line in text["valid"] for word in line.split())
+    numbers = {w: 3 + n for n, (w, _) in enumerate(counts.most_common(MOST_WORDS))}
+    found = {}
+    for name, lines in text.items():
+        ids = [
+            number
+            for line in lines
+            for number in (*(numbers.get(w, UNKNOWN) for w in line.split()), END)
+        ]
+        whole = len(ids) // length * length
+        found[name] = [ids[at : at + length] for at in range(0, whole, length)]
+    return found
+
+
+class Bilm(nn.Module):
+    """(B, T) words -> (B, T, words) of the next one, and of the one before."""
+
+    def __init__(self, words: int, width: int, layers: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(words, width)
+        given = {"batch_first": True, "dropout": DROPOUT}
+        self.onward = nn.LSTM(width, width, layers, **given)
+        self.back = nn.LSTM(width, width, layers, **given)
+        self.drop = nn.Dropout(DROPOUT)
+        self.head = nn.Linear(width, words, bias=False)
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        onward = self.onward(self.drop(self.embed(ids)))[0]
+        back = self.back(self.drop(self.embed(ids.flip(1))))[0].flip(1)
+        return self.head(self.drop(onward)), self.head(self.drop(back))
+
+    def take(self, model: nn.Module) -> None:
+        """The weights of flatout's."""
+        own = {
+            "embed.weight": "bilm.embeddings.weight",
+            "head.weight": "lm_head.weight",
+        }
+        theirs = model.state_dict()
+        for name in self.state_dict():
+            stack, _, key = name.partition(".")
+            if stack in ("onward", "back"):
+                kind, layer = key.rsplit("_l", 1)
+                side = "forward" if stack == "onward" else "backward"
+                own[name] = f"bilm.{side}_layers.{layer}.{kind}_l0"
+        self.load_state_dict({name: theirs[found] for name, found in own.items()})
+
+
+def loss_of(model: Bilm, ids: Tensor) -> Tensor:
+    """Mean over both directions."""
+    onward, back = model(ids)
+    losses = [
+        nn.functional.cross_entropy(onward[:, :-1].flatten(0, 1), ids[:, 1:].flatten()),
+        nn.functional.cross_entropy(back[:, 1:].flatten(0, 1), ids[:, :-1].flatten()),
+    ]
+    return torch.stack(losses).mean()
+
+
+def plain(data: dict[str, Split], start: Path, epochs: int) -> dict[str, float]:
+    """Tokens/s behind the first ten steps, and the perplexity of the test file."""
+    from flatout.engine.models.building import load_pretrained
+
+    theirs = load_pretrained(start)
+    config = theirs.config
+    model = Bilm(config.vocab_size, config.hidden_size, config.num_hidden_layers)
+    model.take(theirs)
+    rows = torch.tensor(data["valid"])
+    loader = torch.utils.data.DataLoader(rows, batch_size=BATCH, shuffle=True)
+    total = epochs * len(loader)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
+    decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 - n / total)
+    done, begin, tokens = 0, time.perf_counter(), 0
+    for _ in range(epochs):
+        for ids in loader:
+            loss = loss_of(model, ids)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            decay.step()
+            loss.item()
+            done, tokens = done + 1, tokens + ids.numel()
+            if done == WARM_STEPS:
+                begin, tokens = time.perf_counter(), 0
+    rate = tokens / (time.perf_counter() - begin)
+    model.eval()
+    with torch.no_grad():
+        losses = [
+            (loss_of(model, ids).item(), len(ids))
+            for ids in torch.tensor(data["test"]).split(BATCH)
+        ]
+    mean = sum(x * n for x, n in losses) / sum(n for _, n in losses)
+    return {"tokens_per_s": rate, "perplexity": math.exp(mean)}
+
+
+WARM_STEPS = 10
+
+
+def job_of(data: dict[str, Split], start: Path, epochs: int, folder: Path):
+    """flatout's training of the same."""
+    from flatout.engine.parameters import parse_settings
+    from flatout.engine.rows.tokens import TokenRows
+    from flatout.engine.rows.vocabulary import Vocabulary
+    from flatout.engine.train.setup.job import TrainJob
+
+    rows = {
+        name: TokenRows(pa.table({"input_ids": pa.array(own, pa.list_(pa.int32()))}))
+        for name, own in data.items()
+    }
+    length = len(data["valid"][0])
+    settings = parse_settings(
+        {
+            "runtime": {"precision": "fp32", "threads": torch.get_num_threads()},
+            "model": {"task": "bidirectional-lm", "name_or_path": str(start)},
+            "tokenize": {"max_length": length},
+            "train": {
+                "global_batch_size": BATCH,
+                "learning_rate": RATE,
+                "weight_decay": 0.0,
+                "warmup_fraction": 0.0,
+                "epochs": epochs,
+                "evaluate_every": None,
+                "error_analysis_every": None,
+                "log_every": WARM_STEPS,
+                "distributed": {"num_processes": 1},
+            },
+        }
+    )
+    words = Vocabulary(MOST_WORDS + 3, pad_token_id=0)
+    own = (rows["valid"], rows["test"], rows["test"])
+    return TrainJob(settings, *own, words, (), folder / "run", folder / "m.jsonl")
+
+
+def flatout(data: dict[str, Split], start: Path, epochs: int) -> dict[str, float]:
+    """As `plain`."""
+    from flatout.engine.machine.runtime import set_up
+    from flatout.engine.train.loop import train
+
+    with tempfile.TemporaryDirectory() as folder:
+        job = job_of(data, start, epochs, Path(folder))
+        report = train(job, set_up(job.settings.runtime)).report
+    return {
+        "tokens_per_s": report.tokens_per_s,
+        "perplexity": report.metrics["test_perplexity"],
+    }
+
+
+def save_start(folder: Path, width: int, layers: int) -> None:
+    """Weights that both begin at."""
+    from transformers import AutoConfig, AutoModelForPreTraining
+
+    import flatout.engine.families.bilm  # noqa: F401 - makes the type known
+
+    torch.manual_seed(0)
+    sizes = {"embedding_size": width, "hidden_size": width, "num_hidden_layers": layers}
+    words = {"vocab_size": MOST_WORDS + 3, "pad_token_id": 0, "dropout": DROPOUT}
+    config = AutoConfig.for_model("bilm", **sizes, **words)
+    AutoModelForPreTraining.from_config(config).save_pretrained(folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--length", type=int, default=64)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--side", choices=["plain", "flatout"])
+    parser.add_argument("--start", type=Path)
+    given = parser.parse_args()
+    if given.side:
+        torch.set_num_threads(given.threads)
+        torch.manual_seed(1)
+        side = {"plain": plain, "flatout": flatout}[given.side]
+        found = side(blocks(given.folder, given.length), given.start, given.epochs)
+        print(json.dumps(found))
+        return
+    with tempfile.TemporaryDirectory() as start:
+        save_start(Path(start), given.width, given.layers)
+        _by_turns(given.turns, [*sys.argv[1:], f"--start={start}"])
+
+
+def _by_turns(turns: int, arguments: list[str]) -> None:
+    module = [sys.executable, "-m", "tests.tools.bilm_plain", *arguments]
+    ratios = []
+    for _ in range(turns):
+        found = {}
+        for side in ("plain", "flatout"):
+            command = [*module, f"--side={side}"]
+            done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+            found[side] = json.loads(done.stdout.splitlines()[-1])
+            print(side, found[side], flush=True)
+        ratios.append(found["flatout"]["tokens_per_s"] / found["plain"]["tokens_per_s"])
+    print("ratios of rates", ratios, "median", statistics.median(ratios))
+
+
+if __name__ == "__main__":
+    main()
