@@ -263,6 +263,19 @@ def test_two_ranks_with_sharded_weights_train_what_one_does(tmp_path, one_rank):
 
 
 @pytest.mark.process
+@pytest.mark.timeout(120)
+def test_frozen_parts_of_sharded_weights_stay_as_they_are(tmp_path):
+    """Whole blocks, and a part of one that trains."""
+    frozen = ["embeddings", "encoder.layer.0", "attention.self.query"]
+    options = {"freeze": frozen, "max_steps": 4}
+    job = make_job(tmp_path / "one", config=NO_DROPOUT, log_every=1, **options)
+    one = run_job(job)
+    weights = load_file(one.last_model_folder / "model.safetensors")
+    two = run_job(two_ranks(tmp_path / "two", "fsdp", **options))
+    check_equal(two, (one, weights, None))
+
+
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_three_ranks_go_on_from_the_shards_of_two(tmp_path, one_rank, monkeypatch):

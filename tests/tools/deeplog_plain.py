@@ -9,16 +9,26 @@ there. Without it the normal sessions to be judged are a part of `hdfs_train` th
 not trained on, the same as `part: rest` of flatout.datasets.LogSessions.
 
     python -m tests.tools.deeplog_plain --folder=/data/hdfs --epochs=30
+
+With `--turns` both sides train by turns, `--epochs` and `--flatout-epochs` long.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import torch
+import yaml
 from torch import Tensor, nn
 
 from flatout.engine.data.sessions.log_sessions import LogSessions
@@ -99,13 +109,8 @@ def alarms(model: Model, sessions: list[Session], top_keys: int, known: int) -> 
     return count
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--top-keys", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=1)
-    given = parser.parse_args()
+def plain(given: argparse.Namespace) -> float:
+    """Train and judge; windows/s."""
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)
     whole = given.folder / "hdfs_test_normal"
@@ -116,15 +121,76 @@ def main() -> None:
     num_keys = 1 + max(max(session) for session in known)
     model = Model(num_keys)
     rate, seconds = train(model, known, given.epochs)
-    print(f"{len(known)} sessions, {rate:,.0f} windows/s, {seconds:.1f} s")
+    print(f"plain: {len(known)} sessions, {rate:,.0f} next keys/s, {seconds:.1f} s")
     judged = [
-        (sessions_of(normal, parts[1]), False),
-        (sessions_of(given.folder / "hdfs_test_abnormal", "all"), True),
+        sessions_of(normal, parts[1]),
+        sessions_of(given.folder / "hdfs_test_abnormal", "all"),
     ]
     model.eval()
     for top_keys in range(1, given.top_keys + 5):
-        found = [alarms(model, own, top_keys, num_keys) for own, _ in judged]
-        _tell(top_keys, found, [len(own) for own, _ in judged])
+        found = [alarms(model, own, top_keys, num_keys) for own in judged]
+        _tell(top_keys, found, [len(own) for own in judged])
+    return rate
+
+
+def flatout(given: argparse.Namespace) -> float:
+    """The same by `kedro run --env=deeplog` on these sessions; next keys/s."""
+    whole = given.folder / "hdfs_test_normal"
+    train_file, held_out = given.folder / "hdfs_train", not whole.is_file()
+    normal = train_file if held_out else whole
+    of_train = {"filepath": str(train_file), "part": "train" if held_out else "all"}
+    judged = {
+        "filepath": str(normal),
+        "abnormal_filepath": str(given.folder / "hdfs_test_abnormal"),
+        "part": "rest" if held_out else "all",
+    }
+    with tempfile.TemporaryDirectory() as name:
+        return _by_kedro(Path(name), of_train, judged, given)
+
+
+def _by_kedro(
+    folder: Path,
+    of_train: dict[str, Any],
+    judged: dict[str, Any],
+    given: argparse.Namespace,
+) -> float:
+    kind = {"type": "flatout.datasets.LogSessions"}
+    entries = {"raw_texts": kind | of_train, "detect_sessions": kind | judged}
+    shutil.copytree("conf", folder / "conf", ignore=shutil.ignore_patterns("local"))
+    (folder / "conf/local").mkdir()
+    (folder / "conf/deeplog/catalog.yml").write_text(yaml.dump(entries))
+    params = f"data_dir={folder / 'data'},runtime.threads={given.threads}"
+    params += f",train.epochs={given.flatout_epochs}" if given.flatout_epochs else ""
+    command = [sys.executable, "-m", "kedro", "run", "--env=deeplog"]
+    command += [f"--conf-source={folder / 'conf'}", f"--params={params}"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    reports = folder / "data/08_reporting"
+    report = json.loads((reports / "train_report.json").read_text())
+    found = json.loads((reports / "detection_report.json").read_text())
+    # A session of n keys is n + 2 tokens, of which n + 1 are predicted.
+    rate = report["tokens_per_s"] - report["samples_per_s"]
+    print(f"flatout: {rate:,.0f} next keys/s, {report['train_wall_s']:.1f} s")
+    for own in found["by_top_keys"][: given.top_keys + 4]:
+        alarms = [own["false_alarms"], own["true_alarms"]]
+        totals = [alarms[0] + own["rightly_silent"], alarms[1] + own["missed"]]
+        _tell(own["top_keys"], alarms, totals)
+    return float(rate)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--top-keys", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--turns", type=int, default=0)
+    parser.add_argument("--flatout-epochs", type=int)
+    given = parser.parse_args()
+    if not given.turns:
+        plain(given)
+        return
+    ratios = [(1 / plain(given)) * flatout(given) for _ in range(given.turns)]
+    print(f"ratios of rates {ratios}, median {statistics.median(ratios):.2f}")
 
 
 def _tell(top_keys: int, found: list[int], totals: list[int]) -> None:

@@ -1,0 +1,69 @@
+"""An interrupted training of each kind of target goes on bit for bit."""
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from flatout.engine.machine.environment import Ranks
+from flatout.engine.machine.runtime import Runtime
+from flatout.engine.parameters import parse_settings
+from flatout.engine.train.loop import train
+from tests.engine.families import (
+    CONFIGS,
+    LABEL_NAMES,
+    NAMED,
+    RECURRENT,
+    rows_of,
+    token_rows,
+)
+from tests.engine.runs import Crash, crash, curve, make_job, when_logged
+
+CPU = Runtime(torch.device("cpu"), "CPU", "fp32", Ranks(), threads=1)
+COMPLETIONS = "completions"
+"""causal-lm whose first tokens, the prompt, are no targets."""
+
+
+def rows(task, count):
+    """`count` rows with the labels of `task`."""
+    if task != COMPLETIONS:
+        return token_rows(task, count)
+    plain = token_rows("causal-lm", count)
+    ids = [view.tolist() for view in plain.views(np.arange(count))]
+    labels = pa.array([[-100, -100, *own[2:]] for own in ids], pa.list_(pa.int32()))
+    return rows_of("causal-lm", ids, labels=labels)
+
+
+def job_of(folder, task):
+    job = make_job(folder, checkpoint={"every_steps": 2}, evaluate_every=4)
+    kind = {"next-key": "log_key_lstm", COMPLETIONS: "llama"}.get(task, "bert")
+    given = job.settings.model_dump(mode="json")
+    given["model"]["task"] = "causal-lm" if task == COMPLETIONS else task
+    given["model"]["config"] = {"model_type": kind, **(CONFIGS | RECURRENT)[kind]}
+    return replace(
+        job,
+        settings=parse_settings(given),
+        train=rows(task, 60),
+        validation=rows(task, 20),
+        test=rows(task, 21),
+        label_names=tuple(LABEL_NAMES) if task in NAMED else (),
+    )
+
+
+@pytest.mark.parametrize(
+    "task",
+    ["multi-label-classification", "token-classification", COMPLETIONS, "next-key"],
+)
+def test_an_interrupted_training_goes_on_bit_for_bit(tmp_path, task):
+    whole = train(job_of(tmp_path / "whole", task), CPU)
+    job = job_of(tmp_path / "crashed", task)
+    with pytest.raises(Crash), when_logged("step 6/12  loss", crash):
+        train(job, CPU)
+    again = train(job, CPU)
+    assert again.report.resumed_from_step in range(2, 7)
+    assert curve(again) == curve(whole)
+    found, expected = again.report.as_dict(), whole.report.as_dict()
+    figures = [n for n in expected if n.startswith(("test_", "validation_"))]
+    assert figures and all(found[name] == expected[name] for name in figures)
