@@ -5,12 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 
-from flatout.engine.machine.environment import Ranks
-from flatout.engine.machine.runtime import Runtime
+from flatout.engine.launch.launch import run_job
 from flatout.engine.parameters import parse_settings
-from flatout.engine.train.loop import train
 from tests.engine.families import (
     CONFIGS,
     LABEL_NAMES,
@@ -21,7 +18,6 @@ from tests.engine.families import (
 )
 from tests.engine.runs import Crash, crash, curve, make_job, when_logged
 
-CPU = Runtime(torch.device("cpu"), "CPU", "fp32", Ranks(), threads=1)
 COMPLETIONS = "completions"
 """causal-lm whose first tokens, the prompt, are no targets."""
 
@@ -57,11 +53,11 @@ def job_of(folder, task):
     ["multi-label-classification", "token-classification", COMPLETIONS, "next-key"],
 )
 def test_an_interrupted_training_goes_on_bit_for_bit(tmp_path, task):
-    whole = train(job_of(tmp_path / "whole", task), CPU)
+    whole = run_job(job_of(tmp_path / "whole", task))
     job = job_of(tmp_path / "crashed", task)
     with pytest.raises(Crash), when_logged("step 6/12  loss", crash):
-        train(job, CPU)
-    again = train(job, CPU)
+        run_job(job)
+    again = run_job(job)
     assert again.report.resumed_from_step in range(2, 7)
     assert curve(again) == curve(whole)
     found, expected = again.report.as_dict(), whole.report.as_dict()
