@@ -21,8 +21,9 @@ from flatout.engine.tokenizing.token_recipes import token_options
 from tests.conftest import kedro
 
 CHECKS = [
-    *("parameters", "versions", "bytecode", "device", "driver", "bf16", "TF32"),
-    *("flash attention", "compiler", "NCCL", "threads", "cores", "memory"),
+    *("parameters", "versions", "bytecode", "device", "GPU memory", "driver"),
+    *("bf16", "TF32", "flash attention", "compiler", "NCCL", "threads"),
+    *("cores", "memory"),
     *("/dev/shm", "disk", "disk speed", "tracking store", "data", "labels"),  # noqa: S108 - its name
     *("tokens", "model", "training memory", "port 5000", "port 4141", "rendezvous"),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import socket
 import time
 from dataclasses import replace
@@ -158,9 +159,40 @@ def test_shared_memory_and_disk(tmp_path):
         "fail",
         True,
     )
-    assert machine.disk_speed(later, 10**6).finding.endswith(" MB/s written")
+    assert re.fullmatch(
+        r"\d+ MB/s written, \d+ MB/s read", machine.disk_speed(later, 10**6).finding
+    )
     assert list(tmp_path.iterdir()) == []
-    assert machine.judge_speed(12.3).status == "warn"
+    assert machine.judge_speed(12.3, 400).status == "warn"
+    assert machine.judge_speed(400, 12.3).status == "warn"
+    assert machine.judge_speed(400, 400).status == "ok"
+    assert text(machine.judge_speed(400, 401, "nfs4"))[:2] == (
+        "warn",
+        "400 MB/s written, 401 MB/s read, over a network (nfs4)",
+    )
+
+
+def test_a_folder_on_a_network_is_known_by_its_mount(monkeypatch):
+    """The longest mount above a folder is the one that it lies on."""
+    mounts = [("/", "ext4"), ("/data", "nfs4"), ("/data/local", "xfs")]
+    found = [SimpleNamespace(mountpoint=m, fstype=kind) for m, kind in mounts]
+    monkeypatch.setattr(machine.psutil, "disk_partitions", lambda all: found)
+    assert machine.network_file_system(Path("/data/01_raw")) == "nfs4"
+    assert machine.network_file_system(Path("/data/local/x")) is None
+    assert machine.network_file_system(Path("/database")) is None
+
+
+def test_other_programs_on_a_gpu_are_named():
+    assert device.gpu_neighbours(None).status == "ok"
+    two = replace(DRIVER, gpus=DRIVER.gpus * 2, programs=((), (7, 12)))
+    assert (
+        device.gpu_neighbours(replace(two, used_bytes=(GIB // 2, GIB))).status == "ok"
+    )
+    assert text(device.gpu_neighbours(replace(two, used_bytes=(0, 30 * GIB)))) == (
+        "warn",
+        "GPU 1: 30.0 GiB of 140.0 GiB are held by process 7, 12",
+        "end those programs, or choose other GPUs: CUDA_VISIBLE_DEVICES=...",
+    )
 
 
 def test_packages_that_every_command_compiles_anew(tmp_path, monkeypatch):
@@ -378,7 +410,8 @@ def test_a_checkpoint_is_looked_at_before_it_is_loaded(tmp_path):
 def test_training_says_at_its_start_what_is_not_ok(tmp_path, caplog):
     settings = Settings(runtime={"threads": 4096})
     rows = {found.check: found.status for found in quick_checks(settings, tmp_path)}
-    assert list(rows) == ["versions", "bytecode", "cores", "threads", "memory", "disk"]
+    looked_at = "versions", "bytecode", "cores", "threads", "memory", "disk"
+    assert list(rows) == [*looked_at, "GPU memory"]
     assert rows["threads"] == "warn"
     warn_at_start(settings, tmp_path)
     said = [r.getMessage() for r in caplog.records if "threads" in r.getMessage()]

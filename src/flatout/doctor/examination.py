@@ -71,6 +71,7 @@ class Patient:
             "versions": versions,
             "bytecode": bytecode,
             "device": lambda: device.device(self.driver, self.torch),
+            "GPU memory": lambda: device.gpu_neighbours(self.driver),
             "driver": lambda: device.driver_version(self.driver, self.torch),
             "bf16": lambda: device.precision(self.torch, runtime),
             "TF32": lambda: device.tf32(self.torch, runtime),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
 
 from flatout.engine.diagnosis.finding import Finding
 from flatout.engine.diagnosis.machine import gib
@@ -12,6 +14,8 @@ from flatout.engine.machine import environment
 from flatout.engine.parameters import RuntimeSettings, Settings
 
 NO_GPU = "no GPU: not needed"
+HELD_BYTES = 2**30
+"""More than the driver and a desktop hold of an idle GPU."""
 COMPILERS = ("g++", "gcc", "clang++", "clang")
 
 
@@ -24,6 +28,10 @@ class Driver:
     """Newest CUDA it runs."""
     gpus: tuple[tuple[str, int], ...]
     """Name and bytes of each."""
+    used_bytes: tuple[int, ...] = ()
+    """Of each, by whatever programs."""
+    programs: tuple[tuple[int, ...], ...] = ()
+    """Process ids that compute on each."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,8 @@ def look_at_driver() -> Driver | None:
     except pynvml.NVMLError:
         return None
     cuda = pynvml.nvmlSystemGetCudaDriverVersion()
-    handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+    count = pynvml.nvmlDeviceGetCount()
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
     return Driver(
         version=str(pynvml.nvmlSystemGetDriverVersion()),
         cuda=(cuda // 1000, cuda % 1000 // 10),
@@ -63,7 +72,41 @@ def look_at_driver() -> Driver | None:
             )
             for handle in handles
         ),
+        used_bytes=tuple(
+            int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in handles
+        ),
+        programs=tuple(_programs(handle) for handle in handles),
     )
+
+
+def _programs(handle: Any) -> tuple[int, ...]:
+    import pynvml
+
+    with suppress(pynvml.NVMLError):  # a container may not be told
+        found = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        return tuple(sorted(int(process.pid) for process in found))
+    return ()
+
+
+def gpu_neighbours(driver: Driver | None) -> Finding:
+    """What other programs hold of the GPUs; before this one has used any."""
+    if driver is None or not driver.used_bytes:
+        return Finding("GPU memory", "ok", NO_GPU)
+    held = [
+        f"GPU {index}: {gib(used)} of {gib(driver.gpus[index][1])} are held{_by(pids)}"
+        for index, (used, pids) in enumerate(
+            zip(driver.used_bytes, driver.programs, strict=True)
+        )
+        if used > HELD_BYTES
+    ]
+    if not held:
+        return Finding("GPU memory", "ok", "free: no other program holds any")
+    fix = "end those programs, or choose other GPUs: CUDA_VISIBLE_DEVICES=..."
+    return Finding("GPU memory", "warn", "; ".join(held), fix)
+
+
+def _by(pids: tuple[int, ...]) -> str:
+    return f" by process {', '.join(map(str, pids))}" if pids else ""
 
 
 def look_at_torch() -> Torch:

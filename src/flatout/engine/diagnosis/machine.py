@@ -24,6 +24,9 @@ from flatout.engine.parameters import RuntimeSettings
 
 WRITTEN_BYTES = 32 * 10**6
 SLOW_MB_PER_S = 50
+NETWORK_FILE_SYSTEMS = (
+    *("afs", "ceph", "cifs", "fuse.sshfs", "gpfs", "lustre", "nfs", "smb"),
+)
 LEAST_FREE_BYTES = 2**30
 LEAST_MEMORY_BYTES = 2 * 2**30
 
@@ -112,23 +115,46 @@ def disk_space(
 
 
 def disk_speed(folder: Path, size: int = WRITTEN_BYTES) -> Finding:
-    """Writes `size` bytes, waits until the disk has them, and removes them."""
-    data = os.urandom(size)
-    with tempfile.TemporaryFile(dir=existing(folder)) as file:
+    """Writes `size` bytes until the disk has them, reads them back past the page cache
+    where the system can be told to forget them, and removes them."""
+    data, there = os.urandom(size), existing(folder)
+    with tempfile.TemporaryFile(dir=there) as file:
         started = time.perf_counter()
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-        elapsed_s = time.perf_counter() - started
-    return judge_speed(size / elapsed_s / 10**6)
+        written_s = time.perf_counter() - started
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        started = time.perf_counter()
+        file.seek(0)
+        file.read()
+        read_s = time.perf_counter() - started
+    rates = size / written_s / 10**6, size / read_s / 10**6
+    return judge_speed(*rates, network_file_system(there))
 
 
-def judge_speed(mb_per_s: float) -> Finding:
-    text = f"{mb_per_s:.0f} MB/s written"
-    if mb_per_s >= SLOW_MB_PER_S:
+def judge_speed(written: float, read: float, network: str | None = None) -> Finding:
+    """`written`, `read`: MB/s."""
+    text = f"{written:.0f} MB/s written, {read:.0f} MB/s read"
+    if network:
+        text += f", over a network ({network})"
+    if network is None and min(written, read) >= SLOW_MB_PER_S:
         return Finding("disk speed", "ok", text)
     fix = "keep data_dir on a local disk, or save less often (train.checkpoint)"
     return Finding("disk speed", "warn", text, fix)
+
+
+def network_file_system(folder: Path) -> str | None:
+    """Its kind, as nfs4, where `folder` lies on one."""
+    mounts = sorted(
+        psutil.disk_partitions(all=True), key=lambda mount: -len(mount.mountpoint)
+    )
+    for mount in mounts:
+        if folder.is_relative_to(mount.mountpoint):
+            kind = mount.fstype
+            return kind if kind.lower().startswith(NETWORK_FILE_SYSTEMS) else None
+    return None
 
 
 def existing(folder: Path) -> Path:

@@ -6,7 +6,7 @@ import logging
 from functools import partial
 from pathlib import Path
 
-from flatout.engine.diagnosis import machine
+from flatout.engine.diagnosis import device, machine
 from flatout.engine.diagnosis.finding import Finding, examine
 from flatout.engine.diagnosis.installation import bytecode, versions
 from flatout.engine.machine import environment
@@ -28,6 +28,7 @@ def quick_checks(settings: Settings, folder: Path) -> list[Finding]:
             "threads": threads,
             "memory": machine.memory,
             "disk": partial(machine.disk_space, folder),
+            "GPU memory": lambda: device.gpu_neighbours(device.look_at_driver()),
         }
     )
 
