@@ -207,6 +207,24 @@ def parameters(
 
 
 @flatout.command()
+@click.option("--data-dir", help="Folder of the run's data. Default: data.")
+def best(data_dir: str | None) -> None:
+    """Print the best training of the last sweep, and write conf/best.
+
+    kedro run --env=best trains with its settings.
+    """
+    from flatout.reports.best import best_lines, read_best, write_best
+
+    with plain_errors():
+        check_data_dir(data_dir)
+        folder, _, project = _project_facts(data_dir)
+        found = read_best(folder)
+        file = write_best(project, found)
+    for line in best_lines(found, file.relative_to(project)):
+        click.echo(line)
+
+
+@flatout.command()
 @click.argument("logfile", type=click.Path(path_type=Path))
 @click.option("--hours", type=float, required=True, help="That are allowed in all.")
 @click.option("--steps", type=AT_LEAST_1, help="Of the whole, where the log is silent.")

@@ -125,7 +125,10 @@ SUMMARY = {
             "in_time": True,
         }
     ],
-    "tuned": {"gained": True},
+    "tuned": {
+        "gained": True,
+        "provenance": {"samples_per_s": 50.0, "samples_per_s_before": 40.0},
+    },
     "free_global_batch": None,
     "loader": [],
     "scaling": [],

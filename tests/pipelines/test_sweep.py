@@ -10,11 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from mlflow import MlflowClient
 
 from flatout.engine.parameters import SettingsError, parse_settings
 from flatout.pipelines.sweep import create_pipeline
 from flatout.project.parameter_hooks import ParameterHooks
+from flatout.reports.best import NoSweepError, best_lines, read_best, write_best
 from tests import warm
 from tests.conftest import PROJECT, kedro
 from tests.pipelines.tokens import write_tokens
@@ -34,7 +36,8 @@ def test_wiring():
         "label_names",
         *(f"params:{name}" for name in parameters),
     }
-    assert pipeline.all_outputs() == {"sweep_trials", "sweep_best"}
+    figures = {"sweep_parallel", "sweep_importance", "sweep_history"}
+    assert pipeline.all_outputs() == {"sweep_trials", "sweep_best", *figures}
 
 
 def killed_after_a_trial(arguments: list[str], logs: Path) -> int:
@@ -84,6 +87,9 @@ def test_a_killed_sweep_goes_on_and_trains_nothing_twice(tmp_path, empty_store):
     )
     assert best["command"] in " ".join(done.stdout.split())
     assert_nested_runs(data, best)
+    for name in ("parallel", "importance", "history"):
+        figure = json.loads((data / f"08_reporting/sweep_{name}.json").read_text())
+        assert figure["data"], name
 
 
 def assert_nested_runs(data: Path, best: dict) -> None:
@@ -100,6 +106,38 @@ def assert_nested_runs(data: Path, best: dict) -> None:
     assert found == {("0.001", "16"), ("0.01", "16")}
     losses = [run.data.metrics["validation_loss"] for run in nested]
     assert min(losses) == best["validation_loss"]
+    curves = [
+        client.get_metric_history(run.info.run_id, "train_loss") for run in nested
+    ]
+    assert all(curves), "a trial's run has the curves of its training"
+    lasted = [run.info.end_time - run.info.start_time for run in nested]
+    assert all(1000 < ms < 600_000 for ms in lasted)
+    assert "sweep.html" in {
+        file.path for file in client.list_artifacts(parent.info.run_id)
+    }
+
+
+def test_best_prints_the_winner_and_writes_its_environment(tmp_path):
+    best = {
+        "trial_id": "003",
+        "settings": {RATE: 0.01, "model.config.hidden_size": 64},
+        "chosen_by": "validation_loss",
+        "validation_loss": 0.25,
+        "trials": {"ok": 3, "oom": 1},
+    }
+    reports = tmp_path / "data" / "08_reporting"
+    reports.mkdir(parents=True)
+    with pytest.raises(NoSweepError, match="--pipelines=sweep writes it"):
+        read_best(tmp_path / "data")
+    (reports / "sweep_best.json").write_text(json.dumps(best))
+    file = write_best(tmp_path, read_best(tmp_path / "data"))
+    assert yaml.safe_load(file.read_text()) == {
+        "train": {"learning_rate": 0.01},
+        "model": {"config": {"hidden_size": 64}},
+    }
+    first, *_, last = best_lines(best, Path("conf/best/parameters.yml"))
+    assert first == "Trial 003 won: validation_loss 0.25 (3 ok, 1 oom)."
+    assert last.endswith("kedro run --env=best")
 
 
 def test_names_that_are_no_settings_are_refused_before_anything_runs():

@@ -14,12 +14,12 @@ from omegaconf import OmegaConf
 from flatout.engine.parameters import Settings, SettingsModel, parse_settings
 from flatout.project.fitting import fit_pipelines
 
-TUNED = "tuned"
-"""The environment that the benchmark writes."""
+TUNED, BEST = "tuned", "best"
+"""Environments that the benchmark and a sweep's `kedro flatout best` write."""
 
 SITUATIONS = ("first_try", "low_memory", "slow_loader", "final_run", "reproducible")
 
-SETTINGS_OF_TRAINING = ("slow", TUNED, *SITUATIONS)
+SETTINGS_OF_TRAINING = ("slow", TUNED, BEST, *SITUATIONS)
 """Environments that only say how to train: the user's data, model and credentials are
 those of conf/local."""
 

@@ -22,6 +22,7 @@ from flatout.engine.benchmark.watching import Watcher
 from flatout.engine.launch.job_files import JobFiles
 from flatout.engine.machine.signals import Interrupted
 from flatout.engine.parameters import Settings
+from flatout.reports.answer import chart
 from flatout.reports.markdown import counted
 from flatout.reports.report import findings_text
 
@@ -107,11 +108,14 @@ def _cell(value: object) -> str:
 def show_findings(
     summary: Mapping[str, Any], trials: pd.DataFrame, steps: pd.DataFrame
 ) -> None:
-    """The page's findings, below the table."""
+    """The page's findings below the table; the answer stands last."""
     target = Console(stderr=True)
     width = target.width if target.is_terminal else 160
-    page = Markdown(findings_text(summary, trials, steps))
-    Console(file=target.file, width=width).print(page)
+    wide = Console(file=target.file, width=width)
+    wide.print(Markdown(findings_text(summary, trials, steps)))
+    wide.print()
+    wide.print(Text(summary["answer"], style="bold"))
+    wide.print(Text(chart(summary, steps)))
 
 
 def search_watched(settings: Settings, files: JobFiles) -> Sweep:

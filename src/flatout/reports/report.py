@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from flatout.reports.answer import answer, chart
 from flatout.reports.comparisons import (
     headline_text,
     ladder_text,
@@ -23,6 +24,7 @@ def report_text(
 ) -> str:
     """Markdown; sections that a mode does not fill are left out."""
     return _joined(
+        _answer(summary, trials, steps),
         _head(summary),
         findings_text(summary, trials, steps),
         _trials(trials),
@@ -48,6 +50,13 @@ def findings_text(
     )
 
 
+def _answer(summary: Mapping[str, Any], trials: pd.DataFrame, steps: Any) -> str:
+    drawn = chart(summary, steps)
+    shown = f"\n\n```text\n{drawn}\n```" if drawn else ""
+    told = answer(summary, trials, steps)
+    return f"# Benchmark: {summary['mode']}\n\n**{told}**{shown}"
+
+
 def _joined(*parts: str) -> str:
     return "\n\n".join(part.rstrip() for part in parts if part.strip()) + "\n"
 
@@ -64,8 +73,6 @@ def _head(summary: Mapping[str, Any]) -> str:
     state = "" if summary["complete"] else " **Cut short: run the same command again.**"
     return "\n".join(
         [
-            f"# Benchmark: {summary['mode']}",
-            "",
             f"{summary['date']}, {summary['device']}{shown_peak}; {versions}. "
             f"{summary['rows']:,} train rows, {summary['mean_tokens']:.0f} tokens on "
             f"average, at most {summary['longest_tokens']}; global batch "

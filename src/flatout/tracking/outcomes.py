@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from pathlib import Path
 from typing import Any
 
 from flatout.tracking.facts import plain_name
@@ -41,6 +42,8 @@ TRIAL_SETTINGS = frozenset(
 )
 """Numbers of a trial that were set, not measured."""
 
+DESCRIPTION = "mlflow.note.content"
+
 REPORT_TAGS = (
     "device",
     "precision",
@@ -70,12 +73,14 @@ def note_outputs(record: RunRecord, outputs: dict[str, Any]) -> None:
         record.trials = nested_runs(outputs["benchmark_trials"])
         record.metrics.update(pick_metrics(outputs["benchmark_summary"]))
         record.tags.update(verdict_tags(outputs["benchmark_summary"]))
+        record.tags[DESCRIPTION] = outputs["benchmark_summary"].get("answer", "")
     if "benchmark_ladder" in outputs:
         record.metrics.update(ladder_metrics(outputs["benchmark_ladder"]))
     if "sweep_trials" in outputs:
         record.trials = nested_runs(outputs["sweep_trials"])
     if best := outputs.get("sweep_best"):
         record.metrics.update(best_metrics(best))
+        record.tags[DESCRIPTION] = sweep_answer(best)
 
 
 def nested_runs(trials: Any) -> list[dict[str, Any]]:
@@ -91,14 +96,26 @@ def nested_runs(trials: Any) -> list[dict[str, Any]]:
     start_ms = int(time.time() * 1000) - sum(durations_ms)
     found = []
     for row, duration_ms in zip(rows, durations_ms, strict=True):
+        begun_s = row.get("begun_s")  # of a sweep, whose trials run beside each other
+        if begun_s is not None and math.isfinite(begun_s):
+            start_ms = int(1000 * begun_s)
         end_ms = start_ms + duration_ms
-        found.append({**_nested_run(row), "start_ms": start_ms, "end_ms": end_ms})
+        times = {"start_ms": start_ms, "end_ms": end_ms}
+        found.append({**_nested_run(row), **times, "points": _points(row)})
         start_ms = end_ms
     return found
 
 
+def _points(row: dict[str, Any]) -> str | None:
+    """The file of a training's curves; None where it has none here."""
+    log = row.get("log")
+    file = Path(log).with_name("metrics.jsonl") if isinstance(log, str) else None
+    return str(file) if file and file.is_file() else None
+
+
 def _nested_run(row: dict[str, Any]) -> dict[str, Any]:
     present = {k: v for k, v in row.items() if v is not None and v == v}  # noqa: PLR0124
+    present.pop("begun_s", None)
     numbers = {
         k: float(v)
         for k, v in present.items()
@@ -138,9 +155,17 @@ def _is_swept(column: str) -> bool:
     return "." in column
 
 
+def sweep_answer(best: dict[str, Any]) -> str:
+    """The run's description."""
+    chosen = ", ".join(f"{name} = {value}" for name, value in best["settings"].items())
+    name = best["chosen_by"]
+    return f"Trial {best['trial_id']} won: {name} {best[name]:.6g} with {chosen}."
+
+
 def best_metrics(best: dict[str, Any]) -> dict[str, float]:
     """Figures of the sweep's best trial."""
     names = ("validation_loss", "validation_accuracy", "samples_per_s")
+    names = dict.fromkeys([best.get("chosen_by", names[0]), *names])
     return {f"best_{n}": float(best[n]) for n in names if best[n] is not None}
 
 

@@ -13,6 +13,7 @@ logger = logging.getLogger(__name__)
 MAX_NAMES = 40
 """Of classes beside the confusion matrix; of more, every second or further one."""
 MAX_NAME_LENGTH = 24
+SWEEP_FIGURES = ("parallel", "importance", "history")
 
 
 def draw(folder: Path, since_s: float = 0.0) -> list[Path]:
@@ -34,7 +35,29 @@ def draw(folder: Path, since_s: float = 0.0) -> list[Path]:
                 drawn.append(folder / target)
         except Exception as error:
             logger.warning("%s could not be drawn: %s", target, error)
-    return drawn
+    return drawn + _sweep_page(folder, since_s)
+
+
+def _sweep_page(folder: Path, since_s: float) -> list[Path]:
+    """The figures of a sweep as one page that needs no network."""
+    files = [folder / f"sweep_{name}.json" for name in SWEEP_FIGURES]
+    if not all(f.is_file() and f.stat().st_mtime >= since_s for f in files):
+        return []
+    try:
+        from plotly.io import from_json
+
+        parts = [
+            from_json(f.read_text(encoding="utf-8")).to_html(
+                full_html=False, include_plotlyjs=not number
+            )
+            for number, f in enumerate(files)
+        ]
+        page = folder / "sweep.html"
+        page.write_text("\n".join(parts), encoding="utf-8")
+    except Exception as error:
+        logger.warning("sweep.html could not be drawn: %s", error)
+        return []
+    return [page]
 
 
 def _training(path: Path) -> Any:

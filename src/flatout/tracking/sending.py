@@ -201,12 +201,25 @@ def _send_trial(
     run = client.create_run(
         experiment_id, start_time=start_ms, run_name=trial["name"], tags=tags
     )
+    curves = list(_curves(trial.get("points")))
+    step = max((metric.step for metric in curves), default=0)
+    for lot in _in_lots(curves, MAX_BATCH_METRICS):
+        client.log_batch(run.info.run_id, metrics=lot)
     client.log_batch(
         run.info.run_id,
-        metrics=[Metric(k, v, end_ms, 0) for k, v in trial["metrics"].items()],
+        metrics=[Metric(k, v, end_ms, step) for k, v in trial["metrics"].items()],
         params=[Param(k, str(v)) for k, v in trial["params"].items()],
     )
     client.set_terminated(run.info.run_id, trial["status"], end_ms)
+
+
+def _curves(points: str | None) -> Iterator[Metric]:
+    """Of the trial's own training; its final figures come behind them."""
+    if points is None or not Path(points).is_file():
+        return
+    with Path(points).open("rb") as file:
+        for line in file:
+            yield from metrics_of(parse_point(line))
 
 
 def _dataset_input(facts: dict[str, str]) -> DatasetInput:

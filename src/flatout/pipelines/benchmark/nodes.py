@@ -41,6 +41,7 @@ def run_trials(
     # Imports torch, which the pipelines before this one do not need.
     from flatout.engine.benchmark.outcome import summarise
     from flatout.engine.launch.job_files import JobFiles
+    from flatout.reports.answer import answer
     from flatout.reports.console import search_watched, show_findings
 
     settings = Settings(
@@ -56,6 +57,7 @@ def run_trials(
     sweep = search_watched(settings, files)
     ladder = pd.DataFrame([asdict(step) for step in sweep.ladder])
     trials, summary = pd.DataFrame(sweep.bench.results), summarise(sweep)
+    summary["answer"] = answer(summary, trials, ladder)
     show_findings(summary, trials, ladder)
     return {"trials": trials, "ladder": ladder, "summary": summary}
 

@@ -63,3 +63,17 @@ def choose_best(
 
     rows = trials.to_dict("records")
     return best.choose_best(rows, Settings(model=model, train=training, sweep=sweep))
+
+
+def show_sweep(
+    trials: pd.DataFrame,
+    model: ModelSettings,
+    training: TrainSettings,
+    sweep: SweepSettings,
+) -> dict[str, Any]:
+    """Three figures of Optuna's."""
+    from flatout.engine.sweep.space import objective
+    from flatout.reports.sweep_figures import sweep_figures
+
+    asked = Settings(model=model, train=training, sweep=sweep)
+    return sweep_figures(trials.to_dict("records"), *objective(asked))

@@ -6,7 +6,7 @@ from typing import Any
 
 from kedro.pipeline import Node, Pipeline
 
-from flatout.pipelines.sweep.nodes import choose_best, run_sweep
+from flatout.pipelines.sweep.nodes import choose_best, run_sweep, show_sweep
 
 
 def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
@@ -40,6 +40,21 @@ def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
                 },
                 outputs="sweep_best",
                 name="choose_best",
+            ),
+            Node(
+                func=show_sweep,
+                inputs={
+                    "trials": "sweep_trials",
+                    "model": "params:model",
+                    "training": "params:train",
+                    "sweep": "params:sweep",
+                },
+                outputs={
+                    "parallel": "sweep_parallel",
+                    "importance": "sweep_importance",
+                    "history": "sweep_history",
+                },
+                name="show_sweep",
             ),
         ]
     )

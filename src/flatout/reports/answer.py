@@ -1,0 +1,158 @@
+"""The benchmark's answer: one sentence, and a chart of at most ten lines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from flatout.reports.comparisons import loader_text
+from flatout.reports.markdown import number_text
+
+MAX_LINES, BAR_CELLS = 10, 30
+Summary = Mapping[str, Any]
+Bars = Sequence[tuple[str, float]]
+"""Name and samples/s of each line."""
+
+
+def answer(summary: Summary, trials: pd.DataFrame, steps: pd.DataFrame) -> str:
+    """What to take away from a benchmark, in a sentence."""
+    mode = summary["mode"]
+    if mode == "ladder":
+        text = _ladder(steps)
+    elif mode == "loader":
+        text = _loader(summary, trials)
+    elif mode == "scaling":
+        text = _scaling(summary)
+    elif mode in ("headline", "peers"):
+        text = _contest(summary[mode])
+    else:
+        text = _recommendation(summary)
+    return text if summary["complete"] else f"Cut short, so far: {text}"
+
+
+def chart(summary: Summary, steps: pd.DataFrame) -> str:
+    """Bars of samples/s in plain text; empty where nothing was measured."""
+    bars = [(name, rate) for name, rate in _bars(summary, steps) if _is_rate(rate)]
+    if not bars:
+        return ""
+    shown = bars if len(bars) <= MAX_LINES else [bars[0], *bars[1 - MAX_LINES :]]
+    most, width = max(r for _, r in shown), max(len(name) for name, _ in shown)
+    return "\n".join(
+        f"{name:{width}}  {'█' * max(1, round(BAR_CELLS * rate / most)):{BAR_CELLS}}  "
+        f"{number_text(rate)} samples/s"
+        for name, rate in shown
+    )
+
+
+def _recommendation(summary: Summary) -> str:
+    verdict, tuned, failed = summary["verdict"], summary["tuned"], summary["failed"]
+    bound = f"Bound by: {verdict['bound']}. " if verdict else ""
+    if failed:
+        return f"Nothing to recommend: trial {failed['trial_id']} {failed['status']}."
+    if not tuned:
+        return f"{bound}Nothing is recommended: no settings are safe."
+    source = tuned["provenance"]
+    rate, before = source["samples_per_s"], source["samples_per_s_before"]
+    if not tuned["gained"]:
+        return (
+            f"{bound}No settings are faster than the configured ones, "
+            f"{number_text(before)} samples/s."
+        )
+    instead = (
+        f" instead of {number_text(before)} ({rate / before:.2f}x)" if before else ""
+    )
+    return (
+        f"{bound}Tuned settings are in conf/tuned: {number_text(rate)} samples/s"
+        f"{instead}."
+    )
+
+
+def _ladder(steps: pd.DataFrame) -> str:
+    rungs = _kept(steps)
+    if not rungs:
+        return "No rung of the ladder was measured to its end."
+    gains = [row for row in rungs if _is_rate(row["individual"])]
+    top = max(gains, key=lambda row: float(row["individual"]), default=None)
+    largest = (
+        f"; the largest step is {top['name']} ({top['individual']:.2f}x)" if top else ""
+    )
+    rate, times = rungs[-1]["samples_per_s"], rungs[-1]["cumulative"]
+    return (
+        f"All kept optimisations together give {number_text(times)} times conf/slow, "
+        f"{number_text(rate)} samples/s{largest}."
+    )
+
+
+def _kept(steps: pd.DataFrame) -> list[Any]:
+    if steps.empty:
+        return []
+    rows = steps.to_dict("records")
+    return [r for r in rows if r["kept"] and r["status"] == "ok"]
+
+
+def _loader(summary: Summary, trials: pd.DataFrame) -> str:
+    text = loader_text(summary, trials).replace("**", "")
+    lines = [line for line in text.split("\n\n") if line.startswith("Steps alone")]
+    return lines[0] if lines else "The loader was not measured."
+
+
+def _scaling(summary: Summary) -> str:
+    ok = [row for row in summary["scaling"] if _is_rate(row["share_of_linear"])]
+    if not ok:
+        return "No number of devices was measured to its end."
+    most = max(ok, key=lambda row: int(row["devices"]))
+    return (
+        f"{most['devices']} devices train {number_text(most['samples_per_s'])} "
+        f"samples/s: {100 * most['share_of_linear']:.0f} % of as many alone."
+    )
+
+
+def _contest(rows: Sequence[Mapping[str, Any]]) -> str:
+    """flatout beside the fastest of the others."""
+    rated = [row for row in rows if _is_rate(row["samples_per_s"])]
+    ours = next((row for row in rated if row["name"].startswith("flatout")), None)
+    others = [row for row in rated if row is not ours]
+    if ours is None or not others:
+        return "There are no two trainings to compare."
+    best = max(others, key=lambda row: float(row["samples_per_s"]))
+    times = ours["samples_per_s"] / best["samples_per_s"]
+    return (
+        f"{ours['name']} trains {number_text(ours['samples_per_s'])} samples/s: "
+        f"{times:.2f} times the fastest of the others, {best['name']} "
+        f"({number_text(best['samples_per_s'])})."
+    )
+
+
+def _bars(summary: Summary, steps: pd.DataFrame) -> Bars:
+    mode = summary["mode"]
+    if mode == "ladder":
+        return [(row["name"], row["samples_per_s"]) for row in _kept(steps)]
+    if mode == "loader":
+        return [
+            (f"{row['num_workers']} workers", row["samples_per_s"])
+            for row in summary["loader"]
+        ]
+    if mode == "scaling":
+        rows = summary["scaling"]
+        return [(f"{row['devices']} devices", row["samples_per_s"]) for row in rows]
+    if mode in ("headline", "peers"):
+        return [(row["name"], row["samples_per_s"]) for row in summary[mode]]
+    return _picks(summary)
+
+
+def _picks(summary: Summary) -> Bars:
+    tuned = summary["tuned"]
+    before = tuned["provenance"]["samples_per_s_before"] if tuned else None
+    picks = {
+        name.replace("_", " "): row["samples_per_s"]
+        for name, row in summary["picks"].items()
+        if row
+    }
+    return [("as configured", before), *picks.items()]
+
+
+def _is_rate(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value) and value > 0

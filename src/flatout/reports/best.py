@@ -1,0 +1,63 @@
+"""conf/best: the settings of the training that won a sweep."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flatout.engine.files.checked_paths import write_text
+
+HEAD = """\
+# Written by kedro flatout best; the next one writes it anew.
+# Train with it: kedro run --env=best
+"""
+
+
+class NoSweepError(ValueError):
+    """No sweep has ended in this data folder."""
+
+
+def read_best(data: Path) -> dict[str, Any]:
+    """What the last sweep under `data` found. Raises NoSweepError."""
+    file = data / "08_reporting" / "sweep_best.json"
+    try:
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise NoSweepError(
+            f"{file} is not there: kedro run --pipelines=sweep writes it"
+        ) from None
+    return found
+
+
+def write_best(project: Path, best: Mapping[str, Any]) -> Path:
+    """conf/best/parameters.yml under `project`."""
+    file = project / "conf" / "best" / "parameters.yml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure = f"# {best['chosen_by']}: {best[best['chosen_by']]:.6g}\n\n"
+    tree = _nested(best["settings"])
+    write_text(file, HEAD + figure + yaml.safe_dump(tree, sort_keys=False))
+    return file
+
+
+def best_lines(best: Mapping[str, Any], file: Path) -> Iterator[str]:
+    """The winner, and what to type."""
+    name, trials = best["chosen_by"], best["trials"]
+    told = ", ".join(f"{count} {status}" for status, count in trials.items())
+    yield f"Trial {best['trial_id']} won: {name} {best[name]:.6g} ({told})."
+    yield from (f"  {path}: {value}" for path, value in best["settings"].items())
+    yield f"Written to {file}. Train with it: kedro run --env=best"
+
+
+def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, value in settings.items():
+        *parents, last = path.split(".")
+        level = tree
+        for parent in parents:
+            level = level.setdefault(parent, {})
+        level[last] = value
+    return tree

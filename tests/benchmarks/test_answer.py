@@ -1,0 +1,80 @@
+"""The benchmark's answer in a sentence, for each mode."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from flatout.reports.answer import MAX_LINES, answer, chart
+from flatout.reports.report import report_text
+from tests.pipelines.test_benchmark import LADDER, SUMMARY
+
+CONTEST = [
+    {"name": "slow", "samples_per_s": 10.0},
+    {"name": "Trainer", "samples_per_s": 40.0},
+    {"name": "flatout", "samples_per_s": 100.0},
+]
+SCALING = [
+    {"devices": 1, "samples_per_s": 10.0, "share_of_linear": 1.0},
+    {"devices": 4, "samples_per_s": 39.0, "share_of_linear": 0.975},
+    {"devices": 8, "samples_per_s": None, "share_of_linear": None},
+]
+NOTHING_GAINED = {**SUMMARY["tuned"], "gained": False}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {},
+            "Bound by: compute. Tuned settings are in conf/tuned: 50 samples/s instead "
+            "of 40 (1.25x).",
+        ),
+        (
+            {"tuned": NOTHING_GAINED},
+            "Bound by: compute. No settings are faster than the configured ones, 40 "
+            "samples/s.",
+        ),
+        (
+            {"tuned": None, "failed": {"trial_id": "001", "status": "oom"}},
+            "Nothing to recommend: trial 001 oom.",
+        ),
+        (
+            {"mode": "headline", "headline": CONTEST},
+            "flatout trains 100 samples/s: 2.50 times the fastest of the others, "
+            "Trainer (40).",
+        ),
+        (
+            {"mode": "scaling", "scaling": SCALING, "complete": False},
+            "Cut short, so far: 4 devices train 39 samples/s: 98 % of as many alone.",
+        ),
+        (
+            {"mode": "ladder"},
+            "All kept optimisations together give 2.5 times conf/slow, 25 samples/s; "
+            "the largest step is TF32 (2.50x).",
+        ),
+        ({"mode": "loader"}, "The loader was not measured."),
+        ({"mode": "peers"}, "There are no two trainings to compare."),
+    ],
+)
+def test_each_mode_has_a_sentence(changes, sentence):
+    summary = {**SUMMARY, **changes}
+    assert answer(summary, pd.DataFrame(), LADDER) == sentence
+
+
+def test_the_report_begins_with_the_answer_and_a_chart():
+    text = report_text(SUMMARY, pd.DataFrame(), LADDER)
+    told = answer(SUMMARY, pd.DataFrame(), LADDER)
+    assert text.startswith(f"# Benchmark: tune\n\n**{told}**\n\n```text\nas conf")
+
+
+def test_the_chart_has_ten_lines_at_most():
+    rows = [
+        {"devices": n, "samples_per_s": 1.0 * n, "share_of_linear": 1.0}
+        for n in range(1, 21)
+    ]
+    lines = chart({**SUMMARY, "mode": "scaling", "scaling": rows}, LADDER).split("\n")
+    assert len(lines) == MAX_LINES
+    assert [line.split()[0] for line in (lines[0], lines[-1])] == ["1", "20"]
+    assert (lines[0].count("█"), lines[-1].count("█")) == (2, 30)
+    assert chart({**SUMMARY, "mode": "peers"}, LADDER) == ""
