@@ -64,8 +64,12 @@ def check_run(options: dict) -> None:
     check_parameters(env, repr(options.get("params") or {}))
 
 
+WRITTEN = ("tuned", "best")
+"""Environments that a command writes: a clone has none of them."""
+
+
 def check_environment(env: str) -> None:
-    assert env == "tuned" or (PROJECT / "conf" / env).is_dir(), (
+    assert env in WRITTEN or (PROJECT / "conf" / env).is_dir(), (
         f"there is no environment {env}"
     )
 
@@ -73,7 +77,7 @@ def check_environment(env: str) -> None:
 @cache
 def check_parameters(env: str, parameters: str) -> None:
     """The hook that every run begins with refuses what cannot be used."""
-    env = "local" if env == "tuned" else env  # not written yet
+    env = "local" if env in WRITTEN else env
     extra = ast.literal_eval(parameters)
     with KedroSession.create(PROJECT, env=env, runtime_params=extra) as session:
         session.load_context()
