@@ -16,8 +16,9 @@ from flatout.project.command_line import (
 from tests.conftest import kedro
 
 ENVIRONMENTS = (
-    "['arrays', 'base', 'bert_base', 'deeplog', 'elmo', 'images', 'local', 'qwen3', "
-    "'slow', 'test'"
+    "['arrays', 'base', 'bert_base', 'deeplog', 'elmo', 'final_run', 'first_try', "
+    "'images', 'local', 'low_memory', 'qwen3', 'reproducible', 'slow', 'slow_loader', "
+    "'test'"
 )
 
 

@@ -25,6 +25,8 @@ from flatout.places import project_path
 
 WRITTEN_LATER = "tuned"
 """The environment that a benchmark writes: not unknown where it is missing."""
+BEST = "best"
+"""The one that `kedro flatout best` writes."""
 NO_SUCH = re.compile(r"Pipeline does not contain (nodes|datasets) named (\[.*\])")
 
 
@@ -37,6 +39,11 @@ def check_environment(env: str | None, conf_source: str | None = None) -> None:
     conf = Path(conf_source or project_path("conf"))
     if env in (None, WRITTEN_LATER) or not conf.is_dir() or (conf / str(env)).is_dir():
         return  # an archive of settings is Kedro's to open
+    if env == BEST:
+        raise CommandError(
+            f"--env: {conf / BEST} is not there yet: kedro flatout best writes it from "
+            "the last sweep"
+        )
     known = {path.parent.name for path in conf.glob("*/*.yml")} | {"local"}
     raise CommandError(f"--env: no environment {env}; {near_or_all(str(env), known)}")
 
