@@ -187,7 +187,8 @@ class PhaseHooks:
         finally:
             if forwarder is not None:
                 self._clock.move("tracking", {"pictures": forwarder.pictures_s})
-            if "train_report" in pipeline.all_outputs():
+            trains = "train_report" in pipeline.all_outputs()
+            if trains and not self._tracking.reused:  # it keeps what training it took
                 self._complete(catalog)
             Console(stderr=True, width=WIDTH).print(table(self._clock.seconds()))
 
