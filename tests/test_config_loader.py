@@ -37,6 +37,7 @@ def conf(tmp_path):
         folder / "tuned/parameters.yml",
         {"train": {"log_every": 5, "token_budget": 640}, "tuned": {"device": "x"}},
     )
+    write(folder / "best/parameters.yml", {"train": {"learning_rate": 0.1}})
     return folder
 
 

@@ -169,7 +169,11 @@ def test_nothing_that_spares_padding_is_tried(tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sweep_of_one_rate(kind, tmp_path):
     job = made(kind, tmp_path / "job", max_steps=2, epochs=1)
-    swept = {"folder": str(tmp_path / "sweep"), "grid": {"train.learning_rate": [0.01]}}
+    swept = {
+        "folder": str(tmp_path / "sweep"),
+        "storage": str(tmp_path / "sweep.journal"),
+        "grid": {"train.learning_rate": [0.01]},
+    }
     dumped = job.settings.model_dump(mode="json")
     (line,) = run_sweep(
         parse_settings({**dumped, "sweep": swept}), files_of(job, tmp_path)

@@ -109,7 +109,9 @@ def nested_runs(trials: Any) -> list[dict[str, Any]]:
 def _points(row: dict[str, Any]) -> str | None:
     """The file of a training's curves; None where it has none here."""
     log = row.get("log")
-    file = Path(log).with_name("metrics.jsonl") if isinstance(log, str) else None
+    # A trial that never began has no log: "" or NaN.
+    there = isinstance(log, str) and log
+    file = Path(log).with_name("metrics.jsonl") if there else None
     return str(file) if file and file.is_file() else None
 
 
