@@ -42,10 +42,15 @@ def project() -> Path:
     return PROJECT
 
 
+os.environ.pop("MLFLOW_TRACKING_URI", None)  # of whoever runs the tests
+
+
 @pytest.fixture(autouse=True)
-def _no_tracking_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of whoever runs the tests names no tracking store."""
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+def _no_tracking_server() -> Iterator[None]:
+    """MLflow writes the store that a test names into the environment, where fixtures
+    of the next module would find it."""
+    yield
+    os.environ.pop("MLFLOW_TRACKING_URI", None)
 
 
 @pytest.fixture(scope="session")
