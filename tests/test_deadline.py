@@ -93,6 +93,15 @@ def test_pauses_and_several_runs_are_told_of(tmp_path):
     assert "The log has 2 runs; these are the last one's figures." in told
 
 
+def test_the_bar_of_an_evaluation_is_not_the_trainings(tmp_path):
+    lines = [
+        " 5%|# | 500/10000 [1:23:20<26:23:20, 10.00s/it]",
+        " 60%|###### | 19/32 [00:02<00:01,  9.00it/s]",
+    ]
+    found, _ = project(written(tmp_path, [" 0%| | 0/10000 [00:00<?]", *lines]))
+    assert (found.done, found.total, found.runs, found.step_s) == (500, 10_000, 1, 10.0)
+
+
 def test_a_line_that_is_cut_and_bytes_that_are_no_text_do_no_harm(tmp_path):
     path = written(tmp_path, LOGS["dates"], end="\n2026-11-22 23:59:59,000 INFO st")
     path.write_bytes(b"\xff\xfe\x00 step\n" + path.read_bytes())

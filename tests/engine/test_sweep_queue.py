@@ -230,3 +230,20 @@ def test_two_of_three_machines_die_and_each_combination_is_finished_once(
     assert found["statuses"] == [signal.SIGKILL, signal.SIGKILL, 0]
     assert found["finished_once"] == found["combinations"] == 8
     assert found["finished_twice"] == 0
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("postgresql://ann:pa/ss@host/db", "postgresql://ann:***@host/db"),
+        (
+            "mysql://host/db?user=ann&password=a b",
+            "mysql://host/db?user=ann&password=*** b",
+        ),
+        ("x://host/db?pwd=geheim&ssl=1", "x://host/db?pwd=***&ssl=1"),
+        ("sqlite:///data/mlflow.db", "sqlite:///data/mlflow.db"),
+        ("http://127.0.0.1:5000/x", "http://127.0.0.1:5000/x"),
+    ],
+)
+def test_no_form_of_a_password_is_shown(address, shown):
+    assert without_password(address) == shown

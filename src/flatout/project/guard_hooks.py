@@ -16,6 +16,7 @@ from kedro.pipeline.node import Node
 from mlflow import MlflowClient
 
 from flatout.engine.guard import comparison as guard
+from flatout.engine.parameters.secrets import without_password
 from flatout.project.hooks import TrackingHooks
 from flatout.project.parameter_hooks import checked_settings
 from flatout.tracking import Outbox, one_line
@@ -61,10 +62,10 @@ class GuardHooks:
             return
 
         def look(client: MlflowClient) -> bool:
-            rates = rates_since(outbox.points, begin_s)
-            if len(rates) < EARLY_WINDOWS:
-                return False
             try:
+                rates = rates_since(outbox.points, begin_s)
+                if len(rates) < EARLY_WINDOWS:
+                    return False
                 now = self._tracked(outbox)
                 baseline = self._earlier(client, outbox, now)
                 verdict = guard.judge(now, rates, baseline, self._settings.guard)
@@ -122,7 +123,8 @@ class GuardHooks:
         settings, record = self._settings.guard, outbox.record
         forwarder = self._tracking.forwarder
         if forwarder is None or forwarder.failing:
-            raise NoAnswer(f"MLflow at {record.tracking_uri} takes nothing now")
+            place = without_password(record.tracking_uri)
+            raise NoAnswer(f"MLflow at {place} takes nothing now")
 
         def question() -> guard.TrackedRun | None:
             return self._earlier(MlflowClient(record.tracking_uri), outbox, now)

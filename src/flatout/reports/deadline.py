@@ -86,6 +86,8 @@ def _newest_run(lines: Iterable[LogLine]) -> tuple[int, _Run]:
         if line.step is None:
             continue
         step, total = _overall(line.step, line.total, epoch)
+        if line.is_bar and (total or 0) < (run.total or 0):
+            continue  # a shorter bar beside the training's: an evaluation
         if not run.steps or step < run.steps[-1]:
             runs, run = runs + 1, _Run()
             epoch = line.epoch

@@ -49,6 +49,8 @@ class LogLine:
     """Since 1970, since the start, or since midnight."""
     step_s: float | None = None
     """As the line states it."""
+    is_bar: bool = False
+    """Of tqdm, which evaluations have too."""
 
 
 def read_log(path: Path) -> tuple[Iterator[LogLine], int]:
@@ -106,7 +108,8 @@ def _of_text(text: str) -> LogLine:
     if bar:
         hours, minutes, seconds = (int(part or 0) for part in bar.groups()[2:])
         elapsed_s = 3600.0 * hours + 60 * minutes + seconds
-        return LogLine(_number(bar[1]), _number(bar[2]), None, elapsed_s, _rate(text))
+        steps = _number(bar[1]), _number(bar[2])
+        return LogLine(*steps, None, elapsed_s, _rate(text), is_bar=True)
     found = _STEP.search(text) or _BRACKET.search(text)
     step, total = (found[1], found[2]) if found else (None, None)
     return LogLine(

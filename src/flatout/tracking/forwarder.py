@@ -14,6 +14,7 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.entities import Metric
 
+from flatout.engine.parameters.secrets import without_password
 from flatout.tracking.outbox import Outbox, set_aside_beside
 from flatout.tracking.sending import Sender
 from flatout.tracking.store import (
@@ -114,7 +115,7 @@ class Forwarder:
             logger.warning(
                 "MLflow at %s does not have all of this run. The rest is in %s; "
                 "`kedro flatout sync` sends it.",
-                record.tracking_uri,
+                without_password(record.tracking_uri),
                 self._outbox.points.parent,
             )
         return record.complete
@@ -165,7 +166,7 @@ class Forwarder:
             logger.warning(
                 "MLflow at %s takes nothing at the moment (%s). Training goes on; "
                 "every point is in %s.",
-                self._outbox.record.tracking_uri,
+                without_password(self._outbox.record.tracking_uri),
                 cause(error),
                 self._outbox.points,
             )
@@ -197,10 +198,11 @@ def _sync_one(outbox: Outbox, tracking_uri: str | None) -> str:
     if tracking_uri and tracking_uri != record.tracking_uri:
         outbox.readdress(tracking_uri, artifacts_beside(tracking_uri))
     record.complete = False
+    place = without_password(record.tracking_uri)
     try:
         Sender(outbox).end(MlflowClient(record.tracking_uri))
     except Exception as error:
         if before.complete:  # in its own store: no later sync has to send it
             Outbox(outbox.points, before).save()
-        return f"{record.name}: not sent to {record.tracking_uri} ({one_line(error)})"
-    return f"{record.name}: sent to {record.tracking_uri} as run {record.run_id}"
+        return f"{record.name}: not sent to {place} ({one_line(error)})"
+    return f"{record.name}: sent to {place} as run {record.run_id}"

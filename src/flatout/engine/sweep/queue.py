@@ -86,8 +86,8 @@ class Queue:
 
     def take(self) -> Trial | None:
         """The next trial; None where none is left that nobody has."""
-        with self._turn:
-            while not self.stop.is_set():
+        while not self.stop.is_set():
+            with self._turn:
                 live = self.live()
                 waits = any(t.state == TrialState.WAITING for t in live)
                 if not waits and not self._is_owed(live):
@@ -97,6 +97,8 @@ class Queue:
                 trial = self._ask(lambda: self.study.ask(self._space))
                 if self._keeps(trial):
                     return trial
+            # Without the turn, which the heartbeats of other devices need.
+            self.stop.wait(0 if self._is_grid else 1)
         return None
 
     def _queue(self, changes: Changes) -> None:
@@ -119,7 +121,6 @@ class Queue:
             self._copy(trial, twin)  # tpe may suggest again what has been tried
         else:
             self.give_back(trial)
-            self.stop.wait(0 if self._is_grid else 1)
         return False
 
     def _copy(self, trial: Trial, twin: FrozenTrial) -> None:

@@ -176,7 +176,8 @@ class Recorder:
         self._steps_since_log = 0
         self.history.append(point)
         self.metrics.write(point.step, point.as_metrics())
-        if len(self.history) <= FIRST_POINTS:
+        every = self.trainer.job.settings.train.log_every
+        if point.step - self.start_step <= FIRST_POINTS * every:  # a resumed run's too
             self.judge_health()
         done, total = point.step, self.trainer.total_steps
         logger.debug("step %d/%d  loss %.4f", done, total, point.loss)
