@@ -24,6 +24,7 @@ from flatout.engine.machine.runtime import set_up
 from flatout.engine.models.building import ModelError, build
 from flatout.engine.models.flops import ModelFlops
 from flatout.engine.parameters import SettingsError, parse_settings
+from flatout.engine.rows import decoding
 from flatout.engine.rows.opening import rows_from_dataset
 from flatout.engine.train.setup.assemble import build_model
 from flatout.engine.train.setup.job import TrainJob
@@ -405,3 +406,14 @@ def test_rows_that_hold_files_train_as_rows_of_pixels_do(tmp_path):
         np.testing.assert_array_equal(ours, theirs)
     found = [curve(run_job(job)) for job in (pixels, files, by_workers)]
     assert found[0] == found[1] == found[2]
+
+
+def test_more_pixels_than_allowed_are_refused(monkeypatch, tmp_path):
+    Image.new("RGB", (8, 9)).save(tmp_path / "large.png")
+    monkeypatch.setattr(decoding, "MOST_PIXELS", 72)
+    assert decoding.Decoder(4, 3)(tmp_path / "large.png").shape == (4, 4, 3)
+    monkeypatch.setattr(decoding, "MOST_PIXELS", 71)
+    with pytest.raises(
+        decoding.BadImage, match="more pixels than an image should have"
+    ):
+        decoding.Decoder(4, 3)(tmp_path / "large.png")

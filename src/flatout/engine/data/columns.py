@@ -59,9 +59,8 @@ class Columns:
         flags = tuple(settings.label_columns or ())
         if flags and not (_is_names(label_type) and form == "text"):
             raise RawTextsError(
-                f"split.label_columns are for several labels a row, and model.task is "
-                f"{task}: set split.label_column, or model.task: "
-                "multi-label-classification"
+                "split.label_columns are for several labels a row, and model.task is "
+                f"{task}: set split.label_column, or another task (docs/tasks.md)"
             )
         if label_type is not None and settings.label_column is None and not flags:
             raise RawTextsError(

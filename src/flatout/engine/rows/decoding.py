@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import time
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,8 +15,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-Image.MAX_IMAGE_PIXELS = 2**28
+MOST_PIXELS = 2**28
 """A larger one is refused: a small file may hold more pixels than memory does."""
+Image.MAX_IMAGE_PIXELS = MOST_PIXELS
+TOO_LARGE = "more pixels than an image should have"
 SLOW_S = 0.01
 """A transform that takes longer on average is named in the report."""
 
@@ -51,14 +52,18 @@ class Decoder:
 
     def _opened(self, file: Path | io.BytesIO) -> npt.NDArray[np.uint8]:
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error", Image.DecompressionBombWarning)
-                with Image.open(file) as image:
-                    return self._pixels(image)
+            with Image.open(file) as image:
+                # Pillow only warns of up to twice as many; its filters are the whole
+                # process's, and threads decode here.
+                if image.width * image.height > MOST_PIXELS:
+                    raise BadImage(TOO_LARGE)
+                return self._pixels(image)
+        except BadImage:
+            raise
         except UnidentifiedImageError as error:
             raise BadImage("no image of a known kind") from error
-        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-            raise BadImage("more pixels than an image should have") from error
+        except Image.DecompressionBombError as error:
+            raise BadImage(TOO_LARGE) from error
         except (OSError, SyntaxError, ValueError, EOFError) as error:
             raise BadImage(f"truncated or broken: {error}") from error
 
