@@ -30,7 +30,6 @@ NOT_RUN = {
     "test_two_ranks_go_on_from_a_checkpoint_of_one",
     r"kedro run --pipelines=benchmark.*|kedro run --pipelines=sweep .*": "minutes; "
     "tests/pipelines/ runs a small benchmark and a small sweep from the command line",
-    r"kedro run --env=(bert_base|qwen3) .*": "made for a GPU: hours on a CPU",
     r"kedro run --env=(first_try|low_memory|reproducible)": "trains for minutes; "
     "tests/test_config_loader.py reads each",
     r"kedro run --env=(arrays|deeplog|elmo|images)\b.*": "a minute or more each; "

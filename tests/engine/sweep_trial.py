@@ -14,6 +14,9 @@ def run(spec, open_job, folder):
     train = spec.settings.train
     with (folder.parent / "ran").open("a") as file:
         file.write(f"{train.learning_rate} {os.environ.get('CUDA_VISIBLE_DEVICES')}\n")
+    held = folder.parent / "hold"
+    while held.exists() and _begun(folder) > int(held.read_text() or 0):
+        time.sleep(0.02)
     if train.global_batch_size == 19:
         time.sleep(600)
     if train.global_batch_size == 13:
@@ -25,6 +28,10 @@ def run(spec, open_job, folder):
         "validation_accuracy": train.learning_rate,
         "samples_per_s": float(train.global_batch_size),
     }
+
+
+def _begun(folder: Path) -> int:
+    return len((folder.parent / "ran").read_text().splitlines())
 
 
 if __name__ == "__main__":

@@ -46,13 +46,18 @@ def drill(place: str, folder: Path, combinations: int, seed: int) -> dict[str, o
     draw = random.Random(seed)
     files, settings = benches.job_files(folder), _settings(place, folder, combinations)
     begin_s = time.time()
-    pids = [_machine(settings, files, number) for number in range(3)]
     moments, ran = [], folder / "sweep" / "ran"
+    # The last trainings wait, or a quick machine has finished before it is killed.
+    held = ran.with_name("hold")
+    held.parent.mkdir(parents=True)
+    held.write_text(f"{combinations - 3}")
+    pids = [_machine(settings, files, number) for number in range(3)]
     for pid, begun in zip(pids, (combinations // 4, combinations // 2), strict=False):
         _wait_for_lines(ran, draw.randint(1, begun))
         time.sleep(draw.uniform(0, 2))
         os.kill(pid, signal.SIGKILL)
         moments.append(time.time() - begin_s)
+    held.unlink()
     statuses = [os.waitpid(pid, 0)[1] for pid in pids]
     study = optuna.load_study(study_name="sweep", storage=open_storage(place))
     done = [t for t in study.trials if t.state == optuna.trial.TrialState.COMPLETE]
