@@ -77,7 +77,7 @@ def test_the_host_waits_for_the_device_at_log_points_alone(
 ):
     refused, settled_at = [], 30  # compiled, captured, memory taken
 
-    class Watching(loop.Recorder):
+    class Watching(slow_habits.Recorder):
         def step_begins(self):
             if len(self.history) * 10 >= settled_at:
                 torch.cuda.set_sync_debug_mode("error")
@@ -88,7 +88,7 @@ def test_the_host_waits_for_the_device_at_log_points_alone(
             torch.cuda.set_sync_debug_mode("default")
             return super().log(batch, rate)
 
-    monkeypatch.setattr(loop, "Recorder", Watching)
+    monkeypatch.setattr(slow_habits, "Recorder", Watching)
     try:
         result = run(gpu_job(tmp_path, **options, evaluate_every=None))
     finally:
