@@ -46,6 +46,16 @@ def test_contenders_train_the_same_steps_to_nearly_the_same_loss(job, tmp_path):
     assert best == {**unsorted, "train_sampling_strategy": "group_by_length"}
 
 
+def test_tags_of_words_are_compared_with_the_trainer_too(tmp_path):
+    changes = {"train.max_steps": 6, "model.task": "token-classification"}
+    changed = with_changes(settings(), changes)
+    tags = job_files(tmp_path, task="token-classification").open(changed, tmp_path)
+    found = [contend(tags, name, tmp_path) for name in ("flatout", "trainer-best")]
+    assert {figures["samples"] for figures in found} == {48}
+    losses = [figures["validation_loss"] for figures in found]
+    assert max(losses) - min(losses) < 0.05
+
+
 def test_a_training_shorter_than_its_warm_up_has_a_rate(job, tmp_path):
     timing = {"warmup_steps": 10, "window_steps": 2, "evaluations": 0}
     asked = replace(spec("peer", contender="flatout", **timing), settings=job.settings)

@@ -42,9 +42,11 @@ def settings(**benchmark: Any) -> Settings:
     )
 
 
-def job_files(folder: Path, rows: int = 48) -> JobFiles:
+def job_files(
+    folder: Path, rows: int = 48, task: str = "sequence-classification"
+) -> JobFiles:
     splits = {
-        name: token_rows("sequence-classification", count)
+        name: token_rows(task, count)
         for name, count in (("train", rows), ("validation", 12), ("test", 12))
     }
     return JobFiles.of(splits, VOCABULARY, LABEL_NAMES, folder / "rows")
