@@ -15,6 +15,7 @@ from flatout.engine.machine.runtime import set_up
 from flatout.engine.parameters import parse_settings
 from flatout.engine.train import loop
 from flatout.engine.train.loop import train
+from flatout.engine.train.recording import slow_habits
 from flatout.engine.train.setup.assemble import assemble
 from tests.engine.families import CONFIGS, LABEL_NAMES, VOCABULARY, token_rows
 from tests.engine.plain import without_targets

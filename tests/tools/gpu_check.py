@@ -206,12 +206,14 @@ def device_name() -> str:
 
 def timed(name: str, command: Sequence[str]) -> Check:
     """A command whose last line of output says what it found."""
-    begin = time.monotonic()
+    begin, output = time.monotonic(), ""
     try:
-        status, detail = "ok", run(command, PROJECT).strip().split("\n")[-1]
+        output = run(command, PROJECT).strip()
+        status, detail = "ok", output.split("\n")[-1]
     except FailedError as error:
         status, detail = "FAILED", str(error)
-    return Check(name, status, time.monotonic() - begin, detail)
+    seconds = time.monotonic() - begin
+    return Check(name, status, seconds, detail, {"output": output})
 
 
 def commands() -> dict[str, list[str]]:
