@@ -12,6 +12,7 @@ from flatout import cli
 from flatout.engine.parameters import SettingsError
 from flatout.reports import training_logs
 from flatout.reports.deadline import deadline_lines, project
+from flatout.reports.training_logs import parse_line
 
 LOGS = {
     # 100 steps in 50 s of clock: 500 ms a step.
@@ -91,6 +92,34 @@ def test_pauses_and_several_runs_are_told_of(tmp_path):
     assert "In time: 0.3 h in all, of 1 h." in told
     assert "The log states 500.0 ms a step: the rest of the time went into" in told
     assert "The log has 2 runs; these are the last one's figures." in told
+
+
+def test_a_stop_between_kill_and_resume_is_not_counted(tmp_path):
+    times = [60 * n for n in range(10)] + [7 * 3600 + 60 * n for n in range(10)]
+    lines = [
+        json.dumps({"step": 60 * n, "time_s": 1.7e9 + at, "max_steps": 6000})
+        for n, at in enumerate(times)
+    ]
+    found, _ = project(written(tmp_path, lines))
+    stopped_s = 7 * 3600 - 10 * 60  # a minute of it is for steps
+    assert found.stopped_s == pytest.approx(stopped_s)
+    assert found.step_s == pytest.approx((times[-1] - stopped_s) / (19 * 60))
+    assert "It stood still for 6.8 h once" in " ".join(deadline_lines(found, 1, 0))
+
+
+@pytest.mark.parametrize(
+    ("line", "step_ms"),
+    [
+        ("step 3/10 data 3 ms, 145 ms/step", 145),
+        ("step 3/10 batch time: 0.5 ms, data 3 ms", 0.5),
+        ("step 3/10 (145.2 ms)", 145.2),
+        ("step 3/10 loss 0.2 data_time 3 ms", None),
+        ("step 3/10 forward 30 ms backward 60 ms", None),
+    ],
+)
+def test_only_the_time_of_a_step_is_taken_for_it(line, step_ms):
+    found = parse_line(line).step_s
+    assert found == (None if step_ms is None else pytest.approx(step_ms / 1000))
 
 
 def test_the_bar_of_an_evaluation_is_not_the_trainings(tmp_path):

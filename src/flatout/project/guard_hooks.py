@@ -61,13 +61,15 @@ class GuardHooks:
         if forwarder is None or not self._settings.guard.enabled:
             return
 
+        limit_s = self._settings.guard.store_limit_s
+
         def look(client: MlflowClient) -> bool:
             try:
                 rates = rates_since(outbox.points, begin_s)
                 if len(rates) < EARLY_WINDOWS:
                     return False
                 now = self._tracked(outbox)
-                baseline = self._earlier(client, outbox, now)
+                baseline = ask(lambda: self._earlier(client, outbox, now), limit_s)
                 verdict = guard.judge(now, rates, baseline, self._settings.guard)
             except Exception as error:  # looking at speed never ends a run
                 logger.debug("guard: not compared yet: %s", one_line(error))

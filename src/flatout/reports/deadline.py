@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -12,6 +13,11 @@ from flatout.reports.training_logs import DAY_S, LogLine, read_log
 
 PAUSES = 1.1
 """A step by the clock over a step as stated, from which pauses are told of."""
+
+STOPPED_S = 600.0
+STOPPED_GAPS = 50
+"""Time between two lines is a stop (killed, and gone on with later) where it is longer,
+and as many times the median, and no second one is half as long: evaluations return."""
 
 
 @dataclass
@@ -37,6 +43,8 @@ class Projection:
     step_s: float
     stated_s: float | None
     by_clock: bool
+    stopped_s: float = 0.0
+    """Between a kill and the resume; not counted."""
 
     @property
     def whole_h(self) -> float:
@@ -54,7 +62,7 @@ def project(path: Path, total: int | None = None) -> tuple[Projection, int]:
         raise SettingsError(f"{path} is no file: give the log of a training")
     lines, left_out = read_log(path)
     runs, run = _newest_run(lines)
-    found = f"{path}: found {len(run.steps):,} lines with a step"
+    counted = f"{path}: found {len(run.steps):,} lines with a step"
     if not run.steps:
         raise SettingsError(
             f"{path}: no line with a step, as `step 100/1000`, `[100/1000]`, a bar of "
@@ -63,18 +71,23 @@ def project(path: Path, total: int | None = None) -> tuple[Projection, int]:
     total = total or run.total
     if total is None:
         raise SettingsError(
-            f"{found}, the last is {run.steps[-1]:,}, none says of how many: give "
+            f"{counted}, the last is {run.steps[-1]:,}, none says of how many: give "
             "--steps"
         )
-    by_clock, stated = _by_clock(run), median(run.stated_s) if run.stated_s else None
+    stopped_s = _stopped_s(run)
+    by_clock = _by_clock(run, stopped_s)
+    stated = median(run.stated_s) if run.stated_s else None
     step_s = by_clock or stated
     if step_s is None:
         raise SettingsError(
-            f"{found} ({run.steps[-1]:,} of {total:,}), but no times and no rate, as "
+            f"{counted} ({run.steps[-1]:,} of {total:,}), but no times and no rate, as "
             "145 ms or 6.8 batch/s: give a log that has either"
         )
     done = min(run.steps[-1], total)
-    return Projection(runs, done, total, step_s, stated, by_clock is not None), left_out
+    found = Projection(
+        runs, done, total, step_s, stated, by_clock is not None, stopped_s
+    )
+    return found, left_out
 
 
 def _newest_run(lines: Iterable[LogLine]) -> tuple[int, _Run]:
@@ -119,11 +132,24 @@ def _after(times_s: list[float], time_s: float) -> float:
     return time_s
 
 
-def _by_clock(run: _Run) -> float | None:
+def _stopped_s(run: _Run) -> float:
+    """What one gap took beyond its steps, where it stands alone."""
+    passed = [b - a for a, b in pairwise(run.times_s)]
+    steps = [b - a for a, b in pairwise(run.timed)]
+    rates = [s / n for s, n in zip(passed, steps, strict=True) if n]
+    if len(rates) < 3:
+        return 0.0
+    step_s = median(rates)
+    gaps = sorted(s - n * step_s for s, n in zip(passed, steps, strict=True))
+    least = max(STOPPED_S, STOPPED_GAPS * median(passed), 2 * gaps[-2])
+    return gaps[-1] if gaps[-1] > least else 0.0
+
+
+def _by_clock(run: _Run, stopped_s: float) -> float | None:
     """Seconds a step between the first and the last line with a time."""
     if len(run.timed) < 2 or run.timed[-1] <= run.timed[0]:
         return None
-    passed_s = run.times_s[-1] - run.times_s[0]
+    passed_s = run.times_s[-1] - run.times_s[0] - stopped_s
     return passed_s / (run.timed[-1] - run.timed[0]) if passed_s > 0 else None
 
 
@@ -148,6 +174,10 @@ def deadline_lines(found: Projection, hours: float, left_out: int) -> list[str]:
         lines.append(
             f"The log states {1000 * stated:,.1f} ms a step: the rest of the time went "
             "into what stands between steps (evaluation, checkpoints, logging)."
+        )
+    if found.stopped_s:
+        lines.append(
+            f"It stood still for {found.stopped_s / 3600:,.1f} h once: not counted."
         )
     if found.runs > 1:
         lines.append(

@@ -30,7 +30,17 @@ _EPOCH = re.compile(rf"\bepoch\b\W{{0,4}}{_COUNT}\s*(?:/|of)\s*{_COUNT}", re.IGN
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?")
 _US_DATE = re.compile(r"(\d\d)/(\d\d)/(\d{4}|\d\d)\s+(\d\d):(\d\d):(\d\d)")
 _CLOCK = re.compile(r"^\W{0,3}(\d\d):(\d\d):(\d\d)\b")
-_MS = re.compile(r"([\d.]+)\s*ms\b(?!\s*(?:compil|load))", re.IGNORECASE)
+_UNIT = r"(?:it|iter(?:ation)?|batch|step)"
+_MS_OF_STEP = re.compile(
+    rf"([\d.]+)\s*ms\s*(?:/|per|an?)\s*{_UNIT}\b"
+    rf"|\b{_UNIT}[ _]?(?:time|took|ms)\b\W{{0,4}}([\d.]+)\s*ms\b",
+    re.IGNORECASE,
+)
+_MS = re.compile(r"(?:\b([a-z_]+)\W{1,4})?\b([\d.]+)\s*ms\b", re.IGNORECASE)
+_PART_OF_STEP = re.compile(
+    r"data|load|wait|fetch|i/?o|forward|backward|optim|eval|val|ping|latency|compil",
+    re.IGNORECASE,
+)
 _PER_S = re.compile(r"([\d.]+)\s*(?:it|iters?|batch(?:es)?|steps?)\s*/\s*s", re.I)
 _S_PER = re.compile(r"([\d.]+)\s*s\s*/\s*(?:it|iter|batch|step)\b", re.IGNORECASE)
 _STEP_KEYS = ("step", "global_step", "_step", "iteration", "iter")
@@ -123,8 +133,10 @@ def _of_text(text: str) -> LogLine:
 def _rate(text: str) -> float | None:
     """Seconds a step."""
     try:
-        if found := _MS.search(text):
-            return float(found[1]) / 1000
+        if found := _MS_OF_STEP.search(text):
+            return float(found[1] or found[2]) / 1000
+        if (ms := _bare_ms(text)) is not None:
+            return ms / 1000
         if found := _S_PER.search(text):
             return float(found[1])
         if found := _PER_S.search(text):
@@ -132,6 +144,15 @@ def _rate(text: str) -> float | None:
     except (ValueError, ZeroDivisionError):
         pass
     return None
+
+
+def _bare_ms(text: str) -> float | None:
+    """The only milliseconds of a line, unless a word before them names another thing
+    than the step."""
+    found = _MS.findall(text)
+    if len(found) != 1 or _PART_OF_STEP.match(found[0][0]):
+        return None
+    return float(found[0][1])
 
 
 def _time(text: str) -> float | None:

@@ -178,12 +178,13 @@ class Sweep:
         )
 
     def _rows(self) -> list[Row]:
-        """Of all machines' trials that have ended."""
+        """Of all machines' trials that have ended; of one tried twice the newer."""
         ended = [t for t in self.queue.live() if ANSWER in t.user_attrs]
-        return [
-            _row(trial, self.queue.place(trial))
-            for trial in sorted(ended, key=self.queue.place)
-        ]
+        newest = {
+            self.queue.place(trial): trial
+            for trial in sorted(ended, key=lambda trial: trial.number)
+        }
+        return [_row(newest[place], place) for place in sorted(newest)]
 
 
 def _row(trial: FrozenTrial, place: int) -> Row:
