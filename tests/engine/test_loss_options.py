@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 
 import numpy as np
@@ -17,7 +18,7 @@ from flatout.engine.parameters import SettingsError, TrainSettings, parse_settin
 from flatout.engine.tasks import LossOptions, check_options, loss_options
 from flatout.engine.train.optimizer import Updater, build_optimizer
 from flatout.engine.train.step import Stepper
-from tests.engine.families import LABEL_NAMES, MAX_LENGTH, built, step_rows
+from tests.engine.families import LABEL_NAMES, MAX_LENGTH, built, step_rows, task_of
 from tests.engine.runs import NO_DROPOUT, make_job
 from tests.engine.test_evaluate import CPU
 
@@ -118,6 +119,16 @@ def test_two_ranks_train_as_one_does_and_evaluations_go_without(tmp_path):
     assert one.report.chance_loss == pytest.approx(chance)
     assert one.report.initial_loss == pytest.approx(chance, rel=0.1)
     assert one.report.validation_loss == pytest.approx(1.0986, rel=0.1)
+
+
+def test_the_loss_of_guessing_and_perplexity_are_written_out():
+    guess = task_of("sequence-classification")
+    assert guess.chance_loss(4) == pytest.approx(math.log(4))
+    guess.loss_options = LossOptions(None, 0.0, 2.0)
+    assert guess.chance_loss(4) == pytest.approx((3 / 4) ** 2 * math.log(4))
+    assert guess.figures_of_loss(2.0) == {}
+    found = task_of("causal-lm").figures_of_loss(2.0)
+    assert found == {"perplexity": pytest.approx(math.exp(2.0))}
 
 
 def test_balanced_weights_are_scikit_learns():

@@ -40,9 +40,9 @@ RUNS = ("test_resume.py", "test_recorder.py", "test_faults.py::test_memory_that"
 TOLD = ("test_recorder.py", "test_progress.py")
 MODULES = {
     "train/step": (*PLAIN, "test_resume.py"),
-    "train/optimizer": (*PLAIN, "test_resume.py"),
-    "train/flat_all_reduce": PLAIN,
-    "train/loop": (*PLAIN, *RUNS, "test_wrong_rows.py"),
+    "train/optimizer": (*PLAIN, "test_resume.py", "test_optimizers.py"),
+    "train/flat_all_reduce": (*PLAIN, "test_distributed.py::test_gradients_in_one"),
+    "train/loop": (*PLAIN, *RUNS, "test_wrong_rows.py", "test_early_stopping.py"),
     "train/evaluate": (*PLAIN, "test_evaluate.py", "test_wrong_rows.py"),
     "batches/collation": (*PLAIN, *SHAPES, "test_collation.py", "test_model_parity.py"),
     "batches/global_batches": (
@@ -50,14 +50,17 @@ MODULES = {
         *("test_batching.py", "test_statistics.py"),
     ),
     "rows/layout": (*PLAIN, *SHAPES, "test_collation.py"),
-    "tasks/_shared/cross_entropy": (*PLAIN, "test_evaluate.py", "test_wrong_rows.py"),
-    "tasks/_shared/metrics": ("test_evaluate.py",),
+    "tasks/_shared/cross_entropy": (
+        *(*PLAIN, "test_evaluate.py"),
+        *("test_wrong_rows.py", "test_loss_options.py"),
+    ),
+    "tasks/_shared/metrics": ("test_evaluate.py", "test_metrics.py"),
     "tasks/masked_lm": (*PLAIN, "test_collation.py", "test_model_parity.py"),
-    "train/recording/recorder": (*PLAIN, *TOLD, "test_resume.py"),
+    "train/recording/recorder": (*PLAIN, *TOLD, "test_resume.py", "test_health.py"),
     "train/recording/metrics_file": ("test_recorder.py", "test_resume.py"),
-    "batches/loader": ("test_timing.py", *TOLD),
+    "batches/loader": ("test_timing.py", *TOLD, "test_loader.py"),
     "train/recording/timing": (
-        "test_timing.py",
+        *("test_timing.py", "test_loader.py"),
         *TOLD,
         "test_resume.py",
         "test_step.py",

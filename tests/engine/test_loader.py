@@ -1,0 +1,114 @@
+"""Steps from workers: how many there are, what they need, what they cost."""
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._dynamo.callback import callback_handler
+
+from flatout.engine.batches import loader
+from flatout.engine.batches.collation import StepRows
+from flatout.engine.batches.loader import StepLoader, resolve_workers
+from flatout.engine.machine.runtime import set_up
+from flatout.engine.parameters import LoaderSettings, RuntimeSettings, SettingsError
+from flatout.engine.train.recording.timing import CompileClock
+from tests.engine.families import step_rows
+
+SLEEP_S = 0.05
+
+
+class SlowRows(StepRows):
+    def __getitem__(self, step):
+        time.sleep(SLEEP_S)
+        return super().__getitem__(step)
+
+
+def slow_rows():
+    found = step_rows("bert", "sequence-classification", "grouped")
+    return SlowRows(**{name: getattr(found, name) for name in vars(found)})
+
+
+def step_loader(stop, start=0, **options):
+    runtime = set_up(RuntimeSettings())
+    return StepLoader(slow_rows(), LoaderSettings(**options), runtime, start, stop)
+
+
+@pytest.mark.parametrize(
+    ("cores", "is_cuda", "ranks", "decodes", "workers"),
+    [
+        (16, False, 1, False, 0),
+        (16, False, 1, True, 0),
+        (16, True, 1, False, 4),
+        (6, True, 1, False, 3),
+        (12, True, 2, False, 3),
+        (1, True, 1, False, 1),
+        (16, True, 2, True, 8),
+        (1, True, 2, True, 1),
+    ],
+)
+def test_workers_by_cores_and_ranks(
+    monkeypatch, cores, is_cuda, ranks, decodes, workers
+):
+    monkeypatch.setattr(loader, "usable_cores", lambda: cores)
+    device = torch.device("cuda" if is_cuda else "cpu")
+    runtime = set_up(RuntimeSettings())
+    local = replace(runtime.ranks, local_world_size=ranks)
+    runtime = replace(runtime, device=device, ranks=local)
+    settings = LoaderSettings(num_workers="auto")
+    assert resolve_workers(settings, runtime, decodes=decodes) == workers
+    seven = LoaderSettings(num_workers=7)
+    assert resolve_workers(seven, runtime, decodes=decodes) == 7
+
+
+def test_workers_that_shared_memory_cannot_hold_are_refused(monkeypatch):
+    """12 rows of at most 64 tokens, 40 bytes a token, 2 workers, 3 batches ahead."""
+    data, settings = slow_rows(), LoaderSettings(prefetch_factor=3)
+    needed = 40 * data.batches.batch_size * data.planner.max_length * 2 * 3
+    monkeypatch.setattr(loader, "free_shared_memory_bytes", lambda: needed)
+    loader.check_shared_memory(data, settings, 2)
+    monkeypatch.setattr(loader, "free_shared_memory_bytes", lambda: needed - 1)
+    loader.check_shared_memory(data, settings, 0)
+    with pytest.raises(SettingsError, match="2 workers x 3 batches"):
+        loader.check_shared_memory(data, settings, 2)
+    monkeypatch.setattr(loader, "free_shared_memory_bytes", lambda: None)
+    loader.check_shared_memory(data, settings, 2)
+
+
+def test_waiting_for_a_batch_is_what_the_host_was_blocked():
+    steps = step_loader(3)
+    for _ in steps:
+        assert SLEEP_S <= steps.wait_s < 60
+    assert steps.wait_s < 60
+
+
+@pytest.mark.process
+def test_what_a_batch_costs_its_worker_is_known():
+    steps = step_loader(5, num_workers=1)
+    assert [batch.step for batch in steps] == [0, 1, 2, 3, 4]
+    assert SLEEP_S <= steps.times.batch_s() < 60
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("persistent", [True, False])
+def test_each_step_comes_once_with_a_loader_an_epoch_or_one_for_all(persistent):
+    size = len(slow_rows())
+    start, stop = 1, 2 * size + 1
+    steps = step_loader(stop, start, num_workers=1, persistent_workers=persistent)
+    ranges = [range(1, stop)]
+    if not persistent:
+        ranges = [range(1, size), range(size, 2 * size), range(2 * size, stop)]
+    assert list(steps._step_ranges()) == ranges
+    assert [batch.step for batch in steps] == list(range(start, stop))
+
+
+def test_a_clock_that_listens_twice_is_told_once():
+    clock = CompileClock()
+    clock.listen()
+    clock.listen()
+    try:
+        assert callback_handler.start_callbacks.count(clock._started) == 1
+        assert callback_handler.end_callbacks.count(clock._ended) == 1
+    finally:
+        callback_handler.remove_start_callback(clock._started)
+        callback_handler.remove_end_callback(clock._ended)
