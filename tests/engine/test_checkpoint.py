@@ -24,6 +24,7 @@ from flatout.engine.checkpoints.checkpoint_folder import (
     write_checkpoint,
 )
 from flatout.engine.checkpoints.checkpoint_writer import CheckpointWriter
+from flatout.engine.checkpoints.shards import whole_tensor
 from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.train.keeping.snapshots import (
@@ -305,3 +306,9 @@ def test_a_full_disk_costs_checkpoints_and_no_run(tmp_path, monkeypatch):
     assert result.report.steps == 12
     told = [text for text in result.report.warnings if "No space left" in text]
     assert told and "the newest one is" in told[0]
+
+
+def test_a_tensor_that_no_rank_shares_is_whole():
+    tensor = torch.arange(3.0, requires_grad=True)
+    found = whole_tensor(tensor)
+    assert torch.equal(found, tensor) and not found.requires_grad

@@ -142,6 +142,26 @@ def test_ranks_with_unlike_numbers_of_rows_gather_all(tmp_path):
         assert json.loads((tmp_path / f"{rank}").read_text()) == whole
 
 
+def _figures_of_a_half(runtime, group, guess, labels):
+    """Each rank has every other row."""
+    found, own = Numbers(), slice(runtime.ranks.rank, None, 2)
+    found.update(guess[own], labels[own])
+    for parts in found.kept():
+        parts[:] = gathered(torch.cat(parts), 2)
+    expected = counted(Numbers(), (guess, labels))
+    assert found.compute() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.process
+def test_numbers_of_two_ranks_have_the_figures_of_all():
+    chance = torch.Generator().manual_seed(0)
+    fork_two(
+        _figures_of_a_half,
+        torch.randn(31, 1, generator=chance),
+        torch.randn(31, generator=chance),
+    )
+
+
 @pytest.mark.process
 def test_two_ranks_find_the_figures_that_one_finds(tmp_path):
     same = {"config": NO_DROPOUT | {"initializer_range": 0.3}, "max_steps": 2}

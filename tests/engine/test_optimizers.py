@@ -164,6 +164,15 @@ def test_patterns_that_cannot_serve_are_refused(pattern, said):
         freeze(built("bert", TASK), [pattern])
 
 
+def test_muon_without_a_matrix_of_a_layer_is_refused():
+    model = built("bert", TASK)
+    freeze(model, ["encoder.layer"])
+    with pytest.raises(SettingsError, match="muon needs matrices of layers"):
+        build_optimizer(
+            model, TrainSettings(optimizer="muon"), fused=False, capturable=False
+        )
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
