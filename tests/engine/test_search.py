@@ -196,6 +196,23 @@ def test_a_grid_keeps_the_precision_that_is_configured(tmp_path):
     assert asked == {"fp32"}
 
 
+def test_a_grid_tries_what_is_made_ahead_and_pinned_memory(tmp_path):
+    """Without workers nothing is made ahead: one factor stands for all."""
+    asked = {"num_workers": [0, 2], "strategies": ["packed"], "token_budgets": [64]}
+    ahead = {"prefetch_factors": "1 4", "pin_memory": "true false"}
+    sweep = Sweep(bench(tmp_path, **(GRID | asked | ahead)))
+    run_grid(sweep)
+    tried = [t for t in sweep.bench.results if t.kind == "end_to_end"][1:]
+    found = [(t.num_workers, t.prefetch_factor, t.pin_memory) for t in tried]
+    with_workers = [
+        (2, factor, pinned) for factor in (1, 4) for pinned in (True, False)
+    ]
+    assert found == [(0, 1, True), (0, 1, False), *with_workers]
+    heads = [str(column.header) for column in table(tried).columns]
+    assert {"ahead", "pinned"} <= set(heads)
+    assert "ahead" not in [str(c.header) for c in table(tried[:2]).columns]
+
+
 def test_tune_finds_settings_where_the_configured_ones_run_out_of_memory(tmp_path):
     found = bench(tmp_path, {"memory_tokens": 100}, mode="tune")
     tuned = tune.tune(found)

@@ -41,6 +41,8 @@ COLUMNS = (
     ("batch", "global_batch_size"),
     ("budget", "token_budget"),
     ("workers", "num_workers"),
+    ("ahead", "prefetch_factor"),
+    ("pinned", "pin_memory"),
     ("type", "precision"),
     ("I/O ms", "io_ms"),
     ("forward", "forward_ms"),
@@ -56,6 +58,7 @@ COLUMNS = (
     ("GiB", "reserved_memory_gib"),
 )
 """Guide E's columns, and those that say whether to believe them."""
+WHERE_THEY_DIFFER = frozenset({"prefetch_factor", "pin_memory"})
 
 
 def table(
@@ -65,7 +68,7 @@ def table(
     shown = [
         (head, name)
         for head, name in COLUMNS
-        if any(getattr(trial, name) is not None for trial in trials) or not trials
+        if not trials or _is_told(name, {getattr(trial, name) for trial in trials})
     ]
     result = Table(title=title, title_justify="left", header_style="bold", box=None)
     result.add_column("trial")
@@ -86,6 +89,10 @@ def table(
             style="bold green" if chosen else None,
         )
     return result
+
+
+def _is_told(name: str, values: set[object]) -> bool:
+    return len(values) > 1 if name in WHERE_THEY_DIFFER else values != {None}
 
 
 def _shown(trial: TrialResult, name: str) -> str:

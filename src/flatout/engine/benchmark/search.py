@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.benchmark.budgets import SafeBudget
+from flatout.engine.benchmark.budgets import Changes, SafeBudget
 from flatout.engine.benchmark.contests import headline_contests, peer_contests
 from flatout.engine.benchmark.ladder import Step, ladder
 from flatout.engine.benchmark.recommend import Picks, pick
@@ -25,7 +25,7 @@ from flatout.engine.benchmark.tune import (
 from flatout.engine.benchmark.watching import Watcher
 from flatout.engine.launch.job_files import JobFiles
 from flatout.engine.machine.environment import nvidia_gpu_count, usable_cores
-from flatout.engine.parameters import Settings
+from flatout.engine.parameters import BenchmarkSettings, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +125,8 @@ def _combinations(bench: Bench) -> list[Planned]:
     axes: dict[str, Sequence[Any]] = {
         "train.global_batch_size": options.batch_sizes,
         "train.loader.num_workers": options.num_workers,
+        "train.loader.prefetch_factor": options.prefetch_factors,
+        "train.loader.pin_memory": options.pin_memory,
         "runtime.precision": options.precisions,
         "train.batching": options.strategies,
         "train.token_budget": options.token_budgets or ["auto"],
@@ -133,10 +135,19 @@ def _combinations(bench: Bench) -> list[Planned]:
         del axes["runtime.precision"]
     if bench.settings.train.rows != "tokens":  # one shape: nothing is padded
         del axes["train.batching"]
+    axes = {name: values for name, values in axes.items() if values}
+    combinations = (dict(zip(axes, v, strict=True)) for v in product(*axes.values()))
     return [
-        Planned("end_to_end", dict(zip(axes, values, strict=True)))
-        for values in product(*axes.values())
+        Planned("end_to_end", changes)
+        for changes in combinations
+        if changes["train.loader.num_workers"] or _first_of(options, changes)
     ]
+
+
+def _first_of(options: BenchmarkSettings, changes: Changes) -> bool:
+    """Without workers nothing is made ahead: one value stands for all."""
+    ahead = options.prefetch_factors
+    return not ahead or changes["train.loader.prefetch_factor"] == ahead[0]
 
 
 def run_tune(sweep: Sweep) -> None:

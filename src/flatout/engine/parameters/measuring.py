@@ -54,6 +54,10 @@ class BenchmarkSettings(SettingsModel):
     """Of the grid."""
     strategies: list[Strategy] = Field(["grouped", "packed"], min_length=1)
     """Values of `train.batching` of the grid."""
+    prefetch_factors: list[Count] = []
+    """Batches ahead a loader process, of the grid. Empty: as configured."""
+    pin_memory: list[bool] = []
+    """Page-locked host memory on and off, of the grid. Empty: as configured."""
     token_budgets: list[Count] = []
     """Tokens of a micro-batch. Empty: chosen around one global batch."""
     contenders: list[Contender] = Field(list(get_args(Contender)), min_length=1)
@@ -95,6 +99,8 @@ class BenchmarkSettings(SettingsModel):
     @field_validator(
         "batch_sizes",
         "num_workers",
+        "prefetch_factors",
+        "pin_memory",
         "precisions",
         "strategies",
         "token_budgets",
