@@ -138,6 +138,15 @@ def test_the_newest_are_kept_and_the_best_models_they_name(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("end", [prune, folders.sweep_all])
+def test_what_a_removal_that_was_cut_short_left_is_removed(tmp_path, end):
+    (tmp_path / ".old-step-000000001-0").mkdir()
+    (tmp_path / ".old-step-000000001-0" / "model.safetensors").write_bytes(b"half")
+    (tmp_path / "mine.txt").write_text("kept")
+    end(tmp_path, *([3, None] if end is prune else []))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
 def test_a_checkpoint_holds_no_pickle_and_reads_none(tmp_path):
     """A planted pickle does not match its hash, and nothing would unpickle it."""
     job = make_job(tmp_path, checkpoint={"every_steps": 2})

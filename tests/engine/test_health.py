@@ -94,3 +94,18 @@ def test_a_healthy_training_is_told_of_nothing(told):
     ill = [t for _, t in found if "loader" not in t and "core" not in t]
     assert ill == []
     assert not [text for text in reported if "gradient" in text or "loss" in text]
+
+
+def test_health_is_judged_at_evaluations_too(told, monkeypatch):
+    """Behind the first log points, which are those of steps 3 to 15: the evaluations at
+    steps 20 and 40 find the points of steps 18 and 40."""
+    looked, look = [], recorder.HealthWatch.look
+
+    def noted(self, first_loss, history, *rest):
+        looked.append(history[-1].step)
+        look(self, first_loss, history, *rest)
+
+    monkeypatch.setattr(recorder.HealthWatch, "look", noted)
+    told(evaluate_every=10)
+    assert looked[:4] == [3, 6, 9, 9]
+    assert {18, 40} <= set(looked)

@@ -92,6 +92,14 @@ def test_a_class_that_neither_occurs_nor_is_predicted_is_in_no_mean():
     )
 
 
+def test_classes_that_occur_or_are_predicted_once_count_in_full():
+    labels, guess = torch.tensor([0, 0, 1, 2]), torch.tensor([0, 1, 1, 2])
+    logits = torch.nn.functional.one_hot(guess, 3).float()
+    found = counted(Classes(3, CPU), (logits, labels))
+    expected = by_scikit_learn(logits, labels)
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+
+
 def test_one_class_alone_has_no_area_and_no_correlation():
     logits, labels = torch.eye(3), torch.zeros(3, dtype=torch.int64)
     found = counted(Classes(3, CPU), (logits, labels))
