@@ -15,7 +15,8 @@ def run(spec, open_job, folder):
     with (folder.parent / "ran").open("a") as file:
         file.write(f"{train.learning_rate} {os.environ.get('CUDA_VISIBLE_DEVICES')}\n")
     held = folder.parent / "hold"
-    while held.exists() and _begun(folder) > int(held.read_text() or 0):
+    most = int(held.read_text()) if held.exists() else 0
+    while held.exists() and _begun(folder) > most:
         time.sleep(0.02)
     if train.global_batch_size == 19:
         time.sleep(600)
