@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,31 @@ def test_a_stop_between_kill_and_resume_is_not_counted(tmp_path):
     stopped_s = 7 * 3600 - 10 * 60  # a minute of it is for steps
     assert found.stopped_s == pytest.approx(stopped_s)
     assert found.step_s == pytest.approx((times[-1] - stopped_s) / (19 * 60))
-    assert "It stood still for 6.8 h once" in " ".join(deadline_lines(found, 1, 0))
+    told = " ".join(deadline_lines(found, 1, 0))
+    assert "One gap of 6.8 h is taken for a stop" in told
+
+
+@pytest.mark.parametrize(
+    ("gaps_s", "stopped_s"),
+    [
+        ([60, 60, 3600, 60, 60], 0),
+        ([60, 60, 3601 + 60, 60, 60], 3601),
+        ([60, 60, 7200, 60, 7200], 0),
+        ([60, 60, 7200, 60, 3000], 7140),
+        ([100, 100, 5000, 100, 100], 0),
+        ([100, 100, 5101, 100, 100], 5001),
+        ([60, 7200], 0),
+    ],
+)
+def test_a_gap_is_a_stop_where_it_is_long_and_alone(tmp_path, gaps_s, stopped_s):
+    """Over an hour, and over 50 medians, beyond its own steps; evaluations return."""
+    times = [0, *accumulate(gaps_s)]
+    lines = [
+        json.dumps({"step": n, "time_s": 1.7e9 + at, "max_steps": 6000})
+        for n, at in enumerate(times)
+    ]
+    found, _ = project(written(tmp_path, lines))
+    assert found.stopped_s == pytest.approx(stopped_s)
 
 
 @pytest.mark.parametrize(
@@ -115,6 +140,15 @@ def test_a_stop_between_kill_and_resume_is_not_counted(tmp_path):
         ("step 3/10 (145.2 ms)", 145.2),
         ("step 3/10 loss 0.2 data_time 3 ms", None),
         ("step 3/10 forward 30 ms backward 60 ms", None),
+        ("step 3/10 data time: 3 ms", None),
+        ("step 3/10 backward pass 60 ms", None),
+        ("step 3/10 train_data_time 3 ms gpu_wait 2 ms", None),
+        ("step 1/100 (4000 ms compile)", None),
+        ("step 1/100 3 ms loading", None),
+        ("step 3/10 eval step time 30 ms", None),
+        ("step 3/10 145 ms, wait 3 ms", 145),
+        ("step 3/10 145 ms data 3 ms", 145),
+        ("step 3/10 took 145 ms and 146 ms", None),
     ],
 )
 def test_only_the_time_of_a_step_is_taken_for_it(line, step_ms):

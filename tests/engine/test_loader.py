@@ -26,7 +26,7 @@ class SlowRows(StepRows):
 
 def slow_rows():
     found = step_rows("bert", "sequence-classification", "grouped")
-    return SlowRows(**{name: getattr(found, name) for name in vars(found)})
+    return SlowRows(**vars(found))
 
 
 def step_loader(stop, start=0, **options):
@@ -75,11 +75,21 @@ def test_workers_that_shared_memory_cannot_hold_are_refused(monkeypatch):
     loader.check_shared_memory(data, settings, 2)
 
 
-def test_waiting_for_a_batch_is_what_the_host_was_blocked():
+def test_waiting_for_a_batch_is_what_the_host_was_blocked(monkeypatch):
+    """5 s for each batch; what its user does with it, 100 s, is no waiting."""
+    now = [0.0]
+
+    class Late(StepRows):
+        def __getitem__(self, step):
+            now[0] += 5.0
+            return super().__getitem__(step)
+
     steps = step_loader(3)
+    steps.data = Late(**vars(steps.data))
+    monkeypatch.setattr(loader.time, "perf_counter", lambda: now[0])
     for _ in steps:
-        assert SLEEP_S <= steps.wait_s < 60
-    assert steps.wait_s < 60
+        assert steps.wait_s == 5.0
+        now[0] += 100.0
 
 
 @pytest.mark.process

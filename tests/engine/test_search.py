@@ -17,6 +17,7 @@ from rich.console import Console
 
 from flatout.engine.benchmark import rungs as rungs_module
 from flatout.engine.benchmark import runner as bench_module
+from flatout.engine.benchmark import search as search_module
 from flatout.engine.benchmark import tune
 from flatout.engine.benchmark.contests import headline_rows, peer_contests, sorted_steps
 from flatout.engine.benchmark.ladder import Climb
@@ -196,14 +197,19 @@ def test_a_grid_keeps_the_precision_that_is_configured(tmp_path):
     assert asked == {"fp32"}
 
 
-def test_a_grid_tries_what_is_made_ahead_and_pinned_memory(tmp_path):
-    """Without workers nothing is made ahead: one factor stands for all."""
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_a_grid_tries_what_is_made_ahead_and_pinned_memory(tmp_path, monkeypatch, gpus):
+    """Without workers nothing is made ahead, without a GPU nothing is pinned."""
+    monkeypatch.setattr(search_module, "nvidia_gpu_count", lambda: gpus)
     asked = {"num_workers": [0, 2], "strategies": ["packed"], "token_budgets": [64]}
     ahead = {"prefetch_factors": "1 4", "pin_memory": "true false"}
     sweep = Sweep(bench(tmp_path, **(GRID | asked | ahead)))
     run_grid(sweep)
     tried = [t for t in sweep.bench.results if t.kind == "end_to_end"][1:]
     found = [(t.num_workers, t.prefetch_factor, t.pin_memory) for t in tried]
+    if not gpus:
+        assert found == [(0, 1, True), (2, 1, True), (2, 4, True)]
+        return
     with_workers = [
         (2, factor, pinned) for factor in (1, 4) for pinned in (True, False)
     ]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from optuna.trial import create_trial
 
 from flatout.engine.benchmark.trials import processes as trials
 from flatout.engine.parameters import SettingsError, SweepSettings, parse_settings
 from flatout.engine.sweep.best import SweepError, choose_best
+from flatout.engine.sweep.queue import ANSWER
 from flatout.engine.sweep.space import check_sweep, combinations
 from flatout.engine.sweep.storage import StorageError
-from flatout.engine.sweep.sweep import run_sweep
+from flatout.engine.sweep.sweep import one_a_place, run_sweep
 from tests.conftest import PROJECT
 from tests.engine import benches
 
@@ -30,6 +32,23 @@ def formula(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     file = tmp_path / "sweep" / "ran"
     return lambda: file.read_text().splitlines() if file.exists() else []
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kept"),
+    [("ok", "oom", 0), ("oom", "ok", 1), ("ok", "ok", 1), ("error", "oom", 1)],
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_of_a_combination_that_was_tried_twice_what_ended_well_is_kept(
+    first, second, kept, turned
+):
+    tried = []
+    for number, status in enumerate((first, second)):
+        trial = create_trial(value=0.0, user_attrs={ANSWER: {"status": status}})
+        trial.number = number
+        tried.append(trial)
+    found = one_a_place(tried[::-1] if turned else tried, lambda _: 7)
+    assert {place: trial.number for place, trial in found.items()} == {7: kept}
 
 
 def test_a_grid_is_every_combination_once():

@@ -99,6 +99,17 @@ def run(
     return done.stdout
 
 
+UNDISTURBED = {
+    "train.epochs": 1000,
+    "train.evaluate_every": "null",
+    "train.resume": "never",
+    "train.distributed.num_processes": 1,
+    "guard.enabled": False,
+    "tracking.log_model": False,
+}
+"""Parameters of a training on one device whose rate alone is wanted."""
+
+
 def kedro(
     checkout: Path,
     env: str,
@@ -118,12 +129,7 @@ def rate(checkout: Path, data: Path, wanted: Configuration, gpu: int | None) -> 
         "train.global_batch_size": wanted.global_batch_size,
         "train.max_steps": wanted.steps,
         "train.log_every": wanted.log_every,
-        "train.epochs": 1000,
-        "train.evaluate_every": "null",
-        "train.resume": "never",
-        "train.distributed.num_processes": 1,
-        "guard.enabled": False,
-        "tracking.log_model": False,
+        **UNDISTURBED,
     }
     kedro(checkout, wanted.env, "train", parameters, gpu)
     report = data / "08_reporting" / "train_report.json"

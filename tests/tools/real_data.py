@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,16 @@ import yaml
 from tests.tools.real_data_sets import COMMON, SETS, SPLITS
 
 PROJECT = Path(__file__).parents[2]
+text_of = partial(gzip.open, encoding="utf-8")
 
 
 def convert(raw: Path, data: Path, names: list[str]) -> None:
     for name in names:
-        made = SETS[name]
+        data_set = SETS[name]
         (data / name).mkdir(parents=True, exist_ok=True)
-        for split, file in zip(made.splits(), made.files, strict=True):
-            with gzip.open(data / name / f"{split}.jsonl.gz", "wt") as out:
-                for row in made.read(raw / name / file):
+        for split, file in zip(data_set.splits(), data_set.files, strict=True):
+            with text_of(data / name / f"{split}.jsonl.gz", "wt") as out:
+                for row in data_set.read(raw / name / file):
                     out.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
@@ -45,28 +47,29 @@ def configure(name: str, data: Path, folder: Path, options: argparse.Namespace) 
     """conf of the project with what a user would write into conf/local."""
     others = shutil.ignore_patterns("local", "tuned")
     conf = shutil.copytree(PROJECT / "conf", folder / "conf", ignore=others)
-    made, entries = SETS[name], {}
-    for split in made.splits():
+    data_set, entries = SETS[name], {}
+    for split in data_set.splits():
         file = data / name / f"{split}.jsonl.gz"
         if options.rows:
             file = _first(file, folder / file.name, options.rows)
         entry = {"type": "flatout.datasets.TextFiles", "filepath": str(file)}
         entries[f"raw_{split}_texts"] = entry
-    parameters = {part: dict(values) for part, values in made.parameters.items()}
+    parameters = {part: dict(values) for part, values in data_set.parameters.items()}
     parameters["split"]["keep_duplicates"] = True  # figures are of all test rows
-    parameters["train"] = {**COMMON, **parameters["train"], "metric": made.metric}
+    parameters["train"] = {**COMMON, **parameters["train"], "metric": data_set.metric}
     if options.epochs:
         parameters["train"]["epochs"] = options.epochs
     if "config" not in parameters["model"]:
         parameters["model"]["name_or_path"] = str(options.model)
     (conf / "local").mkdir()
-    (conf / "local/catalog.yml").write_text(yaml.safe_dump(entries))
-    (conf / "local/parameters.yml").write_text(yaml.safe_dump(parameters))
+    for file, what in (("catalog", entries), ("parameters", parameters)):
+        text = yaml.safe_dump(what)
+        (conf / "local" / f"{file}.yml").write_text(text, encoding="utf-8")
     return conf
 
 
 def _first(file: Path, copy: Path, rows: int) -> Path:
-    with gzip.open(file, "rt") as lines, gzip.open(copy, "wt") as out:
+    with text_of(file, "rt") as lines, text_of(copy, "wt") as out:
         out.writelines(line for _, line in zip(range(rows), lines, strict=False))
     return copy
 
@@ -89,8 +92,9 @@ def run(name: str, folder: Path, options: argparse.Namespace) -> str:
 
 
 def _line(name: str, folder: Path, seconds: float) -> str:
-    made = SETS[name]
-    written = yaml.safe_load((folder / "conf/local/parameters.yml").read_text())
+    data_set = SETS[name]
+    asked = (folder / "conf/local/parameters.yml").read_text(encoding="utf-8")
+    written = yaml.safe_load(asked)
     figures = _json(folder / "data/07_model_output/test_figures.json")
     report = _json(folder / "data/08_reporting/train_report.json")
     rows = _json(folder / "data/08_reporting/split_report.json")["rows_out"]
@@ -99,9 +103,9 @@ def _line(name: str, folder: Path, seconds: float) -> str:
         *(f"{rows[split]:,}" for split in SPLITS),
         written["model"]["task"],
         written["train"]["epochs"],
-        made.metric,
-        f"{figures[made.metric]:.4g}",
-        made.published,
+        data_set.metric,
+        f"{figures[data_set.metric]:.4g}",
+        data_set.published,
         f"{seconds:.0f}",
         f"{report['samples_per_s']:,.0f}",
     )
@@ -109,7 +113,7 @@ def _line(name: str, folder: Path, seconds: float) -> str:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text())
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 HEAD = """\
@@ -131,7 +135,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--rows", type=int, help="of each split, the first ones")
     parser.add_argument("--epochs", type=float, help="in place of the set's own")
-    parser.add_argument("--keep", type=Path, help="a folder for what is left")
+    parser.add_argument(
+        "--keep", type=Path, help="for what is left; replaced where it is there"
+    )
     options = parser.parse_args()
     if options.convert:
         return convert(options.convert, options.data, options.only)
@@ -142,8 +148,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for name in options.only:
             folder = (options.keep or Path(scratch)).resolve() / name
+            shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-            write(run(name, folder, options))
+            try:
+                write(run(name, folder, options))
+            except subprocess.CalledProcessError as error:
+                write(f"| {name} | status {error.returncode}, see above |")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ Row = dict[str, Any]
 
 def conll(file: Path) -> Iterator[Row]:
     """Sentences; IOB1 tags (B- only between neighbours) become IOB2."""
-    lines = (line.split() for line in file.read_text().splitlines())
+    lines = (line.split() for line in file.read_text(encoding="utf-8").split("\n"))
     for words, group in groupby(lines, key=bool):
         sentence = list(group)
         if words and sentence[0][0] != "-DOCSTART-":
@@ -42,7 +42,7 @@ def conll(file: Path) -> Iterator[Row]:
 
 
 def emotions(file: Path) -> Iterator[Row]:
-    names = (file.parent / "labels.txt").read_text().split()
+    names = (file.parent / "labels.txt").read_text(encoding="utf-8").split()
     for text, labels, _ in _table(file):
         yield {"text": text, "labels": [names[int(n)] for n in labels.split(",")]}
 
@@ -59,8 +59,9 @@ def similarities(file: Path) -> Iterator[Row]:
 
 
 def problems(file: Path) -> Iterator[Row]:
-    for line in file.read_text().splitlines():
-        row = json.loads(line)
+    with file.open(encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
+    for row in rows:
         yield {"question": row["question"], "answer": "\n" + row["answer"]}
 
 

@@ -27,7 +27,7 @@ from typing import Any
 import yaml
 
 from flatout.datasets import DocstringCorpus
-from tests.tools.gpu_check import PROJECT, FailedError, device_name, run
+from tests.tools.gpu_check import PROJECT, UNDISTURBED, FailedError, device_name, run
 
 Row = dict[str, Any]
 ENCODERS = {
@@ -167,12 +167,7 @@ class Place:
         options = {
             "train.max_steps": steps,
             "train.log_every": log_every,
-            "train.epochs": 1000,
-            "train.evaluate_every": "null",
-            "train.resume": "never",
-            "train.distributed.num_processes": 1,
-            "guard.enabled": False,
-            "tracking.log_model": False,
+            **UNDISTURBED,
         }
         report = self.kedro(kind, "train", gpu, **options) / "train_report.json"
         return float(json.loads(report.read_text(encoding="utf-8"))["samples_per_s"])

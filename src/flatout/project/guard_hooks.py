@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 EARLY_WINDOWS = 5
 """Behind the warm-up, of which a training is judged while it goes on."""
+EARLY_TRIES = 3
+"""At log points, where MLflow gives no answer in time."""
 
 
 class GuardHooks:
@@ -61,16 +63,21 @@ class GuardHooks:
         if forwarder is None or not self._settings.guard.enabled:
             return
 
-        limit_s = self._settings.guard.store_limit_s
+        unanswered = 0
 
-        def look(client: MlflowClient) -> bool:
+        def look() -> bool:
+            nonlocal unanswered
             try:
                 rates = rates_since(outbox.points, begin_s)
                 if len(rates) < EARLY_WINDOWS:
                     return False
                 now = self._tracked(outbox)
-                baseline = ask(lambda: self._earlier(client, outbox, now), limit_s)
+                baseline = self._baseline(outbox, now)
                 verdict = guard.judge(now, rates, baseline, self._settings.guard)
+            except NoAnswer as fault:
+                unanswered += 1
+                logger.debug("guard: not compared yet: %s", fault)
+                return unanswered == EARLY_TRIES
             except Exception as error:  # looking at speed never ends a run
                 logger.debug("guard: not compared yet: %s", one_line(error))
                 return True

@@ -14,10 +14,11 @@ from flatout.reports.training_logs import DAY_S, LogLine, read_log
 PAUSES = 1.1
 """A step by the clock over a step as stated, from which pauses are told of."""
 
-STOPPED_S = 600.0
+STOPPED_S = 3600.0
 STOPPED_GAPS = 50
-"""Time between two lines is a stop (killed, and gone on with later) where it is longer,
-and as many times the median, and no second one is half as long: evaluations return."""
+"""The longest time between two lines is taken for a stop (killed, and resumed later)
+where it is longer, and as many times the median, and no second one is half as long:
+evaluations return."""
 
 
 @dataclass
@@ -177,7 +178,8 @@ def deadline_lines(found: Projection, hours: float, left_out: int) -> list[str]:
         )
     if found.stopped_s:
         lines.append(
-            f"It stood still for {found.stopped_s / 3600:,.1f} h once: not counted."
+            f"One gap of {found.stopped_s / 3600:,.1f} h is taken for a stop and not "
+            "counted; where it was an evaluation, the rest takes longer than this says."
         )
     if found.runs > 1:
         lines.append(

@@ -30,15 +30,18 @@ _EPOCH = re.compile(rf"\bepoch\b\W{{0,4}}{_COUNT}\s*(?:/|of)\s*{_COUNT}", re.IGN
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?")
 _US_DATE = re.compile(r"(\d\d)/(\d\d)/(\d{4}|\d\d)\s+(\d\d):(\d\d):(\d\d)")
 _CLOCK = re.compile(r"^\W{0,3}(\d\d):(\d\d):(\d\d)\b")
-_UNIT = r"(?:it|iter(?:ation)?|batch|step)"
-_MS_OF_STEP = re.compile(
-    rf"([\d.]+)\s*ms\s*(?:/|per|an?)\s*{_UNIT}\b"
-    rf"|\b{_UNIT}[ _]?(?:time|took|ms)\b\W{{0,4}}([\d.]+)\s*ms\b",
-    re.IGNORECASE,
+_MS = re.compile(r"([\d.]+)\s*ms\b", re.IGNORECASE)
+_WORDS_BEFORE = re.compile(r"[^\d]*$")
+_WORD_AFTER = re.compile(r"\s+[a-z]+(?!\w*\W{0,3}\d)", re.IGNORECASE)
+_OF_STEP_BEFORE = re.compile(
+    r"\b(?:it|iter(?:ation)?|batch|step)[ _]?(?:time|took|ms)\b", re.IGNORECASE
 )
-_MS = re.compile(r"(?:\b([a-z_]+)\W{1,4})?\b([\d.]+)\s*ms\b", re.IGNORECASE)
-_PART_OF_STEP = re.compile(
-    r"data|load|wait|fetch|i/?o|forward|backward|optim|eval|val|ping|latency|compil",
+_OF_STEP_AFTER = re.compile(
+    r"\s*(?:/|per\b|an?\b)\s*(?:it|iter(?:ation)?|batch|step)\b", re.IGNORECASE
+)
+_NOT_OF_STEP = re.compile(
+    r"(?:^|[^a-z])(?:data|load|wait|fetch|io|i/o|forward|backward|fwd|bwd|optim|eval"
+    r"|val|test|ping|latency|compil|warm)",
     re.IGNORECASE,
 )
 _PER_S = re.compile(r"([\d.]+)\s*(?:it|iters?|batch(?:es)?|steps?)\s*/\s*s", re.I)
@@ -133,9 +136,7 @@ def _of_text(text: str) -> LogLine:
 def _rate(text: str) -> float | None:
     """Seconds a step."""
     try:
-        if found := _MS_OF_STEP.search(text):
-            return float(found[1] or found[2]) / 1000
-        if (ms := _bare_ms(text)) is not None:
+        if (ms := _step_ms(text)) is not None:
             return ms / 1000
         if found := _S_PER.search(text):
             return float(found[1])
@@ -146,13 +147,20 @@ def _rate(text: str) -> float | None:
     return None
 
 
-def _bare_ms(text: str) -> float | None:
-    """The only milliseconds of a line, unless a word before them names another thing
-    than the step."""
-    found = _MS.findall(text)
-    if len(found) != 1 or _PART_OF_STEP.match(found[0][0]):
-        return None
-    return float(found[0][1])
+def _step_ms(text: str) -> float | None:
+    """The milliseconds that are named a step's, else the only ones that are not named
+    a part of it or something beside it; the words around a figure name it."""
+    bare = []
+    for found in _MS.finditer(text):
+        before = _WORDS_BEFORE.search(text[: found.start()])
+        after = _WORD_AFTER.match(text[found.end() :])
+        named = f"{before[0] if before else ''} {after[0] if after else ''}"
+        if _NOT_OF_STEP.search(named):
+            continue
+        if _OF_STEP_BEFORE.search(named) or _OF_STEP_AFTER.match(text[found.end() :]):
+            return float(found[1])
+        bare.append(float(found[1]))
+    return bare[0] if len(bare) == 1 else None
 
 
 def _time(text: str) -> float | None:

@@ -56,7 +56,7 @@ class Forwarder:
         self._wants_system = system_metrics
         self._system: SystemMetrics | None = None
         self._connect = connect or partial(MlflowClient, outbox.record.tracking_uri)
-        self.watch: Callable[[MlflowClient], bool] | None = None
+        self.watch: Callable[[], bool] | None = None
         """Asked after each delivery, until it says that it has seen enough."""
         self._ended = False
         self._wake = threading.Event()
@@ -134,7 +134,7 @@ class Forwarder:
                     self._sender.end(client)
                 self._failures = 0
                 self._deliveries += 1
-                if self.watch is not None and not ended and self.watch(client):
+                if self.watch is not None and not ended and self.watch():
                     self.watch = None
             except Exception as error:  # tracking never ends a run
                 self._failed(error)

@@ -126,7 +126,7 @@ def _combinations(bench: Bench) -> list[Planned]:
         "train.global_batch_size": options.batch_sizes,
         "train.loader.num_workers": options.num_workers,
         "train.loader.prefetch_factor": options.prefetch_factors,
-        "train.loader.pin_memory": options.pin_memory,
+        "train.loader.pin_memory": options.pin_memory if nvidia_gpu_count() else [],
         "runtime.precision": options.precisions,
         "train.batching": options.strategies,
         "train.token_budget": options.token_budgets or ["auto"],
@@ -140,11 +140,11 @@ def _combinations(bench: Bench) -> list[Planned]:
     return [
         Planned("end_to_end", changes)
         for changes in combinations
-        if changes["train.loader.num_workers"] or _first_of(options, changes)
+        if changes["train.loader.num_workers"] or _is_first_factor(options, changes)
     ]
 
 
-def _first_of(options: BenchmarkSettings, changes: Changes) -> bool:
+def _is_first_factor(options: BenchmarkSettings, changes: Changes) -> bool:
     """Without workers nothing is made ahead: one value stands for all."""
     ahead = options.prefetch_factors
     return not ahead or changes["train.loader.prefetch_factor"] == ahead[0]

@@ -57,7 +57,8 @@ class BenchmarkSettings(SettingsModel):
     prefetch_factors: list[Count] = []
     """Batches ahead a loader process, of the grid. Empty: as configured."""
     pin_memory: list[bool] = []
-    """Page-locked host memory on and off, of the grid. Empty: as configured."""
+    """Page-locked host memory on and off, of the grid where there is a GPU. Empty: as
+    configured."""
     token_budgets: list[Count] = []
     """Tokens of a micro-batch. Empty: chosen around one global batch."""
     contenders: list[Contender] = Field(list(get_args(Contender)), min_length=1)

@@ -7,7 +7,7 @@ import math
 import shutil
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -178,13 +178,21 @@ class Sweep:
         )
 
     def _rows(self) -> list[Row]:
-        """Of all machines' trials that have ended; of one tried twice the newer."""
+        """Of all machines' trials that have ended."""
         ended = [t for t in self.queue.live() if ANSWER in t.user_attrs]
-        newest = {
-            self.queue.place(trial): trial
-            for trial in sorted(ended, key=lambda trial: trial.number)
-        }
-        return [_row(newest[place], place) for place in sorted(newest)]
+        kept = one_a_place(ended, self.queue.place)
+        return [_row(kept[place], place) for place in sorted(kept)]
+
+
+def one_a_place(
+    ended: Iterable[FrozenTrial], place: Callable[[FrozenTrial], int]
+) -> dict[int, FrozenTrial]:
+    """Of a combination that was tried twice: what ended well, then the newer trial."""
+
+    def worth(trial: FrozenTrial) -> tuple[bool, int]:
+        return trial.user_attrs[ANSWER]["status"] == "ok", trial.number
+
+    return {place(trial): trial for trial in sorted(ended, key=worth)}
 
 
 def _row(trial: FrozenTrial, place: int) -> Row:
