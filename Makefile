@@ -13,7 +13,7 @@ NEWER_PIP := $(BIN)/pip install --quiet --disable-pip-version-check pip==26.3
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format compare ui viz lock clean
+.PHONY: help run test slow lint format compare ui viz lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -33,8 +33,13 @@ $(BIN)/python:
 run: .venv/runtime ## split, tokenize, train and evaluate on the built-in corpus
 	$(BIN)/kedro run
 
-test: .venv/dev ## all tests
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+test: .venv/dev ## all tests but the slow ones
+	$(PYTEST) -m 'not slow'
+
+slow: .venv/dev ## the tests that take over 20 s each
+	$(PYTEST) -m slow
 
 lint: .venv/dev ## ruff, mypy (engine, strict), import contracts
 	$(BIN)/ruff check

@@ -199,6 +199,7 @@ def _text(file: Path) -> str:
     return file.read_text() if file.is_file() else ""
 
 
+@pytest.mark.slow
 def test_its_loader_is_benchmarked(finished, conf):
     run(conf, finished, "--pipelines=benchmark")
     trials = pd.read_csv(finished / "08_reporting/benchmark_trials.csv")

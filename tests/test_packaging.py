@@ -121,6 +121,7 @@ def installed_wheel(project: Path, site: Path) -> str:
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_the_wheel_trains_anywhere_with_its_archive_of_conf(
     image, empty_store, tmp_path, monkeypatch
 ):

@@ -239,6 +239,7 @@ def test_two_ranks_go_on_from_a_checkpoint_of_one(tmp_path, one_rank, strategy):
 
 
 @pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_two_ranks_with_sharded_weights_train_what_one_does(tmp_path, one_rank):
     """And go on from their checkpoint bit for bit."""

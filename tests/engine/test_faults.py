@@ -88,6 +88,7 @@ def undisturbed(tmp_path_factory):
     return curve(run_job(two_ranks(tmp_path_factory.mktemp("undisturbed"))))
 
 
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_job_and_a_restart_goes_on(
     tmp_path, undisturbed, no_orphans, caplog
 ):
@@ -104,6 +105,7 @@ def test_a_killed_rank_ends_the_job_and_a_restart_goes_on(
     assert curve(result) == undisturbed
 
 
+@pytest.mark.slow
 def test_a_hung_rank_is_named_with_its_stacks(tmp_path, no_orphans):
     limits = {"heartbeat_timeout_s": 3}
     job = two_ranks(tmp_path, steps=100_000, distributed=limits)
@@ -244,6 +246,7 @@ def test_other_errors_are_no_shortage_of_memory(tmp_path, monkeypatch):
         run_job(make_job(tmp_path, on_oom="shrink"))
 
 
+@pytest.mark.slow
 def test_short_drill(tmp_path):
     """Ten faults at random moments; 50 by hand: python -m tests.tools.drill."""
     drill = Drill(tmp_path, Victim(max_steps=80), seed=3, preloaded=True)

@@ -272,6 +272,7 @@ def test_machines_with_other_parameters_are_refused_by_name(tmp_path):
 
 
 @pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_inside_torchrun_only_rank_0_runs_the_project(data, project):
     """Split, tokenize and train under torchrun: every node once, one MLflow run."""

@@ -96,6 +96,7 @@ def test_two_configurations_by_turns(tmp_path):
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_what_stands_below_and_ends_costs_its_trial_alone(tmp_path):
     bench = Bench(settings(), job_files(tmp_path), tmp_path / "sweep")
     bench.start()
@@ -195,6 +196,7 @@ def by_hand(folder):
 
 
 @pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "options", "ranks"),
     [("peer", {"contender": "trainer-best"}, 1), ("end_to_end", {}, 2)],
@@ -280,6 +282,7 @@ def wait_for(condition, seconds=30.0):
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_a_killed_sweep_goes_on_and_leaves_no_process(tmp_path):
     sweep = start_sweep(tmp_path, "fine", "hang")
     assert sweep.stdout.readline() == "fine ok 0\n"

@@ -585,6 +585,7 @@ def data(tmp_path_factory, empty_store) -> Path:
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_a_grid_from_the_command_line(data):
     parameters = (
         f"data_dir={data},benchmark.mode=grid,benchmark.batch_sizes=16 64,"

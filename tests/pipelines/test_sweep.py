@@ -50,6 +50,7 @@ def killed_after_a_trial(arguments: list[str], logs: Path) -> int:
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_a_killed_sweep_goes_on_and_trains_nothing_twice(tmp_path, empty_store):
     data = write_tokens(tmp_path / "data")
     shutil.copy(empty_store, data / "mlflow.db")
