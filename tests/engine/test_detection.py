@@ -68,31 +68,47 @@ TRAIN = ["open read close", "open write close", "open read read close"]
 
 @torch.no_grad()
 def worst(model, tokenizer, text):
-    """Rank and place of the least expected key, a key at a time."""
+    """Rank and place of the least expected key, a key at a time; what the end's
+    probability is."""
     ids = tokenizer.backend.encode(text).ids
     unknown = tokenizer.token_id("unk_token")
+    no_keys = range(5)  # pad, unknown, start, end, mask
     ranks = []
     for at in range(1, len(ids)):
         scores = model(torch.tensor([ids[:at]])).logits[0, -1]
-        order = scores.argsort(descending=True).tolist()
-        ranks.append(len(order) if ids[at] == unknown else order.index(ids[at]))
-    return max(ranks), 1 + ranks.index(max(ranks))
+        order = [
+            n for n in scores.argsort(descending=True).tolist() if n not in no_keys
+        ]
+        if at < len(ids) - 1:
+            unseen = ids[at] == unknown
+            ranks.append(len(scores) if unseen else order.index(ids[at]))
+    return max(ranks), 1 + ranks.index(max(ranks)), scores.softmax(0)[ids[-1]].item()
 
 
 @pytest.mark.parametrize("window", [None, 2])
 @pytest.mark.parametrize("top_keys", [1, 5, 7])
 def test_a_session_is_abnormal_by_its_least_expected_key(tmp_path, top_keys, window):
     model, tokenizer = saved(tmp_path, TRAIN, window_keys=window)
-    found = detect(model, tokenizer, table_of(SESSIONS), settings_of(top_keys))
+    ends = [worst(model, tokenizer, text)[2] for _, text, _ in SESSIONS if text]
+    limit = sorted(ends)[2]  # two of the sessions are below
+    settings = settings_of(top_keys, min_end_probability=limit)
+    found = detect(model, tokenizer, table_of(SESSIONS), settings)
     rows = found.sessions.to_pylist()
     assert [row["session"] for row in rows] == [name for name, *_ in SESSIONS]
     good = [
         (row, text) for row, (_, text, _) in zip(rows, SESSIONS, strict=True) if text
     ]
     for row, text in good:
-        assert (row["rank"], row["place"]) == worst(model, tokenizer, text)
-        assert row["key"] == [*text.split(), "the end"][row["place"] - 1]
-        assert row["abnormal"] == (row["rank"] >= top_keys)
+        rank, place, end = worst(model, tokenizer, text)
+        assert row["rank"] == rank
+        assert row["end_probability"] == pytest.approx(end, rel=1e-4)
+        assert row["breaks_off"] == (end < limit)
+        assert row["abnormal"] == (rank >= top_keys or end < limit)
+        expected = (*text.split(), "the end")
+        by_the_end = end < limit and rank < top_keys
+        assert row["place"] == (len(expected) if by_the_end else place)
+        assert row["key"] == expected[row["place"] - 1]
+    assert {row["breaks_off"] for row, _ in good} == {True, False}
     assert rows[5]["abnormal"] is None and rows[5]["reason"] == "text is empty"
     assert rows[2]["abnormal"] and rows[2]["key"] == "never-seen"
     known = [row for row, _ in good if row["label"]]
@@ -111,6 +127,15 @@ def test_a_session_is_abnormal_by_its_least_expected_key(tmp_path, top_keys, win
     ]
     at = report["by_top_keys"][top_keys - 1]
     assert at.items() <= report.items()
+
+
+def test_what_is_cut_does_not_break_off(tmp_path):
+    model, tokenizer = saved(tmp_path, TRAIN)
+    sessions = table_of([("long", "open " + 40 * "read ", "normal")])
+    settings = settings_of(30, min_end_probability=0.99)
+    found = detect(model, tokenizer, sessions, settings)
+    assert found.report["cut_sessions"] == 1 and found.report["breaks_off"] == 0
+    assert found.report["abnormal_found"] == 0
 
 
 def test_without_labels_there_are_alarms_and_no_figures(tmp_path):

@@ -10,13 +10,19 @@ not trained on, the same as `part: rest` of flatout.datasets.LogSessions.
 
     python -m tests.tools.deeplog_plain --folder=/data/hdfs --epochs=30
 
-With `--turns` both sides train by turns, `--epochs` and `--flatout-epochs` long.
+With `--turns` both sides train by turns, `--epochs` and `--flatout-epochs` long; with
+`--turns 0` the loop alone, with `--epochs 0` flatout alone. `--device cuda` puts the
+loop on a GPU, `--data-on-device` its windows too.
+
+    python -m tests.tools.deeplog_plain --folder=/data/hdfs --epochs=0 --turns=1 \
+        --params=model.config.window_keys=10,runtime.seed=1
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import statistics
 import subprocess
@@ -24,6 +30,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +41,7 @@ from torch import Tensor, nn
 from flatout.engine.data.sessions.log_sessions import LogSessions
 from flatout.engine.data.sessions.parts import Deal
 
-WINDOW, BATCH, HIDDEN, LAYERS = 10, 2048, 64, 2
+WINDOW, HIDDEN, LAYERS = 10, 64, 2
 Session = tuple[int, ...]
 
 
@@ -72,16 +79,41 @@ def windows_of(sessions: list[Session]) -> tuple[Tensor, Tensor]:
     return torch.tensor(windows).float().unsqueeze(-1), torch.tensor(following)
 
 
-def train(model: Model, sessions: list[Session], epochs: int) -> tuple[float, float]:
+class OnDevice:
+    """Batches of windows that lie on the device already."""
+
+    def __init__(self, data: tuple[Tensor, Tensor], batch: int) -> None:
+        self.data, self.batch = data, batch
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        windows, following = self.data
+        for rows in torch.randperm(len(windows), device=windows.device).split(
+            self.batch
+        ):
+            yield windows[rows], following[rows]
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.data[0]) / self.batch)
+
+
+def train(
+    model: Model, sessions: list[Session], given: argparse.Namespace
+) -> tuple[float, float]:
     """Windows/s behind the first epoch, and seconds in all."""
     windows, following = windows_of(sessions)
-    data = torch.utils.data.TensorDataset(windows, following)
-    loader = torch.utils.data.DataLoader(data, batch_size=BATCH, shuffle=True)
+    loader: Any = OnDevice(
+        (windows.to(given.device), following.to(given.device)), given.batch
+    )
+    if not given.data_on_device:
+        data = torch.utils.data.TensorDataset(windows, following)
+        loader = torch.utils.data.DataLoader(data, given.batch, shuffle=True)
+    epochs = given.epochs
     optimizer, begin = torch.optim.Adam(model.parameters()), time.perf_counter()
     warm = begin
     for epoch in range(epochs):
         total = 0.0
-        for inputs, labels in loader:
+        for rows in loader:
+            inputs, labels = (own.to(given.device) for own in rows)
             loss = nn.functional.cross_entropy(model(inputs), labels)
             optimizer.zero_grad()
             loss.backward()
@@ -99,10 +131,10 @@ def train(model: Model, sessions: list[Session], epochs: int) -> tuple[float, fl
 def alarms(model: Model, sessions: list[Session], top_keys: int, known: int) -> int:
     """Sessions with a key that is none of the likeliest; short ones are filled up with
     a key that is never likely, as the public implementations do."""
-    count = 0
+    count, device = 0, next(model.parameters()).device
     for session, times in Counter(sessions).items():
         filled = session + (-1,) * (WINDOW + 1 - len(session))
-        windows, following = windows_of([filled])
+        windows, following = (own.to(device) for own in windows_of([filled]))
         likeliest = model(windows).topk(min(top_keys, known)).indices
         right = (likeliest == following.unsqueeze(1)).any(1)
         count += times * (not bool(right.all()))
@@ -112,15 +144,15 @@ def alarms(model: Model, sessions: list[Session], top_keys: int, known: int) -> 
 def plain(given: argparse.Namespace) -> float:
     """Train and judge; windows/s."""
     torch.set_num_threads(given.threads)
-    torch.manual_seed(0)
+    torch.manual_seed(given.seed)
     whole = given.folder / "hdfs_test_normal"
     parts = ("all", "all") if whole.is_file() else ("train", "rest")
     train_file = given.folder / "hdfs_train"
     normal = whole if whole.is_file() else train_file
     known = sessions_of(train_file, parts[0])
     num_keys = 1 + max(max(session) for session in known)
-    model = Model(num_keys)
-    rate, seconds = train(model, known, given.epochs)
+    model = Model(num_keys).to(given.device)
+    rate, seconds = train(model, known, given)
     print(f"plain: {len(known)} sessions, {rate:,.0f} next keys/s, {seconds:.1f} s")
     judged = [
         sessions_of(normal, parts[1]),
@@ -160,6 +192,7 @@ def _by_kedro(
     (folder / "conf/local").mkdir()
     (folder / "conf/deeplog/catalog.yml").write_text(yaml.dump(entries))
     params = f"data_dir={folder / 'data'},runtime.threads={given.threads}"
+    params += f",{given.params}" if given.params else ""
     params += f",train.epochs={given.flatout_epochs}" if given.flatout_epochs else ""
     command = [sys.executable, "-m", "kedro", "run", "--env=deeplog"]
     command += [f"--conf-source={folder / 'conf'}", f"--params={params}"]
@@ -185,9 +218,18 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--turns", type=int, default=0)
     parser.add_argument("--flatout-epochs", type=int)
+    parser.add_argument("--batch", type=int, default=2048, help="windows, the loop's")
+    parser.add_argument("--device", default="cpu", help="the loop's")
+    parser.add_argument("--data-on-device", action="store_true")
+    parser.add_argument("--seed", type=int, default=0, help="the loop's")
+    parser.add_argument("--params", help="more of flatout's, as kedro run takes them")
     given = parser.parse_args()
     if not given.turns:
         plain(given)
+        return
+    if not given.epochs:
+        for _ in range(given.turns):
+            flatout(given)
         return
     ratios = [(1 / plain(given)) * flatout(given) for _ in range(given.turns)]
     print(f"ratios of rates {ratios}, median {statistics.median(ratios):.2f}")

@@ -132,6 +132,8 @@ class DetectSettings(SettingsModel):
     top_keys: int = Field(9, ge=1)
     """A session is abnormal where a key is none of so many likeliest (the paper's
     g)."""
+    min_end_probability: float = Field(1e-3, ge=0, lt=1)
+    """A session is abnormal where its end is less probable. 0: ends are not judged."""
     label_column: str | None = "label"
     """Says of each session whether it is normal. null: nobody knows."""
 

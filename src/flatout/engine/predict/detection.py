@@ -1,5 +1,6 @@
 """Which sessions of log keys are abnormal: those with a key that is none of the g
-likeliest behind the keys before it (DeepLog, Du et al. 2017)."""
+likeliest behind the keys before it (DeepLog, Du et al. 2017), and those that break
+off."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import pyarrow as pa
 from flatout.engine.data.raw_texts import RawTexts, RawTextsError, open_raw_texts
 from flatout.engine.data.sessions.parts import ABNORMAL
 from flatout.engine.models.building import ModelError
-from flatout.engine.parameters import Settings
+from flatout.engine.parameters import DetectSettings, Settings
 from flatout.engine.predict.predicting import Predictions, predict
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
@@ -22,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 ENTRY = "detect_sessions"
 END = "the end"
-"""In place of a key: the session ends where another key was expected."""
+"""In place of a key: the session ends where a key was expected."""
 LISTED = 1_000
 """Most false alarms in their file; the table of all sessions has the others."""
 MOST_TOP_KEYS = 30
@@ -35,7 +36,7 @@ class Detection:
 
     sessions: Any
     """Arrow table, a row a session: source, row, session, label, abnormal, rank, place,
-    key, reason. Rank and place are those of its least expected key."""
+    key, end_probability, reason. Rank and place are those of its least expected key."""
     report: dict[str, Any]
     false_alarms: list[dict[str, Any]]
 
@@ -55,9 +56,12 @@ def detect(
             "catalog does not: kedro run --env=deeplog trains one"
         )
     labels = _labels(raw, settings.detect.label_column, own.id_column)
-    table = _judged(found, labels, settings.detect.top_keys)
+    table = _judged(found, labels, settings.detect)
     report = _report(table, settings.detect.top_keys)
-    report["cut_sessions"] = _cut(table, found.predictor.max_length)
+    report["cut_sessions"] = sum(
+        _is_cut(text or "", found.predictor.max_length)
+        for text in table.column("text").to_pylist()
+    )
     _log(report)
     alarms = _false_alarms(table)
     return Detection(table.drop_columns(["text"]), report, alarms)
@@ -86,7 +90,7 @@ def _labels(raw: RawTexts, column: str | None, session: str | None) -> _Labels:
     return found
 
 
-def _judged(found: Predictions, labels: _Labels, top_keys: int) -> Any:
+def _judged(found: Predictions, labels: _Labels, detect: DetectSettings) -> Any:
     """Table of `Detection.sessions`, with the text."""
     table = pa.Table.from_batches(found.batches(), found.schema)
     columns = {name: table.column(name) for name in table.column_names}
@@ -94,35 +98,72 @@ def _judged(found: Predictions, labels: _Labels, top_keys: int) -> Any:
     columns["session"] = columns.pop("id", nameless)
     names = [columns[name].to_pylist() for name in ("source", "row", "session")]
     known = [labels.get(key) for key in zip(*names, strict=True)]
-    ranks = columns["rank"].to_pylist()
-    places = zip(columns["text"].to_pylist(), columns["place"].to_pylist(), strict=True)
     columns["label"] = pa.array(known, pa.string())
-    columns["abnormal"] = pa.array(
-        [None if rank is None else rank >= top_keys for rank in ranks], pa.bool_()
-    )
-    columns["key"] = pa.array([_key(text, place) for text, place in places])
-    order = ("source", "row", "session", "label", "abnormal", "rank", "place", "key")
-    return pa.table({name: columns[name] for name in (*order, "text", "reason")})
+    texts, most = columns["text"].to_pylist(), found.predictor.max_length
+    judged = [
+        _judge(text, rank, place, end, detect, most)
+        for text, rank, place, end in zip(
+            texts,
+            *(columns[n].to_pylist() for n in ("rank", "place", "end_probability")),
+            strict=True,
+        )
+    ]
+    for name, kind in JUDGED.items():
+        columns[name] = pa.array([row.get(name) for row in judged], kind)
+    order = ("source", "row", "session", "label", *JUDGED, "text", "reason")
+    return pa.table({name: columns[name] for name in order})
 
 
-def _key(text: str | None, place: int | None) -> str | None:
-    """The key at `place` of a session, from 1."""
-    if text is None or not place:
-        return None
-    return (*text.split(), END)[place - 1]
+JUDGED = {
+    "abnormal": pa.bool_(),
+    "rank": pa.int64(),
+    "place": pa.int64(),
+    "key": pa.string(),
+    "end_probability": pa.float32(),
+    "breaks_off": pa.bool_(),
+}
+"""What is found of a session."""
+
+
+def _judge(
+    text: str | None,
+    rank: int | None,
+    place: int | None,
+    end: float | None,
+    detect: DetectSettings,
+    most: int,
+) -> dict[str, Any]:
+    """Of one session; nothing of one that cannot be used. What is cut has no end."""
+    if text is None or rank is None or place is None or end is None:
+        return {}
+    keys = text.split()
+    breaks_off = end < detect.min_end_probability and not _is_cut(text, most)
+    if breaks_off and rank < detect.top_keys:
+        place = len(keys) + 1
+    return {
+        "abnormal": rank >= detect.top_keys or breaks_off,
+        "rank": rank,
+        "place": place,
+        "key": (*keys, END)[place - 1],
+        "end_probability": end,
+        "breaks_off": breaks_off,
+    }
 
 
 def _report(table: Any, top_keys: int) -> dict[str, Any]:
+    """What breaks off is abnormal with any number of keys."""
     usable = table.filter(table.column("rank").is_valid())
     told = usable.filter(usable.column("label").is_valid())
-    ranks = told.column("rank").to_numpy()
+    breaks_off = told.column("breaks_off").to_numpy()
+    ranks = np.where(breaks_off, np.inf, told.column("rank").to_numpy())
     truth = np.array([label == ABNORMAL for label in told.column("label").to_pylist()])
     every = range(1, max(MOST_TOP_KEYS, top_keys) + 1)
     return {
         "sessions": table.num_rows,
         "unusable": table.num_rows - usable.num_rows,
         "without_label": usable.num_rows - told.num_rows,
-        "abnormal_found": int((usable.column("rank").to_numpy() >= top_keys).sum()),
+        "abnormal_found": sum(usable.column("abnormal").to_pylist()),
+        "breaks_off": sum(usable.column("breaks_off").to_pylist()),
         **_figures(ranks, truth, top_keys),
         "by_top_keys": [_figures(ranks, truth, limit) for limit in every],
     }
@@ -152,12 +193,9 @@ def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
 
 
-def _cut(table: Any, max_length: int) -> int:
-    """Sessions of which only the first keys were judged; start and end count, too."""
-    lengths = [
-        len((text or "").split()) + 2 for text in table.column("text").to_pylist()
-    ]
-    return sum(length > max_length for length in lengths)
+def _is_cut(text: str, max_length: int) -> bool:
+    """Whether only the first keys of a session are judged; start and end count, too."""
+    return len(text.split()) + 2 > max_length
 
 
 def _log(report: dict[str, Any]) -> None:
@@ -167,11 +205,12 @@ def _log(report: dict[str, Any]) -> None:
         for name, value in shown.items()
     )
     logger.info(
-        "%s of %s sessions have a key that is none of the %s likeliest: %s; %s false "
-        "alarms",
+        "%s of %s sessions have a key that is none of the %s likeliest, or break off "
+        "(%s): %s; %s false alarms",
         f"{report['abnormal_found']:,}",
         f"{report['sessions']:,}",
         report["top_keys"],
+        f"{report['breaks_off']:,}",
         figures,
         f"{report['false_alarms']:,}",
     )

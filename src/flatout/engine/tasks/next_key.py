@@ -1,7 +1,9 @@
 """The next key of a session of log keys, and how unexpected the worst one is.
 
 DeepLog (Du et al. 2017) calls a session abnormal where one of its keys is not among the
-g likeliest behind those before it: where the rank of its worst key is g or more.
+g likeliest behind those before it: where the rank of its worst key is g or more. The
+paper has no end. Where none was ever seen, its rank among keys that never follow either
+is chance, so it is judged by its probability.
 """
 
 from __future__ import annotations
@@ -29,30 +31,60 @@ class NextKey(CausalLM):
     whole_words = True
 
     def row_outputs(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """(B, 2): rank of a row's worst key, and the place of the first such one. A
-        rank is the number of likelier keys; an unknown key's is the vocabulary."""
+        """(B, 3): rank of a row's worst key, the place of the first such one, and the
+        probability of the row's end, 1 where it has none. A rank is the number of
+        likelier keys; an unknown key's is the vocabulary."""
         import torch
 
-        labels, places = batch["labels"], batch["target_index"] + 1
-        rows, length = batch["input_ids"].shape
-        likelihood = logits.gather(1, labels.clamp(min=0).unsqueeze(1))
-        ranks = (logits > likelihood).sum(1)
-        unknown = None if self.vocabulary is None else self.vocabulary.unknown_token_id
-        if unknown is not None:
-            ranks = ranks.masked_fill(labels == unknown, logits.shape[1])
-        ranks = ranks.masked_fill(labels == IGNORED, -1)
-        found = ranks.new_full((rows, length), -1)
-        found.view(-1)[places.clamp(max=rows * length - 1)] = ranks
-        return torch.stack([found.amax(1), found.argmax(1)], dim=1)
+        labels = batch["labels"].clamp(min=0)
+        special, unknown = self._special(logits), labels == self._unknown
+        ends = special[labels] & ~unknown & (batch["labels"] != IGNORED)
+        likelihood = logits.gather(1, labels.unsqueeze(1))
+        ranks = ((logits > likelihood) & ~special).sum(1)
+        ranks = ranks.masked_fill(unknown, logits.shape[1])
+        ranks = ranks.masked_fill(ends | (batch["labels"] == IGNORED), -1)
+        probability = logits.float().softmax(1).gather(1, labels.unsqueeze(1))
+        probability = probability.squeeze(1).masked_fill(~ends, 1.0)
+        of_keys = _by_place(ranks, batch, -1, "amax")
+        of_ends = _by_place(probability, batch, 1.0, "amin").amin(1)
+        found = (of_keys.amax(1).float(), of_keys.argmax(1).float(), of_ends)
+        return torch.stack(found, dim=1)
+
+    @property
+    def _unknown(self) -> int:
+        """Number of the unknown key; -1, which no label is, where there is none."""
+        number = None if self.vocabulary is None else self.vocabulary.unknown_token_id
+        return -1 if number is None else number
+
+    def _special(self, logits: Tensor) -> Tensor:
+        """(V,) what of the vocabulary is no key."""
+        import torch
+
+        found = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
+        if self.vocabulary is not None:
+            found[list(self.vocabulary.special_token_ids)] = True
+        return found
 
     def answer_fields(self) -> list[Any]:
-        """Both of `row_outputs`."""
-        return [pa.field("rank", pa.int64()), pa.field("place", pa.int64())]
+        """Those of `row_outputs`."""
+        whole = [pa.field(name, pa.int64()) for name in ("rank", "place")]
+        return [*whole, pa.field("end_probability", pa.float32())]
 
     def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
         """Place 1 is a session's first key."""
-        rank, place = logits.astype(np.int64).T
-        return {"rank": rank, "place": place}
+        rank, place = logits[:, :2].astype(np.int64).T
+        return {"rank": rank, "place": place, "end_probability": logits[:, 2]}
+
+
+def _by_place(
+    values: Tensor, batch: Mapping[str, Tensor], empty: float, reduce: str
+) -> Tensor:
+    """(K,) of the targets -> (B, T), `empty` where there is none. Targets that fill a
+    batch up lie behind its last place and hold `empty`."""
+    rows, length = batch["input_ids"].shape
+    places = (batch["target_index"] + 1).clamp(max=rows * length - 1)
+    found = values.new_full((rows * length,), empty)
+    return found.scatter_reduce(0, places, values, reduce).view(rows, length)
 
 
 TASK = NextKey
