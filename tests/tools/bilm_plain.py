@@ -8,6 +8,9 @@ same blocks at each step; dropout is drawn by each side. A run is a process of i
 the sides by turns. `cpu_s` is what all of it costs, also where others use the cores.
 
     python -m tests.tools.bilm_plain --folder=/data/wikitext-2 --epochs=2 --turns=2
+    python -m tests.tools.bilm_plain --folder=/data/wikitext-2 --epochs=20 \
+        --device=cuda --precision=bf16 --batch=128 --length=128 --width=512 \
+        --cells=2048 --projection=512 --vocabulary=30000
 """
 
 from __future__ import annotations
@@ -22,24 +25,25 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-BATCH, RATE, MOST_WORDS, DROPOUT = 32, 4e-3, 4000, 0.1
+RATE, DROPOUT = 4e-3, 0.1
 UNKNOWN, END = 1, 2
 Split = list[list[int]]
 
 
-def blocks(folder: Path, length: int) -> dict[str, Split]:
+def blocks(folder: Path, length: int, most_words: int) -> dict[str, Split]:
     """Rows of `length` words each; the words are those of the training file."""
     text = {
         name: (folder / f"{name}.txt").read_text(encoding="utf-8").splitlines()
         for name in ("valid", "test")
     }
     counts = Counter(word for line in text["valid"] for word in line.split())
-    numbers = {w: 3 + n for n, (w, _) in enumerate(counts.most_common(MOST_WORDS))}
+    numbers = {w: 3 + n for n, (w, _) in enumerate(counts.most_common(most_words))}
     found = {}
     for name, lines in text.items():
         ids = [
@@ -55,14 +59,16 @@ def blocks(folder: Path, length: int) -> dict[str, Split]:
 class Bilm(nn.Module):
     """(B, T) words -> (B, T, words) of the next one, and of the one before."""
 
-    def __init__(self, words: int, width: int, layers: int) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
+        words, width = config.vocab_size, config.embedding_size
         self.embed = nn.Embedding(words, width)
         given = {"batch_first": True, "dropout": DROPOUT}
-        self.onward = nn.LSTM(width, width, layers, **given)
-        self.back = nn.LSTM(width, width, layers, **given)
+        given["proj_size"] = config.projection_size or 0
+        sizes = (width, config.hidden_size, config.num_hidden_layers)
+        self.onward, self.back = nn.LSTM(*sizes, **given), nn.LSTM(*sizes, **given)
         self.drop = nn.Dropout(DROPOUT)
-        self.head = nn.Linear(width, words, bias=False)
+        self.head = nn.Linear(config.output_size, words, bias=False)
 
     def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         onward = self.onward(self.drop(self.embed(ids)))[0]
@@ -95,27 +101,34 @@ def loss_of(model: Bilm, ids: Tensor) -> Tensor:
     return torch.stack(losses).mean()
 
 
-def plain(data: dict[str, Split], start: Path, epochs: int) -> dict[str, float]:
+def plain(
+    data: dict[str, Split], start: Path, given: argparse.Namespace
+) -> dict[str, float]:
     """Tokens/s behind the first ten steps, and the perplexity of the test file."""
     from flatout.engine.batches.global_batches import GlobalBatches
     from flatout.engine.models.building import load_pretrained
 
     theirs = load_pretrained(start)
-    config = theirs.config
-    model = Bilm(config.vocab_size, config.hidden_size, config.num_hidden_layers)
+    model = Bilm(theirs.config)
     model.take(theirs)
+    model.to(given.device)
     rows = torch.tensor(data["valid"])
-    order = GlobalBatches(len(rows), BATCH, seed=0)
-    total = order.total_steps(epochs)
+    order = GlobalBatches(len(rows), given.batch, seed=0)
+    total = order.total_steps(given.epochs)
+    cast = torch.autocast(
+        given.device, torch.bfloat16, enabled=given.precision == "bf16"
+    )
     steps = [order.rows(step).tolist() for step in range(total)]
     loader = torch.utils.data.DataLoader(rows, batch_sampler=steps)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
+    fused = {"lr": RATE, "weight_decay": 0.0, "fused": True}
+    optimizer = torch.optim.AdamW(model.parameters(), **fused)
     decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 - n / total)
     begin, tokens = time.perf_counter(), 0
     for done, ids in enumerate(loader):
         if done == WARM_STEPS:
             begin, tokens = time.perf_counter(), 0
-        loss = loss_of(model, ids)
+        with cast:
+            loss = loss_of(model, ids.to(given.device))
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -125,10 +138,10 @@ def plain(data: dict[str, Split], start: Path, epochs: int) -> dict[str, float]:
         tokens += ids.numel()
     rate = tokens / (time.perf_counter() - begin)
     model.eval()
-    with torch.no_grad():
+    with torch.no_grad(), cast:
         losses = [
-            (loss_of(model, ids).item(), len(ids))
-            for ids in torch.tensor(data["test"]).split(BATCH)
+            (loss_of(model, ids.to(given.device)).item(), len(ids))
+            for ids in torch.tensor(data["test"]).split(given.batch)
         ]
     mean = sum(x * n for x, n in losses) / sum(n for _, n in losses)
     return {"tokens_per_s": rate, "perplexity": math.exp(mean)}
@@ -137,7 +150,9 @@ def plain(data: dict[str, Split], start: Path, epochs: int) -> dict[str, float]:
 WARM_STEPS = 10
 
 
-def job_of(data: dict[str, Split], start: Path, epochs: int, folder: Path):
+def job_of(
+    data: dict[str, Split], start: Path, given: argparse.Namespace, folder: Path
+) -> Any:
     """flatout's training of the same."""
     from flatout.engine.parameters import parse_settings
     from flatout.engine.rows.tokens import TokenRows
@@ -151,15 +166,18 @@ def job_of(data: dict[str, Split], start: Path, epochs: int, folder: Path):
     length = len(data["valid"][0])
     settings = parse_settings(
         {
-            "runtime": {"precision": "fp32", "threads": torch.get_num_threads()},
+            "runtime": {
+                "precision": given.precision,
+                "threads": torch.get_num_threads(),
+            },
             "model": {"task": "bidirectional-lm", "name_or_path": str(start)},
             "tokenize": {"max_length": length},
             "train": {
-                "global_batch_size": BATCH,
+                "global_batch_size": given.batch,
                 "learning_rate": RATE,
                 "weight_decay": 0.0,
                 "warmup_fraction": 0.0,
-                "epochs": epochs,
+                "epochs": given.epochs,
                 "evaluate_every": None,
                 "error_analysis_every": None,
                 "log_every": WARM_STEPS,
@@ -167,18 +185,20 @@ def job_of(data: dict[str, Split], start: Path, epochs: int, folder: Path):
             },
         }
     )
-    words = Vocabulary(MOST_WORDS + 3, pad_token_id=0)
+    words = Vocabulary(given.vocabulary + 3, pad_token_id=0)
     own = (rows["valid"], rows["test"], rows["test"])
     return TrainJob(settings, *own, words, (), folder / "run", folder / "m.jsonl")
 
 
-def flatout(data: dict[str, Split], start: Path, epochs: int) -> dict[str, float]:
+def flatout(
+    data: dict[str, Split], start: Path, given: argparse.Namespace
+) -> dict[str, float]:
     """As `plain`."""
     from flatout.engine.machine.runtime import set_up
     from flatout.engine.train.loop import train
 
     with tempfile.TemporaryDirectory() as folder:
-        job = job_of(data, start, epochs, Path(folder))
+        job = job_of(data, start, given, Path(folder))
         report = train(job, set_up(job.settings.runtime)).report
     return {
         "tokens_per_s": report.tokens_per_s,
@@ -186,15 +206,20 @@ def flatout(data: dict[str, Split], start: Path, epochs: int) -> dict[str, float
     }
 
 
-def save_start(folder: Path, width: int, layers: int) -> None:
+def save_start(folder: Path, given: argparse.Namespace) -> None:
     """Weights that both begin at."""
     from transformers import AutoConfig, AutoModelForPreTraining
 
     import flatout.engine.families.bilm  # noqa: F401 - makes the type known
 
     torch.manual_seed(0)
-    sizes = {"embedding_size": width, "hidden_size": width, "num_hidden_layers": layers}
-    words = {"vocab_size": MOST_WORDS + 3, "pad_token_id": 0, "dropout": DROPOUT}
+    sizes = {
+        "embedding_size": given.width,
+        "hidden_size": given.cells or given.width,
+        "projection_size": given.projection,
+        "num_hidden_layers": given.layers,
+    }
+    words = {"vocab_size": given.vocabulary + 3, "pad_token_id": 0, "dropout": DROPOUT}
     config = AutoConfig.for_model("bilm", **sizes, **words)
     AutoModelForPreTraining.from_config(config).save_pretrained(folder)
 
@@ -208,6 +233,12 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--cells", type=int, help="of an LSTM; else --width")
+    parser.add_argument("--projection", type=int, help="of an LSTM's output")
+    parser.add_argument("--vocabulary", type=int, default=4000, help="commonest words")
+    parser.add_argument("--batch", type=int, default=32, help="blocks")
+    parser.add_argument("--device", default="cpu", help="the loop's")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--side", choices=["plain", "flatout"])
     parser.add_argument("--start", type=Path)
     given = parser.parse_args()
@@ -215,14 +246,14 @@ def main() -> None:
         torch.set_num_threads(given.threads)
         torch.manual_seed(1)
         side = {"plain": plain, "flatout": flatout}[given.side]
-        data = blocks(given.folder, given.length)
+        data = blocks(given.folder, given.length, given.vocabulary)
         begin = time.process_time()
-        found = side(data, given.start, given.epochs)
+        found = side(data, given.start, given)
         found["cpu_s"] = time.process_time() - begin
         print(json.dumps(found))
         return
     with tempfile.TemporaryDirectory() as start:
-        save_start(Path(start), given.width, given.layers)
+        save_start(Path(start), given)
         _by_turns(given.turns, [*sys.argv[1:], f"--start={start}"])
 
 
