@@ -57,6 +57,8 @@ def configure(name: str, data: Path, folder: Path, options: argparse.Namespace) 
     parameters = {part: dict(values) for part, values in data_set.parameters.items()}
     parameters["split"]["keep_duplicates"] = True  # figures are of all test rows
     parameters["train"] = {**COMMON, **parameters["train"], "metric": data_set.metric}
+    if options.seed is not None:
+        parameters["runtime"] = {"seed": options.seed}
     if options.epochs:
         parameters["train"]["epochs"] = options.epochs
     if "config" not in parameters["model"]:
@@ -134,6 +136,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="pretrained, with its tokenizer")
     parser.add_argument("--only", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--rows", type=int, help="of each split, the first ones")
+    parser.add_argument("--seed", type=int)
     parser.add_argument("--epochs", type=float, help="in place of the set's own")
     parser.add_argument(
         "--keep", type=Path, help="for what is left; replaced where it is there"

@@ -1,7 +1,7 @@
 # ruff: noqa: T201
 """The public data sets of `real_data` by transformers' Trainer, as a reference.
 
-    python -m tests.tools.real_data_trainer --data FOLDER --model FOLDER --only mrpc stsb
+    python -m tests.tools.real_data_trainer --data FOLDER --model FOLDER --only mrpc
 
 Same files, model, epochs, batch, rate, warm-up, decay and choice of the best epoch as
 `real_data`; tokenizing, padding, losses and figures are transformers', scikit-learn's
