@@ -38,6 +38,7 @@ def gpu_job(folder, *, runtime=None, shape=None, rows=240, **options):
         "epochs": 4,
         "log_every": 10,
         "learning_rate": 1e-4,
+        "compile": True,  # by itself it would not pay within so few steps
         "error_analysis_every": None,
         "resume": "never",
         **options,

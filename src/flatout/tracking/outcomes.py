@@ -56,6 +56,7 @@ REPORT_TAGS = (
     "num_workers",
     "compile",
     "cuda_graphs",
+    "compile_reason",
     "token_key",
     "resumed_from_step",
     "exit_reason",

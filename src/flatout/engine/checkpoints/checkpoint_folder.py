@@ -62,6 +62,8 @@ class Manifest:
     best: str | None
     """Name of the folder with the best model up to here."""
     versions: dict[str, str] = field(default_factory=dict)
+    accelerated: dict[str, Any] = field(default_factory=dict)
+    """What its steps were sped up by, and on what device."""
     saved_s: float = field(default_factory=time.time)
     """Seconds since 1970."""
     files: dict[str, list[Any]] = field(default_factory=dict)

@@ -13,10 +13,12 @@ from typing import Any
 from flatout.engine.checkpoints.checkpoint_folder import (
     Checkpoint,
     CheckpointError,
+    Manifest,
     forget_finished,
     inside,
     newest_sound,
     open_checkpoint,
+    read_manifest,
     set_aside,
     step_folders,
 )
@@ -100,6 +102,20 @@ class Resume:
                 self.folder / name,
                 lambda hidden: _copy_files(files, hidden),
             )
+
+
+def glimpse(wanted: str, folder: Path) -> Manifest | None:
+    """Of the run that `train.resume: <wanted>` would go on with; its files are checked
+    by `Resume` alone, and so are its faults told."""
+    if wanted == "never":
+        return None
+    named = folder if wanted == "auto" else Path(wanted)
+    for candidate in [*step_folders(named), named]:
+        try:
+            return read_manifest(candidate)
+        except CheckpointError:
+            continue
+    return None
 
 
 def _copy_files(files: list[Path], target: Path) -> None:

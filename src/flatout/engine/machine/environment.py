@@ -5,10 +5,13 @@ MKL and OpenMP read theirs once, when torch is imported, so `apply` must come fi
 
 from __future__ import annotations
 
+import getpass
 import logging
 import math
 import os
+import re
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -160,6 +163,18 @@ def thread_variables() -> dict[str, str]:
 def tracking_uri() -> str | None:
     """The tracking store that the environment names; None where it names none."""
     return os.environ.get("MLFLOW_TRACKING_URI") or None
+
+
+def compile_cache_folder() -> Path:
+    """Where PyTorch keeps compiled graphs; its own answer takes seconds of imports."""
+    if named := os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
+        return Path(named)
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's number without a name
+        user = f"uid_{os.getuid()}"
+    name = "torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user)
+    return Path(tempfile.gettempdir(), name)
 
 
 def set_defaults(variables: Mapping[str, str]) -> None:

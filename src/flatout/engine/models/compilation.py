@@ -34,8 +34,12 @@ def compiled(model: nn.Module, backend: str = "inductor") -> nn.Module:
 
 def _between(model: Any) -> list[nn.Module]:
     """What stands before and behind the blocks: GPT-2's dropout, a decoder's norm."""
-    children = model.model.base_model.children()
-    return [m for m in children if type(m).__name__.endswith(("Norm", "Dropout"))]
+    return _beside(model.model.base_model)
+
+
+def _beside(base: nn.Module) -> list[nn.Module]:
+    found = base.children()
+    return [m for m in found if type(m).__name__.endswith(("Norm", "Dropout"))]
 
 
 def compile_blocks(model: nn.Module) -> None:
@@ -49,6 +53,17 @@ def blocks(model: Any) -> list[nn.Module]:
     """Layers, and embeddings where the model counts them among its blocks."""
     names = block_names(model)
     return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def distinct_parts(model: Any) -> int:
+    """Of a Hugging Face model, how many kinds of blocks are compiled; its layers, where
+    it names no blocks and becomes one graph."""
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    kinds = {type(m).__name__ for m in model.modules()} & names
+    if not kinds:
+        return int(getattr(model.config, "num_hidden_layers", 1))
+    between = {type(m).__name__ for m in _beside(model.base_model)}
+    return len(kinds | between)
 
 
 def block_names(model: Any) -> set[str]:
@@ -75,7 +90,7 @@ def _find_graphs_again() -> None:
     pass. Those of the backward pass are not asked for, so a new version of flatout
     would go on with an old one's. Told apart by our own sources, graphs with our
     gradients may be kept too, which PyTorch refuses unless asked."""
-    own = f"flatout-{_sources_digest()}"
+    own = f"flatout-{sources_digest()}"
     config: Any = torch.compiler.config
     if own not in config.cache_key_tag:
         config.cache_key_tag += own
@@ -84,7 +99,8 @@ def _find_graphs_again() -> None:
 
 
 @cache
-def _sources_digest() -> str:
+def sources_digest() -> str:
+    """Of what kernels and graphs are made from."""
     digest = hashlib.blake2s(digest_size=8)
     engine = Path(__file__).parents[1]
     for file in sorted([*engine.glob("models/*.py"), *engine.glob("ops/**/*.py")]):

@@ -188,6 +188,23 @@ def peak_tflops(device_name: str) -> float | None:
     return None
 
 
+MEASURED_SHARE = 0.8
+"""Of a data sheet's peak, in plain products: 790 of an H200's 989.5 TFLOP/s."""
+TRIED_S = 0.1
+
+
+def sheet_tflops(runtime: Runtime) -> float | None:
+    """A GPU's peak by its data sheet; of another card, and of fp32, what plain products
+    say of it. None without a GPU to try them on."""
+    known = peak_tflops(runtime.device_name)
+    if known is not None and runtime.precision != "fp32":
+        return known
+    if not (runtime.is_cuda and torch.cuda.is_available()):
+        return None
+    with torch.random.fork_rng(devices=[runtime.device]):  # of the training's own noise
+        return measured_tflops(runtime, TRIED_S) / MEASURED_SHARE
+
+
 def measured_tflops(runtime: Runtime, seconds: float) -> float:
     """Best of square products in the run's precision, tried for `seconds`."""
     size, calls = (8192, 4) if runtime.is_cuda else (1536, 1)

@@ -255,9 +255,9 @@ class TrainSettings(SlowHabits):
     early_stopping_patience: int | None = Field(None, ge=1)
     """End after so many evaluations in a row without a new best. null: all steps."""
     compile: bool | Auto = "auto"
-    """torch.compile."""
+    """torch.compile. auto: on a GPU, where the steps planned take less time in all."""
     cuda_graphs: bool | Auto = "auto"
-    """Record steps and replay them, which spares the CPU."""
+    """Record steps and replay them, which spares the CPU. auto: as compile."""
     gradient_checkpointing: bool = False
     """Less memory for about a third more compute."""
     fused_optimizer: bool = True

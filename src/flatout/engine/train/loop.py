@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,6 +35,7 @@ from flatout.engine.train.schedule import learning_rate
 from flatout.engine.train.setup.assemble import Trainer, assemble
 from flatout.engine.train.setup.identity import agreed
 from flatout.engine.train.setup.job import TrainJob
+from flatout.engine.train.setup.planned import note_compiled, plan
 from flatout.engine.train.setup.step_data import make_collator, make_planner
 from flatout.engine.train.wrong_rows import WrongRows
 
@@ -75,7 +77,7 @@ def train(
     compile_clock.listen()
     if group:
         group.check_equal(agreed(job))
-    trainer = assemble(job, runtime, group)
+    trainer = assemble(job, runtime, group, partial(plan, job, runtime))
     announce(trainer)
     recorder, wrong_rows = make_recorder(trainer, begin_s), WrongRows(trainer)
     with (
@@ -206,6 +208,8 @@ def announce(trainer: Trainer) -> None:
         resolved.token_budget,
         runtime.threads,
     )
+    if resolved.compile_reason:
+        logger.info(resolved.compile_reason)
     for note in resolved.notes:
         logger.warning(note)
 
@@ -237,4 +241,7 @@ def finish(trainer: Trainer, recorder: Recorder, session: Session) -> Evaluation
     with recorder.paused("evaluate"):
         test = evaluate_split(trainer, trainer.job.test)
     recorder.metrics.write(trainer.total_steps, test.named("test"))
+    note_compiled(
+        trainer.job, trainer.runtime, trainer.resolved, trainer.model.model.config
+    )
     return test

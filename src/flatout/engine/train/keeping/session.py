@@ -31,6 +31,7 @@ from flatout.engine.train.recording.summary import versions
 from flatout.engine.train.recording.timing import compile_clock
 from flatout.engine.train.setup.assemble import Trainer
 from flatout.engine.train.setup.identity import identity
+from flatout.engine.train.setup.planned import as_kept
 
 logger = logging.getLogger(__name__)
 
@@ -245,6 +246,7 @@ class Session:
             identity=self._identity,
             best=self.recorder.best_folder,
             versions=versions(),
+            accelerated=as_kept(self.trainer.resolved, self.trainer.runtime),
         )
 
     def _leave(self, done: int, signum: int) -> None:

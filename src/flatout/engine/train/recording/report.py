@@ -126,6 +126,8 @@ class TrainReport:
     test_loss: float
     test_accuracy: float | None
     resumed_from_step: int | None
+    compile_reason: str = ""
+    """Why `compile` and `cuda_graphs` are what they are, with the seconds weighed."""
     metrics: dict[str, float] = field(default_factory=dict)
     """All of the task's figures, as `validation_f1_macro` of the best model."""
     cpu_wait_pct: float | None = None

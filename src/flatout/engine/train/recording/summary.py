@@ -100,6 +100,7 @@ def resolved_parameters(trainer: Trainer) -> dict[str, Any]:
         "attention": resolved.attention,
         "compile": resolved.compile,
         "cuda_graphs": resolved.cuda_graphs,
+        "compile_reason": resolved.compile_reason,
         "device": runtime.device_name,
         "threads": runtime.threads,
         "parameters": sum(p.numel() for p in trainer.model.parameters()),

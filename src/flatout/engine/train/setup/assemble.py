@@ -26,6 +26,7 @@ from flatout.engine.ops.residual import round_residual_stream
 from flatout.engine.parameters import TrainSettings
 from flatout.engine.train.flat_all_reduce import FlatAllReduce
 from flatout.engine.train.optimizer import Updater, build_optimizer
+from flatout.engine.train.setup.acceleration import Planned
 from flatout.engine.train.setup.frozen import freeze
 from flatout.engine.train.setup.job import TrainJob, check_rows
 from flatout.engine.train.setup.resolved_config import (
@@ -73,9 +74,13 @@ class RanksTogether(Protocol):
 
 
 def assemble(
-    job: TrainJob, runtime: Runtime, group: RanksTogether | None = None
+    job: TrainJob,
+    runtime: Runtime,
+    group: RanksTogether | None = None,
+    plan: Callable[[Any], Planned] | None = None,
 ) -> Trainer:
-    """Build a run. Raises SettingsError and ModelError before anything is trained."""
+    """Build a run, of a whole training with its `plan`, of steps that are measured
+    without. Raises SettingsError and ModelError before anything is trained."""
     settings = job.settings
     check_rows(job)
     with torch.random.fork_rng(devices=[]):  # the same weights on all ranks
@@ -85,7 +90,10 @@ def assemble(
         empty = sharded and not runtime.ranks.is_main
         probe = build_model(job, empty=empty)
     freeze(probe, settings.train.freeze)
-    resolved = resolve(job, runtime, probe.config)
+    planned = plan and plan(probe)
+    if group:
+        planned = group.all_gather(planned)[0]  # the main rank's disks, its word
+    resolved = resolve(job, runtime, probe.config, planned)
     if group:
         resolved = resolve_together(job, runtime, resolved, group.all_gather(resolved))
         precision = {"runtime.precision (auto)": runtime.precision}

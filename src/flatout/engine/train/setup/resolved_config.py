@@ -9,21 +9,18 @@ from typing import Any
 from flatout.engine.families import family_of
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.flops import launch_tokens
-from flatout.engine.models.memory import estimate
 from flatout.engine.ops import attention
 from flatout.engine.parameters import Settings, SettingsError
 from flatout.engine.rows.tokens import DOCUMENTS
+from flatout.engine.train.setup.acceleration import (
+    Planned,
+    accelerate,
+    fused,
+    rank_tokens,
+    width_of,
+)
 from flatout.engine.train.setup.budgets import token_budget
 from flatout.engine.train.setup.job import TrainJob
-
-GRAPH_MAX_TOKENS = 16_384
-"""Tokens a rank and step up to which launching kernels is what bounds a step, where
-the device's speed is not known."""
-SLOW_HOST = 1.5
-"""A margin for slower hosts: steps of 24,600 tokens of BERT-base alone gave 7,821 and
-7,668 samples/s on two hosts, 7,868 and 8,160 with graphs."""
-GRAPH_MEMORY_SHARE = 0.8
-"""Of the device's memory."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +38,8 @@ class ResolvedConfig:
     """Tokens that the device trains while the host launches a micro-batch."""
     flat_all_reduce: bool = False
     """Gradients travel between ranks behind the backward pass, in one piece."""
+    compile_reason: str = ""
+    """Why steps are, or are not, compiled and recorded, with the seconds weighed."""
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -50,12 +49,15 @@ class ResolvedConfig:
     def agreed(self) -> dict[str, Any]:
         """What is the same on all ranks, or they would wait for each other for good,
         or cut a global batch in different ways."""
-        own = ("notes", "attention", "compile")
+        own = ("notes", "attention", "compile", "compile_reason")
         return {f"{n} (auto)": v for n, v in asdict(self).items() if n not in own}
 
 
-def resolve(job: TrainJob, runtime: Runtime, config: Any) -> ResolvedConfig:
-    """Strategy, kernel, budget and compilation for this model on this device."""
+def resolve(
+    job: TrainJob, runtime: Runtime, config: Any, planned: Planned | None = None
+) -> ResolvedConfig:
+    """Strategy, kernel, budget and compilation for this model on this device, and the
+    work `planned`; None: steps without end."""
     train, notes = job.settings.train, []
     fault = family_of(config).precision_fault(runtime.precision, runtime.device.type)
     if fault:
@@ -68,7 +70,8 @@ def resolve(job: TrainJob, runtime: Runtime, config: Any) -> ResolvedConfig:
             "strategy fixed pads each of the joined texts to tokenize.max_length: "
             "packed or grouped take fewer tokens"
         )
-    graphs = _cuda_graphs(job, runtime, strategy, config)
+    choice = accelerate(job, runtime, config, strategy, planned)
+    graphs = choice.cuda_graphs
     if train.cuda_graphs == "auto" and not graphs:
         notes += _launch_bound(job, runtime, config)
     if train.optimizer != "adamw":
@@ -80,12 +83,13 @@ def resolve(job: TrainJob, runtime: Runtime, config: Any) -> ResolvedConfig:
         strategy=strategy,
         attention=_attention(job.settings, runtime, config, strategy),
         token_budget=token_budget(job, runtime, strategy, config),
-        compile=_compile(train.compile, runtime, config),
+        compile=choice.compile,
         cuda_graphs=graphs,
-        fused_optimizer=_fused(job),
+        fused_optimizer=fused(train),
         residual=_residual(job.settings.runtime.residual, runtime),
-        launch_tokens=launch_tokens(_width(config), runtime),
+        launch_tokens=launch_tokens(width_of(config), runtime),
         flat_all_reduce=_flat_all_reduce(job, runtime, graphs),
+        compile_reason=choice.reason,
         notes=tuple(notes),
     )
 
@@ -99,11 +103,12 @@ def resolve_together(
     """`own`, with what ranks on unlike devices must have the same of: graphs where all
     of them would, cuts for the main rank's host."""
     graphs = all(resolved.cuda_graphs for resolved in gathered)
-    notes = own.notes
+    asks, notes = job.settings.train.compile == "auto", own.notes
     if own.cuda_graphs and not graphs:
         notes += ("no CUDA graphs: not all of these GPUs take them by themselves",)
     return replace(
         own,
+        compile=gathered[0].compile if asks else own.compile,
         cuda_graphs=graphs,
         flat_all_reduce=_flat_all_reduce(job, runtime, graphs),
         launch_tokens=gathered[0].launch_tokens,
@@ -149,51 +154,6 @@ def _residual(wanted: str, runtime: Runtime) -> str:
     return wanted if runtime.precision == "bf16" else "fp32"
 
 
-def _compile(wanted: bool | str, runtime: Runtime, config: Any) -> bool:
-    if wanted == "auto":
-        return runtime.is_cuda and family_of(config).compiles
-    if wanted and not runtime.is_cuda and not _has_compiler():
-        raise SettingsError(
-            "train.compile: no C++ compiler (g++ or clang++) is installed here; "
-            "install one, or set train.compile: false"
-        )
-    return bool(wanted)
-
-
-def _has_compiler() -> bool:
-    import shutil
-
-    return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
-
-
-def _cuda_graphs(job: TrainJob, runtime: Runtime, strategy: str, config: Any) -> bool:
-    train, possible = job.settings.train, _can_record(job, runtime, strategy)
-    if train.cuda_graphs != "auto":
-        if train.cuda_graphs and not possible:
-            raise SettingsError(
-                "train.cuda_graphs needs a GPU, strategy packed, the fused adamw "
-                "and no sharding (fsdp): set it to auto or false"
-            )
-        return bool(train.cuda_graphs)
-    if not possible or train.gradient_checkpointing:  # never recorded together so far
-        return False
-    small = rank_tokens(job, runtime) <= _most_graph_tokens(job, runtime, config)
-    return small and _graphs_fit(job, runtime, config)
-
-
-def _can_record(job: TrainJob, runtime: Runtime, strategy: str) -> bool:
-    train = job.settings.train
-    whole = runtime.ranks.world_size == 1 or train.distributed.strategy == "ddp"
-    packed = strategy == "packed" and _fused(job)
-    return runtime.is_cuda and packed and whole
-
-
-def _fused(job: TrainJob) -> bool:
-    """AdamW alone reads on the device whether a step is finite."""
-    train = job.settings.train
-    return train.fused_optimizer and train.optimizer == "adamw"
-
-
 def _flat_all_reduce(job: TrainJob, runtime: Runtime, graphs: bool) -> bool:
     """Where asked to, and between the two graphs of a step."""
     distributed = job.settings.train.distributed
@@ -203,7 +163,7 @@ def _flat_all_reduce(job: TrainJob, runtime: Runtime, graphs: bool) -> bool:
 
 def _launch_bound(job: TrainJob, runtime: Runtime, config: Any) -> list[str]:
     """What to do where GPUs wait for the host, and no graphs help."""
-    known = launch_tokens(_width(config), runtime)
+    known = launch_tokens(width_of(config), runtime)
     own = rank_tokens(job, runtime)
     if own >= known:
         return []
@@ -211,31 +171,3 @@ def _launch_bound(job: TrainJob, runtime: Runtime, config: Any) -> list[str]:
         f"a step waits for the host: a GPU's share of it is {own:,.0f} tokens, and "
         f"launching takes the time of about {known:,}. Raise train.global_batch_size"
     ]
-
-
-def rank_tokens(job: TrainJob, runtime: Runtime) -> float:
-    """Of a global batch, on average."""
-    rows = job.settings.train.global_batch_size / runtime.ranks.world_size
-    return rows * job.train.facts.mean_length
-
-
-def _width(config: Any) -> int:
-    """Of its hidden states; 0 where a model of its own code has another name for it."""
-    return int(getattr(config, "hidden_size", 0))
-
-
-def _most_graph_tokens(job: TrainJob, runtime: Runtime, config: Any) -> float:
-    """Up to which launching bounds a step that is one micro-batch: each way of cutting
-    a global batch would be a graph of its own."""
-    known = launch_tokens(_width(config), runtime)
-    limit = SLOW_HOST * known if known else GRAPH_MAX_TOKENS
-    return min(limit, token_budget(job, runtime, "packed", config))
-
-
-def _graphs_fit(job: TrainJob, runtime: Runtime, config: Any) -> bool:
-    """Graphs have memory of their own, beside that of steps without one."""
-    memory = runtime.device_memory_bytes
-    if memory is None:
-        return True
-    needed = estimate(job.settings, config, int(rank_tokens(job, runtime)))
-    return needed.total + needed.activations <= GRAPH_MEMORY_SHARE * memory

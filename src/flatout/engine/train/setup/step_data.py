@@ -11,18 +11,14 @@ from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.flops import AttentionPairs
 from flatout.engine.parameters import Settings
 from flatout.engine.rows.layout import Layout
+from flatout.engine.train.setup.acceleration import graph_multiple
 from flatout.engine.train.setup.job import TrainJob
-from flatout.engine.train.setup.resolved_config import ResolvedConfig, rank_tokens
+from flatout.engine.train.setup.resolved_config import ResolvedConfig
 
 CPU_OVERHEAD_TOKENS = 16
 """What one more micro-batch costs on a CPU, in tokens."""
 GPU_OVERHEAD_TOKENS = 4_096
 GPU_PAD_MULTIPLE = 64
-GRAPH_PAD_MULTIPLE = 256
-"""Packed totals are rounded up, the more the larger they are on average, so that few
-CUDA graphs are needed."""
-GRAPH_PAD_SHARE = 1 / 96
-"""Of a rank's tokens a step, on average: 256 for 24,600 tokens, 1 % at most."""
 
 
 def step_rows(
@@ -58,7 +54,7 @@ def make_collator(
 ) -> Collator:
     max_length = job.settings.max_length
     multiple = (
-        _graph_multiple(job, runtime) if resolved.cuda_graphs else GPU_PAD_MULTIPLE
+        graph_multiple(job, runtime) if resolved.cuda_graphs else GPU_PAD_MULTIPLE
     )
     layout = Layout(
         packed=resolved.packed,
@@ -71,12 +67,6 @@ def make_collator(
     return Collator(job.task, layout, pools_last=family_of(config).causal)
 
 
-def _graph_multiple(job: TrainJob, runtime: Runtime) -> int:
-    """A power of two, which totals are rounded up to."""
-    share = int(rank_tokens(job, runtime) * GRAPH_PAD_SHARE)
-    return max(GRAPH_PAD_MULTIPLE, 1 << max(0, share - 1).bit_length())
-
-
 def _row_multiple(job: TrainJob, runtime: Runtime, resolved: ResolvedConfig) -> int:
     """Rows of a packed batch differ little under a graph: all its rows, and filler. A
     rank's share has about as many rows as the others', and hardly a quarter more."""
@@ -84,5 +74,5 @@ def _row_multiple(job: TrainJob, runtime: Runtime, resolved: ResolvedConfig) -> 
         return 64
     batch, ranks = job.settings.train.global_batch_size, runtime.ranks.world_size
     rows = batch if ranks == 1 else min(batch, -(-5 * batch // (4 * ranks)))
-    filler = -(-_graph_multiple(job, runtime) // job.settings.max_length)
+    filler = -(-graph_multiple(job, runtime) // job.settings.max_length)
     return rows + filler

@@ -1,0 +1,183 @@
+"""Whether steps are compiled and recorded: what works here, and what pays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from flatout.engine.families import family_of
+from flatout.engine.machine.runtime import Runtime
+from flatout.engine.models.flops import launch_tokens, sheet_tflops
+from flatout.engine.models.memory import estimate
+from flatout.engine.parameters import SettingsError, TrainSettings
+from flatout.engine.train.setup.budgets import token_budget
+from flatout.engine.train.setup.job import TrainJob
+from flatout.engine.train.setup.payoff import OPEN, Choice, Options, Work, choose
+from flatout.engine.train.step import MAX_GRAPHS
+
+GRAPH_MAX_TOKENS = 16_384
+"""Tokens a rank and step up to which launching kernels is what bounds a step, where
+the device's speed is not known."""
+SLOW_HOST = 1.5
+"""A margin for slower hosts: steps of 24,600 tokens of BERT-base alone gave 7,821 and
+7,668 samples/s on two hosts, 7,868 and 8,160 with graphs."""
+GRAPH_MEMORY_SHARE = 0.8
+"""Of the device's memory."""
+GRAPH_PAD_MULTIPLE = 256
+"""Packed totals are rounded up, the more the larger they are on average, so that few
+CUDA graphs are needed."""
+GRAPH_PAD_SHARE = 1 / 96
+"""Of a rank's tokens a step, on average: 256 for 24,600 tokens, 1 % at most."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What the main rank knows of a run before it begins; the same on all ranks, so
+    that they come to the same choice."""
+
+    steps: int
+    parts: int
+    """Distinct ones that are compiled."""
+    cached: bool = False
+    """They lie on the main rank's disk, compiled."""
+    earlier: Choice | None = None
+    """Of the run that is continued, which this one is bit for bit."""
+
+
+def accelerate(
+    job: TrainJob,
+    runtime: Runtime,
+    config: Any,
+    strategy: str,
+    planned: Planned | None,
+) -> Choice:
+    """What is set, or pays within the work `planned`; None: steps are measured, and
+    what speeds them up is on whatever it costs."""
+    compiled = _compile_options(job.settings.train.compile, runtime, config)
+    recorded = _graph_options(job, runtime, strategy, config)
+    if planned is None:
+        return Choice(compiled[-1], recorded[-1])
+    if planned.earlier is not None:
+        return Choice(
+            planned.earlier.compile if compiled == OPEN else compiled[-1],
+            planned.earlier.cuda_graphs if recorded == OPEN else recorded[-1],
+            planned.earlier.reason,
+        )
+    work = _work(job, runtime, config, planned)
+    if work is None or OPEN not in (compiled, recorded):
+        return Choice(compiled[-1], recorded[-1], "")
+    return choose(work, compiled, recorded)
+
+
+def _work(
+    job: TrainJob, runtime: Runtime, config: Any, planned: Planned
+) -> Work | None:
+    """None on a CPU, which `auto` never compiles for, and where model or rows have no
+    size that FLOPs can be told by."""
+    layers = int(getattr(config, "num_hidden_layers", 0) or 0)
+    if not (runtime.is_cuda and layers and width_of(config)):
+        return None
+    peak = sheet_tflops(runtime)
+    if peak is None or job.settings.train.rows != "tokens":
+        return None
+    return Work(
+        steps=planned.steps,
+        tokens=rank_tokens(job, runtime),
+        layers=layers,
+        width=width_of(config),
+        peak_tflops=peak,
+        parts=planned.parts,
+        shapes=_shapes(job, runtime),
+        cached=planned.cached,
+    )
+
+
+def _shapes(job: TrainJob, runtime: Runtime) -> int:
+    """Of packed steps, at most: totals lie within two deviations to both sides, and
+    lengths deviate by no more than mean and longest allow (Bhatia & Davis 2000)."""
+    facts = job.train.facts
+    rows = job.settings.train.global_batch_size / runtime.ranks.world_size
+    spread = facts.mean_length * (facts.longest - facts.mean_length)
+    around = 4 * (rows * max(0.0, spread)) ** 0.5
+    return min(MAX_GRAPHS, 1 + int(around / graph_multiple(job, runtime)))
+
+
+def _compile_options(wanted: bool | str, runtime: Runtime, config: Any) -> Options:
+    if wanted == "auto":
+        works = runtime.is_cuda and family_of(config).compiles
+        return OPEN if works else (False,)
+    if wanted and not runtime.is_cuda and not _has_compiler():
+        raise SettingsError(
+            "train.compile: no C++ compiler (g++ or clang++) is installed here; "
+            "install one, or set train.compile: false"
+        )
+    return (bool(wanted),)
+
+
+def _has_compiler() -> bool:
+    import shutil
+
+    return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
+
+
+def _graph_options(
+    job: TrainJob, runtime: Runtime, strategy: str, config: Any
+) -> Options:
+    train, possible = job.settings.train, _can_record(job, runtime, strategy)
+    if train.cuda_graphs != "auto":
+        if train.cuda_graphs and not possible:
+            raise SettingsError(
+                "train.cuda_graphs needs a GPU, strategy packed, the fused adamw "
+                "and no sharding (fsdp): set it to auto or false"
+            )
+        return (bool(train.cuda_graphs),)
+    if not possible or train.gradient_checkpointing:  # never recorded together so far
+        return (False,)
+    small = rank_tokens(job, runtime) <= _most_graph_tokens(job, runtime, config)
+    return OPEN if small and _graphs_fit(job, runtime, config) else (False,)
+
+
+def _can_record(job: TrainJob, runtime: Runtime, strategy: str) -> bool:
+    train = job.settings.train
+    whole = runtime.ranks.world_size == 1 or train.distributed.strategy == "ddp"
+    packed = strategy == "packed" and fused(train)
+    return runtime.is_cuda and packed and whole
+
+
+def fused(train: TrainSettings) -> bool:
+    """AdamW alone reads on the device whether a step is finite."""
+    return train.fused_optimizer and train.optimizer == "adamw"
+
+
+def rank_tokens(job: TrainJob, runtime: Runtime) -> float:
+    """Of a global batch, on average."""
+    rows = job.settings.train.global_batch_size / runtime.ranks.world_size
+    return rows * job.train.facts.mean_length
+
+
+def graph_multiple(job: TrainJob, runtime: Runtime) -> int:
+    """A power of two, which totals are rounded up to."""
+    share = int(rank_tokens(job, runtime) * GRAPH_PAD_SHARE)
+    return max(GRAPH_PAD_MULTIPLE, 1 << max(0, share - 1).bit_length())
+
+
+def width_of(config: Any) -> int:
+    """Of its hidden states; 0 where a model of its own code has another name for it."""
+    return int(getattr(config, "hidden_size", 0))
+
+
+def _most_graph_tokens(job: TrainJob, runtime: Runtime, config: Any) -> float:
+    """Up to which launching bounds a step that is one micro-batch: each way of cutting
+    a global batch would be a graph of its own."""
+    known = launch_tokens(width_of(config), runtime)
+    limit = SLOW_HOST * known if known else GRAPH_MAX_TOKENS
+    return min(limit, token_budget(job, runtime, "packed", config))
+
+
+def _graphs_fit(job: TrainJob, runtime: Runtime, config: Any) -> bool:
+    """Graphs have memory of their own, beside that of steps without one."""
+    memory = runtime.device_memory_bytes
+    if memory is None:
+        return True
+    needed = estimate(job.settings, config, int(rank_tokens(job, runtime)))
+    return needed.total + needed.activations <= GRAPH_MEMORY_SHARE * memory

@@ -1,0 +1,77 @@
+"""What is known of a training before it begins: its steps, what of it is compiled on
+the disk, and what the run that it continues had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from flatout.engine.batches.global_batches import GlobalBatches
+from flatout.engine.checkpoints.resume import glimpse
+from flatout.engine.machine.runtime import Runtime
+from flatout.engine.models.compilation import distinct_parts
+from flatout.engine.models.compile_cache import is_marked, leave_mark, mark_of
+from flatout.engine.train.setup.acceleration import Planned
+from flatout.engine.train.setup.job import TrainJob
+from flatout.engine.train.setup.payoff import Choice
+from flatout.engine.train.setup.resolved_config import ResolvedConfig
+
+
+def plan(job: TrainJob, runtime: Runtime, model: Any) -> Planned:
+    """Of `model`, a Hugging Face one. A deterministic run does not ask what lies on the
+    disk: the next one would differ from it in its roundings."""
+    train, seed = job.settings.train, job.settings.runtime.seed
+    batches = GlobalBatches(len(job.train), train.global_batch_size, seed)
+    asks = runtime.is_cuda and not runtime.deterministic
+    return Planned(
+        steps=batches.total_steps(train.epochs, train.max_steps),
+        parts=distinct_parts(model),
+        cached=asks and is_marked(_mark(job, runtime, model.config)),
+        earlier=_earlier(job, runtime),
+    )
+
+
+def as_kept(resolved: ResolvedConfig, runtime: Runtime) -> dict[str, Any]:
+    """For a checkpoint, so that who goes on from it does the same."""
+    return {
+        "compile": resolved.compile,
+        "cuda_graphs": resolved.cuda_graphs,
+        "reason": resolved.compile_reason,
+        **_where(runtime),
+    }
+
+
+def note_compiled(
+    job: TrainJob, runtime: Runtime, resolved: ResolvedConfig, config: Any
+) -> None:
+    """Behind a training: what it compiled lies on the main rank's disk from now on."""
+    if runtime.is_cuda and runtime.ranks.is_main and resolved.compile:
+        leave_mark(_mark(job, runtime, config))
+
+
+def _earlier(job: TrainJob, runtime: Runtime) -> Choice | None:
+    """Another device, or another number of them, chooses anew."""
+    found = glimpse(job.settings.train.resume, job.work_folder)
+    kept = found.accelerated if found else {}
+    if not kept or any(kept.get(k) != v for k, v in _where(runtime).items()):
+        return None
+    return Choice(kept["compile"], kept["cuda_graphs"], kept["reason"])
+
+
+def _where(runtime: Runtime) -> dict[str, Any]:
+    return {"device": runtime.device_name, "world_size": runtime.ranks.world_size}
+
+
+def _mark(job: TrainJob, runtime: Runtime, config: Any) -> Path:
+    settings = job.settings
+    how = {
+        "device": runtime.device_name,
+        "precision": runtime.precision,
+        "attention": settings.runtime.attention,
+        "residual": settings.runtime.residual,
+        "batching": settings.train.batching,
+        "task": settings.model.task,
+        "strategy": settings.train.distributed.strategy,
+        "gradient_checkpointing": settings.train.gradient_checkpointing,
+    }
+    return mark_of(config, how)

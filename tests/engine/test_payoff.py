@@ -1,0 +1,227 @@
+"""Whether compiling and recording pay: seconds by hand, and a choice that stays."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+from transformers import AutoConfig, AutoModel, BertConfig
+
+from flatout.engine.checkpoints.checkpoint_folder import (
+    Manifest,
+    read_manifest,
+    step_folders,
+    write_checkpoint,
+)
+from flatout.engine.launch.launch import run_job
+from flatout.engine.machine.environment import Ranks, compile_cache_folder
+from flatout.engine.machine.runtime import Runtime
+from flatout.engine.models.compilation import distinct_parts
+from flatout.engine.models.compile_cache import is_marked, leave_mark, mark_of
+from flatout.engine.train.setup.acceleration import Planned
+from flatout.engine.train.setup.assemble import build_model
+from flatout.engine.train.setup.payoff import (
+    OPEN,
+    Choice,
+    Work,
+    choose,
+    compile_s,
+    record_s,
+    step_s,
+)
+from flatout.engine.train.setup.planned import plan
+from flatout.engine.train.setup.resolved_config import resolve, resolve_together
+from tests.engine.families import CONFIGS
+from tests.engine.runs import Crash, crash, make_job, when_logged
+
+H200 = Runtime(torch.device("cuda"), "NVIDIA H200", "bf16", Ranks(), threads=1)
+SMALL = Work(
+    steps=1_250, tokens=640, layers=6, width=384, peak_tflops=989.5, parts=2, shapes=4
+)
+"""8,000 of 10,000 short texts, five times at 32: 3 s of compiled steps on an H200."""
+BERT_BASE = replace(SMALL, tokens=24_600, layers=12, width=768)
+"""At a global batch of 256."""
+
+
+def test_a_step_takes_what_was_measured():
+    """Beside samples/s of docs/results: within 10 %."""
+    at_16 = replace(BERT_BASE, tokens=16 * 96.1)
+    for work, compiled, rows, measured in (
+        (at_16, False, 16, 1_975),
+        (at_16, True, 16, 2_748),
+        (BERT_BASE, False, 256, 5_553),
+        (BERT_BASE, True, 256, 7_821),
+    ):
+        assert rows / step_s(work, compiled, True) == pytest.approx(measured, rel=0.1)
+    assert 16 / step_s(at_16, False, False) == pytest.approx(661, rel=0.1)
+    assert 1_250 * step_s(SMALL, True, True) == pytest.approx(3, abs=0.5)
+
+
+def test_seconds_by_hand():
+    # 6 x 0.34 ms, and 6 x 12 x 384^2 x 6 x 640 operations at 0.44 x 989.5 TFLOP/s.
+    assert step_s(SMALL, True, True) == pytest.approx(2.13364e-3, rel=1e-5)
+    assert step_s(SMALL, True, False) == pytest.approx(13.2e-3)  # the host's
+    assert step_s(BERT_BASE, True, False) == pytest.approx(
+        1.06 * step_s(BERT_BASE, True, True)
+    )
+    assert (compile_s(SMALL), compile_s(replace(SMALL, parts=28))) == (24, 232)
+    assert compile_s(replace(SMALL, cached=True)) == pytest.approx(4.8)
+    assert record_s(SMALL) == pytest.approx(4 * 13.2e-3)
+    assert record_s(replace(SMALL, steps=3)) == pytest.approx(3 * 13.2e-3)
+
+
+def test_a_short_run_is_not_compiled():
+    assert choose(SMALL, OPEN, OPEN) == Choice(
+        False,
+        True,
+        "compile off: costs about 24 s, saves about 0.9 s; CUDA graphs on: costs about "
+        "0.1 s, saves about 13 s (1,250 steps)",
+    )
+    assert choose(replace(SMALL, steps=40_000), OPEN, OPEN).compile
+
+
+def least_steps(work: Work) -> int:
+    """From which on compiling pays."""
+    return next(
+        steps
+        for steps in range(1, 10_000)
+        if choose(replace(work, steps=steps), OPEN, (False,)).compile
+    )
+
+
+def test_a_long_run_is_and_a_filled_cache_makes_it_sooner():
+    # BERT-base gains 14.3 ms a step: 24 s are 1,676 of them, 4.8 s 336.
+    assert least_steps(BERT_BASE) == 1_676
+    assert least_steps(replace(BERT_BASE, cached=True)) == 336
+
+
+def test_few_steps_are_not_recorded():
+    assert not choose(replace(SMALL, steps=4), OPEN, OPEN).cuda_graphs
+    assert choose(replace(SMALL, steps=12), OPEN, OPEN).cuda_graphs
+
+
+def test_where_the_host_is_the_bound_compiling_gains_nothing():
+    endless = replace(SMALL, steps=10**9)
+    found = choose(endless, OPEN, (False,))
+    assert not found.compile and "saves about 0.0 s" in found.reason
+
+
+def test_what_is_set_stays():
+    for compiled in (True, False):
+        for recorded in (True, False):
+            found = choose(SMALL, (compiled,), (recorded,))
+            assert (found.compile, found.cuda_graphs) == (compiled, recorded)
+    found = choose(SMALL, (True,), OPEN)
+    assert found.reason.startswith("compile on: set, or all that works here; CUDA")
+
+
+BASE = BertConfig()
+
+
+def short_and_long(tmp_path, planned, **train):
+    options = {"global_batch_size": 1_813, "token_budget": 10**6, **train}
+    return resolve(make_job(tmp_path, **options), H200, BASE, planned)
+
+
+def test_auto_weighs_the_work_planned_and_yes_or_no_wins(tmp_path):
+    """1,813 rows of 13.57 tokens are 24,600."""
+    short, long = Planned(1_000, parts=2), Planned(3_000, parts=2)
+    assert not short_and_long(tmp_path, short).compile
+    assert short_and_long(tmp_path, long).compile
+    assert short_and_long(tmp_path, replace(short, cached=True)).compile
+    assert short_and_long(tmp_path, short, compile=True).compile
+    assert not short_and_long(tmp_path, long, compile=False).compile
+    reason = short_and_long(tmp_path, short).compile_reason
+    assert reason.startswith("compile off: costs about 24 s, saves about 14 s")
+    endless = short_and_long(tmp_path, None)  # measured steps
+    assert (endless.compile, endless.compile_reason) == (True, "")
+
+
+def test_a_cpu_and_a_card_of_unknown_speed_are_as_before(tmp_path):
+    planned = Planned(12, parts=2)
+    job = make_job(tmp_path)
+    cpu = replace(H200, device=torch.device("cpu"), device_name="CPU", precision="fp32")
+    unknown = replace(H200, device_name="NVIDIA something new")
+    assert not resolve(job, cpu, BASE, replace(planned, steps=10**9)).compile
+    assert resolve(job, unknown, BASE, planned).compile
+
+
+def test_ranks_take_the_main_ones_word(tmp_path):
+    pair = replace(H200, ranks=Ranks(world_size=2, local_world_size=2))
+    slower = replace(pair, device_name="NVIDIA A100-SXM4-80GB")
+    job = make_job(tmp_path, global_batch_size=3_626, token_budget=10**6)
+    planned = Planned(1_000, parts=2)
+    own = [resolve(job, runtime, BASE, planned) for runtime in (pair, slower)]
+    assert [resolved.compile for resolved in own] == [False, True]
+    together = [resolve_together(job, pair, resolved, own) for resolved in own]
+    assert [resolved.compile for resolved in together] == [False, False]
+
+
+def test_a_resumed_run_chooses_as_the_one_it_continues(tmp_path):
+    """Although the cache is filled by now, and fewer steps are left."""
+    job = make_job(tmp_path, global_batch_size=16)
+    model = build_model(job)
+    kept = {"compile": True, "cuda_graphs": False, "reason": "as weighed then"}
+    here = {"device": "NVIDIA H200", "world_size": 1}
+    assert plan(job, H200, model).earlier is None
+    assert not resolve(job, H200, BASE, plan(job, H200, model)).compile
+
+    manifest = Manifest(4, 12, 1, {}, None, accelerated=kept | here)
+    write_checkpoint(job.work_folder, manifest, lambda folder: [])
+    planned = plan(job, H200, model)
+    assert (planned.steps, planned.parts) == (12, 2)
+    assert planned.earlier == Choice(True, False, "as weighed then")
+    resolved = resolve(job, H200, BASE, planned)
+    assert (resolved.compile, resolved.cuda_graphs) == (True, False)
+    assert resolved.compile_reason == "as weighed then"
+
+    other = replace(H200, device_name="NVIDIA B200")
+    anew = make_job(tmp_path, global_batch_size=16, resume="never")
+    set_now = make_job(tmp_path, global_batch_size=16, compile=False)
+    assert plan(job, other, model).earlier is None
+    assert plan(anew, H200, model).earlier is None
+    assert not resolve(set_now, H200, BASE, planned).compile
+    manifest_file = step_folders(job.work_folder)[0] / "manifest.json"
+    manifest_file.write_text("torn")
+    assert plan(job, H200, model).earlier is None
+
+
+def test_a_checkpoint_holds_what_its_steps_were_sped_up_by(tmp_path):
+    job = make_job(tmp_path, checkpoint={"every_steps": 2, "keep": 2})
+    with pytest.raises(Crash), when_logged("step 6/12  loss", crash):
+        run_job(job)
+    kept = read_manifest(step_folders(job.work_folder)[0]).accelerated
+    assert kept.items() >= {"compile": False, "cuda_graphs": False}.items()
+    assert kept["world_size"] == 1
+    assert run_job(job).report.compile_reason == kept["reason"]
+
+
+@pytest.mark.parametrize(("kind", "parts"), [("bert", 2), ("qwen3", 2)])
+def test_blocks_that_are_alike_are_one_part(kind, parts):
+    found = {k: v for k, v in CONFIGS[kind].items() if k != "model_type"}
+    config = AutoConfig.for_model(kind, **found)
+    assert distinct_parts(AutoModel.from_config(config)) == parts
+
+
+def test_the_mark_lies_in_pytorchs_cache_and_goes_with_another_shape(
+    tmp_path, monkeypatch
+):
+    assert str(compile_cache_folder()) == cache_dir()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    assert str(compile_cache_folder()) == cache_dir() == str(tmp_path)
+    config, how = BertConfig(hidden_size=64), {"device": "NVIDIA H200"}
+    mark = mark_of(config, how)
+    assert mark.is_relative_to(tmp_path) and not is_marked(mark)
+    leave_mark(mark)
+    assert is_marked(mark_of(BertConfig(hidden_size=64), how))
+    assert not is_marked(mark_of(BertConfig(hidden_size=128), how))
+    assert not is_marked(mark_of(config, {"device": "NVIDIA A100"}))
+    job = make_job(tmp_path / "job")
+    model = build_model(job)
+    assert not plan(job, H200, model).cached
+
+
+def test_a_mark_that_cannot_be_left_costs_nothing(tmp_path):
+    (tmp_path / "file").write_text("")
+    leave_mark(tmp_path / "file" / "flatout" / "mark")
+    assert not is_marked(tmp_path / "file" / "flatout" / "mark")
