@@ -13,7 +13,7 @@ from kedro.pipeline import Node, Pipeline
 
 from flatout.engine.parameters import DistributedSettings, SettingsError, parse_settings
 from flatout.project.hooks import EnvironmentHooks, TrackingHooks
-from flatout.project.parameter_hooks import ParameterHooks, check_machine
+from flatout.project.parameters.hooks import ParameterHooks, check_machine
 from tests.conftest import PROJECT
 
 RUNNERS = ("SequentialRunner", "ParallelRunner", "ThreadRunner")

@@ -7,7 +7,7 @@ import pytest
 from flatout.engine.parameters import SettingsError
 from flatout.places import artifact_folder
 from flatout.project.config_loader import ProjectConfigLoader
-from flatout.project.parameter_checks import check_sources
+from flatout.project.parameters.checks import check_sources
 from flatout.settings import CONFIG_LOADER_ARGS
 from tests.conftest import PROJECT
 

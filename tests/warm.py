@@ -29,7 +29,7 @@ BOUND_BY_PERMISSIONS = "FLATOUT_TESTS_BOUND_BY_PERMISSIONS"
 """Variable with which a command may write only what permissions allow, as root too."""
 PRELOADED = (
     "datasets",
-    "flatout.project.parameter_hooks",
+    "flatout.project.parameters.hooks",
     "flatout.reports.report",
     "flatout.cli",
     "flatout.datasets",

@@ -23,7 +23,7 @@ from flatout.project.command_line import (
     check_environment,
     plain_error,
 )
-from flatout.project.parameter_hooks import checked_settings, loader_of
+from flatout.project.parameters.hooks import checked_settings, loader_of
 
 logger = logging.getLogger(__name__)
 
@@ -192,7 +192,7 @@ def parameters(
     group: str | None, env: str | None, params: dict[str, Any], markdown: Path | None
 ) -> None:
     """Print every parameter of a run, or of one GROUP, and where it comes from."""
-    from flatout.project import parameter_table as tables
+    from flatout.project.parameters import table as tables
 
     with plain_errors():
         tables.check_group(group)

@@ -10,7 +10,7 @@ from flatout.project.config_loader import ProjectConfigLoader
 from flatout.project.data_origin import OriginHooks
 from flatout.project.guard_hooks import GuardHooks
 from flatout.project.hooks import EnvironmentHooks, HandOverHooks, TrackingHooks
-from flatout.project.parameter_hooks import ParameterHooks, TunedHooks
+from flatout.project.parameters.hooks import ParameterHooks, TunedHooks
 from flatout.project.phases import PhaseHooks
 from flatout.project.quiet import silence_known_warnings
 from flatout.project.sessions import session_class

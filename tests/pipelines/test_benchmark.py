@@ -25,11 +25,11 @@ from flatout.engine.benchmark.ladder import ALONE
 from flatout.engine.parameters import parse_settings
 from flatout.pipelines.benchmark import create_pipeline
 from flatout.pipelines.benchmark.nodes import show_benchmark, write_tuned
-from flatout.project.parameter_hooks import TunedHooks, tuned_mismatches
+from flatout.project.parameters.hooks import TunedHooks, tuned_mismatches
 from flatout.reports.comparisons import ladder_text
 from flatout.reports.durations import time_to_train_text
-from flatout.reports.figures import PHASES, ladder, phases, throughput
 from flatout.reports.markdown import time_text
+from flatout.reports.pictures.benchmark import PHASES, ladder, phases, throughput
 from flatout.reports.report import findings_text, report_text
 from tests import warm
 from tests.conftest import PROJECT, kedro

@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 
 from flatout.engine.parameters import SettingsError, parse_settings
 from flatout.pipelines.sweep import create_pipeline
-from flatout.project.parameter_hooks import ParameterHooks
+from flatout.project.parameters.hooks import ParameterHooks
 from flatout.reports.best import NoSweepError, best_lines, read_best, write_best
 from tests import warm
 from tests.conftest import PROJECT, kedro

@@ -22,7 +22,7 @@ from flatout.engine.models.memory import estimate
 from flatout.engine.parameters import Settings
 from flatout.project.catalog_hooks import local_paths, store_in
 from flatout.project.command_line import check_environment
-from flatout.project.parameter_hooks import checked_settings
+from flatout.project.parameters.hooks import checked_settings
 
 KEDRO_VIZ_PORT = 4141
 STOPS_A_RUN = (DatasetError,)

@@ -20,7 +20,7 @@ from flatout.engine.data.forms.given_splits import entry_of
 from flatout.engine.data.raw_texts import SPLITS
 from flatout.engine.files.writable import ELSEWHERE, first_fault
 from flatout.engine.parameters import Settings, SettingsError
-from flatout.project.parameter_hooks import checked_settings
+from flatout.project.parameters.hooks import checked_settings
 
 logger = logging.getLogger(__name__)
 

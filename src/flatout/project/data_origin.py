@@ -26,7 +26,7 @@ from flatout.engine.files.atomic_folder import note_facts, stored_facts, stored_
 from flatout.engine.files.content_key import ContentKey
 from flatout.engine.parameters import Settings
 from flatout.engine.tasks import columns_of
-from flatout.project.parameter_hooks import TRAINING_NODES, checked_settings
+from flatout.project.parameters.hooks import TRAINING_NODES, checked_settings
 from flatout.project.raw_origin import origin_of
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from mlflow import MlflowClient
 from flatout.engine.guard import comparison as guard
 from flatout.engine.parameters.secrets import without_password
 from flatout.project.hooks import TrackingHooks
-from flatout.project.parameter_hooks import checked_settings
+from flatout.project.parameters.hooks import checked_settings
 from flatout.tracking import Outbox, one_line
 from flatout.tracking.baseline import (
     NoAnswer,

@@ -33,7 +33,7 @@ from flatout.engine.machine import environment
 from flatout.engine.parameters import SettingsModel
 from flatout.engine.parameters.secrets import without_password
 from flatout.places import project_path, tracking_store
-from flatout.project.parameter_hooks import TRAINING_NODES, checked_settings
+from flatout.project.parameters.hooks import TRAINING_NODES, checked_settings
 from flatout.tracking import facts, models, outcomes
 
 logger = logging.getLogger(__name__)

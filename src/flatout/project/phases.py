@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flatout.project.hooks import TrackingHooks
-from flatout.project.parameter_hooks import TRAINING_NODES, loader_of
+from flatout.project.parameters.hooks import TRAINING_NODES, loader_of
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForPreTraining
 
-from flatout.engine.families._modeling_bilm import (
+from flatout.engine.families._modeling.bilm import (
     BilmConfig,
     BilmForPreTraining,
     BilmModel,

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from flatout.engine.families._modeling_log_key_lstm import (
+from flatout.engine.families._modeling.log_key_lstm import (
     LogKeyLstmConfig,
     LogKeyLstmForCausalLM,
 )

@@ -73,7 +73,7 @@ def show_benchmark(
     trials: pd.DataFrame, summary: dict[str, Any], ladder: pd.DataFrame
 ) -> dict[str, Any]:
     """Four figures and a page of Markdown."""
-    from flatout.reports.figures import all_figures
+    from flatout.reports.pictures.benchmark import all_figures
     from flatout.reports.report import report_text
 
     figures = all_figures(trials, summary, ladder)

@@ -29,7 +29,7 @@ def detect_sessions(
     """Judge each session; compare with the labels, where there are any."""
     # Imports torch, which other pipelines in the same registry do not need.
     from flatout.engine.predict import detection as engine
-    from flatout.reports.detections import by_top_keys
+    from flatout.reports.pictures.detections import by_top_keys
 
     settings = Settings(
         runtime=runtime,

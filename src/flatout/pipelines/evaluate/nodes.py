@@ -77,7 +77,7 @@ def show_wrong_images(
     wrong: Any, train: Any, validation: Any, test: Any, evaluate: EvaluateSettings
 ) -> Any:
     """The first of the `wrong` rows as a sheet of pictures, a figure of Matplotlib."""
-    from flatout.reports.image_sheet import image_sheet
+    from flatout.reports.pictures.image_sheet import image_sheet
 
     rows = {"train": train, "validation": validation, "test": test}[evaluate.split]
     return image_sheet(wrong, rows)

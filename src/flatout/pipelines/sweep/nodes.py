@@ -73,7 +73,7 @@ def show_sweep(
 ) -> dict[str, Any]:
     """Three figures of Optuna's."""
     from flatout.engine.sweep.space import objective
-    from flatout.reports.sweep_figures import sweep_figures
+    from flatout.reports.pictures.sweep import sweep_figures
 
     asked = Settings(model=model, train=training, sweep=sweep)
     return sweep_figures(trials.to_dict("records"), *objective(asked))

@@ -22,7 +22,7 @@ from flatout.engine.parameters import (
 from flatout.engine.sweep.space import check_sweep
 from flatout.engine.tasks import check_options
 from flatout.project.config_loader import ProjectConfigLoader
-from flatout.project.parameter_checks import check_groups, check_sources
+from flatout.project.parameters.checks import check_groups, check_sources
 
 logger = logging.getLogger(__name__)
 

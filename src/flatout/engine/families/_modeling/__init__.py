@@ -1,0 +1,1 @@
+"""Models that transformers has not: their files are saved beside their weights."""

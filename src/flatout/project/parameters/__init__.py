@@ -1,0 +1,1 @@
+"""Parameters of a command: read once, checked, listed."""

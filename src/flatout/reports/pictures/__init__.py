@@ -1,0 +1,1 @@
+"""Pictures, for Kedro-Viz, MLflow and pages."""
