@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from flatout.engine.launch.launch import run_job
 from flatout.engine.parameters import parse_settings
@@ -95,6 +96,7 @@ def make_job(
                 "epochs": 10_000,
                 "max_steps": options.steps,
                 "log_every": options.log_every,
+                "compile": torch.cuda.device_count() > 0,  # few steps are not, on auto
                 "evaluate_every": None,
                 "error_analysis_every": None,
                 "resume": "never",

@@ -99,15 +99,20 @@ def run(
     return done.stdout
 
 
-UNDISTURBED = {
-    "train.epochs": 1000,
-    "train.evaluate_every": "null",
-    "train.resume": "never",
-    "train.distributed.num_processes": 1,
-    "guard.enabled": False,
-    "tracking.log_model": False,
-}
-"""Parameters of a training on one device whose rate alone is wanted."""
+def undisturbed() -> dict[str, object]:
+    """Parameters of a training on one device whose rate alone is wanted. So few steps
+    would not be compiled by themselves."""
+    import torch
+
+    return {
+        "train.epochs": 1000,
+        "train.compile": torch.cuda.is_available(),
+        "train.evaluate_every": "null",
+        "train.resume": "never",
+        "train.distributed.num_processes": 1,
+        "guard.enabled": False,
+        "tracking.log_model": False,
+    }
 
 
 def kedro(
@@ -129,7 +134,7 @@ def rate(checkout: Path, data: Path, wanted: Configuration, gpu: int | None) -> 
         "train.global_batch_size": wanted.global_batch_size,
         "train.max_steps": wanted.steps,
         "train.log_every": wanted.log_every,
-        **UNDISTURBED,
+        **undisturbed(),
     }
     kedro(checkout, wanted.env, "train", parameters, gpu)
     report = data / "08_reporting" / "train_report.json"

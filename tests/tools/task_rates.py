@@ -27,7 +27,7 @@ from typing import Any
 import yaml
 
 from flatout.datasets import DocstringCorpus
-from tests.tools.gpu_check import PROJECT, UNDISTURBED, FailedError, device_name, run
+from tests.tools.gpu_check import PROJECT, FailedError, device_name, run, undisturbed
 
 Row = dict[str, Any]
 ENCODERS = {
@@ -167,7 +167,7 @@ class Place:
         options = {
             "train.max_steps": steps,
             "train.log_every": log_every,
-            **UNDISTURBED,
+            **undisturbed(),
         }
         report = self.kedro(kind, "train", gpu, **options) / "train_report.json"
         return float(json.loads(report.read_text(encoding="utf-8"))["samples_per_s"])
