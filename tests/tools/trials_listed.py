@@ -1,0 +1,74 @@
+"""How long the trials of a long sweep take to be listed:
+`python -m tests.tools.trials_listed STORAGE [TRIALS]`, of a storage that is not there.
+
+Trials are written as a sweep writes them: queued, taken, three heartbeats, two
+evaluations, an answer. The listing is timed in a process of its own, in CPU seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import optuna
+from optuna.trial import TrialState, create_trial
+
+from flatout.engine.parameters import SweepSettings
+from flatout.engine.sweep.queue import ANSWER, BEAT, MACHINE, this_machine
+from flatout.engine.sweep.space import combinations, distributions
+from flatout.engine.sweep.storage import open_storage
+
+FIGURES = ("validation_loss", "validation_accuracy", "samples_per_s", "elapsed_s")
+LISTING = """
+import sys, time
+import optuna, sqlalchemy
+from flatout.engine.sweep.storage import open_storage
+begin = time.process_time()
+storage = open_storage(sys.argv[1])
+study = optuna.load_study(study_name="listed", storage=storage)
+found = study.get_trials(deepcopy=False)
+print(f"{len(found)} trials: {time.process_time() - begin:.2f} s")
+"""
+
+
+def write(place: str, trials: int) -> None:
+    os.fsync = lambda _: None  # of writing, which is not what is timed
+    values = [n / 1e5 for n in range(1, 101)]
+    sizes = list(range(1, trials // 100 + 1))
+    grid = {"train.learning_rate": values, "train.global_batch_size": sizes}
+    options = SweepSettings(storage=place, grid=grid)
+    storage = open_storage(place)
+    study = optuna.create_study(study_name="listed", storage=storage)
+    answer = {
+        **dict.fromkeys(FIGURES, 1.0),
+        "status": "ok",
+        "note": "",
+        "key": "0" * 16,
+    }
+    for changes in combinations(options):
+        waiting = create_trial(
+            state=TrialState.WAITING,
+            params=dict(changes),
+            distributions=distributions(options),
+        )
+        trial = storage.create_new_trial(study._study_id, waiting)
+        storage.set_trial_state_values(trial, TrialState.RUNNING)
+        storage.set_trial_user_attr(trial, MACHINE, this_machine())
+        for _ in range(3):
+            storage.set_trial_user_attr(trial, BEAT, time.time())
+        for evaluation in (1, 2):
+            storage.set_trial_intermediate_value(trial, evaluation, 1.0)
+        storage.set_trial_user_attr(trial, ANSWER, answer)
+        storage.set_trial_state_values(trial, TrialState.COMPLETE, [1.0])
+
+
+def main(place: str, trials: int = 10_000) -> None:
+    write(place, trials)
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", LISTING, place], check=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:3]))
