@@ -70,6 +70,9 @@ def of_session(leader: int) -> list[psutil.Process]:
 
 def listening(leader: int) -> set[tuple[str, int]]:
     """Addresses and ports at which the session takes connections."""
-    connections = [c for one in of_session(leader) for c in one.net_connections("tcp")]
+    connections = []
+    for one in of_session(leader):
+        with suppress(psutil.NoSuchProcess):  # a helper that has just ended
+            connections += one.net_connections("tcp")
     taking = [c.laddr for c in connections if c.status == psutil.CONN_LISTEN]
     return {(address.ip, address.port) for address in taking}

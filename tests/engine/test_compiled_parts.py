@@ -228,9 +228,9 @@ def test_another_version_finds_no_graphs_of_this_one(monkeypatch, tmp_path):
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "k.py").write_text("changed")
     monkeypatch.setattr(compiling, "__file__", str(tmp_path / "compiling.py"))
-    compiling._sources_digest.cache_clear()
-    assert compiling._sources_digest() not in mine
-    compiling._sources_digest.cache_clear()
+    compiling.sources_digest.cache_clear()
+    assert compiling.sources_digest() not in mine
+    compiling.sources_digest.cache_clear()
 
 
 @pytest.mark.parametrize(("family", "places"), [("bert", 2), ("gpt2", 0), ("llama", 0)])

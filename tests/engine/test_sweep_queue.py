@@ -196,6 +196,8 @@ def test_a_grid_of_too_many_combinations_is_refused():
 @pytest.mark.process
 @pytest.mark.timeout(90)
 def test_ctrl_c_gives_the_trial_back_at_once(tmp_path, formula):
+    # As in a terminal: a shell that starts the tests in the background ignores it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     asked = settings(tmp_path / "sweep", grid={RATE: [0.1], BATCH: [19]})
     files = benches.job_files(tmp_path)
 
