@@ -69,10 +69,22 @@ def of_session(leader: int) -> list[psutil.Process]:
 
 
 def listening(leader: int) -> set[tuple[str, int]]:
-    """Addresses and ports at which the session takes connections."""
-    connections = []
-    for one in of_session(leader):
-        with suppress(psutil.NoSuchProcess):  # a helper that has just ended
-            connections += one.net_connections("tcp")
+    """Addresses and ports at which the session takes connections.
+
+    The kernel's list may leave out a socket while others come and go: an empty one is
+    asked for again.
+    """
+    for _ in range(100):
+        if found := {where for one in of_session(leader) for where in _of(one)}:
+            return found
+        time.sleep(0.1)
+    return set()
+
+
+def _of(process: psutil.Process) -> list[tuple[str, int]]:
+    try:
+        connections = process.net_connections("tcp")
+    except psutil.NoSuchProcess:  # a helper that has just ended
+        return []
     taking = [c.laddr for c in connections if c.status == psutil.CONN_LISTEN]
-    return {(address.ip, address.port) for address in taking}
+    return [(address.ip, address.port) for address in taking]
