@@ -61,6 +61,7 @@ AUTO = {
     "masked-lm": AutoModelForMaskedLM,
     "next-key": AutoModelForCausalLM,
 }
+TYPES = "token_type_ids"
 RATES = [0.5, 1, 1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125]
 """Of 10 steps by the highest rate: 2 of warm-up, then linear to nothing."""
 TRAIN = {
@@ -116,6 +117,24 @@ def job_for(
     counts = {"train": rows, "validation": 20, "test": 21}
     splits = {name: token_rows(task, count) for name, count in counts.items()}
     return replace(make_job(folder), settings=settings, label_names=names, **splits)
+
+
+def of_pairs(job: TrainJob) -> TrainJob:
+    """`job` with the last two thirds of each row as its second text."""
+
+    def typed(rows: TokenRows) -> TokenRows:
+        lengths = rows.all_lengths.tolist()
+        kinds = [[int(i >= n // 3) for i in range(n)] for n in lengths]
+        own = rows.views(np.arange(len(rows)))
+        table = {
+            "input_ids": pa.array([v.tolist() for v in own], pa.list_(pa.int32())),
+            TYPES: pa.array(kinds, pa.list_(pa.int8())),
+            "labels": pa.array(rows.labels),
+        }
+        return TokenRows(pa.table(table))
+
+    splits = {name: typed(getattr(job, name)) for name in ("train", "validation")}
+    return replace(job, test=typed(job.test), **splits)
 
 
 def without_targets(job: TrainJob, step: int) -> TrainJob:
@@ -246,7 +265,11 @@ def _inputs(
     else:
         kind = torch.float32 if task == "regression" else torch.int64
         labels = torch.tensor(rows.labels[row_ids], dtype=kind)
-    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    inputs = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    if TYPES in rows.column_names:
+        own = [torch.tensor(v.tolist()) for v in rows.views(row_ids, TYPES)]
+        inputs[TYPES] = pad(own, batch_first=True)
+    return inputs
 
 
 def _masked(

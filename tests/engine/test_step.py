@@ -31,6 +31,7 @@ from tests.engine.plain import (
     assert_same,
     job_for,
     observed,
+    of_pairs,
     parameter_groups,
     plain_training,
     save_start,
@@ -79,6 +80,18 @@ def test_every_strategy_and_budget_trains_as_plain_pytorch(
     assert result.report.strategy == strategy
     assert_same(found, expected)
     assert [p.learning_rate for p in result.history] == found.rates
+
+
+@pytest.mark.parametrize("strategy", ["random", "packed"])
+def test_pairs_of_texts_train_as_plain_pytorch(tmp_path, plain, strategy):
+    """The model is told which of the two texts a token is of."""
+    start, of_one_text = plain("regression")
+    job = of_pairs(
+        job_for(tmp_path, "regression", start, batching=strategy, token_budget=60)
+    )
+    expected = plain_training(job)
+    assert_same(observed(job, CPU)[0], expected)
+    assert abs(expected.losses[0] / of_one_text.losses[0] - 1) > 1e-2
 
 
 @pytest.mark.parametrize(
