@@ -11,20 +11,23 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoModelForImageClassification
+from transformers import AutoConfig, AutoModelForImageClassification, pipeline
+from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
 
 from flatout.engine.arrays.image_files import ImageFiles
 from flatout.engine.arrays.recipes import array_recipes
 from flatout.engine.arrays.sources import ArraysError
 from flatout.engine.batches.global_batches import GlobalBatches
+from flatout.engine.families import family_of
 from flatout.engine.families.vision import crop
 from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.machine.runtime import set_up
-from flatout.engine.models.building import ModelError, build
+from flatout.engine.models.building import ModelError, build, load_pretrained
 from flatout.engine.models.flops import ModelFlops
 from flatout.engine.parameters import SettingsError, parse_settings
 from flatout.engine.rows import decoding
+from flatout.engine.rows.decoding import Decoder
 from flatout.engine.rows.opening import rows_from_dataset
 from flatout.engine.train.setup.assemble import build_model
 from flatout.engine.train.setup.job import TrainJob
@@ -56,12 +59,14 @@ RESNET = {
 }
 
 
-def settings_of(config=VIT, *, crop_area=1.0, flip=0.5, keep="pixels", **train):
+def settings_of(
+    config=VIT, *, crop_area=1.0, flip=0.5, keep="pixels", channels=3, **train
+):
     return parse_settings(
         {
             "runtime": {"precision": "fp32", "threads": 1, "seed": 3},
             "split": {"max_rejected_fraction": 1},
-            "images": {"size": 8, "keep": keep},
+            "images": {"size": 8, "keep": keep, "channels": channels},
             "model": {
                 "task": "image-classification",
                 "config": config,
@@ -315,6 +320,53 @@ def test_a_checkpoint_keeps_its_statistics_and_takes_its_own_size(tmp_path):
     facts.shape = [16, 16, 3]
     with pytest.raises(ModelError, match="its image_size is 8, that of the rows 16"):
         build(again, job.task, None, 1, facts=facts)
+
+
+def test_a_checkpoint_from_elsewhere_standardises_as_its_processor_does(tmp_path):
+    """And has its size noted, which ResNets from the Hub do not say."""
+    job = job_of(tmp_path, RESNET, max_steps=1)
+    sizes = {k: v for k, v in RESNET.items() if k != "model_type"}
+    plain = AutoModelForImageClassification.from_config(
+        AutoConfig.for_model("resnet", **sizes)
+    )
+    plain.save_pretrained(tmp_path / "plain")
+    mean, deviation = [0.5, 0.4, 0.3], [0.2, 0.25, 0.3]
+    processor = BitImageProcessorPil(image_mean=mean, image_std=deviation)
+    processor.save_pretrained(tmp_path / "plain")
+    chosen = job.settings.model.model_copy(
+        update={"name_or_path": str(tmp_path / "plain")}
+    )
+    config = build(chosen, job.task, None, 1, facts=job.train.facts).config
+    assert config.image_mean == pytest.approx([255 * value for value in mean])
+    assert config.image_std == pytest.approx([255 * value for value in deviation])
+    assert config.image_size == 8
+    (tmp_path / "plain/preprocessor_config.json").unlink()
+    config = build(chosen, job.task, None, 1, facts=job.train.facts).config
+    assert config.image_mean == pytest.approx(job.train.facts.mean)
+
+
+def test_the_pipeline_of_transformers_answers_as_the_model_does(tmp_path):
+    """With the files that stand in the saved model's folder."""
+    folder = run_job(job_of(tmp_path, CONVNEXT, max_steps=2)).last_model_folder
+    own = pipeline("image-classification", model=str(folder))
+    model, decode = load_pretrained(folder).eval(), Decoder(8, 3)
+    generator = np.random.default_rng(6)
+    for shape in ((8, 8), (8, 20), (40, 40)):
+        values = generator.integers(0, 255, (*shape, 3)).astype(np.uint8)
+        Image.fromarray(values).save(tmp_path / "photo.png")
+        batch = {"inputs": torch.tensor(decode(tmp_path / "photo.png"))[None]}
+        with torch.no_grad():
+            given = family_of(model.config).inputs(model.config, batch, 1)
+            expected = model(**given).logits.softmax(-1)[0]
+        found = {a["label"]: a["score"] for a in own(str(tmp_path / "photo.png"))}
+        scores = [found[model.config.id2label[n]] for n in range(2)]
+        assert scores == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def test_grey_images_have_no_processor(tmp_path):
+    """Pipelines of transformers would give them three channels."""
+    folder = run_job(job_of(tmp_path, CONVNEXT, max_steps=1, channels=1))
+    assert not (folder.last_model_folder / "preprocessor_config.json").exists()
 
 
 def test_a_training_that_was_killed_goes_on(tmp_path):

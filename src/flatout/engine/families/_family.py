@@ -139,6 +139,15 @@ class Family:
         keeps its own."""
         return {}
 
+    def checkpoint_statistics(self, name: str, **where: Any) -> dict[str, Any]:
+        """`statistics_keys` of a checkpoint whose config does not say them, but another
+        of its files. `where`: options of `from_pretrained`."""
+        return {}
+
+    def files_beside(self, config: Any) -> dict[str, Any]:
+        """JSON files by name, saved beside the weights for those who load them."""
+        return {}
+
     def count_products(self, model: Any) -> int | None:
         """Multiplications of one sample's forward pass, where they are not those of
         each matrix once a place; None: they are."""

@@ -16,6 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from flatout.engine.families._family import Family
 
+LIGHTEST = 255
+"""Of a byte; an image processor of transformers speaks of shares of it."""
+
 
 class _Vision(Family):
     def shape_keys(self, facts: Any) -> dict[str, Any]:
@@ -36,6 +39,45 @@ class _Vision(Family):
     def statistics_keys(self, facts: Any) -> dict[str, Any]:
         """Of the channels of bytes."""
         return {"image_mean": facts.mean, "image_std": facts.deviation}
+
+    def checkpoint_statistics(self, name: str, **where: Any) -> dict[str, Any]:
+        """Of `preprocessor_config.json`, as it stands beside images' models on the
+        Hub, said of bytes; empty where there is none."""
+        from transformers.image_processing_utils import BaseImageProcessor
+
+        try:
+            found, _ = BaseImageProcessor.get_image_processor_dict(name, **where)
+        except OSError:
+            return {}
+        if not found.get("do_normalize", True) or "image_mean" not in found:
+            return {}
+        factor = found.get("rescale_factor", 1 / LIGHTEST)
+        factor = factor if found.get("do_rescale", True) else 1.0
+        names = ("image_mean", "image_std")
+        return {name: [value / factor for value in found[name]] for name in names}
+
+    def files_beside(self, config: Any) -> dict[str, Any]:
+        """An image processor of transformers that does as our decoder does: the shorter
+        side scaled, the middle kept, standardised by channel. None of grey ones:
+        pipelines of transformers give every image three channels."""
+        if config.num_channels != len("RGB"):
+            return {}
+        size = config.image_size
+        processor = {
+            "image_processor_type": "BitImageProcessor",
+            "do_convert_rgb": True,
+            "do_resize": True,
+            "size": {"shortest_edge": size},
+            "resample": 2,  # bilinear, as Pillow counts
+            "do_center_crop": True,
+            "crop_size": {"height": size, "width": size},
+            "do_rescale": True,
+            "rescale_factor": 1 / LIGHTEST,
+            "do_normalize": True,
+            "image_mean": [value / LIGHTEST for value in config.image_mean],
+            "image_std": [value / LIGHTEST for value in config.image_std],
+        }
+        return {"preprocessor_config.json": processor}
 
     def augment(self, config: Any, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """`inputs` (B, H, W, C) cut and mirrored as `crops` (B, 5) say."""

@@ -152,7 +152,7 @@ def _config(
     if fault := task.model_fault(config):
         raise ModelError(fault)
     if settings.name_or_path is not None:
-        _fit_samples(config, facts)
+        _fit_samples(config, settings, facts)
     if fault := family_of_type(config.model_type).sample_fault(config):
         raise ModelError(fault)
     config.flatout_task = settings.task
@@ -161,19 +161,22 @@ def _config(
     return config
 
 
-def _fit_samples(config: Any, facts: Any) -> None:
+def _fit_samples(config: Any, settings: ModelSettings, facts: Any) -> None:
     """A checkpoint keeps its statistics, and takes samples of its shape alone."""
-    family = family_of_type(config.model_type)
-    for name, value in family.statistics_keys(facts).items():
-        if getattr(config, name, None) is None:
-            setattr(config, name, value)
-    for name, value in family.shape_keys(facts).items():
-        own = getattr(config, name, value)
-        if own != value:
+    family, name = family_of_type(config.model_type), str(settings.name_or_path)
+    known = family.statistics_keys(facts)
+    if any(getattr(config, key, None) is None for key in known):
+        where = {"revision": settings.revision, **where_to_look(name)}
+        known |= family.checkpoint_statistics(name, **where)
+    for key, value in (known | family.shape_keys(facts)).items():
+        if getattr(config, key, None) is None:
+            setattr(config, key, value)
+    for key, value in family.shape_keys(facts).items():
+        if (own := getattr(config, key)) != value:
             raise ModelError(
-                f"model.name_or_path: its {name} is {own}, that of the rows {value}: "
+                f"model.name_or_path: its {key} is {own}, that of the rows {value}: "
                 f"make the rows so (images.size, images.channels), or set "
-                f"model.overrides.{name}"
+                f"model.overrides.{key}"
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +60,9 @@ class TaskModel(nn.Module):
             self.model.save_pretrained(folder, state_dict=weights)
         finally:
             self._set_cache(False)
+        for name, content in self.family.files_beside(self.model.config).items():
+            text = json.dumps(content, indent=2, sort_keys=True) + "\n"
+            (folder / name).write_text(text, encoding="utf-8")
 
     def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         if self.fused_head:
