@@ -10,6 +10,12 @@ from typing import Any
 
 from flatout.engine.batches.global_batches import GlobalBatches
 from flatout.engine.benchmark.peers.clock import PeerClock
+from flatout.engine.benchmark.peers.samples import (
+    OnDevice,
+    RowNumbers,
+    SampleCollator,
+)
+from flatout.engine.families import family_of
 from flatout.engine.machine.environment import usable_cores
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.model import TaskModel
@@ -38,7 +44,12 @@ OURS_ALONE = (
     "layer_decay",
     "freeze",
 )
-NOT_SPEED = frozenset({"output_dir", "seed", "max_steps", "report_to", "disable_tqdm"})
+NOT_SPEED = frozenset(
+    {
+        *("output_dir", "seed", "max_steps", "report_to", "disable_tqdm"),
+        "remove_unused_columns",
+    }
+)
 
 
 def train_with_trainer(
@@ -53,7 +64,7 @@ def train_with_trainer(
     check_rows(job)
     job.task.trainer_collator(None)  # refuses before anything is built
     _check_optimisation(job)
-    model = build_model(job, "sdpa")
+    model = _built(job)
     flags = flags_of(name, job, runtime)
     judge = _judge(job, runtime, model)
     clock = PeerClock(runtime, total_steps(job), judge, **timing)
@@ -64,11 +75,19 @@ def train_with_trainer(
         **clock.figures(),
         "flags": {k: v for k, v in flags.items() if k not in NOT_SPEED},
         "strategy": flags.get("train_sampling_strategy", "random"),
-        "attention": "sdpa",
+        "attention": "sdpa" if family_of(model.config).attends else "none",
         "compile": flags.get("torch_compile", False),
         "cuda_graphs": False,
         "num_workers": flags.get("dataloader_num_workers", 0),
     }
+
+
+def _built(job: TrainJob) -> Any:
+    """As transformers builds it, with PyTorch's attention where it has any."""
+    model = build_model(job)
+    if family_of(model.config).attends:
+        model.set_attn_implementation("sdpa")
+    return model
 
 
 def total_steps(job: TrainJob) -> int:
@@ -96,7 +115,7 @@ def flags_of(name: str, job: TrainJob, runtime: Runtime) -> dict[str, Any]:
         "dataloader_pin_memory": runtime.is_cuda,
         "logging_nan_inf_filter": False,
     }
-    if name != "trainer-unsorted":
+    if name != "trainer-unsorted" and job.vocabulary:
         best |= _grouped_by_length()
     if runtime.is_cuda:
         best["tf32"] = True
@@ -134,6 +153,7 @@ def _optimisation(job: TrainJob) -> dict[str, Any]:
         "save_strategy": "no",
         "report_to": "none",
         "disable_tqdm": True,
+        "remove_unused_columns": job.vocabulary is not None,
     }
 
 
@@ -154,7 +174,7 @@ def _judge(job: TrainJob, runtime: Runtime, model: Any) -> Any:
     padded = settings.model_copy(
         update={
             "train": settings.train.model_copy(
-                update={"strategy": "grouped", "cuda_graphs": False}
+                update={"batching": "grouped", "cuda_graphs": False}
             ),
             "runtime": settings.runtime.model_copy(update={"attention": "sdpa"}),
         }
@@ -163,7 +183,7 @@ def _judge(job: TrainJob, runtime: Runtime, model: Any) -> Any:
     resolved = resolve(padded_job, runtime, model.config)
     planner = make_planner(padded, runtime, resolved)
     collator = make_collator(padded_job, runtime, resolved, model.config)
-    copy = build_model(job, "sdpa")
+    copy = _built(job)
     task_model = TaskModel(copy, job.task, settings.max_length)
 
     def judge() -> Evaluation:
@@ -180,7 +200,6 @@ def _trainer(
     model: Any, job: TrainJob, flags: dict[str, Any], folder: Path, clock: PeerClock
 ) -> Any:
     import transformers
-    from datasets import Dataset
 
     class Counted(transformers.Trainer):  # type: ignore[misc]
         """Counts the samples that really pass."""
@@ -188,7 +207,7 @@ def _trainer(
         seen = 0
 
         def training_step(self, model: Any, inputs: Any, *args: Any, **kw: Any) -> Any:
-            self.seen += len(inputs["input_ids"])
+            self.seen += len(inputs["labels"])
             return super().training_step(model, inputs, *args, **kw)
 
     class Clocked(transformers.TrainerCallback):  # type: ignore[misc]
@@ -197,26 +216,38 @@ def _trainer(
                 control.should_training_stop = True
             trainer.seen = 0
 
-    tokenizer = _padding_tokenizer(job.vocabulary)
     trainer = Counted(
-        model=model,
         args=transformers.TrainingArguments(
             output_dir=str(folder / "trainer"), **flags
         ),
-        train_dataset=Dataset(job.train.table.replace_schema_metadata()),
-        data_collator=(
-            job.task.trainer_collator(tokenizer)
-            or transformers.DataCollatorWithPadding(tokenizer)
-        ),
         callbacks=[Clocked()],
+        **_fed(model, job),
     )
     return trainer
 
 
-def _padding_tokenizer(vocabulary: Vocabulary | None) -> Any:
-    """A tokenizer that can do nothing but pad. Raises TaskError."""
-    if vocabulary is None:
-        raise TaskError("mode peers compares on rows of tokens alone")
+def _fed(model: Any, job: TrainJob) -> dict[str, Any]:
+    """The model, the rows of train, and what collates them, as the Trainer has them."""
+    if job.vocabulary is None:
+        return {
+            "model": OnDevice(model, job.task),
+            "train_dataset": RowNumbers(len(job.train)),
+            "data_collator": SampleCollator(job),
+        }
+    from datasets import Dataset
+    from transformers import DataCollatorWithPadding
+
+    tokenizer = _padding_tokenizer(job.vocabulary)
+    own = job.task.trainer_collator(tokenizer)
+    return {
+        "model": model,
+        "train_dataset": Dataset(job.train.table.replace_schema_metadata()),
+        "data_collator": own or DataCollatorWithPadding(tokenizer),
+    }
+
+
+def _padding_tokenizer(vocabulary: Vocabulary) -> Any:
+    """A tokenizer that can do nothing but pad."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
