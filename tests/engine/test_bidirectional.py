@@ -22,7 +22,6 @@ from flatout.engine.models.flops import AttentionPairs, ModelFlops
 from flatout.engine.models.memory import count_parameters
 from flatout.engine.models.model_keys import model_key_faults
 from flatout.engine.parameters import ModelSettings, RuntimeSettings
-from flatout.engine.predict.checks import task_of as predicted_task_of
 from flatout.engine.train.evaluate import evaluate
 from tests.engine.families import (
     BILM,
@@ -272,9 +271,3 @@ def test_tasks_and_models_that_do_not_fit_are_refused():
 
 def replace_task(settings, task):
     return settings.model_copy(update={"task": task})
-
-
-def test_predict_has_no_answers_for_rows():
-    model = built("bilm", TASK, "eager")
-    with pytest.raises(ModelError, match="BilmForPreTraining; predict takes models"):
-        predicted_task_of(model, bilm(), VOCABULARY)

@@ -478,6 +478,19 @@ def test_a_rung_that_became_something_else_is_not_kept(tmp_path):
     assert (packed.status, packed.kept, packed.individual) == ("not here", False, None)
 
 
+class RecurrentBench(FormulaBench):
+    """Its model has no attention."""
+
+    def _rated(self, spec, total_ms):
+        return super()._rated(spec, total_ms) | {"attention": "none"}
+
+
+def test_a_model_without_attention_has_nothing_of_a_faster_one(tmp_path):
+    sweep = climbed(tmp_path, kind=RecurrentBench)
+    fused = next(s for s in sweep.ladder if s.name == "fused attention (SDPA)")
+    assert (fused.status, fused.kept, fused.individual) == ("not here", False, None)
+
+
 def test_a_rung_brings_what_was_left_out_and_it_needs(tmp_path, monkeypatch):
     monkeypatch.setattr(rungs_module, "nvidia_gpu_count", lambda: 1)
     climb = Climb(bench(tmp_path, mode="ladder"), {"train.fused_optimizer": True})

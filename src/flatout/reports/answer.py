@@ -104,10 +104,10 @@ def _scaling(summary: Summary) -> str:
     if not ok:
         return "No number of devices was measured to its end."
     most = max(ok, key=lambda row: int(row["devices"]))
-    return (
-        f"{most['devices']} devices train {number_text(most['samples_per_s'])} "
-        f"samples/s: {100 * most['share_of_linear']:.0f} % of as many alone."
-    )
+    devices, rate = int(most["devices"]), number_text(most["samples_per_s"])
+    trained = f"{_counted(devices, 'device')} train{'s' if devices == 1 else ''}"
+    share = f"{100 * most['share_of_linear']:.0f} % of as many alone"
+    return f"{trained} {rate} samples/s: {share}."
 
 
 def _contest(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -133,12 +133,12 @@ def _bars(summary: Summary, steps: pd.DataFrame) -> Bars:
         return [(row["name"], row["samples_per_s"]) for row in _kept(steps)]
     if mode == "loader":
         return [
-            (f"{row['num_workers']} workers", row["samples_per_s"])
+            (_counted(row["num_workers"], "worker"), row["samples_per_s"])
             for row in summary["loader"]
         ]
     if mode == "scaling":
         rows = summary["scaling"]
-        return [(f"{row['devices']} devices", row["samples_per_s"]) for row in rows]
+        return [(_counted(r["devices"], "device"), r["samples_per_s"]) for r in rows]
     if mode in ("headline", "peers"):
         return [(row["name"], row["samples_per_s"]) for row in summary[mode]]
     return _picks(summary)
@@ -153,6 +153,10 @@ def _picks(summary: Summary) -> Bars:
         if row
     }
     return [("as configured", before), *picks.items()]
+
+
+def _counted(number: int, name: str) -> str:
+    return f"{number} {name}" if number == 1 else f"{number} {name}s"
 
 
 def _is_rate(value: Any) -> bool:

@@ -152,6 +152,8 @@ SETTLED = {
 def _is_elsewhere(rung: Rung, trial: TrialResult) -> bool:
     """Whether the trial was of something else: what its device or model has not is
     replaced by what comes next to it."""
+    if "runtime.attention" in rung.changes and trial.attention == "none":
+        return True
     return any(
         rung.changes.get(path, "auto") not in ("auto", getattr(trial, name))
         for path, name in SETTLED.items()

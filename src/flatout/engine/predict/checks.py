@@ -62,10 +62,10 @@ def vocabulary_of(tokenizer: TokenizerFile | None) -> Vocabulary | None:
 
 def _no_answers(where: str, kind: str) -> ModelError:
     return ModelError(
-        f"{where} holds a {kind}; predict takes models that answer each row. A "
-        "language model writes on: use generate of transformers with its folder. Else "
-        "train one (model.task in conf/base, then kedro run), or let the entry model "
-        "of the catalog name the folder of one"
+        f"{where} holds a {kind}; predict takes models that answer each row, as "
+        "classifiers, regressions and causal language models do: train one (model.task "
+        "in conf/base, then kedro run), or let the entry model of the catalog name the "
+        "folder of one"
     )
 
 

@@ -87,21 +87,30 @@ class Predictor:
 
     def logits(self, tokens: SplitRows) -> npt.NDArray[np.float32]:
         """(K, classes) of the targets of N rows, in their order; most tasks have one a
-        row. One wait for the device."""
+        row. Of a task that `answers_rows` its outputs (N, ...). One wait for the
+        device."""
         rows, parts = [], []
         with torch.inference_mode():
             for own, inputs in self.ahead(self._micro_batches(tokens)):
                 with self.runtime.autocast():
                     batch = self._on_device(inputs)
-                    logits = self._model.logits(batch)
+                    found = self._outputs(batch)
                 rows.append(own)
-                found = self.task.row_outputs(logits, batch)
                 parts.append(found[: len(own)].float())
             outputs = torch.cat(parts).cpu().numpy()
         result: npt.NDArray[np.float32] = outputs[
             np.argsort(np.concatenate(rows), kind="stable")
         ]
         return result
+
+    def _outputs(self, batch: dict[str, Tensor]) -> Tensor:
+        found: list[Tensor] = []
+
+        def take(logits: Tensor, labels: Tensor) -> None:
+            found.append(self.task.target_outputs(logits, labels))
+
+        self._model.logits_in_parts(batch, take)
+        return self.task.row_outputs(torch.cat(found), batch)
 
     def evaluate(self, rows: SplitRows) -> Evaluation:
         """Loss and figures of the task over all rows, by this process alone."""

@@ -286,10 +286,15 @@ class Task(ABC):
         """Arrow fields of a prediction; none where rows have no answer of their own."""
         return []
 
-    def row_outputs(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """What `answers` is given of a micro-batch's rows (B, ...), by the logits
-        (K, ...) of its targets; on the device."""
+    def target_outputs(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """What is kept (K, ...) of the logits (K, ...) of some targets; on the device,
+        whose memory may not hold the logits of all."""
         return logits
+
+    def row_outputs(self, outputs: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        """What `answers` is given of a micro-batch's rows (B, ...), by the
+        `target_outputs` (K, ...) of all of its targets; on the device."""
+        return outputs
 
     def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
         """Columns of `answer_fields` for outputs (N, ...) of N rows."""

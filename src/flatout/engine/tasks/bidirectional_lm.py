@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import Rows
-from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
+from flatout.engine.tasks._shared.text_scores import ScoresTexts
 from flatout.engine.tasks._task import (
     IGNORED,
     HeadKind,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class BidirectionalLM(CrossEntropy):
+class BidirectionalLM(ScoresTexts):
     """Each token of a row is a place with two labels: the next token, which a row's
     last has not, and the one before, which its first has not. The loss is the sum over
     both directions, divided by the number of labels."""

@@ -8,11 +8,11 @@ import numpy as np
 
 from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import Rows
-from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
+from flatout.engine.tasks._shared.text_scores import ScoresTexts
 from flatout.engine.tasks._task import IGNORED, HeadKind, Targets, TaskError
 
 
-class CausalLM(CrossEntropy):
+class CausalLM(ScoresTexts):
     """Each token but a row's first is a target."""
 
     auto_class = "AutoModelForCausalLM"

@@ -27,27 +27,34 @@ class NextKey(CausalLM):
     so that a session that breaks off is unexpected, too."""
 
     joins_texts = False
-    answers_rows = True
     whole_words = True
 
-    def row_outputs(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """(B, 3): rank of a row's worst key, the place of the first such one, and the
-        probability of the row's end, 1 where it has none. A rank is the number of
-        likelier keys; an unknown key's is the vocabulary."""
+    def target_outputs(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """(K, 2): a key's rank, -1 of what is none, and an end's probability, 1 of what
+        is none. A rank is the number of likelier keys; an unknown key's is the
+        vocabulary."""
         import torch
 
-        labels = batch["labels"].clamp(min=0)
-        special, unknown = self._special(logits), labels == self._unknown
-        ends = special[labels] & ~unknown & (batch["labels"] != IGNORED)
-        likelihood = logits.gather(1, labels.unsqueeze(1))
+        known = labels.clamp(min=0)
+        special, unknown = self._special(logits), known == self._unknown
+        ends = special[known] & ~unknown & (labels != IGNORED)
+        likelihood = logits.gather(1, known.unsqueeze(1))
         ranks = ((logits > likelihood) & ~special).sum(1)
         ranks = ranks.masked_fill(unknown, logits.shape[1])
-        ranks = ranks.masked_fill(ends | (batch["labels"] == IGNORED), -1)
-        probability = logits.float().softmax(1).gather(1, labels.unsqueeze(1))
+        ranks = ranks.masked_fill(ends | (labels == IGNORED), -1)
+        probability = logits.float().softmax(1).gather(1, known.unsqueeze(1))
         probability = probability.squeeze(1).masked_fill(~ends, 1.0)
+        return torch.stack([ranks.float(), probability], dim=1)
+
+    def row_outputs(self, outputs: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        """(B, 3): rank of a row's worst key, the place of the first such one, and the
+        probability of the row's end, 1 where it has none."""
+        import torch
+
+        ranks, probability = outputs.unbind(1)
         of_keys = _by_place(ranks, batch, -1, "amax")
         of_ends = _by_place(probability, batch, 1.0, "amin").amin(1)
-        found = (of_keys.amax(1).float(), of_keys.argmax(1).float(), of_ends)
+        found = (of_keys.amax(1), of_keys.argmax(1).float(), of_ends)
         return torch.stack(found, dim=1)
 
     @property

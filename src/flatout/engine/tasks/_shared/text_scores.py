@@ -1,0 +1,64 @@
+"""What a language model says of a text: how unexpected its tokens are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
+from flatout.engine.tasks._task import IGNORED
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class ScoresTexts(CrossEntropy):
+    """A row's answer is the mean loss of its targets, and the perplexity, e to it."""
+
+    answers_rows = True
+
+    def target_outputs(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """(K, 2) of logits (K, ..., V) and labels (K, ...): summed loss, targets."""
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        every, flat = logits.reshape(-1, logits.shape[-1]).float(), labels.flatten()
+        losses = cross_entropy(every, flat, ignore_index=IGNORED, reduction="none")
+        pair = torch.stack([losses, (flat != IGNORED).float()], 1)
+        return pair.view(len(labels), -1, 2).sum(1)
+
+    def row_outputs(self, outputs: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        """(B, 2): the sums of each row; fillers of a batch add nothing."""
+        rows, count = _row_of_targets(batch)
+        return outputs.new_zeros(count, 2).index_add_(0, rows, outputs)
+
+    def answer_fields(self) -> list[Any]:
+        """Null for a text without a target, as one token alone."""
+        numbers = [pa.field(name, pa.float32()) for name in ("loss", "perplexity")]
+        return [*numbers, pa.field("targets", pa.int64())]
+
+    def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
+        """Of (N, 2) from `row_outputs`."""
+        total, targets = logits.astype(np.float64).T
+        loss = np.ma.masked_array(total / np.maximum(targets, 1), targets == 0)
+        columns = {"loss": loss, "perplexity": np.exp(loss)}
+        return {n: c.astype(np.float32) for n, c in columns.items()} | {
+            "targets": targets.astype(np.int64)
+        }
+
+
+def _row_of_targets(batch: Mapping[str, Tensor]) -> tuple[Tensor, int]:
+    """Numbers (K,) of the rows that targets are of, and how many rows there are."""
+    import torch
+
+    index = batch["target_index"]
+    if "cu_seqlens" in batch:
+        ends = batch["cu_seqlens"][1:]
+        found = torch.bucketize(index, ends, right=True)
+        return found.clamp(max=len(ends) - 1), len(ends)
+    count, length = batch["input_ids"].shape
+    return index // length, count
