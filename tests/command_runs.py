@@ -34,6 +34,8 @@ NOT_RUN = {
     "tests/test_config_loader.py reads each",
     r"kedro run --env=(arrays|deeplog|elmo|images)\b.*": "a minute or more each; "
     "tests/engine and tests/pipelines train them small",
+    r"kedro flatout init .*": "tests/test_first_settings.py::"
+    "test_what_it_writes_trains",
     r"kedro flatout best|kedro run --env=best": "after a sweep; "
     "tests/pipelines/test_sweep.py reads what it writes",
     r"kedro flatout deadline .*": "tests/test_deadline.py::"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -222,6 +223,43 @@ def best(data_dir: str | None) -> None:
         file = write_best(project, found)
     for line in best_lines(found, file.relative_to(project)):
         click.echo(line)
+
+
+@flatout.command()
+@click.argument("file", required=False)
+@click.option("--task", help="Of docs/tasks.md. Default: guessed.")
+@click.option("--text-column", help="Default: guessed.")
+@click.option("--label-column", help="Default: guessed.")
+@click.option("--checkpoint", help="Name on the Hub, or folder. Default: from scratch.")
+@click.option("--yes", is_flag=True, help="Ask nothing.")
+@click.option("--force", is_flag=True, help="Replace what is in conf/local.")
+@click.option("--conf", default="conf", type=click.Path(path_type=Path), hidden=True)
+def init(file: str | None, yes: bool, force: bool, conf: Path, **known: Any) -> None:
+    """Write conf/local for the data in FILE: its columns, task, lengths, batch size.
+
+    FILE is a table (CSV, TSV, JSON lines, Parquet, Arrow), a folder or a URL of some.
+    Without it conf/local gets templates of comments.
+    """
+    from flatout.project import first_settings
+
+    folder, checkpoint = conf / "local", known.pop("checkpoint")
+    with plain_errors():
+        if not force:
+            first_settings.check_absent(folder)
+        if file is None:
+            written = first_settings.write_templates(folder)
+        else:
+            columns = known["text_column"], known["label_column"]
+            found, entry = first_settings.look_at(file, *columns)
+            click.echo(f"{file}: {found.why}; task {found.task}.")
+            task = known["task"]
+            if task is None and not yes and sys.stdin.isatty():
+                task = click.prompt("Task (docs/tasks.md)", default=found.task)
+            found = first_settings.with_task(found, task)
+            written = first_settings.write_settings(folder, found, entry, checkpoint)
+    for path in written:
+        click.echo(f"written: {path}")
+    click.echo("Next: kedro flatout doctor checks it, kedro run trains.")
 
 
 @flatout.command()

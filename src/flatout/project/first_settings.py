@@ -1,0 +1,147 @@
+"""`kedro flatout init`: conf/local for data of one's own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flatout.datasets import TextFiles
+from flatout.engine.data.raw_texts import RawTexts, RawTextsError
+from flatout.engine.files.checked_paths import write_text
+from flatout.engine.machine.environment import nvidia_gpu_count
+from flatout.engine.parameters import parse_settings
+from flatout.engine.tasks import columns_of, task_class
+from flatout.project.guessing import Guess, guess
+
+DELIMITERS = (";", "\t", "|")
+OTHERS = {
+    "arrays": (".npy", ".npz", ".h5", ".hdf5"),
+    "images": (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"),
+}
+"""Environments for files that hold no texts."""
+FROM_SCRATCH = {"config": {"model_type": "bert"}}
+TEMPLATES = {
+    "catalog.yml": """\
+# Your data in place of the built-in text. kedro flatout init FILE fills this in.
+# raw_texts:
+#   type: flatout.datasets.TextFiles
+#   filepath: data/01_raw/reviews.csv # or .tsv, .jsonl, .parquet, .arrow, a folder
+#   # delimiter: ";"
+""",
+    "parameters.yml": """\
+# What differs from conf/base/parameters.yml; docs/parameters.md lists all parameters.
+# kedro flatout init FILE fills this in from your data.
+# split:
+#   text_column: text
+#   label_column: label # null: unlabelled text
+# model:
+#   task: sequence-classification # docs/tasks.md
+#   name_or_path: null # a checkpoint; null: from scratch
+# tokenize:
+#   max_length: 320 # tokens; longer texts are cut
+# train:
+#   global_batch_size: 16
+""",
+}
+
+
+class ConfThereError(ValueError):
+    """Files that would be replaced."""
+
+
+def look_at(
+    file: str, text: str | None = None, label: str | None = None
+) -> tuple[Guess, dict[str, Any]]:
+    """A guess of what `file` holds, and the catalog's entry that reads it. Raises
+    RawTextsError."""
+    _check_kind(Path(file))
+    entry: dict[str, Any] = {"type": "flatout.datasets.TextFiles", "filepath": file}
+    raw: RawTexts = TextFiles(filepath=file).load()
+    if len(raw.column_names) == 1:
+        marks = (mark for mark in DELIMITERS if mark in raw.column_names[0])
+        if mark := next(marks, None):
+            entry["delimiter"] = mark
+            raw = TextFiles(filepath=file, delimiter=mark).load()
+    return guess(raw, text, label), entry
+
+
+def _check_kind(path: Path) -> None:
+    """Raises RawTextsError for what other environments train on."""
+    files = [path] if path.is_file() else path.rglob("*") if path.is_dir() else ()
+    first = next((f.suffix.lower() for f in files if f.suffix), "")
+    for env, suffixes in OTHERS.items():
+        if first in suffixes:
+            raise RawTextsError(
+                f"{path} holds {env}, not texts: "
+                f"kedro run --env={env} --params={env}.path={path}"
+            )
+
+
+def with_task(found: Guess, task: str | None) -> Guess:
+    """The guess for another task. Raises SettingsError and RawTextsError where there is
+    no such task, or it needs a label that was not found."""
+    if task in (None, found.task):
+        return found
+    given = {"split": found.split, "model": {"task": task, **FROM_SCRATCH}}
+    columns_of(parse_settings(given).split, str(task))
+    return replace(found, task=str(task))
+
+
+def check_absent(folder: Path) -> None:
+    """Raises ConfThereError."""
+    there = [str(folder / name) for name in TEMPLATES if (folder / name).exists()]
+    if there:
+        raise ConfThereError(
+            f"{' and '.join(there)} would be replaced: move what you need, and say "
+            "--force"
+        )
+
+
+def write_templates(folder: Path) -> list[Path]:
+    """Files of comments alone."""
+    return [_write(folder / name, text) for name, text in TEMPLATES.items()]
+
+
+def write_settings(
+    folder: Path, found: Guess, entry: Mapping[str, Any], checkpoint: str | None
+) -> list[Path]:
+    """catalog.yml and parameters.yml."""
+    batch, source = 64 if nvidia_gpu_count() else 16, entry["filepath"]
+    train: dict[str, Any] = {"global_batch_size": batch}
+    model: dict[str, Any] = {"task": found.task}
+    if checkpoint:
+        model["name_or_path"] = checkpoint
+        train["learning_rate"] = 5.0e-5
+    elif task_class(found.task).causal:
+        model["config"] = {"model_type": "llama"}
+    parameters = {
+        "split": found.split,
+        "model": model,
+        "tokenize": {"max_length": found.max_length},
+        "train": train,
+    }
+    head = (
+        f"# By kedro flatout init from {source}: {found.why}.\n"
+        "# max_length: 99 of 100 texts are no longer, about. global_batch_size: a\n"
+        "# first one for this device. docs/parameters.md lists all parameters.\n"
+    )
+    return [
+        _write(folder / "catalog.yml", _yaml({"raw_texts": dict(entry)})),
+        _write(folder / "parameters.yml", head + _yaml(parameters)),
+    ]
+
+
+def _yaml(tree: Mapping[str, Any]) -> str:
+    text = yaml.safe_dump(dict(tree), sort_keys=False, allow_unicode=True)
+    return re.sub(r"5\.0e-05", "5.0e-5", text)
+
+
+def _write(file: Path, text: str) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, text)
+    return file

@@ -1,0 +1,203 @@
+"""`kedro flatout init`: columns and tasks of files whose meaning is known, and a
+training with what it writes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from flatout import cli
+from tests.conftest import PROJECT, kedro
+
+CHANCE = random.Random(0)
+WORDS = "the cat sat on a mat and ran away from home very fast indeed".split()
+
+
+def text() -> str:
+    return " ".join(CHANCE.choices(WORDS, k=CHANCE.randint(4, 12)))
+
+
+def tagged(_: int) -> dict:
+    words = text().split()
+    return {"tokens": words, "ner": [CHANCE.choice(["O", "B-X"]) for _ in words]}
+
+
+def chat(_: int) -> dict:
+    turns = (("user", text()), ("assistant", text()))
+    return {"messages": [{"role": r, "content": c} for r, c in turns]}
+
+
+KINDS = {
+    "reviews.csv": (
+        lambda n: {"id": n, "review": text(), "stars": 1 + n % 5},
+        "sequence-classification",
+        {"text_column": "review", "label_column": "stars"},
+    ),
+    "semicolons.csv": (
+        lambda n: {"title": f"no {n}", "body": text(), "class": "ab"[n % 2]},
+        "sequence-classification",
+        {"text_column": "body", "label_column": "class"},
+    ),
+    "scores.csv": (
+        lambda n: {"text": text(), "score": n / 7},
+        "regression",
+        {"text_column": "text", "label_column": "score"},
+    ),
+    "flags.csv": (
+        lambda n: {"text": text(), "toxic": n % 2, "spam": n // 2 % 2},
+        "multi-label-classification",
+        {
+            "text_column": "text",
+            "label_columns": ["toxic", "spam"],
+            "label_column": None,
+        },
+    ),
+    "texts.csv": (
+        lambda n: {"text": text()},
+        "masked-lm",
+        {"text_column": "text", "label_column": None},
+    ),
+    "splits.csv": (
+        lambda n: {"text": text(), "label": "ab"[n % 2], "split": "train"},
+        "sequence-classification",
+        {"text_column": "text", "split_column": "split", "label_column": "label"},
+    ),
+    "labels.jsonl": (
+        lambda n: {"text": text(), "labels": ["a", "b", "c"][n % 2 :]},
+        "multi-label-classification",
+        {"text_column": "text", "label_column": "labels"},
+    ),
+    "tags.jsonl": (
+        tagged,
+        "token-classification",
+        {"text_column": "tokens", "label_column": "ner"},
+    ),
+    "answers.jsonl": (
+        lambda n: {"question": text(), "answer": text()},
+        "causal-lm",
+        {
+            "prompt_column": "question",
+            "completion_column": "answer",
+            "label_column": None,
+        },
+    ),
+    "chats.jsonl": (
+        chat,
+        "causal-lm",
+        {"messages_column": "messages", "label_column": None},
+    ),
+}
+
+
+def write(file: Path, make, rows: int = 60) -> Path:
+    made = [make(n) for n in range(rows)]
+    with file.open("w", newline="") as out:
+        if file.suffix == ".jsonl":
+            out.writelines(json.dumps(row) + "\n" for row in made)
+        else:
+            mark = ";" if file.stem == "semicolons" else ","
+            writer = csv.DictWriter(out, made[0].keys(), delimiter=mark)
+            writer.writeheader()
+            writer.writerows(made)
+    return file
+
+
+def init(conf: Path, *arguments: str):
+    return CliRunner().invoke(
+        cli.flatout, ["init", *map(str, arguments), f"--conf={conf}"]
+    )
+
+
+def written(conf: Path) -> tuple[dict, dict]:
+    files = (conf / "local" / f"{name}.yml" for name in ("catalog", "parameters"))
+    catalog, parameters = (yaml.safe_load(file.read_text()) for file in files)
+    return catalog, parameters
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_columns_and_task_are_those_of_the_file(tmp_path, name):
+    make, task, split = KINDS[name]
+    done = init(tmp_path, write(tmp_path / name, make))
+    assert done.exit_code == 0, done.output
+    assert f"task {task}." in done.output
+    catalog, parameters = written(tmp_path)
+    assert (parameters["model"]["task"], parameters["split"]) == (task, split)
+    assert catalog["raw_texts"]["filepath"] == str(tmp_path / name)
+    assert catalog["raw_texts"].get("delimiter") == (
+        ";" if name == "semicolons.csv" else None
+    )
+
+
+def test_what_somebody_knows_better_counts(tmp_path):
+    make = lambda n: {"a": text(), "b": f"{text()} {text()}", "c": n % 3}  # noqa: E731
+    file = write(tmp_path / "t.csv", make)
+    known = ("--text-column=a", "--task=regression", "--checkpoint=some/model")
+    assert init(tmp_path, file, *known).exit_code == 0
+    _, parameters = written(tmp_path)
+    assert parameters["split"] == {"text_column": "a", "label_column": "c"}
+    assert parameters["model"] == {"task": "regression", "name_or_path": "some/model"}
+    for wrong, said in (
+        ("--text-column=x", "no column 'x'"),
+        ("--task=regresion", "regression"),
+    ):
+        done = init(tmp_path, file, wrong, "--force")
+        assert done.exit_code == 2
+        assert said in done.output
+    alone = write(tmp_path / "alone.csv", lambda n: {"text": text()})
+    done = init(tmp_path, alone, "--task=sequence-classification", "--force")
+    assert "which needs labels" in done.output
+
+
+def test_nothing_is_replaced_unasked(tmp_path):
+    assert init(tmp_path).exit_code == 0
+    before = (tmp_path / "local/parameters.yml").read_text()
+    assert yaml.safe_load(before) is None  # comments alone
+    plain = "\n".join(line[2:] for line in before.splitlines()[2:])
+    assert yaml.safe_load(plain)["tokenize"] == {"max_length": 320}
+    done = init(tmp_path)
+    assert done.exit_code == 2
+    assert "parameters.yml would be replaced" in done.output
+    assert (tmp_path / "local/parameters.yml").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("table.npy", "kedro run --env=arrays --params=arrays.path="),
+        ("photos/a/1.png", "kedro run --env=images --params=images.path="),
+        ("numbers.csv", "no column looks like text; there are 'a', 'b'"),
+        ("gone.csv", "is not there"),
+    ],
+)
+def test_what_holds_no_texts_is_refused(tmp_path, name, said):
+    file = tmp_path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if name == "numbers.csv":
+        write(file, lambda n: {"a": n, "b": n * 2})
+    elif name != "gone.csv":
+        file.touch()
+    done = init(tmp_path, tmp_path / name.partition("/")[0])
+    assert done.exit_code in (2, 3)
+    assert said in done.output
+    assert not (tmp_path / "local").exists()
+
+
+@pytest.mark.process
+def test_what_it_writes_trains(tmp_path):
+    conf = tmp_path / "conf"
+    shutil.copytree(PROJECT / "conf", conf, ignore=shutil.ignore_patterns("local"))
+    assert init(conf, write(tmp_path / "reviews.csv", KINDS["reviews.csv"][0])).output
+    params = f"data_dir={tmp_path / 'data'},train.max_steps=2"
+    done = kedro("run", f"--conf-source={conf}", f"--params={params}")
+    assert done.returncode == 0, done.stdout
+    report = json.loads((tmp_path / "data/08_reporting/split_report.json").read_text())
+    assert sum(report["rows_out"].values()) > 40
+    names = json.loads((tmp_path / "data/06_models/label_names.json").read_text())
+    assert names == ["1", "2", "3", "4", "5"]
