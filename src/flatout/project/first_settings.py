@@ -59,7 +59,11 @@ def look_at(
 ) -> tuple[Guess, dict[str, Any]]:
     """A guess of what `file` holds, and the catalog's entry that reads it. Raises
     RawTextsError."""
-    _check_kind(Path(file))
+    if kind := other_kind(Path(file)):
+        raise RawTextsError(
+            f"{file} holds {kind}, not texts: "
+            f"kedro run --env={kind} --params={kind}.path={file}"
+        )
     entry: dict[str, Any] = {"type": "flatout.datasets.TextFiles", "filepath": file}
     raw: RawTexts = TextFiles(filepath=file).load()
     if len(raw.column_names) == 1:
@@ -70,16 +74,11 @@ def look_at(
     return guess(raw, text, label), entry
 
 
-def _check_kind(path: Path) -> None:
-    """Raises RawTextsError for what other environments train on."""
+def other_kind(path: Path) -> str | None:
+    """The environment that trains on what `path` holds; None of texts."""
     files = [path] if path.is_file() else path.rglob("*") if path.is_dir() else ()
     first = next((f.suffix.lower() for f in files if f.suffix), "")
-    for env, suffixes in OTHERS.items():
-        if first in suffixes:
-            raise RawTextsError(
-                f"{path} holds {env}, not texts: "
-                f"kedro run --env={env} --params={env}.path={path}"
-            )
+    return next((env for env, known in OTHERS.items() if first in known), None)
 
 
 def with_task(found: Guess, task: str | None) -> Guess:

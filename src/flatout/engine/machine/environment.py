@@ -95,6 +95,11 @@ def only_gpu(name: str | None) -> dict[str, str]:
     return {} if name is None else {"CUDA_VISIBLE_DEVICES": name}
 
 
+def hide_gpus() -> None:
+    """From here on, also from processes that this one starts."""
+    os.environ.update(CUDA_VISIBLE_DEVICES="")
+
+
 def device_name() -> str:
     """The device that training would use, asked without touching CUDA."""
     if nvidia_gpu_count():

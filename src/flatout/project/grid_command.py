@@ -1,0 +1,64 @@
+"""`kedro flatout benchmark`: guide E's command line for the benchmark's mode grid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from flatout.engine.machine.environment import hide_gpus, nvidia_gpu_count
+
+AXES = {
+    "batch_sizes": "batch_sizes",
+    "num_workers": "num_workers",
+    "precisions": "precisions",
+    "prefetch": "prefetch_factors",
+    "pin_memory": "pin_memory",
+}
+"""Options that take several values, and their parameters under `benchmark`."""
+
+
+class NoDeviceError(ValueError):
+    """A device that is asked for and not there."""
+
+
+class ListsCommand(click.Command):
+    """Takes `--batch-sizes 128 256 512`: values up to the next option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        names = {f"--{name.replace('_', '-')}" for name in AXES}
+        joined: list[str] = []
+        collects = False
+        for word in args:
+            if collects and not word.startswith("-"):
+                joined[-1] = f"{joined[-1]} {word}".strip()
+                continue
+            joined += [word, ""] if word in names else [word]
+            collects = word in names
+        return super().parse_args(ctx, joined)
+
+
+def grid_parameters(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What `--params` would say."""
+    found: dict[str, Any] = {"mode": "grid", "free_global_batch": True}
+    found |= {AXES[name]: options[name] for name in AXES if options.get(name)}
+    if options.get("steps"):
+        found["steps_per_trial"] = options["steps"]
+    return {"benchmark": found}
+
+
+def use_device(name: str) -> None:
+    """Before anything asks for GPUs. Raises NoDeviceError."""
+    if name == "cpu":
+        hide_gpus()
+    if name == "cuda" and not nvidia_gpu_count():
+        raise NoDeviceError("--device cuda: no GPU is seen here; take cpu, or auto")
+
+
+def of_samples(kind: str, path: Path) -> dict[str, Any]:
+    """Options of `kedro run` for `arrays` and `images`: environment, pipelines,
+    parameters."""
+    pipelines: Sequence[str] = (kind, "benchmark")
+    return {"env": kind, "pipelines": pipelines, "params": {kind: {"path": str(path)}}}
