@@ -51,10 +51,12 @@ def model_key_faults(settings: ModelSettings) -> list[str]:
     if settings.name_or_path is not None:
         return _faults_by_checkpoint(settings) if settings.overrides else []
     kind, keys = str(settings.config["model_type"]), settings.config.keys() - COMMON
-    if keys <= INHERITED and is_of_transformers(kind):  # spares a second of imports
+    is_known = is_of_transformers(kind)
+    if keys <= INHERITED and is_known:  # spares a second of imports
         return []
     import_own(settings)
-    families()  # their types become transformers' own
+    if not is_known:  # spares ten: families import torch and transformers' models
+        families()  # their types become transformers' own
     from transformers import CONFIG_MAPPING
 
     if kind not in CONFIG_MAPPING:
