@@ -24,9 +24,10 @@ def text() -> str:
     return " ".join(CHANCE.choices(WORDS, k=CHANCE.randint(4, 12)))
 
 
-def tagged(_: int) -> dict:
+def tagged(n: int) -> dict:
     words = text().split()
-    return {"tokens": words, "ner": [CHANCE.choice(["O", "B-X"]) for _ in words]}
+    tags = [CHANCE.choice(["O", "B-X"]) for _ in words]
+    return {"tokens": words, "ner": None if n == 1 else tags}
 
 
 def chat(_: int) -> dict:
@@ -80,7 +81,7 @@ KINDS = {
         {"text_column": "tokens", "label_column": "ner"},
     ),
     "answers.jsonl": (
-        lambda n: {"question": text(), "answer": text()},
+        lambda n: {"question": text() if n else "", "answer": text()},
         "causal-lm",
         {
             "prompt_column": "question",
@@ -150,6 +151,11 @@ def test_what_somebody_knows_better_counts(tmp_path):
         done = init(tmp_path, file, wrong, "--force")
         assert done.exit_code == 2
         assert said in done.output
+    for label in ("a", "b"):
+        done = init(
+            tmp_path, file, "--text-column=a", f"--label-column={label}", "--force"
+        )
+        assert f"{label!r} is no column of labels" in done.output
     alone = write(tmp_path / "alone.csv", lambda n: {"text": text()})
     done = init(tmp_path, alone, "--task=sequence-classification", "--force")
     assert "which needs labels" in done.output

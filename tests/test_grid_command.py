@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import pytest
 import yaml
@@ -38,6 +37,16 @@ def test_lists_are_taken_up_to_the_next_option():
     assert (grid.pin_memory, grid.steps_per_trial) == ([True, False], 20)
 
 
+def test_an_equals_sign_does_as_well():
+    found = parsed(["--batch-sizes=8", "16", "--prefetch=2"])
+    assert (found["batch_sizes"], found["prefetch"]) == ("8 16", "2")
+
+
+def test_a_model_and_a_task_are_those_of_the_run():
+    given = grid_parameters(parsed(["--model", "some/model", "--task", "regression"]))
+    assert given["model"] == {"name_or_path": "some/model", "task": "regression"}
+
+
 def test_without_lists_the_configured_ones_count():
     assert grid_parameters(parsed([])) == {
         "benchmark": {"mode": "grid", "free_global_batch": True}
@@ -46,7 +55,7 @@ def test_without_lists_the_configured_ones_count():
 
 @pytest.mark.parametrize("kind", ["arrays", "images"])
 def test_samples_have_an_environment_and_pipelines_of_their_own(kind):
-    assert of_samples(kind, Path("data/x")) == {
+    assert of_samples(kind, "data/x") == {
         "env": kind,
         "pipelines": (kind, "benchmark"),
         "params": {kind: {"path": "data/x"}},
@@ -57,6 +66,7 @@ def test_samples_have_an_environment_and_pipelines_of_their_own(kind):
     ("arguments", "said"),
     [
         (["--device", "cuda"], "--device cuda: no GPU is seen here"),
+        (["--batch-sizes", "--steps", "2"], "--batch-sizes needs at least one value"),
         (["--device", "tpu"], "'tpu' is not one of"),
         (["--data-path", "gone.csv"], "gone.csv is not there"),
         (["--steps", "0"], "0 is not in the range x>=1"),
@@ -70,8 +80,9 @@ def test_what_cannot_be_measured_is_refused(arguments, said, monkeypatch):
 
 
 @pytest.mark.process
-def test_it_is_a_run_on_the_file_with_these_parameters(tmp_path):
+def test_it_is_a_run_on_the_file_with_these_parameters(tmp_path, monkeypatch):
     """One that the check of parameters refuses, so that nothing is measured."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # --device cpu sets it for good
     conf = tmp_path / "conf"
     shutil.copytree(PROJECT / "conf", conf, ignore=shutil.ignore_patterns("local"))
     file = write(tmp_path / "reviews.csv", KINDS["reviews.csv"][0])

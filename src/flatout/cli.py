@@ -282,7 +282,7 @@ def _first_settings(
 
 
 @flatout.command(cls=ListsCommand)
-@click.option("--data-path", type=click.Path(path_type=Path), metavar="FILE")
+@click.option("--data-path", metavar="FILE", help="Or a folder, or a URL.")
 @click.option("--batch-sizes", metavar="N...", help="As in --batch-sizes 128 256 512.")
 @click.option("--num-workers", metavar="N...", help="Loader processes.")
 @click.option("--precisions", metavar="NAME...", help="fp32, bf16, fp16 or auto.")
@@ -298,7 +298,7 @@ def _first_settings(
 @click.pass_context
 def benchmark(
     context: click.Context,
-    data_path: Path | None,
+    data_path: str | None,
     device: str,
     conf_source: str | None,
     data_dir: str | None,
@@ -316,14 +316,15 @@ def benchmark(
     given = {"env": None, "pipelines": ("split", "tokenize", "benchmark"), "params": {}}
     with plain_errors():
         use_device(device)
-        if data_path and (kind := first_settings.other_kind(data_path)):
+        if data_path and (kind := first_settings.other_kind(Path(data_path))):
             given = of_samples(kind, data_path)
         elif data_path:
             folder = Path(conf_source or "conf") / "local"
             if not force:
                 first_settings.check_absent(folder)
             known = {"task": options["task"], "checkpoint": options["model"]}
-            _first_settings(folder, str(data_path), **known)
+            _first_settings(folder, data_path, **known)
+            options |= {"model": None, "task": None}  # they are in conf/local now
     given["params"] |= grid_parameters(options)
     given["params"] |= {"data_dir": data_dir} if data_dir else {}
     click.echo(f"kedro run --pipelines={','.join(given['pipelines'])}, mode grid")

@@ -112,7 +112,7 @@ def test_what_is_set_stays():
             found = choose(SMALL, (compiled,), (recorded,))
             assert (found.compile, found.cuda_graphs) == (compiled, recorded)
     found = choose(SMALL, (True,), OPEN)
-    assert found.reason.startswith("compile on: set, or all that works here; CUDA")
+    assert found.reason.startswith("compile on: the only choice here; CUDA")
 
 
 BASE = BertConfig()
@@ -178,9 +178,11 @@ def test_a_resumed_run_chooses_as_the_one_it_continues(tmp_path):
     other = replace(H200, device_name="NVIDIA B200")
     anew = make_job(tmp_path, global_batch_size=16, resume="never")
     set_now = make_job(tmp_path, global_batch_size=16, compile=False)
-    assert plan(job, other, model).earlier is None
+    elsewhere = plan(job, other, model)
+    assert (elsewhere.earlier, elsewhere.steps) == (None, 8)
     assert plan(anew, H200, model).earlier is None
-    assert not resolve(set_now, H200, BASE, planned).compile
+    set_by_hand = resolve(set_now, H200, BASE, planned)
+    assert (set_by_hand.compile, set_by_hand.compile_reason) == (False, "")
     manifest_file = step_folders(job.work_folder)[0] / "manifest.json"
     manifest_file.write_text("torn")
     assert plan(job, H200, model).earlier is None

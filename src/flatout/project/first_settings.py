@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from flatout.engine.data.raw_texts import RawTexts, RawTextsError
 from flatout.engine.files.checked_paths import write_text
 from flatout.engine.machine.environment import nvidia_gpu_count
 from flatout.engine.parameters import parse_settings
-from flatout.engine.tasks import columns_of, task_class
+from flatout.engine.tasks import columns_of
 from flatout.project.guessing import Guess, guess
 
 DELIMITERS = (";", "\t", "|")
@@ -24,7 +24,10 @@ OTHERS = {
     "images": (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"),
 }
 """Environments for files that hold no texts."""
+TEXTS = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".arrow")
 FROM_SCRATCH = {"config": {"model_type": "bert"}}
+MODEL_TYPES = {"causal-lm": "llama", "bidirectional-lm": "bilm"}
+"""Of models from scratch, where the one of conf/base does not fit the task."""
 TEMPLATES = {
     "catalog.yml": """\
 # Your data in place of the built-in text. kedro flatout init FILE fills this in.
@@ -75,10 +78,12 @@ def look_at(
 
 
 def other_kind(path: Path) -> str | None:
-    """The environment that trains on what `path` holds; None of texts."""
-    files = [path] if path.is_file() else path.rglob("*") if path.is_dir() else ()
-    first = next((f.suffix.lower() for f in files if f.suffix), "")
-    return next((env for env, known in OTHERS.items() if first in known), None)
+    """The environment that trains on most of what `path` holds; None of texts."""
+    files = [path] if path.is_file() else path.rglob("*")
+    count = Counter(file.suffix.lower() for file in files if file.is_file())
+    found = {env: sum(count[s] for s in known) for env, known in OTHERS.items()}
+    most = max(found, key=lambda env: found[env])
+    return most if found[most] > sum(count[s] for s in TEXTS) else None
 
 
 def with_task(found: Guess, task: str | None) -> Guess:
@@ -116,8 +121,8 @@ def write_settings(
     if checkpoint:
         model["name_or_path"] = checkpoint
         train["learning_rate"] = 5.0e-5
-    elif task_class(found.task).causal:
-        model["config"] = {"model_type": "llama"}
+    elif found.task in MODEL_TYPES:
+        model["config"] = {"model_type": MODEL_TYPES[found.task]}
     parameters = {
         "split": found.split,
         "model": model,
@@ -136,8 +141,7 @@ def write_settings(
 
 
 def _yaml(tree: Mapping[str, Any]) -> str:
-    text = yaml.safe_dump(dict(tree), sort_keys=False, allow_unicode=True)
-    return re.sub(r"5\.0e-05", "5.0e-5", text)
+    return yaml.safe_dump(dict(tree), sort_keys=False, allow_unicode=True)
 
 
 def _write(file: Path, text: str) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from itertools import pairwise
 from typing import Any
 
 import click
@@ -31,13 +31,22 @@ class ListsCommand(click.Command):
         names = {f"--{name.replace('_', '-')}" for name in AXES}
         joined: list[str] = []
         collects = False
-        for word in args:
+        for word in (part for arg in args for part in _cut(arg, names)):
             if collects and not word.startswith("-"):
                 joined[-1] = f"{joined[-1]} {word}".strip()
                 continue
             joined += [word, ""] if word in names else [word]
             collects = word in names
+        for name, value in pairwise(joined):
+            if name in names and not value:
+                raise click.UsageError(f"{name} needs at least one value", ctx)
         return super().parse_args(ctx, joined)
+
+
+def _cut(argument: str, names: set[str]) -> list[str]:
+    """`--batch-sizes=128` as two words."""
+    name, equals, value = argument.partition("=")
+    return [name, value] if equals and name in names else [argument]
 
 
 def grid_parameters(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,7 +55,9 @@ def grid_parameters(options: Mapping[str, Any]) -> dict[str, Any]:
     found |= {AXES[name]: options[name] for name in AXES if options.get(name)}
     if options.get("steps"):
         found["steps_per_trial"] = options["steps"]
-    return {"benchmark": found}
+    names = {"name_or_path": options.get("model"), "task": options.get("task")}
+    model = {name: value for name, value in names.items() if value}
+    return {"benchmark": found} | ({"model": model} if model else {})
 
 
 def use_device(name: str) -> None:
@@ -57,8 +68,8 @@ def use_device(name: str) -> None:
         raise NoDeviceError("--device cuda: no GPU is seen here; take cpu, or auto")
 
 
-def of_samples(kind: str, path: Path) -> dict[str, Any]:
+def of_samples(kind: str, path: str) -> dict[str, Any]:
     """Options of `kedro run` for `arrays` and `images`: environment, pipelines,
     parameters."""
     pipelines: Sequence[str] = (kind, "benchmark")
-    return {"env": kind, "pipelines": pipelines, "params": {kind: {"path": str(path)}}}
+    return {"env": kind, "pipelines": pipelines, "params": {kind: {"path": path}}}

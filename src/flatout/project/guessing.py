@@ -23,8 +23,10 @@ PIECES_PER_WORD = 1.4
 """Of a tokenizer, about; a word is letters in a row, or one other sign."""
 WORD = re.compile(r"\w+|[^\w\s]")
 
+Table = Mapping[str, Sequence[Any]]
+"""Values by column, a place for each row; None where there is none."""
 Sample = Mapping[str, Sequence[Any]]
-"""Values by column, missing ones left out."""
+"""The same without missing values, and without columns that have no others."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,9 @@ class Guess:
 def guess(raw: RawTexts, text: str | None = None, label: str | None = None) -> Guess:
     """By names and values of the first rows; `text`, `label`: columns that somebody
     knows. Raises RawTextsError where there are none such, or none holds text."""
-    sample = _sample(raw)
+    table = _table(raw)
+    known = {n: [v for v in values if v is not None] for n, values in table.items()}
+    sample = {name: values for name, values in known.items() if values}
     for name in (text, label):
         if name is not None and name not in sample:
             raise RawTextsError(
@@ -48,36 +52,37 @@ def guess(raw: RawTexts, text: str | None = None, label: str | None = None) -> G
                 f"there are {listed(list(sample))}"
             )
     for look in () if text or label else (_chats, _completions, _tagged_words):
-        if found := look(sample):
+        if found := look(table, sample):
             return found
     return _texts(sample, text, label)
 
 
-def _sample(raw: RawTexts) -> Sample:
+def _table(raw: RawTexts) -> Table:
     names = list(dict.fromkeys(raw.column_names))
     found: dict[str, list[Any]] = {name: [] for name in names}
     rows = 0
     for batch in batches_of(raw, names):
         for name, values in batch.columns.items():
             kept = values[: SAMPLED_ROWS - rows].to_pylist()
-            found[name] += [v for v in kept if v is not None and v != ""]
+            found[name] += [None if value == "" else value for value in kept]
         rows += len(batch.rows)
         if rows >= SAMPLED_ROWS:
             break
-    return {name: _parsed(values) for name, values in found.items() if values}
+    return {name: _parsed(values) for name, values in found.items()}
 
 
 def _parsed(values: list[Any]) -> list[Any]:
     """Lists where each is one, as JSON has it: readers give them as text."""
-    if not _all(values, lambda v: isinstance(v, str) and v.startswith("[")):
+    told = [value for value in values if value is not None]
+    if not _all(told, lambda v: isinstance(v, str) and v.startswith("[")):
         return values
     try:
-        return [json.loads(value) for value in values]
+        return [None if value is None else json.loads(value) for value in values]
     except ValueError:
         return values
 
 
-def _chats(sample: Sample) -> Guess | None:
+def _chats(table: Table, sample: Sample) -> Guess | None:
     for name, values in sample.items():
         turns = values[0]
         if isinstance(turns, list) and turns and isinstance(turns[0], dict):
@@ -89,15 +94,15 @@ def _chats(sample: Sample) -> Guess | None:
     return None
 
 
-def _completions(sample: Sample) -> Guess | None:
+def _completions(table: Table, sample: Sample) -> Guess | None:
     texts = [name for name, values in sample.items() if _all_text(values)]
     prompt = _named(texts, PROMPTS)
     completion = _named(texts, COMPLETIONS)
     if prompt is None or completion is None or not _is_prose(sample[prompt]):
         return None
-    joined = [
-        f"{a} {b}" for a, b in zip(sample[prompt], sample[completion], strict=False)
-    ]
+    if not _pairs(table, prompt, completion):
+        return None
+    joined = [f"{a} {b}" for a, b in _pairs(table, prompt, completion)]
     split = {
         "prompt_column": prompt,
         "completion_column": completion,
@@ -107,13 +112,13 @@ def _completions(sample: Sample) -> Guess | None:
     return Guess("causal-lm", split, _length(joined), why)
 
 
-def _tagged_words(sample: Sample) -> Guess | None:
+def _tagged_words(table: Table, sample: Sample) -> Guess | None:
     """Two columns of lists, as long as each other in every row."""
     lists = [n for n, values in sample.items() if _all(values, _is_list_of_text)]
     for words in lists:
         for tags in lists:
-            pairs = zip(sample[words], sample[tags], strict=False)
-            same = words != tags and all(len(a) == len(b) for a, b in pairs)
+            pairs = _pairs(table, words, tags)
+            same = words != tags and pairs and all(len(a) == len(b) for a, b in pairs)
             if same and _distinct(sample[tags]) < _distinct(sample[words]):
                 texts = [" ".join(row) for row in sample[words]]
                 split = {"text_column": words, "label_column": tags}
@@ -123,14 +128,13 @@ def _tagged_words(sample: Sample) -> Guess | None:
 
 
 def _texts(sample: Sample, text: str | None, label: str | None) -> Guess:
-    text = text or _longest_prose(sample)
+    text = text or _longest_prose({n: v for n, v in sample.items() if n != label})
     rest = {name: values for name, values in sample.items() if name != text}
     split: dict[str, Any] = {"text_column": text}
-    if column := _split_column(rest):
+    if column := _split_column({n: v for n, v in rest.items() if n != label}):
         split["split_column"] = column
         del rest[column]
-    told = _told({label: rest[label]} if label else rest)
-    task, own, why = told or UNLABELLED
+    task, own, why = _told_by(rest, label) if label else _told(rest) or UNLABELLED
     length = _length([str(value) for value in sample[text]])
     return Guess(task, split | own, length, f"{text} is the text, {why}")
 
@@ -148,6 +152,17 @@ def _longest_prose(sample: Sample) -> str:
 Told = tuple[str, dict[str, Any], str]
 """Task, columns, and why."""
 UNLABELLED: Told = ("masked-lm", {"label_column": None}, "no column a label")
+
+
+def _told_by(rest: Sample, label: str) -> Told:
+    """Raises RawTextsError where the column is none of labels."""
+    found = _told({label: rest[label]}) if label in rest else None
+    if found is None:
+        raise RawTextsError(
+            f"{label!r} is no column of labels: it is the text, or holds neither "
+            f"numbers nor at most {MOST_CLASSES} classes of several rows each"
+        )
+    return found
 
 
 def _told(rest: Sample) -> Told | None:
@@ -212,6 +227,12 @@ def _length(texts: Sequence[str]) -> int:
     words = sorted(len(WORD.findall(text)) for text in texts)
     most = words[math.ceil(0.99 * len(words)) - 1] * PIECES_PER_WORD + 2
     return min(512, 32 * math.ceil(most / 32))
+
+
+def _pairs(table: Table, one: str, other: str) -> list[tuple[Any, Any]]:
+    """Values of the rows that have both."""
+    pairs = zip(table[one], table[other], strict=True)
+    return [pair for pair in pairs if None not in pair]
 
 
 def _named(names: Sequence[str], wanted: Sequence[str]) -> str | None:

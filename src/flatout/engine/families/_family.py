@@ -139,9 +139,12 @@ class Family:
         keeps its own."""
         return {}
 
-    def checkpoint_statistics(self, name: str, **where: Any) -> dict[str, Any]:
+    def checkpoint_statistics(
+        self, config: Any, name: str, **where: Any
+    ) -> dict[str, Any]:
         """`statistics_keys` of a checkpoint whose config does not say them, but another
-        of its files. `where`: options of `from_pretrained`."""
+        of its files. `where`: options of `from_pretrained`. Raises OSError and
+        ValueError where that file cannot be had or read."""
         return {}
 
     def files_beside(self, config: Any) -> dict[str, Any]:

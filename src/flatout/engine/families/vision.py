@@ -5,9 +5,12 @@ Pixels come to the device as bytes; crops, mirroring and standardising happen th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -16,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from flatout.engine.families._family import Family
 
+PREPROCESSOR = "preprocessor_config.json"
 LIGHTEST = 255
 """Of a byte; an image processor of transformers speaks of shares of it."""
 
@@ -40,21 +44,29 @@ class _Vision(Family):
         """Of the channels of bytes."""
         return {"image_mean": facts.mean, "image_std": facts.deviation}
 
-    def checkpoint_statistics(self, name: str, **where: Any) -> dict[str, Any]:
+    def checkpoint_statistics(
+        self, config: Any, name: str, **where: Any
+    ) -> dict[str, Any]:
         """Of `preprocessor_config.json`, as it stands beside images' models on the
-        Hub, said of bytes; empty where there is none."""
-        from transformers.image_processing_utils import BaseImageProcessor
+        Hub, said of bytes; empty where there is none. Raises ValueError where it
+        cannot be read."""
+        from transformers.utils import cached_file
 
-        try:
-            found, _ = BaseImageProcessor.get_image_processor_dict(name, **where)
-        except OSError:
+        absent_is_none = {"_raise_exceptions_for_missing_entries": False}
+        file = cached_file(name, PREPROCESSOR, **absent_is_none, **where)
+        if file is None:
             return {}
-        if not found.get("do_normalize", True) or "image_mean" not in found:
-            return {}
+        found = json.loads(Path(file).read_text(encoding="utf-8"))
         factor = found.get("rescale_factor", 1 / LIGHTEST)
         factor = factor if found.get("do_rescale", True) else 1.0
-        names = ("image_mean", "image_std")
-        return {name: [value / factor for value in found[name]] for name in names}
+        plain = {"image_mean": 0.0, "image_std": 1.0}
+        if found.get("do_normalize", True):
+            plain = {key: found[key] for key in plain if key in found}
+        channels = config.num_channels
+        return {
+            key: (np.broadcast_to(value, channels) / factor).tolist()
+            for key, value in plain.items()
+        }
 
     def files_beside(self, config: Any) -> dict[str, Any]:
         """An image processor of transformers that does as our decoder does: the shorter
@@ -77,7 +89,7 @@ class _Vision(Family):
             "image_mean": [value / LIGHTEST for value in config.image_mean],
             "image_std": [value / LIGHTEST for value in config.image_std],
         }
-        return {"preprocessor_config.json": processor}
+        return {PREPROCESSOR: processor}
 
     def augment(self, config: Any, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """`inputs` (B, H, W, C) cut and mirrored as `crops` (B, 5) say."""

@@ -167,7 +167,13 @@ def _fit_samples(config: Any, settings: ModelSettings, facts: Any) -> None:
     known = family.statistics_keys(facts)
     if any(getattr(config, key, None) is None for key in known):
         where = {"revision": settings.revision, **where_to_look(name)}
-        known |= family.checkpoint_statistics(name, **where)
+        try:
+            known |= family.checkpoint_statistics(config, name, **where)
+        except (OSError, ValueError) as error:
+            raise ModelError(
+                f"{name}: what it standardises by cannot be read ({error}): fetch it "
+                "again, or set model.overrides.image_mean and image_std, of bytes"
+            ) from error
     for key, value in (known | family.shape_keys(facts)).items():
         if getattr(config, key, None) is None:
             setattr(config, key, value)

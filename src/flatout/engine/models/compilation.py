@@ -61,7 +61,7 @@ def distinct_parts(model: Any) -> int:
     names = set(getattr(model, "_no_split_modules", None) or ())
     kinds = {type(m).__name__ for m in model.modules()} & names
     if not kinds:
-        return int(getattr(model.config, "num_hidden_layers", 1))
+        return int(getattr(model.config, "num_hidden_layers", 1) or 1)
     between = {type(m).__name__ for m in _beside(model.base_model)}
     return len(kinds | between)
 

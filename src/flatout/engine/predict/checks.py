@@ -63,9 +63,9 @@ def vocabulary_of(tokenizer: TokenizerFile | None) -> Vocabulary | None:
 def _no_answers(where: str, kind: str) -> ModelError:
     return ModelError(
         f"{where} holds a {kind}; predict takes models that answer each row, as "
-        "classifiers, regressions and causal language models do: train one (model.task "
-        "in conf/base, then kedro run), or let the entry model of the catalog name the "
-        "folder of one"
+        "classifiers, regressions, and language models that read on or back do; masked "
+        "ones do not. Train one (model.task in conf/base, then kedro run), or let the "
+        "entry model of the catalog name the folder of one"
     )
 
 

@@ -58,11 +58,11 @@ def accelerate(
     if planned is None:
         return Choice(compiled[-1], recorded[-1])
     if planned.earlier is not None:
-        return Choice(
-            planned.earlier.compile if compiled == OPEN else compiled[-1],
-            planned.earlier.cuda_graphs if recorded == OPEN else recorded[-1],
-            planned.earlier.reason,
-        )
+        kept = planned.earlier
+        on = kept.compile if compiled == OPEN else compiled[-1]
+        graphs = kept.cuda_graphs if recorded == OPEN else recorded[-1]
+        is_same = (on, graphs) == (kept.compile, kept.cuda_graphs)
+        return Choice(on, graphs, kept.reason if is_same else "")
     work = _work(job, runtime, config, planned)
     if work is None or OPEN not in (compiled, recorded):
         return Choice(compiled[-1], recorded[-1], "")

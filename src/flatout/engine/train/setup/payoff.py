@@ -101,8 +101,8 @@ def _steps_s(work: Work, compiled: bool, recorded: bool) -> float:
     """Of all steps; a shape's first one is launched in any case."""
     launched = min(work.shapes, work.steps) if recorded else work.steps
     replayed = work.steps - launched
-    return launched * step_s(work, compiled, False) + (
-        replayed and replayed * step_s(work, compiled, True)
+    return launched * step_s(work, compiled, False) + replayed * step_s(
+        work, compiled, True
     )
 
 
@@ -113,7 +113,7 @@ def _cost_s(work: Work, compiled: bool, recorded: bool) -> float:
 def _told(name: str, on: bool, options: Options, cost_s: float, saved_s: float) -> str:
     state = f"{name} {'on' if on else 'off'}"
     if len(options) == 1:
-        return f"{state}: set, or all that works here"
+        return f"{state}: the only choice here"
     return f"{state}: costs about {_seconds(cost_s)}, saves about {_seconds(saved_s)}"
 
 

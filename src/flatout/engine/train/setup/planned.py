@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.engine.batches.global_batches import GlobalBatches
+from flatout.engine.checkpoints.checkpoint_folder import Manifest
 from flatout.engine.checkpoints.resume import glimpse
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.compilation import distinct_parts
@@ -23,11 +24,14 @@ def plan(job: TrainJob, runtime: Runtime, model: Any) -> Planned:
     train, seed = job.settings.train, job.settings.runtime.seed
     batches = GlobalBatches(len(job.train), train.global_batch_size, seed)
     asks = runtime.is_cuda and not runtime.deterministic
+    found = glimpse(train.resume, job.work_folder)
+    earlier = _earlier(found, runtime)
+    done = found.step if found and earlier is None else 0
     return Planned(
-        steps=batches.total_steps(train.epochs, train.max_steps),
+        steps=max(1, batches.total_steps(train.epochs, train.max_steps) - done),
         parts=distinct_parts(model),
         cached=asks and is_marked(_mark(job, runtime, model.config)),
-        earlier=_earlier(job, runtime),
+        earlier=earlier,
     )
 
 
@@ -49,9 +53,8 @@ def note_compiled(
         leave_mark(_mark(job, runtime, config))
 
 
-def _earlier(job: TrainJob, runtime: Runtime) -> Choice | None:
-    """Another device, or another number of them, chooses anew."""
-    found = glimpse(job.settings.train.resume, job.work_folder)
+def _earlier(found: Manifest | None, runtime: Runtime) -> Choice | None:
+    """Another device, or another number of them, chooses anew, for what is left."""
     kept = found.accelerated if found else {}
     if not kept or any(kept.get(k) != v for k, v in _where(runtime).items()):
         return None
