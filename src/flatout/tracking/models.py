@@ -16,7 +16,6 @@ from mlflow import MlflowClient
 from mlflow.models import infer_signature
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-from flatout.engine.machine import environment
 from flatout.engine.tasks import Task, task_class
 from flatout.tracking.store import one_line
 
@@ -32,9 +31,6 @@ OUR_TAGS = ("validation_loss", "token_key")
 def log_with_example(parts: tuple[Any, ...], rows: Any, task: str) -> str:
     """Log a model, `parts` of it with its tokenizer where it has one, and the first of
     `rows` (`datasets.Dataset`) as example. Returns the model's URI."""
-    # Else MLflow loads what it has just written, and predicts the example, to note
-    # which variables a server would need.
-    environment.set_defaults({"MLFLOW_RECORD_ENV_VARS_IN_MODEL_LOGGING": "false"})
     model, *beside = parts
     if not beside:
         from flatout.engine.rows.opening import rows_from_dataset
