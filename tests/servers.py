@@ -19,11 +19,13 @@ from tests.conftest import PROJECT
 
 QUICKER = {"MLFLOW_WORKERS": "1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 """Of MLflow's server: four workers and a job queue start for seconds."""
+CHANCE = random.SystemRandom()
+"""Libraries seed Python's own: two test processes would take the same port."""
 
 
 def free_port() -> int:
     """Below the ephemeral ports: Kedro-Viz takes no others."""
-    for port in random.sample(range(20_000, 30_000), 100):
+    for port in CHANCE.sample(range(20_000, 30_000), 100):
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)):
                 return port
@@ -69,22 +71,10 @@ def of_session(leader: int) -> list[psutil.Process]:
 
 
 def listening(leader: int) -> set[tuple[str, int]]:
-    """Addresses and ports at which the session takes connections.
-
-    The kernel's list may leave out a socket while others come and go: an empty one is
-    asked for again.
-    """
-    for _ in range(100):
-        if found := {where for one in of_session(leader) for where in _of(one)}:
-            return found
-        time.sleep(0.1)
-    return set()
-
-
-def _of(process: psutil.Process) -> list[tuple[str, int]]:
-    try:
-        connections = process.net_connections("tcp")
-    except psutil.NoSuchProcess:  # a helper that has just ended
-        return []
+    """Addresses and ports at which the session takes connections."""
+    connections = []
+    for one in of_session(leader):
+        with suppress(psutil.NoSuchProcess):  # a helper that has just ended
+            connections += one.net_connections("tcp")
     taking = [c.laddr for c in connections if c.status == psutil.CONN_LISTEN]
-    return [(address.ip, address.port) for address in taking]
+    return {(address.ip, address.port) for address in taking}

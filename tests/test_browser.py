@@ -42,21 +42,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     browser.close()
 
 
-def shows(browser: Browser, *texts: str, limit_s: float = 60) -> bool:
-    return browser.shows(SHOWN % json.dumps(texts), limit_s)
-
-
-def opens_with(browser: Browser, url: str, *texts: str) -> bool:
-    """Whether the page shows them, if need be when it is loaded again.
-
-    On a busy machine Kedro-Viz's page may ask before its own state is there, and then
-    shows no node until it is loaded again.
-    """
-    for limit_s in (10, 20, 60):
-        browser.open(url)
-        if shows(browser, *texts, limit_s=limit_s):
-            return True
-    return False
+def shows(browser: Browser, *texts: str) -> bool:
+    return browser.shows(SHOWN % json.dumps(texts))
 
 
 def test_mlflow_shows_the_run_and_its_rate(
@@ -105,8 +92,8 @@ PIPELINES = {
 def test_kedro_viz_shows_each_pipeline(browser: Browser, tmp_path: Path):
     with served(["viz", "run", "--no-browser"], tmp_path) as address:
         for name, nodes in PIPELINES.items():
-            shown = opens_with(browser, f"{address}/?pid={name}", *nodes)
-            assert shown, browser.value("document.body.innerText")
+            browser.open(f"{address}/?pid={name}")
+            assert shows(browser, *nodes), browser.value("document.body.innerText")
             others = {n for found in PIPELINES.values() for n in found} - {*nodes}
             if name != "__default__":
                 assert not any(browser.value(SHOWN % json.dumps([n])) for n in others)
