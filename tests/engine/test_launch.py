@@ -14,11 +14,12 @@ import time
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from flatout.engine.checkpoints.checkpoint_folder import CheckpointError
 from flatout.engine.launch import launch, supervisor
 from flatout.engine.launch.launch import check_endpoint, resolve_processes, run_job
-from flatout.engine.launch.rank import SMALLER, _check_world_size
+from flatout.engine.launch.rank import SMALLER, _check_world_size, leave_error
 from flatout.engine.launch.supervisor import Attempt, RankError, is_worth_another
 from flatout.engine.machine import environment
 from flatout.engine.machine.watchdog import Heartbeat, read_beats
@@ -304,3 +305,21 @@ def test_inside_torchrun_only_rank_0_runs_the_project(data, project):
     experiment = client.get_experiment_by_name("flatout")
     runs = client.search_runs([experiment.experiment_id])
     assert [run.info.status for run in runs] == ["FINISHED"]
+
+
+def test_the_launcher_reads_a_rank_s_error_whole_or_not_at_all(tmp_path, monkeypatch):
+    """It looks while the rank still writes; PyTorch's own reader ends it over half."""
+    path = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    text = "connection closed " * 200_000  # megabytes, so that a reader meets a writer
+    writer = threading.Thread(
+        target=lambda: [leave_error(RuntimeError(text)) for _ in range(20)]
+    )
+    writer.start()
+    read = []
+    while writer.is_alive():
+        message = ProcessFailure(0, 1, 1, str(path)).error_file_data["message"]
+        if isinstance(message, dict):  # else there is no file yet
+            read.append(message["message"])
+    writer.join()
+    assert set(read) == {f"RuntimeError: {text}"}

@@ -7,10 +7,13 @@ knows the folder: it is removed, and where the rank hangs it says so itself.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import shutil
 import sys
+import time
+import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,13 +39,35 @@ def main(folder: Path, *, alone: bool = False) -> None:
     settings = parse_settings(spec["settings"])
     ranks = environment.current_ranks()
     _log_to_stderr(ranks.rank)
+    faulthandler.enable()  # a crash in a kernel shows its stacks
     heartbeat.start(folder / "beats", ranks.rank, watched=not alone)
     environment.apply(settings.runtime)  # before torch is imported
     collect_rarely()
-    from torch.distributed.elastic.multiprocessing.errors import record
-
-    record(_train)(spec, settings, folder)
+    try:
+        _train(spec, settings, folder)
+    except Exception as error:
+        leave_error(error)
+        raise
     heartbeat.enter(FINISHED)
+
+
+def leave_error(error: Exception) -> None:
+    """What `torch.distributed.elastic.multiprocessing.errors.record` writes, but whole
+    or not at all: the launcher may end this rank meanwhile, and falls over half a file.
+    """
+    named = environment.error_file()
+    if named is None:  # nobody started it who would read that
+        return
+    message = {
+        "message": f"{type(error).__name__}: {error}",
+        "extraInfo": {
+            "py_callstack": traceback.format_exc(),
+            "timestamp": str(int(time.time())),
+        },
+    }
+    partial = Path(f"{named}.partial")
+    partial.write_text(json.dumps({"message": message}), encoding="utf-8")
+    partial.replace(named)
 
 
 def _log_to_stderr(rank: int) -> None:

@@ -54,6 +54,11 @@ def launched_from_outside() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def error_file() -> str | None:
+    """Where the launcher that started this rank reads what ended it."""
+    return os.environ.get("TORCHELASTIC_ERROR_FILE") or None
+
+
 def slurm_tasks() -> int:
     """Processes that Slurm's `srun` started of this command; 1 without it."""
     return int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
