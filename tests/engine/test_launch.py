@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -11,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -181,6 +184,36 @@ def test_a_heartbeat_says_where_a_rank_is(tmp_path):
         assert (seen.rank, seen.pid, seen.step) == (3, os.getpid(), 17)
         assert seen.phase == "evaluate"
     assert read_beats(path)[0].phase == "train"
+
+
+def test_a_heartbeat_is_never_read_half_written(tmp_path):
+    """Half of one has no progress since the machine began: a hang that is none."""
+    begun_s = time.monotonic()
+    writer = multiprocessing.get_context("fork").Process(
+        target=_beat_for_ever, args=(tmp_path,), daemon=True
+    )
+    writer.start()
+    try:
+        while not read_beats(tmp_path):
+            time.sleep(0.01)
+        seen = [beat for _ in range(5_000) for beat in read_beats(tmp_path)]
+    finally:
+        writer.kill()
+    assert len(seen) == 5_000
+    assert {(beat.pid, beat.phase) for beat in seen} == {
+        (writer.pid, "start"),
+        (writer.pid, "evaluate"),
+    }
+    assert all(begun_s <= beat.progress_s <= beat.alive_s for beat in seen)
+    assert all(a.step <= b.step for a, b in pairwise(seen))
+
+
+def _beat_for_ever(folder):
+    beat = Heartbeat()
+    beat.start(folder, 0)
+    for step in itertools.count():
+        with beat.phase("evaluate"):
+            beat.beat(step)
 
 
 def test_a_rank_that_nobody_watches_shows_where_it_hangs(tmp_path, capfd):

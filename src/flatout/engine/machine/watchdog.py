@@ -15,6 +15,7 @@ import struct
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ from typing import Any
 
 PATTERN = "rank-*.beat"
 _LAYOUT = struct.Struct("<qqdd16s")  # pid, step, got on, alive, phase
+_CHECKSUM = struct.Struct("<I")
+_SIZE = _LAYOUT.size + _CHECKSUM.size
+_READS, _READ_AGAIN_S = 50, 0.001
 ALIVE_INTERVAL_S = 0.5
 REARM_S = 1.0
 FINISHED = "finished"
@@ -66,9 +70,9 @@ class Heartbeat:
         self._watched = watched
         folder.mkdir(parents=True, exist_ok=True)
         path = beat_file(folder, rank)
-        path.write_bytes(bytes(_LAYOUT.size))
+        path.write_bytes(bytes(_SIZE))
         with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), _LAYOUT.size)
+            self._map = mmap.mmap(file.fileno(), _SIZE)
         stacks = stack_file(folder, rank).open("w")
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         self._write()
@@ -118,7 +122,9 @@ class Heartbeat:
         phase = "compile" if self.is_compiling() else self._phase
         now = time.monotonic()
         values = (os.getpid(), self._step, self._progress_s, now, phase.encode()[:16])
-        _LAYOUT.pack_into(self._map, 0, *values)
+        data = _LAYOUT.pack(*values)
+        # In one copy: `pack_into` writes zeros first, and a reader takes them for values.
+        self._map[:] = data + _CHECKSUM.pack(zlib.crc32(data))
 
     def _stay_alive(self) -> None:
         parent = os.getppid()
@@ -143,17 +149,26 @@ def stack_file(folder: Path, rank: int) -> Path:
 
 def read_beats(folder: Path) -> list[Beat]:
     """Of all ranks that have begun."""
-    beats = []
-    for path in sorted(folder.glob(PATTERN)):
+    beats = (_read_beat(path) for path in sorted(folder.glob(PATTERN)))
+    return [beat for beat in beats if beat is not None]
+
+
+def _read_beat(path: Path) -> Beat | None:
+    """None where the rank has not begun. Read again while half of it is written: half
+    a beat looks like a rank that hangs."""
+    for _ in range(_READS):
         data = path.read_bytes()
-        if len(data) < _LAYOUT.size:
-            continue
-        pid, step, progress_s, alive_s, phase = _LAYOUT.unpack(data)
-        name = phase.rstrip(b"\0").decode()
-        rank = int(path.stem.partition("-")[2])
-        if pid:
-            beats.append(Beat(rank, pid, step, progress_s, alive_s, name))
-    return beats
+        if not any(data):
+            return None
+        values, checksum = data[: _LAYOUT.size], data[_LAYOUT.size :]
+        if checksum == _CHECKSUM.pack(zlib.crc32(values)):
+            break
+        time.sleep(_READ_AGAIN_S)
+    else:
+        return None
+    pid, step, progress_s, alive_s, phase = _LAYOUT.unpack(values)
+    rank = int(path.stem.partition("-")[2])
+    return Beat(rank, pid, step, progress_s, alive_s, phase.rstrip(b"\0").decode())
 
 
 def phase_limit_s(phase: str, limit_s: float) -> float:
