@@ -153,12 +153,17 @@ def test_weights_go_by_name_or_by_place():
     [
         ({"aa": 1.0}, "no class is called 'aa'; did you mean a?"),
         ([1.0, 2.0], r"has 2 weights for 3 classes: one each, in the order \['a', "),
-        ("balanced", "balanced needs one class a row, and a row of each in train_"),
+        ("balanced", r"every class; 2 of 3 have none \('b', 'c'\): give a weight"),
     ],
 )
 def test_weights_of_other_classes_are_refused(weights, said):
     with pytest.raises(SettingsError, match=said):
         loss_options(TrainSettings(class_weights=weights), LABEL_NAMES, {"0": 3})
+
+
+def test_balanced_weights_need_rows_of_one_class_each():
+    with pytest.raises(SettingsError, match="balanced needs one class a row; give a"):
+        loss_options(TrainSettings(class_weights="balanced"), LABEL_NAMES, {})
 
 
 @pytest.mark.parametrize(

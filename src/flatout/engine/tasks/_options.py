@@ -13,6 +13,9 @@ from flatout.engine.parameters import (
 )
 from flatout.engine.tasks._task import LossOptions, Task
 
+MAX_SHOWN = 5
+"""Classes named in a message."""
+
 
 def option_faults(settings: Settings, task: type[Task]) -> list[str]:
     """A line for each parameter that `task` cannot do."""
@@ -43,7 +46,7 @@ def _class_weights(
     if given is None:
         return None
     if given == "balanced":
-        return _balanced(len(names), counts)
+        return _balanced(names, counts)
     if isinstance(given, Mapping):
         if unknown := [name for name in given if name not in names]:
             raise _weight_fault(unknown[0], names)
@@ -56,15 +59,23 @@ def _class_weights(
     return tuple(map(float, given))
 
 
-def _balanced(num_classes: int, counts: Mapping[str, int]) -> tuple[float, ...]:
+def _balanced(names: Sequence[str], counts: Mapping[str, int]) -> tuple[float, ...]:
     """Rows / (classes x rows of the class), as scikit-learn has it."""
-    found = [counts.get(str(number), 0) for number in range(num_classes)]
-    if not found or not all(found):
+    found = {name: counts.get(str(k), 0) for k, name in enumerate(names)}
+    if not any(found.values()):
         raise SettingsError(
-            "train.class_weights: balanced needs one class a row, and a row of each in "
-            "train_tokens; give a weight a class, as {a: 1.0, b: 2.5}"
+            "train.class_weights: balanced needs one class a row; give a weight a "
+            "class, as {a: 1.0, b: 2.5}"
         )
-    return tuple(sum(found) / (num_classes * count) for count in found)
+    if absent := [name for name, count in found.items() if not count]:
+        shown = ", ".join(map(repr, absent[:MAX_SHOWN]))
+        raise SettingsError(
+            f"train.class_weights: balanced needs train rows of every class; "
+            f"{len(absent)} of {len(names)} have none ({shown}): give a weight a "
+            "class, as {a: 1.0, b: 2.5}"
+        )
+    rows = sum(found.values())
+    return tuple(rows / (len(names) * count) for count in found.values())
 
 
 def _weight_fault(name: str, names: Sequence[str]) -> SettingsError:
