@@ -14,6 +14,8 @@ SILENCED = (
     "Add type hints to the `predict` method",
     # Kedro and kedro-mlflow still use the older name of OmegaConf's register_resolver.
     "register_new_resolver() is deprecated",
+    # The advice of every run; training reads its rows from mapped files anyhow.
+    "Using synchronous mode for loading and saving data",
     # Of Kedro's runners, above every error of a run's first node.
     "No nodes ran. Repeat the previous command",
 )

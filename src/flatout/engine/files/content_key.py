@@ -8,6 +8,7 @@ keys mean equal results, and a differing field says why a result is built again.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,13 +32,19 @@ class ContentKey:
         return xxhash.xxh3_128_hexdigest(text.encode())
 
     def changes_since(self, stored: ContentKey) -> list[str]:
-        """`max_length: 320 -> 128`, one text a field that differs."""
+        """`max_length: 320 -> 128`, one text a field that differs; `rows: changed` of
+        one that is a digest."""
         names = sorted(set(self.fields) | set(stored.fields))
+        pairs = {n: (_shown(stored.fields, n), _shown(self.fields, n)) for n in names}
         return [
-            f"{name}: {_shown(stored.fields, name)} -> {_shown(self.fields, name)}"
-            for name in names
-            if _shown(stored.fields, name) != _shown(self.fields, name)
+            f"{name}: {'changed' if _are_digests(then, now) else f'{then} -> {now}'}"
+            for name, (then, now) in pairs.items()
+            if then != now
         ]
+
+
+def _are_digests(*shown: str) -> bool:
+    return all(re.fullmatch(r'"[0-9a-f]{32}"', text) for text in shown)
 
 
 def _shown(fields: Mapping[str, Any], name: str) -> str:
