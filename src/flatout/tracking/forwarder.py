@@ -61,7 +61,7 @@ class Forwarder:
         self._ended = False
         self._wake = threading.Event()
         self._tried = threading.Event()
-        self._deliveries = self._failures = 0
+        self._deliveries = self._failures = self._read_bytes = 0
         self._thread = threading.Thread(
             target=self._run, name="flatout-tracking", daemon=True
         )
@@ -86,6 +86,13 @@ class Forwarder:
     def failing(self) -> bool:
         """The store took nothing the last time."""
         return self._failures > 0
+
+    def gpu_verdict(self) -> tuple[bool, str]:
+        """Whether all was well with the GPUs so far, and one line; empty where nothing
+        is known of any."""
+        if self._system is None:
+            return True, ""
+        return not self._system.gpu_findings, self._system.gpu_summary
 
     @property
     def pictures_s(self) -> float:
@@ -150,7 +157,9 @@ class Forwarder:
         if self._system is None:
             self._system = SystemMetrics()
             return
-        sampled, now_ms = self._system.sample(), int(time.time() * 1000)
+        read, self._read_bytes = self._read_bytes, self._sender.read_bytes
+        sampled = self._system.sample(training=self._read_bytes > read)
+        now_ms = int(time.time() * 1000)
         metrics = [Metric(k, v, now_ms, self._deliveries) for k, v in sampled.items()]
         client.log_batch(run_id, metrics=metrics)
 

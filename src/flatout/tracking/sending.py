@@ -40,7 +40,8 @@ class Sender:
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
         self._run: Run | None = None
-        self._read_bytes = 0
+        self.read_bytes = 0
+        """Of the points' file, so far."""
         self._first_line = b""
         """Of the points' file: its time tells a file from the one that it replaced."""
         self.pictures_s = 0.0
@@ -148,20 +149,20 @@ class Sender:
         """New metrics in lots that MLflow takes; one is sent when the next is asked
         for. A training that goes on, or starts anew, repeats steps: what the store has
         of a metric is passed over."""
-        seen, end = dict(self._record.sent_steps), self._read_bytes
+        seen, end = dict(self._record.sent_steps), self.read_bytes
         lot: list[Metric] = []
         for end_of_line, point in self._new_points():
             self._record.settled.update(report_tags(point.get("settled", {})))
             found = [m for m in metrics_of(point) if m.step > seen.get(m.key, -1)]
             if lot and len(lot) + len(found) > MAX_BATCH_METRICS:
                 yield lot
-                self._read_bytes, lot = end, []
+                self.read_bytes, lot = end, []
             lot += found
             seen |= {metric.key: metric.step for metric in found}
             end = end_of_line
         if lot:
             yield lot
-        self._read_bytes = end
+        self.read_bytes = end
 
     def _new_points(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Whole lines not read yet, each with the file's length up to its end."""
@@ -170,8 +171,8 @@ class Sender:
         with self._outbox.points.open("rb") as file:
             first = file.readline()
             if first != self._first_line:  # a training that starts anew empties it
-                self._first_line, self._read_bytes = first, 0
-            file.seek(self._read_bytes)
+                self._first_line, self.read_bytes = first, 0
+            file.seek(self.read_bytes)
             for line in file:
                 if not line.endswith(b"\n"):
                     return

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from flatout.tracking.gpu_watch import watch_gpus
+
 logger = logging.getLogger(__name__)
 
 PREFIX = "system/"
@@ -16,11 +18,22 @@ class SystemMetrics:
 
     def __init__(self) -> None:
         self._monitors = _monitors()
+        self._gpus = watch_gpus()
         self.sample()  # a share of the cores counts from the sample before
 
-    def sample(self) -> dict[str, float]:
-        """Since the last call; costs a few milliseconds."""
-        found: dict[str, float] = {}
+    @property
+    def gpu_summary(self) -> str:
+        """How busy the GPUs were and what was wrong; empty where nothing is known."""
+        return self._gpus.summary() if self._gpus else ""
+
+    @property
+    def gpu_findings(self) -> list[str]:
+        return self._gpus.findings() if self._gpus else []
+
+    def sample(self, *, training: bool = False) -> dict[str, float]:
+        """Since the last call; costs a few milliseconds. `training`: steps were taken
+        in that time."""
+        found = self._gpus.sample(training=training) if self._gpus else {}
         for monitor in self._monitors:
             monitor.collect_metrics()
             found |= monitor.aggregate_metrics()
