@@ -7,7 +7,7 @@ import pytest
 
 from flatout.reports.answer import MAX_LINES, answer, chart
 from flatout.reports.report import report_text
-from tests.pipelines.test_benchmark import LADDER, SUMMARY
+from tests.pipelines.test_benchmark import LADDER, SUMMARY, TRIAL
 
 CONTEST = [
     {"name": "slow", "samples_per_s": 10.0},
@@ -27,8 +27,8 @@ NOTHING_GAINED = {**SUMMARY["tuned"], "gained": False}
     [
         (
             {},
-            "Bound by: compute. Tuned settings are in conf/tuned: 50 samples/s instead "
-            "of 40 (1.25x).",
+            "Bound by: compute. Tuned settings are in conf/tuned: 50 samples/s "
+            "(90 %: 48 to 52) instead of 40 (1.25x).",
         ),
         (
             {"tuned": NOTHING_GAINED},
@@ -78,3 +78,21 @@ def test_the_chart_has_ten_lines_at_most():
     assert [line.split()[0] for line in (lines[0], lines[-1])] == ["1", "20"]
     assert (lines[0].count("█"), lines[-1].count("█")) == (2, 30)
     assert chart({**SUMMARY, "mode": "peers"}, LADDER) == ""
+
+
+@pytest.mark.parametrize(
+    ("workers", "told"),
+    [
+        ({"before": 2, "after": 4}, " 2 more workers give 1.25x."),
+        ({"before": 1, "after": 0}, " 1 fewer worker gives 1.25x."),
+        ({"before": 2, "after": 2}, ""),
+        ({"before": 2, "after": 4, "strategy": "grouped"}, ""),
+    ],
+)
+def test_what_workers_give_where_nothing_else_differs(workers, told):
+    before = {**TRIAL, "label": "as configured", "num_workers": workers["before"]}
+    before["strategy"] = workers.get("strategy", TRIAL["strategy"])
+    advised = {**TRIAL, "num_workers": workers["after"]}
+    picks = {**SUMMARY["picks"], "recommended": advised}
+    found = answer({**SUMMARY, "picks": picks}, pd.DataFrame([before]), pd.DataFrame())
+    assert found.endswith(f"instead of 40 (1.25x).{told}")

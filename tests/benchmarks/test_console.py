@@ -45,6 +45,19 @@ def test_in_a_log_file_a_line_a_trial_and_the_table_at_the_end():
     assert any("1,234" in line for line in lines)
 
 
+def test_a_growing_line_has_guide_es_columns():
+    console = Console(file=io.StringIO())
+    phases = {"io_ms": 2.06, "forward_ms": 38.0, "backward_ms": 49.0, "optimizer_ms": 4}
+    whole = {"total_ms": 93.1, "gpu_util_pct": 88.0, "reserved_memory_gib": 0.65}
+    with TrialTable(console) as table:
+        table.ends(trial("001", 171.9, **phases, **whole))
+    line = console.file.getvalue().splitlines()[0]
+    assert (
+        "  171.9 samples/s; I/O 2.1 ms, forward 38.0 ms, backward 49.0 ms, "
+        "optimizer 4 ms, total 93.1 ms, GPU 88.0 %, memory 0.7 GiB  " in line
+    )
+
+
 def test_a_line_says_nothing_twice():
     console = Console(file=io.StringIO())
     with TrialTable(console) as table:

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from flatout.engine.benchmark.contests import seconds_to, target_loss
+from flatout.engine.benchmark.promise import Promise
 from flatout.engine.benchmark.recommend import (
     mismatches,
     pick,
@@ -115,7 +116,8 @@ def test_what_differs_between_the_measured_machine_and_this_one():
 
 
 def summary(chosen: TrialResult, changes: bool, gained: bool = True) -> dict:
-    source = provenance(settings(), "H200", 1, "abc", chosen, 25.0)
+    promise = Promise(chosen.samples_per_s, 48.0, 52.0)
+    source = provenance(settings(), "H200", 1, "abc", promise, 25.0)
     return {
         "mode": "tune",
         "rows": 1200,
@@ -136,7 +138,7 @@ def test_the_tuned_file_says_where_it_comes_from():
     for line in (
         "# device:      1 x H200",
         "# data:        token key abc, 1,200 train rows",
-        "# samples/s:   50.0, 25.0 as configured before",
+        "# samples/s:   50.0 (90 %: 48 to 52), 25.0 as configured before",
         "# bound by:    compute",
     ):
         assert line in text.splitlines()
@@ -144,6 +146,7 @@ def test_the_tuned_file_says_where_it_comes_from():
     content = yaml.safe_load(text)
     assert content["train"]["token_budget"] == 512
     assert content["tuned"]["token_key"] == "abc"
+    assert content["tuned"]["samples_per_s_low"] == 48.0
     assert parameters_text({"tuned": None}) == ""
 
 

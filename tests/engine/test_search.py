@@ -239,7 +239,8 @@ def test_tune_out_of_time_confirms_what_it_has(tmp_path):
     run_tune(sweep)
     assert sweep.tuned.chosen.trial_id == sweep.tuned.configured.trial_id
     kinds = [trial.kind for trial in found.results]
-    assert kinds == ["device", "end_to_end", "compute"]
+    assert kinds == ["device", "end_to_end", "compute", "end_to_end"]
+    assert found.results[-1].label == "as configured, once more"
 
 
 @pytest.mark.parametrize(
@@ -254,6 +255,64 @@ def test_a_gain_within_noise_is_none(share, gained, tmp_path, monkeypatch):
     configured = replace(sweep.configured, samples_per_s=share * rate)
     monkeypatch.setattr(Sweep, "configured", configured)
     assert summarise(sweep)["tuned"]["gained"] == gained
+
+
+@dataclass
+class SlowingBench(FormulaBench):
+    """Each trial finds the host a tenth slower, and what stands beside it as well."""
+
+    def _answer(self, spec, key):
+        answer = super()._answer(spec, key)
+        speed = 0.9 ** len(self.results)
+        rate = speed * answer.figures.get("samples_per_s", 0.0)
+        if not rate:
+            return answer
+        windows = {"samples_per_s": rate, "window_samples_per_s": 3 * [rate]}
+        if times := answer.figures.get("times_below"):
+            windows["below_window_samples_per_s"] = 3 * [rate / times]
+        return replace(answer, figures={**answer.figures, **windows})
+
+
+def test_a_host_that_slows_hides_no_gain(tmp_path):
+    machine = MACHINES["padding costs"] | {"io_ms": 0.5}
+    quiet, slowing = (
+        Sweep(bench(tmp_path / kind.__name__, machine, kind, mode="tune"))
+        for kind in (FormulaBench, SlowingBench)
+    )
+    for sweep in (quiet, slowing):
+        sweep.bench.processes = 1
+        run_tune(sweep)
+    expected, found = (s.tuned.rate / s.configured.rate for s in (quiet, slowing))
+    assert found == pytest.approx(expected)
+    trials = {t.trial_id: t for t in slowing.bench.results}
+    chosen, configured = trials[slowing.picks.recommended], slowing.configured
+    assert chosen.trial_id == slowing.tuned.chosen.trial_id
+    assert chosen.rate < configured.rate < slowing.tuned.rate
+    source = summarise(slowing)["tuned"]["provenance"]
+    rate, before = source["samples_per_s"], source["samples_per_s_before"]
+    assert rate / before == pytest.approx(expected)
+    # Windows of the chosen at the end, and of the configured then and at the begin.
+    mean = (2 * chosen.rate + slowing.tuned.rate) / 3
+    assert rate == pytest.approx(mean)
+    assert source["samples_per_s_low"] < chosen.rate
+    assert source["samples_per_s_high"] > slowing.tuned.rate
+
+
+def test_a_grid_goes_upwards_until_memory_runs_out(tmp_path):
+    options = {**GRID, "batch_sizes": [16, 8, 32], "num_workers": [0]}
+    options |= {"strategies": ["packed"], "token_budgets": [64, 512]}
+    sweep = Sweep(bench(tmp_path, {"memory_tokens": 256}, **options))
+    run_grid(sweep)
+    asked = [
+        (t.global_batch_size, t.token_budget, t.status)
+        for t in sweep.bench.results
+        if t.kind == "end_to_end" and t.label == ""
+    ]
+    small = [(size, 64, "ok") for size in (8, 16, 32)]
+    assert sorted(asked) == sorted([*small, (8, 512, "oom")])
+    sizes = [changes["train.global_batch_size"] for changes in sweep.skipped]
+    assert sizes == [16, 32]
+    assert summarise(sweep)["skipped"] == sweep.skipped
 
 
 def test_a_grid_stops_at_its_limit_and_goes_on(tmp_path):
@@ -641,7 +700,7 @@ def test_a_single_process_sees_one_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(
         bench_module,
         "ask",
-        lambda *asked: seen.append(asked[-1]) or Answer("error", "", 0.0, {}),
+        lambda *asked, **_: seen.append(asked[-1]) or Answer("error", "", 0.0, {}),
     )
     for gpus in ("2,3", "2", ""):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)

@@ -88,7 +88,9 @@ def test_two_configurations_by_turns(tmp_path):
     assert 2 <= len(times) <= 5
     assert trial.times_below == statistics.median(times)
     assert len(figures["window_samples_per_s"]) == len(times)
-    assert figures["below_samples_per_s"] > 0
+    below_rates = figures["below_window_samples_per_s"]
+    pairs = zip(figures["window_samples_per_s"], below_rates, strict=True)
+    assert times == pytest.approx([rate / other for rate, other in pairs])
     folder = tmp_path / "sweep" / trial.key
     stored = json.loads((folder / "below" / "spec.json").read_text())
     assert stored["spec"]["settings"]["train"]["batching"] == "fixed"

@@ -21,8 +21,12 @@ from kedro.framework.startup import bootstrap_project
 from mlflow import MlflowClient
 
 from flatout.datasets import KeptTable, TunedParameters
-from flatout.engine.benchmark.ladder import ALONE
+from flatout.engine.benchmark.pairs import ALONE
+from flatout.engine.benchmark.recommend import provenance
+from flatout.engine.launch.job_files import token_key
+from flatout.engine.machine.environment import device_name
 from flatout.engine.parameters import parse_settings
+from flatout.engine.rows.opening import rows_from_dataset
 from flatout.pipelines.benchmark import create_pipeline
 from flatout.pipelines.benchmark.nodes import show_benchmark, write_tuned
 from flatout.project.parameters.hooks import TunedHooks, tuned_mismatches
@@ -56,6 +60,9 @@ TRIAL = {
     "forward_ms": 60.0,
     "backward_ms": 90.0,
     "optimizer_ms": 5.0,
+    "gpu_util_pct": 92.0,
+    "compile": True,
+    "cuda_graphs": True,
     "reserved_memory_gib": 1.5,
     "elapsed_s": 9.0,
 }
@@ -104,6 +111,7 @@ SUMMARY = {
     "memory_headroom": 0.1,
     "trials": {"ok": 1},
     "reused_trials": 0,
+    "skipped": [],
     "elapsed_s": 60.0,
     "failed": None,
     "picks": {"fastest": TRIAL, "most_efficient": TRIAL, "recommended": TRIAL},
@@ -127,7 +135,12 @@ SUMMARY = {
     ],
     "tuned": {
         "gained": True,
-        "provenance": {"samples_per_s": 50.0, "samples_per_s_before": 40.0},
+        "provenance": {
+            "samples_per_s": 50.0,
+            "samples_per_s_low": 48.0,
+            "samples_per_s_high": 52.0,
+            "samples_per_s_before": 40.0,
+        },
     },
     "free_global_batch": None,
     "loader": [],
@@ -206,7 +219,7 @@ def test_four_figures_and_a_page():
     for text in (
         "# Benchmark: tune",
         "2026-01-02 03:04:05, H200, peak by data sheet 989.50 TFLOP/s",
-        "| recommended | 001 | 8 | packed | 512 | 0 | 50 | 1.5 |",
+        "| recommended | 001 | 8 | packed | 512 | 0 | fp32 | 50 | 92.0 % | 1.5 |",
         "## Bound by: compute",
         "## Time to train 3 epochs",
         "| rows | before | after | within 72 h |",
@@ -271,6 +284,19 @@ def test_trials_of_an_earlier_run_are_told_of():
     assert f"7 trials ok, 1 trial error in 1.0 minutes.\n\n{said}" in report
     assert "measured by an earlier run" not in findings_text(
         SUMMARY, pd.DataFrame(), LADDER
+    )
+
+
+def test_a_pick_says_what_it_takes_of_the_device():
+    page = report_text(SUMMARY, pd.DataFrame([TRIAL]), pd.DataFrame())
+    [line] = [x for x in page.splitlines() if x.startswith("| most efficient |")]
+    assert line.endswith("| fp32 | 50 | 92.0 % | 1.5 | 1.1 % | 33.3 |")
+
+
+def test_combinations_that_were_not_tried_are_told_of():
+    skipped = {**SUMMARY, "skipped": [{}, {}]}
+    assert "2 combinations with a larger global batch not tried" in findings_text(
+        skipped, pd.DataFrame([TRIAL]), pd.DataFrame()
     )
 
 
@@ -705,6 +731,27 @@ def test_settings_tuned_elsewhere_warn_before_training(data, caplog):
     assert not caplog.text
     hooks.before_node_run(node._copy(name="train_model"), {"train_tokens": rows})
     assert "were measured with another device H200, here " in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("came", "level"), [(100.0, "INFO"), (80.0, "WARNING")], ids=["inside", "below"]
+)
+def test_a_training_ends_with_what_was_promised(data, caplog, came, level):
+    rows = datasets.load_from_disk(str(data / "05_model_input" / "train_tokens"))
+    settings = parse_settings({"model": {"config": {"model_type": "bert"}}})
+    here = provenance(settings, device_name(), 1, token_key(rows_from_dataset(rows)))
+    promise = {"samples_per_s_low": 95.0, "samples_per_s_high": 105.0}
+    hooks = TunedHooks()
+    hooks._settings = settings.model_copy(update={"tuned": {**here, **promise}})
+    node = create_pipeline().nodes[0]._copy(name="train_model")
+    hooks.before_node_run(node, {"train_tokens": rows})
+    hooks.after_node_run(node, {"train_report": {"samples_per_s": came}})
+    assert not caplog.records
+    with caplog.at_level("INFO"):
+        hooks.after_pipeline_run()
+    [record] = caplog.records
+    assert record.levelname == level
+    assert f"95.0 to 105.0 samples/s were promised, {came:.1f} came" in record.message
 
 
 def test_broken_tuned_versions_are_named_and_left_out(data, caplog):

@@ -292,6 +292,10 @@ class TrackingHooks(MlflowHook):
         atexit.unregister(self._end)
         if outbox.record.tags.get("exit_reason") == "running":  # no report told better
             outbox.record.tags["exit_reason"] = reason
+        is_well, verdict = forwarder.gpu_verdict()
+        if verdict:
+            logger.log(logging.INFO if is_well else logging.WARNING, verdict)
+            outbox.record.tags["gpu_watch"] = verdict
         forwarder.finish(status, int(time.time() * 1000))
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import pandas as pd
 
+from flatout.engine.benchmark.tune import CONFIGURED
 from flatout.reports.comparisons import loader_text
 from flatout.reports.markdown import number_text
+from flatout.reports.tuned import interval_text
 
 MAX_LINES, BAR_CELLS = 10, 30
 Summary = Mapping[str, Any]
@@ -29,7 +31,7 @@ def answer(summary: Summary, trials: pd.DataFrame, steps: pd.DataFrame) -> str:
     elif mode in ("headline", "peers"):
         text = _contest(summary[mode])
     else:
-        text = _recommendation(summary)
+        text = _recommendation(summary) + _workers(summary, trials)
     return text if summary["complete"] else f"Cut short, so far: {text}"
 
 
@@ -66,8 +68,37 @@ def _recommendation(summary: Summary) -> str:
     )
     return (
         f"{bound}Tuned settings are in conf/tuned: {number_text(rate)} samples/s"
-        f"{instead}."
+        f"{interval_text(source)}{instead}."
     )
+
+
+SETTLED = (
+    "strategy",
+    "global_batch_size",
+    "token_budget",
+    "precision",
+    "compile",
+    "cuda_graphs",
+)
+
+
+def _workers(summary: Summary, trials: pd.DataFrame) -> str:
+    """What more or fewer workers give, where nothing else differs."""
+    tuned, advised = summary["tuned"], summary["picks"].get("recommended")
+    if not tuned or not tuned["gained"] or not advised:
+        return ""
+    rows = trials.to_dict("records")
+    before = [row for row in rows if row.get("label") == CONFIGURED][:1]
+    if not before or any(str(before[0][n]) != str(advised[n]) for n in SETTLED):
+        return ""
+    more = int(advised["num_workers"]) - int(before[0]["num_workers"])
+    if not more:
+        return ""
+    source = tuned["provenance"]
+    gain = source["samples_per_s"] / source["samples_per_s_before"]
+    kind = "more" if more > 0 else "fewer"
+    number = _counted(abs(more), f"{kind} worker")
+    return f" {number} {'give' if abs(more) > 1 else 'gives'} {gain:.2f}x."
 
 
 def _ladder(steps: pd.DataFrame) -> str:

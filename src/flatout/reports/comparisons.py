@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from flatout.engine.benchmark.ladder import ALONE
+from flatout.engine.benchmark.pairs import ALONE
 from flatout.engine.benchmark.tune import FREE_LOADER, LOADER_MARGIN
 from flatout.reports.markdown import (
     Columns,

@@ -16,7 +16,16 @@ from flatout.reports.comparisons import (
     scaling_text,
 )
 from flatout.reports.durations import time_to_train_text
-from flatout.reports.markdown import bullets, counted, number_text, section, table
+from flatout.reports.markdown import (
+    Columns,
+    Row,
+    bullets,
+    counted,
+    number_text,
+    percent,
+    section,
+    table,
+)
 
 
 def report_text(
@@ -38,6 +47,7 @@ def findings_text(
     """What came of it, in Markdown, without the table of trials."""
     return _joined(
         _reused(summary),
+        _skipped(summary),
         _recommendation(summary),
         _verdict(summary),
         time_to_train_text(summary),
@@ -96,25 +106,51 @@ def _reused(summary: Mapping[str, Any]) -> str:
     )
 
 
+def _skipped(summary: Mapping[str, Any]) -> str:
+    skipped = summary["skipped"]
+    if not skipped:
+        return ""
+    return (
+        f"{counted(len(skipped), 'combination')} with a larger global batch not tried: "
+        "a smaller one ran out of memory."
+    )
+
+
 def _recommendation(summary: Mapping[str, Any]) -> str:
     picks = {name: row for name, row in summary["picks"].items() if row}
     if not picks:
         return _nothing(summary)
-    rows = [{**row, "pick": name.replace("_", " ")} for name, row in picks.items()]
+    gib = summary["memory_gib"]
+    rows = [_pick_row(name, row, gib) for name, row in picks.items()]
     memory = summary["memory"]
     note = f"Memory: {memory['note']}." if memory and memory["note"] else ""
     return section("Recommended", table(rows, PICK_COLUMNS), _advice(summary), note)
 
 
-PICK_COLUMNS = {
+def _pick_row(name: str, row: Row, memory_gib: float | None) -> Row:
+    """`memory_gib`: of the device, or the machine's."""
+    used, rate = row["reserved_memory_gib"], row["samples_per_s"]
+    return {
+        **row,
+        "pick": name.replace("_", " "),
+        "samples_per_s_per_gib": rate / used if rate and used else None,
+        "memory_pct": 100 * used / memory_gib if used and memory_gib else None,
+    }
+
+
+PICK_COLUMNS: Columns = {
     "pick": "pick",
     "trial": "trial_id",
     "batch": "global_batch_size",
     "strategy": "strategy",
     "budget": "token_budget",
     "workers": "num_workers",
+    "type": "precision",
     "samples/s": "samples_per_s",
+    "GPU": percent("gpu_util_pct"),
     "GiB": "reserved_memory_gib",
+    "of its memory": percent("memory_pct"),
+    "samples/s per GiB": "samples_per_s_per_gib",
 }
 
 

@@ -7,10 +7,13 @@ from typing import Any
 
 import yaml
 
+from flatout.reports.markdown import number_text
+
 HEAD = """\
 # Written by the benchmark; the next one that recommends something writes it anew.
 """
 TRAIN_WITH_IT = "# Train with it, once it is in conf/tuned: kedro run --env=tuned\n"
+RATES = ("samples_per_s", "samples_per_s_low", "samples_per_s_high")
 NOTHING_GAINED = "# No faster than the configured settings: kedro run does as well.\n"
 
 
@@ -37,9 +40,17 @@ def _provenance_lines(summary: Mapping[str, Any], source: Mapping[str, Any]) -> 
     yield f"measured:    {source['date']}, mode {summary['mode']}"
     before = source["samples_per_s_before"]
     gain = f", {before:,.1f} as configured before" if before else ""
-    yield f"samples/s:   {source['samples_per_s']:,.1f}{gain}"
+    yield f"samples/s:   {source['samples_per_s']:,.1f}{interval_text(source)}{gain}"
     if summary["verdict"]:
         yield f"bound by:    {summary['verdict']['bound']}"
+
+
+def interval_text(source: Mapping[str, Any]) -> str:
+    """` (90 %: 160 to 181)`; empty where there were too few windows."""
+    low, high = source["samples_per_s_low"], source["samples_per_s_high"]
+    if low is None:
+        return ""
+    return f" (90 %: {number_text(low)} to {number_text(high)})"
 
 
 def _optimisation_lines(
@@ -58,4 +69,8 @@ def _source(provenance: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: provenance[name]
         for name in ("device", "devices", "versions", "token_key", "model", "date")
-    } | {"samples_per_s": round(provenance["samples_per_s"], 1)}
+    } | {
+        name: round(value, 1)
+        for name, value in provenance.items()
+        if name in RATES and value is not None
+    }

@@ -16,14 +16,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flatout.engine.benchmark.budgets import Changes
+from flatout.engine.benchmark.pairs import Pairs
 from flatout.engine.benchmark.rungs import SLOW, Rung, rungs
 from flatout.engine.benchmark.runner import Bench
 from flatout.engine.benchmark.trials.trial_spec import TrialResult, with_changes
+from flatout.engine.parameters import Settings
 
-UNPAIRED = "unpaired"
-"""Status of a trial beside which the other process has ended."""
-ALONE = "one after the other"
-"""Noted of a rung that could not be measured by turns."""
 ALL, ALL_SAME = "all that was kept", "all that was kept of the same optimisation"
 """With a larger global batch, and without."""
 KEPT_FROM = 0.98
@@ -55,43 +53,18 @@ class Step:
 
 
 @dataclass
-class Climb:
-    """What was kept so far."""
+class Climb(Pairs):
+    """What was kept so far, of changes to conf/slow."""
 
-    bench: Bench
     changes: Changes = field(default_factory=dict)
     same: Changes = field(default_factory=dict)
     """Of these, what the optimizer sees nothing of."""
     gained: float = 1.0
     """Product of the gains that were kept."""
 
-    def measure(self, label: str, changes: Changes, **options: Any) -> TrialResult:
-        """conf/slow with `changes`; `options` as in TrialSpec."""
-        base = with_changes(self.bench.settings, SLOW)
-        return self.bench.run(
-            "end_to_end", changes, base=base, label=label, world_size=1, options=options
-        )
-
-    def beside(
-        self, number: int, label: str, changes: Changes, below: Changes
-    ) -> tuple[TrialResult, float | None]:
-        """A trial of `changes`, and its rate over that of `below`: by turns, or one
-        after the other where two at a time are too much."""
-        stored = self._stored(below)
-        trial = self.measure(label, changes, below=stored)
-        if trial.status == UNPAIRED:  # once more: that was another's fault
-            self.bench.watcher.expect_more(1)
-            trial = self.measure(label, changes, below=stored, again=number)
-        if trial.status not in ("oom", UNPAIRED):
-            return trial, trial.times_below
-        self.bench.watcher.expect_more(2)
-        under = self.measure("what stands below, alone", below, again=number)
-        alone = self.measure(f"{label}, alone", changes, again=number)
-        return _said(alone, ALONE), _ratio(alone, under)
-
-    def _stored(self, changes: Changes) -> dict[str, Any]:
-        settings = with_changes(with_changes(self.bench.settings, SLOW), changes)
-        return settings.model_dump(mode="json", exclude={"benchmark", "sweep"})
+    @property
+    def base(self) -> Settings:
+        return with_changes(self.bench.settings, SLOW)
 
     def both_ways(
         self,
@@ -110,7 +83,7 @@ class Climb:
         swapped = self.measure(
             f"what stands below {label}, places changed",
             dict(below),
-            below=self._stored(changes),
+            below=self.stored(changes),
         )
         return math.sqrt(ratio / swapped.times_below) if swapped.times_below else ratio
 
@@ -134,10 +107,6 @@ class Climb:
 
 def _named(path: str, value: Any) -> str:
     return path.rsplit(".", maxsplit=1)[-1] if value is True else str(value)
-
-
-def _said(trial: TrialResult, note: str) -> TrialResult:
-    return replace(trial, note="; ".join(part for part in (trial.note, note) if part))
 
 
 SETTLED = {
@@ -246,9 +215,3 @@ def _step(
         note=trial.note,
         trial_id=trial.trial_id,
     )
-
-
-def _ratio(trial: TrialResult, other: TrialResult) -> float | None:
-    if not trial.samples_per_s or not other.samples_per_s:
-        return None
-    return trial.samples_per_s / other.samples_per_s

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from flatout.engine.benchmark.contests import headline_rows, peer_rows
+from flatout.engine.benchmark.promise import Promise, promised
 from flatout.engine.benchmark.recommend import (
     provenance,
     time_to_train,
@@ -35,6 +36,7 @@ def summarise(sweep: Sweep) -> dict[str, Any]:
         **_conditions(bench),
         "trials": dict(Counter(trial.status for trial in bench.results)),
         "reused_trials": bench.reused,
+        "skipped": sweep.skipped,
         "elapsed_s": bench.elapsed_s,
         "picks": {
             name: _shown(by_id.get(trial_id or ""))
@@ -137,24 +139,55 @@ def _tuned(sweep: Sweep, trial: TrialResult | None) -> dict[str, Any] | None:
     `gained`: more than noise, or safe where the quicker configured ones are not."""
     if trial is None:
         return None
-    bench = sweep.bench
+    bench, promise = sweep.bench, _promise(sweep, trial)
     before = sweep.configured.samples_per_s if sweep.configured else None
+    gain = sweep.rate_of(trial) / before if before else None
     source = provenance(
         bench.settings,
         bench.device,
         trial.world_size,
         bench.files.data_key,
-        trial,
-        before,
+        promise,
+        promise.samples_per_s / gain if gain else None,
     )
     return {
         "parameters": tuned_parameters(bench.settings, trial),
         "provenance": source,
-        "gained": not before or not before <= trial.rate < GAIN * before,
+        "gained": gain is None or not 1 <= gain < GAIN,
         "changes_optimisation": (
             trial.global_batch_size != bench.settings.train.global_batch_size
         ),
     }
+
+
+def _promise(sweep: Sweep, trial: TrialResult) -> Promise:
+    """From all windows of `trial`'s settings; where they were taken by turns with the
+    configured ones, from those of the latter too."""
+    bench, configured = sweep.bench, sweep.configured
+    wanted = tuned_parameters(bench.settings, trial)
+    same = [t for t in bench.results if _is_like(t, trial, bench, wanted)]
+    rates = [rate for t in same for rate in _windows(bench, t)]
+    if sweep.tuned is None or configured is None or trial.times_below is None:
+        return promised(rates or [trial.rate])
+    others = [*_windows(bench, configured), *_windows(bench, trial, "below_")]
+    return promised(rates or [trial.rate], others, trial.times_below)
+
+
+def _is_like(
+    trial: TrialResult, wanted: TrialResult, bench: Bench, parameters: dict[str, Any]
+) -> bool:
+    """Whether it trained with these parameters, on as many devices."""
+    return (
+        (trial.ok, trial.kind) == (True, "end_to_end")
+        and trial.world_size == wanted.world_size
+        and tuned_parameters(bench.settings, trial) == parameters
+    )
+
+
+def _windows(bench: Bench, trial: TrialResult, whose: str = "") -> list[float]:
+    """Samples/s of each window of a trial, or of what stood `below_` it."""
+    figures = bench.figures[trial.trial_id]
+    return list(figures.get(f"{whose}window_samples_per_s", []))
 
 
 def _free(sweep: Sweep, advised: TrialResult | None) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ from typing import Any
 import xxhash
 
 from flatout import __version__
+from flatout.engine.benchmark.promise import Promise
 from flatout.engine.benchmark.trials.trial_spec import TrialResult
 from flatout.engine.parameters import Settings
 
@@ -39,9 +40,11 @@ def pick(
     headroom: float,
     free_global_batch: bool = False,
     holds: Callable[[TrialResult], bool] = lambda trial: True,
+    rate_of: Callable[[TrialResult], float] = attrgetter("rate"),
 ) -> Picks:
     """Among whole trainings at the user's global batch, or at any where it is free.
-    `holds`: whether the memory also takes the longest rows under the trial's budget."""
+    `holds`: whether the memory also takes the longest rows under the trial's budget.
+    `rate_of`: what they are compared by."""
     rated = [
         trial
         for trial in trials
@@ -51,12 +54,12 @@ def pick(
     limit = (1 - headroom) * memory_gib if memory_gib else math.inf
     safe = [t for t in rated if (t.reserved_memory_gib or 0.0) <= limit and holds(t)]
     return Picks(
-        fastest=_best(rated, attrgetter("rate")),
+        fastest=_best(rated, rate_of),
         most_efficient=_best(
             [t for t in rated if t.reserved_memory_gib],
-            lambda trial: trial.rate / trial.reserved_memory_gib,
+            lambda trial: rate_of(trial) / (trial.reserved_memory_gib or 1.0),
         ),
-        recommended=_best(safe, attrgetter("rate")),
+        recommended=_best(safe, rate_of),
     )
 
 
@@ -135,11 +138,11 @@ def provenance(
     device: str,
     devices: int,
     token_key: str,
-    trial: TrialResult | None = None,
+    promise: Promise | None = None,
     before: float | None = None,
 ) -> dict[str, Any]:
-    """Where parameters come from: `trial`, or this machine as it is. `before`: the rate
-    of the settings that were configured."""
+    """Where parameters come from: what was measured of them, or this machine as it is.
+    `before`: the rate of the settings that were configured."""
     return {
         "device": device,
         "devices": devices,
@@ -147,7 +150,9 @@ def provenance(
         "token_key": token_key,
         "model": model_key(settings),
         "date": time.strftime("%Y-%m-%d"),
-        "samples_per_s": trial.rate if trial else 0.0,
+        "samples_per_s": promise.samples_per_s if promise else 0.0,
+        "samples_per_s_low": promise.low if promise else None,
+        "samples_per_s_high": promise.high if promise else None,
         "samples_per_s_before": before,
     }
 

@@ -19,6 +19,7 @@ from flatout.engine.benchmark.trials.processes import (
     kept_answer,
     one_gpu,
 )
+from flatout.engine.benchmark.trials.standby import Standby
 from flatout.engine.benchmark.trials.trial_spec import (
     Kind,
     Measure,
@@ -71,6 +72,7 @@ class Bench:
     profile: dict[str, Any] | None = None
     """Files that the profile of the chosen trial left."""
     begin_s: float = field(default_factory=time.perf_counter)
+    standby: Standby = field(default_factory=Standby)
 
     @cached_property
     def _rows(self) -> SplitRows:
@@ -232,6 +234,7 @@ class Bench:
             longer * self.options.trial_timeout_s,
             self.options.memory_headroom,
             one_gpu(spec.world_size),
+            standby=self.standby,
         )
 
     def _filled(self, trial: TrialResult, answer: Answer) -> TrialResult:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -18,7 +18,8 @@ from flatout.engine.benchmark.trials.trial_spec import Planned, TrialResult
 from flatout.engine.benchmark.tune import (
     CONFIGURED,
     Tuned,
-    check_memory,
+    safe_changes,
+    safe_label,
     tune,
     worker_counts,
 )
@@ -43,6 +44,8 @@ class Sweep:
     tuned: Tuned | None = None
     memory: SafeBudget = field(default_factory=SafeBudget)
     complete: bool = True
+    skipped: list[Changes] = field(default_factory=list)
+    """Combinations beyond one that ran out of memory."""
 
     @property
     def configured(self) -> TrialResult | None:
@@ -65,7 +68,15 @@ class Sweep:
             headroom=options.memory_headroom,
             free_global_batch=options.free_global_batch,
             holds=lambda trial: self.memory.holds(trial, longest),
+            rate_of=self.rate_of,
         )
+
+    def rate_of(self, trial: TrialResult) -> float:
+        """Samples/s; of a trial by turns with the configured settings, in the minutes
+        of their own trial."""
+        if self.tuned is None or trial.times_below is None:
+            return trial.rate
+        return trial.times_below * self.tuned.configured.rate
 
 
 def search(
@@ -90,6 +101,8 @@ def search(
             options.max_minutes,
             len(bench.results),
         )
+    finally:
+        bench.standby.close()
     return sweep
 
 
@@ -110,20 +123,47 @@ def profile_best(sweep: Sweep) -> None:
 
 
 def run_grid(sweep: Sweep) -> None:
-    """Guide E's exhaustive sweep: every combination of the lists, end to end."""
+    """Guide E's exhaustive sweep: every combination of the lists, end to end, upwards
+    in the batch until memory runs out."""
     bench = sweep.bench
-    plan = [PEAK, Planned("end_to_end", label=CONFIGURED), *_combinations(bench)]
-    trials = bench.run_all(plan, more=2)
-    for one, trial in zip(plan, trials, strict=True):
-        if trial.trial_id == sweep.picks.fastest:
-            sweep.memory, _, _ = check_memory(bench, trial, dict(one.changes))
-            return
+    bench.run_all([PEAK, Planned("end_to_end", label=CONFIGURED)])
+    plan = _combinations(bench)
+    bench.watcher.expect(len(bench.results) + len(plan) + 2)
+    changes = {bench.results[-1].trial_id: Changes()}
+    full: list[Changes] = []
+    for one in plan:
+        if _is_beyond(one.changes, full):
+            bench.watcher.expect_more(-1)
+            sweep.skipped.append(dict(one.changes))
+            continue
+        trial = bench.run("end_to_end", one.changes)
+        changes[trial.trial_id] = dict(one.changes)
+        if trial.status == "oom":
+            full.append(dict(one.changes))
+    fastest = sweep.picks.fastest
+    if fastest is None:
+        return
+    trial = next(t for t in bench.results if t.trial_id == fastest)
+    sweep.memory, below = safe_changes(bench, trial, changes[fastest])
+    if below is not None:
+        bench.run("end_to_end", below, label=safe_label(sweep.memory))
+
+
+BATCH = "train.global_batch_size"
+
+
+def _is_beyond(changes: Mapping[str, Any], full: Iterable[Changes]) -> bool:
+    """Whether a smaller batch ran out of memory with all else the same."""
+    rest = {**changes, BATCH: None}
+    return any(
+        {**one, BATCH: None} == rest and one[BATCH] < changes[BATCH] for one in full
+    )
 
 
 def _combinations(bench: Bench) -> list[Planned]:
     options = bench.options
     axes: dict[str, Sequence[Any]] = {
-        "train.global_batch_size": options.batch_sizes,
+        BATCH: sorted(options.batch_sizes),
         "train.loader.num_workers": options.num_workers,
         "train.loader.prefetch_factor": options.prefetch_factors,
         "train.loader.pin_memory": options.pin_memory if nvidia_gpu_count() else [],

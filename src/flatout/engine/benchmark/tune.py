@@ -1,8 +1,9 @@
 """tune: the best settings from few trials.
 
 Compute alone over strategies, budgets and step options; the loader alone over
-workers; then the crossing, end to end. What a budget may hold is asked of the memory
-with the longest rows. The global batch is the user's unless it is set free.
+workers; then the crossing, end to end, by turns with the configured settings. What a
+budget may hold is asked of the memory with the longest rows. The global batch is the
+user's unless it is set free.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from flatout.engine.benchmark.budgets import (
     largest_budget,
     rising_budgets,
 )
+from flatout.engine.benchmark.pairs import Pairs
 from flatout.engine.benchmark.runner import Bench
 from flatout.engine.benchmark.trials.trial_spec import TrialResult
 from flatout.engine.machine.environment import nvidia_gpu_count, usable_cores
@@ -45,6 +47,8 @@ class Tuned:
     """End to end with the settings as they were."""
     chosen: TrialResult
     changes: Changes
+    rate: float
+    """Samples/s of the chosen in the minutes of the configured trial (`_beside`)."""
     memory: SafeBudget = field(default_factory=SafeBudget)
     free: TrialResult | None = None
     """The best beyond the user's global batch."""
@@ -61,11 +65,13 @@ def tune(bench: Bench) -> Tuned | None:
     if changes is None:
         return None
     changes = explore_steps(bench, changes)
-    chosen, changes = cross(bench, changes, configured)
-    if chosen is None:
+    tuned = cross(bench, changes, configured)
+    if tuned is None:
         return None
-    memory, chosen, changes = check_memory(bench, chosen, changes)
-    tuned = Tuned(configured, chosen, changes, memory)
+    keep_safe(bench, tuned)
+    if tuned.chosen is configured:  # its rate in other minutes, too
+        options = {"again": len(bench.results)}
+        bench.run("end_to_end", label=f"{CONFIGURED}, once more", options=options)
     if bench.processes > 1:
         bench.run("end_to_end", changes, world_size=1, label="one device alone")
     if bench.options.free_global_batch:
@@ -128,28 +134,37 @@ def gains(trial: TrialResult, best: TrialResult) -> bool:
     return trial.samples_per_s >= GAIN * (best.samples_per_s or 0.0)
 
 
-def check_memory(
-    bench: Bench, chosen: TrialResult, changes: Changes
-) -> tuple[SafeBudget, TrialResult, Changes]:
+def keep_safe(bench: Bench, tuned: Tuned) -> None:
     """Find what the memory holds; a chosen budget above it is measured again below."""
+    tuned.memory, below = safe_changes(bench, tuned.chosen, tuned.changes)
+    if below is None:
+        return
+    trial, rate = _beside(bench, tuned.configured, safe_label(tuned.memory), below)
+    if trial.ok:
+        tuned.chosen, tuned.changes, tuned.rate = trial, below, rate
+
+
+def safe_label(memory: SafeBudget) -> str:
+    return f"budget {memory.max_token_budget}: safe"
+
+
+def safe_changes(
+    bench: Bench, chosen: TrialResult, changes: Changes
+) -> tuple[SafeBudget, Changes | None]:
+    """What the memory holds, and `changes` within it; None where they are already, or
+    where nothing is."""
     # One process searches: with its whole batch it might come to another `auto`.
     graphs = {"train.cuda_graphs": chosen.cuda_graphs}
     memory = largest_budget(bench, {**changes, **graphs})
     nothing_fits = memory.max_token_budget == 0
     if nothing_fits or memory.holds(chosen, bench.longest):
-        return memory, chosen, changes
-    below = {**changes, "train.token_budget": memory.max_token_budget}
-    label = f"budget {memory.max_token_budget}: safe"
-    trial = bench.run("end_to_end", below, label=label)
-    return (memory, trial, below) if trial.ok else (memory, chosen, changes)
+        return memory, None
+    return memory, {**changes, "train.token_budget": memory.max_token_budget}
 
 
-def cross(
-    bench: Bench, changes: Changes, configured: TrialResult
-) -> tuple[TrialResult | None, Changes]:
+def cross(bench: Bench, changes: Changes, configured: TrialResult) -> Tuned | None:
     """The best step options with the workers that feed them, end to end."""
-    best: TrialResult | None = configured if configured.ok else None
-    best_changes: Changes = {}
+    best = Tuned(configured, configured, {}, configured.rate) if configured.ok else None
     for workers in enough_workers(bench, changes):
         if workers in (None, configured.num_workers):
             attempt = changes
@@ -157,10 +172,23 @@ def cross(
             attempt = {**changes, "train.loader.num_workers": workers}
         if not attempt and best is not None:
             continue  # that is what was measured first
-        trial = bench.run("end_to_end", attempt, label="end to end")
-        if trial.ok and (best is None or trial.rate > best.rate):
-            best, best_changes = trial, attempt
-    return best, best_changes
+        trial, rate = _beside(bench, configured, "end to end", attempt)
+        if trial.ok and (best is None or rate > best.rate):
+            best = Tuned(configured, trial, attempt, rate)
+    return best
+
+
+def _beside(
+    bench: Bench, configured: TrialResult, label: str, changes: Changes
+) -> tuple[TrialResult, float]:
+    """A trial by turns with the configured settings, where both run on one device, and
+    its rate in the minutes of their own trial: a host's speed wanders, ratios stay."""
+    if bench.processes > 1 or not configured.ok:
+        trial = bench.run("end_to_end", changes, label=label)
+        return trial, trial.rate
+    number = len(bench.results) + 1
+    trial, ratio = Pairs(bench).beside(number, label, changes, {})
+    return trial, (ratio or 0.0) * configured.rate
 
 
 def enough_workers(bench: Bench, changes: Mapping[str, Any]) -> list[int | None]:
@@ -204,23 +232,22 @@ def steps_rate(results: Iterable[TrialResult]) -> float:
 def free_batch(bench: Bench, tuned: Tuned) -> None:
     """Double the global batch while it gains; the best stands beside the chosen. The
     time for exploring is over here: each size is one trial, and the user has asked."""
-    best, size = tuned.chosen, bench.settings.train.global_batch_size
+    size, before = bench.settings.train.global_batch_size, tuned.rate
     while 2 * size <= bench.train_rows:
-        size *= 2
+        smaller, size = size, 2 * size
         freed = _freed(tuned.changes, tuned)
         attempt = {**tuned.changes, "train.global_batch_size": size, **freed}
-        trial = bench.run("end_to_end", attempt, label=f"global batch {size}")
+        label = f"global batch {size}"
+        trial, now = _beside(bench, tuned.configured, label, attempt)
         if not trial.ok:
             tuned.free_note = f"{size} ended as {trial.status}: {trial.note}"
             return
-        now, before = trial.rate, best.rate
         if now < BATCH_GROWTH * before:
             tuned.free_note = (
-                f"{size} gave {now:,.0f} samples/s, "
-                f"{best.global_batch_size} {before:,.0f}"
+                f"{size} gave {now:,.0f} samples/s, {smaller} {before:,.0f}"
             )
             return
-        best = tuned.free = trial
+        tuned.free, before = trial, now
     tuned.free_note = f"the data has {bench.train_rows:,} train rows"
 
 

@@ -202,6 +202,10 @@ def find_own_programs() -> None:
         os.environ["PATH"] = f"{folder}{os.pathsep}{inherited}"
 
 
+def environment_has(name: str, value: str) -> bool:
+    return os.environ.get(name) == value
+
+
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """This process's environment with `extra`, without a launcher's ranks."""
     inherited = {k: v for k, v in os.environ.items() if k not in _RANK_VARIABLES}

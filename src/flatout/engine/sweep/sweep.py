@@ -10,13 +10,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from optuna.trial import FrozenTrial, Trial
 
 from flatout.engine.benchmark.trials.processes import KEPT, Answer, ask, kept_answer
+from flatout.engine.benchmark.trials.standby import Standby
 from flatout.engine.benchmark.trials.trial import TRAINING
 from flatout.engine.benchmark.trials.trial_spec import TrialSpec, with_changes
 from flatout.engine.launch.job_files import JobFiles
@@ -59,6 +60,8 @@ def run_sweep(settings: Settings, files: JobFiles) -> list[Row]:
             "here or on another machine, goes on from its newest checkpoint"
         )
         raise Interrupted(signal.SIGINT) from error
+    finally:
+        sweep.standby.close()
 
 
 @contextmanager
@@ -85,6 +88,7 @@ class Sweep:
     folder: Path
     """A sub-folder a trial: spec.json, log.txt, answer.json."""
     queue: Queue
+    standby: Standby = field(default_factory=Standby)
 
     @property
     def metric(self) -> str:
@@ -150,6 +154,7 @@ class Sweep:
             self.settings.benchmark.memory_headroom,
             only_gpu(device),
             over,
+            self.standby,
         )
 
     def _tell(self, trial: Trial, answer: Answer, folder: Path) -> None:

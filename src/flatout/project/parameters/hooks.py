@@ -103,11 +103,16 @@ class ParameterHooks:
 
 
 class TunedHooks:
-    """Warns where tuned settings were measured on something else than this."""
+    """Warns where tuned settings were measured on something else than this; else says
+    at the end whether the promised rate came."""
+
+    _is_measured = False
+    _kept: tuple[bool, str] | None = None
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
         self._settings = checked_settings(context)
+        self._is_measured, self._kept = False, None
 
     @hook_impl
     def before_node_run(self, node: Node, inputs: dict[str, Any]) -> None:
@@ -121,6 +126,23 @@ class TunedHooks:
                 "right, but may be slow: kedro run --pipelines=benchmark measures anew",
                 "; another ".join(differences),
             )
+        self._is_measured = not differences
+
+    @hook_impl
+    def after_node_run(self, node: Node, outputs: dict[str, Any]) -> None:
+        if node.name != "train_model" or not self._settings.tuned:
+            return
+        from flatout.engine.benchmark.promise import kept
+
+        came = outputs["train_report"]["samples_per_s"]
+        if self._is_measured and came:
+            self._kept = kept(came, self._settings.tuned)
+
+    @hook_impl
+    def after_pipeline_run(self) -> None:
+        if self._kept is not None:
+            inside, text = self._kept
+            logger.log(logging.INFO if inside else logging.WARNING, text)
 
 
 def tuned_mismatches(settings: Settings, trained_on: Any) -> list[str]:

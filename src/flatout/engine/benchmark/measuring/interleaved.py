@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -19,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from flatout.engine.benchmark.measuring.phases import GpuSampler
 from flatout.engine.benchmark.measuring.windows import Warm, block_steps, enough, rate
-from flatout.engine.benchmark.trials.processes import command, write_spec
+from flatout.engine.benchmark.trials.processes import MODULE, command, write_spec
+from flatout.engine.benchmark.trials.standby import fork, is_fork
 from flatout.engine.benchmark.trials.trial_spec import TrialSpec
 from flatout.engine.machine.environment import child_environment, training_environment
 from flatout.engine.parameters import parse_settings
@@ -59,7 +60,7 @@ class InterleavedPair:
 class Baseline:
     """What a trial is compared with, in a process of its own (`measure.baseline`)."""
 
-    process: subprocess.Popen[bytes]
+    process: psutil.Process
     connection: Connection
 
     @classmethod
@@ -101,7 +102,7 @@ class Baseline:
         """Of its end, which is due."""
         try:
             return self.process.wait(ENDS_WITHIN_S)
-        except subprocess.TimeoutExpired:  # it loads, or hangs
+        except psutil.TimeoutExpired:  # it loads, or hangs
             self.process.kill()
             return self.process.wait()
 
@@ -114,11 +115,16 @@ def _start(spec: TrialSpec, folder: Path) -> Baseline:
     below = replace(spec, kind="baseline", settings=settings, options=options)
     stored = json.loads((folder / "spec.json").read_text())
     write_spec(below, stored["job"], folder / "below")
-    process = subprocess.Popen(
-        command(below, folder / "below"),
-        env=child_environment(training_environment(settings.runtime)),
-        pass_fds=[theirs.fileno()],
-    )
+    variables = training_environment(settings.runtime)
+    if is_fork(variables):
+        forked = fork(MODULE, folder / "below", folder / "log.txt")
+        process = psutil.Process(forked.pid)
+    else:
+        process = psutil.Popen(
+            command(below, folder / "below"),
+            env=child_environment(variables),
+            pass_fds=[theirs.fileno()],
+        )
     theirs.close()
     return Baseline(process, ours)
 

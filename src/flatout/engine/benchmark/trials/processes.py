@@ -23,6 +23,7 @@ from typing import Any
 
 import psutil
 
+from flatout.engine.benchmark.trials.standby import TRIAL, Running, Standby
 from flatout.engine.benchmark.trials.trial_spec import TrialSpec
 from flatout.engine.files.checked_paths import write_text
 from flatout.engine.launch.job_files import JobFiles
@@ -35,8 +36,7 @@ from flatout.engine.machine.environment import (
     training_environment,
 )
 
-MODULE = "flatout.engine.benchmark.trials.trial"
-"""What a trial's process runs."""
+MODULE = TRIAL
 KEPT = frozenset({"ok", "oom"})
 """Answers that nobody asks for again."""
 POLL_S = 0.1
@@ -68,13 +68,21 @@ def ask(
     headroom: float,
     variables: Mapping[str, str],
     stop: threading.Event | None = None,
+    standby: Standby | None = None,
 ) -> Answer:
     """Run a trial in `folder` and keep its answer there. `headroom`: share of the
-    machine's memory that stays free, where its device has none of its own."""
+    machine's memory that stays free, where its device has none of its own. `standby`:
+    starts it, where it can."""
     write_spec(spec, asdict(files), folder)
     limit = resident_limit_bytes(headroom)
     answer = run_isolated(
-        spec, folder, timeout_s, limit, variables=variables, stop=stop
+        spec,
+        folder,
+        timeout_s,
+        limit,
+        variables=variables,
+        stop=stop,
+        standby=standby,
     )
     if answer.status != "stopped":
         write_text(folder / "answer.json", json.dumps(asdict(answer)))
@@ -96,6 +104,7 @@ def run_isolated(
     *,
     variables: Mapping[str, str] = MappingProxyType({}),
     stop: threading.Event | None = None,
+    standby: Standby | None = None,
 ) -> Answer:
     """Run the trial whose spec.json lies in `folder`. Its log is kept there, below the
     command that runs it again by hand.
@@ -108,21 +117,16 @@ def run_isolated(
     begin = time.perf_counter()
     kills = _out_of_memory_kills()
     own = {**training_environment(spec.settings.runtime, spec.world_size), **variables}
-    with (folder / "log.txt").open("w") as log:
-        log.write(f"$ {by_hand(spec, folder, own)}\n")
-        log.flush()
-        process = subprocess.Popen(
-            command(spec, folder),
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env=child_environment(own),
-            start_new_session=True,
-        )
-        try:
-            fault = _wait(process, timeout_s, max_resident_bytes, stop)
-        finally:
-            _kill_groups(process)
+    log = folder / "log.txt"
+    log.write_text(f"$ {by_hand(spec, folder, own)}\n")
+    process: Running | None = None
+    if standby is not None and spec.world_size == 1:
+        process = standby.start(MODULE, folder, own, stop)
+    process = process or _start(spec, folder, own)
+    try:
+        fault = _wait(process, timeout_s, max_resident_bytes, stop)
+    finally:
+        _kill_groups(process)
     elapsed_s = time.perf_counter() - begin
     if fault is None and not result.exists():
         fault = _death(process.returncode, _out_of_memory_kills() > kills)
@@ -131,6 +135,19 @@ def run_isolated(
     stored = json.loads(result.read_text())
     note = stored["note"][:MAX_NOTE]
     return Answer(stored["status"], note, elapsed_s, stored["figures"])
+
+
+def _start(spec: TrialSpec, folder: Path, own: Mapping[str, str]) -> Running:
+    """A process that imports everything itself."""
+    with (folder / "log.txt").open("a") as log:
+        return subprocess.Popen(
+            command(spec, folder),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=child_environment(own),
+            start_new_session=True,
+        )
 
 
 def by_hand(spec: TrialSpec, folder: Path, variables: Mapping[str, str]) -> str:
@@ -158,7 +175,7 @@ def one_gpu(world_size: int) -> dict[str, str]:
 
 
 def _wait(
-    process: subprocess.Popen[bytes],
+    process: Running,
     timeout_s: float,
     max_resident_bytes: int | None,
     stop: threading.Event | None,
@@ -196,7 +213,7 @@ def _resident_bytes(pid: int) -> int:
     return total
 
 
-def _kill_groups(process: subprocess.Popen[bytes]) -> None:
+def _kill_groups(process: Running) -> None:
     """End the trial's workers and ranks with it; each rank leads a group of its own."""
     groups = {process.pid}
     with suppress(psutil.NoSuchProcess):  # it has ended, and its ranks notice
