@@ -46,7 +46,7 @@ class Unfinished:
 
     def note(self, step: int) -> None:
         if self._map is not None:
-            _LAYOUT.pack_into(self._map, 0, self._key, step)
+            self._map[:] = _LAYOUT.pack(self._key, step)
 
     def end(self) -> None:
         """The training has its result."""

@@ -123,7 +123,7 @@ class Heartbeat:
         now = time.monotonic()
         values = (os.getpid(), self._step, self._progress_s, now, phase.encode()[:16])
         data = _LAYOUT.pack(*values)
-        # In one copy: `pack_into` writes zeros first, and a reader takes them for values.
+        # In one copy: `pack_into` first writes zeros, which a reader takes for values.
         self._map[:] = data + _CHECKSUM.pack(zlib.crc32(data))
 
     def _stay_alive(self) -> None:
