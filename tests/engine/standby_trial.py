@@ -13,10 +13,12 @@ from flatout.engine.launch import agent
 from flatout.engine.launch.agent import die_with_parent
 
 if __name__ == "__main__":
-    die_with_parent()
     folder = Path(sys.argv[1])
     behaviour = (folder / "behaviour").read_text()
-    if behaviour == "hang":
+    if behaviour == "begin late":  # as one that imports PyTorch
+        time.sleep(1)
+    die_with_parent()
+    if behaviour in ("hang", "begin late"):
         time.sleep(600)
     if behaviour == "signal":
         os.kill(os.getpid(), signal.SIGSEGV)

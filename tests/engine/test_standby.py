@@ -4,8 +4,10 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -81,11 +83,37 @@ def test_what_is_stopped_before_it_has_begun_is_not_started(tmp_path, standby):
     assert not (tmp_path / "a" / "told.json").exists()
 
 
+START = """
+import os, signal, subprocess, sys
+from pathlib import Path
+from flatout.engine.benchmark.trials.standby import fork
+from flatout.engine.machine.environment import child_environment
+folder = Path(sys.argv[1])
+if sys.argv[2] == "fork":
+    process = fork("{module}", folder, folder / "log.txt")
+else:
+    command = [sys.executable, "-m", "{module}", str(folder)]
+    process = subprocess.Popen(command, env=child_environment({{}}))
+(folder / "pid").write_text(str(process.pid))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("way", ["fork", "command"])
+def test_a_trial_ends_whose_starter_died_before_it_had_begun(tmp_path, way):
+    (tmp_path / "behaviour").write_text("begin late")
+    script = START.format(module=MODULE)
+    starter = subprocess.Popen([sys.executable, "-c", script, str(tmp_path), way])
+    assert starter.wait(60) == -signal.SIGKILL
+    gone(int((tmp_path / "pid").read_text()))
+
+
 def gone(pid):
     deadline = time.monotonic() + 20
-    while psutil.pid_exists(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    with suppress(psutil.NoSuchProcess):
+        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
 
 def test_one_at_a_time_and_none_is_left(tmp_path, standby):

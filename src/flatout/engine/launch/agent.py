@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from flatout.engine.machine.environment import starter
 from flatout.engine.machine.signals import STOPPING
 
 FAILURES = "failures.json"
@@ -55,8 +56,8 @@ def _described(rank: int, failure: Any) -> dict[str, Any]:
 
 def die_with_parent(parent: int | None = None) -> None:
     """End when the process that started this one is gone, however hard it was killed.
-    `parent`: its process id, where it may have died before this is called."""
-    parent = parent or os.getppid()
+    `parent`: its process id, where the environment does not have it."""
+    parent = parent or starter()
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -209,7 +209,13 @@ def environment_has(name: str, value: str) -> bool:
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """This process's environment with `extra`, without a launcher's ranks."""
     inherited = {k: v for k, v in os.environ.items() if k not in _RANK_VARIABLES}
-    return {**inherited, **extra}
+    return {**inherited, _STARTER: str(os.getpid()), **extra}
+
+
+def starter() -> int:
+    """Process id of who started this process, dead or not. Told once: whom this process
+    starts in its turn has another."""
+    return int(os.environ.pop(_STARTER, 0)) or os.getppid()
 
 
 def rank_environment() -> dict[str, str]:
@@ -224,6 +230,7 @@ def python_path(folder: str) -> dict[str, str]:
     return {"PYTHONPATH": f"{folder}{os.pathsep}{inherited}" if inherited else folder}
 
 
+_STARTER = "FLATOUT_STARTER"
 _RANK_VARIABLES = frozenset(
     {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"}
     | {"ROLE_RANK", "ROLE_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}

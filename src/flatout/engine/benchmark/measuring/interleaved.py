@@ -8,7 +8,6 @@ SDPA's kernels are switches of a process.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -111,7 +110,7 @@ def _start(spec: TrialSpec, folder: Path) -> Baseline:
     """With the data of the trial in `folder`, and a folder of its own in that one."""
     ours, theirs = Pipe()
     settings = parse_settings(spec.options["below"])
-    options = {"connection": theirs.fileno(), "parent": os.getpid()}
+    options = {"connection": theirs.fileno()}
     below = replace(spec, kind="baseline", settings=settings, options=options)
     stored = json.loads((folder / "spec.json").read_text())
     write_spec(below, stored["job"], folder / "below")

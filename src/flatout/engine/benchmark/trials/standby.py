@@ -24,11 +24,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flatout.engine.benchmark.trials.trial_spec import TrialSpec
+from flatout.engine.launch.agent import die_with_parent
 from flatout.engine.launch.job_files import JobFiles
 from flatout.engine.machine.environment import (
     child_environment,
     environment_has,
     nvidia_gpu_count,
+    starter,
 )
 
 TRIAL = "flatout.engine.benchmark.trials.trial"
@@ -151,12 +153,14 @@ def is_fork(variables: Mapping[str, str]) -> bool:
 
 def fork(module: str, folder: Path, log: Path) -> BaseProcess:
     """`python -m module folder`; what it prints goes to `log`."""
-    process = get_context("fork").Process(target=_run, args=(module, folder, log))
+    asked = (module, folder, log, os.getpid())
+    process = get_context("fork").Process(target=_run, args=asked)
     process.start()
     return process
 
 
-def _run(module: str, folder: Path, log: Path) -> None:
+def _run(module: str, folder: Path, log: Path, parent: int) -> None:
+    die_with_parent(parent)
     os.setsid()
     with log.open("a") as file:
         os.dup2(file.fileno(), 1)
@@ -168,7 +172,7 @@ def _run(module: str, folder: Path, log: Path) -> None:
 def main(connection: Connection) -> None:
     """Fork for each folder that comes, tell its process and then its exit status; end
     where the other side has ended."""
-    asker, prepared = os.getppid(), False
+    asker, prepared = starter(), False
     with suppress(EOFError, OSError):
         while True:
             module, name = connection.recv()

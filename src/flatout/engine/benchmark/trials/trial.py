@@ -36,7 +36,7 @@ Run = Callable[[TrialSpec, Callable[[], "TrainJob"], Path], Figures]
 def serve(folder: Path, run: Run) -> int:
     """Answer the spec in `folder` by `run`; the exit status."""
     stored = json.loads((folder / "spec.json").read_text())
-    die_with_parent(stored["spec"]["options"].get("parent"))
+    die_with_parent()
     collect_rarely()
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
     status, note, figures = "ok", "", {}
