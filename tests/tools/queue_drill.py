@@ -2,10 +2,11 @@
 
     python -m tests.tools.queue_drill                       # a journal file
     python -m tests.tools.queue_drill --storage=postgresql  # a server of its own
-    python -m tests.tools.queue_drill --list=10000          # trials listed, seconds
+    python -m tests.tools.queue_drill --storage=mysql
 
 Machines are processes that do not know each other's. Trainings are those of
-tests/engine/sweep_trial.py. PostgreSQL needs Debian's package and `psycopg`.
+tests/engine/sweep_trial.py. The servers are Debian's packages `postgresql` and
+`mariadb-server`, the drivers those of flatout's extras.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
@@ -39,6 +41,11 @@ from tests.conftest import PROJECT
 from tests.engine import benches
 
 RATE = "train.learning_rate"
+CREATE = """
+    CREATE DATABASE sweeps;
+    CREATE USER ann@127.0.0.1 IDENTIFIED BY 'secret';
+    GRANT ALL ON sweeps.* TO ann@127.0.0.1;
+"""
 
 
 def drill(place: str, folder: Path, combinations: int, seed: int) -> dict[str, object]:
@@ -122,10 +129,23 @@ def _machine(settings: Settings, files: JobFiles, number: int) -> int:
     os._exit(0)
 
 
+def has_server(kind: str) -> bool:
+    installed = {
+        "journal": True,
+        "postgresql": bool(find_spec("psycopg") and _postgresql_programs()),
+        "mysql": bool(find_spec("pymysql") and shutil.which("mariadb-install-db")),
+    }
+    return installed[kind] and (kind == "journal" or os.getuid() == 0)
+
+
+def _postgresql_programs() -> list[Path]:
+    return sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+
+
 @contextmanager
 def postgresql(folder: Path) -> Iterator[str]:
     """URL of a server for as long as the block lasts."""
-    [initdb] = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))[-1:]
+    initdb = _postgresql_programs()[-1]
     data, port = folder / "server", 20000 + os.getpid() % 20000
     data.mkdir()
     shutil.chown(data, "postgres")
@@ -146,28 +166,28 @@ def _quietly(command: list[str]) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd="/")
 
 
-def listed_s(place: str, count: int) -> dict[str, float]:
-    """Seconds to list `count` trials in a process that has not seen them."""
-    study = optuna.create_study(storage=open_storage(place), study_name="many")
-    for number in range(count):
-        told = {"validation_loss": 1.0, "status": "ok", "note": "", "log": "x" * 80}
-        study.add_trial(
-            optuna.create_trial(
-                params={RATE: number + 1.0, "train.global_batch_size": 16},
-                distributions={
-                    RATE: optuna.distributions.FloatDistribution(0, count + 1),
-                    "train.global_batch_size": (
-                        optuna.distributions.CategoricalDistribution([16])
-                    ),
-                },
-                user_attrs={"answer": told, "machine": queue.this_machine()},
-                value=1.0,
-            )
-        )
-    begin_s = time.perf_counter()
-    again = optuna.load_study(storage=open_storage(place), study_name="many")
-    found = len(again.get_trials(deepcopy=False))
-    return {"trials": found, "listed_s": round(time.perf_counter() - begin_s, 2)}
+@contextmanager
+def mysql(folder: Path) -> Iterator[str]:
+    """URL of a MariaDB for as long as the block lasts."""
+    data, port = folder / "server", 20000 + os.getpid() % 20000
+    data.mkdir()
+    shutil.chown(data, "mysql")
+    folder.chmod(0o755)
+    as_user = ["runuser", "-u", "mysql", "--"]
+    place = [f"--datadir={data}", f"--socket={data}/socket"]
+    installer = ["mariadb-install-db", "--no-defaults", f"--datadir={data}"]
+    _quietly([*as_user, *installer, "--auth-root-authentication-method=normal"])
+    options = [f"--port={port}", "--bind-address=127.0.0.1", f"--log-error={data}/log"]
+    mariadbd = ["/usr/sbin/mariadbd", "--no-defaults", *place, *options]
+    running = subprocess.Popen([*as_user, *mariadbd], cwd="/")
+    client = ["mariadb", "--no-defaults", place[1], "--user=root"]
+    try:
+        while subprocess.call([*client, "-e", CREATE], stderr=subprocess.DEVNULL):
+            time.sleep(0.2)
+        yield f"mysql+pymysql://ann:secret@127.0.0.1:{port}/sweeps"
+    finally:
+        running.terminate()
+        running.wait()
 
 
 def main() -> None:
@@ -175,15 +195,10 @@ def main() -> None:
     parser.add_argument("--storage", default="journal")
     parser.add_argument("--combinations", type=int, default=24)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--list", type=int, default=0)
     asked = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
     with server(asked.storage, folder) as place:
-        found: object = (
-            listed_s(place, asked.list)
-            if asked.list
-            else drill(place, folder, asked.combinations, asked.seed)
-        )
+        found = drill(place, folder, asked.combinations, asked.seed)
         sys.stdout.write(f"{json.dumps(found)}\n")
 
 
@@ -192,7 +207,7 @@ def server(kind: str, folder: Path) -> Iterator[str]:
     if kind == "journal":
         yield str(folder / "sweep.journal")
     else:
-        with postgresql(folder) as place:
+        with {"postgresql": postgresql, "mysql": mysql}[kind](folder) as place:
             yield place
 
 

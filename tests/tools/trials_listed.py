@@ -1,8 +1,8 @@
 """How long the trials of a long sweep take to be listed:
 `python -m tests.tools.trials_listed STORAGE [TRIALS]`, of a storage that is not there.
 
-Trials are written as a sweep writes them: queued, taken, three heartbeats, two
-evaluations, an answer. The listing is timed in a process of its own, in CPU seconds.
+Trials are written as a sweep without a pruner writes them: queued, taken, three
+heartbeats, an answer. The listing is timed in a process of its own, in CPU seconds.
 """
 
 from __future__ import annotations
@@ -58,8 +58,6 @@ def write(place: str, trials: int) -> None:
         storage.set_trial_user_attr(trial, MACHINE, this_machine())
         for _ in range(3):
             storage.set_trial_user_attr(trial, BEAT, time.time())
-        for evaluation in (1, 2):
-            storage.set_trial_intermediate_value(trial, evaluation, 1.0)
         storage.set_trial_user_attr(trial, ANSWER, answer)
         storage.set_trial_state_values(trial, TrialState.COMPLETE, [1.0])
 

@@ -40,8 +40,9 @@ def open_storage(place: str) -> Any:
             return optuna.storages.JournalStorage(_journal(Path(place)))
         return _database(place)
     except _opening_faults() as error:
+        kind = "mysql" if place.startswith(("mysql", "mariadb")) else "postgresql"
         hint = (
-            ": install its driver (pip install 'flatout[postgresql]')"
+            f": install its driver (pip install 'flatout[{kind}]')"
             if isinstance(error, ImportError)
             else ": is it running, and are name, user and password right?"
         )

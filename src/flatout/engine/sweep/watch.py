@@ -92,8 +92,10 @@ class Watch:
         self.queue.look()
 
     def _report(self) -> None:
-        """New evaluations, in order; the pruner is asked at each."""
+        """New evaluations, in order; the pruner is asked at each. Without one they stay
+        out of the storage, which everybody reads from its first line."""
         place, stop = self.queue.options.storage, self.queue.stop
+        prunes = self.queue.options.pruner != "none"
         for value in list(self._new_values()):
             self._evaluations, self._value = self._evaluations + 1, value
             number = self._evaluations
@@ -102,7 +104,7 @@ class Watch:
                 self.trial.report(value, number)
                 return bool(self.trial.should_prune())
 
-            if patiently(report, place, stop):
+            if prunes and patiently(report, place, stop):
                 self._stop("pruned")
                 return
 
