@@ -1,5 +1,5 @@
 """How long the trials of a long sweep take to be listed:
-`python -m tests.tools.trials_listed STORAGE [TRIALS]`, of a storage that is not there.
+`python -m tests.tools.trials_listed journal|postgresql|mysql [TRIALS]`.
 
 Trials are written as a sweep without a pruner writes them: queued, taken, three
 heartbeats, an answer. The listing is timed in a process of its own, in CPU seconds.
@@ -10,21 +10,27 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
 import optuna
-from optuna.trial import TrialState, create_trial
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from flatout.engine.parameters import SweepSettings
 from flatout.engine.sweep.queue import ANSWER, BEAT, MACHINE, this_machine
 from flatout.engine.sweep.space import combinations, distributions
 from flatout.engine.sweep.storage import open_storage
+from tests.tools.queue_drill import server
 
 FIGURES = ("validation_loss", "validation_accuracy", "samples_per_s", "elapsed_s")
 LISTING = """
 import sys, time
 import optuna, sqlalchemy
+from flatout.engine.machine.garbage import collect_rarely
 from flatout.engine.sweep.storage import open_storage
+collect_rarely()  # as every command of Kedro does
 begin = time.process_time()
 storage = open_storage(sys.argv[1])
 study = optuna.load_study(study_name="listed", storage=storage)
@@ -33,7 +39,7 @@ print(f"{len(found)} trials: {time.process_time() - begin:.2f} s")
 """
 
 
-def write(place: str, trials: int) -> None:
+def write(place: str, trials: int) -> Sequence[FrozenTrial]:
     os.fsync = lambda _: None  # of writing, which is not what is timed
     values = [n / 1e5 for n in range(1, 101)]
     sizes = list(range(1, trials // 100 + 1))
@@ -60,12 +66,25 @@ def write(place: str, trials: int) -> None:
             storage.set_trial_user_attr(trial, BEAT, time.time())
         storage.set_trial_user_attr(trial, ANSWER, answer)
         storage.set_trial_state_values(trial, TrialState.COMPLETE, [1.0])
+    return study.get_trials(deepcopy=False)
 
 
-def main(place: str, trials: int = 10_000) -> None:
-    write(place, trials)
-    for _ in range(3):
-        subprocess.run([sys.executable, "-c", LISTING, place], check=True)
+def copy(trials: Sequence[FrozenTrial], place: str) -> None:
+    """Into a database, for which one write a statement takes too long."""
+    study = optuna.create_study(study_name="listed", storage=open_storage(place))
+    study.add_trials(trials)
+
+
+def main(kind: str, trials: int = 10_000) -> None:
+    folder = Path(tempfile.mkdtemp())
+    journal = str(folder / "listed.journal")
+    written = write(journal, trials)
+    with server(kind, folder) as database:
+        place = journal if kind == "journal" else database
+        if kind != "journal":
+            copy(written, place)
+        for _ in range(3):
+            subprocess.run([sys.executable, "-c", LISTING, place], check=True)
 
 
 if __name__ == "__main__":
