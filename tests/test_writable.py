@@ -66,7 +66,7 @@ def test_what_cannot_be_written_is_named_before_any_node(data, place, pipeline):
     last = done.stdout.splitlines()[-1]
     assert last == f"Error: {shown(data / place)} {SAID}: {ELSEWHERE}"
     assert "Traceback" not in done.stdout
-    assert "Completed node" not in done.stdout
+    assert "trained" not in done.stdout
     assert files_below(data) == before
 
 

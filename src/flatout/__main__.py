@@ -9,11 +9,11 @@ from kedro.framework.cli.utils import find_run_command
 from kedro.framework.project import configure_project
 
 from flatout.engine.machine.environment import set_defaults
-from flatout.project.quiet import silence_known_warnings
+from flatout.project.terminal import set_up_terminal
 
 
 def main(*args: Any, **kwargs: Any) -> Any:
-    silence_known_warnings()
+    set_up_terminal()
     # In the project the file .telemetry says so; a wheel has none.
     set_defaults({"DO_NOT_TRACK": "1"})
     configure_project("flatout")

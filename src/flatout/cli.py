@@ -31,11 +31,24 @@ from flatout.project.grid_command import (
     use_device,
 )
 from flatout.project.parameters.hooks import checked_settings, loader_of
+from flatout.project.terminal import show_kedro
 
 logger = logging.getLogger(__name__)
 
 get_cli_hook_manager().register(PassSignalsOn())
 
+VERBOSE = click.Option(["-v", "--verbose"], is_flag=True, help="Kedro's lines too.")
+RUN_HELP = """Run pipelines; without names split, tokenize, train and evaluate.
+
+\b
+Pipelines: split, tokenize, arrays, images, train, evaluate, predict, benchmark, sweep.
+
+\b
+Examples:
+  kedro run --params=train.epochs=3,train.learning_rate=5e-5
+  kedro run --pipelines=train --env=bert_base
+  kedro run --pipelines=benchmark
+"""
 AT_LEAST_1 = click.IntRange(min=1)
 
 
@@ -68,11 +81,13 @@ def cli() -> None:
 
 @cli.command(
     name="run",
-    params=kedro_run.params,
-    help=kedro_run.help,
+    params=[*kedro_run.params, VERBOSE],
+    help=RUN_HELP,
     context_settings=kedro_run.context_settings,
 )
-def run(**options: Any) -> Any:
+def run(verbose: bool, **options: Any) -> Any:
+    if verbose:
+        show_kedro()
     if options["pipeline"] and not options["pipelines"]:
         # One name is one of several: Kedro takes both options, and warns of this one.
         options |= {"pipelines": [options["pipeline"]], "pipeline": None}

@@ -12,10 +12,11 @@ from flatout.project.guard_hooks import GuardHooks
 from flatout.project.hooks import EnvironmentHooks, HandOverHooks, TrackingHooks
 from flatout.project.parameters.hooks import ParameterHooks, TunedHooks
 from flatout.project.phases import PhaseHooks
-from flatout.project.quiet import silence_known_warnings
 from flatout.project.sessions import session_class
+from flatout.project.summary_hooks import SummaryHooks
+from flatout.project.terminal import set_up_terminal
 
-silence_known_warnings()
+set_up_terminal()
 find_own_programs()
 collect_rarely()
 
@@ -53,4 +54,5 @@ HOOKS = (
     OutputHooks(),
     ParameterHooks(),
     PhaseHooks(TRACKING),
+    SummaryHooks(),
 )

@@ -72,7 +72,7 @@ def test_what_is_written_is_what_datasets_writes(tmp_path):
 
 
 def test_unchanged_rows_are_kept_and_it_says_so(tmp_path, caplog):
-    caplog.set_level("INFO")
+    caplog.set_level("DEBUG", "flatout")
     dataset = KeyedArrowDataset(filepath=str(tmp_path / "train_tokens"))
     dataset.save(recipe())
     again = recipe()
@@ -82,11 +82,11 @@ def test_unchanged_rows_are_kept_and_it_says_so(tmp_path, caplog):
 
 
 def test_a_changed_key_names_the_field_and_replaces_the_folder(tmp_path, caplog):
-    caplog.set_level("INFO")
+    caplog.set_level("DEBUG", "flatout")
     dataset = KeyedArrowDataset(filepath=str(tmp_path / "train_tokens"))
     dataset.save(recipe(100, max_length=320))
     dataset.save(recipe(100, max_length=128))
-    assert "train_tokens: made again, because of max_length: 320 -> 128" in caplog.text
+    assert "train_tokens: made again (max_length: 320 -> 128" in caplog.text
     assert [path.name for path in tmp_path.iterdir()] == ["train_tokens"]
 
 
@@ -121,7 +121,7 @@ def test_no_rows_at_all_is_still_a_data_set(tmp_path):
 
 
 def test_a_dataset_made_elsewhere_is_keyed_by_its_rows(tmp_path, caplog):
-    caplog.set_level("INFO")
+    caplog.set_level("DEBUG", "flatout")
     dataset = KeyedArrowDataset(filepath=str(tmp_path / "rows"))
     rows = datasets.Dataset.from_dict({"text": list("abcd")})
     dataset.save(rows)
@@ -223,7 +223,7 @@ class Value:
     ],
 )
 def test_single_files_hold_their_key(tmp_path, caplog, kind, value, expected):
-    caplog.set_level("INFO")
+    caplog.set_level("DEBUG", "flatout")
     dataset = kind(filepath=str(tmp_path / "new" / "report.file"))
     dataset.save(Value(ContentKey({"a": 1}), value))
     dataset.save(Value(ContentKey({"a": 1}), {"never": ["written"]}))
@@ -233,7 +233,7 @@ def test_single_files_hold_their_key(tmp_path, caplog, kind, value, expected):
         loaded.equals(expected) if kind is KeyedParquetDataset else loaded == expected
     )
     dataset.save(Value(ContentKey({"a": 2}), value))
-    assert "report: made again, because of a: 1 -> 2" in caplog.text
+    assert "report: made again (a: 1 -> 2" in caplog.text
 
 
 def test_a_figure_is_plotlys_and_kedro_viz_can_show_it(tmp_path):

@@ -329,7 +329,7 @@ def test_inside_torchrun_only_rank_0_runs_the_project(data, project):
     finally:
         supervisor._kill_group(process.pid)
     assert process.returncode == 0, output
-    assert output.count("Completed node: train_model") == 1
+    assert output.count("\ntrained ") == 1
     report = json.loads((data / "08_reporting" / "train_report.json").read_text())
     assert report["world_size"] == 2
     from mlflow import MlflowClient

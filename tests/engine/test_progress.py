@@ -41,8 +41,8 @@ def trainer(tmp_path_factory):
 def test_the_line_names_rate_mean_padding_wait_memory_and_time_left():
     windows = [window(100, 1.0), window(100, 3.0)]
     assert progress_line(point(40), 900, windows, 1.26, 200.4) == (
-        "step 40/900  loss 0.5000  100 samples/s (mean 50)  900 tokens/s  padding 10 %"
-        "  loader wait 2.5 %  1.3 GiB  3 min 20 s left"
+        "step 40/900  3 min 20 s left  loss 0.5000  100 samples/s (mean 50)"
+        "  loader wait 2.5 %  padding 10 %  1.3 GiB"
     )
     warming = progress_line(point(2, float("nan")), 900, [], 1.0, float("nan"))
     assert warming == "step 2/900  loss 0.5000  1.0 GiB  (no rate yet)"
@@ -113,7 +113,7 @@ def test_without_a_terminal_the_first_and_the_last_line_of_a_short_run(
     caplog.set_level(logging.INFO)
     job = make_job(tmp_path, epochs=1, log_every=1)
     train(job, set_up(job.settings.runtime))
-    said = [r.message for r in caplog.records if r.name.endswith("progress.lines")]
+    said = [r.message for r in caplog.records if r.name.endswith("recording.progress")]
     assert [line.split("  ")[0] for line in said] == ["step 1/4", "step 4/4"]
 
 

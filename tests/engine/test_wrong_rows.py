@@ -20,7 +20,6 @@ from flatout.engine.guard.causes import differences
 from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.parameters import parse_settings
-from flatout.engine.train.recording import progress
 from flatout.engine.train.setup.assemble import assemble
 from flatout.engine.train.wrong_rows import WrongRow, WrongRows, line_of
 from tests.engine.families import (
@@ -94,10 +93,9 @@ def text_of(tokens: list[int]) -> str:
 
 @pytest.mark.parametrize("strategy", ["packed", "grouped"])
 def test_wrong_rows_are_the_worst_by_plain_transformers(
-    tmp_path, tokenizer_file, strategy, caplog, monkeypatch
+    tmp_path, tokenizer_file, strategy, caplog
 ):
-    monkeypatch.setattr(progress.lines, "handlers", [caplog.handler])
-    caplog.set_level(logging.INFO, progress.lines.name)
+    caplog.set_level(logging.INFO)
     task = "sequence-classification"
     job = job_of(tmp_path, task, "bert", tokenizer_file, batching=strategy)
     result = run_job(job)

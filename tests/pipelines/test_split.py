@@ -153,7 +153,7 @@ def test_every_kind_of_input_gives_the_same_splits(tmp_path, make):
 
 
 def test_a_second_run_keeps_everything_and_says_so(tmp_path, caplog):
-    caplog.set_level("INFO")
+    caplog.set_level("DEBUG", "flatout")
     run(catalog_of(tmp_path, MemoryDataset(frame_of(300))))
     assert "unchanged" not in caplog.text
     run(catalog_of(tmp_path, MemoryDataset(frame_of(300))))

@@ -30,9 +30,12 @@ class KeyedDataset(PathDataset):
     named, and the recipe is carried out, whole or not at all.
     """
 
+    _level = logging.DEBUG
+    """Of what is kept: a line for the large ones is enough."""
+
     def save(self, data: Any) -> None:
         if self._is_current(data.key):
-            logger.info("%s: unchanged, kept", self._name)
+            logger.log(self._level, "%s: unchanged, kept", self._name)
             return
         _log_changes(self._name, data.key, self._stored_key())
         with dataset_errors():
@@ -62,12 +65,12 @@ class KeyedDataset(PathDataset):
 def _log_changes(name: str, key: ContentKey, stored: ContentKey | None) -> None:
     """Say why `name` is made (again)."""
     if stored is None:
-        logger.info("%s: not there yet, making it", name)
+        logger.debug("%s: not there yet, making it", name)
     else:
         changes = (
             "; ".join(key.changes_since(stored)) or "files that are missing or changed"
         )
-        logger.info("%s: made again, because of %s", name, changes)
+        logger.info("%s: made again (%s)", name, changes)
 
 
 class _KeyedFolder(KeyedDataset):
@@ -89,6 +92,8 @@ class KeyedArrowDataset(_KeyedFolder):
     `datasets.Dataset`; loads memory-mapped. (Not a subclass of Kedro's class: importing
     that imports torch, which split must not.)"""
 
+    _level = logging.INFO
+
     def load(self) -> Any:
         from datasets import load_from_disk
 
@@ -100,7 +105,7 @@ class KeyedArrowDataset(_KeyedFolder):
 
     def _write(self, data: ArrowRecipe) -> None:
         rows = write_recipe(self._path, data)
-        logger.info("%s: %s rows written", self._name, f"{rows:,}")
+        logger.debug("%s: %s rows written", self._name, f"{rows:,}")
 
     def _missing(self) -> str:
         return (

@@ -117,8 +117,8 @@ def judge(
     if baseline is None or baseline.samples_per_s is None:
         return Verdict(
             "first",
-            "guard: no earlier run of this work on this device. Later ones are held "
-            f"against this one ({_rate_text(now, rate)})",
+            "guard: the first run of this work on this device; later ones are compared "
+            f"with its {rate:.0f} samples/s",
         )
     return _against(now, rates, baseline, baseline.samples_per_s, settings)
 

@@ -189,8 +189,8 @@ def announce(trainer: Trainer) -> None:
     if not runtime.ranks.is_main:
         return
     logger.info(
-        "training on %s x %d: %s (residual stream %s), strategy %s, attention %s, "
-        "compile %s, graphs %s%s",
+        "training on %s x %d: %s (residual stream %s), %s, attention %s, compile %s, "
+        "graphs %s%s",
         runtime.device_name,
         runtime.ranks.world_size,
         runtime.precision,

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
-import rich
 import torch
 
 from flatout.engine.batches.collation import Collator, MicroBatch
@@ -24,7 +23,6 @@ from flatout.engine.tasks import Judged, Task
 from flatout.engine.train.evaluate import EVALUATION_EPOCH, evaluating
 from flatout.engine.train.keeping.oom import evaluate_within_memory, evaluation_budget
 from flatout.engine.train.recording.progress import evaluations
-from flatout.engine.train.recording.progress import lines as progress_lines
 from flatout.engine.train.setup.assemble import Trainer
 from flatout.engine.train.setup.step_data import make_collator, make_planner
 
@@ -105,7 +103,7 @@ class WrongRows:
         head = self._headline(len(wrong), targets)
         lines = [line_of(row) for row in rows]
         total = trainer.total_steps
-        _log("\n".join([f"step {done}/{total}  {head}", *lines]))
+        logger.info("%s", "\n".join([f"step {done}/{total}  {head}", *lines]))
 
     def _headline(self, wrong: int, targets: Sequence[_Target]) -> str:
         if all(target.judged.score is None for target in targets):
@@ -135,12 +133,6 @@ def _wrong_row(target: _Target, done: int) -> WrongRow:
         loss=judged.loss,
         side=target.side,
     )
-
-
-def _log(block: str) -> None:
-    """Above the line that a terminal has; elsewhere unbroken, as that line is."""
-    told_by = logger if rich.get_console().is_terminal else progress_lines
-    told_by.info("%s", block)
 
 
 def line_of(row: WrongRow) -> str:

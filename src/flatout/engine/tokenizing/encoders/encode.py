@@ -96,8 +96,8 @@ class TokensRecipe(ArrowRecipe):
                 yield batch
             self._facts.update(facts.as_dict())
         elapsed_s = time.perf_counter() - started
-        rate = len(self.rows) / max(elapsed_s, 1e-9)
-        logger.info("%s: %s rows/s", self.name, f"{rate:,.0f}")
+        rows, rate = len(self.rows), len(self.rows) / max(elapsed_s, 1e-9)
+        logger.info("%s: %s rows, %s rows/s", self.name, f"{rows:,}", f"{rate:,.0f}")
 
     def _row_batches(self, encoded: Iterator[Encoded]) -> Iterator[Any]:
         start = cut = targets_seen = 0

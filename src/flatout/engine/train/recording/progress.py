@@ -17,8 +17,6 @@ from flatout.engine.train.recording.timing import Window, seconds_of, steady
 from flatout.engine.train.setup.assemble import Trainer
 
 logger = logging.getLogger(__name__)
-lines = logging.getLogger(f"{__name__}.lines")
-"""A logger of its own, so that a handler may leave its lines whole."""
 
 PLAIN_EVERY_S = 10.0
 """Between two lines where they are not written over one another."""
@@ -76,7 +74,7 @@ class Progress:
 
     def _show(self, line: str) -> None:
         if self._live is None:
-            lines.info(line)
+            logger.info(line)
             return
         if not self._live.is_started:
             self._live.start()
@@ -150,21 +148,23 @@ def progress_line(
     memory_gib: float,
     left_s: float,
 ) -> str:
-    """`step 40/900  loss 1.2345  512 samples/s (mean 498)  ...`"""
-    begin = f"step {point.step}/{total_steps}  loss {point.loss:.4f}  "
+    """`step 40/900  18 s left  loss 1.2345  512 samples/s (mean 498)  ...`: what
+    matters first, because a narrow terminal cuts the rest."""
+    begin, loss = f"step {point.step}/{total_steps}", f"loss {point.loss:.4f}"
     if not windows:
-        return f"{begin}{memory_gib:.1f} GiB  (no rate yet)"
+        return f"{begin}  {loss}  {memory_gib:.1f} GiB  (no rate yet)"
     chosen = steady(list(windows))
     mean = sum(w.samples for w in chosen) / seconds_of(chosen)
     padding_pct = 100 * (1 - point.tokens_per_s / point.padded_tokens_per_s)
-    return begin + "  ".join(
+    return "  ".join(
         [
-            f"{point.samples_per_s:.0f} samples/s (mean {mean:.0f})",
-            f"{point.tokens_per_s:.0f} tokens/s",
-            f"padding {padding_pct:.0f} %",
-            f"loader wait {point.loader_wait_pct:.1f} %",
-            f"{memory_gib:.1f} GiB",
+            begin,
             f"{duration(left_s)} left",
+            loss,
+            f"{point.samples_per_s:.0f} samples/s (mean {mean:.0f})",
+            f"loader wait {point.loader_wait_pct:.1f} %",
+            f"padding {padding_pct:.0f} %",
+            f"{memory_gib:.1f} GiB",
         ]
     )
 

@@ -1,0 +1,84 @@
+"""What a terminal shows: a line a message, without warnings that help nobody.
+
+`set_up_terminal` is an entry point of the group `kedro.init`: Kedro calls it before it
+loads plugins.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import rich
+from kedro.logging import RichHandler
+from rich.text import Text
+
+from flatout.engine.machine.environment import set_defaults
+
+SILENCED = (
+    # kedro-mlflow defines a `predict` without type hints: shown at every command.
+    "Add type hints to the `predict` method",
+    # Kedro and kedro-mlflow still use the older name of OmegaConf's register_resolver.
+    "register_new_resolver() is deprecated",
+    # The advice of every run; training reads its rows from mapped files anyhow.
+    "Using synchronous mode for loading and saving data",
+    # Of Kedro's runners, above every error of a run's first node.
+    "No nodes ran. Repeat the previous command",
+)
+LOGGERS = (
+    "py.warnings",
+    "kedro.runner.sequential_runner",
+    "kedro.runner.thread_runner",
+    "kedro.runner.parallel_runner",
+)
+STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "red"}
+KEDRO = ("kedro", "kedro.io.data_catalog", "kedro.pipeline.node")
+
+
+class LineHandler(logging.Handler):
+    """One line a message, on the console that draws the progress line. Rich's own
+    handler wraps at 80 columns where the output is no terminal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(LevelFormatter("%(asctime)s  %(message)s", "%H:%M:%S"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = Text(self.format(record), STYLES.get(record.levelno, ""))
+            rich.get_console().print(text, soft_wrap=True)
+        except Exception:
+            self.handleError(record)
+
+
+class LevelFormatter(logging.Formatter):
+    """Names the level of a warning or an error; all else is information."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        if record.levelno >= logging.WARNING:
+            record.message = f"{record.levelname}: {record.message}"
+        return super().formatMessage(record)
+
+
+def show_kedro() -> None:
+    """Kedro's own lines too: a line for each node, load and save."""
+    for name in KEDRO:
+        logging.getLogger(name).setLevel(logging.INFO)
+
+
+def set_up_terminal() -> None:
+    """Messages as lines, in place of Kedro's handler; a handler of one's own stays."""
+    # Without git (a container has none) MLflow tells so in 48 lines a training.
+    set_defaults({"GIT_PYTHON_REFRESH": "quiet"})
+    root = logging.getLogger()
+    for handler in [h for h in root.handlers if isinstance(h, RichHandler)]:
+        root.removeHandler(handler)
+        root.addHandler(LineHandler())
+    # Where Kedro logs Python's warnings. Not a filter of `warnings`: MLflow puts one of
+    # its own before all others.
+    for name in LOGGERS:
+        logging.getLogger(name).addFilter(_is_wanted)
+
+
+def _is_wanted(record: logging.LogRecord) -> bool:
+    text = record.getMessage()
+    return not any(silenced in text for silenced in SILENCED)

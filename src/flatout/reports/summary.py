@@ -1,0 +1,68 @@
+"""What a training or an evaluation came to, in a few lines for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+MOST_FIGURES = 3
+MAJORITY = "majority_accuracy"
+NEXT = {
+    "kedro run --pipelines=predict": "applies the model",
+    "kedro run --pipelines=benchmark": "finds faster settings",
+    "kedro mlflow ui": "shows the runs",
+}
+
+Report = Mapping[str, Any]
+
+
+def summary_lines(
+    trained: Report | None, judged: Report | None, model: str, env: str | None
+) -> list[str]:
+    """`trained`: train_report; `judged`: evaluation_report; `model`: its folder."""
+    rows = [*_of_training(trained), *_of_evaluation(judged)]
+    if trained:
+        if not judged:
+            rows.append(("test", _figures(trained, "test_")))
+        rows.append(("model", model))
+        rows += _next(env)
+    return [f"{name:<12}{text}" for name, text in rows if text]
+
+
+def _of_training(report: Report | None) -> Iterator[tuple[str, str]]:
+    if report:
+        waits = report["loader_wait_pct"]
+        yield (
+            "trained",
+            f"{report['steps']:,} steps at {report['samples_per_s']:,.0f} samples/s, "
+            f"loader wait {waits:.1f} %, peak {report['peak_reserved_gib']:.1f} GiB",
+        )
+        yield "validation", _figures(report, "validation_")
+
+
+def _of_evaluation(report: Report | None) -> Iterator[tuple[str, str]]:
+    if report:
+        yield report["split"], _figures(report, "")
+        if MAJORITY in report:
+            most, share = report["majority_label"], report[MAJORITY]
+            yield "", f"accuracy {share:.4f} by saying {most!r} always"
+        if never := report.get("never_predicted"):
+            yield "", f"never predicted: {', '.join(map(str, never))}"
+
+
+def _next(env: str | None) -> Iterator[tuple[str, str]]:
+    option = f" --env={env}" if env else ""
+    for name, (command, what) in zip(("next", "", ""), NEXT.items(), strict=True):
+        asked = f"{command}{option}" if command.startswith("kedro run") else command
+        yield name, f"{asked:<{33 + len(option)}}{what}"
+
+
+def _figures(report: Report, prefix: str) -> str:
+    """The first of them: the loss, then the task's own, in its order."""
+    named = {
+        name.removeprefix(prefix): value
+        for name, value in report.items()
+        if name.startswith(prefix) and isinstance(value, float) and name != MAJORITY
+    }
+    first = list(named.items())[:MOST_FIGURES]
+    return "  ".join(f"{name} {value:.4f}" for name, value in first)

@@ -1,0 +1,65 @@
+"""The lines that a training and an evaluation end with."""
+
+from __future__ import annotations
+
+import logging
+
+from flatout.project.terminal import LevelFormatter, LineHandler
+from flatout.reports.summary import summary_lines
+
+TRAINED = {
+    "validation_loss": 0.9123,
+    "validation_accuracy": 0.749,
+    "test_loss": 0.7996,
+    "test_accuracy": 0.778,
+    "samples_per_s": 1444.2,
+    "loader_wait_pct": 3.66,
+    "peak_reserved_gib": 1.25,
+    "steps": 9000,
+}
+JUDGED = {
+    "split": "test",
+    "rows": 1203,
+    "loss": 0.7996,
+    "accuracy": 0.778,
+    "majority_label": "pandas",
+    "majority_accuracy": 0.1114,
+    "never_predicted": ["mlflow", "sympy"],
+}
+
+
+def test_a_run_ends_with_figures_model_and_what_is_next():
+    assert summary_lines(TRAINED, JUDGED, "data/06_models/model", "qwen3") == [
+        "trained     9,000 steps at 1,444 samples/s, loader wait 3.7 %, peak 1.2 GiB",
+        "validation  loss 0.9123  accuracy 0.7490",
+        "test        loss 0.7996  accuracy 0.7780",
+        "            accuracy 0.1114 by saying 'pandas' always",
+        "            never predicted: mlflow, sympy",
+        "model       data/06_models/model",
+        "next        kedro run --pipelines=predict --env=qwen3    applies the model",
+        "            kedro run --pipelines=benchmark --env=qwen3  "
+        "finds faster settings",
+        "            kedro mlflow ui                              shows the runs",
+    ]
+
+
+def test_a_training_alone_has_its_own_figures_of_the_test_split():
+    lines = summary_lines(TRAINED, None, "model", None)
+    assert lines[2] == "test        loss 0.7996  accuracy 0.7780"
+
+
+def test_an_evaluation_alone_trains_nothing_and_shows_no_next_step():
+    lines = summary_lines(None, JUDGED, "model", None)
+    assert [line.split()[0] for line in lines] == ["test", "accuracy", "never"]
+
+
+def test_a_message_is_one_line_and_a_warning_is_named(capsys):
+    logger = logging.Logger("of the test")
+    handler = LineHandler()
+    handler.setFormatter(LevelFormatter("%(message)s"))
+    logger.addHandler(handler)
+    logger.info("[bold]%s", "word " * 60)
+    logger.warning("too slow")
+    long, short = capsys.readouterr().out.splitlines()
+    assert long == "[bold]" + "word " * 60
+    assert short == "WARNING: too slow"
