@@ -148,7 +148,7 @@ class Collator:
         """The tensors, and where rows begin in them."""
         targets = self.task.targets(rows, row_ids, epoch, pools_last=self.pools_last)
         laid = rows.lay_out(row_ids, self.layout, targets.values)
-        index, labels = self._joined(targets, laid.starts)
+        index, labels = self._joined(targets, laid)
         arrays = {
             **laid.fields,
             **targets.fields,
@@ -158,10 +158,10 @@ class Collator:
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         return MicroBatch.of(tensors), laid
 
-    def _joined(self, targets: Targets, starts: Ints) -> tuple[Ints, npt.NDArray[Any]]:
+    def _joined(self, targets: Targets, laid: LaidOut) -> tuple[Ints, npt.NDArray[Any]]:
         """Places in rows -> places among all of the batch (K,), with labels (K, ...);
         under few shapes where the layout asks for that."""
-        places = zip(targets.places, starts, strict=True)
+        places = zip(targets.places, laid.starts, strict=True)
         found = [own + start for own, start in places if len(own)]
         task, layout = self.task, self.layout
         if found:
@@ -170,6 +170,11 @@ class Collator:
         else:
             index = np.zeros(1, dtype=np.int64)
             labels = np.full((1, *task.label_shape), task.ignored, task.label_dtype)
+        if layout.every_place and not task.one_a_row:
+            size = laid.fields["input_ids"].size
+            others = np.setdiff1d(np.arange(size), index)
+            filled = pad_end(labels, size, task.ignored)
+            return np.concatenate([index, others]), filled
         if not layout.packed:
             return index, labels
         multiple = layout.row_multiple if task.one_a_row else layout.pad_multiple

@@ -53,11 +53,17 @@ class Family:
     """Whether rows run end to end, without padding; a parity test shows it."""
     causal: ClassVar[bool] = False
     """Whether tokens look to the left only: a row's state is that of its last token."""
+    records_padded: ClassVar[bool] = False
+    """Whether steps of padded rows, or samples of one shape, may be recorded as CUDA
+    graphs: a forward pass waits for nothing, and `tests/engine/test_gpu.py` shows that
+    it trains the same."""
     attends: ClassVar[bool] = True
     """Whether there is attention, whose kernel can be chosen."""
     batch_statistics: ClassVar[bool] = False
     """Whether a sample's output depends on those beside it (BatchNorm): then micro-
     batches are part of the optimisation, and a step is one of them."""
+    memory_format: ClassVar[torch.memory_format] = torch.preserve_format
+    """Of weights on a GPU."""
     gated: ClassVar[bool] = False
     """Whether the feed-forward part has three matrices, and positions are rotations."""
     compiles: ClassVar[bool] = True
@@ -93,6 +99,10 @@ class Family:
     def count_weights(self, config: Any) -> int | None:
         """Of a model, biases left out; None: as transformers of its sizes have them."""
         return None
+
+    def num_layers(self, config: Any) -> int:
+        """What is launched one behind the other; 0 where its config does not say it."""
+        return int(getattr(config, "num_hidden_layers", 0) or 0)
 
     def pools_mean(self, kind: HeadKind, config: Any) -> bool:
         """Whether a row's answer comes from the mean over its tokens, not from one."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,17 @@ LIGHTEST = 255
 
 
 class _Vision(Family):
+    records_padded = True
+    memory_format = torch.channels_last
+
     def shape_keys(self, facts: Any) -> dict[str, Any]:
         """Height, and channels."""
         return {"image_size": facts.shape[0], "num_channels": facts.shape[2]}
+
+    def num_layers(self, config: Any) -> int:
+        """Of all stages, where there are several."""
+        stages = getattr(config, "depths", None)
+        return sum(stages) if stages else super().num_layers(config)
 
     def sample_shape(self, config: Any) -> tuple[int, int, int]:
         """Height, width, channels. Raises ValueError of a model that was not trained
@@ -104,10 +113,8 @@ class _Vision(Family):
     ) -> dict[str, Any]:
         """Bytes (B, H, W, C) -> standardised (B, C, H, W), channels last in memory."""
         pixels = batch["inputs"].float()
-        mean, deviation = (
-            torch.tensor(values, device=pixels.device)
-            for values in (config.image_mean, config.image_std)
-        )
+        mean = constant(tuple(config.image_mean), pixels.device)
+        deviation = constant(tuple(config.image_std), pixels.device)
         standard = (pixels - mean) / deviation
         return {"pixel_values": standard.permute(0, 3, 1, 2)}
 
@@ -128,6 +135,13 @@ class _Vision(Family):
         finally:
             model.train(was_training)
         return int(counter.get_total_flops()) // 2
+
+
+@cache
+def constant(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """(N,) on `device`. Made once: the host would wait for each copy, and a CUDA graph
+    may hold none."""
+    return torch.tensor(values, device=device)
 
 
 def crop(pixels: Tensor, crops: Tensor) -> Tensor:

@@ -44,6 +44,9 @@ class Layout:
     row_multiple: int = 1
     """Packed layout: R, and K where it is R, rounded up to a multiple of it, with empty
     rows and targets that count for nothing, so that few shapes occur."""
+    every_place: bool = False
+    """Padded layout: places without a target count as targets to be left out, so that
+    K does not differ between batches of one shape."""
     max_length: int = 512
     """Packed layout: longest row of padding at the end."""
 

@@ -5,14 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from flatout.engine.families import family_of
+from flatout.engine.families import Family, family_of
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.flops import launch_tokens, sheet_tflops
 from flatout.engine.models.memory import estimate
 from flatout.engine.parameters import SettingsError, TrainSettings
 from flatout.engine.train.setup.budgets import token_budget
 from flatout.engine.train.setup.job import TrainJob
-from flatout.engine.train.setup.payoff import OPEN, Choice, Options, Work, choose
+from flatout.engine.train.setup.payoff import (
+    LAYER_WEIGHTS,
+    OPEN,
+    Choice,
+    Options,
+    Work,
+    choose,
+)
 from flatout.engine.train.step import MAX_GRAPHS
 
 GRAPH_MAX_TOKENS = 16_384
@@ -38,6 +45,8 @@ class Planned:
     steps: int
     parts: int
     """Distinct ones that are compiled."""
+    sample_flops: int = 0
+    """Forward and backward, of rows that are samples of one shape; 0 of tokens."""
     cached: bool = False
     """They lie on the main rank's disk, compiled."""
     earlier: Choice | None = None
@@ -74,17 +83,20 @@ def _work(
 ) -> Work | None:
     """None on a CPU, which `auto` never compiles for, and where model or rows have no
     size that FLOPs can be told by."""
-    layers = int(getattr(config, "num_hidden_layers", 0) or 0)
-    if not (runtime.is_cuda and layers and width_of(config)):
+    layers = family_of(config).num_layers(config)
+    width: float = width_of(config)
+    if planned.sample_flops and layers:  # of layers with as many products
+        width = (planned.sample_flops / (6 * LAYER_WEIGHTS * layers)) ** 0.5
+    if not (runtime.is_cuda and layers and width):
         return None
     peak = sheet_tflops(runtime)
-    if peak is None or job.settings.train.rows != "tokens":
+    if peak is None:
         return None
     return Work(
         steps=planned.steps,
         tokens=rank_tokens(job, runtime),
         layers=layers,
-        width=width_of(config),
+        width=width,
         peak_tflops=peak,
         parts=planned.parts,
         shapes=_shapes(job, runtime),
@@ -123,25 +135,31 @@ def _has_compiler() -> bool:
 def _graph_options(
     job: TrainJob, runtime: Runtime, strategy: str, config: Any
 ) -> Options:
-    train, possible = job.settings.train, _can_record(job, runtime, strategy)
+    train = job.settings.train
+    possible = _can_record(job, runtime, strategy, family_of(config))
     if train.cuda_graphs != "auto":
         if train.cuda_graphs and not possible:
             raise SettingsError(
-                "train.cuda_graphs needs a GPU, strategy packed, the fused adamw "
-                "and no sharding (fsdp): set it to auto or false"
+                "train.cuda_graphs needs a GPU, the fused adamw, no sharding (fsdp), "
+                "and packed rows, or a model whose padded ones may be recorded (LSTMs, "
+                "images, tables): set it to auto or false"
             )
         return (bool(train.cuda_graphs),)
     if not possible or train.gradient_checkpointing:  # never recorded together so far
         return (False,)
-    small = rank_tokens(job, runtime) <= _most_graph_tokens(job, runtime, config)
+    small = rank_tokens(job, runtime) <= _most_graph_tokens(
+        job, runtime, strategy, config
+    )
     return OPEN if small and _graphs_fit(job, runtime, config) else (False,)
 
 
-def _can_record(job: TrainJob, runtime: Runtime, strategy: str) -> bool:
-    train = job.settings.train
-    whole = runtime.ranks.world_size == 1 or train.distributed.strategy == "ddp"
-    packed = strategy == "packed" and fused(train)
-    return runtime.is_cuda and packed and whole
+def _can_record(job: TrainJob, runtime: Runtime, strategy: str, family: Family) -> bool:
+    train, alone = job.settings.train, runtime.ranks.world_size == 1
+    # Ranks exchange BatchNorm's statistics in the midst of a pass.
+    whole = train.distributed.strategy == "ddp" and not family.batch_statistics
+    shapes_recur = strategy in ("fixed", "grouped") and family.records_padded
+    records = runtime.is_cuda and fused(train) and (alone or whole)
+    return records and (strategy == "packed" or shapes_recur)
 
 
 def fused(train: TrainSettings) -> bool:
@@ -166,18 +184,21 @@ def width_of(config: Any) -> int:
     return int(getattr(config, "hidden_size", 0))
 
 
-def _most_graph_tokens(job: TrainJob, runtime: Runtime, config: Any) -> float:
+def _most_graph_tokens(
+    job: TrainJob, runtime: Runtime, strategy: str, config: Any
+) -> float:
     """Up to which launching bounds a step that is one micro-batch: each way of cutting
     a global batch would be a graph of its own."""
     known = launch_tokens(width_of(config), runtime)
     limit = SLOW_HOST * known if known else GRAPH_MAX_TOKENS
-    return min(limit, token_budget(job, runtime, "packed", config))
+    return min(limit, token_budget(job, runtime, strategy, config))
 
 
 def _graphs_fit(job: TrainJob, runtime: Runtime, config: Any) -> bool:
-    """Graphs have memory of their own, beside that of steps without one."""
+    """Graphs have memory of their own, beside that of steps without one. What samples
+    take is not known before: where recording runs out of it, graphs are given up."""
     memory = runtime.device_memory_bytes
-    if memory is None:
+    if memory is None or job.settings.train.rows != "tokens":
         return True
     needed = estimate(job.settings, config, int(rank_tokens(job, runtime)))
     return needed.total + needed.activations <= GRAPH_MEMORY_SHARE * memory

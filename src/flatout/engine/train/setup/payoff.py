@@ -10,6 +10,8 @@ Options = tuple[bool, ...]
 """Both where there is a choice, else the one that must be."""
 OPEN: Options = (False, True)
 
+LAYER_WEIGHTS = 12
+"""Of a layer, in squares of its width."""
 HOST_S = 2.2e-3
 """What launching a layer takes the host, forward and backward, compiled or not: 24 ms
 for the 12 of BERT-base (661 samples/s at 16) and 25 to 33. Page:
@@ -40,8 +42,8 @@ class Work:
     tokens: float
     """A step's."""
     layers: int
-    width: int
-    """Of the hidden states; a layer has 12 x width^2 weights."""
+    width: float
+    """Of the hidden states; a layer has LAYER_WEIGHTS x width^2 weights."""
     peak_tflops: float
     """By the data sheet."""
     parts: int
@@ -91,7 +93,7 @@ def record_s(work: Work) -> float:
 def step_s(work: Work, compiled: bool, recorded: bool) -> float:
     """Seconds of a step: the GPU's, or the host's where it launches each kernel and
     takes longer."""
-    flops = 6 * 12 * work.width**2 * work.layers * work.tokens
+    flops = 6 * LAYER_WEIGHTS * work.width**2 * work.layers * work.tokens
     rate = PEAK_SHARE[compiled] * work.peak_tflops * 1e12
     device_s = FLOOR_S[compiled] * work.layers + flops / rate
     return device_s if recorded else max(HOST_S * work.layers, APART * device_s)

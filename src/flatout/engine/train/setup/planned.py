@@ -12,6 +12,7 @@ from flatout.engine.checkpoints.resume import glimpse
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.compilation import distinct_parts
 from flatout.engine.models.compile_cache import is_marked, leave_mark, mark_of
+from flatout.engine.models.flops import ModelFlops
 from flatout.engine.train.setup.acceleration import Planned
 from flatout.engine.train.setup.job import TrainJob
 from flatout.engine.train.setup.payoff import Choice
@@ -30,9 +31,16 @@ def plan(job: TrainJob, runtime: Runtime, model: Any) -> Planned:
     return Planned(
         steps=max(1, batches.total_steps(train.epochs, train.max_steps) - done),
         parts=distinct_parts(model),
+        sample_flops=_sample_flops(job, model) if runtime.is_cuda else 0,
         cached=asks and is_marked(_mark(job, runtime, model.config)),
         earlier=earlier,
     )
+
+
+def _sample_flops(job: TrainJob, model: Any) -> int:
+    if job.settings.train.rows == "tokens":
+        return 0
+    return ModelFlops.of(model).over(tokens=1, targets=1, attention_pairs=0)
 
 
 def as_kept(resolved: ResolvedConfig, runtime: Runtime) -> dict[str, Any]:

@@ -39,12 +39,15 @@ def step_rows(
 def make_planner(
     settings: Settings, runtime: Runtime, resolved: ResolvedConfig
 ) -> Planner:
+    overhead = GPU_OVERHEAD_TOKENS if runtime.is_cuda else CPU_OVERHEAD_TOKENS
+    if resolved.cuda_graphs:  # each way of cutting would be a graph of its own
+        overhead = resolved.token_budget
     return Planner(
         strategy=resolved.strategy,  # type: ignore[arg-type]
         token_budget=resolved.token_budget,
         max_length=settings.max_length,
         world_size=runtime.ranks.world_size,
-        overhead_tokens=GPU_OVERHEAD_TOKENS if runtime.is_cuda else CPU_OVERHEAD_TOKENS,
+        overhead_tokens=overhead,
         launch_tokens=resolved.launch_tokens,
     )
 
@@ -62,6 +65,7 @@ def make_collator(
         pad_to_length=max_length if resolved.strategy == "fixed" else None,
         pad_multiple=runtime.pad_multiple(resolved.packed, multiple),
         row_multiple=_row_multiple(job, runtime, resolved) if runtime.is_cuda else 1,
+        every_place=resolved.cuda_graphs and not resolved.packed,
         max_length=max_length,
     )
     return Collator(job.task, layout, pools_last=family_of(config).causal)
