@@ -99,6 +99,16 @@ def test_targets_of_a_language_model_are_rounded_up_as_its_tokens_are():
     assert batch.labels.tolist() == [7, 3, 8, 9, 10, 3, 3] + [IGNORED] * 9
 
 
+def test_places_without_a_target_fill_up_one_shape():
+    """Each place once: gradients of one place that many share are added one by one."""
+    batch = collate("causal-lm", every_place=True)
+    others = [2, 3, 4, 9, 11, 12, 13, 14]
+    assert batch.target_index.tolist() == [0, 1, 5, 6, 7, 8, 10, *others]
+    assert batch.labels.tolist() == [7, 3, 8, 9, 10, 3, 3] + [IGNORED] * 8
+    one_a_row = collate(every_place=True)
+    assert one_a_row.target_index.tolist() == [0, 5, 10]
+
+
 def test_masked_targets_do_not_depend_on_the_batch():
     options = {
         "vocabulary": Vocabulary(50, 0, 4, special_token_ids=(0, 2, 3)),

@@ -13,6 +13,7 @@ from flatout.engine.checkpoints.checkpoint_folder import (
     step_folders,
     write_checkpoint,
 )
+from flatout.engine.families.vision import VisionTransformer
 from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.environment import Ranks, compile_cache_folder
 from flatout.engine.machine.runtime import Runtime
@@ -31,6 +32,7 @@ from flatout.engine.train.setup.payoff import (
 )
 from flatout.engine.train.setup.planned import plan
 from flatout.engine.train.setup.resolved_config import resolve, resolve_together
+from tests.engine import test_images
 from tests.engine.families import CONFIGS
 from tests.engine.runs import Crash, crash, make_job, when_logged
 
@@ -155,6 +157,20 @@ def test_ranks_take_the_main_ones_word(tmp_path):
     assert [resolved.compile for resolved in own] == [False, True]
     together = [resolve_together(job, pair, resolved, own) for resolved in own]
     assert [resolved.compile for resolved in together] == [False, False]
+
+
+def test_samples_have_the_time_of_layers_with_as_many_products(tmp_path):
+    """ViT of two layers: what PyTorch counts a sample, and few steps to save it by."""
+    job = test_images.job_of(tmp_path, test_images.VIT)
+    model = build_model(job)
+    found = plan(job, H200, model)
+    assert found.sample_flops == 6 * VisionTransformer().count_products(model)
+    short, long = (replace(found, steps=n) for n in (20, 10**6))
+    choices = [resolve(job, H200, model.config, p) for p in (short, long)]
+    assert [c.compile for c in choices] == [False, True]
+    assert "compile off: costs about" in choices[0].compile_reason
+    tokens = plan(make_job(tmp_path / "tokens"), H200, build_model(make_job(tmp_path)))
+    assert tokens.sample_flops == 0
 
 
 def test_a_resumed_run_chooses_as_the_one_it_continues(tmp_path):

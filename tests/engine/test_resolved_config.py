@@ -2,14 +2,17 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from transformers import BertConfig
+from transformers import AutoConfig, BertConfig
 
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.machine.runtime import Runtime
+from flatout.engine.train.setup.assemble import build_model
 from flatout.engine.train.setup.resolved_config import resolve, resolve_together
-from flatout.engine.train.setup.step_data import make_collator
+from flatout.engine.train.setup.step_data import make_collator, make_planner
+from tests.engine import test_images
 from tests.engine.families import joined_rows, token_rows
 from tests.engine.runs import make_job
 
@@ -72,6 +75,35 @@ def test_each_of_several_gpus_has_graphs_of_its_share(tmp_path):
     assert not graphs(tmp_path, 2 * 1_595, width=1_024, runtime=PAIR)
     assert graphs(tmp_path, 32, runtime=PAIR, token_budget=218)
     assert not graphs(tmp_path, 32, runtime=PAIR, token_budget=217)
+
+
+def test_padded_rows_have_graphs_where_a_model_waits_for_nothing(tmp_path):
+    """And a step is one micro-batch, whatever the lengths."""
+    job = make_job(tmp_path, global_batch_size=16, token_budget=4_096)
+    lstm = AutoConfig.for_model("log_key_lstm", hidden_size=64, vocab_size=60)
+    fp32 = replace(H200, precision="fp32")
+    resolved = resolve(job, fp32, lstm)
+    assert (resolved.strategy, resolved.cuda_graphs) == ("grouped", True)
+    assert not resolved.compile
+    planner = make_planner(job.settings, fp32, resolved)
+    lengths = np.array([24] * 2 + [3] * 60)
+    assert planner.plan(lengths).num_micro_batches == 1
+    assert make_collator(job, fp32, resolved, lstm).layout.every_place
+    launched = replace(resolved, cuda_graphs=False)
+    assert not make_collator(job, fp32, launched, lstm).layout.every_place
+
+    images = test_images.job_of(tmp_path / "images", test_images.RESNET)
+    resnet = build_model(images).config
+    assert resolve(images, H200, resnet).cuda_graphs
+    shared = replace(images, settings=with_train(images, global_batch_size=32))
+    assert not resolve(shared, PAIR, resnet).cuda_graphs  # SyncBatchNorm
+    vit = test_images.job_of(tmp_path / "vit", test_images.VIT)
+    assert resolve(vit, PAIR, build_model(vit).config).cuda_graphs
+
+
+def with_train(job, **train):
+    changed = job.settings.train.model_copy(update=train)
+    return job.settings.model_copy(update={"train": changed})
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -38,15 +40,19 @@ from flatout.engine.tasks import make_task
 
 def make_files(folder: Path, count: int) -> None:
     """Photos of 500 x 375, smooth as photos are, in ten classes."""
-    generator = np.random.default_rng(0)
-    for number in range(count):
-        place = folder / f"class_{number % 10}"
-        place.mkdir(parents=True, exist_ok=True)
-        coarse = generator.integers(0, 256, (24, 32, 3)).astype(np.uint8)
-        smooth = Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC)
-        noise = generator.normal(0, 6, (375, 500, 3))
-        pixels = (np.asarray(smooth) + noise).clip(0, 255).astype(np.uint8)
-        Image.fromarray(pixels).save(place / f"{number:06d}.jpg", quality=90)
+    with ProcessPoolExecutor() as pool:
+        list(pool.map(partial(make_file, folder), range(count), chunksize=16))
+
+
+def make_file(folder: Path, number: int) -> None:
+    generator = np.random.default_rng(number)
+    place = folder / f"class_{number % 10}"
+    place.mkdir(parents=True, exist_ok=True)
+    coarse = generator.integers(0, 256, (24, 32, 3)).astype(np.uint8)
+    smooth = Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC)
+    noise = generator.normal(0, 6, (375, 500, 3))
+    pixels = (np.asarray(smooth) + noise).clip(0, 255).astype(np.uint8)
+    Image.fromarray(pixels).save(place / f"{number:06d}.jpg", quality=90)
 
 
 class PlainFolder(Dataset):
