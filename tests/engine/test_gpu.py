@@ -17,7 +17,6 @@ from flatout.engine.train import loop
 from flatout.engine.train.loop import train
 from flatout.engine.train.recording import slow_habits
 from flatout.engine.train.setup.assemble import assemble
-from tests.engine import test_arrays, test_images
 from tests.engine.families import CONFIGS, LABEL_NAMES, VOCABULARY, token_rows
 from tests.engine.plain import job_for, plain_training, save_start, without_targets
 from tests.engine.runs import Crash, crash, make_job, when_logged
@@ -307,7 +306,6 @@ def test_an_interrupted_training_with_graphs_ends_as_an_undisturbed_one(tmp_path
     torch.testing.assert_close(found, expected, rtol=0.0, atol=near)
 
 
-RECORDED = {"cuda_graphs": True, "max_steps": 30, "epochs": 40, "log_every": 1}
 EXACT = {"precision": "fp32", "tf32": False, "threads": 1}
 
 
@@ -331,49 +329,6 @@ def test_lstms_train_the_same_recorded_as_in_plain_pytorch(tmp_path, task):
     history = found.history
     assert [p.loss for p in history] == pytest.approx(want.losses, rel=2e-3)
     assert [p.grad_norm for p in history] == pytest.approx(want.norms, rel=5e-3)
-
-
-SAMPLES = {
-    "arrays": test_arrays.job_of,
-    "vit": test_images.job_of,
-    "convnext": lambda folder: test_images.job_of(folder, test_images.CONVNEXT),
-    "resnet": lambda folder: test_images.job_of(folder, test_images.RESNET),
-}
-
-
-@pytest.mark.parametrize("kind", SAMPLES)
-def test_samples_train_the_same_recorded_compiled_and_launched(tmp_path, kind):
-    curves = []
-    for number, options in enumerate(
-        (
-            {"cuda_graphs": False, "compile": False},
-            {"cuda_graphs": True, "compile": False},
-            {"cuda_graphs": True, "compile": True},
-        )
-    ):
-        job = SAMPLES[kind](tmp_path / str(number))
-        result = on_gpu(job, **{**RECORDED, **options})
-        assert result.report.cuda_graphs is options["cuda_graphs"]
-        curves.append([(p.loss, p.grad_norm) for p in result.history][:20])
-    for found in curves[1:]:
-        torch.testing.assert_close(
-            torch.tensor(found), torch.tensor(curves[0]), rtol=1e-2, atol=1e-3
-        )
-
-
-def test_an_interrupted_training_of_convolutions_goes_on(tmp_path):
-    """Their weights lie channels last on the device, and in order in a checkpoint."""
-    every = {"checkpoint": {"every_steps": 10, "keep": 2}, **RECORDED}
-    jobs = [test_images.job_of(tmp_path / n, test_images.RESNET) for n in "ab"]
-    options = {name: value for name, value in every.items() if name != "checkpoint"}
-    kept = jobs[0].settings.train.checkpoint.model_copy(update=every["checkpoint"])
-    options |= {"checkpoint": kept, "resume": "auto"}
-    with pytest.raises(Crash), when_logged("step 25/30", crash):
-        on_gpu(jobs[0], **options)
-    resumed, whole = (on_gpu(job, **options) for job in jobs)
-    assert resumed.report.resumed_from_step in (10, 20)
-    found, want = ([p.loss for p in r.history] for r in (resumed, whole))
-    assert found == pytest.approx(want, rel=5e-2, abs=1e-3)
 
 
 def test_out_of_memory_halves_the_budget_and_goes_on(tmp_path, caplog):

@@ -29,7 +29,6 @@ from flatout.engine.parameters import SettingsError, parse_settings
 from flatout.engine.rows import decoding
 from flatout.engine.rows.decoding import Decoder
 from flatout.engine.rows.opening import rows_from_dataset
-from flatout.engine.train.setup import assemble
 from flatout.engine.train.setup.assemble import build_model
 from flatout.engine.train.setup.job import TrainJob
 from flatout.engine.train.setup.resolved_config import resolve
@@ -370,12 +369,8 @@ def test_grey_images_have_no_processor(tmp_path):
     assert not (folder.last_model_folder / "preprocessor_config.json").exists()
 
 
-@pytest.mark.parametrize("order", ["as on a CPU", "as on a GPU"])
-def test_a_training_that_was_killed_goes_on(tmp_path, monkeypatch, order):
+def test_a_training_that_was_killed_goes_on(tmp_path):
     """Crops and mirrors too are drawn again as they were."""
-    if order == "as on a GPU":
-        last = {"memory_format": torch.channels_last}
-        monkeypatch.setattr(assemble, "_move", lambda model, _: model.to(**last))
     every = {"checkpoint": {"every_steps": 2, "keep": 2}, "max_steps": 8}
     job = job_of(tmp_path / "whole", CONVNEXT, crop_area=0.5, **every)
     whole = run_job(job)

@@ -9,10 +9,8 @@ from transformers import AutoConfig, BertConfig
 
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.machine.runtime import Runtime
-from flatout.engine.train.setup.assemble import build_model
 from flatout.engine.train.setup.resolved_config import resolve, resolve_together
 from flatout.engine.train.setup.step_data import make_collator, make_planner
-from tests.engine import test_images
 from tests.engine.families import joined_rows, token_rows
 from tests.engine.runs import make_job
 
@@ -91,19 +89,6 @@ def test_padded_rows_have_graphs_where_a_model_waits_for_nothing(tmp_path):
     assert make_collator(job, fp32, resolved, lstm).layout.every_place
     launched = replace(resolved, cuda_graphs=False)
     assert not make_collator(job, fp32, launched, lstm).layout.every_place
-
-    images = test_images.job_of(tmp_path / "images", test_images.RESNET)
-    resnet = build_model(images).config
-    assert resolve(images, H200, resnet).cuda_graphs
-    shared = replace(images, settings=with_train(images, global_batch_size=32))
-    assert not resolve(shared, PAIR, resnet).cuda_graphs  # SyncBatchNorm
-    vit = test_images.job_of(tmp_path / "vit", test_images.VIT)
-    assert resolve(vit, PAIR, build_model(vit).config).cuda_graphs
-
-
-def with_train(job, **train):
-    changed = job.settings.train.model_copy(update=train)
-    return job.settings.model_copy(update={"train": changed})
 
 
 @pytest.mark.parametrize(

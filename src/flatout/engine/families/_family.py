@@ -54,16 +54,13 @@ class Family:
     causal: ClassVar[bool] = False
     """Whether tokens look to the left only: a row's state is that of its last token."""
     records_padded: ClassVar[bool] = False
-    """Whether steps of padded rows, or samples of one shape, may be recorded as CUDA
-    graphs: a forward pass waits for nothing, and `tests/engine/test_gpu.py` shows that
-    it trains the same."""
+    """Whether steps of padded rows may be recorded as CUDA graphs: a forward pass waits
+    for nothing, and `tests/engine/test_gpu.py` shows that it trains the same."""
     attends: ClassVar[bool] = True
     """Whether there is attention, whose kernel can be chosen."""
     batch_statistics: ClassVar[bool] = False
     """Whether a sample's output depends on those beside it (BatchNorm): then micro-
     batches are part of the optimisation, and a step is one of them."""
-    memory_format: ClassVar[torch.memory_format] = torch.preserve_format
-    """Of weights on a GPU."""
     gated: ClassVar[bool] = False
     """Whether the feed-forward part has three matrices, and positions are rotations."""
     compiles: ClassVar[bool] = True

@@ -115,7 +115,6 @@ class ResidualMlp(Family):
     model_types = frozenset({"residual_mlp"})
     model_classes = (ResidualMlpForSequenceClassification,)
     attends = False
-    records_padded = True
 
     def shape_keys(self, facts: Any) -> dict[str, Any]:
         """Of a sample."""

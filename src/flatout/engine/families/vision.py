@@ -26,9 +26,6 @@ LIGHTEST = 255
 
 
 class _Vision(Family):
-    records_padded = True
-    memory_format = torch.channels_last
-
     def shape_keys(self, facts: Any) -> dict[str, Any]:
         """Height, and channels."""
         return {"image_size": facts.shape[0], "num_channels": facts.shape[2]}

@@ -26,7 +26,7 @@ class FlatAllReduce:
         places = [-(-p.numel() // ALIGNMENT) * ALIGNMENT for p in parameters]
         self._buffer = torch.zeros(sum(places), dtype=first.dtype, device=first.device)
         self._parts = [
-            part.as_strided(p.shape, p.stride())
+            part[: p.numel()].view_as(p)
             for part, p in zip(
                 torch.split(self._buffer, places), parameters, strict=True
             )

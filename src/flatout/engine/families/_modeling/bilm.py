@@ -7,9 +7,7 @@ needs PyTorch and transformers alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -117,11 +115,8 @@ class BilmModel(BilmPreTrained):
     ) -> BilmStates:
         """Of `input_ids` (B, T), right-padded as `attention_mask` (B, T) says."""
         mirror = mirrored_places(input_ids, attention_mask)
-        onward, back = side_by_side(
-            partial(self._run, self.forward_layers, input_ids),
-            partial(self._run, self.backward_layers, input_ids.gather(1, mirror)),
-            input_ids.device,
-        )
+        onward = self._run(self.forward_layers, input_ids)
+        back = self._run(self.backward_layers, input_ids.gather(1, mirror))
         layers = tuple(
             torch.stack([one, _along(other, mirror)], 2)
             for one, other in zip(onward, back, strict=True)
@@ -175,32 +170,6 @@ class BilmForPreTraining(BilmPreTrained):
         states = self.bilm(input_ids, attention_mask, output_hidden_states)
         logits = self.lm_head(states.last_hidden_state)
         return BilmOutput(logits, states.hidden_states)
-
-
-_Made = list[Tensor]
-
-
-def side_by_side(
-    first: Callable[[], _Made], second: Callable[[], _Made], device: torch.device
-) -> tuple[_Made, _Made]:
-    """What both make. On a GPU at the same time, each in a stream: a step of an LSTM is
-    too small to fill one. Autograd goes back in the same two streams."""
-    if device.type != "cuda":
-        return first(), second()
-    own, beside = torch.cuda.current_stream(device), _second_stream(device)
-    beside.wait_stream(own)
-    with torch.cuda.stream(beside):
-        others = second()
-    found = first()
-    own.wait_stream(beside)
-    for made in others:
-        made.record_stream(own)
-    return found, others
-
-
-@cache
-def _second_stream(device: torch.device) -> Any:
-    return torch.cuda.Stream(device)
 
 
 def mirrored_places(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:

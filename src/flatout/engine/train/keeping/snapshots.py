@@ -166,13 +166,11 @@ class Snapshots:
 
 
 def _host_like(tensor: Tensor) -> Tensor:
-    """Page-locked beside a GPU, so that a copy does not wait; else plain memory. In the
-    order of its dimensions, as files hold it."""
-    plain: Any = {"device": "cpu", "memory_format": torch.contiguous_format}
+    """Page-locked beside a GPU, so that a copy does not wait; else plain memory."""
     try:
-        return torch.empty_like(tensor, pin_memory=tensor.is_cuda, **plain)
+        return torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
     except RuntimeError:  # the host does not lock that much
-        return torch.empty_like(tensor, **plain)
+        return torch.empty_like(tensor, device="cpu")
 
 
 def _event(runtime: Runtime) -> Any:

@@ -141,8 +141,8 @@ def _graph_options(
         if train.cuda_graphs and not possible:
             raise SettingsError(
                 "train.cuda_graphs needs a GPU, the fused adamw, no sharding (fsdp), "
-                "and packed rows, or a model whose padded ones may be recorded (LSTMs, "
-                "images, tables): set it to auto or false"
+                "and packed rows, or a model whose padded ones may be recorded "
+                "(LSTMs): set it to auto or false"
             )
         return (bool(train.cuda_graphs),)
     if not possible or train.gradient_checkpointing:  # never recorded together so far
@@ -195,10 +195,9 @@ def _most_graph_tokens(
 
 
 def _graphs_fit(job: TrainJob, runtime: Runtime, config: Any) -> bool:
-    """Graphs have memory of their own, beside that of steps without one. What samples
-    take is not known before: where recording runs out of it, graphs are given up."""
+    """Graphs have memory of their own, beside that of steps without one."""
     memory = runtime.device_memory_bytes
-    if memory is None or job.settings.train.rows != "tokens":
+    if memory is None:
         return True
     needed = estimate(job.settings, config, int(rank_tokens(job, runtime)))
     return needed.total + needed.activations <= GRAPH_MEMORY_SHARE * memory

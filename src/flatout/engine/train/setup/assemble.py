@@ -104,7 +104,7 @@ def assemble(
         nn.SyncBatchNorm.convert_sync_batchnorm(task_model)  # type: ignore[no-untyped-call]
     task_model.fused_head = _fused_head(task_model, runtime)
     if not sharded:
-        _move(task_model, runtime)  # sharding moves a block at a time
+        task_model.to(runtime.device)  # sharding moves a block at a time
     if settings.train.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     noise = _replace_parts(task_model, settings.train, resolved, runtime)
@@ -135,13 +135,6 @@ def assemble(
     total = data.batches.total_steps(settings.train.epochs, settings.train.max_steps)
     collect_as_usual()
     return Trainer(job, runtime, resolved, task_model, stepper, optimizer, data, total)
-
-
-def _move(task_model: TaskModel, runtime: Runtime) -> None:
-    """To its device, in the order in memory that convolutions there are fast in."""
-    task_model.to(runtime.device)
-    if runtime.is_cuda:
-        task_model.to(memory_format=task_model.family.memory_format)  # type: ignore[call-overload]
 
 
 def _replace_parts(
