@@ -171,10 +171,10 @@ class Collator:
             index = np.zeros(1, dtype=np.int64)
             labels = np.full((1, *task.label_shape), task.ignored, task.label_dtype)
         if layout.every_place and not task.one_a_row:
-            size = laid.fields["input_ids"].size
-            others = np.setdiff1d(np.arange(size), index)
-            filled = pad_end(labels, size, task.ignored)
-            return np.concatenate([index, others]), filled
+            is_free = np.ones(laid.fields["input_ids"].size, dtype=bool)
+            is_free[index] = False
+            filled = pad_end(labels, len(is_free), task.ignored)
+            return np.concatenate([index, np.flatnonzero(is_free)]), filled
         if not layout.packed:
             return index, labels
         multiple = layout.row_multiple if task.one_a_row else layout.pad_multiple

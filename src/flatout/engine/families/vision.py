@@ -136,8 +136,7 @@ class _Vision(Family):
 
 @cache
 def constant(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """(N,) on `device`. Made once: the host would wait for each copy, and a CUDA graph
-    may hold none."""
+    """(N,) on `device`. Made once: the host would wait for the copy at every step."""
     return torch.tensor(values, device=device)
 
 

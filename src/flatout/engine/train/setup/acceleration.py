@@ -154,12 +154,11 @@ def _graph_options(
 
 
 def _can_record(job: TrainJob, runtime: Runtime, strategy: str, family: Family) -> bool:
-    train, alone = job.settings.train, runtime.ranks.world_size == 1
-    # Ranks exchange BatchNorm's statistics in the midst of a pass.
-    whole = train.distributed.strategy == "ddp" and not family.batch_statistics
+    train = job.settings.train
+    whole = runtime.ranks.world_size == 1 or train.distributed.strategy == "ddp"
     shapes_recur = strategy in ("fixed", "grouped") and family.records_padded
-    records = runtime.is_cuda and fused(train) and (alone or whole)
-    return records and (strategy == "packed" or shapes_recur)
+    possible = strategy == "packed" or shapes_recur
+    return runtime.is_cuda and fused(train) and whole and possible
 
 
 def fused(train: TrainSettings) -> bool:

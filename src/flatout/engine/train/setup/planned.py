@@ -38,6 +38,7 @@ def plan(job: TrainJob, runtime: Runtime, model: Any) -> Planned:
 
 
 def _sample_flops(job: TrainJob, model: Any) -> int:
+    """Of one sample, forward and backward; 0 where rows are tokens."""
     if job.settings.train.rows == "tokens":
         return 0
     return ModelFlops.of(model).over(tokens=1, targets=1, attention_pairs=0)
