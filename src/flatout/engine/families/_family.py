@@ -63,6 +63,9 @@ class Family:
     batches are part of the optimisation, and a step is one of them."""
     gated: ClassVar[bool] = False
     """Whether the feed-forward part has three matrices, and positions are rotations."""
+    first_type: ClassVar[str | None] = None
+    """Of `model_types`, what `kedro flatout init` takes for a model from scratch where
+    conf/base has none for the task."""
     compiles: ClassVar[bool] = True
     """Whether `train.compile: auto` may compile it. Recurrent layers are kernels of
     cuDNN already, at which Dynamo breaks its graphs."""

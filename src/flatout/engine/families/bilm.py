@@ -29,6 +29,7 @@ class Bilm(Recurrent):
     """bilm: states (K, 2, output_size), of which each direction is one."""
 
     model_types = frozenset({"bilm"})
+    first_type = "bilm"
     model_classes = (BilmModel, BilmForPreTraining)
     heads: ClassVar = {HeadKind.DIRECTIONS: _pieces}
     matrix_heads = frozenset({HeadKind.DIRECTIONS})
