@@ -188,9 +188,12 @@ def _most_graph_tokens(
 ) -> float:
     """Up to which launching bounds a step that is one micro-batch: each way of cutting
     a global batch would be a graph of its own."""
+    budget = token_budget(job, runtime, strategy, config)
+    if family_of(config).launches_by_place:
+        return budget
     known = launch_tokens(width_of(config), runtime)
     limit = SLOW_HOST * known if known else GRAPH_MAX_TOKENS
-    return min(limit, token_budget(job, runtime, strategy, config))
+    return min(limit, budget)
 
 
 def _graphs_fit(job: TrainJob, runtime: Runtime, config: Any) -> bool:

@@ -150,21 +150,24 @@ def _replace_parts(
         replace_dropout(model, None)
     if resolved.residual == "bf16":
         round_residual_stream(model)
-    if not (resolved.compile and runtime.is_cuda):
+    if not runtime.is_cuda:
         return None
     noise = Noise(runtime.device)
-    replace_dropout(model, noise)
-    replace_gelu(model)
-    if may_fuse_projections(train):
+    if resolved.compile:
+        replace_dropout(model, noise)
+        replace_gelu(model)
+    fuses = resolved.compile or not task_model.family.compiles
+    if fuses and may_fuse_projections(train):
         plan = FusePlan(
             noise=noise,
             row_tiles=resolved.attention == attention.ROWS,
             residual_bf16=resolved.residual == "bf16",
             narrowed=task_model.narrowed,
+            compiled=resolved.compile,
             has_triton=_has_triton(),
         )
         task_model.family.fuse(model, plan)
-    return noise
+    return noise if resolved.compile else None
 
 
 def build_model(
