@@ -42,7 +42,7 @@ def _tanh(x):
     return 2.0 * tl.sigmoid(2.0 * x) - 1.0
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["step", "steps", "batch"])
 def _gates_kernel(
     gates_ptr, weight_ptr, bias_ptr, states_ptr, cells_ptr, hidden_ptr,
     step, steps, batch, cells: tl.constexpr, width: tl.constexpr,
@@ -99,7 +99,7 @@ def _gates_kernel(
     tl.store(hidden_ptr + base * cells + place, out, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["step", "steps", "batch"])
 def _cells_kernel(
     grads_ptr, weight_ptr, gates_ptr, cells_ptr, carry_ptr, out_ptr,
     step, steps, batch, cells: tl.constexpr, width: tl.constexpr,
@@ -155,7 +155,7 @@ def _cells_kernel(
     tl.store(carry_ptr, carry * f, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["left_step", "out_step", "steps", "batch"])
 def _product_kernel(
     left_ptr, weight_ptr, out_ptr, parts_ptr, counts_ptr,
     left_step, out_step, steps, batch, depth: tl.constexpr, width: tl.constexpr,
