@@ -51,6 +51,8 @@ class Planned:
     """They lie on the main rank's disk, compiled."""
     earlier: Choice | None = None
     """Of the run that is continued, which this one is bit for bit."""
+    token_budget: int | None = None
+    """Of that run."""
 
 
 def accelerate(
@@ -107,11 +109,17 @@ def _work(
 def _shapes(job: TrainJob, runtime: Runtime) -> int:
     """Of packed steps, at most: totals lie within two deviations to both sides, and
     lengths deviate by no more than mean and longest allow (Bhatia & Davis 2000)."""
+    around = 4 * _deviation(job, runtime)
+    return min(MAX_GRAPHS, 1 + int(around / graph_multiple(job, runtime)))
+
+
+def _deviation(job: TrainJob, runtime: Runtime) -> float:
+    """Of the tokens of a rank's step, at most."""
     facts = job.train.facts
     rows = job.settings.train.global_batch_size / runtime.ranks.world_size
     spread = facts.mean_length * (facts.longest - facts.mean_length)
-    around = 4 * (rows * max(0.0, spread)) ** 0.5
-    return min(MAX_GRAPHS, 1 + int(around / graph_multiple(job, runtime)))
+    deviation: float = (rows * max(0.0, spread)) ** 0.5
+    return deviation
 
 
 def _compile_options(wanted: bool | str, runtime: Runtime, config: Any) -> Options:
@@ -170,6 +178,11 @@ def rank_tokens(job: TrainJob, runtime: Runtime) -> float:
     """Of a global batch, on average."""
     rows = job.settings.train.global_batch_size / runtime.ranks.world_size
     return rows * job.train.facts.mean_length
+
+
+def step_tokens(job: TrainJob, runtime: Runtime) -> float:
+    """Of a rank, in nearly all steps at most: two deviations above the mean."""
+    return rank_tokens(job, runtime) + 2 * _deviation(job, runtime)
 
 
 def graph_multiple(job: TrainJob, runtime: Runtime) -> int:
