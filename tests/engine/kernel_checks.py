@@ -11,13 +11,10 @@ from torch.nn import functional as F
 
 from flatout.engine.families.decoders import Llama
 from flatout.engine.models.compilation import compiled
-from flatout.engine.ops import lstm as lstm_plainly
 from flatout.engine.ops.attention import PACKED, ROWS
 from flatout.engine.ops.blocks import fuse_blocks
-from flatout.engine.ops.decoder_blocks import fuse_decoder
 from flatout.engine.ops.dropout import Noise, replace_dropout
 from flatout.engine.ops.gelu import replace_gelu
-from flatout.engine.ops.kernels import lstm
 from flatout.engine.ops.kernels.bias_gelu import bias_gelu
 from flatout.engine.ops.kernels.column_sum import column_sum
 from flatout.engine.ops.kernels.gated_silu import gated_silu
@@ -27,6 +24,7 @@ from flatout.engine.ops.kernels.row_attention import row_attention
 from flatout.engine.ops.narrowing import set_targets
 from flatout.engine.ops.projections import fuse_projections
 from flatout.engine.ops.row_by_row import Rule, row_by_row
+from flatout.engine.ops.turned_blocks import fuse_decoder, fuse_encoder
 from tests.engine.families import CONFIGS, task_model
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -57,6 +55,26 @@ def check_row_attention():
         )
         for one, other in pairs:
             torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+
+
+def check_windows():
+    """Of rows that are longer than what a tile's queries see."""
+    bounds = torch.tensor([0, 5, 305, 306, 700, 700], dtype=torch.int32, device=device)
+    for heads, groups, causal, window in [
+        (2, 2, False, (64, 64)),
+        (2, 2, False, (65, 63)),
+        (4, 2, True, (70, 0)),
+        (16, 8, True, (40, 0)),
+    ]:
+        joined = torch.randn(700, heads + 2 * groups, 16, device=device)
+        joined.requires_grad_()
+        grad = torch.randn(700, heads, 16, device=device)
+        rule = Rule(0.25, 0.0, causal, *window)
+        want = row_by_row(*joined.split([heads, groups, groups], 1), bounds, rule)
+        got = row_attention(joined, heads, bounds, 400, *rule)[0]
+        torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+        one, other = (torch.autograd.grad(o, joined, grad)[0] for o in (got, want))
+        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
 
 
 def check_attention_dropout():
@@ -116,29 +134,6 @@ def check_linear_loss():
         torch.autograd.grad(plain * 0.5, (hidden, weight)),
         strict=True,
     ):
-        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
-
-
-def check_lockstep_lstm(batch, splits):
-    """Steps of two LSTMs, rows that fill no tile; a product's parts summed in one."""
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-
-    def drawn(*shape):
-        return 0.3 * torch.randn(*shape, device=device)
-
-    weights = [drawn(2, 256, 64), drawn(2, 256), drawn(2, 64, 64)]
-    weights = [w.to(dtype if w.dim() > 2 else torch.float32) for w in weights]
-    gates, grads = drawn(2, 3, batch, 256).to(dtype), drawn(2, 3, batch, 64).to(dtype)
-    results = []
-    with patch.object(lstm, "STATES", lstm.STATES._replace(inner=64, splits=splits)):
-        for steps in (lstm, lstm_plainly):
-            own, states_grads = gates.clone(), grads.clone()
-            made = steps.forward_steps(own, *weights)
-            given = own, made[0], weights[0], weights[2]
-            results.append(
-                (own, *made, steps.backward_steps(states_grads, *given), states_grads)
-            )
-    for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
 
 
@@ -209,6 +204,29 @@ def check_gated_silu(width):
     torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
+def check_encoder():
+    """ModernBERT, as the decoders below; both kinds of its layers."""
+    plain = PACKED if device == "cpu" else ROWS
+    hidden, want = encoder_gradients(plain, fused=False)
+    mine, found = encoder_gradients(ROWS, fused=True)
+    assert found.keys() == want.keys()
+    for one, other in [(mine, hidden), *((found[n], want[n]) for n in want)]:
+        error = (one - other).norm() / other.norm()
+        assert error < 1e-2, error
+
+
+def encoder_gradients(implementation, *, fused):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3}
+    with patch.dict(CONFIGS, {"modernbert": CONFIGS["modernbert"] | sizes}):
+        task = "sequence-classification"
+        model = task_model("modernbert", task, implementation, whole=True).model
+    model.to(device).train()
+    if fused:
+        assert fuse_encoder(model) == 3
+    return packed_gradients(model)
+
+
 def check_decoders():
     """Packed rows through a whole model, against rows attended one by one."""
     for family in sorted(Llama.model_types):
@@ -236,6 +254,10 @@ def decoder_gradients(family, implementation, fused=False, compile_blocks=False)
     assert [name for name, _ in model.named_parameters()] == names
     if compile_blocks:
         compiled(whole, backend="inductor" if device == "cuda" else "aot_eager")
+    return packed_gradients(model)
+
+
+def packed_gradients(model):
     lengths = BOUNDS.diff().tolist()
     positions = torch.cat([torch.arange(n, device=device) for n in lengths])
     ids = torch.arange(225, device=device) * 7 % 90 + 5
@@ -316,16 +338,16 @@ def block_gradients(family, narrowed, rate, *, fused, compile_blocks=False):
 
 def check_all():
     check_row_attention()
+    check_windows()
     check_attention_dropout()
     check_compiled_attention()
     check_linear_loss()
-    check_lockstep_lstm(batch=70, splits=4)
-    check_lockstep_lstm(batch=5, splits=1)
     check_sums_and_gelu(300)
     check_sums_and_gelu(256)
     check_rotary()
     check_gated_silu(300)
     check_gated_silu(1024)
+    check_encoder()
     check_decoders()
     check_blocks()
     check_compiled_blocks()

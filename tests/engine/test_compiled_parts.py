@@ -15,14 +15,14 @@ from flatout.engine.families import FusePlan, families, family_of
 from flatout.engine.families.decoders import Llama
 from flatout.engine.models import compilation as compiling
 from flatout.engine.models.compilation import compiled
-from flatout.engine.ops import blocks, decoder_blocks
+from flatout.engine.ops import blocks, turned_blocks
 from flatout.engine.ops.attention import _fused_qkv
-from flatout.engine.ops.decoder_blocks import fuse_decoder
 from flatout.engine.ops.dropout import Noise, replace_dropout
 from flatout.engine.ops.gelu import Gelu, replace_gelu
 from flatout.engine.ops.narrowing import set_targets
 from flatout.engine.ops.projections import fuse_projections, take_product
 from flatout.engine.ops.residual import round_residual_stream
+from flatout.engine.ops.turned_blocks import fuse_decoder
 from flatout.engine.parameters import TrainSettings
 from flatout.engine.train.setup.assemble import may_fuse_projections
 from tests.engine.families import CONFIGS, DECODERS, task_model
@@ -169,10 +169,9 @@ def test_blocks_are_fused_in_bert_and_roberta_alone(family):
     model = task_model(family, "sequence-classification", "sdpa").model
     plan = FusePlan(
         noise=Noise(torch.device("cpu")),
-        row_tiles=False,
+        joined=False,
         residual_bf16=True,
         narrowed=False,
-        compiled=True,
         has_triton=True,
     )
     family_of(model.config).fuse(model, plan)
@@ -203,7 +202,7 @@ def fused_parts(model):
     return {
         tuple(name.split(".")[-2:])
         for name, module in model.named_modules()
-        if type(module).__module__ == decoder_blocks.__name__
+        if type(module).__module__ == turned_blocks.__name__
     }
 
 

@@ -12,11 +12,12 @@ from safetensors.torch import load_file
 from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.environment import apply
 from flatout.engine.machine.runtime import set_up
+from flatout.engine.ops.long_attention import long_attention
+from flatout.engine.ops.row_by_row import Rule, row_by_row
 from flatout.engine.parameters import parse_settings
 from flatout.engine.train import loop
 from flatout.engine.train.loop import train
 from flatout.engine.train.recording import slow_habits
-from flatout.engine.train.setup import calibration
 from flatout.engine.train.setup.assemble import assemble
 from tests.engine.families import CONFIGS, LABEL_NAMES, VOCABULARY, token_rows
 from tests.engine.plain import job_for, plain_training, save_start, without_targets
@@ -332,56 +333,6 @@ def test_lstms_train_the_same_recorded_as_in_plain_pytorch(tmp_path, task):
     assert [p.grad_norm for p in history] == pytest.approx(want.norms, rel=5e-3)
 
 
-@pytest.mark.parametrize("options", [{}, {"cuda_graphs": False, "compile": False}])
-def test_measuring_memory_leaves_no_trace(tmp_path, monkeypatch, options):
-    """Weights and generators are as without it."""
-    found = []
-    for plenty in (True, False):
-        monkeypatch.setattr(calibration, "is_plenty", lambda *_, p=plenty, **__: p)
-        job = gpu_job(tmp_path, token_budget="auto", **options)
-        trainer = assemble(job, set_up(job.settings.runtime))
-        assert (trainer.demand is None) is plenty
-        assert all(p.grad is None for p in trainer.model.parameters())
-        weights = [p.detach().cpu() for p in trainer.model.parameters()]
-        states = [torch.get_rng_state(), torch.cuda.get_rng_state()]
-        found.append([*states, *weights])
-    for without, measured in zip(*found, strict=True):
-        assert torch.equal(without, measured)
-
-
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_budget_fits_a_card_that_is_small(tmp_path, checkpointing):
-    """What is expected of steps is measured within 15 %; nothing runs out."""
-    shape = {"hidden_size": 512, "num_hidden_layers": 6, "intermediate_size": 2048}
-    shape["num_attention_heads"] = 8
-    job = gpu_job(
-        tmp_path,
-        shape=shape,
-        rows=8192,
-        runtime={"memory_limit_gib": 1.5},
-        global_batch_size=4096,
-        max_steps=4,
-        token_budget="auto",
-        compile=False,
-        cuda_graphs=False,
-        on_oom="stop",
-        gradient_checkpointing=checkpointing,
-    )
-    try:
-        trainer = assemble(job, set_up(job.settings.runtime))
-        trainer.model.train()
-        for step in range(4):
-            trainer.stepper(trainer.data[step % 2].to(trainer.runtime.device))
-        needed = torch.cuda.max_memory_allocated()
-        loop.evaluate_split(trainer, job.validation)
-        assert torch.cuda.max_memory_reserved() <= 1.5 * 2**30
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
-    assert trainer.resolved.token_budget < 65_536
-    expected = trainer.demand.peak(trainer.resolved.token_budget, several=True)
-    assert needed == pytest.approx(expected, rel=0.15)
-
-
 def test_out_of_memory_halves_the_budget_and_goes_on(tmp_path, caplog):
     shape = {"hidden_size": 256, "num_hidden_layers": 4, "intermediate_size": 1024}
     options = {
@@ -410,3 +361,24 @@ def test_out_of_memory_halves_the_budget_and_goes_on(tmp_path, caplog):
     assert result.report.steps == 6
     for point, other in zip(result.history, want.history, strict=True):
         assert point.loss == pytest.approx(other.loss, rel=1e-2)
+
+
+@pytest.mark.parametrize("lengths", [[700, 33, 900, 1], [640, 640, 640]])
+@pytest.mark.parametrize("heads_groups_causal", [(4, 2, True), (2, 2, False)])
+def test_attention_of_long_rows_equals_that_row_by_row(lengths, heads_groups_causal):
+    """Of any lengths by the flash kernel, of one length by cuDNN's."""
+    heads, groups, causal = heads_groups_causal
+    torch.manual_seed(0)
+    bounds = torch.tensor([0, *lengths]).cumsum(0).int().cuda()
+    shape = (sum(lengths), heads + 2 * groups, 64)
+    qkv = torch.randn(shape, device="cuda").bfloat16().requires_grad_()
+    rule = Rule(64**-0.5, 0.0, causal, -1, 0 if causal else -1)
+    got = long_attention(qkv, heads, bounds, max(lengths), *rule)[0]
+    plain = qkv.detach().float().requires_grad_()
+    parts = plain.split([heads, groups, groups], 1)
+    want = row_by_row(*parts, bounds, rule)
+    torch.testing.assert_close(got.float(), want, rtol=2e-2, atol=2e-2)
+    grad = torch.randn_like(want)
+    (one,) = torch.autograd.grad(got, qkv, grad.bfloat16())
+    (other,) = torch.autograd.grad(want, plain, grad)
+    assert (one.float() - other).norm() / other.norm() < 1e-2

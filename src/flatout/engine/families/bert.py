@@ -46,7 +46,7 @@ class Bert(Family):
 
     def fuse(self, model: Any, plan: FusePlan) -> None:
         """Query, key and value as one product; feed-forward and output blocks."""
-        fuse_projections(model, self.products, keep_products=plan.row_tiles)
+        fuse_projections(model, self.products, keep_products=plan.joined)
         if plan.residual_bf16 and plan.has_triton:
             fuse_blocks(model, plan.noise, narrowed=plan.narrowed)
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from flatout.engine.families._family import Family, FusePlan, tag_tokens
-from flatout.engine.ops.decoder_blocks import fuse_decoder
 from flatout.engine.ops.projections import fuse_projections
+from flatout.engine.ops.turned_blocks import fuse_decoder
 from flatout.engine.tasks import HeadKind
 
 
@@ -46,7 +46,6 @@ class Llama(_Decoder):
     """Rotated positions, gated feed-forward, query heads that share keys."""
 
     model_types = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-    first_type = "llama"
     products = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
     gated = True
 
@@ -54,5 +53,5 @@ class Llama(_Decoder):
         """Fused projections; norm, rotation, gate as kernels. Query and key are turned
         on their way to attention, which keeps no product of them."""
         fuse_projections(model, self.products)
-        if plan.row_tiles:
+        if plan.joined:
             fuse_decoder(model)

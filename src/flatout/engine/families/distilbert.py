@@ -35,4 +35,4 @@ class DistilBert(Family):
 
     def fuse(self, model: Any, plan: FusePlan) -> None:
         """Query, key and value as one product."""
-        fuse_projections(model, self.products, keep_products=plan.row_tiles)
+        fuse_projections(model, self.products, keep_products=plan.joined)

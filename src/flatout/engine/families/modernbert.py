@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from flatout.engine.families._family import Family
+from flatout.engine.families._family import Family, FusePlan
+from flatout.engine.ops.turned_blocks import fuse_encoder
 from flatout.engine.tasks import HeadKind
 
 
@@ -33,3 +34,8 @@ class ModernBert(Family):
     def pools_mean(self, kind: HeadKind, config: Any) -> bool:
         """As `classifier_pooling` says."""
         return kind is HeadKind.ROW and config.classifier_pooling == "mean"
+
+    def fuse(self, model: Any, plan: FusePlan) -> None:
+        """Query and key turned on their way to attention."""
+        if plan.joined:
+            fuse_encoder(model)

@@ -4,13 +4,13 @@ transformers lets a name be registered whose function gets q, k, v of shape
 (1, heads, P, head_dim) and every extra keyword given to the model; ours reads
 `cu_seqlens` there and lets no row see another. On a GPU it is PyTorch's own
 flash-attention kernel (Dao 2023), called below `varlen_attn` because that wrapper
-has no dropout and a model's attention dropout is part of its optimisation. On a
-CPU it goes row by row (row_by_row.py).
+has no dropout and a model's attention dropout is part of its optimisation; where rows
+or windows are short, tiles of our own (row_attention.py). On a CPU it goes row by row
+(row_by_row.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,12 +23,14 @@ from flatout.engine.ops.row_by_row import Rule, row_by_row
 PACKED = "flatout_packed"
 """Name of the padding-free attention among transformers' implementations."""
 ROWS = "flatout_rows"
-"""The same in tiles for short rows (row_attention.py), on a GPU."""
+"""The same on a GPU, by the kernel for the rows' lengths (`joined_attention`)."""
 PADDED = "flatout_sdpa"
 """transformers' sdpa whose mask is built without asking the device whether any token
 is padding: it asks at every step, and the host waits for the answer."""
 ROWS_MAX_LENGTH = 512
 """Rows up to which the narrow tiles win (measured to 320; flash tiles are 128)."""
+ROWS_MAX_WINDOW = 256
+"""Tokens of a window up to which they win in rows of any length."""
 ROWS_HEAD_DIMS = frozenset({16, 32, 64, 128})
 
 FLASH_DTYPES = frozenset({torch.bfloat16, torch.float16})
@@ -42,7 +44,7 @@ def register() -> None:
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     AttentionInterface.register(PACKED, packed_attention)
-    AttentionInterface.register(ROWS, partial(packed_attention, kernel=row_tiles))
+    AttentionInterface.register(ROWS, partial(packed_attention, by_length=True))
     AttentionInterface.register(PADDED, sdpa_attention_forward)
     AttentionMaskInterface.register(PADDED, _padding_mask)
 
@@ -66,7 +68,7 @@ def packed_attention(  # noqa: PLR0913 - the signature is transformers'
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
-    kernel: Callable[..., Tensor] | None = None,
+    by_length: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """(1, H, P, D) query, (1, G, P, D) key and value -> (1, P, H, D).
@@ -83,11 +85,12 @@ def packed_attention(  # noqa: PLR0913 - the signature is transformers'
     )
     if query.is_cuda:
         cu_seqlens, max_seqlen = kwargs["cu_seqlens"], kwargs["max_seqlen"]
-        if kernel is None:
-            out = _flash(query, key, value, cu_seqlens, max_seqlen, rule)
+        product = take_product(module)
+        if by_length and tiles_win(max_seqlen, rule):
+            qkv = _fused_qkv(product, query, key, value)
+            out = row_tiles(qkv, query.shape[1], cu_seqlens, max_seqlen, rule)
         else:
-            qkv = _fused_qkv(take_product(module), query, key, value)
-            out = kernel(qkv, query.shape[1], cu_seqlens, max_seqlen, rule)
+            out = _flash(query, key, value, cu_seqlens, max_seqlen, rule)
     else:
         targets = getattr(module, "target_index", None)
         out = _rows_in_fp32(query, key, value, kwargs["cu_seqlens"], rule, targets)
@@ -146,6 +149,25 @@ def _fused_qkv(
     return product.view(query.shape[0], -1, query.shape[2])
 
 
+def joined_attention(
+    qkv: Tensor, heads: int, cu_seqlens: Tensor, max_seqlen: int, rule: Rule
+) -> Tensor:
+    """As `_flash`, of query, key and value side by side (P, H + 2 G, D), on a GPU, by
+    the kernel for the rows' lengths."""
+    if tiles_win(max_seqlen, rule):
+        return row_tiles(qkv, heads, cu_seqlens, max_seqlen, rule)
+    from flatout.engine.ops.long_attention import long_attention
+
+    out: Tensor = long_attention(qkv, heads, cu_seqlens, max_seqlen, *rule)[0]
+    return out
+
+
+def tiles_win(max_seqlen: int, rule: Rule) -> bool:
+    """Whether rows, or windows, are so short that tiles of 128 would be half empty."""
+    seen = rule.left + max(rule.right, 0) + 1 if rule.left >= 0 else max_seqlen
+    return max_seqlen <= ROWS_MAX_LENGTH or seen <= ROWS_MAX_WINDOW
+
+
 def row_tiles(
     qkv: Tensor, heads: int, cu_seqlens: Tensor, max_seqlen: int, rule: Rule
 ) -> Tensor:
@@ -164,15 +186,12 @@ def head_dimension(config: Any) -> int:
     )
 
 
-def short_rows_fit(config: Any, max_length: int) -> bool:
-    """Whether the tiles of row_attention.py are made for this model and these rows."""
+def row_tiles_fit(config: Any) -> bool:
+    """Whether the tiles of row_attention.py are made for this model."""
     from importlib.util import find_spec
 
-    return (
-        find_spec("triton") is not None
-        and max_length <= ROWS_MAX_LENGTH
-        and head_dimension(config) in ROWS_HEAD_DIMS
-    )
+    has_triton = find_spec("triton") is not None
+    return has_triton and head_dimension(config) in ROWS_HEAD_DIMS
 
 
 def kernel_fault(config: Any, device_type: str, dtype: torch.dtype) -> str | None:

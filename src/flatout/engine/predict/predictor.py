@@ -169,8 +169,8 @@ class Predictor:
                 logger.info("rows are grouped by length, not packed: %s", fault)
             slow = kernel == "eager" or not model._supports_sdpa
             return "grouped", "eager" if slow else "sdpa"
-        short = attention.short_rows_fit(config, self.max_length)
-        use_rows = kernel == "auto" and short and self.runtime.is_cuda
+        fits = kernel == "auto" and attention.row_tiles_fit(config)
+        use_rows = fits and self.runtime.is_cuda
         return "packed", attention.ROWS if use_rows else attention.PACKED
 
     def _make_planner(self) -> Planner:

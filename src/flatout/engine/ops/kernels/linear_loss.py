@@ -17,20 +17,16 @@ from flatout.engine.tasks import IGNORED
 
 CHUNK_TOKENS = 8_192
 BLOCK = 4_096
-PIECES = 64
-"""The vocabulary is filled up to a multiple: products of rows that begin at any
-address take two to four times as long."""
 
 
 @triton.jit
 def _softmax_gradient_kernel(
-    logits_ptr, labels_ptr, loss_ptr, width, pieces, ignored,
+    logits_ptr, labels_ptr, loss_ptr, stride, pieces, ignored,
     block: tl.constexpr,
 ):  # fmt: skip
-    """One token: its loss; its logits are overwritten by softmax - one-hot, and by
-    zeros behind the vocabulary."""
+    """One token: its loss; its logits are overwritten by softmax - one-hot."""
     token = tl.program_id(0).to(tl.int64)
-    logits_ptr += token * width
+    logits_ptr += token * stride
     label = tl.load(labels_ptr + token)
     most, total = float("-inf"), 0.0
     for begin in range(0, pieces, block):
@@ -44,7 +40,7 @@ def _softmax_gradient_kernel(
     right = tl.load(logits_ptr + tl.where(counts, label, 0)).to(tl.float32)
     tl.store(loss_ptr + token, tl.where(counts, most + tl.log(total) - right, 0.0))
     tl.debug_barrier()  # the label's logit is read before it is overwritten
-    for begin in range(0, width, block):
+    for begin in range(0, pieces, block):
         place = begin + tl.arange(0, block)
         x = tl.load(logits_ptr + place, mask=place < pieces, other=float("-inf"))
         grad = tl.exp(x.to(tl.float32) - most) / total
@@ -52,7 +48,7 @@ def _softmax_gradient_kernel(
         grad = tl.where(counts, grad, 0.0)
         tl.store(
             logits_ptr + place, grad.to(logits_ptr.dtype.element_ty),
-            mask=place < width,
+            mask=place < pieces,
         )  # fmt: skip
 
 
@@ -62,9 +58,7 @@ def linear_cross_entropy(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """hidden (K, H), weight (V, H), labels (K,) -> loss () fp32, summed over labels
     that are not IGNORED, and its gradients (K, H) and (V, H) fp32."""
-    pieces = len(weight)
-    half = hidden.new_zeros((-(-pieces // PIECES) * PIECES, weight.shape[1]))
-    half[:pieces] = weight
+    half = weight.to(hidden.dtype)
     losses = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
     grad_hidden = torch.empty_like(hidden)
     grad_weight = torch.zeros_like(weight, dtype=torch.float32)
@@ -72,11 +66,11 @@ def linear_cross_entropy(
         part = slice(begin, begin + CHUNK_TOKENS)
         logits = hidden[part] @ half.t()  # (C, V)
         _softmax_gradient_kernel[(len(logits),)](
-            logits, labels[part], losses[part], logits.shape[1], pieces,
+            logits, labels[part], losses[part], logits.stride(0), logits.shape[1],
             IGNORED, block=BLOCK, num_warps=16,
         )  # fmt: skip
         grad_hidden[part] = logits @ half
-        grad_weight += (logits.t() @ hidden[part])[:pieces]
+        grad_weight += logits.t() @ hidden[part]
     return losses.sum(), grad_hidden, grad_weight
 
 

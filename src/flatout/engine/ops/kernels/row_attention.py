@@ -1,7 +1,9 @@
-"""Attention inside rows laid end to end, for rows of tens to hundreds of tokens.
+"""Attention inside rows laid end to end, for rows of tens to hundreds of tokens, and
+for windows as narrow in rows of any length.
 
 Flash-attention kernels work in tiles of 128 tokens; the median text has half of
-that, and most of such a tile is thrown away. Here tiles are 64 wide; a program takes
+that, and most of such a tile is thrown away. Here tiles are 64 wide, and those that no
+query of a tile may look at are left out; a program takes
 one tile of a row and head forward, backward a whole row and query heads that share a
 key. Online softmax and recomputation as in FlashAttention-2 (Dao 2023); dropout by
 hashing (seed, head, place), again in the backward pass instead of being stored: Philox,
@@ -72,6 +74,12 @@ def _scores(
 
 
 @triton.jit
+def _tile_of(index, tile: tl.constexpr):
+    """Where the tile of a place begins; that of places before the row is the first."""
+    return tl.maximum(index, 0) // tile * tile
+
+
+@triton.jit
 def _tile(ptr, token, row, head, inside, dims):
     """(M, D) of one head, zeros beyond the row."""
     place = token[:, None] * row + head + dims[None, :]
@@ -106,10 +114,13 @@ def _forward_kernel(
     most = tl.full((tile,), float("-inf"), tl.float32)
     total = tl.zeros((tile,), tl.float32)
     result = tl.zeros((tile, dim), tl.float32)
-    last = length
+    first, last = 0, length
     if causal:
         last = tl.minimum(length, (block + 1) * tile)
-    for begin in range(0, last, tile):
+    if windowed:
+        first = _tile_of(block * tile - left, tile)
+        last = tl.minimum(last, (block + 1) * tile + right)
+    for begin in range(first, last, tile):
         k_index = begin + tl.arange(0, tile)
         k_token = start + k_index
         k_inside = k_index < length
@@ -195,8 +206,11 @@ def _backward_kernel(  # noqa: PLR0912, PLR0915
         if causal:
             first = k_begin
         end = length
+        if windowed:
+            first = tl.maximum(first, _tile_of(k_begin - right, tile))
+            end = tl.minimum(length, k_begin + tile + left)
         if each > 1:  # the heads one after the other, in one loop
-            reach = tl.cdiv(length - first, tile) * tile
+            reach = tl.cdiv(end - first, tile) * tile
             end = first + each * reach
         for step in range(first, end, tile):
             begin = step
@@ -228,9 +242,13 @@ def _backward_kernel(  # noqa: PLR0912, PLR0915
             dq = tl.dot(short, k) * (scale * LN_2)
             place = (q_token[:, None] * heads + head) * dim + dims[None, :]
             last = k_begin + tile >= length
+            started = k_begin > 0
+            if windowed:
+                last = k_begin + tile >= tl.minimum(length, begin + tile + right)
+                started = k_begin > _tile_of(begin - left, tile)
             if causal:
                 last = k_begin == begin
-            if k_begin > 0:
+            if started:
                 dq += tl.load(sum_ptr + place, mask=inside[:, None], other=0.0)
             if last:
                 whole = dq.to(result_ptr.dtype.element_ty)

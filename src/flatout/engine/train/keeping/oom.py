@@ -165,9 +165,6 @@ def _is_alone(trainer: Trainer) -> bool:
 
 
 def _message(trainer: Trainer, how: str, mend: str) -> str:
-    train, where = trainer.job.settings.train, ""
-    if train.distributed.num_machines > 1:
-        where = " on all machines"
-    elif train.on_oom == "stop":
-        where = ", or train.on_oom: shrink"
+    several = trainer.job.settings.train.distributed.num_machines > 1
+    where = " on all machines" if several else ", or train.on_oom: shrink"
     return f"{how}: set {mend}{where}"
