@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 
 from flatout.engine.benchmark.peers.contender import contend as train_contender
-from flatout.engine.benchmark.peers.trainer import flags_of
+from flatout.engine.benchmark.peers.flags import flags_of
 from flatout.engine.benchmark.trials.trial_spec import with_changes
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.tasks import TaskError

@@ -613,7 +613,8 @@ def test_rungs_that_change_the_optimisation_are_marked_and_last(tmp_path):
 
 def test_peers_meet_at_every_batch_where_it_is_free(tmp_path):
     same = peer_contests(bench(tmp_path / "same", mode="peers"))
-    names = ["flatout", "trainer-default", "trainer-best", "trainer-unsorted"]
+    trainers = ("default", "best", "unsorted", "flattened")
+    names = ["flatout", *(f"trainer-{name}" for name in trainers)]
     assert [one.label for one in same] == names
     two = bench(tmp_path / "two", mode="peers", contenders="trainer-best flatout")
     assert [one.label for one in peer_contests(two)] == ["trainer-best", "flatout"]
@@ -625,20 +626,11 @@ def test_peers_meet_at_every_batch_where_it_is_free(tmp_path):
     assert [one.label for one in found] == [
         f"{name}, batch {size}" for size in (8, 16) for name in names
     ] + ["conf/slow"]
-    assert found[4].changes["train.global_batch_size"] == 16
-    assert found[4].options == {"contender": "flatout"}
-    rates = [one.changes["train.learning_rate"] for one in found[:5]]
-    assert rates[0] / rates[4] == pytest.approx(0.5**0.5)  # learning_rate_rule: sqrt
+    assert found[5].changes["train.global_batch_size"] == 16
+    assert found[5].options == {"contender": "flatout"}
+    rates = [one.changes["train.learning_rate"] for one in found[:6]]
+    assert rates[0] / rates[5] == pytest.approx(0.5**0.5)  # learning_rate_rule: sqrt
     assert found[-1].changes["train.global_batch_size"] == 16
-
-
-def test_the_headline_rates_no_unsorted_trainer(tmp_path):
-    alone = {"contenders": "trainer-unsorted"}
-    with pytest.raises(SettingsError, match="add flatout or trainer-best"):
-        run_headline(Sweep(bench(tmp_path / "alone", mode="headline", **alone)))
-    both = bench(tmp_path / "both", mode="headline")
-    run_headline(Sweep(both))
-    assert "trainer-unsorted, batch 8" not in {t.label for t in both.results}
 
 
 def test_the_headline_compares_with_the_slow_one_and_with_the_trainers_best(tmp_path):

@@ -181,6 +181,7 @@ HEADLINE_NOTE = (
 PEERS: Columns = {
     "contender": "name",
     "samples/s": "samples_per_s",
+    "times the fastest Trainer": fixed("over_best_peer", 2),
     "GiB": "reserved_memory_gib",
     "s to target": "seconds_to_target",
     "of these the first step": "first_step_s",
@@ -205,8 +206,9 @@ def peers_text(summary: Summary) -> str:
 
 
 def _contest(title: str, rows: Sequence[Row], columns: Columns, note: str) -> str:
-    """A line a contender, and the flags that it had."""
+    """A line a contender, the flags that it had, and why it did not train."""
     if not rows:
         return ""
-    flags = bullets(f"{row['name']}: `{row['flags']}`" for row in rows if row["flags"])
-    return section(title, table(rows, columns), f"{note}\n{flags}")
+    lines = [f"{row['name']}: `{row['flags']}`" for row in rows if row["flags"]]
+    lines += [f"{row['name']}: {row['note']}" for row in rows if row["note"]]
+    return section(title, table(rows, columns), f"{note}\n{bullets(lines)}")

@@ -18,11 +18,15 @@ from flatout.engine.benchmark.trials.trial_spec import Kind, Planned, TrialResul
 from flatout.engine.machine.environment import nvidia_gpu_count
 from flatout.engine.parameters import SettingsError
 
+NEED_GPU = frozenset({"compiled", "liger"})
+
 
 def contenders(bench: Bench) -> list[str]:
     """`benchmark.contenders` that this machine can run."""
     gpu = nvidia_gpu_count() > 0
-    found = [c for c in bench.options.contenders if gpu or "compiled" not in c]
+    found = [
+        c for c in bench.options.contenders if gpu or NEED_GPU.isdisjoint(c.split("-"))
+    ]
     if not found:
         raise SettingsError(
             f"benchmark.contenders: {', '.join(bench.options.contenders)} needs a GPU, "
@@ -59,16 +63,21 @@ def _at_batch(bench: Bench, size: int) -> Changes:
 
 
 def peer_rows(bench: Bench) -> list[dict[str, Any]]:
-    """Each contender with the time it took to a loss that all of them reached."""
+    """Each contender with the time it took to a loss that all of them reached, and its
+    rate over that of the fastest Trainer: their samples are as many, so that losses at
+    the end compare quality."""
     trials = [t for t in bench.results if t.kind == "peer"]
     curves = {t.trial_id: bench.figures[t.trial_id].get("curve", []) for t in trials}
     target = target_loss([curve for curve in curves.values() if curve])
+    others = [t for t in trials if bench.figures[t.trial_id].get("flags")]
+    fastest = max(_rates(others, "peer"), default=None)
     return [
         {
             "name": trial.label,
             "status": trial.status,
             "note": trial.note,
             "samples_per_s": trial.samples_per_s,
+            "over_best_peer": _ratio(trial.samples_per_s, fastest),
             "reserved_memory_gib": trial.reserved_memory_gib,
             "target_validation_loss": target,
             "seconds_to_target": seconds_to(curves[trial.trial_id], target),
@@ -115,7 +124,7 @@ def seconds_to(curve: Curve, target: float | None) -> float | None:
 
 COMPILED_WARMUP_STEPS = 250
 """Until the compiled Trainer has graphs for the lengths that occur."""
-FLATOUT, UNSORTED = "flatout", "trainer-unsorted"
+FLATOUT = "flatout"
 
 
 def headline_contests(bench: Bench) -> Iterator[Planned]:
@@ -125,13 +134,7 @@ def headline_contests(bench: Bench) -> Iterator[Planned]:
     sizes = {settings.train.global_batch_size}
     if options.free_global_batch:
         sizes |= set(options.batch_sizes)
-    # Sorting is among the Trainer's best flags where rates alone count.
-    names = [name for name in contenders(bench) if name != UNSORTED]
-    if not names:
-        raise SettingsError(
-            f"benchmark.contenders: {UNSORTED} is for mode peers, which tells what was "
-            "learnt; add flatout or trainer-best"
-        )
+    names = contenders(bench)
     yield Planned("end_to_end", SLOW, "conf/slow", world_size=1)
     for size in sorted(sizes):
         for name in (name for name in names if name != FLATOUT):
@@ -152,7 +155,7 @@ def sorted_steps(size: int, rows: int) -> int:
 
 def _trainer(name: str, size: int, rows: int, repeats: int) -> Planned:
     warmup = window = sorted_steps(size, rows)
-    if name == "trainer-best-compiled":
+    if "compiled" in name:
         epoch = math.ceil(rows / size)
         warmup = epoch * math.ceil(COMPILED_WARMUP_STEPS / epoch)
     most = warmup + (2 * repeats + 1) * window

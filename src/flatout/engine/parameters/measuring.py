@@ -27,6 +27,10 @@ Contender = Literal[
     "trainer-best",
     "trainer-best-compiled",
     "trainer-unsorted",
+    "trainer-liger",
+    "trainer-flattened",
+    "trainer-flattened-liger",
+    "trainer-flattened-compiled",
 ]
 
 
@@ -62,7 +66,8 @@ class BenchmarkSettings(SettingsModel):
     token_budgets: list[Count] = []
     """Tokens of a micro-batch. Empty: chosen around one global batch."""
     contenders: list[Contender] = Field(list(get_args(Contender)), min_length=1)
-    """Whom modes peers and headline compare; the compiled one only on a GPU."""
+    """Whom modes peers and headline compare; compiled ones, and those with Liger's
+    kernels, only on a GPU."""
     steps_per_trial: int = Field(20, ge=2)
     """Optimizer steps of a timed window."""
     warmup_steps: int = Field(3, ge=1)

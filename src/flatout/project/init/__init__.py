@@ -1,1 +1,0 @@
-"""`kedro flatout init`: conf/local from a look at the data."""
