@@ -9,8 +9,8 @@ import yaml
 from click.testing import CliRunner
 
 from flatout import cli
+from flatout.cli.grid import grid_parameters, of_samples
 from flatout.engine.parameters import parse_settings
-from flatout.project.grid_command import grid_parameters, of_samples
 from tests.conftest import PROJECT, kedro
 from tests.test_first_settings import KINDS, write
 
@@ -21,7 +21,7 @@ ASKED = (
 
 
 def parsed(arguments: list[str]) -> dict:
-    command = cli.benchmark
+    command = cli.flatout.commands["benchmark"]
     return command.make_context("benchmark", list(arguments)).params
 
 

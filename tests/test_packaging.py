@@ -163,7 +163,11 @@ def test_nothing_private_is_sent_to_the_image():
         "src/flatout.egg-info/PKG-INFO",
     ):
         assert not is_sent(Path(path)), path
-    for path in ("conf/local/.gitkeep", "conf/base/catalog.yml", "src/flatout/cli.py"):
+    for path in (
+        "conf/local/.gitkeep",
+        "conf/base/catalog.yml",
+        "src/flatout/cli/run.py",
+    ):
         assert is_sent(Path(path)), path
 
 

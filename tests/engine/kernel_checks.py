@@ -11,10 +11,12 @@ from torch.nn import functional as F
 
 from flatout.engine.families.decoders import Llama
 from flatout.engine.models.compilation import compiled
+from flatout.engine.ops import lstm as lstm_plainly
 from flatout.engine.ops.attention import PACKED, ROWS
 from flatout.engine.ops.blocks import fuse_blocks
 from flatout.engine.ops.dropout import Noise, replace_dropout
 from flatout.engine.ops.gelu import replace_gelu
+from flatout.engine.ops.kernels import lstm
 from flatout.engine.ops.kernels.bias_gelu import bias_gelu
 from flatout.engine.ops.kernels.column_sum import column_sum
 from flatout.engine.ops.kernels.gated_silu import gated_silu
@@ -134,6 +136,29 @@ def check_linear_loss():
         torch.autograd.grad(plain * 0.5, (hidden, weight)),
         strict=True,
     ):
+        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+
+
+def check_lockstep_lstm(batch, splits):
+    """Steps of two LSTMs, rows that fill no tile; a product's parts summed in one."""
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+
+    def drawn(*shape):
+        return 0.3 * torch.randn(*shape, device=device)
+
+    weights = [drawn(2, 256, 64), drawn(2, 256), drawn(2, 64, 64)]
+    weights = [w.to(dtype if w.dim() > 2 else torch.float32) for w in weights]
+    gates, grads = drawn(2, 3, batch, 256).to(dtype), drawn(2, 3, batch, 64).to(dtype)
+    results = []
+    with patch.object(lstm, "STATES", lstm.STATES._replace(inner=64, splits=splits)):
+        for steps in (lstm, lstm_plainly):
+            own, states_grads = gates.clone(), grads.clone()
+            made = steps.forward_steps(own, *weights)
+            given = own, made[0], weights[0], weights[2]
+            results.append(
+                (own, *made, steps.backward_steps(states_grads, *given), states_grads)
+            )
+    for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
 
 
@@ -342,6 +367,8 @@ def check_all():
     check_attention_dropout()
     check_compiled_attention()
     check_linear_loss()
+    check_lockstep_lstm(batch=70, splits=4)
+    check_lockstep_lstm(batch=5, splits=1)
     check_sums_and_gelu(300)
     check_sums_and_gelu(256)
     check_rotary()

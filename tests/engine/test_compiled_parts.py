@@ -172,6 +172,7 @@ def test_blocks_are_fused_in_bert_and_roberta_alone(family):
         joined=False,
         residual_bf16=True,
         narrowed=False,
+        compiled=True,
         has_triton=True,
     )
     family_of(model.config).fuse(model, plan)

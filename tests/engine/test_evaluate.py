@@ -142,7 +142,7 @@ def test_a_training_outlives_an_evaluation_that_runs_out_of_memory(tmp_path, cap
 
 
 def test_an_evaluation_that_does_not_fit_says_what_to_set(tmp_path):
-    job = make_job(tmp_path)
+    job = make_job(tmp_path, on_oom="stop")
     trainer = assemble(job, set_up(job.settings.runtime))
     trainer.model.model.bert.encoder.register_forward_hook(FullOnce(times=9))
     text = r"in an evaluation with token budget 120: set train\.token_budget: 60 "

@@ -195,7 +195,7 @@ def test_memory_that_runs_out_halves_the_token_budget(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Stepper, "__call__", limited)
     with pytest.raises(OutOfMemory, match=r"set train\.token_budget: 60 ") as full:
-        run_job(make_job(tmp_path / "stop"))
+        run_job(make_job(tmp_path / "stop", on_oom="stop"))
     assert full.value.exit_code == 4
     job = make_job(tmp_path / "shrink", on_oom="shrink", log_every=1)
     result = run_job(job)
@@ -206,7 +206,7 @@ def test_memory_that_runs_out_halves_the_token_budget(tmp_path, monkeypatch):
 
 
 def test_graphs_are_given_up_before_the_budget(tmp_path, caplog):
-    job = make_job(tmp_path)
+    job = make_job(tmp_path, on_oom="stop")
     trainer = assemble(job, set_up(job.settings.runtime))
     budget = trainer.resolved.token_budget
     trainer.resolved = replace(trainer.resolved, cuda_graphs=True)

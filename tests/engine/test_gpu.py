@@ -18,6 +18,7 @@ from flatout.engine.parameters import parse_settings
 from flatout.engine.train import loop
 from flatout.engine.train.loop import train
 from flatout.engine.train.recording import slow_habits
+from flatout.engine.train.setup import calibration
 from flatout.engine.train.setup.assemble import assemble
 from tests.engine.families import CONFIGS, LABEL_NAMES, VOCABULARY, token_rows
 from tests.engine.plain import job_for, plain_training, save_start, without_targets
@@ -331,6 +332,56 @@ def test_lstms_train_the_same_recorded_as_in_plain_pytorch(tmp_path, task):
     history = found.history
     assert [p.loss for p in history] == pytest.approx(want.losses, rel=2e-3)
     assert [p.grad_norm for p in history] == pytest.approx(want.norms, rel=5e-3)
+
+
+@pytest.mark.parametrize("options", [{}, {"cuda_graphs": False, "compile": False}])
+def test_measuring_memory_leaves_no_trace(tmp_path, monkeypatch, options):
+    """Weights and generators are as without it."""
+    found = []
+    for plenty in (True, False):
+        monkeypatch.setattr(calibration, "is_plenty", lambda *_, p=plenty, **__: p)
+        job = gpu_job(tmp_path, token_budget="auto", **options)
+        trainer = assemble(job, set_up(job.settings.runtime))
+        assert (trainer.demand is None) is plenty
+        assert all(p.grad is None for p in trainer.model.parameters())
+        weights = [p.detach().cpu() for p in trainer.model.parameters()]
+        states = [torch.get_rng_state(), torch.cuda.get_rng_state()]
+        found.append([*states, *weights])
+    for without, measured in zip(*found, strict=True):
+        assert torch.equal(without, measured)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_budget_fits_a_card_that_is_small(tmp_path, checkpointing):
+    """What is expected of steps is measured within 15 %; nothing runs out."""
+    shape = {"hidden_size": 512, "num_hidden_layers": 6, "intermediate_size": 2048}
+    shape["num_attention_heads"] = 8
+    job = gpu_job(
+        tmp_path,
+        shape=shape,
+        rows=8192,
+        runtime={"memory_limit_gib": 1.5},
+        global_batch_size=4096,
+        max_steps=4,
+        token_budget="auto",
+        compile=False,
+        cuda_graphs=False,
+        on_oom="stop",
+        gradient_checkpointing=checkpointing,
+    )
+    try:
+        trainer = assemble(job, set_up(job.settings.runtime))
+        trainer.model.train()
+        for step in range(4):
+            trainer.stepper(trainer.data[step % 2].to(trainer.runtime.device))
+        needed = torch.cuda.max_memory_allocated()
+        loop.evaluate_split(trainer, job.validation)
+        assert torch.cuda.max_memory_reserved() <= 1.5 * 2**30
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert trainer.resolved.token_budget < 65_536
+    expected = trainer.demand.peak(trainer.resolved.token_budget, several=True)
+    assert needed == pytest.approx(expected, rel=0.15)
 
 
 def test_out_of_memory_halves_the_budget_and_goes_on(tmp_path, caplog):

@@ -4,8 +4,9 @@
 Both sides begin at the same weights and train on the same blocks of whole words:
 wikitext-2's `valid.txt`, as PyTorch's examples (word_language_model) hold it. Both are
 judged by `test.txt`. The loop is `nn.LSTM`, AdamW and a linear decay, and is given the
-same blocks at each step; dropout is drawn by each side. A run is a process of its own,
-the sides by turns. `cpu_s` is what all of it costs, also where others use the cores.
+same blocks at each step; dropout is drawn by each side, so that they differ by rounding
+alone where it is 0. A run is a process of its own, the sides by turns. `cpu_s` is what
+all of it costs, also where others use the cores.
 
     python -m tests.tools.bilm_plain --folder=/data/wikitext-2 --epochs=2 --turns=2
     python -m tests.tools.bilm_plain --folder=/data/wikitext-2 --epochs=20 \
@@ -31,7 +32,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-RATE, DROPOUT = 4e-3, 0.1
+RATE = 4e-3
 UNKNOWN, END = 1, 2
 Split = list[list[int]]
 
@@ -63,11 +64,11 @@ class Bilm(nn.Module):
         super().__init__()
         words, width = config.vocab_size, config.embedding_size
         self.embed = nn.Embedding(words, width)
-        given = {"batch_first": True, "dropout": DROPOUT}
+        given = {"batch_first": True, "dropout": config.dropout}
         given["proj_size"] = config.projection_size or 0
         sizes = (width, config.hidden_size, config.num_hidden_layers)
         self.onward, self.back = nn.LSTM(*sizes, **given), nn.LSTM(*sizes, **given)
-        self.drop = nn.Dropout(DROPOUT)
+        self.drop = nn.Dropout(config.dropout)
         self.head = nn.Linear(config.output_size, words, bias=False)
 
     def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -219,8 +220,8 @@ def save_start(folder: Path, given: argparse.Namespace) -> None:
         "projection_size": given.projection,
         "num_hidden_layers": given.layers,
     }
-    words = {"vocab_size": given.vocabulary + 3, "pad_token_id": 0, "dropout": DROPOUT}
-    config = AutoConfig.for_model("bilm", **sizes, **words)
+    words = {"vocab_size": given.vocabulary + 3, "pad_token_id": 0}
+    config = AutoConfig.for_model("bilm", **sizes, **words, dropout=given.dropout)
     AutoModelForPreTraining.from_config(config).save_pretrained(folder)
 
 
@@ -237,6 +238,7 @@ def main() -> None:
     parser.add_argument("--projection", type=int, help="of an LSTM's output")
     parser.add_argument("--vocabulary", type=int, default=4000, help="commonest words")
     parser.add_argument("--batch", type=int, default=32, help="blocks")
+    parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--device", default="cpu", help="the loop's")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--side", choices=["plain", "flatout"])

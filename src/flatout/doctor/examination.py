@@ -18,7 +18,7 @@ from flatout.engine.diagnosis.installation import bytecode, versions
 from flatout.engine.diagnosis.startup import processes_here
 from flatout.engine.machine import environment
 from flatout.engine.machine.container import available_memory_bytes
-from flatout.engine.models.memory import estimate
+from flatout.engine.models.memory import GIB, estimate, guessed_tokens
 from flatout.engine.parameters import Settings
 from flatout.project.catalog_hooks import local_paths, store_in
 from flatout.project.command_line import check_environment
@@ -164,18 +164,30 @@ class Patient:
         config = self._config_or_none()
         if config is None:
             return Finding("training memory", "ok", "unknown until the model is here")
+        train, ranks = self.settings.train, processes_here(self.settings)
+        ranks *= train.distributed.num_machines
+        shards = ranks if train.distributed.strategy == "fsdp" else 1
+        name, size = "free RAM", available_memory_bytes()
+        if self.torch.gpus > 0 and self.driver:
+            name, size = self.driver.gpus[0]
+            limit_gib = self.settings.runtime.memory_limit_gib
+            size = size if limit_gib is None else min(size, int(limit_gib * GIB))
+        budget = self._token_budget(config, size, shards)
+        found = estimate(self.settings, config, budget, shards)
+        return model.judge_memory(found, size, name)
+
+    def _token_budget(self, config: Any, size: int, shards: int) -> int:
+        """As set; auto lowers it to what a GPU of `size` bytes holds."""
         from flatout.engine.train.setup.budgets import default_token_budget
 
-        gpu, train = self.torch.gpus > 0, self.settings.train
-        budget = train.token_budget
-        tokens = default_token_budget(gpu) if budget == "auto" else budget
-        ranks = processes_here(self.settings) * train.distributed.num_machines
-        shards = ranks if train.distributed.strategy == "fsdp" else 1
-        found = estimate(self.settings, config, tokens, shards)
-        if gpu and self.driver:
-            name, size = self.driver.gpus[0]
-            return model.judge_memory(found, size, name)
-        return model.judge_memory(found, available_memory_bytes(), "free RAM")
+        if (wanted := self.settings.train.token_budget) != "auto":
+            return wanted
+        gpu = self.torch.gpus > 0
+        budget = default_token_budget(gpu)
+        fitting = guessed_tokens(self.settings, config, size, shards) if gpu else None
+        if fitting is None:
+            return budget
+        return min(budget, max(fitting, self.settings.max_length))
 
 
 def _unknown(check: str) -> Finding:

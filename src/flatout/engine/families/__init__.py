@@ -16,11 +16,13 @@ from flatout.engine.parameters import ModelSettings, SettingsError
 
 if TYPE_CHECKING:
     from flatout.engine.families._family import Family, FusePlan
+    from flatout.engine.tasks import HeadKind
 
 __all__ = [
     "Family",
     "FusePlan",
     "families",
+    "first_type",
     "family_of",
     "family_of_type",
     "import_own",
@@ -71,6 +73,12 @@ def import_own(settings: ModelSettings) -> None:
             f"model.family: {settings.family!r} cannot be imported ({error}): name a "
             "module on the Python path, as my_package.my_family"
         ) from error
+
+
+def first_type(head: HeadKind, *, causal: bool) -> str | None:
+    """A model type from scratch for tasks with this head; None: that of conf/base."""
+    fitting = (f for f in families() if head in f.heads and f.causal == causal)
+    return next((f.first_type for f in fitting if f.first_type), None)
 
 
 def packable() -> list[str]:

@@ -28,6 +28,7 @@ class FusePlan:
     """Whether blocks hand on bf16."""
     narrowed: bool
     """Whether the last layer is given its targets alone."""
+    compiled: bool
     has_triton: bool
 
 
@@ -63,9 +64,16 @@ class Family:
     batches are part of the optimisation, and a step is one of them."""
     gated: ClassVar[bool] = False
     """Whether the feed-forward part has three matrices, and positions are rotations."""
+    first_type: ClassVar[str | None] = None
+    """Of `model_types`, what `kedro flatout init` takes for a model from scratch where
+    conf/base has none for the task."""
+    launches_by_place: ClassVar[bool] = False
+    """Whether layers launch kernels at each place of a row: then launching may bound a
+    step of any size."""
     compiles: ClassVar[bool] = True
     """Whether `train.compile: auto` may compile it. Recurrent layers are kernels of
-    cuDNN already, at which Dynamo breaks its graphs."""
+    cuDNN already, at which Dynamo breaks its graphs. Without it, our kernels are put
+    in place of theirs in any case."""
 
     def __init_subclass__(cls) -> None:
         Family.known.append(cls)

@@ -13,6 +13,7 @@ class Recurrent(Family):
     attends = False
     compiles = False
     records_padded = True
+    launches_by_place = True
 
     def precision_fault(self, precision: str, device_type: str) -> str | None:
         """oneDNN has an LSTM in bf16 only for CPUs with AVX-512."""

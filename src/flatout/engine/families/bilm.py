@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForPreTraining
 
+from flatout.engine.families._family import FusePlan
 from flatout.engine.families._modeling.bilm import (
     BilmConfig,
     BilmForPreTraining,
     BilmModel,
+    BilmStates,
+    mirrored_places,
 )
 from flatout.engine.families._recurrent import Recurrent
+from flatout.engine.ops.lstm import MULTIPLE, lockstep_lstm, weights_of
 from flatout.engine.tasks import HeadKind
 
 AutoConfig.register("bilm", BilmConfig, exist_ok=True)
@@ -25,13 +30,70 @@ def _pieces(model: Any, hidden: Tensor) -> Tensor:
     return logits
 
 
+class _LockstepBilm(BilmModel):
+    """Both stacks a step at a time, with the same weights; on a GPU in fp32 one behind
+    the other."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        **_: Any,
+    ) -> BilmStates:
+        dtype = _dtype_of_products(self.embeddings.weight)
+        if input_ids.is_cuda and dtype.itemsize > 2:
+            return super().forward(input_ids, attention_mask, output_hidden_states)
+        mirror = mirrored_places(input_ids, attention_mask)
+        both = torch.stack([input_ids, input_ids.gather(1, mirror)])
+        found = self._layers(both.mT, dtype)
+        wanted = found if output_hidden_states else found[-1:]
+        layers = tuple(_side_by_side(states, mirror) for states in wanted)
+        return BilmStates(
+            self.dropout(layers[-1]), layers if output_hidden_states else None
+        )
+
+    def _layers(self, ids: Tensor, dtype: torch.dtype) -> list[Tensor]:
+        """ids (2, T, B) -> each layer's (2, T, B, output_size)."""
+        states: Tensor = self.embeddings(ids)
+        found: list[Tensor] = []
+        for pair in zip(self.forward_layers, self.backward_layers, strict=True):
+            given = self.dropout(states).to(dtype)
+            read = lockstep_lstm(given, weights_of(pair, dtype))
+            states = read + states if self.config.residual and found else read
+            found.append(states)
+        return found
+
+
+def _dtype_of_products(weight: Tensor) -> torch.dtype:
+    device = weight.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return weight.dtype
+
+
+def _side_by_side(states: Tensor, mirror: Tensor) -> Tensor:
+    """(2, T, B, N), the second from each row's end -> (B, T, 2, N)."""
+    onward, back = states.transpose(1, 2)
+    back = back.gather(1, mirror.unsqueeze(-1).expand_as(back))
+    return torch.stack([onward, back], 2)
+
+
 class Bilm(Recurrent):
     """bilm: states (K, 2, output_size), of which each direction is one."""
 
     model_types = frozenset({"bilm"})
+    first_type = "bilm"
     model_classes = (BilmModel, BilmForPreTraining)
     heads: ClassVar = {HeadKind.DIRECTIONS: _pieces}
     matrix_heads = frozenset({HeadKind.DIRECTIONS})
+
+    def fuse(self, model: Any, plan: FusePlan) -> None:
+        """Both directions in step, where the LSTMs are projected."""
+        cells, width = model.config.hidden_size, model.config.projection_size
+        fits = width and cells % MULTIPLE == width % MULTIPLE == 0
+        if fits and plan.has_triton and not plan.compiled:
+            model.base_model.__class__ = _LockstepBilm
 
     def count_weights(self, config: Any) -> int:
         """Embedding, softmax, and of each LSTM four gates and the projection."""

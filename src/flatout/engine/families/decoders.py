@@ -46,6 +46,7 @@ class Llama(_Decoder):
     """Rotated positions, gated feed-forward, query heads that share keys."""
 
     model_types = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+    first_type = "llama"
     products = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
     gated = True
 

@@ -57,10 +57,19 @@ class Runtime:
 
     @property
     def device_memory_bytes(self) -> int | None:
-        """All of the GPU's; None where there is none."""
+        """All of the GPU's that this process may take; None where there is none."""
         if not (self.is_cuda and torch.cuda.is_available()):
             return None
-        return int(torch.cuda.mem_get_info(self.device)[1])
+        whole = int(torch.cuda.mem_get_info(self.device)[1])
+        return int(torch.cuda.get_per_process_memory_fraction(self.device) * whole)
+
+    @property
+    def memory_within_reach(self) -> int:
+        """Bytes of the GPU that this process holds or can still take: other programs
+        have theirs."""
+        held = torch.cuda.memory_reserved(self.device)
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return min(held + free, self.device_memory_bytes or 0)
 
     def pad_multiple(self, packed: bool, packed_on_gpu: int) -> int:
         """What packed totals, or padded lengths, are rounded up to, so that few shapes
@@ -83,6 +92,7 @@ def set_up(settings: RuntimeSettings) -> Runtime:
     threads = resolve_threads(settings, ranks.local_world_size)
     torch.set_num_threads(threads)
     _switches(settings)
+    _limit_memory(settings.memory_limit_gib, device)
     seed_all(settings.seed + ranks.rank)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
     return Runtime(device, name, precision, ranks, threads, settings.deterministic)
@@ -133,6 +143,21 @@ def _switches(settings: RuntimeSettings) -> None:
     if wanted or torch.are_deterministic_algorithms_enabled():
         # It imports all of TorchInductor, seconds that a plain training has no use for.
         torch.use_deterministic_algorithms(wanted, warn_only=True)
+
+
+def _limit_memory(limit_gib: float | None, device: torch.device) -> None:
+    """What PyTorch may take of a GPU, as of a smaller one."""
+    if limit_gib is None or device.type != "cuda":
+        return
+    whole_gib = torch.cuda.get_device_properties(device).total_memory / 2**30
+    if limit_gib > whole_gib:
+        logger.warning(
+            "runtime.memory_limit_gib: %s has %.1f GiB, not %g: all of it is used",
+            torch.cuda.get_device_name(device),
+            whole_gib,
+            limit_gib,
+        )
+    torch.cuda.set_per_process_memory_fraction(min(1.0, limit_gib / whole_gib), device)
 
 
 def memory(runtime: Runtime) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Memory that a training will take, from the model's config alone."""
+"""Memory that a training takes: guessed from the model's config alone, or counted from
+what it holds and from passes whose memory was measured."""
 
 from __future__ import annotations
 
@@ -14,6 +15,10 @@ what BERT-base reserved on an H200 (28.0 GiB at 24,600 tokens). What a backward 
 keeps is 90 bytes in fp32, and 79 under bf16 autocast."""
 STATE_BYTES = 16
 """A weight: itself, its gradient and Adam's two moments, all fp32."""
+GIB = 2**30
+STEPS_AN_OCTAVE = 8
+"""Budgets are rounded down to one of so many between a power of two and the next, so
+that a little more or less free memory cuts the same micro-batches."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,74 @@ class Estimate:
         return self.states + self.activations
 
 
+@dataclass(frozen=True)
+class Demand:
+    """Bytes of a training on one device, by the tokens of its micro-batches."""
+
+    held: int
+    """Between two steps: weights, buffers, workspaces of the libraries."""
+    gradients: int
+    moments: int
+    """Of the optimizer."""
+    update: int
+    """What the optimizer takes for a moment."""
+    fixed: float
+    """Of a pass, however few its tokens: weights in the compute type."""
+    per_token: float
+    """Of a pass: activations, and what its kernels take for a moment."""
+
+    def passes(self, tokens: int) -> float:
+        """Forward and backward, beside what is held and gradients."""
+        return max(0.0, self.fixed + self.per_token * tokens)
+
+    def peak(self, tokens: int, *, several: bool, graphs: bool = False) -> float:
+        """Of steps with micro-batches of at most `tokens`, `several` or one of them. A
+        recorded step has memory of its own, beside that of those that were not."""
+        states = self.held + self.moments
+        step = self.passes(tokens) + (self.gradients if several else 0)
+        step = max(step, self.gradients + self.update)
+        if not graphs:
+            return states + step
+        return states + step + self.gradients + self.passes(tokens)
+
+    def most_tokens(self, room: float, *, graphs: bool = False) -> int:
+        """Of one of several micro-batches, so that a step stays within `room`; 0 where
+        nothing does."""
+        own = room - self.held - self.moments - self.gradients
+        if graphs:
+            own = (own - self.gradients) / 2
+        if own < self.update or own < self.fixed:
+            return 0
+        return int((own - self.fixed) / max(self.per_token, 1e-9))
+
+
+def line(points: list[tuple[int, float]]) -> tuple[float, float]:
+    """(fixed, per token) through the last two measurements (tokens, bytes); through
+    nothing and a single one."""
+    high, high_bytes = points[-1]
+    low, low_bytes = points[-2] if len(points) > 1 else (0, 0.0)
+    slope = max(0.0, (high_bytes - low_bytes) / (high - low))
+    return high_bytes - slope * high, slope
+
+
+def rounded_down(tokens: int, least: int = 1) -> int:
+    """To one of STEPS_AN_OCTAVE between powers of two, but not below `least`."""
+    if tokens <= STEPS_AN_OCTAVE:
+        return max(least, tokens)
+    unit = 1 << (tokens.bit_length() - STEPS_AN_OCTAVE.bit_length())
+    return max(least, tokens // unit * unit)
+
+
+def moment_bytes(groups: list[dict[str, Any]]) -> int:
+    """That an optimizer of torch.optim will keep for its parameter `groups`: two of
+    each with Adam, one with momentum, hardly any with Adafactor."""
+    kept = 0
+    for group in groups:
+        copies = 2 if "betas" in group else int(bool(group.get("momentum")))
+        kept += copies * sum(int(p.nbytes) for p in group["params"])
+    return kept
+
+
 def estimate(settings: Settings, config: Any, budget: int, shards: int = 1) -> Estimate:
     """`budget`: most tokens of a micro-batch; `shards`: ranks that share the states."""
     train = settings.train
@@ -49,6 +122,20 @@ def estimate(settings: Settings, config: Any, budget: int, shards: int = 1) -> E
     logits = int(2 * 4 * share * tokens * config.vocab_size) if share else 0
     states = STATE_BYTES * parameters // shards
     return Estimate(parameters, states, activations + logits, tokens)
+
+
+def guessed_tokens(
+    settings: Settings, config: Any, room: float, shards: int = 1
+) -> int | None:
+    """Of a micro-batch that fits in `room` bytes by `estimate`; None where the config
+    does not say the sizes that it asks for, or rows are no tokens."""
+    if settings.train.rows != "tokens":
+        return None
+    try:
+        found = estimate(settings, config, 1, shards)
+    except AttributeError:
+        return None
+    return max(0, int((room - found.states) / max(1, found.activations)))
 
 
 def count_parameters(config: Any, task: str) -> int:

@@ -49,6 +49,9 @@ class RuntimeSettings(SettingsModel):
     attention: Literal["auto", "eager", "sdpa", "varlen"] = "auto"
     """`eager` or `sdpa` for padded batches, `varlen` for packed ones. auto: the
     fastest that computes the same."""
+    memory_limit_gib: float | None = Field(None, gt=0)
+    """Most that PyTorch may take of a GPU's memory, as of a smaller card. null: all
+    that other programs leave."""
     threads: Count | Auto = "auto"
     """OMP and MKL threads. auto: 1 beside a GPU, the usable cores without one."""
     environment: dict[str, str] = VARIABLES
@@ -196,7 +199,8 @@ class TrainSettings(SlowHabits):
     global_batch_size: int = Field(32, ge=1)
     """Samples an optimizer step, over all ranks and micro-batches."""
     token_budget: Count | Auto = "auto"
-    """Most tokens, padding included, of one micro-batch on one device."""
+    """Most tokens, padding included, of one micro-batch on one device. auto: what its
+    memory holds, at most 65,536 on a GPU and 8,192 without one."""
     epochs: float = Field(3, gt=0)
     """Passes over the training rows; a part of one is allowed."""
     max_steps: int | None = Field(None, ge=1)
@@ -264,8 +268,9 @@ class TrainSettings(SlowHabits):
     """One kernel for all tensors (adamw)."""
     resume: str = "auto"
     """`auto` (go on from the newest sound checkpoint), `never`, or a folder."""
-    on_oom: Literal["stop", "shrink"] = "stop"
-    """Out of memory: stop, or halve the token budget (the global batch stays)."""
+    on_oom: Literal["stop", "shrink"] = "shrink"
+    """Out of memory: stop, or halve the token budget (the global batch stays). Several
+    machines stop."""
     deadline_hours: float | None = Field(None, gt=0)
     """Warn when the projected end passes it."""
     loader: LoaderSettings = LoaderSettings()

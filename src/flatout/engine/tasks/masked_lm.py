@@ -27,6 +27,8 @@ class MaskedLM(CrossEntropy):
     auto_class = "AutoModelForMaskedLM"
     architectures = ("ForMaskedLM",)
     head = HeadKind.VOCABULARY
+    guess_order = 4
+    guess_unlabelled = True
     joins_texts = True
     pipeline_tag = "fill-mask"
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from flatout.engine.data.first_look import ColumnValues, Guessed, num_classes
 from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
 
 
@@ -18,6 +19,7 @@ class SequenceClassification(CrossEntropy):
 
     label_type = pa.string()
     takes_options = CrossEntropy.takes_options | {"class_weights"}
+    guess_order: ClassVar[int | None] = 2
     figures = {"loss": False} | dict.fromkeys(
         (
             "accuracy",
@@ -56,6 +58,15 @@ class SequenceClassification(CrossEntropy):
             "id2label": dict(enumerate(self.label_names)),
             "label2id": {name: number for number, name in enumerate(self.label_names)},
         }
+
+    @classmethod
+    def guess_label(cls, columns: ColumnValues) -> Guessed | None:
+        """A column of few values, several rows each."""
+        for name, values in columns.items():
+            if count := num_classes(values):
+                why = f"{name} has {count} classes in the first {len(values):,} rows"
+                return Guessed({"label_column": name}, why)
+        return None
 
     @classmethod
     def fits(cls, config: Any, kind: type) -> bool:

@@ -208,8 +208,8 @@ def announce(trainer: Trainer) -> None:
         resolved.token_budget,
         runtime.threads,
     )
-    if resolved.compile_reason:
-        logger.info(resolved.compile_reason)
+    for reason in filter(None, (resolved.budget_reason, resolved.compile_reason)):
+        logger.info(reason)
     for note in resolved.notes:
         logger.warning(note)
 

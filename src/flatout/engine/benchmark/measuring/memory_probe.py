@@ -22,6 +22,7 @@ from flatout.engine.machine.runtime import Runtime, peak_resident_bytes, set_up
 from flatout.engine.models.model import forget_failed_pass
 from flatout.engine.rows.layout import Ints
 from flatout.engine.train.setup.assemble import Trainer, assemble
+from flatout.engine.train.setup.calibration import longest_rows
 from flatout.engine.train.setup.job import TrainJob
 
 GRANULE = 64
@@ -174,18 +175,8 @@ class Attempts:
     def _rows(self, budget: int, planner: Planner) -> Ints:
         """As many of the longest rows as one micro-batch holds; of few rows, some
         twice."""
-        lengths = self._lengths[self._order]
-        if planner.strategy == "packed":
-            total = np.cumsum(
-                np.resize(lengths, budget // max(1, int(lengths[-1])) + 1)
-            )
-            count = int(np.searchsorted(total, budget, side="right"))
-        else:
-            width = (
-                planner.max_length if planner.strategy == "fixed" else int(lengths[0])
-            )
-            count = budget // width
-        return np.resize(self._order, max(1, count))
+        count = longest_rows(self._lengths[self._order], budget, planner)
+        return np.resize(self._order, count)
 
 
 @dataclass
@@ -198,7 +189,7 @@ class MemoryMeter:
 
     def __post_init__(self) -> None:
         if self.runtime.is_cuda:
-            free, _ = torch.cuda.mem_get_info(self.runtime.device)
+            free = self.runtime.memory_within_reach
         else:
             free = available_memory_bytes()
         self.limit_bytes = (1 - self.headroom) * free

@@ -165,6 +165,9 @@ def _is_alone(trainer: Trainer) -> bool:
 
 
 def _message(trainer: Trainer, how: str, mend: str) -> str:
-    several = trainer.job.settings.train.distributed.num_machines > 1
-    where = " on all machines" if several else ", or train.on_oom: shrink"
+    train, where = trainer.job.settings.train, ""
+    if train.distributed.num_machines > 1:
+        where = " on all machines"
+    elif train.on_oom == "stop":
+        where = ", or train.on_oom: shrink"
     return f"{how}: set {mend}{where}"

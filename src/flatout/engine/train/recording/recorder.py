@@ -32,6 +32,7 @@ from flatout.engine.train.recording.timing import (
     Stopwatch,
     Window,
     WindowClock,
+    compile_clock,
 )
 from flatout.engine.train.schedule import learning_rate
 from flatout.engine.train.setup.assemble import Trainer
@@ -55,6 +56,8 @@ class Recorder:
     loader: StepLoader | None = None
     samples: int = 0
     first_batch_s: float = 0.0
+    compiled_before_s: float = 0.0
+    """Of compilation before the first step, where memory was measured."""
     initial_loss: float = float("nan")
     best: Evaluation | None = None
     best_folder: str | None = None
@@ -112,6 +115,7 @@ class Recorder:
         self.metrics.start(start_step)
         workers = loader.num_workers if loader else 0
         self.health_watch = HealthWatch(self.trainer.runtime, self.chance_loss, workers)
+        self.compiled_before_s = compile_clock.seconds
         self._loop_begin_s = time.perf_counter()
         self.clock.begin()
         self.conditions.start()

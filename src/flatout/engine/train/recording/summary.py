@@ -75,10 +75,11 @@ def build_report(
 def _phases(recorder: Recorder, wall_s: float) -> dict[str, float]:
     """Parts of `wall_s`; blocks compile in the first step, other shapes behind it."""
     seconds, compile_s = recorder.watch.seconds, compile_clock.seconds
+    early_s = recorder.compiled_before_s
     parts = {
-        "model": recorder.setup_s,
+        "model": recorder.setup_s - early_s,
         "compilation": compile_s,
-        "first_step": max(0.0, recorder.first_batch_s - compile_s),
+        "first_step": max(0.0, recorder.first_batch_s - (compile_s - early_s)),
         "evaluation": seconds.get("evaluate", 0.0) + seconds.get("error_analysis", 0.0),
         "checkpoints": seconds.get("checkpoint", 0.0),
     }

@@ -51,6 +51,8 @@ class Planned:
     """They lie on the main rank's disk, compiled."""
     earlier: Choice | None = None
     """Of the run that is continued, which this one is bit for bit."""
+    token_budget: int | None = None
+    """Of that run."""
 
 
 def accelerate(
@@ -107,11 +109,17 @@ def _work(
 def _shapes(job: TrainJob, runtime: Runtime) -> int:
     """Of packed steps, at most: totals lie within two deviations to both sides, and
     lengths deviate by no more than mean and longest allow (Bhatia & Davis 2000)."""
+    around = 4 * _deviation(job, runtime)
+    return min(MAX_GRAPHS, 1 + int(around / graph_multiple(job, runtime)))
+
+
+def _deviation(job: TrainJob, runtime: Runtime) -> float:
+    """Of the tokens of a rank's step, at most."""
     facts = job.train.facts
     rows = job.settings.train.global_batch_size / runtime.ranks.world_size
     spread = facts.mean_length * (facts.longest - facts.mean_length)
-    around = 4 * (rows * max(0.0, spread)) ** 0.5
-    return min(MAX_GRAPHS, 1 + int(around / graph_multiple(job, runtime)))
+    deviation: float = (rows * max(0.0, spread)) ** 0.5
+    return deviation
 
 
 def _compile_options(wanted: bool | str, runtime: Runtime, config: Any) -> Options:
@@ -172,6 +180,11 @@ def rank_tokens(job: TrainJob, runtime: Runtime) -> float:
     return rows * job.train.facts.mean_length
 
 
+def step_tokens(job: TrainJob, runtime: Runtime) -> float:
+    """Of a rank, in nearly all steps at most: two deviations above the mean."""
+    return rank_tokens(job, runtime) + 2 * _deviation(job, runtime)
+
+
 def graph_multiple(job: TrainJob, runtime: Runtime) -> int:
     """A power of two, which totals are rounded up to."""
     share = int(rank_tokens(job, runtime) * GRAPH_PAD_SHARE)
@@ -188,9 +201,12 @@ def _most_graph_tokens(
 ) -> float:
     """Up to which launching bounds a step that is one micro-batch: each way of cutting
     a global batch would be a graph of its own."""
+    budget = token_budget(job, runtime, strategy, config)
+    if family_of(config).launches_by_place:
+        return budget
     known = launch_tokens(width_of(config), runtime)
     limit = SLOW_HOST * known if known else GRAPH_MAX_TOKENS
-    return min(limit, token_budget(job, runtime, strategy, config))
+    return min(limit, budget)
 
 
 def _graphs_fit(job: TrainJob, runtime: Runtime, config: Any) -> bool:

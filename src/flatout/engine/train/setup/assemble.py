@@ -18,6 +18,7 @@ from flatout.engine.machine.garbage import collect_as_usual
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.building import build
 from flatout.engine.models.compilation import compiled
+from flatout.engine.models.memory import Demand
 from flatout.engine.models.model import TaskModel
 from flatout.engine.ops import attention
 from flatout.engine.ops.dropout import Noise, replace_dropout
@@ -27,8 +28,10 @@ from flatout.engine.parameters import TrainSettings
 from flatout.engine.train.flat_all_reduce import FlatAllReduce
 from flatout.engine.train.optimizer import Updater, build_optimizer
 from flatout.engine.train.setup.acceleration import Planned
+from flatout.engine.train.setup.calibration import fit
 from flatout.engine.train.setup.frozen import freeze
 from flatout.engine.train.setup.job import TrainJob, check_rows
+from flatout.engine.train.setup.memory_fit import together
 from flatout.engine.train.setup.resolved_config import (
     ResolvedConfig,
     resolve,
@@ -52,6 +55,8 @@ class Trainer:
     optimizer: torch.optim.Optimizer
     data: StepRows
     total_steps: int
+    demand: Demand | None = None
+    """Of memory, where it was measured for the token budget."""
     evaluation_budget: int = sys.maxsize
     """Most tokens of an evaluation's micro-batch, where memory ran out in one; training
     has its own in `resolved`."""
@@ -131,10 +136,26 @@ def assemble(
         hits=job.task.hits,
         noise=noise,
     )
+    demand = None
+    if runtime.is_cuda and _asks_for_memory(job, task_model):
+        kept = planned.token_budget if planned else None
+        found = fit(job, resolved, task_model, stepper, kept)
+        found = together(found, group.all_gather(found) if group else [found])
+        resolved, demand = resolved.within(found), found.demand
+        if not resolved.cuda_graphs:
+            stepper.drop_graphs()
     data = step_rows(job, runtime, resolved, task_model.model.config)
     total = data.batches.total_steps(settings.train.epochs, settings.train.max_steps)
     collect_as_usual()
-    return Trainer(job, runtime, resolved, task_model, stepper, optimizer, data, total)
+    return Trainer(
+        job, runtime, resolved, task_model, stepper, optimizer, data, total, demand
+    )
+
+
+def _asks_for_memory(job: TrainJob, model: TaskModel) -> bool:
+    """Where the budget is free; BatchNorm takes a step whole."""
+    asked = job.settings.train.token_budget == "auto"
+    return asked and not model.family.batch_statistics
 
 
 def _replace_parts(
@@ -150,21 +171,24 @@ def _replace_parts(
         replace_dropout(model, None)
     if resolved.residual == "bf16":
         round_residual_stream(model)
-    if not (resolved.compile and runtime.is_cuda):
+    if not runtime.is_cuda:
         return None
     noise = Noise(runtime.device)
-    replace_dropout(model, noise)
-    replace_gelu(model)
-    if may_fuse_projections(train):
+    if resolved.compile:
+        replace_dropout(model, noise)
+        replace_gelu(model)
+    fuses = resolved.compile or not task_model.family.compiles
+    if fuses and may_fuse_projections(train):
         plan = FusePlan(
             noise=noise,
             joined=resolved.attention == attention.ROWS,
             residual_bf16=resolved.residual == "bf16",
             narrowed=task_model.narrowed,
+            compiled=resolved.compile,
             has_triton=_has_triton(),
         )
         task_model.family.fuse(model, plan)
-    return noise
+    return noise if resolved.compile else None
 
 
 def build_model(

@@ -36,6 +36,7 @@ EXECUTION = (
     "runtime.cudnn_benchmark",
     "runtime.flash_sdp",
     "runtime.attention",
+    "runtime.memory_limit_gib",
     "runtime.threads",
     "runtime.environment",
     "model.trust_remote_code",

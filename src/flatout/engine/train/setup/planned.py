@@ -34,6 +34,9 @@ def plan(job: TrainJob, runtime: Runtime, model: Any) -> Planned:
         sample_flops=_sample_flops(job, model) if runtime.is_cuda else 0,
         cached=asks and is_marked(_mark(job, runtime, model.config)),
         earlier=earlier,
+        token_budget=found.accelerated.get("token_budget")
+        if found and earlier
+        else None,
     )
 
 
@@ -49,6 +52,7 @@ def as_kept(resolved: ResolvedConfig, runtime: Runtime) -> dict[str, Any]:
     return {
         "compile": resolved.compile,
         "cuda_graphs": resolved.cuda_graphs,
+        "token_budget": resolved.token_budget,
         "reason": resolved.compile_reason,
         **_where(runtime),
     }

@@ -21,6 +21,7 @@ from flatout.engine.train.setup.acceleration import (
 )
 from flatout.engine.train.setup.budgets import token_budget
 from flatout.engine.train.setup.job import TrainJob
+from flatout.engine.train.setup.memory_fit import Fit
 
 
 @dataclass(frozen=True)
@@ -40,16 +41,27 @@ class ResolvedConfig:
     """Gradients travel between ranks behind the backward pass, in one piece."""
     compile_reason: str = ""
     """Why steps are, or are not, compiled and recorded, with the seconds weighed."""
+    budget_reason: str = ""
+    """How much of the memory steps are expected to take, where that was measured."""
     notes: tuple[str, ...] = field(default=())
 
     @property
     def packed(self) -> bool:
         return self.strategy == "packed"
 
+    def within(self, fit: Fit) -> ResolvedConfig:
+        """With what memory holds of it."""
+        return replace(
+            self,
+            token_budget=fit.token_budget,
+            cuda_graphs=fit.cuda_graphs,
+            budget_reason=fit.reason,
+        )
+
     def agreed(self) -> dict[str, Any]:
         """What is the same on all ranks, or they would wait for each other for good,
         or cut a global batch in different ways."""
-        own = ("notes", "attention", "compile", "compile_reason")
+        own = ("notes", "attention", "compile", "compile_reason", "budget_reason")
         return {f"{n} (auto)": v for n, v in asdict(self).items() if n not in own}
 
 

@@ -12,11 +12,12 @@ import yaml
 
 from flatout.datasets import TextFiles
 from flatout.engine.data.raw_texts import RawTexts, RawTextsError
+from flatout.engine.families import first_type
 from flatout.engine.files.checked_paths import write_text
 from flatout.engine.machine.environment import nvidia_gpu_count
 from flatout.engine.parameters import parse_settings
-from flatout.engine.tasks import columns_of
-from flatout.project.guessing import Guess, guess
+from flatout.engine.tasks import HeadKind, columns_of, task_class
+from flatout.project.init.guess import Guess, guess
 
 DELIMITERS = (";", "\t", "|")
 OTHERS = {
@@ -26,8 +27,6 @@ OTHERS = {
 """Environments for files that hold no texts."""
 TEXTS = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".arrow")
 FROM_SCRATCH = {"config": {"model_type": "bert"}}
-MODEL_TYPES = {"causal-lm": "llama", "bidirectional-lm": "bilm"}
-"""Of models from scratch, where the one of conf/base does not fit the task."""
 TEMPLATES = {
     "catalog.yml": """\
 # Your data in place of the built-in text. kedro flatout init FILE fills this in.
@@ -121,8 +120,8 @@ def write_settings(
     if checkpoint:
         model["name_or_path"] = checkpoint
         train["learning_rate"] = 5.0e-5
-    elif found.task in MODEL_TYPES:
-        model["config"] = {"model_type": MODEL_TYPES[found.task]}
+    elif kind := _model_type(found.task):
+        model["config"] = {"model_type": kind}
     parameters = {
         "split": found.split,
         "model": model,
@@ -138,6 +137,15 @@ def write_settings(
         _write(folder / "catalog.yml", _yaml({"raw_texts": dict(entry)})),
         _write(folder / "parameters.yml", head + _yaml(parameters)),
     ]
+
+
+def _model_type(task: str) -> str | None:
+    """Of a model from scratch; None where the one of conf/base serves. Heads of rows
+    need no look at the families, which import torch."""
+    kind = task_class(task)
+    if kind.head in (HeadKind.ROW, HeadKind.TOKEN):
+        return None
+    return first_type(kind.head, causal=kind.causal)
 
 
 def _yaml(tree: Mapping[str, Any]) -> str:

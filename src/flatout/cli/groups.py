@@ -1,0 +1,61 @@
+"""The groups that commands are added to, and what all commands share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from kedro.framework.session import KedroSession
+from kedro.io import DatasetError
+
+from flatout.project.command_line import plain_error
+
+logger = logging.getLogger(__name__)
+
+AT_LEAST_1 = click.IntRange(min=1)
+DATA_DIR = click.option("--data-dir", help="Folder of the run's data. Default: data.")
+
+
+class Fault(click.ClickException):
+    """An error that flatout knows: its text says what to do, a traceback would not."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        usual = 3 if isinstance(error, DatasetError) else 2
+        self.exit_code = getattr(error, "exit_code", usual)
+
+
+@contextmanager
+def plain_errors(**options: Any) -> Iterator[None]:
+    """A sentence in place of a traceback, where one says all."""
+    try:
+        yield
+    except Exception as error:
+        plain = plain_error(error, options)
+        if plain is None:
+            raise
+        logger.debug("traceback of the error below", exc_info=True)
+        raise Fault(plain) from error
+
+
+@click.group(name="flatout")
+def cli() -> None:
+    """Commands of the project."""
+
+
+@cli.group()
+def flatout() -> None:
+    """What only flatout has."""
+
+
+def project_facts(data_dir: str | None) -> tuple[Path, str, Path]:
+    """Data folder, tracking store, project folder."""
+    extra = {"data_dir": data_dir} if data_dir else {}
+    with KedroSession.create(runtime_params=extra) as session:
+        context = session.load_context()
+    folder = context.project_path / (data_dir or "data")
+    return folder, context.mlflow.server.mlflow_tracking_uri, context.project_path

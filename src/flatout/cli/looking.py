@@ -1,0 +1,67 @@
+"""Commands that look at a project and train nothing: `doctor`, `parameters`."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import click
+from kedro.framework.cli.utils import _split_params, env_option
+from kedro.framework.session import KedroSession
+from rich.console import Console
+
+from flatout.cli.groups import cli, flatout, plain_errors
+from flatout.project.command_line import check_environment
+from flatout.project.parameters.hooks import loader_of
+
+
+@cli.command()
+@env_option
+@click.option("--params", default="", callback=_split_params, help="As kedro run's.")
+@click.option("--json", "wants_json", is_flag=True, help="One line, the last one.")
+def doctor(env: str | None, params: dict[str, Any], wants_json: bool) -> None:
+    """Check machine, installation, settings and data; exit code 1 with a fail.
+
+    Takes the options of the run that is meant. Changes nothing.
+    """
+    from flatout.doctor import as_json, as_table, examination
+
+    if wants_json:
+        logging.disable(logging.WARNING)
+    findings = examination(env, params)
+    if wants_json:
+        click.echo(as_json(findings))
+    else:
+        Console().print(as_table(findings))
+    raise SystemExit(any(found.status == "fail" for found in findings))
+
+
+flatout.add_command(doctor)
+
+
+@flatout.command()
+@click.argument("group", required=False)
+@env_option
+@click.option("--params", default="", callback=_split_params, help="As kedro run's.")
+@click.option(
+    "--markdown",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the page of all parameters to this file instead.",
+)
+def parameters(
+    group: str | None, env: str | None, params: dict[str, Any], markdown: Path | None
+) -> None:
+    """Print every parameter of a run, or of one GROUP, and where it comes from."""
+    from flatout.project.parameters import table as tables
+
+    with plain_errors():
+        tables.check_group(group)
+        check_environment(env)
+        with KedroSession.create(env=env, runtime_params=params) as session:
+            loader = loader_of(session.load_context())
+    if markdown:
+        markdown.parent.mkdir(parents=True, exist_ok=True)
+        markdown.write_text(tables.page(loader), encoding="utf-8")
+    else:
+        click.echo(tables.table(loader, group))

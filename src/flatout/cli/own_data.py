@@ -1,0 +1,113 @@
+"""Commands that begin at a file of one's own: `init`, `benchmark`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from flatout.cli.grid import ListsCommand, grid_parameters, of_samples, use_device
+from flatout.cli.groups import AT_LEAST_1, DATA_DIR, flatout, plain_errors
+from flatout.cli.run import run
+
+
+@flatout.command()
+@click.argument("file", required=False)
+@click.option("--task", help="Of docs/tasks.md. Default: guessed.")
+@click.option("--text-column", help="Default: guessed.")
+@click.option("--label-column", help="Default: guessed.")
+@click.option("--checkpoint", help="Name on the Hub, or folder. Default: from scratch.")
+@click.option("--yes", is_flag=True, help="Ask nothing.")
+@click.option("--force", is_flag=True, help="Replace what is in conf/local.")
+@click.option("--conf", default="conf", type=click.Path(path_type=Path), hidden=True)
+def init(file: str | None, yes: bool, force: bool, conf: Path, **known: Any) -> None:
+    """Write conf/local for the data in FILE: its columns, task, lengths, batch size.
+
+    FILE is a table (CSV, TSV, JSON lines, Parquet, Arrow), a folder or a URL of some.
+    Without it conf/local gets templates of comments.
+    """
+    from flatout.project.init import settings as first_settings
+
+    folder, asks = conf / "local", not yes and sys.stdin.isatty()
+    with plain_errors():
+        if not force:
+            first_settings.check_absent(folder)
+        if file is None:
+            written = first_settings.write_templates(folder)
+        else:
+            written = _first_settings(folder, file, asks=asks, **known)
+    for path in written:
+        click.echo(f"written: {path}")
+    click.echo("Next: kedro flatout doctor checks it, kedro run trains.")
+
+
+def _first_settings(
+    folder: Path,
+    file: str,
+    *,
+    task: str | None = None,
+    text_column: str | None = None,
+    label_column: str | None = None,
+    checkpoint: str | None = None,
+    asks: bool = False,
+) -> list[Path]:
+    from flatout.project.init import settings as first_settings
+
+    found, entry = first_settings.look_at(file, text_column, label_column)
+    click.echo(f"{file}: {found.why}; task {found.task}.")
+    if task is None and asks:
+        task = click.prompt("Task (docs/tasks.md)", default=found.task)
+    found = first_settings.with_task(found, task)
+    return first_settings.write_settings(folder, found, entry, checkpoint)
+
+
+@flatout.command(cls=ListsCommand)
+@click.option("--data-path", metavar="FILE", help="Or a folder, or a URL.")
+@click.option("--batch-sizes", metavar="N...", help="As in --batch-sizes 128 256 512.")
+@click.option("--num-workers", metavar="N...", help="Loader processes.")
+@click.option("--precisions", metavar="NAME...", help="fp32, bf16, fp16 or auto.")
+@click.option("--prefetch", metavar="N...", help="Batches ahead a loader process.")
+@click.option("--pin-memory", metavar="BOOL...", help="true, false or both.")
+@click.option("--steps", type=AT_LEAST_1, help="Of a timed window.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto")
+@click.option("--model", help="A checkpoint: name on the Hub, or folder.")
+@click.option("--task", help="Of docs/tasks.md. Default: guessed.")
+@DATA_DIR
+@click.option("--force", is_flag=True, help="Replace what is in conf/local.")
+@click.option("--conf-source", hidden=True)
+@click.pass_context
+def benchmark(
+    context: click.Context,
+    data_path: str | None,
+    device: str,
+    conf_source: str | None,
+    data_dir: str | None,
+    force: bool,
+    **options: Any,
+) -> Any:
+    """Measure every combination of the lists, and recommend one (guide E).
+
+    With --data-path conf/local is written first, as kedro flatout init does; without
+    it the data are those of the project. Then it is kedro run
+    --pipelines=split,tokenize,benchmark with benchmark.mode: grid.
+    """
+    from flatout.project.init import settings as first_settings
+
+    given = {"env": None, "pipelines": ("split", "tokenize", "benchmark"), "params": {}}
+    with plain_errors():
+        use_device(device)
+        if data_path and (kind := first_settings.other_kind(Path(data_path))):
+            given = of_samples(kind, data_path)
+        elif data_path:
+            folder = Path(conf_source or "conf") / "local"
+            if not force:
+                first_settings.check_absent(folder)
+            known = {"task": options["task"], "checkpoint": options["model"]}
+            _first_settings(folder, data_path, **known)
+            options |= {"model": None, "task": None}  # they are in conf/local now
+    given["params"] |= grid_parameters(options)
+    given["params"] |= {"data_dir": data_dir} if data_dir else {}
+    click.echo(f"kedro run --pipelines={','.join(given['pipelines'])}, mode grid")
+    return context.invoke(run, conf_source=conf_source, **given)

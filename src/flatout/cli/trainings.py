@@ -1,0 +1,133 @@
+"""Commands on trainings that were made, or are compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from kedro.framework.cli.utils import env_option
+from kedro.framework.session import KedroSession
+
+from flatout.cli.groups import (
+    AT_LEAST_1,
+    DATA_DIR,
+    flatout,
+    plain_errors,
+    project_facts,
+)
+from flatout.project.command_line import check_data_dir, check_environment
+from flatout.project.parameters.hooks import checked_settings
+
+
+@flatout.command()
+@click.option("--env", default="local", show_default=True, help="The fast side.")
+@click.option("--slow-env", default="slow", show_default=True)
+@click.option(
+    "--global-batch-size",
+    type=AT_LEAST_1,
+    default=16,
+    show_default=True,
+    help="Of both.",
+)
+@click.option(
+    "--steps",
+    type=AT_LEAST_1,
+    default=40,
+    show_default=True,
+    help="Optimizer steps of each.",
+)
+@click.option(
+    "--repeats",
+    type=AT_LEAST_1,
+    default=3,
+    show_default=True,
+    help="Trainings of each.",
+)
+@DATA_DIR
+def compare(data_dir: str | None, **options: Any) -> None:
+    """Train in two environments on the same tokens; print samples/s and the ratio."""
+    from flatout import compare as comparison
+
+    with plain_errors():
+        check_data_dir(data_dir)
+        check_environment(options["env"])
+        check_environment(options["slow_env"])
+        folder, uri, project = project_facts(data_dir)
+    if not comparison.has_tokens(folder):
+        raise click.ClickException(
+            f"no tokens in {folder}: run kedro run --pipelines=split,tokenize first"
+        )
+    with plain_errors():
+        result = comparison.compare(project, folder, tracking_uri=uri, **options)
+    for line in result.lines():
+        click.echo(line)
+
+
+@flatout.command()
+@env_option
+@DATA_DIR
+@click.option("--tracking-uri", help="Another store than the runs were meant for.")
+def sync(env: str | None, data_dir: str | None, tracking_uri: str | None) -> None:
+    """Send to MLflow what it lacks of this folder's runs.
+
+    They are the last training, the last other run, and what no store took of those
+    before them. Models are not sent.
+    """
+    from flatout import tracking
+
+    extra = {"data_dir": data_dir} if data_dir else {}
+    with plain_errors():
+        check_data_dir(data_dir)
+        check_environment(env)
+        with KedroSession.create(env=env, runtime_params=extra) as session:
+            context = session.load_context()
+            settings = checked_settings(context)
+    points = Path(settings.paths.metrics)
+    tracking.prepare(tracking_uri or "")
+    lines = [
+        line
+        for file in (points, points.with_name("run.jsonl"))
+        for line in tracking.sync(file, tracking_uri)
+    ]
+    for line in lines or ["MLflow has all of the runs in this folder."]:
+        click.echo(line)
+    if any(": not sent" in line for line in lines):
+        raise SystemExit(1)
+
+
+@flatout.command()
+@DATA_DIR
+def best(data_dir: str | None) -> None:
+    """Print the best training of the last sweep, and write conf/best.
+
+    kedro run --env=best trains with its settings.
+    """
+    from flatout.reports.best import best_lines, read_best, write_best
+
+    with plain_errors():
+        check_data_dir(data_dir)
+        folder, _, project = project_facts(data_dir)
+        found = read_best(folder)
+        file = write_best(project, found)
+    for line in best_lines(found, file.relative_to(project)):
+        click.echo(line)
+
+
+@flatout.command()
+@click.argument("logfile", type=click.Path(path_type=Path))
+@click.option("--hours", type=float, required=True, help="That are allowed in all.")
+@click.option("--steps", type=AT_LEAST_1, help="Of the whole, where the log is silent.")
+def deadline(logfile: Path, hours: float, steps: int | None) -> None:
+    """Tell from the LOGFILE of any training whether it will be done in time.
+
+    Steps and times are read from plain lines, bars of tqdm and JSON lines.
+    """
+    from flatout.reports.deadline import deadline_lines, project
+
+    if hours <= 0:
+        raise click.BadParameter("hours must be above 0", param_hint="--hours")
+    with plain_errors():
+        found, left_out = project(logfile, steps)
+    for line in deadline_lines(found, hours, left_out):
+        click.echo(line)

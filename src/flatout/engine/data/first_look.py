@@ -1,0 +1,124 @@
+"""The first rows of a file of raw texts, and what their columns look like: tasks guess
+from it whether the file is for them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flatout.engine.data.raw_texts import RawTexts, batches_of
+
+SAMPLED_ROWS = 2000
+MOST_CLASSES = 200
+WORD = re.compile(r"\w+|[^\w\s]")
+"""Letters in a row, or one other sign."""
+
+ColumnValues = Mapping[str, Sequence[Any]]
+"""Values by column."""
+
+
+@dataclass(frozen=True)
+class Guessed:
+    """Values of `split`, and what people are told of them."""
+
+    split: dict[str, Any]
+    why: str
+    texts: Sequence[str] = ()
+    """What is tokenized, to measure; () where it is the column of texts."""
+
+
+@dataclass(frozen=True)
+class FirstLook:
+    """Rows side by side."""
+
+    table: ColumnValues
+    """A place for each row; None where there is no value."""
+
+    @property
+    def columns(self) -> ColumnValues:
+        """Without missing values, and without columns that have no others."""
+        known = {
+            name: [value for value in values if value is not None]
+            for name, values in self.table.items()
+        }
+        return {name: values for name, values in known.items() if values}
+
+    def pairs(self, one: str, other: str) -> list[tuple[Any, Any]]:
+        """Values of the rows that have both."""
+        both = zip(self.table[one], self.table[other], strict=True)
+        return [pair for pair in both if None not in pair]
+
+
+def look_at(raw: RawTexts) -> FirstLook:
+    """At SAMPLED_ROWS rows; empty texts are no values."""
+    names = list(dict.fromkeys(raw.column_names))
+    found: dict[str, list[Any]] = {name: [] for name in names}
+    rows = 0
+    for batch in batches_of(raw, names):
+        for name, values in batch.columns.items():
+            kept = values[: SAMPLED_ROWS - rows].to_pylist()
+            found[name] += [None if value == "" else value for value in kept]
+        rows += len(batch.rows)
+        if rows >= SAMPLED_ROWS:
+            break
+    return FirstLook({name: _parsed(values) for name, values in found.items()})
+
+
+def _parsed(values: list[Any]) -> list[Any]:
+    """Lists where each is one, as JSON has it: readers give them as text."""
+    told = [value for value in values if value is not None]
+    if not all_are(told, lambda v: isinstance(v, str) and v.startswith("[")):
+        return values
+    try:
+        return [None if value is None else json.loads(value) for value in values]
+    except ValueError:
+        return values
+
+
+def all_are(values: Sequence[Any], check: Callable[[Any], bool]) -> bool:
+    return all(check(value) for value in values)
+
+
+def are_texts(values: Sequence[Any]) -> bool:
+    return all_are(values, lambda value: isinstance(value, str))
+
+
+def is_list_of_texts(value: Any) -> bool:
+    return isinstance(value, list) and are_texts(value)
+
+
+def are_prose(texts: Sequence[str]) -> bool:
+    """Half of them have several words, or letters of a script without spaces."""
+    several = sum(len(WORD.findall(text)) > 2 or len(text) > 40 for text in texts)
+    return 2 * several >= len(texts) and not all_are(texts, is_number)
+
+
+def is_number(value: Any) -> bool:
+    try:
+        return math.isfinite(float(value)) and not isinstance(value, bool)
+    except (TypeError, ValueError):
+        return False
+
+
+def num_classes(values: Sequence[Any]) -> int | None:
+    """Different values, where they are few and none is a fraction; else None."""
+    if not all_are(values, lambda value: isinstance(value, (str, int))):
+        return None
+    if any(not _is_whole(value) for value in values if is_number(value)):
+        return None
+    count = len({str(value) for value in values})
+    return count if 2 <= count <= min(MOST_CLASSES, len(values) / 2) else None
+
+
+def named(names: Sequence[str], wanted: Sequence[str]) -> str | None:
+    """The first of `wanted` that is there, however it is capitalised."""
+    known = {name.strip().casefold(): name for name in names}
+    return next((known[name] for name in wanted if name in known), None)
+
+
+def _is_whole(value: Any) -> bool:
+    return float(value) == int(float(value)) and "." not in str(value)

@@ -1,0 +1,187 @@
+"""The token budget that a GPU's memory holds, by passes of this very model.
+
+Kernels, precision, padding, frozen layers and recomputation decide what a token takes;
+no formula knows them all, and none those of a model of one's own. So a forward and a
+backward pass of a few sizes are measured before the first step. They draw no number of
+the training's generators, leave no gradient, and the bytes grow in a line with tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from flatout.engine.batches.collation import StepBatch, StepRows
+from flatout.engine.batches.global_batches import GlobalBatches, Planner
+from flatout.engine.models.memory import Demand, guessed_tokens, line, moment_bytes
+from flatout.engine.models.model import TaskModel, forget_failed_pass
+from flatout.engine.rows.layout import Ints
+from flatout.engine.train.setup.acceleration import step_tokens
+from flatout.engine.train.setup.job import TrainJob
+from flatout.engine.train.setup.memory_fit import (
+    ROOM,
+    Bounds,
+    Fit,
+    Point,
+    by_guess,
+    choose,
+    is_plenty,
+    points,
+)
+from flatout.engine.train.setup.resolved_config import ResolvedConfig
+from flatout.engine.train.setup.step_data import make_collator, make_planner
+from flatout.engine.train.step import Stepper
+
+SAMPLED_ROWS = 4_096
+FIRST_SHARE = 0.5
+"""Of the guessed budget, at which the first passes run. What is compiled is tuned at
+their size, so it is no small one."""
+FIRST_ROWS = 2
+"""Where nothing can be guessed. A single row would be compiled apart."""
+
+
+def fit(
+    job: TrainJob,
+    resolved: ResolvedConfig,
+    model: TaskModel,
+    stepper: Stepper,
+    kept: int | None = None,
+) -> Fit:
+    """For this rank's GPU. `kept`: the budget of the run that is continued. Passes ask
+    nothing of other ranks, so that one whose memory runs out keeps none waiting."""
+    runtime, bounds = stepper.runtime, bounds_of(job, resolved, stepper)
+    wanted = Fit(resolved.token_budget, resolved.cuda_graphs)
+    sharded = job.settings.train.distributed.strategy == "fsdp"
+    shards = runtime.ranks.world_size if sharded else 1
+    room = ROOM * runtime.memory_within_reach
+    guess = guessed_tokens(job.settings, model.model.config, room, shards)
+    if sharded:  # a pass would gather weights of all ranks
+        return by_guess(wanted, bounds, guess)
+    linear = resolved.attention != "eager"  # that has pairs of all tokens of a row
+    if guess and linear and is_plenty(guess, bounds, graphs=resolved.cuda_graphs):
+        return wanted if kept is None else replace(wanted, token_budget=kept)
+    with undisturbed(model, stepper):
+        start = FIRST_SHARE * guess if guess else FIRST_ROWS * bounds.least
+        demand = Passes(job, resolved, model, stepper).demand(int(start), bounds, room)
+    return choose(demand, bounds, runtime.memory_within_reach, wanted, kept)
+
+
+def bounds_of(job: TrainJob, resolved: ResolvedConfig, stepper: Stepper) -> Bounds:
+    """Of the micro-batches of one rank."""
+    ranks, longest = stepper.runtime.ranks.world_size, job.train.facts.longest
+    if resolved.strategy == "fixed":
+        longest = job.settings.max_length
+    whole = -(-job.settings.train.global_batch_size // ranks) * longest
+    most = max(longest, min(resolved.token_budget, whole))
+    step = min(whole, step_tokens(job, stepper.runtime))
+    return Bounds(longest, most, whole > most or ranks > 1, step)
+
+
+@contextmanager
+def undisturbed(model: TaskModel, stepper: Stepper) -> Iterator[None]:
+    """What is random, or left behind by passes, is afterwards as it was."""
+    runtime, was_training = stepper.runtime, model.training
+    with torch.random.fork_rng(devices=[runtime.device] if runtime.is_cuda else []):
+        model.train()
+        stepper.clear_gradients()
+        try:
+            yield
+        finally:
+            stepper.clear_gradients()
+            model.train(was_training)
+    if runtime.is_cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(runtime.device)
+
+
+class Passes:
+    """Forward and backward passes over the longest of some rows."""
+
+    def __init__(
+        self,
+        job: TrainJob,
+        resolved: ResolvedConfig,
+        model: TaskModel,
+        stepper: Stepper,
+    ) -> None:
+        self._model, self._stepper = model, stepper
+        runtime, settings = stepper.runtime, job.settings
+        planner = replace(make_planner(settings, runtime, resolved), world_size=1)
+        collator = make_collator(job, runtime, resolved, model.model.config)
+        unused = GlobalBatches(len(job.train), 1, seed=0)
+        self._data = StepRows(job.train, unused, planner, collator)
+        sample = np.arange(0, len(job.train), -(-len(job.train) // SAMPLED_ROWS))
+        lengths = job.train.lengths(sample)
+        order = np.argsort(-lengths, kind="stable")
+        self._ids, self._lengths = sample[order], lengths[order]
+
+    def demand(self, start: int, bounds: Bounds, room: float) -> Demand | None:
+        """None where not even the longest row fits in `room` bytes."""
+        updater, device = self._stepper.updater, self._stepper.runtime.device
+        gradients = sum(p.nbytes for p in updater.parameters)
+        moments = moment_bytes(updater.optimizer.param_groups)
+        ready = sum(p.grad.nbytes for p in updater.parameters if p.grad is not None)
+        held = torch.cuda.memory_allocated(device) - ready
+        free = room - held - gradients - moments
+        found = points(self.measured, start, bounds, free)
+        if not found:
+            return None
+        fixed, per_token = line(found)
+        return Demand(
+            held=torch.cuda.memory_allocated(device) - gradients,
+            gradients=gradients,
+            moments=moments,
+            update=0 if updater.fused else gradients,
+            fixed=fixed,
+            per_token=per_token,
+        )
+
+    def measured(self, tokens: int) -> Point | None:
+        """Of a pass of at most `tokens`: how many it has, and its bytes beside all that
+        is held and gradients. None where memory runs out."""
+        device = self._stepper.runtime.device
+        batch = self.batch(tokens)
+        try:
+            self.run(batch)  # compiles, tunes, and leaves gradients
+            before = torch.cuda.memory_allocated(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            self.run(batch)
+            peak = torch.cuda.max_memory_allocated(device)
+        except torch.OutOfMemoryError:
+            forget_failed_pass(self._model)
+            torch.cuda.empty_cache()
+            return None
+        return batch.num_padded_tokens, float(peak - before)
+
+    def batch(self, tokens: int) -> StepBatch:
+        """One micro-batch of at most `tokens`."""
+        planner = replace(self._data.planner, token_budget=tokens)
+        count = longest_rows(self._lengths, tokens, planner)
+        data = replace(self._data, planner=planner)
+        ids = np.resize(self._ids, count)
+        return data.cut(ids, 0, 0).to(self._stepper.runtime.device)
+
+    def run(self, batch: StepBatch) -> None:
+        """As the stepper does, without the other ranks: compiled parts are the model's
+        own."""
+        for micro in batch.micro_batches:
+            if self._stepper.noise is not None:
+                self._stepper.noise.draw()
+            with self._stepper.runtime.autocast():
+                loss, _ = self._model(micro.tensors())
+            loss.backward()
+
+
+def longest_rows(lengths: Ints, tokens: int, planner: Planner) -> int:
+    """How many rows of falling `lengths` (N,), again from the first where they end, a
+    micro-batch of `tokens` holds."""
+    if planner.strategy == "packed":
+        again = tokens // max(1, int(lengths[-1])) + 1
+        total = np.cumsum(np.resize(lengths, again))
+        return max(1, int(np.searchsorted(total, tokens, side="right")))
+    width = planner.max_length if planner.strategy == "fixed" else int(lengths[0])
+    return max(1, tokens // width)

@@ -1,0 +1,163 @@
+"""Which token budget memory holds: pure, from what passes of some sizes took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from flatout.engine.models.memory import GIB, Demand, line, rounded_down
+
+ROOM = 0.9
+"""Of the memory within reach: between blocks in use lies memory that nothing fits in,
+and sizes differ from step to step."""
+KEPT_ROOM = 0.97
+"""A resumed run keeps its budget, and its bits, unless memory is shorter than this."""
+PLENTY = 1.5
+"""Where so many times the guess fits, nothing is measured."""
+ALIKE = 2.0
+"""A line is followed to so many times its higher end."""
+GROWTH = 8
+FOLLOWED = 0.7
+"""Of what the line says will fit, measured next."""
+FULL = 0.9
+"""Of the largest micro-batch, from which on nothing larger is measured: rows do not
+fill it."""
+Point = tuple[int, float]
+"""Tokens of a pass, and its bytes."""
+Measure = Callable[[int], Point | None]
+"""Most tokens of a pass -> what it took; None where memory ran out."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Tokens of micro-batches that are asked about."""
+
+    least: int
+    """Of the longest row."""
+    most: int
+    """More are never in one."""
+    several: bool
+    """Whether gradients lie ready before a micro-batch of `most` tokens."""
+    step: float
+    """Of nearly all steps, at most."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What the memory holds, in the word of one rank."""
+
+    token_budget: int
+    cuda_graphs: bool
+    reason: str = ""
+    demand: Demand | None = None
+    """None where nothing was measured."""
+
+
+def is_plenty(guess: int, bounds: Bounds, *, graphs: bool) -> bool:
+    """Whether the `guess` of what fits is far beyond all that may be needed."""
+    needed = max(bounds.most, 2 * bounds.step) if graphs else bounds.most
+    return guess >= PLENTY * needed
+
+
+def choose(
+    demand: Demand | None,
+    bounds: Bounds,
+    memory: int,
+    wanted: Fit,
+    kept: int | None = None,
+) -> Fit:
+    """Of `memory` bytes, at most what is `wanted`. Graphs stay where a step fits twice,
+    and a budget that was `kept` where it nearly fits."""
+    if demand is None:
+        return Fit(bounds.least, False, _too_long(bounds, memory))
+    room, graphs, told = ROOM * memory, wanted.cuda_graphs, ""
+    if graphs:
+        fitting = demand.most_tokens(room, graphs=True)
+        graphs = fitting >= min(bounds.step, bounds.most)
+        told = "" if graphs else "; no CUDA graphs, which would take as much again"
+
+    def peak(budget: int) -> float:
+        return expected_peak(demand, bounds, budget, graphs=graphs)
+
+    budget = wanted.token_budget
+    if peak(budget) > room:
+        fitting = demand.most_tokens(room, graphs=graphs)
+        budget = min(budget, rounded_down(fitting, bounds.least))
+    if kept is not None:
+        budget = kept if peak(kept) <= KEPT_ROOM * memory else min(kept, budget)
+    if peak(budget) > memory:
+        return Fit(budget, graphs, _too_long(bounds, memory), demand)
+    told = (
+        f"token budget {budget:,}: steps take about {peak(budget) / GIB:.1f} of the "
+        f"{memory / GIB:.1f} GiB of GPU memory within reach{told}"
+    )
+    return Fit(budget, graphs, told, demand)
+
+
+def expected_peak(
+    demand: Demand, bounds: Bounds, budget: int, *, graphs: bool = False
+) -> float:
+    """Bytes of steps under `budget`."""
+    tokens = min(budget, bounds.most)
+    several = bounds.several or tokens < bounds.most
+    return demand.peak(tokens, several=several, graphs=graphs)
+
+
+def together(own: Fit, gathered: Sequence[Fit]) -> Fit:
+    """What fits on all ranks: they cut a global batch alike."""
+    least = min(gathered, key=lambda fit: fit.token_budget)
+    graphs = all(fit.cuda_graphs for fit in gathered)
+    return replace(least, cuda_graphs=graphs, demand=own.demand)
+
+
+def by_guess(wanted: Fit, bounds: Bounds, guess: int | None) -> Fit:
+    """Where nothing can be measured."""
+    if guess is None or guess >= bounds.most:
+        return wanted
+    budget = min(wanted.token_budget, rounded_down(guess, bounds.least))
+    return replace(wanted, token_budget=budget)
+
+
+def points(
+    measure: Measure, start: int, bounds: Bounds, free_bytes: float
+) -> list[Point]:
+    """Measurements of rising sizes, the largest near what `free_bytes` hold; none where
+    the smallest does not fit."""
+    tokens = min(max(start, bounds.least), bounds.most)
+    found: dict[int, float] = {}
+    while True:
+        point = measure(tokens)
+        if point is None:
+            if found or tokens <= bounds.least:
+                return sorted(found.items())
+            tokens = max(bounds.least, tokens // 4)
+            continue
+        found[point[0]] = point[1]
+        following = _next_size(sorted(found.items()), bounds, free_bytes)
+        if following is None:
+            return sorted(found.items())
+        tokens = following
+
+
+def _next_size(found: list[Point], bounds: Bounds, free_bytes: float) -> int | None:
+    """Upwards where the line would be followed far, else a second point of it; None
+    where that is enough."""
+    highest, _ = found[-1]
+    fixed, per_token = line(found)
+    fitting = (free_bytes - fixed) / max(per_token, 1e-9)
+    if highest < FULL * bounds.most and fitting > ALIKE * highest:
+        return int(min(bounds.most, GROWTH * highest, FOLLOWED * fitting))
+    if len(found) > 1:
+        return None
+    if highest // 2 >= bounds.least:
+        return highest // 2
+    between = int(min(bounds.most, (highest + fitting) / 2))
+    return between if between > highest else None
+
+
+def _too_long(bounds: Bounds, memory: int) -> str:
+    return (
+        f"one row of {bounds.least} tokens hardly fits in the {memory / GIB:.1f} GiB "
+        "of GPU memory within reach: set train.gradient_checkpointing: true, lower "
+        "tokenize.max_length, or take a smaller model"
+    )

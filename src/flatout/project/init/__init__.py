@@ -1,0 +1,1 @@
+"""`kedro flatout init`: conf/local from a look at the data."""

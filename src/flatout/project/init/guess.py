@@ -1,0 +1,135 @@
+"""What the columns of a file most likely are: a first guess, for people to look at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flatout.engine.data.columns import listed
+from flatout.engine.data.first_look import (
+    MOST_CLASSES,
+    SAMPLED_ROWS,
+    WORD,
+    ColumnValues,
+    FirstLook,
+    Guessed,
+    are_prose,
+    are_texts,
+    look_at,
+)
+from flatout.engine.data.raw_texts import RawTexts, RawTextsError
+from flatout.engine.tasks import Task, task_class, task_names
+
+SPLIT_NAMES = {"train", "validation", "valid", "val", "dev", "test"}
+LABELS = ("label", "labels", "class", "category", "target", "score", "rating", "tags")
+SPLIT_COLUMNS = ("split", "partition", "subset", "fold", "set")
+PIECES_PER_WORD = 1.4
+"""Of a tokenizer, about; a word is letters in a row, or one other sign."""
+
+Told = tuple[str, Guessed]
+"""Name of a task, and the columns that it takes."""
+
+
+@dataclass(frozen=True)
+class Guess:
+    """Values of `model.task`, `split` and `tokenize.max_length`, and why."""
+
+    task: str
+    split: dict[str, Any]
+    max_length: int
+    why: str
+
+
+def guess(raw: RawTexts, text: str | None = None, label: str | None = None) -> Guess:
+    """By names and values of the first rows; `text`, `label`: columns that somebody
+    knows. Raises RawTextsError where there are none such, or none holds text."""
+    look = look_at(raw)
+    columns = look.columns
+    for name in (text, label):
+        if name is not None and name not in columns:
+            raise RawTextsError(
+                f"no column {name!r} with values in the first {SAMPLED_ROWS:,} rows; "
+                f"there are {listed(list(columns))}"
+            )
+    if found := None if text or label else _by_form(look):
+        task, own = found
+        return Guess(task, own.split, _length(own.texts), own.why)
+    return _by_label(columns, text, label)
+
+
+def _tasks() -> list[tuple[str, type[Task]]]:
+    known = [(name, task_class(name)) for name in task_names()]
+    asked = [(name, task) for name, task in known if task.guess_order is not None]
+    return sorted(asked, key=lambda pair: pair[1].guess_order or 0)
+
+
+def _by_form(look: FirstLook) -> Told | None:
+    """Rows of a form that one task alone has."""
+    found = ((name, task.guess_rows(look)) for name, task in _tasks())
+    return next(((name, own) for name, own in found if own), None)
+
+
+def _by_label(columns: ColumnValues, text: str | None, label: str | None) -> Guess:
+    text = text or _longest_prose({n: v for n, v in columns.items() if n != label})
+    rest = {name: values for name, values in columns.items() if name != text}
+    split: dict[str, Any] = {"text_column": text}
+    if column := _split_column({n: v for n, v in rest.items() if n != label}):
+        split["split_column"] = column
+        del rest[column]
+    task, own = _told_by(rest, label) if label else _told(rest) or _unlabelled()
+    length = _length([str(value) for value in columns[text]])
+    return Guess(task, split | own.split, length, f"{text} is the text, {own.why}")
+
+
+def _longest_prose(columns: ColumnValues) -> str:
+    prose = {n: v for n, v in columns.items() if are_texts(v) and are_prose(v)}
+    if not prose:
+        raise RawTextsError(
+            f"no column looks like text; there are {listed(list(columns))}: name it "
+            "with --text-column"
+        )
+    return max(prose, key=lambda n: sum(map(len, prose[n])) / len(prose[n]))
+
+
+def _told_by(rest: ColumnValues, label: str) -> Told:
+    """Raises RawTextsError where the column is none of labels."""
+    found = _told({label: rest[label]}) if label in rest else None
+    if found is None:
+        raise RawTextsError(
+            f"{label!r} is no column of labels: it is the text, or holds neither "
+            f"numbers nor at most {MOST_CLASSES} classes of several rows each"
+        )
+    return found
+
+
+def _told(rest: ColumnValues) -> Told | None:
+    """By the name of a column, else by what it holds."""
+    usual = [n for n in rest if n.strip().casefold() in LABELS]
+    for names in (usual, [n for n in rest if n not in usual]):
+        own = {name: rest[name] for name in names}
+        found = ((name, task.guess_label(own)) for name, task in _tasks())
+        if told := next(((name, guessed) for name, guessed in found if guessed), None):
+            return told
+    return None
+
+
+def _unlabelled() -> Told:
+    task = next(name for name, task in _tasks() if task.guess_unlabelled)
+    return task, Guessed({"label_column": None}, "no column a label")
+
+
+def _split_column(rest: ColumnValues) -> str | None:
+    for name, values in rest.items():
+        found = {str(value).strip().casefold() for value in values}
+        if name.strip().casefold() in SPLIT_COLUMNS and found <= SPLIT_NAMES:
+            return name
+    return None
+
+
+def _length(texts: Sequence[str]) -> int:
+    """Tokens that 99 of 100 texts do not exceed, about; a multiple of 32."""
+    words = sorted(len(WORD.findall(text)) for text in texts)
+    most = words[math.ceil(0.99 * len(words)) - 1] * PIECES_PER_WORD + 2
+    return min(512, 32 * math.ceil(most / 32))
