@@ -353,7 +353,7 @@ def sized(places: dict[str, Any]) -> int:
 
 def alone(found: Combination, names: str, file: str) -> None:
     """What a process of its own runs."""
-    logging.disable(logging.INFO)
+    logging.disable(logging.WARNING)
     shapes = SHAPES
     if names == "tiny":
         shapes = {name: in_small(shape) for name, shape in SHAPES.items()}
