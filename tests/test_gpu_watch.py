@@ -144,7 +144,7 @@ def test_no_gpu_is_not_watched(monkeypatch):
 
 def test_a_run_is_judged_by_samples_between_its_points(tmp_path, watch, monkeypatch):
     found = watch(gpu(30))
-    monkeypatch.setattr(system, "watch_gpus", lambda: found)
+    monkeypatch.setattr(system, "watch_gpus", lambda _: found)
     monkeypatch.setattr(system, "_monitors", list)
     points = tmp_path / "points.jsonl"
     record = tracking.RunRecord(f"sqlite:///{tmp_path}/m.db", "flatout", None, "run")

@@ -21,16 +21,13 @@ from kedro.io import DataCatalog
 from kedro_datasets.json import JSONDataset
 from mlflow import MlflowClient
 from mlflow.models import Model
-from transformers import AutoTokenizer
 
 from flatout import tracking
-from flatout.engine.tasks import task_class
+from flatout.project.model_logging import report_of, warn_where_worse
 from flatout.tracking import facts, models, outcomes
 from flatout.tracking.outbox import Outbox
 from flatout.tracking.sending import Sender
 from flatout.tracking.store import process_tags
-from tests.engine.families import task_model
-from tests.pipelines.tokens import write_tokens
 
 
 def record(uri: str, tmp_path: Path, **changes) -> tracking.RunRecord:
@@ -574,7 +571,7 @@ def test_a_worse_model_in_the_catalog_is_told_of(
     model.save({})
     catalog = DataCatalog({"train_report": report, "model": model})
     now = {"validation_loss": 0.6, "token_key": "t"}
-    models.warn_where_worse(catalog, now, champion)
+    warn_where_worse(report_of(catalog), now, champion)
     assert len(caplog.messages) == int(told)
     if told:
         assert "(loss 0.6000, before 0.5000)" in caplog.text
@@ -643,25 +640,6 @@ def test_environment_names_every_package(tmp_path):
     written = json.loads((tmp_path / "environment.json").read_text())
     assert {"torch", "kedro", "mlflow"} <= set(written["packages"])
     assert written["usable_cores"] <= os.cpu_count()
-
-
-def test_a_masked_model_is_logged_with_an_example_that_it_takes(
-    store, tmp_path, monkeypatch, caplog
-):
-    monkeypatch.chdir(tmp_path)
-    write_tokens(tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "06_models" / "tokenizer")
-    model = task_model("bert", "masked-lm", "sdpa").model
-    said = logging.getLogger("mlflow")
-    said.addHandler(caplog.handler)
-    tracking.use(store)
-    with mlflow.start_run():
-        uri = models.log_model(model, tokenizer, task_class("masked-lm"), "p5 p6")
-    said.removeHandler(caplog.handler)
-    assert "serving input example" not in caplog.text
-    logged = Model.load(mlflow.artifacts.download_artifacts(uri))
-    [example] = logged.load_input_example()
-    assert example == "[MASK] p5 p6"
 
 
 def test_a_record_is_saved_while_another_thread_adds_to_it(tmp_path, points, caplog):

@@ -41,10 +41,7 @@ def gradients(model, ids=IDS):
 
 
 JOINED = [
-    kind
-    for family in families()
-    if family.products
-    for kind in family.model_types & CONFIGS.keys()
+    kind for family in families() if family.products for kind in family.model_types
 ]
 
 

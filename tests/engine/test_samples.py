@@ -123,7 +123,7 @@ def test_mlflow_loads_the_model_and_predicts(trained, store):
     tracking.use(store)
     samples = np.stack(job.test.views(np.arange(5)))
     with mlflow.start_run():
-        uri = log_sample_model(load_pretrained(folder), samples[0])
+        uri = log_sample_model(folder, samples[0])
     model = mlflow.pyfunc.load_model(uri)
     (spec,) = model.metadata.signature.inputs.inputs
     assert (spec.type, spec.shape) == (samples.dtype, (-1, *samples.shape[1:]))

@@ -1,6 +1,7 @@
 """Kedro's commands for this project: `run` with plain errors, and `flatout ...`."""
 
-from flatout.cli import looking, own_data, run, trainings  # noqa: F401
+from flatout.cli import looking, own_data, trainings  # noqa: F401
 from flatout.cli.groups import cli, flatout
+from flatout.cli.run import run
 
-__all__ = ["cli", "flatout"]
+__all__ = ["cli", "flatout", "run"]

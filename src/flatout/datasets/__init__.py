@@ -7,6 +7,7 @@ import importlib
 from typing import Any
 
 _MODULES = {
+    "CsvTable": "benchmark_files",
     "Digits": "digits",
     "DocstringCorpus": "docstring_corpus",
     "HubTexts": "raw_texts",

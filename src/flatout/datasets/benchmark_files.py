@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from kedro_datasets._typing import TablePreview
 
 from flatout.datasets._entry import PathDataset
 from flatout.engine.files.checked_paths import write_text
@@ -20,17 +21,33 @@ UNWRITABLE = frozenset(
 """Read-only, or a file stands where a folder should be."""
 
 
-class KeptTable(PathDataset):
-    """A CSV file. An empty table leaves the file as it is; a missing file loads as an
-    empty table."""
+class CsvTable(PathDataset):
+    """A CSV file. Kedro's own type for one imports all of its kinds of tables, and
+    SQLAlchemy with them."""
+
+    def load(self) -> pd.DataFrame:
+        self._check_there()
+        return pd.read_csv(self._path)
+
+    def save(self, data: pd.DataFrame) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        data.to_csv(self._path, index=False)
+
+    def preview(self, nrows: int = 5) -> TablePreview:
+        """What Kedro-Viz shows at the entry."""
+        return TablePreview(pd.read_csv(self._path, nrows=nrows).to_dict("split"))
+
+
+class KeptTable(CsvTable):
+    """As `CsvTable`. An empty table leaves the file as it is; a missing file loads as
+    an empty table."""
 
     def load(self) -> pd.DataFrame:
         return pd.read_csv(self._path) if self._path.exists() else pd.DataFrame()
 
     def save(self, data: pd.DataFrame) -> None:
         if len(data):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            data.to_csv(self._path, index=False)
+            super().save(data)
 
 
 class TunedParameters(PathDataset):

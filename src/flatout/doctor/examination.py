@@ -156,7 +156,7 @@ class Patient:
 
     def _tracking_store(self, context: KedroContext) -> Finding:
         # The login that a run would use, as kedro-mlflow finds it.
-        context.mlflow._export_credentials(context)
+        context.mlflow.connect(context).export_credentials()
         needed = store_in(context, self.settings.data_dir)
         return store.tracking_store(self._store, needed=bool(needed))
 

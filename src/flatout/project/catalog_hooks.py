@@ -12,7 +12,6 @@ from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
 from kedro.io import DataCatalog
 from kedro.pipeline import Pipeline
-from kedro_mlflow.framework.hooks.utils import _assert_mlflow_enabled
 
 from flatout.datasets import OwnSplits, TransformersModel
 from flatout.datasets.generic import RECIPES, accept_recipes, fault_of, is_generic
@@ -129,9 +128,7 @@ class OutputHooks:
         names = {node.name for node in pipeline.nodes}
         paths = [Path(p) for n in names & WORK.keys() for p in WORK[n](settings)]
         paths += local_paths(self._context, pipeline.all_outputs())
-        if _assert_mlflow_enabled(
-            run_params["pipeline_names"] or ["__default__"], self._context.mlflow
-        ):
+        if self._context.mlflow.tracks(run_params["pipeline_names"] or ["__default__"]):
             paths += store_in(self._context, settings.data_dir)
         if fault := first_fault(paths):
             raise UnwritableError(f"{fault}: {ELSEWHERE}")

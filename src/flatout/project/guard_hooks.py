@@ -13,20 +13,13 @@ from typing import Any
 from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
 from kedro.pipeline.node import Node
-from mlflow import MlflowClient
 
 from flatout.engine.guard import comparison as guard
 from flatout.engine.parameters.secrets import without_password
 from flatout.project.hooks import TrackingHooks
 from flatout.project.parameters.hooks import checked_settings
 from flatout.tracking import Outbox, one_line
-from flatout.tracking.baseline import (
-    NoAnswer,
-    ask,
-    earlier_runs,
-    named_run,
-    rates_since,
-)
+from flatout.tracking.baseline import NoAnswer, Work, ask_for_earlier, rates_since
 
 logger = logging.getLogger(__name__)
 
@@ -135,20 +128,18 @@ class GuardHooks:
             place = without_password(record.tracking_uri)
             raise NoAnswer(f"MLflow at {place} takes nothing now")
 
-        def question() -> guard.TrackedRun | None:
-            return self._earlier(MlflowClient(record.tracking_uri), outbox, now)
-
-        return ask(question, settings.store_limit_s)
-
-    def _earlier(
-        self, client: MlflowClient, outbox: Outbox, now: guard.TrackedRun
-    ) -> guard.TrackedRun | None:
-        """The baseline that is named, or the best of the same work."""
-        record, named = outbox.record, self._settings.guard.baseline
-        if named is not None:
-            return named_run(client, named)
-        key, device = now.tags["work_key"], now.tags["device"]
-        found = earlier_runs(client, record.experiment, key, device, record.run_id)
+        work = Work(
+            record.experiment, now.tags["work_key"], now.tags["device"], record.run_id
+        )
+        found = forwarder.call(
+            ask_for_earlier,
+            record.tracking_uri,
+            work,
+            settings.baseline,
+            settings.store_limit_s,
+        )
+        if settings.baseline is not None:
+            return found[0]
         return guard.choose_baseline(found, now)
 
     def _tracked(self, outbox: Outbox) -> guard.TrackedRun:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import atexit
 import logging
+import re
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import click
 from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
 from kedro.io import DataCatalog
 from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
-from kedro_mlflow.config.kedro_mlflow_config import KedroMlflowConfig
-from kedro_mlflow.framework.hooks.mlflow_hook import MlflowHook
-from kedro_mlflow.framework.hooks.utils import _assert_mlflow_enabled, _flatten_dict
-from kedro_mlflow.io.catalog.switch_catalog_logging import switch_catalog_logging
-from mlflow import MlflowClient
 
 from flatout import tracking
 from flatout.engine.checkpoints.checkpoint_folder import (
@@ -33,12 +31,22 @@ from flatout.engine.machine import environment
 from flatout.engine.parameters import SettingsModel
 from flatout.engine.parameters.secrets import without_password
 from flatout.places import project_path, tracking_store
+from flatout.project.mlflow_options import MlflowOptions
+from flatout.project.model_logging import (
+    ModelLogger,
+    ToLog,
+    report_of,
+    warn_where_worse,
+)
 from flatout.project.parameters.hooks import TRAINING_NODES, checked_settings
 from flatout.tracking import facts, models, outcomes
+from flatout.tracking.process.remote import Gone, RemoteForwarder
 
 logger = logging.getLogger(__name__)
 
 OPENING_LIMIT_S = 15.0
+NOT_IN_NAMES = re.compile(r"[^/\w.\- :]")
+"""Of MLflow's parameters."""
 
 
 class HandOverHooks:
@@ -72,34 +80,41 @@ class EnvironmentHooks:
         environment.apply(checked_settings(context).runtime)
 
 
-class TrackingHooks(MlflowHook):
-    """kedro-mlflow's hook with the promise that no tracking store can hurt a run.
+class TrackingHooks:
+    """What kedro-mlflow's hook does, with the promise that no tracking store can hurt a
+    run.
 
     Nothing here waits for the store: parameters, points, tags and artifacts go through
-    the outbox (`flatout.tracking`), whose thread opens the run and sends them.
+    the outbox (`flatout.tracking`). A process that has MLflow opens the run and sends
+    them; a thread of this one, where somebody has imported MLflow already.
     """
 
     def __init__(self) -> None:
-        super().__init__()
         self.outbox: tracking.Outbox | None = None
-        self.forwarder: tracking.Forwarder | None = None
+        self.forwarder: Any = None  # tracking.Forwarder | RemoteForwarder | None
+        self._models: ModelLogger | None = None
+        self._to_log: ToLog | None = None
         self._has_mlflow_entries = False
         self.reused = False
         """The training was finished already: nothing was trained in this run."""
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
-        """Read mlflow.yml. Unlike kedro-mlflow's own, this asks no store anything."""
+        """Read mlflow.yml. Unlike kedro-mlflow's own, this asks no store anything.
+        Raises SettingsError."""
         self._context = context
         self._settings = checked_settings(context)
-        self.mlflow_config = KedroMlflowConfig.model_validate(
+        self.mlflow_config = MlflowOptions.model_validate(
             context.config_loader["mlflow"]
         )
         server = self.mlflow_config.server
         given = context.config_loader.runtime_params or {}
         if server.mlflow_tracking_uri is None:
             server.mlflow_tracking_uri = tracking_store(given.get("data_dir", "data"))
-        tracking.use(server.mlflow_tracking_uri)  # for notebooks
+        if _has_mlflow() or click.get_current_context(silent=True) is None:
+            tracking.use(server.mlflow_tracking_uri)  # for notebooks
+        else:
+            tracking.prepare(server.mlflow_tracking_uri)
         context.__setattr__("mlflow", self.mlflow_config)  # for `kedro mlflow ui`
 
     @hook_impl
@@ -110,7 +125,9 @@ class TrackingHooks(MlflowHook):
         every entry, and so imports what each needs: only where there are such."""
         self._has_mlflow_entries = "Mlflow" in str(conf_catalog)
         if self._has_mlflow_entries:
-            super().after_catalog_created(catalog, conf_catalog, {}, {}, "", {})
+            from kedro_mlflow.framework.hooks.mlflow_hook import MlflowHook
+
+            MlflowHook().after_catalog_created(catalog, conf_catalog, {}, {}, "", {})
 
     @hook_impl
     def before_pipeline_run(
@@ -119,14 +136,23 @@ class TrackingHooks(MlflowHook):
         names = run_params["pipeline_names"] or ["__default__"]
         if not self._tracks(names):
             if self._has_mlflow_entries:
+                from kedro_mlflow.io.catalog.switch_catalog_logging import (
+                    switch_catalog_logging,
+                )
+
                 switch_catalog_logging(catalog, False)
             return
+        self._catalog, self._models, self._to_log = catalog, None, None
         self.outbox = self._begin(run_params, pipeline)
         self.outbox.save()
         system = self._settings.tracking.system_metrics
-        self.forwarder = tracking.Forwarder(
-            self.outbox, self._connect, system_metrics=system
+        connect = self.mlflow_config.connect(self._context)
+        kind = (
+            tracking.Forwarder
+            if _has_mlflow() or self._has_mlflow_entries or connect.context
+            else RemoteForwarder
         )
+        self.forwarder = kind(self.outbox, connect, system_metrics=system)
         self.forwarder.start()
         atexit.register(self._end, "KILLED", "interrupted")
 
@@ -138,9 +164,12 @@ class TrackingHooks(MlflowHook):
         self.outbox.record.params.update(self._flat_parameters(inputs))
         if node.name in TRAINING_NODES:
             facts.note_rows(self.outbox.record, inputs, self._settings.train.rows)
-            # Opening takes seconds of Python, which would slow steps beside it.
-            self.forwarder.wait_until_tried(OPENING_LIMIT_S)
-        self.forwarder.activate_run()
+            if not self.forwarder.is_apart:
+                # Opening takes seconds of Python, which would slow steps beside it.
+                self.forwarder.wait_until_tried(OPENING_LIMIT_S)
+        self.forwarder.update()
+        if not self.forwarder.is_apart or not _is_own(node):
+            self.forwarder.activate_run()
 
     @hook_impl
     def after_node_run(
@@ -159,13 +188,45 @@ class TrackingHooks(MlflowHook):
                 outcomes.note_outputs(self.outbox.record, outputs)
             if self.reused:
                 self.outbox.record.tags["exit_reason"] = "finished already"
-        if trains:
-            champion = None
-            if not known:
-                rows = inputs[f"test_{self._settings.train.rows}"]
-                champion = self._log_model(outputs["model"], rows)
+        if trains and not known:
+            self._to_log = self._described(catalog, inputs, outputs["train_report"])
+        elif trains and not self.reused:
+            warn_where_worse(report_of(catalog), outputs["train_report"], None)
+
+    @hook_impl
+    def after_dataset_saved(self, dataset_name: str, data: Any, node: Node) -> None:
+        """The model is logged from where the catalog has put it."""
+        if dataset_name != "model" or self._to_log is None or self.forwarder is None:
+            return
+        self._models = ModelLogger(self.forwarder)
+        self._models.start(self._to_log, self._catalog, data)
+        self._to_log = None
+
+    def _described(
+        self, catalog: DataCatalog, inputs: dict[str, Any], report: dict[str, Any]
+    ) -> ToLog | None:
+        """None where no model is to be logged."""
+        settings = self._settings.tracking
+        if self.outbox is None or not settings.log_model:
             if not self.reused:
-                models.warn_where_worse(catalog, outputs["train_report"], champion)
+                warn_where_worse(report_of(catalog), report, None)
+            return None
+        record, registration = self.outbox.record, None
+        if name := settings.registered_model:
+            loss, key = record.metrics["validation_loss"], record.tags["token_key"]
+            registration = models.Registration(
+                name, models.Trained(loss, key), self._keep_models()
+            )
+        where = self._registry()
+        return ToLog(
+            rows=inputs[f"test_{self._settings.train.rows}"],
+            task=self._settings.model.task,
+            registration=registration,
+            report=report,
+            run_id=lambda: record.run_id,
+            before={} if self.reused else report_of(catalog),
+            done=lambda uri: note_logged(self._checkpoints(), where, uri),
+        )
 
     def _checkpoints(self) -> Path:
         return Path(self._settings.paths.checkpoints)
@@ -177,7 +238,12 @@ class TrackingHooks(MlflowHook):
         uri = logged_as(self._checkpoints(), where)
         if uri is None or self.forwarder is None:
             return False
-        return not self.forwarder.flush() or models.is_there(uri, where["name"])
+        if not self.forwarder.flush():
+            return True
+        try:
+            return bool(self.forwarder.call(models.is_there, uri, where["name"]))
+        except Gone:
+            return True
 
     def _registry(self) -> dict[str, str | None]:
         """Where a model is registered, and under which name."""
@@ -202,17 +268,8 @@ class TrackingHooks(MlflowHook):
         return (
             first
             and environment.current_ranks().is_main
-            and _assert_mlflow_enabled(pipeline_names, self.mlflow_config)
+            and self.mlflow_config.tracks(pipeline_names)
         )
-
-    def _connect(self) -> MlflowClient:
-        """Log in and make the experiment as mlflow.yml says; called in the thread."""
-        # Else it calls mlflow.autolog(disable=True), whose import hooks deadlock with a
-        # main thread that imports transformers. Autologging is off anyhow.
-        self.mlflow_config.tracking.disable_tracking.disable_autologging = False
-        with environment.tracking_uri_kept():
-            self.mlflow_config.setup(self._context)
-        return MlflowClient()
 
     def _begin(self, run_params: dict[str, Any], pipeline: Pipeline) -> tracking.Outbox:
         settings, options = self._settings, self.mlflow_config.tracking
@@ -237,31 +294,6 @@ class TrackingHooks(MlflowHook):
         facts.write_environment(points.with_name("environment.json"))
         return outbox
 
-    def _log_model(self, parts: tuple[Any, ...], rows: Any) -> str | None:
-        """Model (`parts`: with its tokenizer, where it has one) and registry, where
-        MLflow takes them; training is over by now. The URI of the best version on the
-        same rows, where there is a registry."""
-        settings = self._settings.tracking
-        if self.outbox is None or self.forwarder is None or not settings.log_model:
-            return None
-        record = self.outbox.record
-        if not self.forwarder.flush():
-            logger.warning("The model was not logged: MLflow takes nothing now.")
-            return None
-        self.forwarder.activate_run()  # the store may not have had it before
-        try:
-            uri = models.log_with_example(parts, rows, self._settings.model.task)
-            champion = None
-            if name := settings.registered_model:
-                loss, key = record.metrics["validation_loss"], record.tags["token_key"]
-                trained = models.Trained(loss, key)
-                champion = models.register(uri, name, trained, self._keep_models())
-            note_logged(self._checkpoints(), self._registry(), uri)
-            return champion
-        except Exception as error:  # tracking never ends a run
-            logger.warning("The model was not logged: %s", tracking.one_line(error))
-        return None
-
     def _keep_models(self) -> int | None:
         """None, where the store is not the data folder's own: other projects may have
         models there."""
@@ -277,16 +309,17 @@ class TrackingHooks(MlflowHook):
             for name, value in inputs.items()
             if name.startswith(prefix)
         }
-        flat = _flatten_dict(found, options.recursive, options.sep)
         return {
-            self.sanitize_param_name(name): without_password(str(v))
-            for name, v in flat.items()
+            NOT_IN_NAMES.sub("_", name): without_password(str(v))
+            for name, v in _flat(found, options.recursive, options.sep).items()
         }
 
     def _end(self, status: str, reason: str) -> None:
         """End the run once, whatever ended it."""
         if self.outbox is None or self.forwarder is None:
             return
+        if self._models is not None:
+            self._models.wait()
         outbox, forwarder = self.outbox, self.forwarder
         self.outbox = self.forwarder = None
         atexit.unregister(self._end)
@@ -297,6 +330,27 @@ class TrackingHooks(MlflowHook):
             logger.log(logging.INFO if is_well else logging.WARNING, verdict)
             outbox.record.tags["gpu_watch"] = verdict
         forwarder.finish(status, int(time.time() * 1000))
+
+
+def _has_mlflow() -> bool:
+    return "mlflow" in sys.modules
+
+
+def _is_own(node: Node) -> bool:
+    """Whether the node is one of flatout's, which never ask MLflow."""
+    return str(node.func.__module__).partition(".")[0] == "flatout"
+
+
+def _flat(found: dict[str, Any], recursive: bool, separator: str) -> dict[str, Any]:
+    """A group's values under `group.name`."""
+    flat: dict[str, Any] = {}
+    for name, value in found.items():
+        if not isinstance(value, dict):
+            flat[name] = value
+            continue
+        inner = _flat(value, recursive, separator) if recursive else value
+        flat |= {f"{name}{separator}{key}": known for key, known in inner.items()}
+    return flat
 
 
 def _plain(value: Any) -> Any:

@@ -10,12 +10,26 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import kedro.framework.session.session as of_kedro
 from kedro.config import AbstractConfigLoader
+from kedro.framework.hooks import _create_hook_manager
 from kedro.framework.session import KedroSession
+from pluggy import PluginManager
 
 from flatout.engine.machine.environment import current_ranks, launched_from_outside
 from flatout.project.command_line import check_pipelines
 from flatout.project.config_loader import ProjectConfigLoader
+
+
+def _hook_manager() -> PluginManager:
+    """Kedro's, without kedro-mlflow's own hook. Kedro drops that one (settings.py) once
+    it has imported it, and MLflow with it."""
+    manager = _create_hook_manager()
+    manager.set_blocked("mlflow_hook")
+    return manager
+
+
+of_kedro._create_hook_manager = _hook_manager
 
 
 class ProjectSession(KedroSession):

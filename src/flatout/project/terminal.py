@@ -7,6 +7,8 @@ loads plugins.
 from __future__ import annotations
 
 import logging
+import sys
+from typing import Any
 
 import rich
 from kedro.logging import RichHandler
@@ -65,8 +67,26 @@ def show_kedro() -> None:
         logging.getLogger(name).setLevel(logging.INFO)
 
 
+OWN_COMMANDS = {"run", "flatout", "doctor"}
+
+
+def leave_mlflow_out() -> None:
+    """A command of ours needs none of kedro-mlflow's, which import MLflow: Kedro loads
+    those of all plugins to find one."""
+    utils = sys.modules.get("kedro.framework.cli.utils")
+    if utils is None or not {*sys.argv[1:2]} & OWN_COMMANDS:
+        return
+    find = utils._get_entry_points
+
+    def find_others(name: str) -> list[Any]:
+        return [e for e in find(name) if not e.module.startswith("kedro_mlflow.")]
+
+    utils._get_entry_points = find_others  # type: ignore[attr-defined]
+
+
 def set_up_terminal() -> None:
     """Messages as lines, in place of Kedro's handler; a handler of one's own stays."""
+    leave_mlflow_out()
     # Without git (a container has none) MLflow tells so in 48 lines a training.
     set_defaults({"GIT_PYTHON_REFRESH": "quiet"})
     root = logging.getLogger()

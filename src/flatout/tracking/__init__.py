@@ -5,10 +5,12 @@ new; what a dead, slow or locked store did not take waits beside the file, and
 :func:`sync` sends it later.
 """
 
-from flatout.tracking.forwarder import Forwarder, sync
+from typing import Any
+
 from flatout.tracking.outbox import Outbox, RunRecord, begin
 from flatout.tracking.store import close_stale_runs, one_line, prepare, use
 
+_WITH_MLFLOW = ("Forwarder", "sync")
 __all__ = [
     "Forwarder",
     "Outbox",
@@ -20,3 +22,12 @@ __all__ = [
     "sync",
     "use",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What imports MLflow, when it is asked for."""
+    if name not in _WITH_MLFLOW:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from flatout.tracking import forwarder
+
+    return getattr(forwarder, name)

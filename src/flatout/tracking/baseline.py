@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
-
-from mlflow import MlflowClient
-from mlflow.entities import Run
+from typing import TYPE_CHECKING, TypeVar
 
 from flatout.engine.guard.comparison import RATE, TrackedRun
 from flatout.engine.train.recording.metrics_file import parse_point
 from flatout.tracking.store import one_line
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 Answer = TypeVar("Answer")
 MAX_RUNS = 200
@@ -21,6 +23,34 @@ MAX_RUNS = 200
 
 class NoAnswer(Exception):
     """The store was asked and gave nothing; the text says why."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What earlier runs of the same must have."""
+
+    experiment: str
+    key: str
+    device: str
+    own: str | None
+    """Id of the run that asks."""
+
+
+def ask_for_earlier(
+    tracking_uri: str, work: Work, named: str | None, limit_s: float
+) -> list[TrackedRun]:
+    """The run that is `named`, or those of the same work. Raises NoAnswer, also where
+    the store takes longer than `limit_s`."""
+
+    def question() -> list[TrackedRun]:
+        from mlflow import MlflowClient
+
+        client = MlflowClient(tracking_uri)
+        if named is not None:
+            return [named_run(client, named)]
+        return earlier_runs(client, work.experiment, work.key, work.device, work.own)
+
+    return ask(question, limit_s)
 
 
 def earlier_runs(

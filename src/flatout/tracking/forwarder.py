@@ -10,6 +10,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric
@@ -18,6 +19,7 @@ from flatout.engine.parameters.secrets import without_password
 from flatout.tracking.outbox import Outbox, set_aside_beside
 from flatout.tracking.sending import Sender
 from flatout.tracking.store import (
+    END_LIMIT_S,
     activate_run,
     artifacts_beside,
     cause,
@@ -34,7 +36,6 @@ logger = logging.getLogger(__name__)
 # 0.3 % of a core in all (python -m tests.tools.tracking_cost).
 INTERVAL_S = 10.0
 LONGEST_PAUSE_S = 60.0
-END_LIMIT_S = 10.0
 END_LIMIT_OF_A_FAILING_STORE_S = 3.0
 
 
@@ -44,24 +45,32 @@ class Forwarder:
     After a failure it waits 20 s, then 40 s, then a minute, before it tries again.
     """
 
+    is_apart = False
+    """MLflow is in this process, and what it does takes this one's time."""
+
     def __init__(
         self,
         outbox: Outbox,
         connect: Callable[[], MlflowClient] | None = None,
         *,
         system_metrics: bool = False,
+        root_pid: int | None = None,
     ) -> None:
+        """`root_pid`: of the process that started all that trains; this one's."""
         self._outbox = outbox
         self._sender = Sender(outbox)
         self._wants_system = system_metrics
         self._system: SystemMetrics | None = None
+        self._root_pid = root_pid
         self._connect = connect or partial(MlflowClient, outbox.record.tracking_uri)
         self.watch: Callable[[], bool] | None = None
         """Asked after each delivery, until it says that it has seen enough."""
+        self.when_tried: Callable[[], None] | None = None
+        """Called whenever the store was asked, whatever came of it."""
         self._ended = False
         self._wake = threading.Event()
         self._tried = threading.Event()
-        self._deliveries = self._failures = self._read_bytes = 0
+        self.deliveries = self._failures = self._read_bytes = 0
         self._thread = threading.Thread(
             target=self._run, name="flatout-tracking", daemon=True
         )
@@ -72,6 +81,13 @@ class Forwarder:
     def wait_until_tried(self, limit_s: float) -> None:
         """Return when the store was opened, or could not be; after `limit_s` anyhow."""
         self._tried.wait(limit_s)
+
+    def update(self) -> None:
+        """The record is this process's own: there is nothing to hand on."""
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function that asks the store gives; MLflow is in this process."""
+        return function(*arguments)
 
     def flush(self, limit_s: float = END_LIMIT_S) -> bool:
         """Send what there is now; True where the store took it within `limit_s`."""
@@ -102,7 +118,7 @@ class Forwarder:
     def activate_run(self) -> None:
         """Make the run MLflow's active one, where the store has it and answers."""
         run_id = self._outbox.record.run_id
-        if run_id and self._deliveries and not self._failures:
+        if run_id and self.deliveries and not self._failures:
             try:
                 activate_run(run_id)
             except Exception as error:  # tracking never ends a run
@@ -140,12 +156,14 @@ class Forwarder:
                 if ended:
                     self._sender.end(client)
                 self._failures = 0
-                self._deliveries += 1
+                self.deliveries += 1
                 if self.watch is not None and not ended and self.watch():
                     self.watch = None
             except Exception as error:  # tracking never ends a run
                 self._failed(error)
             self._tried.set()
+            if self.when_tried is not None:
+                self.when_tried()
             if ended:
                 return
             pause = min(INTERVAL_S * 2**self._failures, LONGEST_PAUSE_S)
@@ -155,12 +173,12 @@ class Forwarder:
         if not self._wants_system:
             return
         if self._system is None:
-            self._system = SystemMetrics()
+            self._system = SystemMetrics(self._root_pid)
             return
         read, self._read_bytes = self._read_bytes, self._sender.read_bytes
         sampled = self._system.sample(training=self._read_bytes > read)
         now_ms = int(time.time() * 1000)
-        metrics = [Metric(k, v, now_ms, self._deliveries) for k, v in sampled.items()]
+        metrics = [Metric(k, v, now_ms, self.deliveries) for k, v in sampled.items()]
         client.log_batch(run_id, metrics=metrics)
 
     def _connected(self) -> MlflowClient:

@@ -6,7 +6,6 @@ power. Guide E's threshold for use (70 %) is the verdict's too.
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -44,8 +43,8 @@ class Gpu:
 class GpuWatch:
     """All GPUs that this run may use. `nvml`: the driver's library."""
 
-    def __init__(self, nvml: ModuleType | Any) -> None:
-        self._nvml = nvml
+    def __init__(self, nvml: ModuleType | Any, root_pid: int | None = None) -> None:
+        self._nvml, self._root_pid = nvml, root_pid
         nvml.nvmlInit()
         self._gpus = [Gpu(name, self._handle(name)) for name in gpu_names()]
         self._held_down = (
@@ -55,7 +54,7 @@ class GpuWatch:
 
     def sample(self, *, training: bool) -> dict[str, float]:
         """Costs a few milliseconds. `training`: steps were taken since the last one."""
-        ours = _own_processes()
+        ours = _own_processes(self._root_pid)
         found: dict[str, float] = {}
         for gpu in self._gpus:
             with suppress(self._nvml.NVMLError):  # a driver may not say
@@ -130,19 +129,19 @@ def _cause(used_pct: float, most_pct: float) -> str:
     return "it waits for the loader or the host: kedro run --pipelines=benchmark says"
 
 
-def _own_processes() -> set[int]:
-    """This one, and all that it has started."""
-    below = psutil.Process().children(recursive=True)
-    return {os.getpid(), *(process.pid for process in below)}
+def _own_processes(root_pid: int | None) -> set[int]:
+    """`root_pid`, or this one, and all that it has started."""
+    root = psutil.Process(root_pid)
+    return {root.pid, *(process.pid for process in root.children(recursive=True))}
 
 
-def watch_gpus() -> GpuWatch | None:
+def watch_gpus(root_pid: int | None = None) -> GpuWatch | None:
     """None where there is no GPU, or no driver that answers."""
     if not gpu_names():
         return None
     import pynvml
 
     try:
-        return GpuWatch(pynvml)
+        return GpuWatch(pynvml, root_pid)
     except pynvml.NVMLError:
         return None

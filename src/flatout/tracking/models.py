@@ -5,91 +5,83 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import mlflow
-import numpy as np
-import pandas as pd
-from kedro.io import DatasetError
-from mlflow import MlflowClient
-from mlflow.models import infer_signature
-from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+from flatout.tracking.store import activate_run, one_line
 
-from flatout.engine.tasks import Task, task_class
-from flatout.tracking.store import one_line
+if TYPE_CHECKING:  # a run's process may do without, and without its imports
+    from mlflow import MlflowClient
 
 logger = logging.getLogger(__name__)
 
-REQUIRED = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
 CHAMPION = "champion"
 VERDICT = "verdict"
 LOGGED = "models:/"
 OUR_TAGS = ("validation_loss", "token_key")
 
 
-def log_with_example(parts: tuple[Any, ...], rows: Any, task: str) -> str:
-    """Log a model, `parts` of it with its tokenizer where it has one, and the first of
-    `rows` (`datasets.Dataset`) as example. Returns the model's URI."""
-    model, *beside = parts
-    if not beside:
-        from flatout.engine.rows.opening import rows_from_dataset
+@dataclass(frozen=True)
+class TextModel:
+    """What MLflow is told of a model and its tokenizer in `folder`."""
+
+    folder: Path
+    """As `save_pretrained` of both leaves it."""
+    task: str
+    """The pipeline's tag."""
+    model_class: str
+    tokenizer_class: str
+    dtype: str
+    """As in `torch.float32`."""
+    source: str
+    """`name_or_path` of the model."""
+    example: str
+    loads: bool
+    """Whether MLflow can load the model's class, to try the example."""
+
+
+@dataclass(frozen=True)
+class SampleFolder:
+    """A model of samples of one shape, and one of them."""
+
+    folder: Path
+    example: Any
+    """An array (...)."""
+
+
+@dataclass(frozen=True)
+class Registration:
+    """As which registered model a version is made, and by what it is compared."""
+
+    name: str
+    trained: Trained
+    keep: int | None
+
+
+def log_and_register(
+    found: TextModel | SampleFolder, wanted: Registration | None, run_id: str
+) -> tuple[str, str | None]:
+    """Log a saved model to the run, and make it a version where that is `wanted`.
+    Returns the URIs of the model and of the champion."""
+    activate_run(run_id)
+    if isinstance(found, SampleFolder):
         from flatout.tracking.sample_model import log_sample_model
 
-        example = rows_from_dataset(rows).views(np.zeros(1, np.int64))[0]
-        return log_sample_model(model, example)
-    (tokenizer,) = beside
-    text = tokenizer.decode(rows[0]["input_ids"], skip_special_tokens=True)
-    return log_model(model, tokenizer, task_class(task), text[:200])
+        uri = log_sample_model(found.folder, found.example)
+    else:
+        from flatout.tracking.process.text_model import log_text_model
 
-
-def log_model(model: Any, tokenizer: Any, task: type[Task], example: str) -> str:
-    """Log to the active run, with signature, input example and pinned requirements.
-
-    Returns the model's URI, for `mlflow.pyfunc.load_model`.
-    """
-    import mlflow.transformers
-
-    # They ask for a model card, which a model of one's own does not have yet.
-    logging.getLogger("mlflow.transformers").setLevel(logging.ERROR)
-    example = task.example(tokenizer, example)
-    loads = _loads_alone(model)
-    logged = mlflow.transformers.log_model(
-        transformers_model={"model": model, "tokenizer": tokenizer},
-        name="model",
-        task=task.pipeline_tag,
-        signature=infer_signature([example], _output(task.pipeline_tag, example)),
-        # MLflow tries what it is given on the model, which it would have to load.
-        input_example=[example] if loads else None,
-        # Left to itself MLflow imports what is not installed to find these.
-        pip_requirements=[f"{name}=={version(name)}" for name in REQUIRED],
-    )
-    if not loads:
-        logger.info(
-            "MLflow has the files of the model, and cannot load %s, which transformers "
-            "does not have: the catalog's entry model does",
-            type(model).__name__,
-        )
-    return str(logged.model_uri)
-
-
-def _loads_alone(model: Any) -> bool:
-    """Whether transformers, or code that the model's config names, has its class."""
-    import transformers
-
-    named = hasattr(transformers, type(model).__name__)
-    return named or bool(getattr(model.config, "auto_map", None))
-
-
-def _output(pipeline_tag: str, example: str) -> Any:
-    if pipeline_tag == "text-classification":
-        return pd.DataFrame({"label": ["name"], "score": [0.5]})
-    return [example]
+        uri = log_text_model(found)
+    if wanted is None:
+        return uri, None
+    return uri, register(uri, wanted.name, wanted.trained, wanted.keep)
 
 
 def is_there(model_uri: str, name: str | None) -> bool:
     """Whether the store has the logged model, and a version of `name` of it; yes where
     it does not say."""
+    from mlflow import MlflowClient
+
     client = MlflowClient()
     try:
         client.get_logged_model(model_uri.removeprefix(LOGGED))
@@ -121,6 +113,9 @@ def register(model_uri: str, name: str, trained: Trained, keep: int | None) -> s
     latest; `champion-<key>` stays with the best on tokens of that key. `keep`: see
     `TrackingSettings.keep_models`.
     """
+    import mlflow
+    from mlflow import MlflowClient
+
     client = MlflowClient()
     logging.getLogger("mlflow.store.model_registry").setLevel(logging.WARNING)
     made = mlflow.register_model(model_uri, name, tags=trained.tags)
@@ -157,39 +152,6 @@ def _name_others(client: MlflowClient, name: str, versions: list[Any]) -> None:
         client.set_registered_model_alias(name, alias, best[alias].version)
 
 
-def warn_where_worse(
-    catalog: Any, report: dict[str, Any], champion: str | None
-) -> None:
-    """Say that the catalog's model is about to be overwritten with a worse one."""
-    loss, before = report["validation_loss"], _report_of(catalog)
-    if before.get("token_key") != report["token_key"]:
-        return
-    if not before["validation_loss"] < loss:
-        return
-    place = (
-        f"The best on this data is {champion} in MLflow"
-        if champion
-        else "MLflow has no better one that is known (tracking.registered_model)"
-    )
-    logger.warning(
-        "the model validates worse than the one before it on the same data (loss %.4f, "
-        "before %.4f), and takes its place in the catalog. %s",
-        loss,
-        before["validation_loss"],
-        place,
-    )
-
-
-def _report_of(catalog: Any) -> dict[str, Any]:
-    """Of the model that the catalog has; empty without one."""
-    try:
-        known = catalog.exists("model") and catalog.exists("train_report")
-        report: dict[str, Any] = catalog.get("train_report").load() if known else {}
-    except DatasetError:
-        return {}
-    return report
-
-
 def _versions(client: MlflowClient, name: str) -> list[Any]:
     """Those that `register` made, the oldest first."""
     found = client.search_model_versions(f"name = '{name}'")
@@ -220,6 +182,8 @@ def _verdict(made: Any, best: Any, rivals: list[Any]) -> str:
 def _delete_old(client: MlflowClient, name: str, keep: int) -> None:
     """Models of all versions but the newest `keep` and those that somebody named, in a
     store of this project alone: others have a server's models too."""
+    import mlflow
+
     stores = (client.tracking_uri, mlflow.get_registry_uri())
     if not all(uri.startswith("sqlite:") for uri in stores):
         return
@@ -261,6 +225,10 @@ def _points_at(other: Any, found: Any) -> bool:
 
 def _delete(client: MlflowClient, name: str, found: Any) -> bool:
     """The model's files, then the version that names it: what fails is found again."""
+    from mlflow.store.artifact.artifact_repository_registry import (
+        get_artifact_repository,
+    )
+
     try:
         model = client.get_logged_model(found.source.removeprefix(LOGGED))
         get_artifact_repository(model.artifact_location).delete_artifacts()

@@ -10,11 +10,12 @@ import time
 from copy import copy
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
-
-from mlflow.entities import Metric
+from typing import TYPE_CHECKING, Any
 
 from flatout.engine.files.checked_paths import write_text
+
+if TYPE_CHECKING:
+    from mlflow.entities import Metric
 
 logger = logging.getLogger(__name__)
 

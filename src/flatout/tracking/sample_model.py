@@ -3,7 +3,6 @@ what turns samples (N, ...) into a table of answers."""
 
 from __future__ import annotations
 
-import tempfile
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -60,24 +59,23 @@ def _load_pyfunc(path: str) -> SampleModel:
     return SampleModel(load_pretrained(Path(path)))
 
 
-def log_sample_model(model: Any, example: npt.NDArray[Any]) -> str:
-    """Log to the active run, with signature, `example` (...), flatout's own code and
-    pinned requirements. Returns the model's URI."""
+def log_sample_model(folder: Path, example: npt.NDArray[Any]) -> str:
+    """Log what `save_pretrained` left in `folder` to the active run, with signature,
+    `example` (...), flatout's own code and pinned requirements. Returns the model's
+    URI."""
     import mlflow.pyfunc
     from mlflow.models import infer_signature
 
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        one = np.ascontiguousarray(example[None])
-        answer = _load_pyfunc(folder).predict(one)
-        logged = mlflow.pyfunc.log_model(
-            name="model",
-            loader_module=__name__,
-            data_path=folder,
-            code_paths=[str(Path(flatout.__file__).parent)],
-            signature=infer_signature(one, answer),
-            input_example=one,
-            # Left to itself MLflow imports what is not installed to find these.
-            pip_requirements=[f"{name}=={version(name)}" for name in REQUIRED],
-        )
+    one = np.ascontiguousarray(example[None])
+    answer = _load_pyfunc(str(folder)).predict(one)
+    logged = mlflow.pyfunc.log_model(
+        name="model",
+        loader_module=__name__,
+        data_path=str(folder),
+        code_paths=[str(Path(flatout.__file__).parent)],
+        signature=infer_signature(one, answer),
+        input_example=one,
+        # Left to itself MLflow imports what is not installed to find these.
+        pip_requirements=[f"{name}=={version(name)}" for name in REQUIRED],
+    )
     return str(logged.model_uri)

@@ -8,18 +8,19 @@ import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import mlflow
 import psutil
-from mlflow import MlflowClient
-from mlflow.entities import Run
-from mlflow.environment_variables import MLFLOW_RUN_ID
-from mlflow.exceptions import MlflowException
-from mlflow.tracking import fluent
 
 from flatout.engine.files.writable import ELSEWHERE
 from flatout.engine.machine.environment import set_defaults, tracking_uri_kept
+
+if TYPE_CHECKING:  # a run's process may do without, and without its imports
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+END_LIMIT_S = 10.0
+"""In which a store must take the rest of a run."""
 
 HOST_TAG, PID_TAG, STARTED_TAG = "flatout.host", "flatout.pid", "flatout.started_s"
 
@@ -47,6 +48,8 @@ def prepare(tracking_uri: str) -> None:
 
 def use(tracking_uri: str) -> None:
     """`prepare` it, and make it the store of whoever uses MLflow in this process."""
+    import mlflow
+
     prepare(tracking_uri)
     with tracking_uri_kept():
         mlflow.set_tracking_uri(tracking_uri)
@@ -118,6 +121,8 @@ def process_lives(tags: Mapping[str, Any]) -> bool:
 
 def find_run(client: MlflowClient, run_id: str | None) -> Run | None:
     """The run; None where the store does not have it, or it was deleted there."""
+    from mlflow.exceptions import MlflowException
+
     try:
         run = client.get_run(run_id) if run_id else None
     except MlflowException as error:
@@ -150,6 +155,8 @@ def close_stale_runs(
 
 def activate_run(run_id: str) -> None:
     """Make it the run of `mlflow.log_...` calls in nodes of the user's own."""
+    import mlflow
+
     active = mlflow.active_run()
     if active is None or active.info.run_id != run_id:
         mlflow.start_run(run_id=run_id, nested=active is not None)
@@ -160,5 +167,8 @@ def forget_active_run() -> None:
 
     `mlflow.end_run` would ask it; the run itself is ended by `Sender.end`.
     """
+    from mlflow.environment_variables import MLFLOW_RUN_ID
+    from mlflow.tracking import fluent
+
     fluent._active_run_stack.get().clear()
     MLFLOW_RUN_ID.unset()

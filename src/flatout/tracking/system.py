@@ -16,9 +16,10 @@ PREFIX = "system/"
 class SystemMetrics:
     """Cores, memory, disk and network of this machine, and its NVIDIA GPUs, if any."""
 
-    def __init__(self) -> None:
+    def __init__(self, root_pid: int | None = None) -> None:
+        """`root_pid`: of the process that started all that trains; this one's."""
         self._monitors = _monitors()
-        self._gpus = watch_gpus()
+        self._gpus = watch_gpus(root_pid)
         self.sample()  # a share of the cores counts from the sample before
 
     @property
