@@ -147,15 +147,15 @@ def without_targets(job: TrainJob, step: int) -> TrainJob:
     return replace(job, train=TokenRows(table))
 
 
-def save_start(folder: Path, task: str) -> Path:
-    """Weights to start from, large enough that every layer matters."""
+def save_start(folder: Path, task: str, **own: Any) -> Path:
+    """Weights to start from, large enough that every layer matters; `own`: sizes."""
     family = FAMILY.get(task, "bert")
     sizes = (CONFIGS | BILM | RECURRENT)[family] | (
         NO_DROPOUT if family == "bert" else {}
     )
     config = AutoConfig.for_model(
         family,
-        **sizes,
+        **sizes | own,
         vocab_size=VOCABULARY.size,
         pad_token_id=VOCABULARY.pad_token_id,
         initializer_range=0.2,

@@ -5,7 +5,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from flatout.engine.batches.collation import StepRows, flatten
+from flatout.engine.batches.buffers import in_one_buffer
+from flatout.engine.batches.collation import StepRows
 from flatout.engine.batches.global_batches import GlobalBatches, Planner
 from flatout.engine.models.flops import AttentionPairs
 from flatout.engine.rows.tokens import TokenRows, TokenRowsError
@@ -183,7 +184,8 @@ def test_token_types_are_laid_out_like_the_tokens():
 
 def test_one_buffer_holds_every_tensor():
     batch = collate(packed=True)
-    buffer, layout = flatten([batch, batch])
+    arrays = {name: tensor.numpy() for name, tensor in batch.tensors().items()}
+    buffer, layout = in_one_buffer([arrays, arrays])
     assert buffer.dtype == torch.uint8
     assert [sorted(part) for part in layout] == [sorted(batch.tensors())] * 2
     assert all(place[0] % 64 == 0 for part in layout for place in part.values())

@@ -41,7 +41,10 @@ def gradients(model, ids=IDS):
 
 
 JOINED = [
-    kind for family in families() if family.products for kind in family.model_types
+    kind
+    for family in families()
+    if family.products
+    for kind in family.model_types & CONFIGS.keys()
 ]
 
 

@@ -4,6 +4,7 @@ import logging
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -24,6 +25,8 @@ from tests.engine.families import CONFIGS, LABEL_NAMES, VOCABULARY, token_rows
 from tests.engine.plain import job_for, plain_training, save_start, without_targets
 from tests.engine.runs import Crash, crash, make_job, when_logged
 
+if torch.cuda.is_available():
+    from flatout.engine.ops.kernels import lstm
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SHAPE = {
     "hidden_size": 128,
@@ -310,12 +313,13 @@ def test_an_interrupted_training_with_graphs_ends_as_an_undisturbed_one(tmp_path
 
 
 EXACT = {"precision": "fp32", "tf32": False, "threads": 1}
+"""fp32 without TF32."""
 
 
-def on_gpu(job, **train):
-    """`job` on the device, in fp32 without TF32."""
+def on_gpu(job, runtime=EXACT, **train):
+    """`job` on the device."""
     settings = job.settings
-    runtime = settings.runtime.model_copy(update=EXACT)
+    runtime = settings.runtime.model_copy(update=runtime)
     changed = settings.train.model_copy(update=train)
     update = {"runtime": runtime, "train": changed}
     return run(replace(job, settings=settings.model_copy(update=update)))
@@ -382,6 +386,23 @@ def test_the_budget_fits_a_card_that_is_small(tmp_path, checkpointing):
     assert trainer.resolved.token_budget < 65_536
     expected = trainer.demand.peak(trainer.resolved.token_budget, several=True)
     assert needed == pytest.approx(expected, rel=0.15)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_projected_lstms_in_step_train_as_in_plain_pytorch(tmp_path, recorded):
+    """Ten steps in bf16, of a loop in fp32 on the CPU; rows of 3 to 24 tokens."""
+    task, sizes = "bidirectional-lm", {"hidden_size": 128, "projection_size": 64}
+    start = save_start(tmp_path / "start", task, **sizes)
+    job = job_for(tmp_path, task, start, batching="grouped", token_budget=4096)
+    want = plain_training(job)
+    with patch.object(lstm, "backward_steps", wraps=lstm.backward_steps) as steps:
+        found = on_gpu(job, {"precision": "bf16"}, cuda_graphs=recorded, max_steps=10)
+    assert steps.called
+    assert found.report.cuda_graphs is recorded
+    history = found.history
+    assert [p.loss for p in history] == pytest.approx(want.losses, rel=1e-2)
+    assert [p.grad_norm for p in history] == pytest.approx(want.norms, rel=5e-2)
+    assert found.report.test_loss == pytest.approx(want.test_loss, rel=1e-2)
 
 
 def test_out_of_memory_halves_the_budget_and_goes_on(tmp_path, caplog):

@@ -19,7 +19,7 @@ from flatout.engine.arrays.recipes import array_recipes
 from flatout.engine.arrays.sources import ArraysError
 from flatout.engine.batches.global_batches import GlobalBatches
 from flatout.engine.families import family_of
-from flatout.engine.families.vision import crop
+from flatout.engine.families._modeling.crops import gathered, sampled
 from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.machine.runtime import set_up
@@ -204,7 +204,11 @@ def test_a_manifest_names_images_of_its_own_folder_alone(tmp_path):
         split(manifest, settings_of())
 
 
-def test_a_crop_is_a_part_scaled_up_and_mirrored():
+@pytest.mark.parametrize("cut", [sampled, gathered])
+def test_a_crop_is_a_part_scaled_up_and_mirrored(cut):
+    def crop(planes, crops):
+        return cut(planes.permute(0, 2, 3, 1), crops).permute(0, 3, 1, 2)
+
     torch.manual_seed(0)
     pixels = torch.rand(2, 3, 8, 8)
     whole = torch.tensor([[0.0, 0, 1, 1, 0], [0.0, 0, 1, 1, 1]])

@@ -13,7 +13,7 @@ from flatout.engine.ops.lstm import lockstep_lstm, weights_of
 
 PLAN = FusePlan(
     noise=Noise(torch.device("cpu")),
-    row_tiles=False,
+    joined=False,
     residual_bf16=False,
     narrowed=False,
     compiled=False,

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, BertConfig
 
+from flatout.engine.families import family_of_type
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.train.setup.resolved_config import resolve, resolve_together
@@ -89,6 +90,15 @@ def test_padded_rows_have_graphs_where_a_model_waits_for_nothing(tmp_path):
     assert make_collator(job, fp32, resolved, lstm).layout.every_place
     launched = replace(resolved, cuda_graphs=False)
     assert not make_collator(job, fp32, launched, lstm).layout.every_place
+
+
+def test_lstms_have_graphs_of_steps_of_any_size(tmp_path):
+    """They launch kernels at each place of a row, however many rows there are."""
+    job = make_job(tmp_path, global_batch_size=4_096, token_budget=10**6)
+    sizes = {"hidden_size": 2_048, "projection_size": 512, "num_hidden_layers": 2}
+    bilm = family_of_type("bilm").model_classes[0].config_class(vocab_size=60, **sizes)
+    assert resolve(job, H200, bilm).cuda_graphs
+    assert not graphs(tmp_path, 4_096, width=2_048, token_budget=10**6)
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def plain(
     model.take(theirs)
     model.to(given.device)
     rows = torch.tensor(data["valid"])
-    order = GlobalBatches(len(rows), given.batch, seed=0)
+    order = GlobalBatches(len(rows), given.batch, given.seed)
     total = order.total_steps(given.epochs)
     cast = torch.autocast(
         given.device, torch.bfloat16, enabled=given.precision == "bf16"
@@ -168,6 +168,7 @@ def job_of(
     settings = parse_settings(
         {
             "runtime": {
+                "seed": given.seed,
                 "precision": given.precision,
                 "threads": torch.get_num_threads(),
             },
@@ -213,7 +214,7 @@ def save_start(folder: Path, given: argparse.Namespace) -> None:
 
     import flatout.engine.families.bilm  # noqa: F401 - makes the type known
 
-    torch.manual_seed(0)
+    torch.manual_seed(given.seed)
     sizes = {
         "embedding_size": given.width,
         "hidden_size": given.cells or given.width,
@@ -239,6 +240,7 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=4000, help="commonest words")
     parser.add_argument("--batch", type=int, default=32, help="blocks")
     parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--seed", type=int, default=1, help="of weights and order")
     parser.add_argument("--device", default="cpu", help="the loop's")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--side", choices=["plain", "flatout"])
@@ -246,7 +248,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.side:
         torch.set_num_threads(given.threads)
-        torch.manual_seed(1)
+        torch.manual_seed(given.seed)
         side = {"plain": plain, "flatout": flatout}[given.side]
         data = blocks(given.folder, given.length, given.vocabulary)
         begin = time.process_time()

@@ -11,8 +11,7 @@ K is the number of rows (one target a row) or of targets (language models).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,8 +20,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from flatout.engine.batches.buffers import Places, in_one_buffer, view
 from flatout.engine.batches.global_batches import GlobalBatches, Planner
-from flatout.engine.rows.layout import Ints, LaidOut, Layout, pad_end, round_up
+from flatout.engine.rows.layout import (
+    Arrays,
+    Ints,
+    LaidOut,
+    LateArray,
+    Layout,
+    pad_end,
+    round_up,
+)
 from flatout.engine.rows.rows import Rows, SplitRows
 from flatout.engine.tasks import Targets, Task
 
@@ -50,10 +58,6 @@ class MicroBatch:
             "target_index": self.target_index,
             "labels": self.labels,
         }
-
-
-Places = list[dict[str, tuple[int, torch.dtype, tuple[int, ...]]]]
-"""For each micro-batch: name -> offset in bytes, type and shape in the buffer."""
 
 
 @dataclass
@@ -88,7 +92,7 @@ class StepBatch:
     def micro_batches(self) -> list[MicroBatch]:
         """Views into the buffer."""
         return [
-            MicroBatch.of({n: _view(self.buffer, *at) for n, at in part.items()})
+            MicroBatch.of({n: view(self.buffer, *at) for n, at in part.items()})
             for part in self.layout
         ]
 
@@ -98,34 +102,6 @@ class StepBatch:
 
     def to(self, device: torch.device) -> StepBatch:
         return replace(self, buffer=self.buffer.to(device, non_blocking=True))
-
-
-ALIGNMENT = 64
-"""Bytes; a tensor begins at a multiple of it."""
-
-
-def flatten(micro_batches: list[MicroBatch]) -> tuple[Tensor, Places]:
-    """All tensors into one buffer (bytes,), and where each of them lies."""
-    layout: Places = []
-    size = 0
-    for micro in micro_batches:
-        places = {}
-        for name, tensor in micro.tensors().items():
-            places[name] = (size, tensor.dtype, tuple(tensor.shape))
-            size = round_up(size + tensor.nbytes, ALIGNMENT)
-        layout.append(places)
-    buffer = torch.empty(size, dtype=torch.uint8)
-    for micro, places in zip(micro_batches, layout, strict=True):
-        for name, tensor in micro.tensors().items():
-            _view(buffer, *places[name]).copy_(tensor)
-    return buffer, layout
-
-
-def _view(
-    buffer: Tensor, offset: int, dtype: torch.dtype, shape: tuple[int, ...]
-) -> Tensor:
-    size = math.prod(shape) * dtype.itemsize
-    return buffer[offset : offset + size].view(dtype).view(shape)
 
 
 @dataclass(frozen=True)
@@ -146,6 +122,26 @@ class Collator:
         self, rows: Rows, row_ids: Ints, epoch: int
     ) -> tuple[MicroBatch, LaidOut]:
         """The tensors, and where rows begin in them."""
+        arrays, laid = self._arrays(rows, row_ids, epoch)
+        made = {
+            n: a.made() if isinstance(a, LateArray) else a for n, a in arrays.items()
+        }
+        tensors = {name: torch.from_numpy(array) for name, array in made.items()}
+        return MicroBatch.of(tensors), laid
+
+    def collate_step(
+        self,
+        rows: Rows,
+        parts: Sequence[Ints],
+        epoch: int,
+        memory: Tensor | None = None,
+    ) -> tuple[Tensor, Places]:
+        """A micro-batch for the row numbers of each of `parts`, all in one buffer: in
+        `memory` (bytes,), where they fit."""
+        found = [self._arrays(rows, ids, epoch)[0] for ids in parts]
+        return in_one_buffer(found, memory)
+
+    def _arrays(self, rows: Rows, row_ids: Ints, epoch: int) -> tuple[Arrays, LaidOut]:
         targets = self.task.targets(rows, row_ids, epoch, pools_last=self.pools_last)
         laid = rows.lay_out(row_ids, self.layout, targets.values)
         index, labels = self._joined(targets, laid)
@@ -155,8 +151,7 @@ class Collator:
             "target_index": index,
             "labels": labels,
         }
-        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        return MicroBatch.of(tensors), laid
+        return arrays, laid
 
     def _joined(self, targets: Targets, laid: LaidOut) -> tuple[Ints, npt.NDArray[Any]]:
         """Places in rows -> places among all of the batch (K,), with labels (K, ...);
@@ -195,19 +190,23 @@ class StepRows:
     """Attention's, of rows of given lengths; None where nobody asks for FLOPs."""
 
     def __getitem__(self, step: int) -> StepBatch:
-        row_ids = self.batches.rows(step)
-        epoch = self.batches.epoch(step)
-        return self.cut(row_ids, step, epoch)
+        return self.made(step)
 
-    def cut(self, row_ids: Ints, step: int, epoch: int) -> StepBatch:
+    def made(self, step: int, memory: Tensor | None = None) -> StepBatch:
+        """The batch of `step`, in `memory` (bytes,) where it fits."""
+        row_ids = self.batches.rows(step)
+        return self.cut(row_ids, step, self.batches.epoch(step), memory)
+
+    def cut(
+        self, row_ids: Ints, step: int, epoch: int, memory: Tensor | None = None
+    ) -> StepBatch:
         """This rank's share of the global batch `row_ids` (N,)."""
         rows, ids = self.rows.sequences(row_ids)
         lengths = rows.lengths(ids)
         plan = self.planner.plan(lengths)
         mine = plan.micro_batches[self.rank]
-        buffer, layout = flatten(
-            [self.collator.collate(rows, ids[own], epoch) for own in mine]
-        )
+        parts = [ids[own] for own in mine]
+        buffer, layout = self.collator.collate_step(rows, parts, epoch, memory)
         task = self.collator.task
         num_targets = task.num_targets(rows, ids, epoch)
         divisor = task.divisor(rows, ids, epoch)

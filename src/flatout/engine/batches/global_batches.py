@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -151,10 +152,10 @@ class Planner:
             for start in range(0, len(order), self.world_size)
         ]
         if self.strategy == "fixed":
-            slot_lengths = np.full(len(slots), self.max_length)
+            cuts = even_cuts(len(slots), self.token_budget // self.max_length)
         else:
-            slot_lengths = np.array([int(lengths[slot].max()) for slot in slots])
-        cuts = self._cuts(slot_lengths)
+            longest = [int(lengths[slot].max()) for slot in slots]
+            cuts = self._cuts(np.array(longest))
         return Plan(
             tuple(
                 tuple(self._rank_rows(slots[a:b], rank) for a, b in cuts)
@@ -193,6 +194,13 @@ def _deal(lengths: Ints, bins: int) -> tuple[list[Ints], int]:
         heapq.heappush(heap, (tokens + int(lengths[position]), index))
     fullest = max(tokens for tokens, _ in heap)
     return [np.array(rows, dtype=np.int64) for rows in contents], fullest
+
+
+def even_cuts(count: int, most: int) -> list[tuple[int, int]]:
+    """Runs [a, b) of `count` slots, none over `most`, as equal as can be."""
+    parts = max(1, -(-count // most))
+    places = [count * part // parts for part in range(parts + 1)]
+    return list(pairwise(places))
 
 
 def greedy_cuts(lengths: Ints, budget: int) -> list[tuple[int, int]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from flatout.engine.batches.collation import StepBatch, StepRows
+from flatout.engine.batches.ring import InPlaces, Ring
 from flatout.engine.machine.environment import free_shared_memory_bytes, usable_cores
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.parameters import LoaderSettings, SettingsError
@@ -111,7 +112,8 @@ class StepLoader:
     def __post_init__(self) -> None:
         decodes = getattr(self.data.rows, "decodes", False)
         self.num_workers = resolve_workers(self.settings, self.runtime, decodes=decodes)
-        check_shared_memory(self.data, self.settings, self.num_workers)
+        if not self._in_ring:
+            check_shared_memory(self.data, self.settings, self.num_workers)
         self.times = WorkerTimes(self.num_workers)
 
     def __iter__(self) -> Iterator[StepBatch]:
@@ -135,14 +137,32 @@ class StepLoader:
         self._batches = self._from_start()
 
     def _from_start(self) -> Generator[StepBatch]:
-        batches = self._host_batches()
-        if self.runtime.is_cuda:
-            batches = _prefetch_to_device(batches, self.runtime.device)
-        return batches
+        if not self.runtime.is_cuda:
+            return self._host_batches()
+        side = torch.cuda.Stream(self.runtime.device)  # type: ignore[no-untyped-call]
+        return _prefetch_to_device(self._host_batches(side), self.runtime.device, side)
 
-    def _host_batches(self) -> Generator[StepBatch]:
+    def _host_batches(self, copies: Any = None) -> Generator[StepBatch]:
+        """`copies`: the stream on which they are copied to a GPU."""
         for steps in self._step_ranges():
-            yield from self._data_loader(steps)
+            if self._in_ring:
+                yield from self._from_ring(steps, copies)
+            else:
+                yield from self._data_loader(self.data, steps)
+
+    @property
+    def _in_ring(self) -> bool:
+        """Whether batches go to a GPU from memory that all workers write to."""
+        locked = self.settings.pin_memory and self.runtime.is_cuda
+        return locked and Ring.fits(self.data)
+
+    def _from_ring(self, steps: range, copies: Any) -> Generator[StepBatch]:
+        ahead = max(1, self.num_workers) * self.settings.prefetch_factor
+        ring = Ring.of(self.data, ahead)
+        rows = InPlaces(self.data, ring)
+        made = iter(self._data_loader(rows, ring.numbered(steps)))
+        with ring.locked():
+            yield from ring.batches(made, copies)
 
     def _step_ranges(self) -> Iterator[range]:
         """The whole run; or an epoch each, where workers shall not persist."""
@@ -155,7 +175,7 @@ class StepLoader:
             yield range(begin, end)
             begin = end
 
-    def _data_loader(self, steps: range) -> Any:
+    def _data_loader(self, data: Any, steps: Iterable[Any]) -> Any:
         workers: dict[str, Any] = {}
         if self.num_workers:
             workers = {
@@ -163,16 +183,17 @@ class StepLoader:
                 "timeout": self.settings.timeout_s,
                 "multiprocessing_context": "fork",
             }
-        data = _Timed(self.data, self.times) if self.num_workers else self.data
+        rows: Any = _Timed(data, self.times) if self.num_workers else data
+        locks = self.settings.pin_memory and not isinstance(data, InPlaces)
         return DataLoader(
-            data,  # type: ignore[arg-type]
+            rows,
             batch_size=None,
             sampler=steps,
             num_workers=self.num_workers,
             # Else each iteration draws from the generator that dropout uses, and a
             # resumed run draws other numbers than one that was never interrupted.
             generator=torch.Generator(),
-            pin_memory=self.settings.pin_memory and self.runtime.is_cuda,
+            pin_memory=locks and self.runtime.is_cuda,
             **workers,
         )
 
@@ -181,13 +202,13 @@ class StepLoader:
 class _Timed:
     """Times each worker's batches but its first, which fills caches."""
 
-    data: StepRows
+    data: Any
     times: WorkerTimes
     is_first: bool = True
 
-    def __getitem__(self, step: int) -> StepBatch:
+    def __getitem__(self, index: Any) -> Any:
         begin = time.perf_counter()
-        batch = self.data[step]
+        batch = self.data[index]
         if not self.is_first:
             worker = get_worker_info().id  # type: ignore[union-attr]
             self.times.add(worker, time.perf_counter() - begin)
@@ -196,10 +217,9 @@ class _Timed:
 
 
 def _prefetch_to_device(
-    batches: Iterator[StepBatch], device: torch.device
+    batches: Iterator[StepBatch], device: torch.device, side: torch.cuda.Stream
 ) -> Generator[StepBatch]:
     """Copy the next step's tensors on a side stream while this step computes."""
-    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     ahead: StepBatch | None = None
     for host_batch in batches:
         with torch.cuda.stream(side):

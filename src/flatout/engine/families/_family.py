@@ -57,6 +57,8 @@ class Family:
     records_padded: ClassVar[bool] = False
     """Whether steps of padded rows may be recorded as CUDA graphs: a forward pass waits
     for nothing, and `tests/engine/test_gpu.py` shows that it trains the same."""
+    one_shape: ClassVar[bool] = False
+    """Whether all samples have one shape, for which a step is compiled as a whole."""
     attends: ClassVar[bool] = True
     """Whether there is attention, whose kernel can be chosen."""
     batch_statistics: ClassVar[bool] = False

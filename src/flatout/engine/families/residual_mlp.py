@@ -114,6 +114,7 @@ class ResidualMlp(Family):
 
     model_types = frozenset({"residual_mlp"})
     model_classes = (ResidualMlpForSequenceClassification,)
+    one_shape = True
     attends = False
 
     def shape_keys(self, facts: Any) -> dict[str, Any]:

@@ -15,10 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import affine_grid, grid_sample
 from torch.utils.flop_counter import FlopCounterMode
 
-from flatout.engine.families._family import Family
+from flatout.engine.families._family import Family, FusePlan
+from flatout.engine.families._modeling.crops import cropped
+from flatout.engine.ops.patches import replace_patches
+from flatout.engine.ops.projections import fuse_projections
 
 PREPROCESSOR = "preprocessor_config.json"
 LIGHTEST = 255
@@ -26,6 +28,8 @@ LIGHTEST = 255
 
 
 class _Vision(Family):
+    one_shape = True
+
     def shape_keys(self, facts: Any) -> dict[str, Any]:
         """Height, and channels."""
         return {"image_size": facts.shape[0], "num_channels": facts.shape[2]}
@@ -101,19 +105,21 @@ class _Vision(Family):
         """`inputs` (B, H, W, C) cut and mirrored as `crops` (B, 5) say."""
         if "crops" not in batch:
             return batch
-        pixels = batch["inputs"].permute(0, 3, 1, 2).float()
-        cut = crop(pixels, batch["crops"])
-        return {**batch, "inputs": cut.permute(0, 2, 3, 1)}
+        return {**batch, "inputs": cropped(batch["inputs"], batch["crops"])}
 
     def inputs(
         self, config: Any, batch: Mapping[str, Tensor], max_length: int
     ) -> dict[str, Any]:
         """Bytes (B, H, W, C) -> standardised (B, C, H, W), channels last in memory."""
         pixels = batch["inputs"].float()
-        mean = constant(tuple(config.image_mean), pixels.device)
-        deviation = constant(tuple(config.image_std), pixels.device)
+        known = tuple(config.image_mean), tuple(config.image_std)
+        mean, deviation = statistics(known, pixels.device)
         standard = (pixels - mean) / deviation
         return {"pixel_values": standard.permute(0, 3, 1, 2)}
+
+    def fuse(self, model: Any, plan: FusePlan) -> None:
+        """Patches that do not overlap as products."""
+        replace_patches(model)
 
     def count_products(self, model: Any) -> int:
         """As PyTorch counts them: a kernel works at many places."""
@@ -134,30 +140,33 @@ class _Vision(Family):
         return int(counter.get_total_flops()) // 2
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def statistics(known: tuple[tuple[float, ...], ...], device: torch.device) -> Tensor:
+    """Mean and deviation (2, C) on `device`. Made once, compiled or not: the host would
+    wait for the copy at every step. Dynamo takes one such call a graph."""
+    return _made_once(known, device)
+
+
 @cache
-def constant(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """(N,) on `device`. Made once: the host would wait for the copy at every step."""
-    return torch.tensor(values, device=device)
-
-
-def crop(pixels: Tensor, crops: Tensor) -> Tensor:
-    """(B, C, H, W) cut to (left, top, width, height, mirrored) (B, 5), shares of the
-    image, and scaled back to its size (bilinear)."""
-    left, top, width, height, mirrored = crops.unbind(1)
-    zero, sign = torch.zeros_like(left), 1 - 2 * mirrored
-    rows = [
-        torch.stack([sign * width, zero, 2 * left + width - 1], 1),
-        torch.stack([zero, height, 2 * top + height - 1], 1),
-    ]
-    size = list(pixels.shape)
-    grid = affine_grid(torch.stack(rows, 1), size, align_corners=False)
-    return grid_sample(pixels, grid, padding_mode="border", align_corners=False)
+def _made_once(known: tuple[tuple[float, ...], ...], device: torch.device) -> Tensor:
+    return torch.tensor(known, device=device)
 
 
 class VisionTransformer(_Vision):
     """vit: patches and attention."""
 
     model_types = frozenset({"vit"})
+    products = (("q_proj", "k_proj", "v_proj"),)
+
+    def fuse(self, model: Any, plan: FusePlan) -> None:
+        """Also query, key and value as one; behind the last attention one token."""
+        from flatout.engine.families._modeling.vit_last_layer import (
+            narrow_to_first_token,
+        )
+
+        super().fuse(model, plan)
+        narrow_to_first_token(model)
+        fuse_projections(model, self.products)
 
     def sample_fault(self, config: Any) -> str | None:
         """Pixels that no patch has are never seen."""

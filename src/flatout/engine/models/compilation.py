@@ -16,20 +16,25 @@ from typing import Any
 import torch
 from torch import nn
 
+from flatout.engine.models.one_shape import OneShape
+
 MOST_VARIANTS = 16
 """Graphs of all blocks together: embeddings, the first and the last layer differ from
 the others, sizes of one row or token from all other sizes."""
 
 
-def compiled(model: nn.Module, backend: str = "inductor") -> nn.Module:
+def compiled(model: Any, backend: str = "inductor") -> nn.Module:
     """Compile the model's blocks in place, one dynamic graph for all that are alike:
     totals differ from step to step, shapes stay bounded. A model that names no blocks
-    is compiled as a whole."""
+    is compiled as a whole; one whose samples have one shape, for that."""
     _configure()
+    if model.family.one_shape:
+        return OneShape(model, backend)
     found = blocks(model)
     for module in [*found, *_between(model)] if found else [model]:
         module.compile(dynamic=True, backend=backend)
-    return model
+    plain: nn.Module = model
+    return plain
 
 
 def _between(model: Any) -> list[nn.Module]:

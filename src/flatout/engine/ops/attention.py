@@ -55,6 +55,10 @@ def _padding_mask(*args: Any, **kwargs: Any) -> Tensor | None:
 
     if kwargs.get("attention_mask") is not None:
         kwargs["allow_is_causal_skip"] = kwargs["allow_is_bidirectional_skip"] = False
+    elif kwargs.get("allow_is_bidirectional_skip") and not kwargs.get("local_size"):
+        # In a graph transformers makes one that hides nothing, for which sdpa has no
+        # fast kernel: 79 ms a step of ViT-S/16 in place of 52.
+        return None
     mask: Tensor | None = sdpa_mask(*args, **kwargs)
     return mask
 

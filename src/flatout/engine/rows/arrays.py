@@ -13,13 +13,15 @@ import numpy.typing as npt
 from flatout.engine.rows.array_facts import ArrayFacts
 from flatout.engine.rows.arrow_rows import ArrowRows
 from flatout.engine.rows.fixed_lists import labels_in, values_in
-from flatout.engine.rows.layout import Ints, LaidOut, Layout
+from flatout.engine.rows.layout import Ints, LaidOut, LateArray, Layout
 from flatout.engine.rows.rows import Rows
 
 INPUTS = "inputs"
 """Column of fixed-size lists, one inside the other for each dimension."""
 SOURCE = "source"
 """Column of what people know a row by: its file, its row there."""
+BYTES_ONE_BY_ONE = 2**12
+"""Of a row, from which rows are copied one by one."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +89,32 @@ class ArrayRows(ArrowRows):
     def lay_out(
         self, rows: Ints, layout: Layout, values: Sequence[Any] | None = None
     ) -> LaidOut:
-        """`inputs` (B, ...) of `rows` (B,). No rows give one of zeros."""
-        found = self._stacked(rows) if values is None else np.asarray(values)
-        if not len(rows):
+        """`inputs` (B, ...) of `rows` (B,), late. No rows give one of zeros."""
+        found: Any = None if values is None else np.asarray(values)
+        if found is None:
             like = self._chunks[0].values
-            found = np.zeros((1, *like.shape[1:]), like.dtype)
+            shape = (max(1, len(rows)), *like.shape[1:])
+            found = LateArray(shape, like.dtype, lambda out: self._write(rows, out))
         return LaidOut({INPUTS: found}, np.arange(len(rows)))
+
+    def _write(self, rows: Ints, out: npt.NDArray[Any]) -> None:
+        """`rows` (N,) into `out` (N, ...), straight from Arrow's buffers."""
+        if not len(rows):
+            out[:] = 0
+        elif self.row_bytes < BYTES_ONE_BY_ONE:
+            out[:] = self._stacked(rows)
+        else:
+            chunks, local = self._locate(rows)
+            for chunk in np.unique(chunks):
+                places = np.flatnonzero(chunks == chunk)
+                self._write_part(self._chunks[chunk].values, local[places], out, places)
+
+    def _write_part(
+        self, values: Any, rows: Ints, out: npt.NDArray[Any], places: Ints
+    ) -> None:
+        """`rows` (n,) of a chunk to `places` (n,) of `out`."""
+        for row, place in zip(rows.tolist(), places.tolist(), strict=True):
+            out[place] = values[row]
 
     def readable(self, row: int, decode: Callable[[Ints], str]) -> str:
         """Where it comes from."""

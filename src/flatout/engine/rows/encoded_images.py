@@ -45,12 +45,17 @@ class EncodedColumn:
 
     def __getitem__(self, rows: Ints) -> npt.NDArray[np.uint8]:
         """Raises BadImage where a row is no image any more."""
+        pixels = np.empty((len(rows), *self.shape[1:]), np.uint8)
+        self.write(rows, pixels, np.arange(len(rows)))
+        return pixels
+
+    def write(self, rows: Ints, out: npt.NDArray[np.uint8], places: Ints) -> None:
+        """Pixels of `rows` (n,) to `places` (n,) of `out`. Raises BadImage."""
         decoder = Decoder(self.shape[1], self.shape[3])
         files = [self.encoded[row].as_buffer() for row in rows.tolist()]
-        pixels = np.empty((len(files), *self.shape[1:]), np.uint8)
-        for place, one in enumerate(_each(decoder.of_bytes, files)):
-            pixels[place] = one
-        return pixels
+        decoded = _each(decoder.of_bytes, files)
+        for place, one in zip(places.tolist(), decoded, strict=True):
+            out[place] = one
 
 
 def _each(work: Any, items: Sequence[Any]) -> Iterator[Any]:
@@ -85,6 +90,11 @@ class EncodedImages(ArrayRows):
 
     def _values(self, batch: Any) -> Any:
         return EncodedColumn.of(batch)
+
+    def _write_part(
+        self, values: Any, rows: Ints, out: npt.NDArray[Any], places: Ints
+    ) -> None:
+        values.write(rows, out, places)
 
 
 def with_files(batch: Any, files: Sequence[Path]) -> Iterator[Any]:

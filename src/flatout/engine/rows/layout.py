@@ -10,7 +10,7 @@ Both layouts serve everything behind them alike:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,26 @@ import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
-Arrays = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class LateArray:
+    """An array that is written once, where it is to lie."""
+
+    shape: tuple[int, ...]
+    dtype: npt.DTypeLike
+    write: Callable[[npt.NDArray[Any]], None]
+    """Into an array of this shape and type."""
+
+    def made(self) -> npt.NDArray[Any]:
+        """In memory of its own."""
+        found = np.empty(self.shape, self.dtype)
+        self.write(found)
+        return found
+
+
+Arrays = dict[str, Any]
+"""numpy's, or late ones."""
 Shape = tuple[int, int]
 
 

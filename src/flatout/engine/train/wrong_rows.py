@@ -237,7 +237,8 @@ def _context(
     laid: LaidOut, bounds: tuple[int, int], index: int, task: Task, judged: Judged
 ) -> Ints:
     """What is seen, of a row with `bounds` in the batch, of the target at `index`."""
-    flat, (start, end) = laid.fields["input_ids"].ravel(), bounds
+    flat: Ints = laid.fields["input_ids"].ravel()
+    start, end = bounds
     if judged.looks_back:
         return flat[index : min(end, index + CONTEXT_TOKENS)]
     stop = index + task.predicts_neighbours

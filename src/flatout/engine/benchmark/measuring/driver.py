@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+from torch import Tensor
 
 from flatout.engine.batches.collation import StepBatch, StepRows
 from flatout.engine.batches.global_batches import GlobalBatches
@@ -74,9 +75,9 @@ class BlockRows(StepRows):
     first: int = 0
     period: int = 1
 
-    def __getitem__(self, index: int) -> StepBatch:
-        batch = super().__getitem__(self.first + index % self.period)
-        return replace(batch, step=index)
+    def made(self, step: int, memory: Tensor | None = None) -> StepBatch:
+        batch = super().made(self.first + step % self.period, memory)
+        return replace(batch, step=step)
 
     @classmethod
     def of(cls, data: StepRows, steps: int) -> BlockRows:

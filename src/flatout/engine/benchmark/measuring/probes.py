@@ -104,7 +104,7 @@ def stage_times(data: StepRows, measure: Measure) -> dict[str, Any]:
     stages: dict[str, Any] = {
         "choose_rows": _Timed(data.batches, "rows"),
         "plan": _Timed(data.planner, "plan"),
-        "collate": _Timed(data.collator, "collate"),
+        "collate": _Timed(data.collator, "collate_step"),
     }
     timed = replace(
         data,

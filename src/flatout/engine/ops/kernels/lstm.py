@@ -2,7 +2,8 @@
 
 cuDNN runs one LSTM behind the other, and a step is several kernels there. Here a step's
 product with the weights and what its gates become are one kernel, of all LSTMs at once,
-and the projection is another.
+and the projection is another. From Hopper on, a kernel starts while the one before it
+ends: `_in_turn` is where it waits, and what it reads earlier was written long ago.
 
 Legend: D LSTMs, T steps, B rows, H cells, P width of the projection. Gates stand in
 PyTorch's order: input, forget, cell, output.
@@ -10,12 +11,16 @@ PyTorch's order: input, forget, cell, output.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from flatout.engine.ops.kernels.operators import INTERPRETED
+from flatout.engine.ops.lstm import MULTIPLE
 
 
 class Tile(NamedTuple):
@@ -31,10 +36,17 @@ class Tile(NamedTuple):
     stages: int
 
 
-GATES = Tile(128, 32, 64, 1, 8, 4)
-PROJECTION = Tile(64, 32, 64, 1, 4, 5)
-CELLS = Tile(64, 64, 64, 1, 8, 4)
-STATES = Tile(64, 64, 64, 4, 4, 4)
+GATES = Tile(128, 32, 64, 1, 8, 3)
+PROJECTION = Tile(64, 32, 128, 2, 4, 4)
+CELLS = Tile(64, 32, 64, 1, 4, 4)
+STATES = Tile(64, 64, 128, 4, 8, 4)
+
+
+@triton.jit
+def _in_turn():
+    """The kernel before has ended, and what it wrote is seen; the next may start."""
+    gdc_wait()
+    gdc_launch_dependents()
 
 
 @triton.jit
@@ -47,6 +59,7 @@ def _gates_kernel(
     gates_ptr, weight_ptr, bias_ptr, states_ptr, cells_ptr, hidden_ptr,
     step, steps, batch, cells: tl.constexpr, width: tl.constexpr,
     rows: tl.constexpr, columns: tl.constexpr, inner: tl.constexpr,
+    chained: tl.constexpr,
 ):  # fmt: skip
     """Gates (B, 4H) hold what the inputs give; they become sigmoids and tangents. All
     four of a cell lie in one program, which makes its state and its output of them."""
@@ -63,6 +76,8 @@ def _gates_kernel(
     given_f = tl.load(gates_ptr + cells, mask=inside, other=0.0)
     given_g = tl.load(gates_ptr + 2 * cells, mask=inside, other=0.0)
     given_o = tl.load(gates_ptr + 3 * cells, mask=inside, other=0.0)
+    if chained:
+        _in_turn()
     place = row * cells + cell
     held = tl.load(
         cells_ptr + before * cells + place, mask=inside & begun, other=0.0
@@ -104,6 +119,7 @@ def _cells_kernel(
     grads_ptr, weight_ptr, gates_ptr, cells_ptr, carry_ptr, out_ptr,
     step, steps, batch, cells: tl.constexpr, width: tl.constexpr,
     rows: tl.constexpr, columns: tl.constexpr, inner: tl.constexpr,
+    chained: tl.constexpr,
 ):  # fmt: skip
     """Gradients (B, 4H) of what gates are made of, by those of the states (B, P); the
     carry (B, H) is the gradient of the cells, on its way from step to step."""
@@ -122,6 +138,8 @@ def _cells_kernel(
     cells_ptr += base * cells + place
     held = tl.load(cells_ptr, mask=inside, other=0.0)
     before = tl.load(cells_ptr - batch * cells, mask=inside & begun, other=0.0)
+    if chained:
+        _in_turn()
     carry_ptr += side.to(tl.int64) * batch * cells + place
     ends = step == steps - 1
     carry = tl.load(carry_ptr, mask=inside & (not ends), other=0.0)
@@ -161,7 +179,7 @@ def _product_kernel(
     left_step, out_step, steps, batch, depth: tl.constexpr, width: tl.constexpr,
     along: tl.constexpr, across: tl.constexpr, adds: tl.constexpr,
     rows: tl.constexpr, columns: tl.constexpr, inner: tl.constexpr,
-    splits: tl.constexpr,
+    splits: tl.constexpr, chained: tl.constexpr,
 ):  # fmt: skip
     """One step's (B, depth) times a weight, whose strides are `along` depth and
     `across` width, into another's (B, width), or added to it. Of the programs that
@@ -177,6 +195,8 @@ def _product_kernel(
     weight_ptr += side * (depth * width) + k[:, None] * along + to * across
     out = (side * steps + out_step).to(tl.int64) * batch * width
     out_ptr += out + row * width + to
+    if chained:
+        _in_turn()
 
     total = tl.zeros((rows, columns), tl.float32)
     for _ in range(0, depth // splits, inner):
@@ -207,6 +227,20 @@ def _product_kernel(
         tl.store(out_ptr, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
+def _launch(like: Tensor, tile: Tile) -> dict[str, Any]:
+    """Options of a kernel."""
+    hopper = not INTERPRETED and torch.cuda.get_device_capability(like.device) >= (9,)
+    chain = {"chained": True, "launch_pdl": True} if hopper else {"chained": False}
+    return {"num_warps": tile.warps, "num_stages": tile.stages, **chain}
+
+
+def _fitted(tile: Tile, depth: int) -> Tile:
+    """As many splits, and as much at a time, as divide a product's depth."""
+    while tile.splits > 1 and depth % (tile.splits * tile.inner):
+        tile = tile._replace(splits=tile.splits // 2)
+    return tile if depth % tile.inner == 0 else tile._replace(inner=MULTIPLE)
+
+
 class _Product:
     """Launches of `_product_kernel` with one weight, for one run through the steps."""
 
@@ -215,10 +249,10 @@ class _Product:
     ) -> None:
         """left (D, T, B, K), weight (D, K, N), out (D, T, B, N)."""
         sides, self.steps, self.batch, self.depth = left.shape
-        self.width = out.shape[3]
+        self.width, tile = out.shape[3], _fitted(tile, self.depth)
         rows = triton.cdiv(self.batch, tile.rows)
         self.grid = (self.width // tile.columns * tile.splits, rows, sides)
-        self.tile, self.adds = tile, adds
+        self.tile, self.adds, self.launch = tile, adds, _launch(left, tile)
         self.strides = weight.stride(1), weight.stride(2)
         size = rows * tile.rows * self.width * sides * tile.splits
         some = size if tile.splits > 1 else 1
@@ -234,7 +268,7 @@ class _Product:
             depth=self.depth, width=self.width,
             along=self.strides[0], across=self.strides[1], adds=self.adds,
             rows=tile.rows, columns=tile.columns, inner=tile.inner,
-            splits=tile.splits, num_warps=tile.warps, num_stages=tile.stages,
+            splits=tile.splits, **self.launch,
         )  # fmt: skip
 
 
@@ -250,13 +284,13 @@ def forward_steps(
     hidden = gates.new_empty((sides, steps, batch, size))
     states = gates.new_empty((sides, steps, batch, width))
     project = _Product(hidden, projection.mT, states, PROJECTION, adds=False)
-    tile = GATES
+    tile, launch = GATES, _launch(gates, GATES)
     grid = (size // tile.columns, triton.cdiv(batch, tile.rows), sides)
     for step in range(steps):
         _gates_kernel[grid](
             gates, recurrent, bias, states, cells, hidden, step, steps, batch,
             cells=size, width=width, rows=tile.rows, columns=tile.columns,
-            inner=tile.inner, num_warps=tile.warps, num_stages=tile.stages,
+            inner=tile.inner, **launch,
         )  # fmt: skip
         project(step, step)
     return cells, hidden, states
@@ -272,13 +306,13 @@ def backward_steps(
     grad_gates = torch.empty_like(gates)
     carry = cells.new_empty((sides, batch, size))
     recur = _Product(grad_gates, recurrent, grads, STATES, adds=True)
-    tile = CELLS
+    tile, launch = CELLS, _launch(gates, CELLS)
     grid = (size // tile.columns, triton.cdiv(batch, tile.rows), sides)
     for step in reversed(range(steps)):
         _cells_kernel[grid](
             grads, projection, gates, cells, carry, grad_gates, step, steps, batch,
             cells=size, width=width, rows=tile.rows, columns=tile.columns,
-            inner=tile.inner, num_warps=tile.warps, num_stages=tile.stages,
+            inner=tile.inner, **launch,
         )  # fmt: skip
         if step:
             recur(step, step - 1)

@@ -124,7 +124,9 @@ def _deviation(job: TrainJob, runtime: Runtime) -> float:
 
 def _compile_options(wanted: bool | str, runtime: Runtime, config: Any) -> Options:
     if wanted == "auto":
-        works = runtime.is_cuda and family_of(config).compiles
+        family, several = family_of(config), runtime.ranks.world_size > 1
+        untried = several and family.batch_statistics  # ranks meet within the graph
+        works = runtime.is_cuda and family.compiles and not untried
         return OPEN if works else (False,)
     if wanted and not runtime.is_cuda and not _has_compiler():
         raise SettingsError(

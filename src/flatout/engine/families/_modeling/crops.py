@@ -1,0 +1,66 @@
+"""Images cut, mirrored and scaled on the device, as a task drew it.
+
+A crop is (left, top, width, height, mirrored), shares of the image and 0 or 1. It is
+scaled back to the image's size (bilinear; beyond the edge the edge is repeated).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import affine_grid, grid_sample
+
+
+def cropped(pixels: Tensor, crops: Tensor) -> Tensor:
+    """(B, H, W, C) bytes or numbers, crops (B, 5) -> (B, H, W, C) fp32."""
+    if torch.compiler.is_compiling():
+        return gathered(pixels, crops)
+    return sampled(pixels, crops)
+
+
+def sampled(pixels: Tensor, crops: Tensor) -> Tensor:
+    """By PyTorch's own kernel."""
+    left, top, width, height, mirrored = crops.unbind(1)
+    zero, sign = torch.zeros_like(left), 1 - 2 * mirrored
+    rows = [
+        torch.stack([sign * width, zero, 2 * left + width - 1], 1),
+        torch.stack([zero, height, 2 * top + height - 1], 1),
+    ]
+    planes = pixels.permute(0, 3, 1, 2).float()
+    grid = affine_grid(torch.stack(rows, 1), list(planes.shape), align_corners=False)
+    cut = grid_sample(planes, grid, padding_mode="border", align_corners=False)
+    return cut.permute(0, 2, 3, 1)
+
+
+def gathered(pixels: Tensor, crops: Tensor) -> Tensor:
+    """By index, a row and a column at a time: compiled, bytes are read and what the
+    model takes is written, with nothing in between (0.4 ms for 512 images of 224 x 224
+    on an H200)."""
+    _, high, wide, _ = pixels.shape
+    left, top, width, height, mirrored = crops.unbind(1)
+    up, down, below = _between(_places(high, top, height), high)
+    across = _places(wide, left, width)
+    flipped = torch.where(mirrored[:, None] > 0, across.flip(1), across)
+    west, east, beside = _between(flipped, wide)
+    image = torch.arange(len(pixels), device=pixels.device)[:, None, None]
+    below, beside = below[:, :, None, None], beside[:, None, :, None]
+
+    def at(row: Tensor, column: Tensor) -> Tensor:
+        return pixels[image, row[:, :, None], column[:, None, :]].float()
+
+    first = torch.lerp(at(up, west), at(up, east), beside)
+    second = torch.lerp(at(down, west), at(down, east), beside)
+    return torch.lerp(first, second, below)
+
+
+def _places(size: int, start: Tensor, share: Tensor) -> Tensor:
+    """(B, size) where each pixel of the result lies among `size`, at its middle."""
+    middles = (torch.arange(size, device=start.device) + 0.5) / size
+    return (start[:, None] + middles * share[:, None]) * size - 0.5
+
+
+def _between(places: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(B, size) each: the pixels on both sides, and how near the second is."""
+    inside = places.clamp(0, size - 1)
+    low = inside.floor()
+    return low.long(), (low + 1).clamp(max=size - 1).long(), inside - low

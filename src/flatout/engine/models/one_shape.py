@@ -1,0 +1,34 @@
+"""A model whose samples all have one shape, compiled for it as one graph.
+
+Sizes that are known let Inductor choose layouts for convolutions, and join what stands
+between blocks: crops and standardising become part of the first kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Shapes = tuple[torch.Size, ...]
+
+
+class OneShape(nn.Module):
+    """Compiles for the first batch's shape, and for one that comes twice in a row.
+    Others, as an epoch's last, run uncompiled: each would take as long to compile."""
+
+    def __init__(self, model: nn.Module, backend: str = "inductor") -> None:
+        super().__init__()
+        self.model = model
+        self._fast: Any = torch.compile(model.forward, dynamic=False, backend=backend)
+        self._compiled: set[Shapes] = set()
+        self._last: Shapes | None = None
+
+    def forward(self, batch: dict[str, Tensor]) -> Any:
+        """As `model` does."""
+        shapes = tuple(tensor.shape for tensor in batch.values())
+        if self._last in (None, shapes):
+            self._compiled.add(shapes)
+        self._last = shapes
+        return self._fast(batch) if shapes in self._compiled else self.model(batch)

@@ -1,0 +1,39 @@
+"""Convolutions whose patches do not overlap, as one product.
+
+cuDNN pads three channels to eight and runs a convolution: 2.9 ms forward and backward
+for the patches of 512 images in ViT-S/16 on an H200. Laid side by side, which costs
+nothing where a kernel writes pixels anyway, patches are the rows of a product.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class PatchProduct(nn.Conv2d):
+    """In place of such a convolution, with its weights."""
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, N, H / p, W / p), channels last in memory."""
+        (high, wide), (rows, columns) = self.kernel_size, pixels.shape[2:]
+        pixels = pixels[..., : rows // high * high, : columns // wide * wide]
+        down, across = rows // high, columns // wide
+        parts = pixels.reshape(*pixels.shape[:2], down, high, across, wide)
+        patches = parts.permute(0, 2, 4, 1, 3, 5).flatten(3)
+        product = F.linear(patches, self.weight.flatten(1), self.bias)
+        return product.permute(0, 3, 1, 2)
+
+
+def replace_patches(model: nn.Module) -> int:
+    """In every place of such a convolution; the number of places."""
+    places = [m for m in model.modules() if type(m) is nn.Conv2d and _is_product(m)]
+    for place in places:
+        place.__class__ = PatchProduct
+    return len(places)
+
+
+def _is_product(layer: nn.Conv2d) -> bool:
+    apart = layer.kernel_size == layer.stride and max(layer.kernel_size) > 1
+    plain = layer.groups == 1 and not any(layer.padding) and set(layer.dilation) == {1}
+    return apart and plain

@@ -1,0 +1,158 @@
+"""What a compiled step of images puts in place of a model's own parts."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from flatout.engine.families import FusePlan
+from flatout.engine.families._modeling.crops import gathered, sampled
+from flatout.engine.families._modeling.vit_last_layer import FirstTokenLayer
+from flatout.engine.models.compilation import compiled
+from flatout.engine.models.model import TaskModel
+from flatout.engine.models.one_shape import OneShape
+from flatout.engine.ops.attention import PADDED
+from flatout.engine.ops.dropout import Noise
+from flatout.engine.ops.patches import PatchProduct, replace_patches
+from flatout.engine.train.setup.assemble import build_model
+from tests.engine.test_images import CONVNEXT, RESNET, VIT, job_of
+
+CPU = torch.device("cpu")
+PLAN = FusePlan(Noise(CPU), *[False] * 5)
+
+
+def test_crops_by_index_are_those_of_the_kernel(tmp_path):
+    """To a five-thousandth of a byte's range."""
+    job = job_of(tmp_path, crop_area=0.3)
+    pixels = torch.randint(0, 256, (64, 24, 24, 3), dtype=torch.uint8)
+    ids = np.arange(64)
+    crops = torch.from_numpy(job.task._crops(ids, 2))
+    assert 0 < crops[:, 4].mean() < 1
+    found, wanted = gathered(pixels, crops), sampled(pixels, crops)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0.05)
+
+
+def task_model(folder, config):
+    job = job_of(folder, config, crop_area=0.5)
+    torch.manual_seed(1)
+    return job, TaskModel(build_model(job), job.task, 1)
+
+
+def batch_of(job, rows=12):
+    return job_batch(job, np.arange(rows))
+
+
+def job_batch(job, ids):
+    from flatout.engine.batches.collation import Collator
+    from flatout.engine.rows.layout import Layout
+
+    return Collator(job.task, Layout()).collate(job.train, ids, 1).tensors()
+
+
+def gradients(model, batch):
+    model.zero_grad()
+    loss, logits = model(batch)
+    loss.backward()
+    found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return logits, copy.deepcopy(found)
+
+
+def assert_same(found, wanted):
+    torch.testing.assert_close(found[0], wanted[0], rtol=1e-4, atol=1e-5)
+    assert found[1].keys() == wanted[1].keys()
+    for name, gradient in wanted[1].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "config", [VIT, CONVNEXT, RESNET], ids=lambda c: c["model_type"]
+)
+def test_fused_parts_change_neither_logits_nor_gradients(tmp_path, config):
+    job, model = task_model(tmp_path, config)
+    batch = batch_of(job)
+    wanted, names = gradients(model, batch), list(model.state_dict())
+    model.family.fuse(model.model, PLAN)
+    assert list(model.state_dict()) == names
+    assert_same(gradients(model, batch), wanted)
+    patches = [m for m in model.modules() if isinstance(m, PatchProduct)]
+    assert len(patches) == {"vit": 1, "convnext": 2, "resnet": 0}[config["model_type"]]
+
+
+def test_only_convolutions_without_overlap_become_products():
+    options = [
+        {"kernel_size": 4, "stride": 4},
+        {"kernel_size": (2, 3), "stride": (2, 3)},
+        {"kernel_size": 1, "stride": 1},
+        {"kernel_size": 3, "stride": 2},
+        {"kernel_size": 2, "stride": 2, "padding": 1},
+        {"kernel_size": 2, "stride": 2, "groups": 3},
+    ]
+    layers = [nn.Conv2d(3, 6, **chosen) for chosen in options]
+    pixels = torch.randn(2, 3, 13, 14)
+    wanted = [layer(pixels) for layer in layers]
+    assert replace_patches(nn.ModuleList(layers)) == 2
+    for layer, result in zip(layers, wanted, strict=True):
+        torch.testing.assert_close(layer(pixels), result)
+
+
+def test_the_last_layer_computes_one_token(tmp_path):
+    job, model = task_model(tmp_path, VIT)
+    model.family.fuse(model.model, PLAN)
+    shapes = []
+    last = model.model.base_model.layers[-1]
+    assert isinstance(last, FirstTokenLayer)
+    last.mlp.register_forward_hook(lambda *a: shapes.append(a[2].shape))
+    model(batch_of(job))
+    assert shapes == [(12, 1, 16)]
+
+
+class Backend:
+    """Counts graphs, and runs them as they are."""
+
+    def __init__(self):
+        self.graphs = []
+
+    def __call__(self, graph, inputs):
+        self.graphs.append(graph)
+        return graph.forward
+
+
+@pytest.mark.parametrize(
+    "config", [VIT, CONVNEXT, RESNET], ids=lambda c: c["model_type"]
+)
+def test_a_step_is_one_graph_of_its_shape(tmp_path, config):
+    """Crops, model and loss; the last batch of an epoch makes no second one."""
+    job, model = task_model(tmp_path, config)
+    full, rest = batch_of(job), batch_of(job, 5)
+    wanted = gradients(model, full)
+    backend = Backend()
+    fast = compiled(model, backend=backend)
+    assert isinstance(fast, OneShape)
+    for batch in (full, full, rest, full):
+        fast(batch)
+    assert len(backend.graphs) == 1
+    model.zero_grad()
+    loss, logits = fast(full)
+    loss.backward()
+    found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    assert_same((logits, found), wanted)
+    fast(rest), fast(rest)  # micro-batches that have become smaller for good
+    assert len(backend.graphs) == 2
+
+
+def test_no_mask_is_made_in_a_graph(tmp_path):
+    """One that hides nothing would keep PyTorch from its fast kernels."""
+    job, model = task_model(tmp_path, VIT)
+    model.model.set_attn_implementation(PADDED)
+    backend = Backend()
+    compiled(model, backend=backend)(batch_of(job))
+    found = [
+        node.kwargs.get("attn_mask")
+        for node in backend.graphs[0].graph.nodes
+        if "scaled_dot_product_attention" in str(node.target)
+    ]
+    assert found == [None, None]
