@@ -2,8 +2,8 @@
 
 cuDNN runs one LSTM behind the other, and a step is several kernels there. Here a step's
 product with the weights and what its gates become are one kernel, of all LSTMs at once,
-and the projection is another. From Hopper on, a kernel starts while the one before it
-ends: `_in_turn` is where it waits, and what it reads earlier was written long ago.
+and the projection is another. From Hopper on, a kernel may start while the one before
+it ends: `_in_turn` is where it waits, and what it reads earlier was written long ago.
 
 Legend: D LSTMs, T steps, B rows, H cells, P width of the projection. Gates stand in
 PyTorch's order: input, forget, cell, output.
@@ -19,7 +19,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from flatout.engine.ops.kernels.operators import INTERPRETED
 from flatout.engine.ops.lstm import MULTIPLE
 
 
@@ -40,6 +39,8 @@ GATES = Tile(128, 32, 64, 1, 8, 3)
 PROJECTION = Tile(64, 32, 128, 2, 4, 4)
 CELLS = Tile(64, 32, 64, 1, 4, 4)
 STATES = Tile(64, 64, 128, 4, 8, 4)
+CHAINED = False
+"""Whether a kernel starts while the one before it ends: not measured yet."""
 
 
 @triton.jit
@@ -229,8 +230,8 @@ def _product_kernel(
 
 def _launch(like: Tensor, tile: Tile) -> dict[str, Any]:
     """Options of a kernel."""
-    hopper = not INTERPRETED and torch.cuda.get_device_capability(like.device) >= (9,)
-    chain = {"chained": True, "launch_pdl": True} if hopper else {"chained": False}
+    chained = CHAINED and torch.cuda.get_device_capability(like.device) >= (9,)
+    chain = {"chained": True, "launch_pdl": True} if chained else {"chained": False}
     return {"num_warps": tile.warps, "num_stages": tile.stages, **chain}
 
 
