@@ -166,8 +166,26 @@ def test_a_resumed_run_keeps_its_budget_where_it_nearly_fits():
 
 
 def test_ranks_take_what_fits_on_all():
-    small, large = Fit(1_024, True, "small"), Fit(65_536, False, "large")
-    assert together(large, [large, small]) == Fit(1_024, False, "small")
+    small, large = Fit(1_024, True, "small", tight=True), Fit(65_536, False, "large")
+    assert together(large, [large, small]) == Fit(1_024, False, "small", tight=True)
+
+
+def test_memory_is_tight_from_three_fifths_on():
+    # 9,672 MiB for a step of 8,192 tokens, gradients not ready before it.
+    for memory_mib, tight in ((9_672 / 0.6 + 1, False), (9_672 / 0.6 - 1, True)):
+        found = choose(BERT, BOUNDS, int(memory_mib * MIB), WANTED)
+        assert (found.token_budget, found.tight) == (65_536, tight)
+
+
+def test_the_allocator_is_left_as_its_user_set_it(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", asked.append)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    runtimes.let_segments_grow()
+    assert asked == []
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
+    runtimes.let_segments_grow()
+    assert asked == ["expandable_segments:True"]
 
 
 def test_plenty_is_far_beyond_all_that_may_be_needed():

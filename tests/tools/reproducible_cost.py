@@ -46,8 +46,8 @@ RUNTIMES: dict[str, dict[str, Any]] = {
 def work(kind: str, folder: Path, given: argparse.Namespace) -> None:
     """One training; its figures as a file."""
     logging.disable(logging.WARNING)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "cache")
-    os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
+    if given.compile == "yes":
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "cache")
     shape = in_small(SHAPE) if given.rehearse else SHAPE
     train = {
         "max_steps": 6 if given.rehearse else given.steps,

@@ -170,6 +170,12 @@ def thread_variables() -> dict[str, str]:
     return {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}
 
 
+def allocator_is_set() -> bool:
+    """Whether somebody chose how PyTorch's allocator works."""
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    return any(os.environ.get(name) for name in names)
+
+
 def tracking_uri() -> str | None:
     """The tracking store that the environment names; None where it names none."""
     return os.environ.get("MLFLOW_TRACKING_URI") or None

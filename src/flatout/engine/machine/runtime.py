@@ -13,6 +13,7 @@ import torch
 
 from flatout.engine.machine.environment import (
     Ranks,
+    allocator_is_set,
     cpu_name,
     current_ranks,
     resolve_threads,
@@ -158,6 +159,13 @@ def _limit_memory(limit_gib: float | None, device: torch.device) -> None:
             limit_gib,
         )
     torch.cuda.set_per_process_memory_fraction(min(1.0, limit_gib / whole_gib), device)
+
+
+def let_segments_grow() -> None:
+    """From here on the GPU's allocator maps memory to what is asked for, so that less
+    lies unused between blocks. What the user has set of the allocator stays."""
+    if not allocator_is_set():
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
 
 
 def memory(runtime: Runtime) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch import nn
 from flatout.engine.batches.collation import StepRows
 from flatout.engine.families import FusePlan
 from flatout.engine.machine.garbage import collect_as_usual
-from flatout.engine.machine.runtime import Runtime
+from flatout.engine.machine.runtime import Runtime, let_segments_grow
 from flatout.engine.models.building import build
 from flatout.engine.models.compilation import compiled
 from flatout.engine.models.memory import Demand
@@ -142,6 +142,8 @@ def assemble(
         found = fit(job, resolved, task_model, stepper, kept)
         found = together(found, group.all_gather(found) if group else [found])
         resolved, demand = resolved.within(found), found.demand
+        if found.tight:
+            let_segments_grow()
         if not resolved.cuda_graphs:
             stepper.drop_graphs()
     data = step_rows(job, runtime, resolved, task_model.model.config)

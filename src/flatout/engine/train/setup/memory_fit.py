@@ -12,6 +12,9 @@ ROOM = 0.9
 and sizes differ from step to step."""
 KEPT_ROOM = 0.97
 """A resumed run keeps its budget, and its bits, unless memory is shorter than this."""
+TIGHT = 0.6
+"""Where steps take more of the memory, what lies unused between blocks counts: up to
+a third of what they need (page 2026-11-24_memory-per-card_h200.md)."""
 PLENTY = 1.5
 """Where so many times the guess fits, nothing is measured."""
 ALIKE = 2.0
@@ -51,6 +54,7 @@ class Fit:
     reason: str = ""
     demand: Demand | None = None
     """None where nothing was measured."""
+    tight: bool = False
 
 
 def is_plenty(guess: int, bounds: Bounds, *, graphs: bool) -> bool:
@@ -69,7 +73,7 @@ def choose(
     """Of `memory` bytes, at most what is `wanted`. Graphs stay where a step fits twice,
     and a budget that was `kept` where it nearly fits."""
     if demand is None:
-        return Fit(bounds.least, False, _too_long(bounds, memory))
+        return Fit(bounds.least, False, _too_long(bounds, memory), tight=True)
     room, graphs, told = ROOM * memory, wanted.cuda_graphs, ""
     if graphs:
         fitting = demand.most_tokens(room, graphs=True)
@@ -86,12 +90,12 @@ def choose(
     if kept is not None:
         budget = kept if peak(kept) <= KEPT_ROOM * memory else min(kept, budget)
     if peak(budget) > memory:
-        return Fit(budget, graphs, _too_long(bounds, memory), demand)
+        return Fit(budget, graphs, _too_long(bounds, memory), demand, tight=True)
     told = (
         f"token budget {budget:,}: steps take about {peak(budget) / GIB:.1f} of the "
         f"{memory / GIB:.1f} GiB of GPU memory within reach{told}"
     )
-    return Fit(budget, graphs, told, demand)
+    return Fit(budget, graphs, told, demand, tight=peak(budget) > TIGHT * memory)
 
 
 def expected_peak(
@@ -115,7 +119,7 @@ def by_guess(wanted: Fit, bounds: Bounds, guess: int | None) -> Fit:
     if guess is None or guess >= bounds.most:
         return wanted
     budget = min(wanted.token_budget, rounded_down(guess, bounds.least))
-    return replace(wanted, token_budget=budget)
+    return replace(wanted, token_budget=budget, tight=True)
 
 
 def points(
