@@ -97,7 +97,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--compile", choices=["yes", "no"], default="no")
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--timeout-s", type=float, default=60)
-    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--order", nargs="*", default=ORDER, choices=RUNTIMES)
     parser.add_argument("--start", choices=["fork", "spawn"], default="fork")
     parser.add_argument("--rehearse", action="store_true")
     return parser.parse_args()
@@ -113,7 +113,7 @@ def main() -> int:
         "| weights |"
     )
     logger.info("|---|---|---|---|---|---|---|")
-    for kind in [k for k in ORDER if not given.only or k in given.only]:
+    for kind in given.order:
         found = run(kind, given)
         if not found:
             logger.info(f"| {kind} | failed | | | | | |")
