@@ -1,12 +1,13 @@
 """Rates of long rows, and of short ones, beside the strongest Trainers, by turns.
 
     python -m tests.tools.long_rows --shapes modernbert-1200 qwen3-8192 --rounds 2
-    python -m tests.tools.long_rows --shapes modernbert-1200 --only flatout --profile
+    python -m tests.tools.long_rows --only flatout --profile modernbert-1200
     python -m tests.tools.long_rows --tiny --shapes modernbert-1200 qwen3-96
 
 Rows are random tokens of real lengths; each side trains with its own loader. All
 sides of a shape are warm before the first turn, one works at a time, and each gives its
-memory back between two turns. `--profile` names the kernels of a step of flatout's.
+memory back between two turns. `--profile` names the kernels of a step of flatout's; a
+side like `trainer-best@64` has a batch of its own.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from flatout.engine.rows.tokens import TokenRows
 from flatout.engine.rows.vocabulary import Vocabulary
 from flatout.engine.train.recording.summary import efficiency
 from flatout.engine.train.recording.timing import compile_clock
+from flatout.engine.train.setup.assemble import assemble
 from flatout.engine.train.setup.job import TrainJob
 
 ENCODER_SIDES = ("flatout", "trainer-best", "trainer-unsorted", "trainer-best-compiled")
@@ -76,6 +78,8 @@ class Shape:
     batch: int
     pieces: int = 32_000
     token_budget: int | str = "auto"
+    window: int = 8
+    """Steps of a Trainer's window: the rows that it sorts at a time."""
 
     @property
     def causal(self) -> bool:
@@ -94,11 +98,11 @@ class Shape:
 
 
 SHAPES = {
-    "modernbert-1200": Shape(MODERNBERT, 1_197, 2_048, 32, 50_368),
+    "modernbert-1200": Shape(MODERNBERT, 1_197, 2_048, 32, 50_368, 65_536),
     "qwen3-96": Shape(QWEN3, 97, 320, 256, token_budget=32_768),
     "qwen3-1200": Shape(QWEN3, 1_197, 2_048, 16, token_budget=32_768),
-    "qwen3-8192": Shape(QWEN3, 8_192, 8_192, 4, token_budget=32_768),
-    "bert-97": Shape(BERT, 97, 320, 704, 30_522),
+    "qwen3-8192": Shape(QWEN3, 8_192, 8_192, 4, token_budget=32_768, window=4),
+    "bert-97": Shape(BERT, 97, 320, 704, 30_522, 131_072),
 }
 
 
@@ -144,7 +148,7 @@ def job_of(shape: Shape, side: str, folder: Path, runtime: dict[str, Any]) -> Tr
     few = rows_of(shape, 8)
     names = () if shape.causal else tuple("abcdefghijkl")
     vocabulary = Vocabulary(shape.pieces, 0, 4, (0, 1, 2, 3, 4))
-    rows = rows_of(shape, 32 * shape.batch)
+    rows = rows_of(shape, 4 * shape.window * shape.batch)
     return TrainJob(
         settings, rows, few, few, vocabulary, names, folder / side, folder / "points"
     )
@@ -183,14 +187,11 @@ class Turns:
         return self.wait(f"turn{self.taken}", "end") != "end"
 
 
-TIMED_STEPS = 8
-"""Of a Trainer's window: the rows that it sorts at a time."""
-
-
 class TurnClock:
     """In place of the peers' own clock: windows come by turns."""
 
     turns: Turns
+    window: int
 
     def __init__(self, runtime: Runtime, *_: Any, **__: Any) -> None:
         self.runtime = runtime
@@ -202,18 +203,18 @@ class TurnClock:
         self.begin = time.perf_counter()
 
     def step_done(self, samples: int) -> bool:
-        """The first eight steps warm up; of a turn's sixteen the last eight count."""
+        """The first window warms up; of a turn's two the last one counts."""
         self.steps, self.samples = self.steps + 1, self.samples + samples
         if self.steps == 1:
             self.runtime.synchronize()
             self.first_step_s = time.perf_counter() - self.begin
-        if self.steps % TIMED_STEPS:
+        if self.steps % self.window:
             return False
         self.runtime.synchronize()
-        if self.steps // TIMED_STEPS % 2 == 0:
+        if self.steps // self.window % 2 == 0:
             self._begin_window()
             return False
-        if self.steps > TIMED_STEPS:
+        if self.steps > self.window:
             self._end_window()
         return not self.turns.rest(self.runtime)
 
@@ -231,12 +232,14 @@ class TurnClock:
         return {}
 
 
-def run_trainer(job: TrainJob, side: str, turns: Turns, runtime: Runtime) -> None:
+def run_trainer(
+    job: TrainJob, side: str, turns: Turns, runtime: Runtime, window: int
+) -> None:
     def no_judge(*_: Any) -> None:
         turns.tell("built")
         turns.wait("warm")
 
-    TurnClock.turns = turns
+    TurnClock.turns, TurnClock.window = turns, window
     replaced: Any = peers
     replaced.PeerClock, replaced._judge = TurnClock, no_judge
     peers.train_with_trainer(job, runtime, side, turns.folder / side, {})
@@ -244,29 +247,38 @@ def run_trainer(job: TrainJob, side: str, turns: Turns, runtime: Runtime) -> Non
 
 def run_flatout(job: TrainJob, turns: Turns, runtime: Runtime, profile: bool) -> None:
     measure = Measure(
-        steps=TIMED_STEPS, warmup_steps=3, repeats=1,
+        steps=8, warmup_steps=3, repeats=1,
         min_window_s=WINDOW_S if runtime.is_cuda else 0.1, max_window_s=2 * WINDOW_S,
     )  # fmt: skip
     turns.tell("built")
     turns.wait("warm")
-    warm = measuring.warm_training(job, measure, measuring.loaded_feed, runtime, None)
-    warm.shorten(block_steps(measure, warm.time_step()))
+    compile_clock.listen()
+    begin = time.perf_counter()
+    trainer = assemble(job, runtime)
+    trainer.model.train()
+    few = trainer.data.cut(np.arange(3), 0, 0)  # graphs serve all sizes
+    trainer.stepper.run_eagerly(few)
+    runtime.synchronize()
+    first_step_s, warm = time.perf_counter() - begin, None
     while turns.rest(runtime):
+        if warm is None:
+            feed_of = partial(measuring.loaded_feed, trainer)
+            warm = Warm.up(trainer, feed_of, measure)
+            warm.shorten(block_steps(measure, warm.time_step()))
         window = warm.rested_window()
-        reached = efficiency(warm.driver.trainer, [window])["tflops_per_s"]
         found = {
             "samples_per_s": window.samples / window.wall_s,
             "tokens_per_s": window.tokens / window.wall_s,
-            "tflops_per_s": reached,
+            "tflops_per_s": efficiency(trainer, [window])["tflops_per_s"],
             "peak_tflops": measured_tflops(runtime, 0.1),
             "peak_gib": memory(runtime)["peak_reserved_gib"],
-            "first_step_s": warm.first_step_s,
+            "first_step_s": first_step_s,
             "compile_s": compile_clock.seconds,
-            "attention": warm.driver.trainer.resolved.attention,
+            "attention": trainer.resolved.attention,
         }
         turns.tell("found", found)
         turns.tell(f"rate{turns.taken}", found["samples_per_s"])
-    if profile:
+    if profile and warm:
         turns.tell("profile", profiled(warm, runtime))
 
 
@@ -312,9 +324,9 @@ def run_side(asked: argparse.Namespace) -> int:
         apply(job.settings.runtime)
         runtime = set_up(job.settings.runtime)
         if asked.side == "flatout":
-            run_flatout(job, turns, runtime, asked.profile)
+            run_flatout(job, turns, runtime, bool(asked.profile))
         else:
-            run_trainer(job, asked.side, turns, runtime)
+            run_trainer(job, asked.side, turns, runtime, shape.window)
     except Exception as error:
         traceback.print_exc()
         text = f"{type(error).__name__}: {error}".split("\n")[0][:200]
@@ -343,10 +355,13 @@ class Side:
         command = [sys.executable, "-m", "tests.tools.long_rows", "--side", name]
         command += ["--shapes", shape, "--folder", str(self.folder)]
         command += ["--batch", batch or "0", "--attention", asked.attention]
-        command += ["--profile"] * asked.profile + ["--tiny"] * asked.tiny
+        command += ["--profile", shape] * (shape in asked.profile) + [
+            "--tiny"
+        ] * asked.tiny
         self.log = (self.folder / "log").open("w")
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
         self.rates: list[float] = []
+        self.profiles = side == "flatout" and shape in asked.profile
 
     @property
     def name(self) -> str:
@@ -372,17 +387,18 @@ class Side:
         self.turns.tell(f"turn{number}")
         if self.until(f"rests{number}", 60):
             self.rates.append(self._read(f"rate{number}"))
+        report = self.report()
+        rate, fault = self.rates[-1:], report["failed"]
+        say(f"{self.shape} {self.label} turn {number}: {rate} {fault or ''}")
 
     def _read(self, what: str) -> Any:
         file = self.folder / f"{self.name}.{what}"
         return json.loads(file.read_text()) if file.exists() else None
 
-    def end(self) -> None:
+    def end(self, wait_s: float = 20) -> None:
         self.turns.tell("end")
-        try:
-            self.process.wait(25)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
+        self.until("profile" if self.profiles else "gone", wait_s)
+        self.process.kill()
 
     def report(self) -> dict[str, Any]:
         found = self._read("found") or {}
@@ -396,28 +412,46 @@ class Side:
         }
 
 
-def meet(sides: list[Side], asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """All sides warm, those that compile side by side; then turns; then the reports."""
+BEGAN = time.monotonic()
+
+
+def say(text: str) -> None:
+    print(f"[{time.monotonic() - BEGAN:.0f} s] {text}", flush=True)  # noqa: T201
+
+
+def warm_up(sides: list[Side], asked: argparse.Namespace) -> None:
+    """Those that compile, side by side, on few rows or with few of them."""
     for side in sides:
         side.until("built", 90)
-    while asked.hold and not Path(asked.hold).exists():
-        time.sleep(0.1)
-    for side in (s for s in sides if s.compiles):
+    compiling = [side for side in sides if side.compiles]
+    for side in compiling:
         side.turns.tell("warm")
-    for side in (s for s in sides if not s.compiles):
-        side.turns.tell("warm")
-        side.until("rests0", 60)
     end = time.monotonic() + asked.warm
+    for side in compiling:
+        is_warm = side.until("rests0", max(0.0, end - time.monotonic()))
+        say(f"{side.shape} {side.label}: {'warm' if is_warm else 'not warm in time'}")
+
+
+def meet(sides: list[Side], rounds: int) -> None:
+    """The sides of one shape: the others warm too, then all by turns."""
     for side in sides:
-        side.until("rests0", max(0.0, end - time.monotonic()))
+        if not side.compiles:
+            side.turns.tell("warm")
+            side.until("rests0", 60)
     ready = [side for side in sides if side.alive() and side.turns.heard("rests0")]
-    for number in range(1, asked.rounds + 1):
+    for number in range(1, rounds + 1):
         for side in ready:
             side.take_turn(number)
     for side in sides:
-        side.end()
+        side.turns.tell("end")
     for side in sides:
-        yield side.report()
+        if not side.profiles:
+            side.end(0.5)
+    reports = [side.report() for side in sides]
+    trainers = [r for r in reports if r["side"].startswith("trainer")]
+    best = max((x for r in trainers for x in r["rates"] if x), default=None)
+    for report in reports:
+        print(shown(report, best), flush=True)  # noqa: T201
 
 
 def shown(report: dict[str, Any], best: float | None) -> str:
@@ -448,9 +482,8 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", help="sides, as trainer-best@64")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--attention", default="auto", help="flatout's")
-    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--profile", nargs="*", default=[], help="of these shapes")
     parser.add_argument("--warm", type=float, default=100, help="seconds at most")
-    parser.add_argument("--hold", help="file before which no GPU is touched")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--batch", type=int, default=0, help=argparse.SUPPRESS)
@@ -459,17 +492,27 @@ def main() -> int:
     if asked.side:
         return run_side(asked)
     asked.folder = asked.folder or tempfile.mkdtemp(prefix="flatout-long-rows-")
-    for name in asked.shapes:
-        sides = [Side(asked, name, s) for s in asked.only or SHAPES[name].sides]
-        reports = list(meet(sides, asked))
-        trainers = [r for r in reports if r["side"].startswith("trainer")]
-        rates = [rate for r in trainers for rate in r["rates"] if rate]
-        best = max(rates, default=None)
-        for report in reports:
-            print(shown(report, best), flush=True)  # noqa: T201
-            if report["profile"]:
-                print(profile_text(report), flush=True)  # noqa: T201
+    sides = {name: sides_of(asked, name) for name in asked.shapes}
+    every = [side for own in sides.values() for side in own]
+    try:
+        warm_up(every, asked)
+        for own in sides.values():
+            meet(own, asked.rounds)
+        for side in (side for side in every if side.profiles):
+            side.end()
+            if side.report()["profile"]:
+                print(profile_text(side.report()), flush=True)  # noqa: T201
+    finally:
+        for side in every:
+            side.process.kill()
     return 0
+
+
+def sides_of(asked: argparse.Namespace, shape: str) -> list[Side]:
+    """`--only flatout qwen3-96:trainer-liger`: sides of all shapes, and of one."""
+    wanted = asked.only or SHAPES[shape].sides
+    named = [side.rpartition(":") for side in wanted]
+    return [Side(asked, shape, side) for own, _, side in named if own in ("", shape)]
 
 
 if __name__ == "__main__":
