@@ -56,7 +56,7 @@ compare: .venv/runtime ## samples/s of the slow configuration and the default, a
 	$(BIN)/kedro flatout compare
 
 ui: .venv/runtime ## MLflow on http://127.0.0.1:5000; elsewhere with PORT=...
-	$(BIN)/kedro mlflow ui $(if $(PORT),--port $(PORT))
+	$(BIN)/kedro flatout ui $(if $(PORT),--port $(PORT))
 
 viz: .venv/dev ## Kedro-Viz on http://127.0.0.1:4141; elsewhere with PORT=...
 	$(BIN)/kedro viz run --host 127.0.0.1 $(if $(PORT),--port $(PORT))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from flatout import tracking
+from flatout.tracking.pages.experiment import runs_page
 from tests.browser import CHROMIUM, Browser
 from tests.servers import QUICKER, served
 
@@ -46,6 +47,14 @@ def shows(browser: Browser, *texts: str) -> bool:
     return browser.shows(SHOWN % json.dumps(texts))
 
 
+def shows_now(browser: Browser, *texts: str) -> bool:
+    return browser.value(SHOWN % json.dumps(texts))
+
+
+def text(browser: Browser) -> str:
+    return browser.value("document.body.innerText")
+
+
 def test_mlflow_shows_the_run_and_its_rate(
     browser: Browser, store: str, tmp_path: Path
 ):
@@ -53,7 +62,7 @@ def test_mlflow_shows_the_run_and_its_rate(
     record = tracking.RunRecord(
         tracking_uri=store,
         experiment="flatout",
-        name="bert-2x32_cpu_b16",
+        name="reviews_bert-2x32_lr1e-3",
         artifact_location=str(tmp_path / "artifacts"),
     )
     outbox = tracking.begin(points, record, goes_on=False)
@@ -68,15 +77,19 @@ def test_mlflow_shows_the_run_and_its_rate(
     points.write_text("".join(json.dumps(line) + "\n" for line in lines))
     forwarder = tracking.Forwarder(outbox)
     forwarder.start()
+    record.figures["samples_per_s"] = 1234.5
     assert forwarder.finish("FINISHED", record.start_ms + 1000)
 
     command, store_variable = ["mlflow", "ui"], {"MLFLOW_TRACKING_URI": store}
     with served(command, tmp_path, "/health", **QUICKER, **store_variable) as address:
-        runs = f"{address}/#/experiments/1/runs"
-        browser.open(runs)
-        assert shows(browser, "bert-2x32_cpu_b16")
-        browser.open(f"{runs}/{record.run_id}/model-metrics")
-        assert browser.shows(CHART % METRIC), browser.value("document.body.innerText")
+        browser.open(f"{address}/{runs_page('1')}")
+        assert shows(browser, record.name, "Speed first", METRIC), text(browser)
+        assert not shows_now(browser, "Prompts"), "the menu of trainings"
+        run = f"{address}/#/experiments/1/runs/{record.run_id}"
+        browser.open(run)
+        assert shows(browser, "samples_per_s", "1,234"), text(browser)
+        browser.open(f"{run}/model-metrics")
+        assert browser.shows(CHART % METRIC), text(browser)
 
 
 PIPELINES = {
@@ -93,7 +106,7 @@ def test_kedro_viz_shows_each_pipeline(browser: Browser, tmp_path: Path):
     with served(["viz", "run", "--no-browser"], tmp_path) as address:
         for name, nodes in PIPELINES.items():
             browser.open(f"{address}/?pid={name}")
-            assert shows(browser, *nodes), browser.value("document.body.innerText")
+            assert shows(browser, *nodes), text(browser)
             others = {n for found in PIPELINES.values() for n in found} - {*nodes}
             if name != "__default__":
                 assert not any(browser.value(SHOWN % json.dumps([n])) for n in others)

@@ -20,7 +20,7 @@ from flatout.tracking.baseline import NoAnswer, ask, earlier_runs, named_run
 def tracked(client: MlflowClient, experiment: str, rate: float | None, **tags: str):
     run_id = client.create_run(experiment, tags=tags).info.run_id
     if rate is not None:
-        client.log_metric(run_id, RATE, rate)
+        client.set_tag(run_id, RATE, str(rate))
     client.set_terminated(run_id)
     return run_id
 
@@ -51,7 +51,7 @@ def test_a_named_baseline_must_be_a_training_with_a_rate(store):
     with pytest.raises(NoAnswer, match=r"guard.baseline: nothing is not in MLflow"):
         named_run(client, "nothing")
     without = tracked(client, experiment, None)
-    with pytest.raises(NoAnswer, match="has no metric guard_samples_per_s"):
+    with pytest.raises(NoAnswer, match="has no guard_samples_per_s"):
         named_run(client, without)
 
 

@@ -144,9 +144,10 @@ def test_every_second_of_the_command_is_in_a_phase(finished):
     assert sum(map(float, printed)) == pytest.approx(wall_s, rel=0.03)
     trained = ("model", "first_step", "steps", "evaluation", "checkpoints")
     assert all(report["phases_s"][name] > 0 for name in trained)
-    client = MlflowClient(f"sqlite:///{finished.data}/mlflow.db")
-    [run] = client.search_runs([client.get_experiment_by_name("flatout").experiment_id])
-    tracked = {k: v for k, v in run.data.metrics.items() if k.startswith("time/")}
+    record = json.loads(
+        (finished.data / "08_reporting/train_metrics.run.json").read_text()
+    )
+    tracked = {k: v for k, v in record["figures"].items() if k.startswith("time/")}
     assert 0.5 * wall_s < sum(tracked.values()) < wall_s  # the last delivery is later
     assert tracked["time/steps_s"] == pytest.approx(report["phases_s"]["steps"])
 
@@ -207,20 +208,34 @@ def test_the_run_is_in_the_tracking_store(finished):
     experiment = client.get_experiment_by_name("flatout")
     [run] = client.search_runs([experiment.experiment_id])
     assert run.info.status == "FINISHED"
-    assert run.info.run_name.startswith("bert-2x32_cpu_b16")
+    assert run.info.run_name == "docstrings_bert-2x32_lr1e-3"
     for metric in LIVE_METRICS:
         steps = [m.step for m in client.get_metric_history(run.info.run_id, metric)]
         warm_up = {2} if metric in RATES else set()
         assert sorted(steps) == sorted({2, 4, 6, 8} - warm_up), metric
     report = json.loads((finished.data / "08_reporting/train_report.json").read_text())
     assert run.data.metrics["test_accuracy"] == report["test_accuracy"]
-    assert run.data.metrics["split_rows_in"] == 400
+    # A metric has a curve, but for those by which runs are sorted.
+    single = {
+        name
+        for name in run.data.metrics
+        if len({m.step for m in client.get_metric_history(run.info.run_id, name)}) < 2
+    }
+    few = ("train_accuracy", "validation_", "system/")  # of 8 steps
+    assert {n for n in single if not n.startswith(few)} == {"test_accuracy"}
+    text = run.data.tags["mlflow.note.content"]
+    assert re.search(r"\| samples_per_s \| [\d,.]+ \|", text)
+    assert re.search(r"\| steps_s \| [\d.]+ \| rows_in \| 400 \|", text)
+    page = f"#/experiments/{experiment.experiment_id}/runs/{run.info.run_id}"
+    assert f"[train_report.json]({page}/artifacts/train_report.json?" in text
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
     assert 0 < run.data.metrics["system/system_memory_usage_percentage"] < 100
-    assert run.data.metrics["report/samples_per_s"] == report["samples_per_s"]
     assert run.data.params["train.global_batch_size"] == "16"
     assert run.data.params["model.config.hidden_size"] == "32"
     assert run.data.params["split.fractions.train"] == "0.8"
     tags = run.data.tags
+    rate = pytest.approx(report["samples_per_s"], rel=1e-5)
+    assert float(tags["samples_per_s"]) == rate
     assert tags["exit_reason"] == "finished"
     assert tags["kedro_env"] == "test"
     for name in ("precision", "device", "attention", "strategy"):
@@ -286,8 +301,8 @@ def test_a_slow_training_is_told_of_with_what_differs(finished, tokens):
     experiment = client.get_experiment_by_name("flatout").experiment_id
     (first,) = client.search_runs([experiment])
     # The earlier run may have had a busy machine: no test is about wall time.
-    rate = 10 * first.data.metrics["guard_samples_per_s"]
-    client.log_metric(first.info.run_id, "guard_samples_per_s", rate, step=10**6)
+    rate = 10 * float(first.data.tags["guard_samples_per_s"])
+    client.set_tag(first.info.run_id, "guard_samples_per_s", f"{rate:.6g}")
     slow = (
         "runtime.attention=eager,train.batching=fixed,train.token_budget=64,"
         "train.synchronize_every_step=true,guard.on_slow=fail"
@@ -305,10 +320,11 @@ def test_a_slow_training_is_told_of_with_what_differs(finished, tokens):
         "train.batching",
         "train.token_budget",
     }
-    rates = [r.data.metrics["guard_samples_per_s"] for r in (run, baseline)]
-    assert rates[1] == rate
-    assert verdict["rate_pct"] == pytest.approx(100 * rates[0] / rates[1])
-    assert run.data.metrics["guard_rate_pct"] == verdict["rate_pct"]
+    rates = [float(r.data.tags["guard_samples_per_s"]) for r in (run, baseline)]
+    assert rates[1] == pytest.approx(rate, rel=1e-5)
+    assert verdict["rate_pct"] == pytest.approx(100 * rates[0] / rates[1], rel=1e-4)
+    rate_pct = float(run.data.tags["guard_rate_pct"])
+    assert rate_pct == pytest.approx(verdict["rate_pct"], rel=1e-5)
     assert run.info.status == "FINISHED"
     assert run.data.tags["guard"] == "slow"
     assert run.data.tags["work_key"] == baseline.data.tags["work_key"]
@@ -344,7 +360,8 @@ def test_the_same_command_again_trains_and_registers_nothing(finished, tmp_path)
     run, _ = client.search_runs([experiment], order_by=["start_time DESC"])
     assert run.info.status == "FINISHED"
     assert run.data.tags["exit_reason"] == "finished already"
-    assert not {"guard_samples_per_s", "train_loss"} & run.data.metrics.keys()
+    assert "train_loss" not in run.data.metrics
+    assert "guard_samples_per_s" not in run.data.tags
 
     (version,) = client.search_model_versions("name='flatout'")
     client.delete_model_version("flatout", version.version)
@@ -474,9 +491,9 @@ print("imported:", sorted({{"torch", "transformers", "accelerate"}} & set(sys.mo
     client = MlflowClient(store)
     [run] = client.search_runs([client.get_experiment_by_name("flatout").experiment_id])
     assert run.info.run_name.startswith("data")
-    assert run.data.metrics["split_rows_in"] == 400
     report = json.loads((finished.data / "08_reporting/split_report.json").read_text())
-    assert run.data.metrics["split_rows_train"] == report["rows_out"]["train"]
+    rows = f"| rows_train | {report['rows_out']['train']} |"
+    assert rows in run.data.tags["mlflow.note.content"]
     pictures = {a.path for a in client.list_artifacts(run.info.run_id)}
     assert pictures == {"environment.json"}  # none of the training before it
 

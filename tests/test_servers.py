@@ -52,6 +52,9 @@ def test_a_make_target_serves_in_a_shell_that_activated_nothing(
         )
     try:
         assert shown in wait_for(f"http://127.0.0.1:{port}{path}", process, log)
+        if target == "ui":
+            said = f"MLflow at http://127.0.0.1:{port}. It has no run yet"
+            assert said in log.read_text()
         assert listening(process.pid) == {("127.0.0.1", port)}
         stop(process.pid, signum)
         process.wait(60)

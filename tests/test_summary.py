@@ -39,7 +39,7 @@ def test_a_run_ends_with_figures_model_and_what_is_next():
         "next        kedro run --pipelines=predict --env=qwen3    applies the model",
         "            kedro run --pipelines=benchmark --env=qwen3  "
         "finds faster settings",
-        "            kedro mlflow ui                              shows the runs",
+        "            kedro flatout ui                             shows the runs",
     ]
 
 

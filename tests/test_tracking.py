@@ -26,6 +26,7 @@ from flatout import tracking
 from flatout.project.model_logging import report_of, warn_where_worse
 from flatout.tracking import facts, models, outcomes
 from flatout.tracking.outbox import Outbox
+from flatout.tracking.pages import figures
 from flatout.tracking.sending import Sender
 from flatout.tracking.store import process_tags
 
@@ -627,11 +628,14 @@ def test_figures_of_a_report():
         "device": "cpu",
         "mfu_pct": None,
     }
-    assert outcomes.report_metrics(report) == {
-        "test_accuracy": 0.5,
-        "validation_f1_macro": 0.25,
-        "report/samples_per_s": 10.0,
-    }
+    metrics = {"test_accuracy": 0.5, "validation_f1_macro": 0.25}
+    assert outcomes.report_metrics(report) == metrics
+    chosen = outcomes.report_metrics({**report, "test_mae": 2}, "test_mae")
+    assert chosen == {**metrics, "test_mae": 2.0}
+    found = figures.report_figures(report)
+    assert found == {"samples_per_s": 10.0, "test_accuracy": 0.5}
+    tags = figures.figure_tags(found)
+    assert figures.tagged_figures({**tags, "mfu_pct": "?"}) == {"samples_per_s": 10.0}
     assert outcomes.report_tags(report) == {"device": "cpu"}
 
 

@@ -39,13 +39,12 @@ PARAMS = {
 
 
 def run(rate: float = 100.0, run_id: str = "r0", tags=(), params=(), **report: float):
-    metrics = {f"report/{name}": value for name, value in report.items()}
     return TrackedRun(
         run_id,
         f"name-{run_id}",
         {**PARAMS, **dict(params)},
         {**FAST, **dict(tags)},
-        {RATE: rate, **metrics},
+        {RATE: rate, **report},
     )
 
 

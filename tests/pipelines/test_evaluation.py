@@ -29,7 +29,7 @@ from flatout.engine.rows.tokens import TokenRows
 from flatout.pipelines import train
 from flatout.pipelines.evaluate import create_pipeline
 from flatout.project.catalog_hooks import TrustHooks
-from flatout.tracking.pictures import _confusion, draw
+from flatout.tracking.pages.pictures import _confusion, draw
 from tests.conftest import PROJECT
 from tests.engine.families import LABEL_NAMES, built
 from tests.engine.remote_code import write_model

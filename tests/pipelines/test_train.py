@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from flatout.engine.train.step import Stepper
 from flatout.pipelines.train import create_pipeline
-from flatout.tracking.pictures import draw
+from flatout.tracking.pages.pictures import draw
 from tests.conftest import PROJECT
 from tests.engine.families import token_rows
 from tests.pipelines.tokens import write_tokens

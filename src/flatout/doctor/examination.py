@@ -86,7 +86,7 @@ class Patient:
             "disk speed": lambda: machine.disk_speed(self._folder),
             **self._checks_of_the_catalog(),
             f"port {self._ui_port}": lambda: ports.ui_port(
-                self._ui_port, "make ui", "kedro mlflow ui"
+                self._ui_port, "make ui", "kedro flatout ui"
             ),
             f"port {KEDRO_VIZ_PORT}": lambda: ports.ui_port(
                 KEDRO_VIZ_PORT, "make viz", "kedro viz run"

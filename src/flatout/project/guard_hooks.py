@@ -91,7 +91,7 @@ class GuardHooks:
         rates = outputs["train_history"]["samples_per_s"].dropna().tolist()
         typical = guard.typical_rate(rates)
         if typical is not None:
-            outbox.record.metrics[guard.RATE] = typical
+            outbox.record.figures[guard.RATE] = typical
         if not self._settings.guard.enabled:
             return
         try:
@@ -146,7 +146,7 @@ class GuardHooks:
         record = outbox.record
         tags = {**record.settled, **record.tags}
         return guard.TrackedRun(
-            record.run_id or "", record.name, dict(record.params), tags, record.metrics
+            record.run_id or "", record.name, dict(record.params), tags, record.figures
         )
 
     def _note(self, outbox: Outbox, verdict: guard.Verdict) -> None:
@@ -161,7 +161,7 @@ class GuardHooks:
         for name in ("rate_pct", "step_pct"):
             value = getattr(verdict, name)
             if value is not None:
-                outbox.record.metrics[f"guard_{name}"] = value
+                outbox.record.figures[f"guard_{name}"] = value
         text = json.dumps(asdict(verdict), indent=1)
         path = Path(self._settings.paths.metrics).with_name("guard.json")
         path.write_text(text, encoding="utf-8")

@@ -39,6 +39,7 @@ from flatout.project.model_logging import (
     warn_where_worse,
 )
 from flatout.project.parameters.hooks import TRAINING_NODES, checked_settings
+from flatout.project.raw_origin import short_name
 from flatout.tracking import facts, models, outcomes
 from flatout.tracking.process.remote import Gone, RemoteForwarder
 
@@ -143,7 +144,7 @@ class TrackingHooks:
                 switch_catalog_logging(catalog, False)
             return
         self._catalog, self._models, self._to_log = catalog, None, None
-        self.outbox = self._begin(run_params, pipeline)
+        self.outbox = self._begin(run_params, pipeline, catalog)
         self.outbox.save()
         system = self._settings.tracking.system_metrics
         connect = self.mlflow_config.connect(self._context)
@@ -255,7 +256,7 @@ class TrackingHooks:
         if self.outbox is not None and "split_report" in pipeline.all_outputs():
             # The node gave a recipe; the catalog has what came of it.
             report = catalog.load("split_report")
-            self.outbox.record.metrics.update(split_metrics(report))
+            self.outbox.record.figures.update(split_metrics(report))
         self._end("FINISHED", "finished")
 
     @hook_impl
@@ -271,15 +272,16 @@ class TrackingHooks:
             and self.mlflow_config.tracks(pipeline_names)
         )
 
-    def _begin(self, run_params: dict[str, Any], pipeline: Pipeline) -> tracking.Outbox:
+    def _begin(
+        self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog
+    ) -> tracking.Outbox:
         settings, options = self._settings, self.mlflow_config.tracking
         nodes = {node.name for node in pipeline.nodes}
         trains = "train_model" in nodes
         metrics = Path(settings.paths.metrics)
         points = metrics if trains else metrics.with_name("run.jsonl")
         tags = facts.starting_tags(self._context.project_path, run_params)
-        given = settings if TRAINING_NODES & nodes else None
-        name = options.run.name or facts.run_name(given, tags["git_commit"])
+        name = options.run.name or self._run_name(nodes, catalog)
         record = tracking.RunRecord(
             tracking_uri=self.mlflow_config.server.mlflow_tracking_uri,
             experiment=options.experiment.name,
@@ -293,6 +295,18 @@ class TrackingHooks:
         outbox = tracking.begin(points, record, goes_on=goes_on)
         facts.write_environment(points.with_name("environment.json"))
         return outbox
+
+    def _run_name(self, nodes: set[str], catalog: DataCatalog) -> str:
+        settings = self._settings
+        rows = settings.train.rows
+        data = short_name(catalog, "raw_texts" if rows == "tokens" else f"raw_{rows}")
+        if "run_trials" in nodes:
+            return facts.run_name(
+                data, settings, f"benchmark-{settings.benchmark.mode}"
+            )
+        if "run_sweep" in nodes:
+            return facts.run_name(data, settings, "sweep")
+        return facts.run_name(data, settings if "train_model" in nodes else None)
 
     def _keep_models(self) -> int | None:
         """None, where the store is not the data folder's own: other projects may have

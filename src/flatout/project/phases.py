@@ -181,7 +181,7 @@ class PhaseHooks:
         outbox, forwarder = self._tracking.outbox, self._tracking.forwarder
         if outbox is not None:
             found = self._clock.seconds()
-            outbox.record.metrics |= {f"time/{k}_s": v for k, v in found.items()}
+            outbox.record.figures |= {f"time/{k}_s": v for k, v in found.items()}
         try:
             return (yield)
         finally:

@@ -45,6 +45,18 @@ def origin_of(catalog: DataCatalog, *, fetched: bool = False) -> dict[str, Any] 
     }
 
 
+def short_name(catalog: DataCatalog, name: str) -> str:
+    """Of the data in an entry, for people; empty where the entry cannot be made."""
+    try:
+        entry = catalog.get(name)
+        described = entry._describe()
+    except Exception:  # none of that name, or a package that is not installed here
+        return ""
+    if isinstance(entry, DocstringCorpus):
+        return "docstrings"
+    return _shown(entry, described, _place(described)).split(".")[0][:40]
+
+
 def _shown(entry: Any, described: Mapping[str, Any], place: Any) -> str:
     """A name without the credentials that a URL may carry."""
     if isinstance(entry, DocstringCorpus):

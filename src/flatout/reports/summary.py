@@ -10,7 +10,7 @@ MAJORITY = "majority_accuracy"
 NEXT = {
     "kedro run --pipelines=predict": "applies the model",
     "kedro run --pipelines=benchmark": "finds faster settings",
-    "kedro mlflow ui": "shows the runs",
+    "kedro flatout ui": "shows the runs",
 }
 
 Report = Mapping[str, Any]

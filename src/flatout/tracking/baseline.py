@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from flatout.engine.guard.comparison import RATE, TrackedRun
 from flatout.engine.train.recording.metrics_file import parse_point
+from flatout.tracking.pages.figures import tagged_figures
 from flatout.tracking.store import one_line
 
 if TYPE_CHECKING:
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 Answer = TypeVar("Answer")
-MAX_RUNS = 200
+MAX_RUNS = 1000
+METRICS_BEFORE = "report/"
+"""Before the names of what earlier versions had as metrics of one point."""
 
 
 class NoAnswer(Exception):
@@ -65,9 +68,10 @@ def earlier_runs(
         f"tags.work_key = '{work_key}' and tags.device = '{device}' "
         "and attributes.status = 'FINISHED'",
         max_results=MAX_RUNS,
-        order_by=[f"metrics.{RATE} DESC"],
+        order_by=["attributes.start_time DESC"],
     )
-    return [_tracked(run) for run in runs if run.info.run_id != own]
+    found = [_tracked(run) for run in runs if run.info.run_id != own]
+    return sorted(found, key=lambda run: run.samples_per_s or 0.0, reverse=True)
 
 
 def rates_since(points: Path, begin_s: float) -> list[float]:
@@ -91,7 +95,7 @@ def named_run(client: MlflowClient, run_id: str) -> TrackedRun:
         ) from error
     if run.samples_per_s is None:
         raise NoAnswer(
-            f"guard.baseline: run {run_id} has no metric {RATE}; give the id of a "
+            f"guard.baseline: run {run_id} has no {RATE}; give the id of a "
             "finished training of this version, or null"
         )
     return run
@@ -99,7 +103,9 @@ def named_run(client: MlflowClient, run_id: str) -> TrackedRun:
 
 def _tracked(run: Run) -> TrackedRun:
     data, info = run.data, run.info
-    return TrackedRun(info.run_id, info.run_name, data.params, data.tags, data.metrics)
+    before = {k.removeprefix(METRICS_BEFORE): v for k, v in data.metrics.items()}
+    figures = {**before, **tagged_figures(data.tags)}
+    return TrackedRun(info.run_id, info.run_name, data.params, data.tags, figures)
 
 
 def ask(question: Callable[[], Answer], limit_s: float) -> Answer:

@@ -27,28 +27,29 @@ from flatout.tracking.outbox import RunRecord
 from flatout.tracking.store import process_tags
 
 
-def run_name(settings: Settings | None, commit: str | None) -> str:
-    """`bert-2x192_cpu_b32_1a2b3c4`: model, device, global batch, commit; without
-    `settings`, of a run that trains nothing, `data_1a2b3c4`."""
-    known = [commit[:7]] if commit else []
+def run_name(data: str, settings: Settings | None = None, kind: str = "") -> str:
+    """`reviews_bert-2x128_lr1e-3`: data, model, and the rate of a training or another
+    `kind` of run; without `settings`, of a run that trains nothing, `data_reviews`."""
     if settings is None:
-        return plain_name("_".join(["data", *known]))
-    config, gpus = settings.model.config, nvidia_gpu_count()
-    model = settings.model.name_or_path or "-".join(
-        str(part)
-        for part in (
-            config.get("model_type"),
-            "x".join(
-                str(config[key])
-                for key in ("num_hidden_layers", "hidden_size")
-                if config.get(key)
-            ),
-        )
-        if part
-    )
-    device = f"{gpus}gpu" if gpus else "cpu"
-    parts = [Path(model).name, device, f"b{settings.train.global_batch_size}"]
-    return plain_name("_".join([*parts, *known]))
+        return plain_name("_".join(filter(None, ["data", data])))
+    last = kind or f"lr{short_rate(settings.train.learning_rate)}"
+    return plain_name("_".join(filter(None, [data, _model_name(settings), last])))
+
+
+def _model_name(settings: Settings) -> str:
+    """Of the checkpoint, or `bert-2x128`: type, layers and width."""
+    if settings.model.name_or_path:
+        return Path(settings.model.name_or_path).name
+    config = settings.model.config
+    sizes = [config.get(key) for key in ("num_hidden_layers", "hidden_size")]
+    shape = "x".join(str(size) for size in sizes if size)
+    return "-".join(str(part) for part in (config.get("model_type"), shape) if part)
+
+
+def short_rate(rate: float) -> str:
+    """`2.5e-4`."""
+    digits, power = f"{rate:.2e}".split("e")
+    return f"{digits.rstrip('0').rstrip('.')}e{int(power)}"
 
 
 def plain_name(name: str) -> str:

@@ -28,6 +28,7 @@ ARTIFACTS = (
     "wrong_images.png",
     "wrong_rows.jsonl",
     "guard.json",
+    "split_report.json",
 )
 UNSENT = "unsent"
 RECORD_SUFFIX = ".run.json"
@@ -50,7 +51,9 @@ class RunRecord:
     settled: dict[str, str] = field(default_factory=dict)
     """Tags of what `auto` came to, as the engine notes it when training starts."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Final figures."""
+    """Final values of what has a curve, and what runs are sorted by."""
+    figures: dict[str, float] = field(default_factory=dict)
+    """All other final figures: a table in the run's description, no charts."""
     datasets: list[dict[str, str]] = field(default_factory=list)
     """Inputs: name, digest, context, source, rows."""
     trials: list[dict[str, Any]] = field(default_factory=list)

@@ -9,26 +9,11 @@ from typing import Any
 
 from flatout.tracking.facts import plain_name
 from flatout.tracking.outbox import RunRecord
+from flatout.tracking.pages.figures import report_figures
 
-FINAL_METRICS = ("test_", "validation_")
-"""How the names of figures begin that keep them: `test_accuracy`."""
-
-FIGURES = (
-    "samples_per_s",
-    "tokens_per_s",
-    "padding_pct",
-    "mfu_pct",
-    "share_of_measured_peak_pct",
-    "loader_wait_pct",
-    "cpu_wait_pct",
-    "cpu_probe_ms",
-    "gpu_clock_mhz",
-    "step_ms_p50",
-    "peak_reserved_gib",
-    "compile_s",
-    "train_wall_s",
-)
-"""Become `report/<name>`, to compare runs by; all others are in the artifact."""
+CURVES = "validation_"
+"""How the names of figures begin that have a point an evaluation."""
+SORTED_BY = "test_accuracy"
 
 TRIAL_SETTINGS = frozenset(
     {
@@ -66,7 +51,9 @@ REPORT_TAGS = (
 def note_outputs(record: RunRecord, outputs: dict[str, Any]) -> None:
     """Of a node's outputs, by their names in the catalog."""
     if report := outputs.get("train_report"):
-        record.metrics.update(report_metrics(report))
+        chosen_by = record.params.get("train.metric", "")
+        record.metrics.update(report_metrics(report, f"test_{chosen_by}"))
+        record.figures.update(report_figures(report))
         record.tags.update(report_tags(report))
     if report := outputs.get("detection_report"):
         record.metrics.update(detection_metrics(report))
@@ -217,12 +204,13 @@ def report_tags(report: dict[str, Any]) -> dict[str, str]:
     return tags | {f"version.{name}": text for name, text in versions.items() if text}
 
 
-def report_metrics(report: dict[str, Any]) -> dict[str, float]:
-    """Figures of a train report by which runs are compared, under MLflow's names."""
-    judged = {key: key for key in report if key.startswith(FINAL_METRICS)}
-    names = judged | {key: f"report/{key}" for key in FIGURES}
+def report_metrics(report: dict[str, Any], chosen_by: str = "") -> dict[str, float]:
+    """Figures of a train report that are metrics of the run: those of the best model
+    that have a curve, and those of the test split by which runs are sorted: accuracy,
+    and what chose the model."""
     return {
-        name: float(report[key])
-        for key, name in names.items()
-        if report.get(key) is not None
+        name: float(value)
+        for name, value in report.items()
+        if name.startswith(CURVES) or name in (SORTED_BY, chosen_by)
+        if value is not None
     }

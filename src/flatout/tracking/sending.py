@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import (
@@ -20,17 +20,18 @@ from mlflow.entities import (
 )
 
 from flatout.engine.train.recording.metrics_file import parse_point
+from flatout.tracking.lots import MAX_BATCH_METRICS, in_lots, metrics_of, send_trial
 from flatout.tracking.outbox import ARTIFACTS, Outbox, RunRecord
-from flatout.tracking.outcomes import report_tags
-from flatout.tracking.pictures import draw
+from flatout.tracking.outcomes import DESCRIPTION, report_tags
+from flatout.tracking.pages.description import description
+from flatout.tracking.pages.experiment import describe
+from flatout.tracking.pages.figures import figure_tags
+from flatout.tracking.pages.pictures import draw
 from flatout.tracking.store import find_run, process_tags
 
-MAX_BATCH_METRICS = 1000
 MAX_BATCH_PARAMS = 100
 MAX_VALUE_LENGTH = 5000
 MAX_RUNS = 50_000
-
-Item = TypeVar("Item")
 
 
 class Sender:
@@ -66,15 +67,19 @@ class Sender:
         now = record.end_ms or int(time.time() * 1000)
         step = max(record.sent_steps.values(), default=0)
         finals = [Metric(k, v, now, step) for k, v in record.metrics.items()]
-        for lot in _in_lots(finals, MAX_BATCH_METRICS):
+        for lot in in_lots(finals, MAX_BATCH_METRICS):
             client.log_batch(run_id, metrics=lot)
         self._send_trials(client, run_id)
         folder, started_s = self._outbox.points.parent, record.start_ms / 1000
         begin_s = time.perf_counter()
         pictures = draw(folder, started_s)
         self.pictures_s = time.perf_counter() - begin_s
-        for path in [*artifacts(self._outbox), *pictures]:
+        files = [*artifacts(self._outbox), *pictures]
+        for path in files:
             client.log_artifact(run_id, str(path))
+        page = f"#/experiments/{self._experiment_id}/runs/{run_id}"
+        text = description(record, page, [path.name for path in files])
+        client.set_tag(run_id, DESCRIPTION, text[:MAX_VALUE_LENGTH])
         client.set_terminated(run_id, record.status, record.end_ms)
         record.complete = True
         record.delivered.append(record.tracking_uri)
@@ -90,6 +95,7 @@ class Sender:
             run = _create_run(record, client)
             record.run_id = run.info.run_id
             self._outbox.save()
+        self._experiment_id = run.info.experiment_id
         self._params = {*run.data.params}
         self._tags = dict(run.data.tags)
         self._datasets = {known.dataset.name for known in run.inputs.dataset_inputs}
@@ -103,18 +109,20 @@ class Sender:
     def _send_params_and_tags(self, client: MlflowClient, run_id: str) -> None:
         """A run that goes on may have another value of a parameter now, which MLflow
         would not take: it keeps the first."""
+        record = self._record
         params = {
             name: Param(name, text[:MAX_VALUE_LENGTH])
-            for name, text in list(self._record.params.items())
+            for name, text in list(record.params.items())
             if name not in self._params
         }
-        wanted = {**self._record.settled, **self._record.tags}
+        figures = figure_tags(dict(record.figures))  # others add to it meanwhile
+        wanted = {**record.settled, **record.tags, **figures}
         tags = {
             name: text[:MAX_VALUE_LENGTH]
             for name, text in wanted.items()
             if self._tags.get(name) != text[:MAX_VALUE_LENGTH]
         }
-        for lot in _in_lots(params.values(), MAX_BATCH_PARAMS):
+        for lot in in_lots(params.values(), MAX_BATCH_PARAMS):
             client.log_batch(run_id, params=lot)
         if tags:
             client.log_batch(run_id, tags=[RunTag(*tag) for tag in tags.items()])
@@ -131,9 +139,8 @@ class Sender:
         """As nested runs, those that the store does not have whole."""
         if not self._record.trials:
             return
-        experiment_id = client.get_run(run_id).info.experiment_id
         nested = client.search_runs(
-            [experiment_id],
+            [self._experiment_id],
             f"tags.mlflow.parentRunId = '{run_id}'",
             max_results=MAX_RUNS,
         )
@@ -143,7 +150,7 @@ class Sender:
         tags = {"mlflow.parentRunId": run_id, **process_tags()}
         for trial in self._record.trials:
             if trial["name"] not in whole:
-                _send_trial(client, experiment_id, trial, tags)
+                send_trial(client, self._experiment_id, trial, tags)
 
     def _lots(self) -> Iterator[list[Metric]]:
         """New metrics in lots that MLflow takes; one is sent when the next is asked
@@ -181,46 +188,14 @@ class Sender:
 
 def _create_run(record: RunRecord, client: MlflowClient) -> Run:
     experiment = client.get_experiment_by_name(record.experiment)
-    experiment_id = (
-        experiment.experiment_id
-        if experiment
-        else client.create_experiment(record.experiment, record.artifact_location)
-    )
+    if experiment is None:
+        place = record.artifact_location
+        created = client.create_experiment(record.experiment, place)
+        experiment = client.get_experiment(created)
+    describe(client, experiment)
     return client.create_run(
-        experiment_id, start_time=record.start_ms, run_name=record.name
+        experiment.experiment_id, start_time=record.start_ms, run_name=record.name
     )
-
-
-def _send_trial(
-    client: MlflowClient,
-    experiment_id: str,
-    trial: dict[str, Any],
-    tags: dict[str, Any],
-) -> None:
-    now = int(time.time() * 1000)  # a record of an earlier version has no times
-    start_ms, end_ms = trial.get("start_ms", now), trial.get("end_ms", now)
-    run = client.create_run(
-        experiment_id, start_time=start_ms, run_name=trial["name"], tags=tags
-    )
-    curves = list(_curves(trial.get("points")))
-    step = max((metric.step for metric in curves), default=0)
-    for lot in _in_lots(curves, MAX_BATCH_METRICS):
-        client.log_batch(run.info.run_id, metrics=lot)
-    client.log_batch(
-        run.info.run_id,
-        metrics=[Metric(k, v, end_ms, step) for k, v in trial["metrics"].items()],
-        params=[Param(k, str(v)) for k, v in trial["params"].items()],
-    )
-    client.set_terminated(run.info.run_id, trial["status"], end_ms)
-
-
-def _curves(points: str | None) -> Iterator[Metric]:
-    """Of the trial's own training; its final figures come behind them."""
-    if points is None or not Path(points).is_file():
-        return
-    with Path(points).open("rb") as file:
-        for line in file:
-            yield from metrics_of(parse_point(line))
 
 
 def _dataset_input(facts: dict[str, str]) -> DatasetInput:
@@ -234,23 +209,8 @@ def _dataset_input(facts: dict[str, str]) -> DatasetInput:
     return DatasetInput(dataset, [InputTag("mlflow.data.context", facts["context"])])
 
 
-def _in_lots(items: Iterable[Item], size: int) -> list[list[Item]]:
-    rows = list(items)
-    return [rows[start : start + size] for start in range(0, len(rows), size)]
-
-
 def artifacts(outbox: Outbox) -> list[Path]:
     """Files of the run beside its points; none that an earlier run left."""
     folder, started_s = outbox.points.parent, outbox.record.start_ms / 1000
     named = [folder / name for name in (*ARTIFACTS, "environment.json")]
     return [p for p in named if p.is_file() and p.stat().st_mtime >= started_s]
-
-
-def metrics_of(point: dict[str, Any]) -> list[Metric]:
-    """Of a point as the engine writes it; none of a damaged line, which is empty."""
-    time_ms = int(point.get("time_s", time.time()) * 1000)
-    return [
-        Metric(name, float(value), time_ms, int(point["step"]))
-        for name, value in point.get("metrics", {}).items()
-        if isinstance(value, (int, float))
-    ]

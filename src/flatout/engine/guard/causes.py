@@ -22,7 +22,7 @@ class Run(Protocol):
     @property
     def tags(self) -> Mapping[str, str]: ...
     @property
-    def metrics(self) -> Mapping[str, float]: ...
+    def figures(self) -> Mapping[str, float]: ...
     @property
     def on_gpu(self) -> bool: ...
 
@@ -237,8 +237,8 @@ def _factor(cause: Cause, then: str, now: str, on_gpu: bool) -> float:
 def _symptoms(then: Run, now: Run) -> dict[str, Difference]:
     found = {}
     for name, reason in SYMPTOMS.items():
-        before = then.metrics.get(f"report/{name}")
-        after = now.metrics.get(f"report/{name}")
+        before = then.figures.get(name)
+        after = now.figures.get(name)
         if before is None or after is None:
             continue
         factor, texts = MEASURES[name](before, after), (f"{before:.1f}", f"{after:.1f}")

@@ -1,6 +1,6 @@
 """Is this run as fast as an earlier one of the same work, and if not, what differs.
 
-Pure: runs come as a tracking store holds them (parameters, tags, metrics).
+Pure: runs come as a tracking store holds them (parameters, tags, figures).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from flatout.engine.guard.causes import SYMPTOMS, Difference, differences
 from flatout.engine.parameters import GuardSettings, Settings
 
 RATE = "guard_samples_per_s"
-"""Metric of a run: median over its windows."""
-MEAN = "report/samples_per_s"
-STEP = "report/step_ms_p50"
-WAIT = "report/cpu_wait_pct"
+"""Figure of a run: median over its windows."""
+MEAN = "samples_per_s"
+STEP = "step_ms_p50"
+WAIT = "cpu_wait_pct"
 PROBE = "cpu_probe_ms"
 EXPLAINS = 1.15
 """A setting with at least this factor is blamed before the machine is."""
@@ -46,11 +46,11 @@ class TrackedRun:
     name: str
     params: Mapping[str, str] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    figures: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def samples_per_s(self) -> float | None:
-        return self.metrics.get(RATE) or None
+        return self.figures.get(RATE) or None
 
     @property
     def on_gpu(self) -> bool:
@@ -154,7 +154,7 @@ def _against(
 
 def _rate_text(now: TrackedRun, rate: float) -> str:
     """Beside the mean that the progress line and the report give."""
-    mean = now.metrics.get(MEAN)
+    mean = now.figures.get(MEAN)
     shown = f" (mean {mean:.0f})" if mean else ""
     return f"{rate:.0f} samples/s in the median window{shown}"
 
@@ -177,7 +177,7 @@ def _excuse(
     """Why a low rate is the machine's doing; None where a setting explains it."""
     if any(d.factor >= EXPLAINS and d.name not in SYMPTOMS for d in found):
         return None
-    wait_pct = now.metrics.get(WAIT, 0.0)
+    wait_pct = now.figures.get(WAIT, 0.0)
     if wait_pct > BUSY_WAIT_PCT:
         return (
             f"the training thread had no core for {wait_pct:.0f} % of the time, other "
@@ -196,7 +196,7 @@ def _excuse(
 
 
 def _step_pct(now: TrackedRun, baseline: TrackedRun) -> float | None:
-    before, here = baseline.metrics.get(STEP), now.metrics.get(STEP)
+    before, here = baseline.figures.get(STEP), now.figures.get(STEP)
     return 100 * here / before if before and here else None
 
 

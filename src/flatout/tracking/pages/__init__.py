@@ -1,0 +1,1 @@
+"""What a person meets in MLflow: pictures, descriptions, the list of runs."""
