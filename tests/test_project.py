@@ -225,7 +225,8 @@ def test_the_run_is_in_the_tracking_store(finished):
     assert {n for n in single if not n.startswith(few)} == {"test_accuracy"}
     text = run.data.tags["mlflow.note.content"]
     assert re.search(r"\| samples_per_s \| [\d,.]+ \|", text)
-    assert re.search(r"\| steps_s \| [\d.]+ \| rows_in \| 400 \|", text)
+    assert re.search(r"\| steps_s \| [\d.]+ \|", text)
+    assert "| rows_in | 400 |" in text
     page = f"#/experiments/{experiment.experiment_id}/runs/{run.info.run_id}"
     assert f"[train_report.json]({page}/artifacts/train_report.json?" in text
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"

@@ -1,4 +1,4 @@
-"""Commands that look at a project and train nothing: `doctor`, `parameters`."""
+"""Commands that look at a project and train nothing: `doctor`, `parameters`, `ui`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from kedro.framework.cli.utils import _split_params, env_option
 from kedro.framework.session import KedroSession
 from rich.console import Console
 
-from flatout.cli.groups import cli, flatout, plain_errors
-from flatout.project.command_line import check_environment
+from flatout.cli.groups import DATA_DIR, cli, flatout, plain_errors
+from flatout.project.command_line import check_data_dir, check_environment
 from flatout.project.parameters.hooks import loader_of
 
 
@@ -65,3 +65,23 @@ def parameters(
         markdown.write_text(tables.page(loader), encoding="utf-8")
     else:
         click.echo(tables.table(loader, group))
+
+
+@flatout.command()
+@env_option
+@DATA_DIR
+@click.option("--host", help="Default: ui.host of conf/base/mlflow.yml.")
+@click.option("--port", help="Default: ui.port of conf/base/mlflow.yml.")
+def ui(env: str | None, data_dir: str | None, **given: str | None) -> None:
+    """Serve the runs in MLflow, and print the address of the list of them."""
+    from flatout.tracking.pages.serving import serve
+
+    extra = {"data_dir": data_dir} if data_dir else {}
+    with plain_errors():
+        check_data_dir(data_dir)
+        check_environment(env)
+        with KedroSession.create(env=env, runtime_params=extra) as session:
+            known = session.load_context().mlflow
+    at = {name: value or getattr(known.ui, name) for name, value in given.items()}
+    uri, experiment = known.server.mlflow_tracking_uri, known.tracking.experiment.name
+    raise SystemExit(serve(uri, experiment, click.echo, **at))

@@ -49,7 +49,7 @@ def _table(record: RunRecord) -> str:
         for cells in zip_longest(*groups.values(), fillvalue=("", ""))
     ]
     return "\n".join(
-        f"|{row}|" for row in (head, "|".join(["---|--:"] * len(groups)), *rows)
+        f"|{row}|" for row in (head, "|".join(["---|---"] * len(groups)), *rows)
     )
 
 

@@ -20,7 +20,10 @@ from flatout.tracking.store import END_LIMIT_S, activate_run, use
 
 logger = logging.getLogger(__name__)
 
-NOTED = ("params", "tags", "metrics", "datasets", "trials", "status", "end_ms")
+NOTED = (
+    *("params", "tags", "metrics", "figures", "datasets", "trials"),
+    *("status", "end_ms"),
+)
 """Fields of the record that the run notes; all others are the store's answers."""
 ANSWERED = ("run_id", "settled", "sent_steps", "complete", "delivered")
 GRACE_S = 5.0
