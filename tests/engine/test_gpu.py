@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from flatout.engine.families import family_of_type
 from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.environment import apply
 from flatout.engine.machine.runtime import set_up
@@ -25,6 +26,9 @@ from flatout.engine.train.setup.assemble import assemble
 from tests.engine.families import CONFIGS, LABEL_NAMES, VOCABULARY, token_rows
 from tests.engine.plain import job_for, plain_training, save_start, without_targets
 from tests.engine.runs import Crash, crash, make_job, when_logged
+from tests.engine.test_arrays import job_of as table_job
+from tests.engine.test_images import CONVNEXT, RESNET, VIT
+from tests.engine.test_images import job_of as image_job
 
 if torch.cuda.is_available():
     from flatout.engine.ops.kernels import lstm
@@ -337,6 +341,55 @@ def test_lstms_train_the_same_recorded_as_in_plain_pytorch(tmp_path, task):
     history = found.history
     assert [p.loss for p in history] == pytest.approx(want.losses, rel=2e-3)
     assert [p.grad_norm for p in history] == pytest.approx(want.norms, rel=5e-3)
+
+
+SAMPLES = {"table": None, "vit": VIT, "convnext": CONVNEXT, "resnet": RESNET}
+
+
+@pytest.mark.parametrize(
+    ("kind", "compiled"), [*((kind, False) for kind in SAMPLES), ("vit", True)]
+)
+def test_samples_train_the_same_recorded(tmp_path, monkeypatch, kind, compiled):
+    """Twelve steps, two of them an epoch's smaller last."""
+    histories = []
+    for recorded in (False, True):
+        folder = tmp_path / str(recorded)
+        chosen = {"global_batch_size": 16, "log_every": 1, "learning_rate": 1e-3}
+        chosen |= {"epochs": 9, "resume": "never", "max_steps": 12}
+        if kind == "table":
+            job = table_job(folder, count=100, **chosen)
+        else:
+            job = image_job(folder, SAMPLES[kind], **chosen)
+        family = type(family_of_type(job.settings.model.config["model_type"]))
+        monkeypatch.setattr(family, "records_padded", True)
+        result = on_gpu(job, cuda_graphs=recorded, compile=compiled)
+        assert result.report.cuda_graphs is recorded
+        histories.append(result.history)
+    plain, replayed = histories
+    assert [p.loss for p in replayed] == pytest.approx(
+        [p.loss for p in plain], rel=1e-3
+    )
+    norms = [p.grad_norm for p in plain]
+    assert [p.grad_norm for p in replayed] == pytest.approx(norms, rel=5e-3)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus_share_the_statistics_of_batchnorm(tmp_path):
+    """SyncBatchNorm: the losses and running means of one GPU that takes all rows."""
+    found = []
+    for ranks in (1, 2):
+        folder = tmp_path / str(ranks)
+        options = {"max_steps": 4, "crop_area": 0.5, "resume": "never"}
+        job = image_job(folder, RESNET, distributed={"num_processes": ranks}, **options)
+        result = run_job(job)
+        weights = load_file(result.last_model_folder / "model.safetensors")
+        means = {n: t for n, t in weights.items() if n.endswith("running_mean")}
+        found.append(([p.loss for p in result.history], means))
+    (losses, means), (shared_losses, shared_means) = found
+    assert shared_losses == pytest.approx(losses, rel=1e-3)
+    assert means
+    for name, mean in means.items():
+        torch.testing.assert_close(shared_means[name], mean, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("options", [{}, {"cuda_graphs": False, "compile": False}])

@@ -1,34 +1,51 @@
 # ruff: noqa: T201
-"""Images a second of `kedro run --env=images` on JPEG files made here, beside a plain
-loop of the same model whose data already lies on the device.
+"""Images a second of flatout, the Hugging Face Trainer and a plain loop, side by side.
 
-    python -m tests.tools.image_rates --images 10240 --batch 512 --steps 160 --trainer
-    python -m tests.tools.image_rates --images 200 --size 32 --batch 16 --steps 6
+    python -m tests.tools.image_rates --images 6400 --batch 512
+    python -m tests.tools.image_rates --images 200 --size 32 --batch 16 --window 2
 
-The loop is at its best: channels last, bf16, the fused AdamW, compiled or not, and no
-crops. flatout crops, mirrors and standardises; `pixels` were decoded once, `files` are
-decoded at every epoch. `--trainer` adds the benchmark's headline: the Hugging Face
-Trainer on the same decoded rows.
+JPEG files made here are decoded once. flatout and the Trainer read the same rows
+through their loaders, crop, mirror and standardise. The Trainer has its best flags,
+compiled or not. The plain loop's pixels already lie on the device: channels last, bf16,
+the fused AdamW, compiled, no crops, and no mask in its attention. `flatout-files`
+decodes files at every epoch.
+
+All sides compile at once, each in a process. Then they take their windows one at a
+time, in two rounds; before each, a loader's ready batches are used up.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
+import fcntl
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import torch
-import yaml
 from torch import nn
 from transformers import AutoConfig, AutoModelForImageClassification
 
+from flatout.engine.arrays.image_files import ImageFiles
+from flatout.engine.arrays.recipes import array_recipes
+from flatout.engine.batches.loader import StepLoader
+from flatout.engine.benchmark.measuring.driver import Driver
+from flatout.engine.benchmark.peers.flags import flags_of
+from flatout.engine.benchmark.peers.trainer import _built, _fed, _trainer
+from flatout.engine.files.arrow_folder import write_recipe
+from flatout.engine.machine.runtime import set_up
+from flatout.engine.models.flops import ModelFlops, peak_tflops
+from flatout.engine.parameters import Settings, parse_settings
+from flatout.engine.rows.opening import open_rows
+from flatout.engine.train.setup.assemble import assemble
+from flatout.engine.train.setup.job import TrainJob
 from tests.tools.image_loader import make_files
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -42,130 +59,280 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "ResNet-50": {"model_type": "resnet"},
 }
-WARM_STEPS, WINDOW = 20, 20
+SIDES = ["plain", "flatout", "trainer", "trainer-compiled"]
+ROUNDS, WINDOWS, FIRST_STEPS, READY = 2, 2, 3, 36
+REPEATED = 50
+CLASSES = tuple(f"class_{number}" for number in range(10))
+IS_CUDA = torch.cuda.is_available()
 
 
-def plain(name: str, given: argparse.Namespace, *, compiled: bool) -> float:
-    """Images a second: the median of three windows of steps."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    config = AutoConfig.for_model(**MODELS[name], num_labels=10, image_size=given.size)
+class Turns:
+    """Told of each step; True when it is enough."""
+
+    def __init__(self, name: str, given: argparse.Namespace) -> None:
+        self.name, self.given = name, given
+        self.folder = given.folder / "turns"
+        self.folder.mkdir(exist_ok=True)
+        self.steps = self.round = 0
+        self.samples, self.wait_s, self.began = 0, 0.0, time.perf_counter()
+        self.rates: list[float] = []
+        self.waits: list[float] = []
+        self.first_s = 0.0
+        ready = READY if IS_CUDA else 2
+        self.lead = FIRST_STEPS + (2 if name.endswith("plain") else ready)
+
+    def step_done(self, samples: int, wait_s: float = 0.0) -> bool:
+        self.steps += 1
+        self.samples += samples
+        self.wait_s += wait_s
+        if not self.round:
+            if self.steps < FIRST_STEPS:
+                return False
+            self._next_round()
+        behind = self.steps - self.lead
+        if behind >= 0 and behind % self.given.window == 0:
+            self._mark(is_first=not behind)
+        if behind < WINDOWS * self.given.window:
+            return False
+        if self.round < ROUNDS:
+            self._next_round()
+            return False
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
+        return True
+
+    def _mark(self, *, is_first: bool) -> None:
+        synchronize()
+        now = time.perf_counter()
+        if not is_first:
+            self.rates.append(self.samples / (now - self.began))
+            self.waits.append(100 * self.wait_s / (now - self.began))
+        self.samples, self.wait_s, self.began = 0, 0.0, now
+
+    def _next_round(self) -> None:
+        """Wait for the others, and for the device."""
+        synchronize()
+        self.first_s = self.first_s or time.perf_counter() - self.began
+        if IS_CUDA:
+            torch.cuda.empty_cache()
+        if self.round:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+        (self.folder / f"{self.round}-{self.name}").touch()
+        while len(list(self.folder.glob(f"{self.round}-*"))) < self.given.count:
+            if time.time() > self.given.until + 80 * self.round:
+                break
+            time.sleep(0.1)
+        self._lock = (self.folder / "lock").open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.round += 1
+        self.steps = FIRST_STEPS
+
+    def tell(self, more: str = "") -> None:
+        rate, wait = statistics.median(self.rates), statistics.median(self.waits)
+        windows = " ".join(f"{r:,.0f}" for r in self.rates)
+        print(
+            f"{self.name}: {rate:,.0f} images/s, wait {wait:.1f} %, windows {windows}, "
+            f"first steps {self.first_s:.0f} s {more}",
+            flush=True,
+        )
+
+
+def synchronize() -> None:
+    if IS_CUDA:
+        torch.cuda.synchronize()
+
+
+def plain(model_name: str, given: argparse.Namespace, turns: Turns) -> None:
+    """A loop as one writes it by hand, compiled, its data on the device."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    AttentionInterface.register("unmasked", sdpa_attention_forward)
+    AttentionMaskInterface.register("unmasked", lambda *_, **__: None)
+    device = torch.device("cuda" if IS_CUDA else "cpu")
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.benchmark = True
+    config = AutoConfig.for_model(
+        **MODELS[model_name], num_labels=10, image_size=given.size
+    )
     last = {"device": device, "memory_format": torch.channels_last}
     model = AutoModelForImageClassification.from_config(config).to(**last)
-    forward = torch.compile(model) if compiled else model
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=1e-4, fused=device.type == "cuda"
-    )
+    if config.model_type == "vit":
+        model.set_attn_implementation("unmasked")
+    forward = torch.compile(model)
+    options = {"fused": True} if IS_CUDA else {}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **options)
     pixels = torch.randn(given.batch, 3, given.size, given.size).to(**last)
     labels = torch.randint(10, (given.batch,), device=device)
-
-    def images_per_s(steps: int) -> float:
-        begin = time.perf_counter()
-        for _ in range(steps):
-            with torch.autocast(device.type, torch.bfloat16):
-                logits = forward(pixel_values=pixels).logits
-            loss = nn.functional.cross_entropy(logits.float(), labels)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
-        loss.item()
-        return steps * given.batch / (time.perf_counter() - begin)
-
-    images_per_s(min(WARM_STEPS, given.steps))
-    return statistics.median(images_per_s(min(WINDOW, given.steps)) for _ in range(3))
+    done = False
+    while not done:
+        with torch.autocast(device.type, torch.bfloat16):
+            logits = forward(pixel_values=pixels).logits
+        loss = nn.functional.cross_entropy(logits.float(), labels)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        done = turns.step_done(given.batch)
+    turns.tell()
 
 
-def configured(folder: Path, name: str, keep: str, given: argparse.Namespace) -> Path:
-    """A folder of configuration whose environment `images` trains this model."""
-    conf = folder / f"conf_{keep}"
-    shutil.rmtree(conf, ignore_errors=True)
-    shutil.copytree("conf", conf, ignore=shutil.ignore_patterns("local", "tuned"))
-    (conf / "local").mkdir()
-    file = conf / "images/parameters.yml"
-    settings = yaml.safe_load(file.read_text(encoding="utf-8"))
-    settings["images"] = {"size": given.size, "channels": 3, "keep": keep}
-    shares = {"train": 0.8, "validation": 0.1, "test": 0.1}
-    settings["split"] = {"fractions": shares}
-    settings["model"] |= {"config": MODELS[name], "crop_area": 0.25}
-    settings["model"]["flip_probability"] = 0.5
-    settings["train"] |= {
-        "global_batch_size": given.batch,
-        "max_steps": given.steps,
-        "epochs": 1000,
-        "log_every": max(1, given.steps // 8),
-        "evaluate_every": None,
-        "learning_rate": 1e-4,
-        "resume": "never",
-        "distributed": {"num_processes": given.processes},
-    }
-    settings["guard"] = {"enabled": False}
-    settings["tracking"] = {"log_model": False}
-    file.write_text(yaml.safe_dump(settings), encoding="utf-8")
-    return conf
-
-
-def kedro(conf: Path, folder: Path, keep: str, pipelines: str, more: str = "") -> Path:
-    """Run it; its folder of reports."""
-    data = folder / f"data_{keep}"
-    params = f"data_dir={data},images.path={folder / 'raw'}{more}"
-    command = [sys.executable, "-m", "kedro", "run", "--env=images"]
-    command += [f"--pipelines={pipelines}", f"--conf-source={conf}"]
-    done = subprocess.run(
-        [*command, f"--params={params}"], capture_output=True, text=True, check=False
+def settings_of(model_name: str, keep: str, given: argparse.Namespace) -> Settings:
+    return parse_settings(
+        {
+            "runtime": {"precision": "bf16" if IS_CUDA else "fp32"},
+            "split": {"fractions": {"train": 0.9, "validation": 0.05, "test": 0.05}},
+            "images": {"size": given.size, "channels": 3, "keep": keep},
+            "model": {
+                "task": "image-classification",
+                "config": MODELS[model_name],
+                "crop_area": 0.25,
+                "flip_probability": 0.5,
+            },
+            "train": {
+                "rows": "images",
+                "global_batch_size": given.batch,
+                "max_steps": 100_000,
+                "epochs": 1_000_000,
+                "log_every": 50,
+                "evaluate_every": None,
+                "error_analysis_every": None,
+                "learning_rate": 1e-4,
+                "resume": "never",
+                "distributed": {"num_processes": 1},
+            },
+        }
     )
-    if done.returncode:
-        print((done.stdout + done.stderr)[-3_000:], flush=True)
-    return data / "08_reporting"
 
 
-def ours(folder: Path, name: str, keep: str, given: argparse.Namespace) -> None:
-    conf = configured(folder, name, keep, given)
-    for more in given.params or [""]:
-        reports = kedro(conf, folder, keep, "images,train", more and f",{more}")
-        file = reports / "train_report.json"
-        report = json.loads(file.read_text()) if file.exists() else {}
-        keys = ("loader_wait_pct", "mfu_pct", "compile", "cuda_graphs", "compile_s")
-        keys += ("first_step_s", "peak_reserved_gib", "world_size")
-        told = " ".join(f"{key} {report.get(key)}" for key in keys)
-        rate = report.get("samples_per_s", 0)
-        print(f"{name} flatout {keep} {more}: {rate:,.0f} images/s {told}", flush=True)
-        file.unlink(missing_ok=True)
+def job_of(model_name: str, keep: str, given: argparse.Namespace) -> TrainJob:
+    """An epoch has as many rows as a large data set's, the same ones over and over, in
+    whole batches: its end would come every few steps."""
+    rows = [open_rows(given.folder / keep / name) for name in ("train", "test")]
+    whole = len(rows[0]) // given.batch * given.batch
+    facts = replace(rows[0].facts, num_rows=whole * REPEATED)
+    repeated = pa.concat_tables([rows[0].table.slice(0, whole)] * REPEATED)
+    rows[0] = type(rows[0])(repeated)
+    rows[0].__dict__["facts"] = facts
+    settings = settings_of(model_name, keep, given)
+    place = given.folder / f"{model_name.replace('/', '')}-{given.side}"
+    places = place / "run", place / "metrics.jsonl"
+    return TrainJob(settings, rows[0], rows[1], rows[1], None, CLASSES, *places, "k")
 
 
-def headline(folder: Path, name: str, given: argparse.Namespace) -> None:
-    """flatout and the Trainer, by the benchmark's own clock."""
-    conf = configured(folder, name, "pixels", given)
-    more = ",benchmark.mode=headline,benchmark.repeats=2"
-    reports = kedro(conf, folder, "pixels", "benchmark", more)
-    report = (reports / "benchmark_report.md").read_text(encoding="utf-8")
-    print(f"{name}\n{report[:4_000]}", flush=True)
+def decode(keep: str, given: argparse.Namespace) -> None:
+    settings, began = settings_of("ResNet-50", keep, given), time.perf_counter()
+    source = ImageFiles.of(given.folder / "raw", settings.split, settings.images)
+    made = array_recipes("images", source, settings.split, settings.model)
+    made["train"].prepare(given.folder)
+    for name in ("train", "test"):
+        (given.folder / keep).mkdir(exist_ok=True)
+        write_recipe(given.folder / keep / name, made[name])
+    print(f"rows of {keep}: {time.perf_counter() - began:.1f} s", flush=True)
+
+
+def flatout(job: TrainJob, turns: Turns) -> None:
+    runtime = set_up(job.settings.runtime)
+    trainer = assemble(job, runtime)
+    trainer.model.train()
+    settings = job.settings.train.loader
+    loader = StepLoader(trainer.data, settings, runtime, 0, trainer.total_steps)
+    driver = Driver(trainer)
+    for batch in loader:
+        driver.step(batch, loader.wait_s)
+        if turns.step_done(batch.num_samples, loader.wait_s):
+            break
+    flops = ModelFlops.of(trainer.model.model).over(1, 1, 0)
+    peak = peak_tflops(runtime.device_name) or float("nan")
+    share = 100 * statistics.median(turns.rates) * flops / (peak * 1e12)
+    memory = torch.cuda.max_memory_reserved() / 2**30 if IS_CUDA else 0
+    resolved = trainer.resolved
+    turns.tell(
+        f"{share:.1f} % of {peak} TFLOP/s, {loader.num_workers} workers, "
+        f"compile {resolved.compile} graphs {resolved.cuda_graphs} {memory:.1f} GiB"
+    )
+
+
+def one(given: argparse.Namespace) -> None:
+    model_name, side = given.models[0], given.side
+    turns = Turns(f"{model_name} {side}".replace("/", ""), given)
+    if side == "plain":
+        plain(model_name, given, turns)
+        return
+    keep = "files" if side == "flatout-files" else "pixels"
+    job = job_of(model_name, keep, given)
+    if side.startswith("flatout"):
+        flatout(job, turns)
+        return
+    name = {"trainer": "trainer-best", "trainer-compiled": "trainer-best-compiled"}[
+        side
+    ]
+    runtime, model = set_up(job.settings.runtime), _built(job)
+    flags = flags_of(name, job, runtime)
+    _trainer(_fed(model, job), flags, job.work_folder, turns).train()
+    turns.tell(f"{flags.get('dataloader_num_workers')} workers")
+
+
+def start(model: str, side: str, folder: Path) -> subprocess.Popen[str]:
+    name = f"{model.replace('/', '')}-{side}"
+    environment = os.environ | {
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / f"cache-{name}")
+    }
+    command = [sys.executable, "-m", "tests.tools.image_rates", *sys.argv[1:]]
+    command += ["--models", model, "--side", side]
+    log = (folder / f"{name}.log").open("a")
+    return subprocess.Popen(
+        [*command, "--folder", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+        env=environment,
+    )
+
+
+def all_sides(given: argparse.Namespace) -> None:
+    """A side that fails, as several at once may run out of memory, is tried again."""
+    sides = [(m, s) for m in given.models for s in given.sides]
+    os.environ["IMAGE_RATES"] = f"{len(sides)} {time.time() + given.compile_s}"
+    running = {pair: start(*pair, given.folder) for pair in sides}
+    tries = dict.fromkeys(sides, 1)
+    while running:
+        for pair, process in list(running.items()):
+            if process.poll() is None:
+                continue
+            del running[pair]
+            print(process.stdout.read() if process.stdout else "", end="", flush=True)
+            if process.returncode and tries[pair] < 3:
+                tries[pair] += 1
+                running[pair] = start(*pair, given.folder)
+            elif process.returncode:
+                log = given.folder / f"{pair[0].replace('/', '')}-{pair[1]}.log"
+                print(f"{pair} failed: {log.read_text()[-600:]}", flush=True)
+        time.sleep(0.2)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--images", type=int, default=10_240)
+    parser.add_argument("--images", type=int, default=6_400)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--steps", type=int, default=160)
-    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--window", type=int, default=16, help="steps")
     parser.add_argument("--models", nargs="+", default=list(MODELS))
-    parser.add_argument("--keep", nargs="*", default=["pixels", "files"])
-    parser.add_argument("--params", nargs="+", help="of flatout's, each for a run")
-    parser.add_argument("--no-plain", action="store_true")
-    parser.add_argument("--trainer", action="store_true")
+    parser.add_argument("--sides", nargs="+", default=SIDES)
+    parser.add_argument("--compile-s", type=float, default=150)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--side", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.side:
+        count, until = os.environ["IMAGE_RATES"].split()
+        given.count, given.until = int(count), float(until)
+        one(given)
+        return
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        make_files(folder / "raw", given.images)
-        for model in given.models:
-            for keep in given.keep:
-                ours(folder, model, keep, given)
-            for compiled in () if given.no_plain else (False, True):
-                how = "compiled" if compiled else "eager"
-                rate = plain(model, given, compiled=compiled)
-                print(f"{model} plain {how}: {rate:,.0f} images/s", flush=True)
-                torch._dynamo.reset()
-            if given.trainer:
-                headline(folder, model, given)
+        given.folder = Path(name)
+        make_files(given.folder / "raw", given.images)
+        decode("pixels", given)
+        if "flatout-files" in given.sides:
+            decode("files", given)
+        all_sides(given)
 
 
 if __name__ == "__main__":
