@@ -11,7 +11,7 @@ the fused AdamW, compiled, no crops, and no mask in its attention. `flatout-file
 decodes files at every epoch.
 
 All sides compile at once, each in a process. Then they take their windows one at a
-time, in two rounds; before each, a loader's ready batches are used up.
+time, in `--rounds`; before each, a loader's ready batches are used up.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "ResNet-50": {"model_type": "resnet"},
 }
 SIDES = ["plain", "flatout", "trainer", "trainer-compiled"]
-ROUNDS, WINDOWS, FIRST_STEPS, READY = 2, 2, 3, 36
+WINDOWS, FIRST_STEPS, READY = 3, 3, 36
 REPEATED = 50
 CLASSES = tuple(f"class_{number}" for number in range(10))
 IS_CUDA = torch.cuda.is_available()
@@ -94,7 +94,7 @@ class Turns:
             self._mark(is_first=not behind)
         if behind < WINDOWS * self.given.window:
             return False
-        if self.round < ROUNDS:
+        if self.round < self.given.rounds:
             self._next_round()
             return False
         fcntl.flock(self._lock, fcntl.LOCK_UN)
@@ -214,6 +214,7 @@ def job_of(model_name: str, keep: str, given: argparse.Namespace) -> TrainJob:
     rows[0].__dict__["facts"] = facts
     settings = settings_of(model_name, keep, given)
     place = given.folder / f"{model_name.replace('/', '')}-{given.side}"
+    place.mkdir(exist_ok=True)
     places = place / "run", place / "metrics.jsonl"
     return TrainJob(settings, rows[0], rows[1], rows[1], None, CLASSES, *places, "k")
 
@@ -315,6 +316,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--window", type=int, default=16, help="steps")
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--sides", nargs="+", default=SIDES)
     parser.add_argument("--compile-s", type=float, default=150)
