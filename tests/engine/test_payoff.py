@@ -179,6 +179,7 @@ def test_a_resumed_run_chooses_as_the_one_it_continues(tmp_path):
     job = make_job(tmp_path, global_batch_size=16)
     model = build_model(job)
     kept = {"compile": True, "cuda_graphs": False, "reason": "as weighed then"}
+    kept["token_budget"] = 3_840
     here = {"device": "NVIDIA H200", "world_size": 1}
     assert plan(job, H200, model).earlier is None
     assert not resolve(job, H200, BASE, plan(job, H200, model)).compile
@@ -188,6 +189,7 @@ def test_a_resumed_run_chooses_as_the_one_it_continues(tmp_path):
     planned = plan(job, H200, model)
     assert (planned.steps, planned.parts) == (12, 2)
     assert planned.earlier == Choice(True, False, "as weighed then")
+    assert planned.token_budget == 3_840
     resolved = resolve(job, H200, BASE, planned)
     assert (resolved.compile, resolved.cuda_graphs) == (True, False)
     assert resolved.compile_reason == "as weighed then"
@@ -197,6 +199,7 @@ def test_a_resumed_run_chooses_as_the_one_it_continues(tmp_path):
     set_now = make_job(tmp_path, global_batch_size=16, compile=False)
     elsewhere = plan(job, other, model)
     assert (elsewhere.earlier, elsewhere.steps) == (None, 8)
+    assert elsewhere.token_budget is None
     assert plan(anew, H200, model).earlier is None
     set_by_hand = resolve(set_now, H200, BASE, planned)
     assert (set_by_hand.compile, set_by_hand.compile_reason) == (False, "")
@@ -210,7 +213,9 @@ def test_a_checkpoint_holds_what_its_steps_were_sped_up_by(tmp_path):
     with pytest.raises(Crash), when_logged("step 6/12  loss", crash):
         run_job(job)
     kept = read_manifest(step_folders(job.work_folder)[0]).accelerated
-    assert kept.items() >= {"compile": False, "cuda_graphs": False}.items()
+    assert (
+        kept.items() >= dict(compile=False, cuda_graphs=False, token_budget=120).items()
+    )
     assert kept["world_size"] == 1
     assert run_job(job).report.compile_reason == kept["reason"]
 
