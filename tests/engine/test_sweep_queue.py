@@ -97,6 +97,45 @@ def test_what_two_took_at_once_the_later_gives_up(tmp_path):
     assert [t.params for t in b.live()] == [{RATE: 0.1}, {RATE: 0.2}]
 
 
+def test_what_optuna_draws_beside_the_grid_is_given_back(tmp_path):
+    """It draws where another machine takes what was queued a moment before."""
+    a, b = queues(tmp_path)
+    queue, others = a._queue, []
+
+    def queue_too_late(changes) -> None:
+        queue(changes)
+        if not others:
+            others.append(b.take())
+
+    a._queue = queue_too_late
+    mine = a.take()
+    assert (others[0].params, mine.params) == ({RATE: 0.1}, {RATE: 0.2})
+    drawn = [t.params[RATE] for t in a.trials() if t.state == TrialState.FAIL]
+    assert len(drawn) == 1
+    assert drawn[0] not in (0.1, 0.2, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([0.3, 1e-5, 0.1 + 0.2], optuna.distributions.FloatDistribution),
+        ([512, 16, 1], optuna.distributions.IntDistribution),
+        ([1, 2.5], optuna.distributions.CategoricalDistribution),
+        ([2**60 + 1, 3], optuna.distributions.CategoricalDistribution),
+        ([True, False], optuna.distributions.CategoricalDistribution),
+        (["adamw", "lion"], optuna.distributions.CategoricalDistribution),
+    ],
+)
+def test_values_of_a_grid_come_back_as_they_were(values, kind, tmp_path):
+    name = "train.anything"
+    [a] = queues(tmp_path, "a", grid={name: values})
+    assert isinstance(a._space[name], kind)
+    taken = [a.take().params[name] for _ in values]
+    assert taken == values
+    assert [type(value) for value in taken] == [type(value) for value in values]
+    assert a.take() is None
+
+
 def test_tpe_gives_back_and_counts_trials_of_all_machines(tmp_path):
     ranges = {RATE: {"low": 1e-4, "high": 1e-1, "log": True}}
     a, b = queues(tmp_path, sampler="tpe", grid={}, ranges=ranges, n_trials=3)

@@ -153,7 +153,7 @@ def postgresql(folder: Path) -> Iterator[str]:
     as_user = ["runuser", "-u", "postgres", "--"]
     control = [*as_user, str(initdb.with_name("pg_ctl")), "-D", str(data), "-w"]
     _quietly([*as_user, str(initdb), "-D", str(data), "-A", "trust"])
-    options = f"-p {port} -k /tmp -c listen_addresses=localhost"
+    options = f"-F -p {port} -k /tmp -c listen_addresses=localhost"
     log = str(data / "log")
     _quietly([*control, "-o", options, "-l", log, "start"])
     try:
@@ -178,6 +178,7 @@ def mysql(folder: Path) -> Iterator[str]:
     installer = ["mariadb-install-db", "--no-defaults", f"--datadir={data}"]
     _quietly([*as_user, *installer, "--auth-root-authentication-method=normal"])
     options = [f"--port={port}", "--bind-address=127.0.0.1", f"--log-error={data}/log"]
+    options.append("--innodb-flush-log-at-trx-commit=0")  # servers are not killed
     mariadbd = ["/usr/sbin/mariadbd", "--no-defaults", *place, *options]
     running = subprocess.Popen([*as_user, *mariadbd], cwd="/")
     client = ["mariadb", "--no-defaults", place[1], "--user=root"]

@@ -19,7 +19,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from flatout.engine.parameters import SweepSettings
-from flatout.engine.sweep.queue import ANSWER, BEAT, MACHINE, this_machine
+from flatout.engine.sweep.queue import ANSWER, BEAT_S, MACHINE, this_machine
 from flatout.engine.sweep.space import combinations, distributions
 from flatout.engine.sweep.storage import open_storage
 from tests.tools.queue_drill import server
@@ -61,9 +61,9 @@ def write(place: str, trials: int) -> Sequence[FrozenTrial]:
         )
         trial = storage.create_new_trial(study._study_id, waiting)
         storage.set_trial_state_values(trial, TrialState.RUNNING)
-        storage.set_trial_user_attr(trial, MACHINE, this_machine())
-        for _ in range(3):
-            storage.set_trial_user_attr(trial, BEAT, time.time())
+        for _ in range(4):
+            beating = {**this_machine(), BEAT_S: time.time()}
+            storage.set_trial_user_attr(trial, MACHINE, beating)
         storage.set_trial_user_attr(trial, ANSWER, answer)
         storage.set_trial_state_values(trial, TrialState.COMPLETE, [1.0])
     return study.get_trials(deepcopy=False)

@@ -29,8 +29,10 @@ from flatout.engine.sweep.storage import patiently
 logger = logging.getLogger(__name__)
 
 MISSED_HEARTBEATS = 3
-ANSWER, BEAT, MACHINE = "answer", "heartbeat", "machine"
-"""Attributes of a trial."""
+ANSWER, MACHINE = "answer", "machine"
+"""Attributes of a trial. As few as can be: a database lists each in a row."""
+BEAT_S = "beat_s"
+"""Of a machine's attribute: its last sign of life."""
 
 
 @dataclass
@@ -111,8 +113,12 @@ class Queue:
         self._ask(lambda: self.study.add_trial(waiting))
 
     def _keeps(self, trial: Trial) -> bool:
-        """Whether `trial` is this machine's to train, marked so."""
-        self._attribute(trial, MACHINE, dict(self.machine))
+        """Whether `trial` is this machine's to train, marked so. Optuna draws one where
+        another machine took what was queued: it need not be of the grid."""
+        self._mark(trial)
+        if self._is_grid and key_of(trial.params) not in self._places:
+            self.give_back(trial)
+            return False
         below = [t for t in self.live() if t.number < trial.number]
         twin = next((t for t in below if t.params == trial.params), None)
         if twin is None and (self._is_grid or len(below) < self.total):
@@ -129,7 +135,7 @@ class Queue:
     def beat(self, trial: Trial) -> bool:
         """Say that `trial` goes on; False where another machine took it for dead."""
         try:
-            self._attribute(trial, BEAT, time.time())
+            self._mark(trial)
         except (UpdateFinishedTrialError, RuntimeError):
             return False
         return True
@@ -171,12 +177,12 @@ class Queue:
                     self.give_back(trial)
 
     def _is_dead(self, trial: FrozenTrial, now_s: float) -> bool:
-        machine = trial.user_attrs.get(MACHINE)
+        machine = dict(trial.user_attrs.get(MACHINE, {}))
+        beat = machine.pop(BEAT_S, None)
         if machine == self.machine:
             return False
         if machine and machine["boot"] == self.machine["boot"]:
             return not _is_alive(machine)
-        beat = trial.user_attrs.get(BEAT)
         known, since_s = self._seen.setdefault(trial.number, (beat, now_s))
         if known != beat:
             self._seen[trial.number] = (beat, now_s)
@@ -206,6 +212,9 @@ class Queue:
             if not self._is_live(trial) and set(trial.params) == set(self._space)
         ]
         return [changes for changes in wanted if key_of(changes) not in taken]
+
+    def _mark(self, trial: Trial) -> None:
+        self._attribute(trial, MACHINE, {**self.machine, BEAT_S: time.time()})
 
     def _attribute(self, trial: Trial, name: str, value: Any) -> None:
         self._ask(lambda: trial.set_user_attr(name, value))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -25,6 +25,8 @@ Changes = Mapping[str, SweptValue]
 SWEPT = ("train.", "model.", "runtime.")
 FIXED = ("train.distributed", "train.resume")
 """A trial is one process on one device, and goes on where it stopped."""
+LARGEST_EXACT = 2**53
+"""Storages keep every number as a float."""
 
 
 def objective(settings: Settings) -> tuple[str, bool]:
@@ -86,8 +88,25 @@ def key_of(changes: Changes) -> str:
 def distributions(options: SweepSettings) -> dict[str, Any]:
     from optuna.distributions import CategoricalDistribution
 
-    lists = {path: CategoricalDistribution(v) for path, v in options.grid.items()}
+    kind = _named if options.sampler == "grid" else CategoricalDistribution
+    lists = {path: kind(values) for path, values in options.grid.items()}
     return {**lists, **{path: _bounded(r) for path, r in options.ranges.items()}}
+
+
+def _named(values: Sequence[SweptValue]) -> Any:
+    """Of a grid, whose combinations are queued by name: numbers by their bounds, as the
+    list of all values would stand in every trial and be parsed with each."""
+    from optuna.distributions import (
+        CategoricalDistribution,
+        FloatDistribution,
+        IntDistribution,
+    )
+
+    if all(type(value) is float for value in values):
+        return FloatDistribution(min(values), max(values))
+    if all(type(value) is int and abs(value) <= LARGEST_EXACT for value in values):
+        return IntDistribution(min(values), max(values))
+    return CategoricalDistribution(values)
 
 
 def _bounded(bounds: SweepRange) -> Any:
