@@ -52,6 +52,13 @@ def loader(conf, env, **parameters):
     )
 
 
+def test_the_benchmark_writes_beside_the_configuration_in_use(conf):
+    found = loader(conf, None)["catalog"]["tuned_parameters"]
+    assert found["filepath"] == str(conf / "tuned/parameters.yml")
+    own = loader(PROJECT / "conf", None)["catalog"]["tuned_parameters"]
+    assert own["filepath"] == str(PROJECT / "conf/tuned/parameters.yml")
+
+
 @pytest.mark.parametrize("env", [None, "local", *SETTINGS_OF_TRAINING])
 def test_the_users_data_and_model_are_those_of_local(conf, env):
     found = loader(conf, env)

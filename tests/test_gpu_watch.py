@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pynvml
 import pytest
 
 from flatout import tracking
+from flatout.engine.machine.environment import nvidia_gpu_count
 from flatout.tracking import system
 from flatout.tracking.gpu_watch import GpuWatch, watch_gpus
 
@@ -107,9 +110,26 @@ def test_each_illness_is_named(watch, gpus, said):
     assert found.summary().endswith(finding)
 
 
-def test_a_container_cannot_tell_its_own_programs_from_others(watch):
-    found = after(watch(gpu(held={STRANGER: 70 * 2**30})))
-    assert found.findings() == []
+def test_a_container_knows_others_by_their_coming_first(watch):
+    """It sees all processes under numbers that say nothing."""
+    neighbour = {STRANGER: 30 * 2**30}
+    held = gpu(held=neighbour)
+    found = watch(held)
+    held["held"].update({STRANGER + 1: 70 * 2**30})  # this run's, or one more neighbour
+    [finding] = after(found).findings()
+    assert finding.startswith("other programs held up to 30 GiB of GPU 0")
+
+
+def test_each_finding_is_told_once_when_it_is_seen(watch):
+    found = watch(gpu(60, held={os.getpid(): 0, STRANGER: 9 * 2**30}), gpu(95))
+    after(found, 1)
+    [first] = found.news()
+    assert first.startswith("other programs held up to 9 GiB of GPU 0")
+    after(found, 2)
+    [second] = found.news()
+    assert second.startswith("GPU 0 idle 40 %: its rank")
+    assert after(found).news() == []
+    assert len(found.findings()) == 2
 
 
 def test_idle_is_what_is_idle_between_steps(watch):
@@ -142,7 +162,9 @@ def test_no_gpu_is_not_watched(monkeypatch):
     assert watch_gpus() is None
 
 
-def test_a_run_is_judged_by_samples_between_its_points(tmp_path, watch, monkeypatch):
+def test_a_run_is_judged_by_samples_between_its_points(
+    tmp_path, watch, monkeypatch, caplog
+):
     found = watch(gpu(30))
     monkeypatch.setattr(system, "watch_gpus", lambda _: found)
     monkeypatch.setattr(system, "_monitors", list)
@@ -153,6 +175,7 @@ def test_a_run_is_judged_by_samples_between_its_points(tmp_path, watch, monkeypa
     forwarder.start()
     forwarder.wait_until_tried(30)
     assert forwarder.gpu_verdict() == (True, "")
+    caplog.clear()
     for step in range(4):
         with points.open("a") as file:
             file.write(f'{{"step": {step}, "loss": 1.0, "time": 1.0}}\n')
@@ -161,5 +184,53 @@ def test_a_run_is_judged_by_samples_between_its_points(tmp_path, watch, monkeypa
     is_well, verdict = forwarder.gpu_verdict()
     assert not is_well
     assert verdict.startswith("GPU 0 used 30 %; GPU 0 idle 70 %: it waits")
+    told = [r.message for r in caplog.records if r.message.startswith("GPU 0 idle")]
+    assert len(told) == 1, "once, before the end"
     assert len(found._gpus[0].used_pct) == 4
     assert forwarder.finish("FINISHED", 0)
+
+
+NEIGHBOUR = """
+import torch
+held = torch.zeros(4 * 2**30, dtype=torch.uint8, device="cuda")
+matrix = torch.randn(8192, 8192, device="cuda")
+print("burns", flush=True)
+while True:
+    matrix = (matrix @ matrix).clamp(-1, 1)
+    torch.cuda.synchronize()
+"""
+WATCHED = """
+import time, torch
+from flatout.tracking.gpu_watch import watch_gpus
+watch = watch_gpus()
+own = torch.zeros(2 * 2**30, dtype=torch.uint8, device="cuda")
+for _ in range(5):
+    time.sleep(0.5)
+    sampled = watch.sample(training=True)
+    print(sampled, flush=True)
+print(watch.summary())
+"""
+
+
+@pytest.mark.skipif(not nvidia_gpu_count(), reason="needs a GPU")
+@pytest.mark.process
+def test_a_real_driver_names_a_neighbour():
+    def watched() -> str:
+        ran = subprocess.run([sys.executable, "-c", WATCHED], **options)
+        assert ran.returncode == 0, ran.stderr
+        print(ran.stdout)
+        return ran.stdout
+
+    options = {"capture_output": True, "text": True, "check": False}
+    assert "other programs" not in watched()
+    neighbour = subprocess.Popen(
+        [sys.executable, "-c", NEIGHBOUR], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert neighbour.stdout.readline() == "burns\n"
+        said = watched()
+    finally:
+        neighbour.kill()
+        neighbour.wait()
+    assert "other programs held up to" in said
+    assert "GPU 0 used" in said

@@ -553,20 +553,23 @@ def test_a_read_only_conf_loses_nothing(tmp_path, caplog, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("folder", "how"),
+    ("there", "how"),
     [
         ("conf", "kedro run --env=tuned trains with it"),
-        (
-            "data",
-            "copied to conf/tuned, kedro run --env=tuned trains with it",
-        ),
+        ("other/base", "kedro run --env=tuned --conf-source={} trains with it"),
+        ("data", "copied to conf/tuned, kedro run --env=tuned trains with it"),
     ],
 )
-def test_what_was_written_says_how_to_train_with_it(tmp_path, caplog, folder, how):
-    file = tmp_path / folder / "tuned" / "parameters.yml"
+def test_what_was_written_says_how_to_train_with_it(
+    tmp_path, caplog, monkeypatch, there, how
+):
+    monkeypatch.chdir(tmp_path)  # no project is above it
+    (tmp_path / there).mkdir(parents=True)
+    folder = tmp_path / there.split("/")[0]
+    file = folder / "tuned" / "parameters.yml"
     caplog.set_level("INFO")
     TunedParameters(filepath=str(file), fallback=str(tmp_path / "f")).save("a: 1\n")
-    assert caplog.messages == [f"{file}: written; {how}"]
+    assert caplog.messages == [f"{file}: written; {how.format(folder)}"]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from kedro_datasets._typing import TablePreview
 
 from flatout.datasets._entry import PathDataset
 from flatout.engine.files.checked_paths import write_text
+from flatout.places import project_path
 
 logger = logging.getLogger(__name__)
 
@@ -89,9 +90,12 @@ class TunedParameters(PathDataset):
 
     @property
     def _how_to_train(self) -> str:
-        """Only a folder of conf/ is an environment."""
-        if self._path.parent.parent.name == "conf":
+        """Only a folder beside `base` is an environment."""
+        conf = self._path.parent.parent
+        if conf.resolve() == Path(project_path("conf")).resolve():
             return "kedro run --env=tuned trains with it"
+        if (conf / "base").is_dir():
+            return f"kedro run --env=tuned --conf-source={conf} trains with it"
         return "copied to conf/tuned, kedro run --env=tuned trains with it"
 
     def _missing(self) -> str:

@@ -12,6 +12,7 @@ from kedro.config import OmegaConfigLoader
 from omegaconf import OmegaConf
 
 from flatout.engine.parameters import Settings, SettingsModel, parse_settings
+from flatout.places import project_path
 from flatout.project.fitting import fit_pipelines
 
 TUNED, BEST = "tuned", "best"
@@ -43,8 +44,15 @@ class ProjectConfigLoader(OmegaConfigLoader):
         self._found: dict[tuple[str, str], dict[str, Any]] = {}
         self._parsed: dict[str, Settings] = {}
         super().__init__(*args, **options)
+        OmegaConf.register_new_resolver("conf_path", self._conf_path, replace=True)
         if self.env == TUNED:
             self._check_tuned()
+
+    def _conf_path(self, path: str) -> str:
+        """`path` in the folder of configuration in use; the project's own where that is
+        an archive."""
+        conf = Path(self.conf_source)
+        return str(conf.absolute() / path) if conf.is_dir() else project_path(f"conf/{path}")
 
     def _check_tuned(self) -> None:
         """An archive of conf/ is Kedro's to read."""

@@ -177,6 +177,8 @@ class Forwarder:
             return
         read, self._read_bytes = self._read_bytes, self._sender.read_bytes
         sampled = self._system.sample(training=self._read_bytes > read)
+        for text in self._system.gpu_news():
+            logger.warning("%s", text)  # while it can still help
         now_ms = int(time.time() * 1000)
         metrics = [Metric(k, v, now_ms, self.deliveries) for k, v in sampled.items()]
         client.log_batch(run_id, metrics=metrics)

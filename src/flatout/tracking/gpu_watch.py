@@ -6,6 +6,7 @@ power. Guide E's threshold for use (70 %) is the verdict's too.
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -36,6 +37,8 @@ class Gpu:
     used_pct: list[float] = field(default_factory=list)
     """While steps were taken."""
     slowed: list[bool] = field(default_factory=list)
+    before: frozenset[int] = frozenset()
+    """Processes that held memory before this run's did: others', whatever their ids."""
     others_gib: float = 0.0
     """The most that programs outside this run held."""
 
@@ -47,6 +50,10 @@ class GpuWatch:
         self._nvml, self._root_pid = nvml, root_pid
         nvml.nvmlInit()
         self._gpus = [Gpu(name, self._handle(name)) for name in gpu_names()]
+        self._told: set[tuple[str, str]] = set()
+        for gpu in () if _has_context() else self._gpus:
+            with suppress(nvml.NVMLError):
+                gpu.before = frozenset(p.pid for p in self._processes(gpu.handle))
         self._held_down = (
             nvml.nvmlClocksThrottleReasonHwSlowdown
             | nvml.nvmlClocksThrottleReasonSwThermalSlowdown
@@ -69,7 +76,7 @@ class GpuWatch:
         reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
         gpu.slowed.append(bool(reasons & self._held_down))
         clock_mhz = nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
-        others_gib = self._others_gib(handle, ours)
+        others_gib = self._others_gib(gpu, ours)
         gpu.others_gib = max(gpu.others_gib, others_gib)
         return {
             f"gpu_{gpu.name}_clock_mhz": float(clock_mhz),
@@ -77,14 +84,20 @@ class GpuWatch:
             f"gpu_{gpu.name}_others_gib": others_gib,
         }
 
-    def _others_gib(self, handle: Any, ours: set[int]) -> float:
-        """0 where none of this run's processes is named: a container sees them under
-        other numbers, and cannot tell its own from its neighbours'."""
-        found = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        if not any(process.pid in ours for process in found):
-            return 0.0
-        held = [p.usedGpuMemory or 0 for p in found if p.pid not in ours]
+    def _others_gib(self, gpu: Gpu, ours: set[int]) -> float:
+        """A container sees processes under other numbers, and cannot tell its own from
+        its neighbours': there it counts those that came before."""
+        found = self._processes(gpu.handle)
+        named = any(process.pid in ours for process in found)
+        held = [
+            process.usedGpuMemory or 0
+            for process in found
+            if (process.pid not in ours if named else process.pid in gpu.before)
+        ]
         return float(sum(held)) / 2**30
+
+    def _processes(self, handle: Any) -> list[Any]:
+        return list(self._nvml.nvmlDeviceGetComputeRunningProcesses(handle))
 
     def _handle(self, name: str) -> Any:
         if name.isdigit():
@@ -93,20 +106,32 @@ class GpuWatch:
 
     def findings(self) -> list[str]:
         """What is wrong, a text each; empty where all is well."""
+        return list(self._findings().values())
+
+    def news(self) -> list[str]:
+        """The findings that are seen for the first time."""
+        found = self._findings()
+        new = [text for illness, text in found.items() if illness not in self._told]
+        self._told |= found.keys()
+        return new
+
+    def _findings(self) -> dict[tuple[str, str], str]:
+        """By illness and GPU."""
         use = {g.name: fmean(g.used_pct) for g in self._gpus if _is_judged(g)}
-        found = []
+        found = {}
         for gpu in self._gpus:
             if gpu.name in use and use[gpu.name] < USED_LIMIT_PCT:
                 idle = f"GPU {gpu.name} idle {100 - use[gpu.name]:.0f} %"
-                found.append(f"{idle}: {_cause(use[gpu.name], max(use.values()))}")
+                cause = _cause(use[gpu.name], max(use.values()))
+                found["idle", gpu.name] = f"{idle}: {cause}"
             slowed_pct = 100 * fmean(gpu.slowed) if gpu.slowed else 0.0
             if slowed_pct >= SLOWED_LIMIT_PCT:
-                found.append(
+                found["slowed", gpu.name] = (
                     f"heat or power held GPU {gpu.name}'s clock down "
                     f"{slowed_pct:.0f} % of the time: look at its cooling"
                 )
             if gpu.others_gib >= OTHERS_LIMIT_GIB:
-                found.append(
+                found["others", gpu.name] = (
                     f"other programs held up to {gpu.others_gib:.0f} GiB of GPU "
                     f"{gpu.name}: end them, or choose another by CUDA_VISIBLE_DEVICES"
                 )
@@ -127,6 +152,12 @@ def _cause(used_pct: float, most_pct: float) -> str:
     if most_pct - used_pct >= APART_PCT:
         return "its rank had less to do than the busiest GPU's"
     return "it waits for the loader or the host: kedro run --pipelines=benchmark says"
+
+
+def _has_context() -> bool:
+    """Whether this process uses a GPU already, as a notebook's may."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_initialized())
 
 
 def _own_processes(root_pid: int | None) -> set[int]:

@@ -31,6 +31,10 @@ class SystemMetrics:
     def gpu_findings(self) -> list[str]:
         return self._gpus.findings() if self._gpus else []
 
+    def gpu_news(self) -> list[str]:
+        """What was found wrong for the first time."""
+        return self._gpus.news() if self._gpus else []
+
     def sample(self, *, training: bool = False) -> dict[str, float]:
         """Since the last call; costs a few milliseconds. `training`: steps were taken
         in that time."""
