@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import stat
+import threading
 import time
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 from mlflow import MlflowClient
 
-from flatout.datasets import KeptTable, TunedParameters
+from flatout.datasets import KeptTable, TunedParameters, CsvTable
 from flatout.engine.benchmark.pairs import ALONE
 from flatout.engine.benchmark.recommend import provenance
 from flatout.engine.launch.job_files import token_key
@@ -521,6 +522,29 @@ def test_a_trial_that_was_refused_has_no_log_to_name():
         "Trial 001 (as configured) ended as error: global batch 64 is larger than the "
         "data.\n"
     ) in findings_text(summary, pd.DataFrame([TRIAL]), LADDER)
+
+
+def test_a_table_that_two_machines_write_is_whole_whenever_it_is_read(tmp_path):
+    file = tmp_path / "sweep_trials.csv"
+    rows = pd.DataFrame({"trial_id": ["001", "010"], "rate": [0.1 + 0.2, 1e-5]})
+    writers = [CsvTable(filepath=str(file)) for _ in range(2)]
+    writers[0].save(rows)
+    ended = threading.Event()
+
+    def write(table) -> None:
+        while not ended.is_set():
+            table.save(rows)
+
+    threads = [threading.Thread(target=write, args=[table]) for table in writers]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(100):
+            pd.testing.assert_frame_equal(writers[0].load(), rows)
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
 
 
 def test_a_mode_without_a_ladder_leaves_the_last_one(tmp_path):

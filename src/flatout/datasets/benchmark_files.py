@@ -23,16 +23,19 @@ UNWRITABLE = frozenset(
 
 
 class CsvTable(PathDataset):
-    """A CSV file. Kedro's own type for one imports all of its kinds of tables, and
-    SQLAlchemy with them."""
+    """A CSV file that is whole whenever it is read: two machines of one sweep may write
+    it in the same moment. Kedro's own type for one imports all of its kinds of tables,
+    and SQLAlchemy with them."""
 
     def load(self) -> pd.DataFrame:
         self._check_there()
-        return pd.read_csv(self._path)
+        # `trial_id` is text: 001.
+        return pd.read_csv(
+            self._path, dtype={"trial_id": str}, float_precision="round_trip"
+        )
 
     def save(self, data: pd.DataFrame) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        data.to_csv(self._path, index=False)
+        _write(self._path, data.to_csv(index=False))
 
     def preview(self, nrows: int = 5) -> TablePreview:
         """What Kedro-Viz shows at the entry."""
@@ -40,11 +43,11 @@ class CsvTable(PathDataset):
 
 
 class KeptTable(CsvTable):
-    """As `CsvTable`. An empty table leaves the file as it is; a missing file loads as
-    an empty table."""
+    """An empty table leaves the file as it is; a missing file loads as an empty
+    table."""
 
     def load(self) -> pd.DataFrame:
-        return pd.read_csv(self._path) if self._path.exists() else pd.DataFrame()
+        return super().load() if self._exists() else pd.DataFrame()
 
     def save(self, data: pd.DataFrame) -> None:
         if len(data):

@@ -52,7 +52,11 @@ class ProjectConfigLoader(OmegaConfigLoader):
         """`path` in the folder of configuration in use; the project's own where that is
         an archive."""
         conf = Path(self.conf_source)
-        return str(conf.absolute() / path) if conf.is_dir() else project_path(f"conf/{path}")
+        return (
+            str(conf.absolute() / path)
+            if conf.is_dir()
+            else project_path(f"conf/{path}")
+        )
 
     def _check_tuned(self) -> None:
         """An archive of conf/ is Kedro's to read."""

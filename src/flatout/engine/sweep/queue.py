@@ -116,12 +116,10 @@ class Queue:
         """Whether `trial` is this machine's to train, marked so. Optuna draws one where
         another machine took what was queued: it need not be of the grid."""
         self._mark(trial)
-        if self._is_grid and key_of(trial.params) not in self._places:
-            self.give_back(trial)
-            return False
+        is_known = not self._is_grid or key_of(trial.params) in self._places
         below = [t for t in self.live() if t.number < trial.number]
         twin = next((t for t in below if t.params == trial.params), None)
-        if twin is None and (self._is_grid or len(below) < self.total):
+        if twin is None and is_known and (self._is_grid or len(below) < self.total):
             return True
         if twin is not None and twin.state.is_finished() and not self._is_grid:
             self._copy(trial, twin)  # tpe may suggest again what has been tried
