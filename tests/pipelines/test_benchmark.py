@@ -21,7 +21,7 @@ from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 from mlflow import MlflowClient
 
-from flatout.datasets import KeptTable, TunedParameters, CsvTable
+from flatout.datasets import CsvTable, KeptTable, TunedParameters
 from flatout.engine.benchmark.pairs import ALONE
 from flatout.engine.benchmark.recommend import provenance
 from flatout.engine.launch.job_files import token_key
