@@ -1,5 +1,7 @@
 """Global batches and plans, on row numbers and lengths alone."""
 
+from itertools import combinations, pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -66,6 +68,18 @@ def test_permutation_is_spread_evenly():
     assert counts.min() > 200 and counts.max() < 320  # 256 expected, 4 deviations
 
 
+@pytest.mark.parametrize(("num_rows", "batch_size"), [(9_000, 13), (20_000, 9_001)])
+def test_steps_are_parts_of_one_permutation(num_rows, batch_size):
+    """Also those that lie in several of the blocks it is made in."""
+    batches = GlobalBatches(num_rows, batch_size, seed=4)
+    whole = permute(np.arange(num_rows), num_rows, seed=4, epoch=1)
+    first = batches.steps_per_epoch
+    for index in (0, 314, 315, 316, first - 1):
+        if index < first:
+            part = slice(index * batch_size, (index + 1) * batch_size)
+            assert batches.rows(first + index).tolist() == whole[part].tolist()
+
+
 def test_total_steps_rounds_a_fraction_up():
     batches = GlobalBatches(10, 4, seed=0)
     assert batches.steps_per_epoch == 3
@@ -93,6 +107,30 @@ def test_plans_hold_every_row_once_within_the_budget(lengths, strategy, world, b
         else:
             width = 64 if strategy == "fixed" else lengths[own].max()
             assert len(own) * width <= budget
+
+
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=7),
+    st.integers(30, 120),
+    st.integers(0, 60),
+)
+@settings(deadline=None, max_examples=100)
+def test_the_cheapest_cuts_are_the_cheapest_of_all(lengths, budget, overhead):
+    falling = np.array(sorted(lengths, reverse=True))
+    inner = range(1, len(falling))
+    ends = [
+        (0, *chosen, len(falling))
+        for count in range(len(falling))
+        for chosen in combinations(inner, count)
+    ]
+
+    def cost(cuts):
+        tokens = [(b - a) * int(falling[a]) for a, b in cuts]
+        return np.inf if max(tokens) > budget else sum(tokens) + overhead * len(cuts)
+
+    found = cheapest_cuts(falling, budget, overhead)
+    assert cost(found) == min(cost(list(pairwise(places))) for places in ends)
+    assert [a for a, _ in found] == [0, *(b for _, b in found[:-1])]
 
 
 def test_packed_ranks_get_nearly_the_same_tokens():

@@ -5,8 +5,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from flatout.engine.batches.buffers import in_one_buffer
-from flatout.engine.batches.collation import StepRows
+from flatout.engine.batches.buffers import in_one_buffer, places
+from flatout.engine.batches.collation import StepRows, StepRun
 from flatout.engine.batches.global_batches import GlobalBatches, Planner
 from flatout.engine.models.flops import AttentionPairs
 from flatout.engine.rows.layout import Layout
@@ -102,11 +102,12 @@ def test_targets_of_a_language_model_are_rounded_up_as_its_tokens_are():
 
 
 def test_places_without_a_target_fill_up_one_shape():
-    """Each place once: gradients of one place that many share are added one by one."""
+    """In their order: a model need not pick them from its states."""
     batch = collate("causal-lm", every_place=True)
-    others = [2, 3, 4, 9, 11, 12, 13, 14]
-    assert batch.target_index.tolist() == [0, 1, 5, 6, 7, 8, 10, *others]
-    assert batch.labels.tolist() == [7, 3, 8, 9, 10, 3, 3] + [IGNORED] * 8
+    none = IGNORED
+    rows = [[7, 3, none, none, none], [8, 9, 10, 3, none], [3, *[none] * 4]]
+    assert batch.target_index.tolist() == list(range(15))
+    assert batch.labels.view(3, 5).tolist() == rows
     one_a_row = collate(every_place=True)
     assert one_a_row.target_index.tolist() == [0, 5, 10]
 
@@ -187,9 +188,14 @@ def test_one_buffer_holds_every_tensor():
     batch = collate(packed=True)
     arrays = {name: tensor.numpy() for name, tensor in batch.tensors().items()}
     buffer, layout = in_one_buffer([arrays, arrays])
-    assert buffer.dtype == torch.uint8
-    assert [sorted(part) for part in layout] == [sorted(batch.tensors())] * 2
-    assert all(place[0] % 64 == 0 for part in layout for place in part.values())
+    size, found = places(layout)
+    assert (buffer.dtype, len(buffer)) == (torch.uint8, size)
+    assert [sorted(part) for part in found] == [sorted(arrays)] * 2
+    assert all(place[0] % 64 == 0 for part in found for place in part.values())
+    for part in found:
+        for name, (begin, end, dtype, shape) in part.items():
+            stored = buffer[begin:end].view(dtype).view(shape)
+            assert torch.equal(stored, batch.tensors()[name])
 
 
 def step_rows(world_size=1, rank=0, strategy="packed", budget=8, **options):
@@ -225,6 +231,19 @@ def test_a_step_survives_the_trip_through_its_buffer():
     lengths = micro.inputs["cu_seqlens"].diff().tolist()
     assert sorted(lengths) == [2, 3, 5]
     assert micro.inputs["input_ids"].numel() == 10
+
+
+def test_a_run_of_steps_is_one_buffer():
+    data = step_rows(budget=16)
+    steps = [data[number] for number in range(3)]
+    run = StepRun.of(steps)
+    assert len(run.buffer) == sum(len(step.buffer) for step in steps)
+    for step, found in zip(steps, run, strict=True):
+        assert found.buffer.data_ptr() % 8 == 0
+        assert torch.equal(found.buffer, step.buffer)
+        assert (found.step, found.layout) == (step.step, step.layout)
+    (alone,) = StepRun.of(steps[:1])
+    assert alone.buffer.data_ptr() == steps[0].buffer.data_ptr()
 
 
 def test_rows_come_from_the_buffers_of_sliced_and_chunked_tables():

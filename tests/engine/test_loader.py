@@ -62,9 +62,10 @@ def test_workers_by_cores_and_ranks(
 
 
 def test_workers_that_shared_memory_cannot_hold_are_refused(monkeypatch):
-    """12 rows of at most 64 tokens, 40 bytes a token, 2 workers, 3 batches ahead."""
+    """12 rows of at most 24 tokens, 40 bytes a token, 32 steps a message, 2 workers,
+    3 messages ahead."""
     data, settings = slow_rows(), LoaderSettings(prefetch_factor=3)
-    needed = 40 * data.batches.batch_size * data.planner.max_length * 2 * 3
+    needed = 40 * 12 * 24 * 32 * 2 * 3
     monkeypatch.setattr(loader, "free_shared_memory_bytes", lambda: needed)
     loader.check_shared_memory(data, settings, 2)
     monkeypatch.setattr(loader, "free_shared_memory_bytes", lambda: needed - 1)
@@ -110,6 +111,39 @@ def test_each_step_comes_once_with_a_loader_an_epoch_or_one_for_all(persistent):
         ranges = [range(1, size), range(size, 2 * size), range(2 * size, stop)]
     assert list(steps._step_ranges()) == ranges
     assert [batch.step for batch in steps] == list(range(start, stop))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("start", [0, 33])
+def test_steps_that_come_together_are_those_that_are_made_alone(workers, start):
+    data = step_rows("bert", "sequence-classification", "packed")
+    assert loader.run_steps(data) == 32
+    settings = LoaderSettings(num_workers=workers)
+    steps = StepLoader(data, settings, set_up(RuntimeSettings()), start, 71)
+    found = list(steps)
+    assert [batch.step for batch in found] == list(range(start, 71))
+    for batch in found:
+        alone = data[batch.step]
+        assert batch.row_ids.tolist() == alone.row_ids.tolist()
+        for name, value in vars(alone).items():
+            if name not in ("buffer", "row_ids"):
+                assert getattr(batch, name) == value
+        pairs = zip(batch.micro_batches, alone.micro_batches, strict=True)
+        for micro, own in pairs:
+            tensors = micro.tensors()
+            assert list(tensors) == list(own.tensors())
+            for name, tensor in own.tensors().items():
+                assert torch.equal(tensors[name], tensor)
+
+
+def test_only_small_batches_come_together():
+    """Of rows of at most 24 tokens, 40 bytes a token."""
+    data = step_rows("bert", "sequence-classification", "packed")
+    rows = -(-(2**20) // (3 * 40 * 24))
+    for size, steps in ((rows, 2), (rows - 1, 3), (2**20, 1)):
+        batches = replace(data.batches, batch_size=size)
+        assert loader.run_steps(replace(data, batches=batches)) == steps
 
 
 def test_a_clock_that_listens_twice_is_told_once():

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from flatout.engine.families import family_of
+from flatout.engine.families._modeling.log_key_lstm import _Vectors
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.building import build, load_pretrained
@@ -64,6 +65,35 @@ def test_a_window_sees_its_last_keys_and_no_others(window):
         seen = keys[:, max(0, at - window + 1) : at + 1]
         states = model.model.lstm(model.model.embeddings(seen))[0][:, -1]
         torch.testing.assert_close(logits[:, at], model.lm_head(states))
+
+
+@pytest.mark.parametrize("window", [2, 5])
+def test_windows_that_occur_again_have_the_gradient_of_each(window):
+    """Three keys in 40 places, beside a row for each window."""
+    model, keys = model_of(window_keys=window), keys_of(4, 10) % 3
+    model.train()(keys).logits.square().sum().backward()
+    found = {n: p.grad.clone() for n, p in model.named_parameters()}
+    model.zero_grad()
+    for row in keys:
+        for at in range(keys.shape[1]):
+            seen = row[None, max(0, at - window + 1) : at + 1]
+            states = model.model.lstm(model.model.embeddings(seen))[0][:, -1]
+            model.lm_head(states).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_equal_windows_do_not_share_what_dropout_draws():
+    model = model_of(window_keys=3, dropout=0.5).train()
+    logits = model(torch.full((2, 9), 7)).logits
+    assert len(logits.flatten(0, 1)[2:].unique(dim=0)) > 10
+
+
+def test_the_gradient_of_few_keys_is_pytorchs():
+    weight = torch.randn(18, 16, dtype=torch.double, requires_grad=True)
+    keys = keys_of(7, 12) % 18
+    assert torch.equal(_Vectors.apply(keys, weight), weight[keys])
+    assert torch.autograd.gradcheck(lambda w: _Vectors.apply(keys, w), weight)
 
 
 def test_what_conf_base_says_of_transformers_is_left_alone():

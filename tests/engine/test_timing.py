@@ -87,7 +87,7 @@ class Workers:
     def tell(self) -> float:
         made = sum(made_s <= self.now.s for made_s in self.made_at_s)
         for batch in range(self.told, made):
-            self.times.add(batch % 2, self.batch_s)
+            self.times.add(batch % 2, 1, self.batch_s)
         self.told = made
         return self.times.batch_s()
 
@@ -138,12 +138,12 @@ def test_what_a_batch_costs_the_workers_is_of_late():
     times = WorkerTimes(2)
     assert times.batch_s() == 0.0
     for worker in (0, 1, 0, 1):
-        times.add(worker, 6.0)
+        times.add(worker, 1, 6.0)
     assert times.batch_s() == 3.0
-    times.add(0, 1.0)
+    times.add(0, 1, 1.0)
     assert times.batch_s() == 3.0  # one is too few
     for worker in (1, 0, 1):
-        times.add(worker, 1.0)
+        times.add(worker, 10, 10.0)
     assert times.batch_s() == 0.5
     assert WorkerTimes(0).batch_s() == 0.0
 

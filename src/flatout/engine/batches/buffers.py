@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,49 +16,58 @@ from flatout.engine.rows.layout import Arrays, LateArray, round_up
 
 ALIGNMENT = 64
 """Bytes; a tensor begins at a multiple of it."""
-Places = list[dict[str, tuple[int, torch.dtype, tuple[int, ...]]]]
-"""For each micro-batch: name -> offset in bytes, type and shape in the buffer."""
+Shapes = tuple[tuple[tuple[str, str, tuple[int, ...]], ...], ...]
+"""For each micro-batch: name, type and shape of its tensors in the buffer."""
+Place = tuple[int, int, torch.dtype, tuple[int, ...]]
+"""First byte, the one behind the last, type and shape of a tensor in the buffer."""
 
 
 def in_one_buffer(
     parts: Sequence[Arrays], memory: Tensor | None = None
-) -> tuple[Tensor, Places]:
+) -> tuple[Tensor, Shapes]:
     """All arrays copied once into a buffer (bytes,), the beginning of `memory` where
-    they fit there; and where each of them lies."""
-    layout, size = _places(parts)
+    they fit there; and what lies in it."""
+    shapes = tuple(
+        tuple((n, np.dtype(a.dtype).str, tuple(a.shape)) for n, a in arrays.items())
+        for arrays in parts
+    )
+    size, found = places(shapes)
     if memory is None or size > len(memory):
-        memory = torch.empty(size, dtype=torch.uint8)
+        memory = torch.from_numpy(np.empty(size, np.uint8))
     buffer = memory[:size]
-    for arrays, places in zip(parts, layout, strict=True):
+    whole = buffer.numpy()
+    for arrays, own in zip(parts, found, strict=True):
         for name, array in arrays.items():
-            target: Any = view(buffer, *places[name]).numpy()
+            begin, end, _, shape = own[name]
+            target: Any = whole[begin:end].view(array.dtype).reshape(shape)
             if isinstance(array, LateArray):
                 array.write(target)
             else:
                 target[...] = array
-    return buffer, layout
+    return buffer, shapes
 
 
-def _places(parts: Sequence[Arrays]) -> tuple[Places, int]:
-    layout: Places = []
-    size = 0
-    for arrays in parts:
-        places = {}
-        for name, array in arrays.items():
-            dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
-            places[name] = (size, dtype, tuple(array.shape))
-            size = round_up(size + num_bytes(*places[name][1:]), ALIGNMENT)
-        layout.append(places)
-    return layout, size
+@lru_cache(maxsize=1_024)
+def places(shapes: Shapes) -> tuple[int, list[dict[str, Place]]]:
+    """Bytes of the buffer, and where each micro-batch's tensors lie in it."""
+    found, size = [], 0
+    for part in shapes:
+        own: dict[str, Place] = {}
+        for name, dtype, shape in part:
+            end = size + math.prod(shape) * np.dtype(dtype).itemsize
+            own[name] = (size, end, _torch_type(dtype), shape)
+            size = round_up(end, ALIGNMENT)
+        found.append(own)
+    return size, found
+
+
+@cache
+def _torch_type(dtype: str) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def view(
-    buffer: Tensor, offset: int, dtype: torch.dtype, shape: tuple[int, ...]
+    buffer: Tensor, begin: int, end: int, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> Tensor:
     """A tensor of the buffer."""
-    size = num_bytes(dtype, shape)
-    return buffer[offset : offset + size].view(dtype).view(shape)
-
-
-def num_bytes(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
-    return math.prod(shape) * dtype.itemsize
+    return buffer[begin:end].view(dtype).view(shape)

@@ -11,7 +11,7 @@ K is the number of rows (one target a row) or of targets (language models).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from flatout.engine.batches.buffers import Places, in_one_buffer, view
+from flatout.engine.batches.buffers import Shapes, in_one_buffer, places, view
 from flatout.engine.batches.global_batches import GlobalBatches, Planner
 from flatout.engine.rows.layout import (
     Arrays,
@@ -72,7 +72,7 @@ class StepBatch:
     epoch: int
     buffer: Tensor
     """(bytes,) uint8."""
-    layout: Places
+    layout: Shapes
     row_ids: Ints
     """(N,) rows of the global batch, over all ranks."""
     num_samples: int
@@ -93,7 +93,7 @@ class StepBatch:
         """Views into the buffer."""
         return [
             MicroBatch.of({n: view(self.buffer, *at) for n, at in part.items()})
-            for part in self.layout
+            for part in places(self.layout)[1]
         ]
 
     def pin_memory(self) -> StepBatch:
@@ -101,6 +101,39 @@ class StepBatch:
         return replace(self, buffer=self.buffer.pin_memory())
 
     def to(self, device: torch.device) -> StepBatch:
+        return replace(self, buffer=self.buffer.to(device, non_blocking=True))
+
+
+@dataclass
+class StepRun:
+    """Consecutive steps in one buffer, which takes one message, one pinning and one
+    copy to the device: for a small batch each of them costs more than making it."""
+
+    buffer: Tensor
+    """(bytes,) uint8."""
+    sizes: list[int]
+    """Bytes of each step."""
+    facts: list[dict[str, Any]]
+    """Of each step, what its batch has beside the buffer."""
+
+    @classmethod
+    def of(cls, batches: Sequence[StepBatch]) -> StepRun:
+        """Of one step without a copy."""
+        facts = [dict(vars(batch)) for batch in batches]
+        buffers = [own.pop("buffer") for own in facts]
+        buffer = buffers[0] if len(buffers) == 1 else torch.cat(buffers)
+        return cls(buffer, [own.nbytes for own in buffers], facts)
+
+    def __iter__(self) -> Iterator[StepBatch]:
+        buffers = torch.split(self.buffer, self.sizes)
+        for buffer, own in zip(buffers, self.facts, strict=True):
+            yield StepBatch(buffer=buffer, **own)
+
+    def pin_memory(self) -> StepRun:
+        """Called by the DataLoader's pinning thread."""
+        return replace(self, buffer=self.buffer.pin_memory())
+
+    def to(self, device: torch.device) -> StepRun:
         return replace(self, buffer=self.buffer.to(device, non_blocking=True))
 
 
@@ -135,7 +168,7 @@ class Collator:
         parts: Sequence[Ints],
         epoch: int,
         memory: Tensor | None = None,
-    ) -> tuple[Tensor, Places]:
+    ) -> tuple[Tensor, Shapes]:
         """A micro-batch for the row numbers of each of `parts`, all in one buffer: in
         `memory` (bytes,), where they fit."""
         found = [self._arrays(rows, ids, epoch)[0] for ids in parts]
@@ -156,25 +189,34 @@ class Collator:
     def _joined(self, targets: Targets, laid: LaidOut) -> tuple[Ints, npt.NDArray[Any]]:
         """Places in rows -> places among all of the batch (K,), with labels (K, ...);
         under few shapes where the layout asks for that."""
-        places = zip(targets.places, laid.starts, strict=True)
-        found = [own + start for own, start in places if len(own)]
+        counts = [len(own) for own in targets.places]
         task, layout = self.task, self.layout
-        if found:
-            index = np.concatenate(found)
+        if any(counts):
+            starts = np.repeat(laid.starts, counts)
+            index = np.concatenate(targets.places).astype(np.int64) + starts
             labels = np.concatenate(targets.labels).astype(task.label_dtype)
         else:
             index = np.zeros(1, dtype=np.int64)
             labels = np.full((1, *task.label_shape), task.ignored, task.label_dtype)
-        if layout.every_place and not task.one_a_row:
-            is_free = np.ones(laid.fields["input_ids"].size, dtype=bool)
-            is_free[index] = False
-            filled = pad_end(labels, len(is_free), task.ignored)
-            return np.concatenate([index, np.flatnonzero(is_free)]), filled
+        if not layout.packed and not task.one_a_row:
+            size = laid.fields["input_ids"].size
+            if layout.every_place or len(index) == size:
+                return in_place_order(index, labels, size, task.ignored)
         if not layout.packed:
             return index, labels
         multiple = layout.row_multiple if task.one_a_row else layout.pad_multiple
         size = round_up(len(index), multiple)
         return pad_end(index, size, 0), pad_end(labels, size, task.ignored)
+
+
+def in_place_order(
+    index: Ints, labels: npt.NDArray[Any], size: int, ignored: float
+) -> tuple[Ints, npt.NDArray[Any]]:
+    """All `size` places in order, which a model need not pick from its states, with the
+    labels (K, ...) of those in `index` (K,)."""
+    found = np.full((size, *labels.shape[1:]), ignored, labels.dtype)
+    found[index] = labels
+    return np.arange(size), found
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -19,6 +20,8 @@ from flatout.engine.parameters import Strategy
 from flatout.engine.rows.layout import Ints
 
 FEISTEL_ROUNDS = 8
+BLOCK = 4096
+"""Positions of an epoch that are permuted at once: 13 take as long as a thousand."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,17 @@ class GlobalBatches:
         epoch, index = divmod(step, self.steps_per_epoch)
         start = index * self.batch_size
         stop = min(start + self.batch_size, self.num_rows)
-        return permute(np.arange(start, stop), self.num_rows, self.seed, epoch)
+        blocks = range(start // BLOCK, -(-stop // BLOCK))
+        found = [_block(n, self.num_rows, self.seed, epoch) for n in blocks]
+        first = blocks.start * BLOCK
+        return np.concatenate(found)[start - first : stop - first]
+
+
+@lru_cache(maxsize=2)
+def _block(number: int, size: int, seed: int, epoch: int) -> Ints:
+    """Images of the positions of one block, which many small batches share."""
+    begin = number * BLOCK
+    return permute(np.arange(begin, min(begin + BLOCK, size)), size, seed, epoch)
 
 
 def permute(positions: Ints, size: int, seed: int, epoch: int) -> Ints:
@@ -147,31 +160,21 @@ class Planner:
         order = np.arange(len(lengths))
         if self.strategy == "grouped":
             order = np.argsort(-lengths, kind="stable")
-        slots = [
-            order[start : start + self.world_size]
-            for start in range(0, len(order), self.world_size)
-        ]
+        begins = np.arange(0, len(order), self.world_size)
         if self.strategy == "fixed":
-            cuts = even_cuts(len(slots), self.token_budget // self.max_length)
+            cuts = even_cuts(len(begins), self.token_budget // self.max_length)
         else:
-            longest = [int(lengths[slot].max()) for slot in slots]
-            cuts = self._cuts(np.array(longest))
-        return Plan(
-            tuple(
-                tuple(self._rank_rows(slots[a:b], rank) for a, b in cuts)
-                for rank in range(self.world_size)
-            )
-        )
+            cuts = self._cuts(np.maximum.reduceat(lengths[order], begins))
+        ranks = range(self.world_size)
+        return Plan(tuple(tuple(self._dealt(order, c, r) for c in cuts) for r in ranks))
 
-    def _rank_rows(self, slots: list[Ints], rank: int) -> Ints:
-        """Rows of one rank; the deal turns round at each slot, so that no rank gets
-        the longer row every time."""
-        rows = []
-        for index, slot in enumerate(slots):
-            seat = rank if index % 2 == 0 else self.world_size - 1 - rank
-            if seat < len(slot):
-                rows.append(int(slot[seat]))
-        return np.array(rows, dtype=np.int64)
+    def _dealt(self, order: Ints, cut: tuple[int, int], rank: int) -> Ints:
+        """Rows of one rank in the slots of `cut`; the deal turns round at each slot, so
+        that no rank gets the longer row every time."""
+        slots = np.arange(*cut)
+        back = self.world_size - 1 - rank
+        places = slots * self.world_size + np.where((slots - cut[0]) % 2, back, rank)
+        return order[places[places < len(order)]]
 
     def _cuts(self, slot_lengths: Ints) -> list[tuple[int, int]]:
         if self.strategy == "grouped":
@@ -188,10 +191,11 @@ def _deal(lengths: Ints, bins: int) -> tuple[list[Ints], int]:
     """Rows into `bins` bins of nearly equal tokens; also the fullest bin's tokens."""
     heap = [(0, index) for index in range(bins)]
     contents: list[list[int]] = [[] for _ in range(bins)]
-    for position in np.argsort(-lengths, kind="stable").tolist():
-        tokens, index = heapq.heappop(heap)
+    order = np.argsort(-lengths, kind="stable")
+    for position, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
+        tokens, index = heap[0]
         contents[index].append(position)
-        heapq.heappush(heap, (tokens + int(lengths[position]), index))
+        heapq.heapreplace(heap, (tokens + length, index))
     fullest = max(tokens for tokens, _ in heap)
     return [np.array(rows, dtype=np.int64) for rows in contents], fullest
 
@@ -221,19 +225,26 @@ MOST_PLACES = 256
 def cheapest_cuts(lengths: Ints, budget: int, overhead: int) -> list[tuple[int, int]]:
     """Runs [a, b) of falling `lengths` (S,) with the least padded tokens plus
     `overhead` a run, none over `budget`. Dynamic programming over run ends."""
-    places = _places(lengths, budget)
-    starts, longest = places[:-1], lengths[places[:-1]]
-    cost = np.zeros(len(places))
-    begin = np.zeros(len(places), dtype=np.int64)
+    tokens = len(lengths) * int(lengths[0])
+    if tokens <= budget and tokens - int(lengths.sum()) <= overhead:
+        return [(0, len(lengths))]  # a second run could not save what it costs
+    found = _places(lengths, budget)
+    longest, places = lengths[found[:-1]].tolist(), found.tolist()
+    cost, begin = [0.0], [0]
     for end in range(1, len(places)):
-        tokens = (places[end] - starts[:end]) * longest[:end]
-        total = np.where(tokens <= budget, cost[:end] + tokens + overhead, np.inf)
-        begin[end] = np.argmin(total)
-        cost[end] = total[begin[end]]
+        least, place = math.inf, end - 1
+        for start in range(end - 1, -1, -1):
+            tokens = (places[end] - places[start]) * longest[start]
+            if tokens > budget:
+                break  # so is each run that begins before it
+            if cost[start] + tokens <= least:
+                least, place = cost[start] + tokens, start
+        cost.append(least + overhead)
+        begin.append(place)
     cuts, end = [], len(places) - 1
     while end > 0:
-        cuts.append((int(places[begin[end]]), int(places[end])))
-        end = int(begin[end])
+        cuts.append((places[begin[end]], places[end]))
+        end = begin[end]
     return cuts[::-1]
 
 
@@ -258,7 +269,8 @@ def quickest_cuts(
     while True:
         found.append(cheapest_cuts(lengths, budget, price))
         device, host = sides(found[-1])
-        if device >= host or price >= budget:  # no run is worth a whole budget
+        # No run is worth a whole budget, and there is none less than one.
+        if device >= host or price >= budget or len(found[-1]) == 1:
             return min(found, key=lambda cuts: max(sides(cuts)))
         price *= 2
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from flatout.engine.batches.collation import StepBatch, StepRows
+from flatout.engine.batches.collation import StepBatch, StepRows, StepRun
 from flatout.engine.batches.ring import InPlaces, Ring
 from flatout.engine.machine.environment import free_shared_memory_bytes, usable_cores
 from flatout.engine.machine.runtime import Runtime
@@ -24,6 +24,12 @@ from flatout.engine.parameters import LoaderSettings, SettingsError
 
 BATCHES_A_WORKER = 2
 """Fewer say too little."""
+RUN_BYTES = 2**20
+"""Of steps that a worker sends together: a message costs about 1 ms, whatever it holds,
+and a batch of 13 short rows 0.2 ms."""
+MOST_IN_A_RUN = 32
+BYTES_A_TOKEN = 40
+"""At most, of all fields of a batch."""
 
 
 class WorkerTimes:
@@ -43,9 +49,9 @@ class WorkerTimes:
         self._told = np.zeros(2)
         self._batch_s = 0.0
 
-    def add(self, worker: int, seconds: float) -> None:
-        """A worker calls it for each batch."""
-        self._sums[worker] += (1, seconds)
+    def add(self, worker: int, batches: int, seconds: float) -> None:
+        """A worker calls it for each message."""
+        self._sums[worker] += (batches, seconds)
 
     def batch_s(self) -> float:
         """Seconds from one batch to the next where no worker ever waits, since the last
@@ -91,7 +97,8 @@ def shared_memory_bytes(
     settings: LoaderSettings, num_workers: int, batch_size: int, max_length: int
 ) -> int:
     """What `num_workers` may fill of /dev/shm with the longest rows."""
-    return 40 * batch_size * max_length * num_workers * settings.prefetch_factor
+    batch = BYTES_A_TOKEN * batch_size * max_length
+    return batch * num_workers * settings.prefetch_factor
 
 
 @dataclass
@@ -137,18 +144,24 @@ class StepLoader:
         self._batches = self._from_start()
 
     def _from_start(self) -> Generator[StepBatch]:
-        if not self.runtime.is_cuda:
-            return self._host_batches()
-        side = torch.cuda.Stream(self.runtime.device)  # type: ignore[no-untyped-call]
-        return _prefetch_to_device(self._host_batches(side), self.runtime.device, side)
+        for run in self._runs():
+            yield from run
 
-    def _host_batches(self, copies: Any = None) -> Generator[StepBatch]:
+    def _runs(self) -> Generator[StepRun]:
+        if not self.runtime.is_cuda:
+            return self._host_runs()
+        side = torch.cuda.Stream(self.runtime.device)  # type: ignore[no-untyped-call]
+        return _prefetch_to_device(self._host_runs(side), self.runtime.device, side)
+
+    def _host_runs(self, copies: Any = None) -> Generator[StepRun]:
         """`copies`: the stream on which they are copied to a GPU."""
+        size = run_steps(self.data) if self.num_workers else 1
         for steps in self._step_ranges():
             if self._in_ring:
                 yield from self._from_ring(steps, copies)
             else:
-                yield from self._data_loader(self.data, steps)
+                runs = _cut(steps, size, alone=self.num_workers)
+                yield from self._data_loader(_Runs(self.data), runs)
 
     @property
     def _in_ring(self) -> bool:
@@ -156,13 +169,14 @@ class StepLoader:
         locked = self.settings.pin_memory and self.runtime.is_cuda
         return locked and Ring.fits(self.data)
 
-    def _from_ring(self, steps: range, copies: Any) -> Generator[StepBatch]:
+    def _from_ring(self, steps: range, copies: Any) -> Generator[StepRun]:
         ahead = max(1, self.num_workers) * self.settings.prefetch_factor
         ring = Ring.of(self.data, ahead)
         rows = InPlaces(self.data, ring)
         made = iter(self._data_loader(rows, ring.numbered(steps)))
         with ring.locked():
-            yield from ring.batches(made, copies)
+            for batch in ring.batches(made, copies):
+                yield StepRun.of([batch])
 
     def _step_ranges(self) -> Iterator[range]:
         """The whole run; or an epoch each, where workers shall not persist."""
@@ -198,9 +212,44 @@ class StepLoader:
         )
 
 
+def run_steps(data: StepRows) -> int:
+    """Steps that a worker sends together: as many as stay small with the longest rows.
+    Those that are decoded take long enough to be sent alone."""
+    if getattr(data.rows, "decodes", False):
+        return 1
+    return max(1, min(MOST_IN_A_RUN, RUN_BYTES // batch_bytes(data)))
+
+
+def batch_bytes(data: StepRows) -> int:
+    """The most that a step may take."""
+    longest = min(data.planner.max_length, data.rows.facts.longest)
+    row = BYTES_A_TOKEN * longest + getattr(data.rows, "row_bytes", 0)
+    return int(data.batches.batch_size * row)
+
+
+def _cut(steps: range, size: int, alone: int) -> Iterator[range]:
+    """Runs of `size` steps; the first `alone` ones, which a training waits for and
+    which fill the workers' caches, of one each."""
+    first = steps[:alone]
+    for step in first:
+        yield range(step, step + 1)
+    for begin in range(steps.start + len(first), steps.stop, size):
+        yield range(begin, min(begin + size, steps.stop))
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """Map-style data of a DataLoader whose index is a range of steps."""
+
+    data: StepRows
+
+    def __getitem__(self, steps: range) -> StepRun:
+        return StepRun.of([self.data[step] for step in steps])
+
+
 @dataclass
 class _Timed:
-    """Times each worker's batches but its first, which fills caches."""
+    """Times each worker's messages but its first, which fills caches."""
 
     data: Any
     times: WorkerTimes
@@ -211,19 +260,20 @@ class _Timed:
         batch = self.data[index]
         if not self.is_first:
             worker = get_worker_info().id  # type: ignore[union-attr]
-            self.times.add(worker, time.perf_counter() - begin)
+            count = len(index) if isinstance(index, range) else 1
+            self.times.add(worker, count, time.perf_counter() - begin)
         self.is_first = False
         return batch
 
 
 def _prefetch_to_device(
-    batches: Iterator[StepBatch], device: torch.device, side: torch.cuda.Stream
-) -> Generator[StepBatch]:
-    """Copy the next step's tensors on a side stream while this step computes."""
-    ahead: StepBatch | None = None
-    for host_batch in batches:
+    runs: Iterator[StepRun], device: torch.device, side: torch.cuda.Stream
+) -> Generator[StepRun]:
+    """Copy the next run's tensors on a side stream while this one computes."""
+    ahead: StepRun | None = None
+    for run in runs:
         with torch.cuda.stream(side):
-            moved = host_batch.to(device)
+            moved = run.to(device)
         if ahead is not None:
             yield _ready(ahead, side)
         ahead = moved
@@ -231,12 +281,12 @@ def _prefetch_to_device(
         yield _ready(ahead, side)
 
 
-def _ready(batch: StepBatch, side: torch.cuda.Stream) -> StepBatch:
+def _ready(run: StepRun, side: torch.cuda.Stream) -> StepRun:
     """Order this stream after the copies, and keep the memory until it is done."""
     current = torch.cuda.current_stream()
     current.wait_stream(side)
-    batch.buffer.record_stream(current)
-    return batch
+    run.buffer.record_stream(current)
+    return run
 
 
 def check_shared_memory(
@@ -246,9 +296,8 @@ def check_shared_memory(
     free = free_shared_memory_bytes()
     if not num_workers or free is None:
         return
-    batch, row = data.batches.batch_size, getattr(data.rows, "row_bytes", 0)
-    needed = shared_memory_bytes(settings, num_workers, batch, data.planner.max_length)
-    needed += batch * row * num_workers * settings.prefetch_factor
+    run = batch_bytes(data) * run_steps(data)
+    needed = run * num_workers * settings.prefetch_factor
     if needed > free:
         raise SettingsError(
             f"train.loader: {num_workers} workers x {settings.prefetch_factor} batches "

@@ -115,7 +115,14 @@ class TaskModel(nn.Module):
         if self.pools_mean:
             return row_means(hidden, batch)
         hidden = hidden.flatten(0, 1)
-        return hidden if self.narrowed else hidden[batch["target_index"]]
+        if self.narrowed or self._takes_all(batch, hidden):
+            return hidden
+        return hidden[batch["target_index"]]
+
+    def _takes_all(self, batch: dict[str, Tensor], hidden: Tensor) -> bool:
+        """Whether targets are all places, which the collator then has in order."""
+        padded = "cu_seqlens" not in batch and not self.task.one_a_row
+        return padded and len(batch["target_index"]) == len(hidden)
 
     def _inputs(self, batch: dict[str, Tensor]) -> dict[str, Any]:
         config, fields = self.model.config, batch

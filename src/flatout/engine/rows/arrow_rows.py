@@ -52,6 +52,7 @@ class ArrowRows(ABC):
         if table.num_rows == 0:
             raise TokenRowsError("there are no rows: the split is empty")
         self._table = table
+        self.column_names: list[str] = list(table.column_names)
         self.folder = folder
 
     @classmethod
@@ -97,10 +98,6 @@ class ArrowRows(ABC):
     def has_token_labels(self) -> bool:
         """Whether `labels` are lists of a value a token."""
         return False
-
-    @property
-    def column_names(self) -> list[str]:
-        return list(self._table.column_names)
 
     @cached_property
     @abstractmethod

@@ -90,7 +90,7 @@ class Layout:
         shape, fields, starts = cut
         for name, views in {"input_ids": sequences, **columns}.items():
             fill = self.pad_token_id if name == "input_ids" else 0
-            fields[name] = self._fill(views, shape, fill)
+            fields[name] = self._fill(views, shape, lengths, fill)
         return LaidOut(fields, starts[: len(sequences)])
 
     def _width(self, lengths: Ints) -> int:
@@ -124,23 +124,25 @@ class Layout:
         return (1, padded), fields, bounds
 
     def _fill(
-        self, views: Sequence[Any], shape: Shape, fill: int
+        self, views: Sequence[Any], shape: Shape, lengths: Ints, fill: int
     ) -> npt.NDArray[np.int64]:
         """Rows into one buffer of `shape`: each on a line of its own, or in a row."""
         buffer = np.full(shape, fill, dtype=np.int64)
-        if not self.packed:
-            for line, view in zip(buffer, views, strict=False):
-                line[: len(view)] = view
-        elif len(views):
-            joined = np.concatenate(views)
+        if not len(views):
+            return buffer
+        joined = np.concatenate(views)
+        if self.packed:
             buffer[0, : len(joined)] = joined
+        else:
+            buffer[np.arange(shape[1]) < lengths[:, None]] = joined
         return buffer
 
 
 def pad_end(values: npt.NDArray[Any], size: int, fill: Any) -> npt.NDArray[Any]:
     """`values` (n, ...) followed by `fill` up to (size, ...)."""
-    missing = [(0, size - len(values)), *[(0, 0)] * (values.ndim - 1)]
-    return np.pad(values, missing, constant_values=fill)
+    padded = np.full((size, *values.shape[1:]), fill, values.dtype)
+    padded[: len(values)] = values
+    return padded
 
 
 def round_up(value: int, multiple: int) -> int:

@@ -82,6 +82,11 @@ class TokenRows(ArrowRows):
 
     def views(self, rows: Ints, column: str = "input_ids") -> Sequence[Values]:
         """Views into the buffers, one (length,) for each of `rows` (N,)."""
+        if len(self._chunks) == 1:
+            offsets, values = self._chunks[0].columns[column]
+            begins, ends = offsets[rows].tolist(), offsets[rows + 1].tolist()
+            pairs = zip(begins, ends, strict=True)
+            return [values[begin:end] for begin, end in pairs]
         chunks, local = self._locate(rows)
         views = []
         for chunk_index, row in zip(chunks.tolist(), local.tolist(), strict=True):

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flatout.engine.batches.buffers import Shapes
 from flatout.engine.batches.collation import StepBatch
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.ops.dropout import Noise
@@ -172,11 +173,12 @@ class Stepper:
         """Gradients of the global batch's mean loss; this rank's share of it, ()."""
         weight = self.loss_weight
         total = torch.zeros((), device=self.runtime.device)
-        last = len(batch.micro_batches) - 1
-        for index, micro in enumerate(batch.micro_batches):
+        micro_batches = batch.micro_batches
+        for index, micro in enumerate(micro_batches, 1):
             if self.noise is not None:
                 self.noise.draw()
-            with nullcontext() if index == last else self.no_sync():
+            is_last = index == len(micro_batches)
+            with nullcontext() if is_last else self.no_sync():
                 with self.runtime.autocast():
                     loss, logits = self.module(micro.tensors())
                 scaled = loss * weight
@@ -250,15 +252,15 @@ class _StepGraphs:
 
     def __init__(self, stepper: Stepper) -> None:
         self._stepper = stepper
-        self._graphs: dict[str, _Graph] = {}
+        self._graphs: dict[Shapes, _Graph] = {}
         self._update: Any = None
-        self._seen: set[str] = set()
+        self._seen: set[Shapes] = set()
         self._pool: Any = None
 
     def run(self, batch: StepBatch) -> bool:
         """Replay the step; False where it has to run eagerly, as each shape does once:
         what must be compiled for it would break a recording."""
-        key = str(batch.layout)
+        key = batch.layout
         if key not in self._graphs:
             if len(self._graphs) >= MAX_GRAPHS or not self._seen_before(key):
                 return False
@@ -274,7 +276,7 @@ class _StepGraphs:
             self._stepper.all_reduce()
             self._update.replay()
 
-    def _seen_before(self, key: str) -> bool:
+    def _seen_before(self, key: Shapes) -> bool:
         seen = key in self._seen
         if len(self._seen) >= MOST_SHAPES:  # they hardly come again
             self._seen.clear()

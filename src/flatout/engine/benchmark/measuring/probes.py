@@ -12,7 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from flatout.engine.batches.collation import StepRows
-from flatout.engine.batches.loader import StepLoader, resolve_workers
+from flatout.engine.batches.loader import StepLoader, resolve_workers, run_steps
 from flatout.engine.benchmark.measuring.driver import ENDLESS, BlockRows, Driver, Feed
 from flatout.engine.benchmark.measuring.windows import SPREAD_LIMIT_PCT
 from flatout.engine.benchmark.trials.trial_spec import Measure, TrialSpec
@@ -61,7 +61,8 @@ def _loader_rates(
     block = BlockRows.of(data, measure.steps)
     source = StepLoader(block, job.settings.train.loader, runtime, 0, ENDLESS)
     batches = iter(source)
-    ahead = source.num_workers * job.settings.train.loader.prefetch_factor
+    runs = source.num_workers * job.settings.train.loader.prefetch_factor
+    ahead = runs * run_steps(block)
     for _ in range(measure.warmup_steps + ahead):  # what was ready beforehand
         next(batches)
     rates = []

@@ -8,10 +8,10 @@ whoever closes a window has synchronised before.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import add
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -64,7 +64,7 @@ class WindowClock:
     def begin(self) -> None:
         """Start a window now, forgetting the last: the device must be idle."""
         self._steps: list[_StepMarks] = []
-        self._counts = Counter(dict.fromkeys(COUNTED, 0))
+        self._counts = [0] * len(COUNTED)
         self._wall_s = 0.0
         self._compiles = compile_clock.count
         self.resume()
@@ -86,13 +86,14 @@ class WindowClock:
         marks = _StepMarks(self._last_end, self._step_begin, end, wait_s)
         self._last_end = end
         self._steps.append(marks)
-        self._counts.update(
-            samples=batch.num_samples,
-            tokens=batch.num_tokens,
-            padded_tokens=batch.num_padded_tokens,
-            attention_pairs=batch.attention_pairs,
-            targets=batch.num_targets,
+        found = (
+            batch.num_samples,
+            batch.num_tokens,
+            batch.num_padded_tokens,
+            batch.attention_pairs,
+            batch.num_targets,
         )
+        self._counts = list(map(add, self._counts, found))
 
     @property
     def compiles(self) -> int:
@@ -112,7 +113,7 @@ class WindowClock:
     def _window(self, clean: bool, batch_s: float) -> Window:
         return Window(
             steps=len(self._steps),
-            **self._counts,
+            **dict(zip(COUNTED, self._counts, strict=True)),
             wall_s=self._wall_s,
             wait_s=sum(self._starved_s(step) for step in self._steps),
             step_ms=[1000 * self._elapsed_s(s.before, s.end) for s in self._steps],
