@@ -50,7 +50,7 @@ def documents() -> list[Path]:
     """Every Markdown file of the project; none that a run has written."""
     inside = [path for name in FOLDERS for path in (PROJECT / name).rglob("*.md")]
     found = [path for path in inside if "egg-info" not in str(path)]
-    folders = ("docs", "docs/guides", "docs/optimisations")
+    folders = ("docs", "docs/guides", "docs/optimisations", "docs/pipelines")
     docs = [page for name in folders for page in (PROJECT / name).glob("*.md")]
     return sorted([*PROJECT.glob("*.md"), *docs, *found])
 

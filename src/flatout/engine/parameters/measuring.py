@@ -49,7 +49,7 @@ class BenchmarkSettings(SettingsModel):
     """What `kedro run --pipelines=benchmark` measures, and for how long."""
 
     mode: BenchmarkMode = "tune"
-    """What is measured; see pipelines/benchmark/README.md."""
+    """What is measured; see docs/pipelines/benchmark.md."""
     batch_sizes: list[Count] = Field([8, 16, 32], min_length=1)
     """Global batches of the grid, samples."""
     num_workers: list[CountOrZero] = Field([0, 1], min_length=1)
