@@ -19,6 +19,10 @@ from tests.conftest import PROJECT, kedro
 from tests.engine.test_images import pictures
 
 pytestmark = pytest.mark.process
+ASKED = (
+    "images.channels=3,split.max_rejected_fraction=0.1,runtime.threads=1,"
+    "train.epochs=3,train.log_every=1"
+)
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +35,7 @@ def finished(tmp_path_factory, empty_store) -> Path:
     noise = np.random.default_rng(6).integers(0, 120, (8, 8, 3)).astype(np.uint8)
     (raw / "light/odd.png").unlink(missing_ok=True)
     Image.fromarray(noise).save(raw / "light/odd.png")
-    asked = "images.channels=3,train.epochs=1,split.max_rejected_fraction=0.1"
-    params = f"--params=data_dir={data},runtime.threads=1,{asked}"
+    params = f"--params=data_dir={data},{ASKED}"
     for more in ((), ("--pipelines=predict",)):
         done = kedro("run", "--env=images", params, *more)
         assert done.returncode == 0, done.stdout
@@ -83,3 +86,18 @@ def test_kedro_viz_shows_the_sheet(finished):
     assert "wrong_images" in shown["__default__"].outputs()
     assert "train_images" in shown["train"].inputs()
     assert len(catalog.get("wrong_images").preview()) > 1000
+
+
+def test_the_guard_compares_a_second_training_with_the_first(finished):
+    """The last of these tests: it leaves another model."""
+    params = f"--params=data_dir={finished},{ASKED},train.resume=never"
+    done = kedro("run", "--env=images", "--pipelines=train", params)
+    assert done.returncode == 0, done.stdout
+    client = MlflowClient(f"sqlite:///{finished}/mlflow.db")
+    [experiment] = [e for e in client.search_experiments() if e.name == "flatout"]
+    runs = client.search_runs([experiment.experiment_id], order_by=["start_time"])
+    trained = [run for run in runs if "guard" in run.data.tags]
+    first, second = (run.data.tags["guard"] for run in trained)
+    assert first == "first"
+    assert second in ("healthy", "busy", "fast", "slow")
+    assert trained[1].data.tags["guard_baseline"] == trained[0].info.run_id

@@ -227,6 +227,13 @@ def test_blocks_that_are_alike_are_one_part(kind, parts):
     assert distinct_parts(AutoModel.from_config(config)) == parts
 
 
+@pytest.mark.parametrize(("layers", "parts"), [(2, 2), (12, 4)])
+def test_a_graph_of_one_shape_grows_with_its_layers(layers, parts):
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+    config = AutoConfig.for_model("vit", num_hidden_layers=layers, **sizes)
+    assert distinct_parts(AutoModel.from_config(config)) == parts
+
+
 def test_the_mark_lies_in_pytorchs_cache_and_goes_with_another_shape(
     tmp_path, monkeypatch
 ):

@@ -56,6 +56,7 @@ def job_of(preset: str, batch: int, recorded: bool, asked: argparse.Namespace) -
             "train": {
                 "rows": "arrays",
                 "global_batch_size": batch,
+                "token_budget": batch,
                 "epochs": 1_000_000,
                 "learning_rate": 1e-3,
                 "compile": False,

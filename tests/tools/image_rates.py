@@ -190,6 +190,7 @@ def settings_of(model_name: str, keep: str, given: argparse.Namespace) -> Settin
             "train": {
                 "rows": "images",
                 "global_batch_size": given.batch,
+                "token_budget": given.batch,  # what is free depends on the others
                 "max_steps": 100_000,
                 "epochs": 1_000_000,
                 "log_every": 50,

@@ -16,11 +16,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from flatout.engine.families import family_of
 from flatout.engine.models.one_shape import OneShape
 
 MOST_VARIANTS = 16
 """Graphs of all blocks together: embeddings, the first and the last layer differ from
 the others, sizes of one row or token from all other sizes."""
+
+LAYERS_A_PART = 3
+"""77 s for the 12 layers of ViT-S/16 and 101 for the 16 of ResNet-50, imports and first
+step included and ten others compiling beside them, where blocks for all shapes took 34
+and 139. Page: 2026-11-24_images_h200.md."""
 
 
 def compiled(model: Any, backend: str = "inductor") -> nn.Module:
@@ -62,7 +68,11 @@ def blocks(model: Any) -> list[nn.Module]:
 
 def distinct_parts(model: Any) -> int:
     """Of a Hugging Face model, how many kinds of blocks are compiled; its layers, where
-    it names no blocks and becomes one graph."""
+    it names no blocks and becomes one graph. In a graph of one shape layers are cheaper
+    to compile than kinds of blocks are for all shapes."""
+    family = family_of(model.config)
+    if family.one_shape:
+        return max(2, family.num_layers(model.config) // LAYERS_A_PART)
     names = set(getattr(model, "_no_split_modules", None) or ())
     kinds = {type(m).__name__ for m in model.modules()} & names
     if not kinds:
