@@ -640,7 +640,7 @@ def test_figures_of_a_report():
 
 
 def test_environment_names_every_package(tmp_path):
-    facts.write_environment(tmp_path / "environment.json")
+    facts.write_environment(tmp_path / "points.jsonl")
     written = json.loads((tmp_path / "environment.json").read_text())
     assert {"torch", "kedro", "mlflow"} <= set(written["packages"])
     assert written["usable_cores"] <= os.cpu_count()

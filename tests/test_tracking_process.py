@@ -65,6 +65,11 @@ def test_a_saved_model_is_logged_as_mlflow_logs_one_in_memory(
         pip_requirements=(folder / "requirements.txt").read_text().splitlines(),
     )
     theirs = Model.load(tmp_path / "theirs")
+    ours, others = (
+        set((path / "requirements.txt").read_text().split())
+        for path in (folder, tmp_path / "theirs")
+    )
+    assert ours == others
     for name, flavor in theirs.flavors.items():
         assert {**flavor, "source_model_name": None} == {
             **logged.flavors[name],

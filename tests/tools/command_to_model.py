@@ -33,7 +33,7 @@ WORDS = 20
 LENGTH = 128
 
 
-def make_job(folder: Path, rows: int) -> None:
+def make_job(folder: Path, rows: int, layers: int = 6, width: int = 384) -> None:
     """`job.csv`, of first words of docstrings, and a checkpoint with its tokenizer."""
     from tokenizers import BertWordPieceTokenizer
     from transformers import BertConfig, BertModel, BertTokenizerFast
@@ -53,10 +53,10 @@ def make_job(folder: Path, rows: int) -> None:
     )
     config = BertConfig(
         vocab_size=30_522,
-        hidden_size=384,
-        num_hidden_layers=6,
-        num_attention_heads=12,
-        intermediate_size=1536,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=max(1, width // 32),
+        intermediate_size=4 * width,
     )
     BertModel(config).save_pretrained(folder / "checkpoint")
     tokenizer.save_pretrained(folder / "checkpoint")
@@ -87,27 +87,41 @@ def make_conf(folder: Path, epochs: float) -> None:
 
 def seconds(command: Sequence[str], folder: Path) -> float:
     """Of a whole command. Raises FailedError."""
+    return done(command, folder)[0]
+
+
+def done(command: Sequence[str], folder: Path) -> tuple[float, str]:
+    """Seconds of a whole command, and what it said. Raises FailedError."""
+    begin = time.perf_counter()
+    process = start(command, folder)
+    text, _ = process.communicate()
+    if process.returncode:
+        raise FailedError(f"{' '.join(command)}\n{text[-3000:]}")
+    return time.perf_counter() - begin, text
+
+
+def start(command: Sequence[str], folder: Path) -> subprocess.Popen[str]:
+    """`python COMMAND`, which leads a process group of its own."""
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled")}
     path = os.pathsep.join([str(PROJECT / "src"), os.environ.get("PYTHONPATH", "")])
-    begin = time.perf_counter()
-    done = subprocess.run(
+    return subprocess.Popen(
         [sys.executable, *command],
         cwd=PROJECT,
         env={**os.environ, "PYTHONPATH": path, **cache},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        check=False,
+        start_new_session=True,
     )
-    if done.returncode:
-        raise FailedError(f"{' '.join(command)}\n{done.stdout[-1500:]}{done.stderr}")
-    return time.perf_counter() - begin
 
 
-def kedro(folder: Path, seed: int) -> list[str]:
-    parameters = f"data_dir={folder / 'data'},runtime.seed={seed}"
+def kedro(folder: Path, seed: int, *more: str, pipelines: str = "") -> list[str]:
+    """`more`: parameters, as in `train.max_steps=1`."""
+    given = [f"data_dir={folder / 'data'}", f"runtime.seed={seed}", *more]
     return [
         *("-m", "kedro", "run", "--env=job", f"--conf-source={folder / 'conf'}"),
-        f"--params={parameters}",
+        *([f"--pipelines={pipelines}"] if pipelines else []),
+        f"--params={','.join(given)}",
     ]
 
 

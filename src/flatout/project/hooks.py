@@ -154,6 +154,8 @@ class TrackingHooks:
             else RemoteForwarder
         )
         self.forwarder = kind(self.outbox, connect, system_metrics=system)
+        if not self.forwarder.is_apart:  # the other process does so itself
+            facts.write_environment(self.outbox.points)
         self.forwarder.start()
         atexit.register(self._end, "KILLED", "interrupted")
 
@@ -293,7 +295,6 @@ class TrackingHooks:
         interrupted = is_interrupted(Path(settings.paths.checkpoints))
         goes_on = trains and interrupted and settings.train.resume == "auto"
         outbox = tracking.begin(points, record, goes_on=goes_on)
-        facts.write_environment(points.with_name("environment.json"))
         return outbox
 
     def _run_name(self, nodes: set[str], catalog: DataCatalog) -> str:

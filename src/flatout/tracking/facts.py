@@ -26,6 +26,8 @@ from flatout.engine.parameters.secrets import without_password
 from flatout.tracking.outbox import RunRecord
 from flatout.tracking.store import process_tags
 
+ENVIRONMENT = "environment.json"
+
 
 def run_name(data: str, settings: Settings | None = None, kind: str = "") -> str:
     """`reviews_bert-2x128_lr1e-3`: data, model, and the rate of a training or another
@@ -132,9 +134,11 @@ def note_rows(record: RunRecord, inputs: dict[str, Any], kind: str) -> None:
         )
 
 
-def write_environment(file: Path) -> None:
-    """The machine and the versions of all installed packages, as JSON."""
-    known = [d.metadata for d in distributions()]  # each parses a file
+def write_environment(points: Path) -> None:
+    """The machine and the versions of all installed packages, as JSON beside a run's
+    points. Reads a file a package."""
+    file = points.with_name(ENVIRONMENT)
+    known = [d.metadata for d in distributions()]
     packages = {m["Name"]: m["Version"] for m in known}
     facts = {
         "python": platform.python_version(),

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.engine.machine.garbage import collect_rarely
+from flatout.tracking.facts import write_environment
 from flatout.tracking.outbox import Outbox, RunRecord
 from flatout.tracking.process.connect import Connect
 from flatout.tracking.process.remote import ANSWERED
@@ -70,6 +71,7 @@ class Server:
         )
         self._forwarder.when_tried = lambda: self.tell("state", self._state())
         self._forwarder.start()
+        write_environment(points)
         for name in NEEDED_LATER:
             import_module(name)
 

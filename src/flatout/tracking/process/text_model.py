@@ -22,17 +22,16 @@ from mlflow.transformers.model_io import (
 )
 from mlflow.utils.environment import (
     _CONDA_ENV_FILE_NAME,
-    _CONSTRAINTS_FILE_NAME,
     _PYTHON_ENV_FILE_NAME,
     _REQUIREMENTS_FILE_NAME,
-    _process_pip_requirements,
+    _mlflow_conda_env,
     _PythonEnv,
 )
 from mlflow.utils.file_utils import get_total_file_size
 
 from flatout.tracking.models import TextModel
 
-REQUIRED = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
+REQUIRED = ("mlflow", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 FLAVOR = "mlflow.transformers"
 OF_TOKENIZER = (
     "tokenizer*",
@@ -123,14 +122,13 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _write_requirements(folder: Path) -> None:
-    """Left to itself MLflow imports what is not installed to find these."""
+    """Left to itself MLflow imports what is not installed to find these; given them, it
+    reads the metadata of all packages to see whether they are."""
     pinned = [f"{name}=={version(name)}" for name in REQUIRED]
-    conda, lines, constraints = _process_pip_requirements(None, pinned)
+    conda = _mlflow_conda_env(additional_pip_deps=pinned, install_mlflow=False)
     (folder / _CONDA_ENV_FILE_NAME).write_text(
         yaml.safe_dump(conda, default_flow_style=False), encoding="utf-8"
     )
-    if constraints:
-        text = "\n".join(constraints)
-        (folder / _CONSTRAINTS_FILE_NAME).write_text(text, encoding="utf-8")
-    (folder / _REQUIREMENTS_FILE_NAME).write_text("\n".join(lines), encoding="utf-8")
+    text = "\n".join(pinned)
+    (folder / _REQUIREMENTS_FILE_NAME).write_text(text, encoding="utf-8")
     _PythonEnv.current().to_yaml(str(folder / _PYTHON_ENV_FILE_NAME))
