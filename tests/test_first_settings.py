@@ -136,6 +136,18 @@ def test_columns_and_task_are_those_of_the_file(tmp_path, name):
     )
 
 
+def test_a_table_that_windows_wrote_is_read(tmp_path):
+    file = tmp_path / "reviews.csv"
+    rows = [f"\u201c{text()}\u201d;{n % 5}" for n in range(60)]
+    file.write_bytes("\n".join(["review;stars", *rows]).encode("cp1252"))
+    done = init(tmp_path, file)
+    assert done.exit_code == 0, done.output
+    catalog, parameters = written(tmp_path)
+    entry = catalog["raw_texts"]
+    assert (entry["encoding"], entry["delimiter"]) == ("cp1252", ";")
+    assert parameters["split"] == {"text_column": "review", "label_column": "stars"}
+
+
 def test_what_somebody_knows_better_counts(tmp_path):
     make = lambda n: {"a": text(), "b": f"{text()} {text()}", "c": n % 3}  # noqa: E731
     file = write(tmp_path / "t.csv", make)

@@ -165,6 +165,14 @@ def test_wrong_encoding_names_the_byte_and_the_line(tmp_path):
     )
 
 
+def test_quotes_as_windows_writes_them_suggest_its_encoding(tmp_path):
+    path = write(
+        tmp_path / "a.csv", "text,label\n\u201cgood\u201d,x\n".encode("cp1252")
+    )
+    with pytest.raises(RawTextsError, match="as in encoding: cp1252"):
+        rows_of(TextFiles(path))
+
+
 def test_too_many_and_too_few_fields_cost_their_row(tmp_path):
     path = write(tmp_path / "a.csv", "text,label\na,x\nb,y,z\nc,x\nd\ne,y\n")
     rows, broken = rows_of(TextFiles(path))

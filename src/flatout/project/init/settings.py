@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -67,13 +68,30 @@ def look_at(
             f"kedro run --env={kind} --params={kind}.path={file}"
         )
     entry: dict[str, Any] = {"type": "flatout.datasets.TextFiles", "filepath": file}
-    raw: RawTexts = TextFiles(filepath=file).load()
+    options: dict[str, Any] = {} if _is_utf8(Path(file)) else {"encoding": "cp1252"}
+    raw: RawTexts = TextFiles(filepath=file, **options).load()
     if len(raw.column_names) == 1:
         marks = (mark for mark in DELIMITERS if mark in raw.column_names[0])
         if mark := next(marks, None):
-            entry["delimiter"] = mark
-            raw = TextFiles(filepath=file, delimiter=mark).load()
-    return guess(raw, text, label), entry
+            options["delimiter"] = mark
+            raw = TextFiles(filepath=file, **options).load()
+    return guess(raw, text, label), entry | options
+
+
+def _is_utf8(file: Path) -> bool:
+    """Of a table of text, its first megabyte; True of all else. What is not is most
+    often of Windows; of another encoding somebody has to say so."""
+    if file.suffix.lower() not in (".csv", ".tsv", ".jsonl") or not file.is_file():
+        return True
+    with file.open("rb") as opened:
+        begin = opened.read(2**20)
+    if begin.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return True  # UTF-16: reading it says so
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(begin)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def other_kind(path: Path) -> str | None:

@@ -54,10 +54,12 @@ class FileReader(ABC):
     def bad_encoding(self) -> RawTextsError:
         """Bytes that are not of the file's encoding, with their place."""
         offset, line, byte = _first_bad_byte(self)
+        # Windows has quotes and dashes where latin-1 has control characters.
+        likely = "cp1252" if 0x80 <= byte < 0xA0 else "latin-1"
         return RawTextsError(
             f"{self.path} is not {self.form.encoding}: byte 0x{byte:02x} at offset "
             f"{offset}, line {line}. Name the file's encoding in the catalog, as in "
-            "encoding: latin-1 (or cp949, utf-16)"
+            f"encoding: {likely} (or cp949, utf-16)"
         )
 
     def fail(self, error: Exception, advice: str) -> RawTextsError:
