@@ -41,3 +41,22 @@ def test_a_training_says_whether_it_came(came, inside, said):
     assert found == inside
     assert f"90.0 to 110.0 samples/s were promised, {came:,.1f} came{said}" in text
     assert kept(came, {"samples_per_s": 100.0, "samples_per_s_low": "x"}) is None
+
+
+@pytest.mark.parametrize(
+    ("came", "tflops", "inside", "said"),
+    [
+        (72.0, 0.4, True, "at 0.80 of its speed in the tune, which makes 72.0 to 88.0"),
+        (71.9, 0.4, False, ": below. The machine is not as it was"),
+        (132.0, 0.6, True, "at 1.20 of its speed in the tune, which makes 108.0 to"),
+        (100.0, 0.4, True, ": inside"),
+        (80.0, None, False, ": below. "),
+    ],
+)
+def test_a_machine_that_has_become_another_is_told_from_settings_that_have(
+    came, tflops, inside, said
+):
+    tuned = {"samples_per_s_low": 90.0, "samples_per_s_high": 110.0}
+    found, text = kept(came, {**tuned, "tflops_per_s": 0.5}, tflops)
+    assert (found, said in text) == (inside, True), text
+    assert kept(came, tuned, tflops)[0] == (90 <= came <= 110), "an older conf/tuned"

@@ -66,7 +66,7 @@ def _optimisation_lines(
 
 def _source(provenance: Mapping[str, Any]) -> dict[str, Any]:
     """What a later training compares itself with."""
-    return {
+    found = {
         name: provenance[name]
         for name in ("device", "devices", "versions", "token_key", "model", "date")
     } | {
@@ -74,3 +74,6 @@ def _source(provenance: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in provenance.items()
         if name in RATES and value is not None
     }
+    if tflops := provenance.get("tflops_per_s"):
+        found["tflops_per_s"] = float(f"{tflops:.4g}")
+    return found

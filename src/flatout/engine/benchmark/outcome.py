@@ -150,6 +150,7 @@ def _tuned(sweep: Sweep, trial: TrialResult | None) -> dict[str, Any] | None:
         promise,
         promise.samples_per_s / gain if gain else None,
     )
+    source["tflops_per_s"] = _plain_tflops(bench, trial.precision)
     return {
         "parameters": tuned_parameters(bench.settings, trial),
         "provenance": source,
@@ -158,6 +159,15 @@ def _tuned(sweep: Sweep, trial: TrialResult | None) -> dict[str, Any] | None:
             trial.global_batch_size != bench.settings.train.global_batch_size
         ),
     }
+
+
+def _plain_tflops(bench: Bench, precision: str | None) -> float | None:
+    """Of plain products, where they were tried in this precision."""
+    for figures in bench.figures.values():
+        if figures.get("peak_tflops_measured"):
+            same = figures.get("precision", precision) == precision
+            return float(figures["peak_tflops_measured"]) if same else None
+    return None
 
 
 def _promise(sweep: Sweep, trial: TrialResult) -> Promise:

@@ -48,9 +48,13 @@ def promised(
     return Promise(mean, max(0.0, mean - half), mean + half)
 
 
-def kept(came: float, tuned: Mapping[str, Any]) -> tuple[bool, str] | None:
+def kept(
+    came: float, tuned: Mapping[str, Any], tflops: float | None = None
+) -> tuple[bool, str] | None:
     """Whether a training came to what conf/tuned promises (`tuned` as it writes it),
-    and in words; None where it promises nothing."""
+    and in words; None where it promises nothing. `tflops`: of plain products on this
+    machine now. Where those have become slower or faster, so has the machine, and its
+    part of the difference is no fault of the settings."""
     low, high = tuned.get("samples_per_s_low"), tuned.get("samples_per_s_high")
     if not isinstance(low, (int, float)) or not isinstance(high, (int, float)):
         return None
@@ -61,7 +65,21 @@ def kept(came: float, tuned: Mapping[str, Any]) -> tuple[bool, str] | None:
     if low <= came <= high:
         return True, f"{text}: inside"
     side = "below" if came < low else "above"
+    speed = _speed(tuned, tflops)
+    if low * speed <= came <= high * speed:
+        return True, (
+            f"{text}: {side}, but the machine itself runs at {speed:.2f} of its speed "
+            f"in the tune, which makes {low * speed:,.1f} to {high * speed:,.1f} of it"
+        )
     return False, (
         f"{text}: {side}. The machine is not as it was: other work beside it, or none; "
-        "kedro run --pipelines=benchmark measures anew"
+        "kedro run --pipelines=benchmark measures again"
     )
+
+
+def _speed(tuned: Mapping[str, Any], tflops: float | None) -> float:
+    """Of this machine over that in the tune; 1 where either is not known."""
+    then = tuned.get("tflops_per_s")
+    if not tflops or not isinstance(then, (int, float)) or then <= 0:
+        return 1.0
+    return tflops / then

@@ -102,6 +102,9 @@ class ParameterHooks:
             )
 
 
+PEAK_SECONDS = 1.0
+
+
 class TunedHooks:
     """Warns where tuned settings were measured on something else than this; else says
     at the end whether the promised rate came."""
@@ -134,15 +137,24 @@ class TunedHooks:
             return
         from flatout.engine.benchmark.promise import kept
 
-        came = outputs["train_report"]["samples_per_s"]
-        if self._is_measured and came:
-            self._kept = kept(came, self._settings.tuned)
+        report = outputs["train_report"]
+        if self._is_measured and report["samples_per_s"]:
+            tflops = report.get("peak_tflops_measured") or self._tflops()
+            self._kept = kept(report["samples_per_s"], self._settings.tuned, tflops)
 
     @hook_impl
     def after_pipeline_run(self) -> None:
         if self._kept is not None:
             inside, text = self._kept
             logger.log(logging.INFO if inside else logging.WARNING, text)
+
+    def _tflops(self) -> float | None:
+        """Of this machine's cores, in a second; a GPU's are in the report."""
+        from flatout.engine.machine.runtime import set_up
+        from flatout.engine.models.flops import measured_tflops
+
+        runtime = set_up(self._settings.runtime)
+        return None if runtime.is_cuda else measured_tflops(runtime, PEAK_SECONDS)
 
 
 def tuned_mismatches(settings: Settings, trained_on: Any) -> list[str]:
