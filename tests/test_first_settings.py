@@ -148,6 +148,15 @@ def test_a_table_that_windows_wrote_is_read(tmp_path):
     assert parameters["split"] == {"text_column": "review", "label_column": "stars"}
 
 
+def test_a_table_of_a_korean_windows_is_read(tmp_path):
+    file = tmp_path / "reviews.csv"
+    rows = [f"배송이 빠르고 좋은 상품 {text()},{n % 5}" for n in range(60)]
+    file.write_bytes("\n".join(["review,stars", *rows]).encode("cp949"))
+    done = init(tmp_path, file)
+    assert done.exit_code == 0, done.output
+    assert written(tmp_path)[0]["raw_texts"]["encoding"] == "cp949"
+
+
 def test_what_somebody_knows_better_counts(tmp_path):
     make = lambda n: {"a": text(), "b": f"{text()} {text()}", "c": n % 3}  # noqa: E731
     file = write(tmp_path / "t.csv", make)

@@ -173,6 +173,12 @@ def test_quotes_as_windows_writes_them_suggest_its_encoding(tmp_path):
         rows_of(TextFiles(path))
 
 
+def test_a_workbook_is_to_be_saved_as_csv(tmp_path):
+    path = write(tmp_path / "a.xlsx", b"PK")
+    with pytest.raises(RawTextsError, match="save its sheet as CSV"):
+        rows_of(TextFiles(path))
+
+
 def test_too_many_and_too_few_fields_cost_their_row(tmp_path):
     path = write(tmp_path / "a.csv", "text,label\na,x\nb,y,z\nc,x\nd\ne,y\n")
     rows, broken = rows_of(TextFiles(path))
@@ -550,7 +556,7 @@ def test_a_file_that_is_not_there(tmp_path):
 
 
 def test_an_unknown_kind_of_file(tmp_path):
-    path = write(tmp_path / "a.xlsx", "PK")
+    path = write(tmp_path / "a.dat", "PK")
     with pytest.raises(RawTextsError, match="what kind of file is this"):
         _ = TextFiles(path).column_names
 

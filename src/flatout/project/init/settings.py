@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,6 +22,8 @@ from flatout.engine.tasks import HeadKind, columns_of, task_class
 from flatout.project.init.guess import Guess, guess
 
 DELIMITERS = (";", "\t", "|")
+HANGUL, HIGH = re.compile(rb"[\xb0-\xc8][\xa1-\xfe]"), re.compile(rb"[\x80-\xff]")
+"""A syllable in cp949, and a byte that is not ASCII."""
 OTHERS = {
     "arrays": (".npy", ".npz", ".h5", ".hdf5"),
     "images": (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"),
@@ -68,7 +71,7 @@ def look_at(
             f"kedro run --env={kind} --params={kind}.path={file}"
         )
     entry: dict[str, Any] = {"type": "flatout.datasets.TextFiles", "filepath": file}
-    options: dict[str, Any] = {} if _is_utf8(Path(file)) else {"encoding": "cp1252"}
+    options: dict[str, Any] = _encoding(Path(file))
     raw: RawTexts = TextFiles(filepath=file, **options).load()
     if len(raw.column_names) == 1:
         marks = (mark for mark in DELIMITERS if mark in raw.column_names[0])
@@ -78,20 +81,22 @@ def look_at(
     return guess(raw, text, label), entry | options
 
 
-def _is_utf8(file: Path) -> bool:
-    """Of a table of text, its first megabyte; True of all else. What is not is most
-    often of Windows; of another encoding somebody has to say so."""
+def _encoding(file: Path) -> dict[str, str]:
+    """Of a table of text, by its first megabyte; empty of UTF-8 and all else. What is
+    not UTF-8 is most often of Windows, in Korea or elsewhere; of another encoding
+    somebody has to say so."""
     if file.suffix.lower() not in (".csv", ".tsv", ".jsonl") or not file.is_file():
-        return True
+        return {}
     with file.open("rb") as opened:
         begin = opened.read(2**20)
     if begin.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return True  # UTF-16: reading it says so
+        return {}  # UTF-16: reading it says so
     try:
         codecs.getincrementaldecoder("utf-8")().decode(begin)
+        return {}
     except UnicodeDecodeError:
-        return False
-    return True
+        pairs, high = HANGUL.findall(begin), HIGH.findall(begin)
+        return {"encoding": "cp949" if len(pairs) * 4 > len(high) else "cp1252"}
 
 
 def other_kind(path: Path) -> str | None:

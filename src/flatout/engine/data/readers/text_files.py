@@ -32,6 +32,7 @@ READERS: dict[str, type[FileReader]] = {
     ".arrow": ArrowReader,
     ".feather": ArrowReader,
 }
+SHEETS = (".xlsx", ".xls", ".ods")
 PACKED = (".gz", ".bz2", ".zst")
 """Suffixes of packed CSV and JSON files."""
 
@@ -109,6 +110,11 @@ class TextFiles:
     def _open(self, shard: Path) -> FileReader:
         reader, root = reader_of(shard), self.path
         if reader is None:
+            if shard.suffix.lower() in SHEETS:
+                raise RawTextsError(
+                    f"{shard} is a workbook: save its sheet as CSV (UTF-8), and name "
+                    "that file"
+                )
             raise RawTextsError(
                 f"{shard}: what kind of file is this? Known are {', '.join(READERS)} "
                 f"(csv and json also packed: {', '.join(PACKED)})"
