@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from flatout import cli
 from flatout.cli.grid import grid_parameters, of_samples
-from flatout.engine.parameters import parse_settings
+from flatout.engine.parameters import SettingsError, parse_settings
 from tests.conftest import PROJECT, kedro
 from tests.test_first_settings import KINDS, write
 
@@ -60,6 +60,12 @@ def test_samples_have_an_environment_and_pipelines_of_their_own(kind):
         "pipelines": (kind, "benchmark"),
         "params": {kind: {"path": "data/x"}},
     }
+
+
+def test_a_task_of_texts_is_refused_for_samples():
+    with pytest.raises(SettingsError, match=r"one of texts, and d\.h5 holds arrays"):
+        of_samples("arrays", "d.h5", "token-classification")
+    assert of_samples("arrays", "d.h5", "regression") == of_samples("arrays", "d.h5")
 
 
 @pytest.mark.parametrize(

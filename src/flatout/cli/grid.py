@@ -9,6 +9,9 @@ from typing import Any
 import click
 
 from flatout.engine.machine.environment import hide_gpus, nvidia_gpu_count
+from flatout.engine.parameters import SettingsError
+from flatout.engine.tasks import task_class
+from flatout.engine.tasks._task import HeadKind
 
 AXES = {
     "batch_sizes": "batch_sizes",
@@ -68,8 +71,16 @@ def use_device(name: str) -> None:
         raise NoDeviceError("--device cuda: no GPU is seen here; take cpu, or auto")
 
 
-def of_samples(kind: str, path: str) -> dict[str, Any]:
+OF_TOKENS = (HeadKind.TOKEN, HeadKind.VOCABULARY, HeadKind.DIRECTIONS)
+
+
+def of_samples(kind: str, path: str, task: str | None = None) -> dict[str, Any]:
     """Options of `kedro run` for `arrays` and `images`: environment, pipelines,
-    parameters."""
+    parameters. Raises SettingsError for a task of texts."""
+    if task and task_class(task).head in OF_TOKENS:
+        raise SettingsError(
+            f"--task {task}: it is one of texts, and {path} holds {kind}. Leave --task "
+            "out, or name a file of texts with --data-path"
+        )
     pipelines: Sequence[str] = (kind, "benchmark")
     return {"env": kind, "pipelines": pipelines, "params": {kind: {"path": path}}}

@@ -99,7 +99,7 @@ def benchmark(
     with plain_errors():
         use_device(device)
         if data_path and (kind := first_settings.other_kind(Path(data_path))):
-            given = of_samples(kind, data_path)
+            given = of_samples(kind, data_path, options["task"])
         elif data_path:
             folder = Path(conf_source or "conf") / "local"
             if not force:
