@@ -31,6 +31,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from flatout.engine.batches.collation import MicroBatch
 from flatout.engine.families import families
 from flatout.engine.machine.runtime import memory, set_up
 from flatout.engine.models import building
@@ -321,7 +322,7 @@ def measure(found: Combination, shapes: dict[str, Shape], folder: Path) -> dict:
     try:
         while len(seconds) < STEPS and sum(seconds) < MOST_S:
             batch = trainer.data[len(seconds) % 2].to(runtime.device)
-            sizes = [sized(places) for places in batch.layout]
+            sizes = [sized(micro) for micro in batch.micro_batches]
             largest, parts = max(largest, *sizes), max(parts, len(sizes))
             begin = time.perf_counter()
             trainer.stepper(batch)
@@ -349,11 +350,11 @@ def measure(found: Combination, shapes: dict[str, Shape], folder: Path) -> dict:
     return figures
 
 
-def sized(places: dict[str, Any]) -> int:
+def sized(micro: MicroBatch) -> int:
     """Tokens, or samples, of a micro-batch."""
-    if "input_ids" in places:
-        return int(np.prod(places["input_ids"][2]))
-    return int(places["inputs"][2][0])
+    if "input_ids" in micro.inputs:
+        return micro.inputs["input_ids"].numel()
+    return len(micro.inputs["inputs"])
 
 
 def alone(found: Combination, names: str, file: str) -> None:

@@ -142,7 +142,7 @@ def assemble(
         found = fit(job, resolved, task_model, stepper, kept)
         found = together(found, group.all_gather(found) if group else [found])
         resolved, demand = resolved.within(found), found.demand
-        if found.tight:
+        if found.tight and not resolved.cuda_graphs:
             let_segments_grow()
         if not resolved.cuda_graphs:
             stepper.drop_graphs()
