@@ -2,8 +2,7 @@
 
 cuDNN runs one LSTM behind the other, and a step is several kernels there. Here a step's
 product with the weights and what its gates become are one kernel, of all LSTMs at once,
-and the projection is another. From Hopper on, a kernel may start while the one before
-it ends: `_in_turn` is where it waits, and what it reads earlier was written long ago.
+and the projection is another.
 
 Legend: D LSTMs, T steps, B rows, H cells, P width of the projection. Gates stand in
 PyTorch's order: input, forget, cell, output.
@@ -11,13 +10,12 @@ PyTorch's order: input, forget, cell, output.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from flatout.engine.ops.lstm import MULTIPLE
 
@@ -39,15 +37,6 @@ GATES = Tile(128, 32, 64, 1, 8, 3)
 PROJECTION = Tile(64, 32, 128, 2, 4, 4)
 CELLS = Tile(64, 32, 64, 1, 4, 4)
 STATES = Tile(64, 64, 128, 4, 8, 4)
-CHAINED = False
-"""Whether a kernel starts while the one before it ends: not measured yet."""
-
-
-@triton.jit
-def _in_turn():
-    """The kernel before has ended, and what it wrote is seen; the next may start."""
-    gdc_wait()
-    gdc_launch_dependents()
 
 
 @triton.jit
@@ -60,7 +49,6 @@ def _gates_kernel(
     gates_ptr, weight_ptr, bias_ptr, states_ptr, cells_ptr, hidden_ptr,
     step, steps, batch, cells: tl.constexpr, width: tl.constexpr,
     rows: tl.constexpr, columns: tl.constexpr, inner: tl.constexpr,
-    chained: tl.constexpr,
 ):  # fmt: skip
     """Gates (B, 4H) hold what the inputs give; they become sigmoids and tangents. All
     four of a cell lie in one program, which makes its state and its output of them."""
@@ -77,8 +65,6 @@ def _gates_kernel(
     given_f = tl.load(gates_ptr + cells, mask=inside, other=0.0)
     given_g = tl.load(gates_ptr + 2 * cells, mask=inside, other=0.0)
     given_o = tl.load(gates_ptr + 3 * cells, mask=inside, other=0.0)
-    if chained:
-        _in_turn()
     place = row * cells + cell
     held = tl.load(
         cells_ptr + before * cells + place, mask=inside & begun, other=0.0
@@ -120,7 +106,6 @@ def _cells_kernel(
     grads_ptr, weight_ptr, gates_ptr, cells_ptr, carry_ptr, out_ptr,
     step, steps, batch, cells: tl.constexpr, width: tl.constexpr,
     rows: tl.constexpr, columns: tl.constexpr, inner: tl.constexpr,
-    chained: tl.constexpr,
 ):  # fmt: skip
     """Gradients (B, 4H) of what gates are made of, by those of the states (B, P); the
     carry (B, H) is the gradient of the cells, on its way from step to step."""
@@ -139,8 +124,6 @@ def _cells_kernel(
     cells_ptr += base * cells + place
     held = tl.load(cells_ptr, mask=inside, other=0.0)
     before = tl.load(cells_ptr - batch * cells, mask=inside & begun, other=0.0)
-    if chained:
-        _in_turn()
     carry_ptr += side.to(tl.int64) * batch * cells + place
     ends = step == steps - 1
     carry = tl.load(carry_ptr, mask=inside & (not ends), other=0.0)
@@ -180,7 +163,7 @@ def _product_kernel(
     left_step, out_step, steps, batch, depth: tl.constexpr, width: tl.constexpr,
     along: tl.constexpr, across: tl.constexpr, adds: tl.constexpr,
     rows: tl.constexpr, columns: tl.constexpr, inner: tl.constexpr,
-    splits: tl.constexpr, chained: tl.constexpr,
+    splits: tl.constexpr,
 ):  # fmt: skip
     """One step's (B, depth) times a weight, whose strides are `along` depth and
     `across` width, into another's (B, width), or added to it. Of the programs that
@@ -196,8 +179,6 @@ def _product_kernel(
     weight_ptr += side * (depth * width) + k[:, None] * along + to * across
     out = (side * steps + out_step).to(tl.int64) * batch * width
     out_ptr += out + row * width + to
-    if chained:
-        _in_turn()
 
     total = tl.zeros((rows, columns), tl.float32)
     for _ in range(0, depth // splits, inner):
@@ -228,13 +209,6 @@ def _product_kernel(
         tl.store(out_ptr, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def _launch(like: Tensor, tile: Tile) -> dict[str, Any]:
-    """Options of a kernel."""
-    chained = CHAINED and torch.cuda.get_device_capability(like.device) >= (9,)
-    chain = {"chained": True, "launch_pdl": True} if chained else {"chained": False}
-    return {"num_warps": tile.warps, "num_stages": tile.stages, **chain}
-
-
 def _fitted(tile: Tile, depth: int) -> Tile:
     """As many splits, and as much at a time, as divide a product's depth."""
     while tile.splits > 1 and depth % (tile.splits * tile.inner):
@@ -253,7 +227,7 @@ class _Product:
         self.width, tile = out.shape[3], _fitted(tile, self.depth)
         rows = triton.cdiv(self.batch, tile.rows)
         self.grid = (self.width // tile.columns * tile.splits, rows, sides)
-        self.tile, self.adds, self.launch = tile, adds, _launch(left, tile)
+        self.tile, self.adds = tile, adds
         self.strides = weight.stride(1), weight.stride(2)
         size = rows * tile.rows * self.width * sides * tile.splits
         some = size if tile.splits > 1 else 1
@@ -269,7 +243,7 @@ class _Product:
             depth=self.depth, width=self.width,
             along=self.strides[0], across=self.strides[1], adds=self.adds,
             rows=tile.rows, columns=tile.columns, inner=tile.inner,
-            splits=tile.splits, **self.launch,
+            splits=tile.splits, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
 
 
@@ -285,13 +259,13 @@ def forward_steps(
     hidden = gates.new_empty((sides, steps, batch, size))
     states = gates.new_empty((sides, steps, batch, width))
     project = _Product(hidden, projection.mT, states, PROJECTION, adds=False)
-    tile, launch = GATES, _launch(gates, GATES)
+    tile = GATES
     grid = (size // tile.columns, triton.cdiv(batch, tile.rows), sides)
     for step in range(steps):
         _gates_kernel[grid](
             gates, recurrent, bias, states, cells, hidden, step, steps, batch,
             cells=size, width=width, rows=tile.rows, columns=tile.columns,
-            inner=tile.inner, **launch,
+            inner=tile.inner, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
         project(step, step)
     return cells, hidden, states
@@ -307,13 +281,13 @@ def backward_steps(
     grad_gates = torch.empty_like(gates)
     carry = cells.new_empty((sides, batch, size))
     recur = _Product(grad_gates, recurrent, grads, STATES, adds=True)
-    tile, launch = CELLS, _launch(gates, CELLS)
+    tile = CELLS
     grid = (size // tile.columns, triton.cdiv(batch, tile.rows), sides)
     for step in reversed(range(steps)):
         _cells_kernel[grid](
             grads, projection, gates, cells, carry, grad_gates, step, steps, batch,
             cells=size, width=width, rows=tile.rows, columns=tile.columns,
-            inner=tile.inner, **launch,
+            inner=tile.inner, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
         if step:
             recur(step, step - 1)
