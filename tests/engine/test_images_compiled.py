@@ -12,6 +12,7 @@ from torch import nn
 from flatout.engine.families import FusePlan
 from flatout.engine.families._modeling.crops import gathered, sampled
 from flatout.engine.families._modeling.vit_last_layer import FirstTokenLayer
+from flatout.engine.models import one_shape
 from flatout.engine.models.compilation import compiled
 from flatout.engine.models.model import TaskModel
 from flatout.engine.models.one_shape import OneShape
@@ -156,3 +157,13 @@ def test_no_mask_is_made_in_a_graph(tmp_path):
         if "scaled_dot_product_attention" in str(node.target)
     ]
     assert found == [None, None]
+
+
+def test_nothing_is_compiled_while_a_graph_is_recorded(tmp_path, monkeypatch):
+    job, model = task_model(tmp_path, VIT)
+    backend, rest = Backend(), batch_of(job, 5)
+    fast = compiled(model, backend=backend)
+    fast(batch_of(job))
+    monkeypatch.setattr(one_shape, "_is_recorded", lambda: True)
+    fast(rest), fast(rest)
+    assert len(backend.graphs) == 1

@@ -115,6 +115,8 @@ class ResidualMlp(Family):
     model_types = frozenset({"residual_mlp"})
     model_classes = (ResidualMlpForSequenceClassification,)
     one_shape = True
+    records_padded = True
+    compiles = False  # launching bounds its steps, and a recording launches once
     attends = False
 
     def shape_keys(self, facts: Any) -> dict[str, Any]:

@@ -28,7 +28,12 @@ class OneShape(nn.Module):
     def forward(self, batch: dict[str, Tensor]) -> Any:
         """As `model` does."""
         shapes = tuple(tensor.shape for tensor in batch.values())
-        if self._last in (None, shapes):
+        if self._last in (None, shapes) and not _is_recorded():
             self._compiled.add(shapes)
         self._last = shapes
         return self._fast(batch) if shapes in self._compiled else self.model(batch)
+
+
+def _is_recorded() -> bool:
+    """Compiling would break the CUDA graph."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -152,7 +152,7 @@ def _graph_options(
             raise SettingsError(
                 "train.cuda_graphs needs a GPU, the fused adamw, no sharding (fsdp), "
                 "and packed rows, or a model whose padded ones may be recorded "
-                "(LSTMs): set it to auto or false"
+                "(LSTMs, tables): set it to auto or false"
             )
         return (bool(train.cuda_graphs),)
     if not possible or train.gradient_checkpointing:  # never recorded together so far
