@@ -166,6 +166,7 @@ def test_the_headline_is_shown_with_ratios_and_failures():
         "first_step_s": 6.59,
         "status": "ok",
         "flags": None,
+        "note": "",
     }
     nothing = dict.fromkeys(row) | {"name": "trainer-best, batch 8", "status": "oom"}
     flags = {**nothing, "flags": {"bf16": True}}
