@@ -3,7 +3,6 @@
 import logging
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from itertools import takewhile
 from multiprocessing import get_context
 
 import pytest
@@ -496,22 +495,17 @@ def test_out_of_memory_halves_the_budget_and_goes_on(tmp_path, caplog):
         assert point.loss == pytest.approx(other.loss, rel=1e-2)
 
 
-@pytest.mark.parametrize(
-    "lengths", [[700, 33, 900, 1], [640, 640, 640], [640, 640, 33, 200, 0, 0]]
-)
+@pytest.mark.parametrize("lengths", [[700, 33, 900, 1], [640, 640, 640]])
 @pytest.mark.parametrize("heads_groups_causal", [(4, 2, True), (2, 2, False)])
 def test_attention_of_long_rows_equals_that_row_by_row(lengths, heads_groups_causal):
-    """Of any lengths by the flash kernel, full ones in front by cuDNN's."""
+    """Of any lengths by the flash kernel, of one length by cuDNN's."""
     heads, groups, causal = heads_groups_causal
     torch.manual_seed(0)
     bounds = torch.tensor([0, *lengths]).cumsum(0).int().cuda()
     shape = (sum(lengths), heads + 2 * groups, 64)
     qkv = torch.randn(shape, device="cuda").bfloat16().requires_grad_()
     rule = Rule(64**-0.5, 0.0, causal, -1, 0 if causal else -1)
-    longest = max(lengths)
-    full = len(list(takewhile(lambda length: length == longest, lengths)))
-    mark = torch.empty(full + 2, dtype=torch.uint8, device="cuda")
-    got = long_attention(qkv, heads, bounds, mark, longest, *rule)[0]
+    got = long_attention(qkv, heads, bounds, max(lengths), *rule)[0]
     plain = qkv.detach().float().requires_grad_()
     parts = plain.split([heads, groups, groups], 1)
     want = row_by_row(*parts, bounds, rule)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib
 import json
 import subprocess
 import sys
@@ -45,9 +44,6 @@ from flatout.engine.train.recording.timing import compile_clock
 from flatout.engine.train.setup.assemble import assemble
 from flatout.engine.train.setup.job import TrainJob
 
-STEP_DATA = "flatout.engine.train.setup.step_data"
-UNMARKED = "flatout-unmarked"
-"""All rows by the flash kernel, full ones too."""
 ENCODER_SIDES = ("flatout", "trainer-best", "trainer-unsorted", "trainer-best-compiled")
 DECODER_SIDES = (
     *("flatout", "trainer-best", "trainer-liger", "trainer-flattened"),
@@ -327,10 +323,7 @@ def run_side(asked: argparse.Namespace) -> int:
         job = job_of(shape, asked.side, turns.folder, settings)
         apply(job.settings.runtime)
         runtime = set_up(job.settings.runtime)
-        if asked.side == UNMARKED:
-            step_data: Any = importlib.import_module(STEP_DATA)
-            step_data._marks_full = lambda *_: False
-        if asked.side.startswith("flatout"):
+        if asked.side == "flatout":
             run_flatout(job, turns, runtime, bool(asked.profile))
         else:
             run_trainer(job, asked.side, turns, runtime, shape.window)
@@ -376,7 +369,7 @@ class Side:
 
     @property
     def compiles(self) -> bool:
-        return self.name.startswith("flatout") or "compiled" in self.name
+        return self.name == "flatout" or "compiled" in self.name
 
     def alive(self) -> bool:
         return self.process.poll() is None and not self.turns.heard("failed")
@@ -426,16 +419,10 @@ def say(text: str) -> None:
     print(f"[{time.monotonic() - BEGAN:.0f} s] {text}", flush=True)  # noqa: T201
 
 
-def wait_for(file: str) -> None:
-    while file and not Path(file).exists():
-        time.sleep(0.1)
-
-
 def warm_up(sides: list[Side], asked: argparse.Namespace) -> None:
     """Those that compile, side by side, on few rows or with few of them."""
     for side in sides:
         side.until("built", 90)
-    wait_for(asked.hold[0])
     compiling = [side for side in sides if side.compiles]
     for side in compiling:
         side.turns.tell("warm")
@@ -497,8 +484,6 @@ def main() -> int:
     parser.add_argument("--attention", default="auto", help="flatout's")
     parser.add_argument("--profile", nargs="*", default=[], help="of these shapes")
     parser.add_argument("--warm", type=float, default=100, help="seconds at most")
-    held = "files before which nothing is warmed up, and nothing takes a turn"
-    parser.add_argument("--hold", nargs=2, default=["", ""], help=held)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--batch", type=int, default=0, help=argparse.SUPPRESS)
@@ -511,7 +496,6 @@ def main() -> int:
     every = [side for own in sides.values() for side in own]
     try:
         warm_up(every, asked)
-        wait_for(asked.hold[1])
         for own in sides.values():
             meet(own, asked.rounds)
         for side in (side for side in every if side.profiles):

@@ -154,21 +154,15 @@ def _fused_qkv(
 
 
 def joined_attention(
-    qkv: Tensor,
-    heads: int,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    rule: Rule,
-    full_rows: Tensor | None = None,
+    qkv: Tensor, heads: int, cu_seqlens: Tensor, max_seqlen: int, rule: Rule
 ) -> Tensor:
     """As `_flash`, of query, key and value side by side (P, H + 2 G, D), on a GPU, by
-    the kernel for the rows' lengths. `full_rows` (F + 2,): as in rows/layout.py."""
+    the kernel for the rows' lengths."""
     if tiles_win(max_seqlen, rule):
         return row_tiles(qkv, heads, cu_seqlens, max_seqlen, rule)
     from flatout.engine.ops.long_attention import long_attention
 
-    given = (qkv, heads, cu_seqlens, full_rows, max_seqlen)
-    out: Tensor = long_attention(*given, *rule)[0]
+    out: Tensor = long_attention(qkv, heads, cu_seqlens, max_seqlen, *rule)[0]
     return out
 
 

@@ -76,8 +76,7 @@ def _attended(
     dropout = module.attention_dropout if module.training else 0.0
     rule = Rule(module.scaling, dropout, causal, *window(module.span, causal))
     bounds, longest = packed["cu_seqlens"], packed["max_seqlen"]
-    full_rows = packed.get("full_rows")
-    out = joined_attention(turned, module.heads, bounds, longest, rule, full_rows)
+    out = joined_attention(turned, module.heads, bounds, longest, rule)
     return out.flatten(1).unsqueeze(0)
 
 

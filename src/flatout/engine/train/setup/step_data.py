@@ -9,7 +9,6 @@ from flatout.engine.batches.global_batches import GlobalBatches, Planner
 from flatout.engine.families import family_of
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.flops import AttentionPairs
-from flatout.engine.ops import attention
 from flatout.engine.parameters import Settings
 from flatout.engine.rows.layout import Layout
 from flatout.engine.train.setup.acceleration import graph_multiple
@@ -68,17 +67,8 @@ def make_collator(
         row_multiple=_row_multiple(job, runtime, resolved) if runtime.is_cuda else 1,
         every_place=resolved.cuda_graphs and not resolved.packed,
         max_length=max_length,
-        marks_full=_marks_full(resolved, max_length),
     )
     return Collator(job.task, layout, pools_last=family_of(config).causal)
-
-
-def _marks_full(resolved: ResolvedConfig, max_length: int) -> bool:
-    """Where attention takes full rows by a kernel of their own (long_attention.py), and
-    no graph is recorded for each number of them."""
-    is_long = max_length > attention.ROWS_MAX_LENGTH
-    takes = resolved.attention == attention.ROWS
-    return takes and is_long and not resolved.cuda_graphs
 
 
 def _row_multiple(job: TrainJob, runtime: Runtime, resolved: ResolvedConfig) -> int:
