@@ -498,7 +498,6 @@ def test_out_of_memory_halves_the_budget_and_goes_on(tmp_path, caplog):
 @pytest.mark.parametrize("lengths", [[700, 33, 900, 1], [640, 640, 640]])
 @pytest.mark.parametrize("heads_groups_causal", [(4, 2, True), (2, 2, False)])
 def test_attention_of_long_rows_equals_that_row_by_row(lengths, heads_groups_causal):
-    """Of any lengths by the flash kernel, of one length by cuDNN's."""
     heads, groups, causal = heads_groups_causal
     torch.manual_seed(0)
     bounds = torch.tensor([0, *lengths]).cumsum(0).int().cuda()

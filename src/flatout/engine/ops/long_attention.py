@@ -1,10 +1,7 @@
-"""Attention of long rows laid end to end, by the library's kernel for their lengths.
+"""Attention of long rows laid end to end, by PyTorch's flash kernel (Dao 2023).
 
-Rows of one length are a batch without padding, which cuDNN computes in kernels made for
-the GPU at hand; rows of any lengths go to PyTorch's flash attention (Dao 2023). Which
-of the two it is shows at run time alone, so this is an operator that compiled graphs do
-not see into: no length makes them compile anew. Query, key and value are one tensor,
-and so is their gradient.
+Query, key and value are one tensor, as fused blocks hand them on, and so is their
+gradient.
 
 Legend: P tokens, R rows, H query heads, G key heads, D head dimension.
 """
@@ -35,13 +32,6 @@ def long_attention(  # noqa: PLR0913 - operators take tensors and numbers
     (P, H, D), log-sum-exp (H P,) fp32, the state of random numbers (2,) and () uint64.
     Window `left`, `right`: -1 unbounded."""
     parts = _parts(qkv, heads)
-    if _is_full(qkv, bounds, longest, dropout, left):
-        rows = [_by_row(part, longest) for part in parts]
-        found = aten._scaled_dot_product_cudnn_attention(
-            *rows, None, True, 0.0, causal, False, scale=scale
-        )
-        out = found[0].transpose(1, 2).reshape(-1, heads, qkv.shape[2])
-        return out, found[1].reshape(-1), *_no_state(qkv)
     out, lse, state, unused, _ = aten._flash_attention_forward(
         *parts, bounds, bounds, longest, longest, dropout, causal, False,
         scale=scale, **_sides(causal, left, right),
@@ -54,37 +44,11 @@ def _parts(qkv: Tensor, heads: int) -> list[Tensor]:
     return list(torch.split(qkv, [heads, groups, groups], 1))
 
 
-def _is_full(
-    qkv: Tensor, bounds: Tensor, longest: int, dropout: float, left: int
-) -> bool:
-    """Whether each row is as long as the longest may be, which the sum alone tells; of
-    what cuDNN's kernel does: all of a row, without dropout."""
-    full = qkv.shape[0] == (bounds.shape[0] - 1) * longest
-    return full and dropout == 0 and left < 0
-
-
-def _by_row(states: Tensor, length: int) -> Tensor:
-    """(P, N, D) -> (R, N, T, D), of rows of T tokens."""
-    rows = states.shape[0] // length
-    return states.view(rows, length, *states.shape[1:]).transpose(1, 2)
-
-
-def _no_state(qkv: Tensor) -> tuple[Tensor, Tensor]:
-    state = torch.zeros(2, dtype=torch.uint64, device=qkv.device)
-    return state, torch.zeros((), dtype=torch.uint64, device=qkv.device)
-
-
 def _sides(causal: bool, left: int, right: int) -> dict[str, int | None]:
     return {
         "window_size_left": None if left < 0 else left,
         "window_size_right": None if right < 0 or causal else right,
     }
-
-
-def _unused_seed(qkv: Tensor) -> tuple[Tensor, Tensor]:
-    """And offset, of a dropout that there is none of."""
-    none = torch.zeros((), dtype=torch.int64, device=qkv.device)
-    return none, none
 
 
 @long_attention.register_fake
@@ -117,13 +81,6 @@ def _long_attention_backward(  # noqa: PLR0913
 ) -> Tensor:
     """Gradient (P, H + 2 G, D)."""
     parts, grad = _parts(qkv, heads), grad.contiguous()
-    if _is_full(qkv, bounds, longest, dropout, left):
-        rows = [_by_row(part, longest) for part in (grad, *parts, out)]
-        found = aten._scaled_dot_product_cudnn_attention_backward(
-            *rows, lse.view(-1, heads, longest, 1), *_unused_seed(qkv),
-            None, None, None, longest, longest, 0.0, causal, scale=scale,
-        )  # fmt: skip
-        return torch.cat([part.transpose(1, 2).flatten(0, 1) for part in found], 1)
     found = aten._flash_attention_backward(
         grad, *parts, out, lse.view(heads, -1), bounds, bounds,
         longest, longest, dropout, causal, state, unused,
