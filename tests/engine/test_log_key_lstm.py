@@ -11,13 +11,19 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from flatout.engine.families import family_of
-from flatout.engine.families._modeling.log_key_lstm import _Vectors
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.building import build, load_pretrained
 from flatout.engine.models.memory import count_parameters
 from flatout.engine.parameters import ModelSettings
-from tests.engine.families import MAX_LENGTH, VOCABULARY, task_of
+from tests.engine.families import (
+    MAX_LENGTH,
+    VOCABULARY,
+    gradient,
+    step_rows,
+    task_model,
+    task_of,
+)
 from tests.engine.plain import (
     assert_same,
     job_for,
@@ -89,11 +95,15 @@ def test_equal_windows_do_not_share_what_dropout_draws():
     assert len(logits.flatten(0, 1)[2:].unique(dim=0)) > 10
 
 
-def test_the_gradient_of_few_keys_is_pytorchs():
-    weight = torch.randn(18, 16, dtype=torch.double, requires_grad=True)
-    keys = keys_of(7, 12) % 18
-    assert torch.equal(_Vectors.apply(keys, weight), weight[keys])
-    assert torch.autograd.gradcheck(lambda w: _Vectors.apply(keys, w), weight)
+def test_targets_at_every_place_have_the_gradient_of_those_that_are_there():
+    model = task_model("log_key_lstm", "causal-lm", "eager")
+    kind = ("log_key_lstm", "causal-lm", "grouped")
+    few, every = (step_rows(*kind, every_place=own)[0] for own in (False, True))
+    for micro, own in zip(every.micro_batches, few.micro_batches, strict=True):
+        assert len(micro.labels) == micro.inputs["input_ids"].numel() > len(own.labels)
+    found, expected = gradient(model, [every]), gradient(model, [few])
+    assert found[0] == pytest.approx(expected[0])
+    torch.testing.assert_close(found[1], expected[1])
 
 
 def test_what_conf_base_says_of_transformers_is_left_alone():

@@ -30,10 +30,6 @@ class LogKeyLstmConfig(PreTrainedConfig):  # type: ignore[misc]
     pad_token_id: int | None = 0
 
 
-MOST_AS_PRODUCT = 512
-"""Keys whose gradient is a product, of as many rows."""
-
-
 class LogKeyLstmPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
     """Weights begin as PyTorch draws them."""
 
@@ -70,58 +66,32 @@ class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
         is not needed."""
         window = self.config.window_keys
         if window is None or window >= input_ids.shape[1]:
-            states = self.lstm(self._vectors(input_ids))[0]
+            states = self.lstm(self.embeddings(input_ids))[0]
+        elif input_ids.is_cuda or (self.training and self.lstm.dropout):
+            states = self._states_of_windows(self.embeddings(input_ids), window)
         else:
-            states = self._states_of_windows(input_ids, window)
+            states = self._states_of_equal_windows(input_ids, window)
         return BaseModelOutput(last_hidden_state=states)
 
     def _states_of_windows(self, keys: Tensor, window: int) -> Tensor:
         """As if each window (of `window` keys) were a row of its own. The first keys
         have fewer before them: theirs are the states inside of the first window."""
+        batch, _, width = keys.shape
+        windows = keys.unfold(1, window, 1).transpose(2, 3)  # (B, T - window + 1, ...)
+        found = self.lstm(windows.reshape(-1, window, width))[0]
+        found = found.view(batch, -1, window, width)
+        return torch.cat([found[:, 0, :-1], found[:, :, -1]], dim=1)
+
+    def _states_of_equal_windows(self, keys: Tensor, window: int) -> Tensor:
+        """The same of `keys` (B, T), equal windows computed once: most occur several
+        times. Finding them would keep a GPU waiting, and dropout tells them apart."""
         windows = keys.unfold(1, window, 1)
         count, flat = windows.shape[:2], windows.reshape(-1, window)
-        if self._draws_nothing and not keys.is_cuda:
-            flat, place = torch.unique(flat, dim=0, return_inverse=True)
-            found = self.lstm(self._vectors(flat))[0]
-            first = found[:, :-1].index_select(0, place.view(count)[:, 0])
-            last = found[:, -1].index_select(0, place)
-        else:
-            found = self.lstm(self._vectors(flat))[0]
-            first, last = found.view(*count, window, -1)[:, 0, :-1], found[:, -1]
+        flat, place = torch.unique(flat, dim=0, return_inverse=True)
+        found = self.lstm(self.embeddings(flat))[0]
+        first = found[:, :-1].index_select(0, place.view(count)[:, 0])
+        last = found[:, -1].index_select(0, place)
         return torch.cat([first, last.view(*count, -1)], dim=1)
-
-    @property
-    def _draws_nothing(self) -> bool:
-        """Whether equal windows have equal states. Those of a batch are computed once
-        then, where finding them keeps no device waiting: most occur several times."""
-        return not (self.training and self.lstm.dropout)
-
-    def _vectors(self, keys: Tensor) -> Tensor:
-        """Of `keys` (...,): (..., hidden)."""
-        weight = self.embeddings.weight
-        if keys.is_cuda and len(weight) <= MOST_AS_PRODUCT:
-            found: Tensor = _Vectors.apply(keys, weight)  # type: ignore[no-untyped-call]
-            return found
-        vectors: Tensor = self.embeddings(keys)
-        return vectors
-
-
-class _Vectors(torch.autograd.Function):
-    """Rows (..., hidden) of a small matrix. Its gradient is one product: PyTorch's own
-    kernel adds row by row, a fourth of the time of a step."""
-
-    @staticmethod
-    def forward(ctx: Any, keys: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(keys)
-        ctx.rows = len(weight)
-        return nn.functional.embedding(keys, weight)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
-        (keys,) = ctx.saved_tensors
-        numbers = torch.arange(ctx.rows, device=keys.device)
-        is_row = (keys.flatten() == numbers[:, None]).to(grad.dtype)
-        return None, is_row @ grad.flatten(0, -2)
 
 
 class LogKeyLstmForCausalLM(LogKeyLstmPreTrainedModel):
