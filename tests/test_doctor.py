@@ -121,7 +121,7 @@ def test_rows_that_cannot_be_used():
         "fail",
         "columns text, label are there; 2 of the first 3 rows usable, which is too few "
         "for split.max_rejected_fraction 0.01; row 1: text is empty",
-        "mend the rows, or raise split.max_rejected_fraction; later rows may do",
+        "correct the rows, or raise split.max_rejected_fraction; later rows may do",
     )
     assert labels[1:3] == (
         "warn",

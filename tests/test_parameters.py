@@ -81,7 +81,7 @@ def test_the_page_of_all_parameters_is_current():
     loader = loader_of(context_of())
     page = (PROJECT / "docs/parameters.md").read_text(encoding="utf-8")
     hint = "kedro flatout parameters --markdown=docs/parameters.md"
-    assert tables.page(loader) == page, f"make it anew: {hint}"
+    assert tables.page(loader) == page, f"make it again: {hint}"
     assert [p.path for p in described() if not p.meaning] == []
 
 

@@ -14,7 +14,7 @@ def faults(parameters: dict) -> list[str]:
     head, *lines = str(caught.value).split("\n")
     assert head == (
         f"{len(lines)} parameter{'s' if len(lines) > 1 else ''} cannot be used; "
-        "nothing was run. Mend them in conf/ or on the command line (--params):"
+        "nothing was run. Correct them in conf/ or on the command line (--params):"
     )
     return [line.removeprefix("  ") for line in lines]
 

@@ -23,7 +23,7 @@ from mlflow import MlflowClient
 from mlflow.models import Model
 
 from flatout import tracking
-from flatout.project.model_logging import report_of, warn_where_worse
+from flatout.project.recording.model_logging import report_of, warn_where_worse
 from flatout.tracking import facts, models, outcomes
 from flatout.tracking.outbox import Outbox
 from flatout.tracking.pages import figures

@@ -14,7 +14,7 @@ from mlflow.models import Model
 from transformers import AutoTokenizer, pipeline
 
 from flatout import tracking
-from flatout.project.model_logging import ToLog, described
+from flatout.project.recording.model_logging import ToLog, described
 from flatout.tracking import models
 from flatout.tracking.baseline import NoAnswer, Work, ask_for_earlier
 from flatout.tracking.process.connect import Connect

@@ -20,8 +20,8 @@ from flatout.engine.ops.attention import _fused_qkv
 from flatout.engine.ops.dropout import Noise, replace_dropout
 from flatout.engine.ops.gelu import Gelu, replace_gelu
 from flatout.engine.ops.narrowing import set_targets
+from flatout.engine.ops.precision import round_residual_stream
 from flatout.engine.ops.projections import fuse_projections, take_product
-from flatout.engine.ops.residual import round_residual_stream
 from flatout.engine.ops.turned_blocks import fuse_decoder
 from flatout.engine.parameters import TrainSettings
 from flatout.engine.train.setup.assemble import may_fuse_projections

@@ -64,7 +64,7 @@ def test_a_check_that_raises_is_a_row():
         Finding("c", "ok", "x"),
     ]
     [found] = guarded("a", breaks, "fail")
-    assert (found.status, found.fix) == ("fail", "mend that first")
+    assert (found.status, found.fix) == ("fail", "solve that first")
     [found] = examine({"a": breaks}, known=(OSError,))
     assert found == Finding(
         "a", "fail", "[Errno 5] Input/output error", "it says what to change"
@@ -400,7 +400,7 @@ def test_a_checkpoint_is_looked_at_before_it_is_loaded(tmp_path):
     (tmp_path / "model.safetensors").touch()
     assert checked(tmp_path).finding == (
         f"{tmp_path}: bert, saved as BertForMaskedLM; its head is not one for "
-        "sequence-classification and starts anew"
+        "sequence-classification and starts from scratch"
     )
     assert checked("nobody/has-this").finding == (
         "nobody/has-this is not on this machine: the run fetches it from the Hub"
@@ -417,4 +417,4 @@ def test_training_says_at_its_start_what_is_not_ok(tmp_path, caplog):
     said = [r.getMessage() for r in caplog.records if "threads" in r.getMessage()]
     assert len(said) == 1
     assert said[0].startswith("threads: 4096 a process (runtime.threads: 4096); 4096 ")
-    assert "To mend it: set runtime.threads: auto, or at most " in said[0]
+    assert "To solve it: set runtime.threads: auto, or at most " in said[0]

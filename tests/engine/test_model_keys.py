@@ -15,7 +15,7 @@ from flatout.engine.tasks import make_task
 from tests.engine.families import CONFIGS, VOCABULARY
 
 HEAD = (
-    "1 parameter cannot be used; nothing was run. Mend them in conf/ or on the "
+    "1 parameter cannot be used; nothing was run. Correct them in conf/ or on the "
     "command line (--params):\n  "
 )
 TYPO = (
@@ -41,7 +41,7 @@ def test_a_misspelt_key_is_refused_with_the_nearest():
 def test_all_keys_are_named():
     config = {"model_type": "bert", "hiden_size": 8, "hidden_dropuot_prob": 0.0}
     assert refused(ModelSettings(config=config)).split("\n") == [
-        "2 parameters cannot be used; nothing was run. Mend them in conf/ or on the "
+        "2 parameters cannot be used; nothing was run. Correct them in conf/ or on the "
         "command line (--params):",
         "  model.config.hidden_dropuot_prob: models of type bert have none; did you "
         "mean model.config.hidden_dropout_prob?",

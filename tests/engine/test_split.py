@@ -191,7 +191,7 @@ def test_too_many_rejected_rows_stop_the_run_with_reasons_and_rows():
     assert str(error.value) == (
         "6 of 100 rows (6.0%) cannot be used, more than split.max_rejected_fraction "
         "0.01:\n  6 x text is missing: rows 0, 1, 2, 3, 4, ... (counted from 0)\nAll "
-        "of them are in rejected_rows. Mend the data or the column names, or raise "
+        "of them are in rejected_rows. Correct the data or the column names, or raise "
         "split.max_rejected_fraction"
     )
 

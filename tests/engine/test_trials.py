@@ -297,7 +297,7 @@ def test_a_killed_sweep_goes_on_and_leaves_no_process(tmp_path):
     wait_for(lambda: not any(map(psutil.pid_exists, pids)))
     again, _ = start_sweep(tmp_path, "fine", "fault").communicate(timeout=60)
     assert again == "fine ok 1\nfault error 1\n"
-    # That one came to its end: the next is measured anew.
+    # That one came to its end: the next is measured again.
     running = tmp_path / "sweep" / "running"
     assert not running.exists()
     bench = Bench(settings(), job_files(tmp_path), running.parent)

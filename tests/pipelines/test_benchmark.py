@@ -794,5 +794,5 @@ def test_broken_tuned_versions_are_named_and_left_out(data, caplog):
     assert found.startswith("device H200, here ")
     assert caplog.messages == [
         "tuned.versions in conf/tuned/parameters.yml is 3, not a version by package: "
-        "not compared; kedro run --pipelines=benchmark writes the file anew"
+        "not compared; kedro run --pipelines=benchmark writes the file again"
     ]

@@ -1,7 +1,7 @@
 """The fault drill: `python -m tests.tools.drill --kills 50 --seed 0`.
 
 A small training is killed, stopped, starved of disk and robbed of its newest checkpoint
-at random moments, again and again, and started anew with the same command each time.
+at random moments, again and again, and started again with the same command each time.
 At its end weights, losses and gradient norms must be those of the undisturbed run, bit
 for bit, and every point must be in the metrics file once.
 """
@@ -129,7 +129,7 @@ class Drill:
         self._check_resume(resumable, attempt)
 
     def _check_resume(self, resumable: bool, attempt: Attempt) -> None:
-        """Raises DrillError where a training began anew beside a checkpoint."""
+        """Raises DrillError where a training began again beside a checkpoint."""
         resumed = "resuming from step" in attempt.output
         self.resumable += resumable
         self.resumed += resumed

@@ -63,7 +63,7 @@ class KeyedParquetDataset(_KeyedFile):
 
 
 class ParquetStream(KeyedParquetDataset):
-    """A Parquet file of `batches()` (Arrow record batches) with a `schema`, made anew
+    """A Parquet file of `batches()` (Arrow record batches) with a `schema`, made again
     each time: no more are held in memory than a row group of about 32 MiB."""
 
     def save(self, data: Any) -> None:

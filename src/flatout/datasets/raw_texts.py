@@ -112,7 +112,7 @@ class HubTexts(ReadOnlyDataset):
     """Read-only rows of `name` on the Hub (or of a folder), by `datasets.load_dataset`.
 
     `split` may join several (`train+test`); null: its own, as they are. `revision`, a
-    commit, keeps the rows the same for ever. (Kedro's HFDataset asks the Hub again
+    commit, always keeps the rows the same. (Kedro's HFDataset asks the Hub again
     each time its name is printed, so it fails without network, and imports torch.)
     """
 

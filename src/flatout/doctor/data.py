@@ -81,7 +81,7 @@ def _columns(
     place = named_place(key, find_lines(raw, [key]))
     share = settings.split.max_rejected_fraction
     text += f", which is too few for split.max_rejected_fraction {share:g}"
-    fix = "mend the rows, or raise split.max_rejected_fraction; later rows may do"
+    fix = "correct the rows, or raise split.max_rejected_fraction; later rows may do"
     return Finding("data", "fail", f"{text}; {place}: {reason}", fix)
 
 

@@ -31,15 +31,15 @@ from flatout.engine.machine import environment
 from flatout.engine.parameters import SettingsModel
 from flatout.engine.parameters.secrets import without_password
 from flatout.places import project_path, tracking_store
-from flatout.project.mlflow_options import MlflowOptions
-from flatout.project.model_logging import (
+from flatout.project.parameters.hooks import TRAINING_NODES, checked_settings
+from flatout.project.raw_origin import short_name
+from flatout.project.recording.mlflow_options import MlflowOptions
+from flatout.project.recording.model_logging import (
     ModelLogger,
     ToLog,
     report_of,
     warn_where_worse,
 )
-from flatout.project.parameters.hooks import TRAINING_NODES, checked_settings
-from flatout.project.raw_origin import short_name
 from flatout.tracking import facts, models, outcomes
 from flatout.tracking.process.remote import Gone, RemoteForwarder
 

@@ -12,7 +12,7 @@ import yaml
 from flatout.engine.files.checked_paths import write_text
 
 HEAD = """\
-# Written by kedro flatout best; the next one writes it anew.
+# Written by kedro flatout best; the next one writes it again.
 # Train with it: kedro run --env=best
 """
 

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from flatout.engine.benchmark.search import Sweep, search
 from flatout.engine.benchmark.trials.trial_spec import TrialResult
-from flatout.engine.benchmark.watching import Watcher
+from flatout.engine.benchmark.trials.watching import Watcher
 from flatout.engine.launch.job_files import JobFiles
 from flatout.engine.machine.signals import Interrupted
 from flatout.engine.parameters import Settings

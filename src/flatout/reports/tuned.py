@@ -10,7 +10,7 @@ import yaml
 from flatout.reports.markdown import number_text
 
 HEAD = """\
-# Written by the benchmark; the next one that recommends something writes it anew.
+# Written by the benchmark; the next one that recommends something writes it again.
 """
 TRAIN_WITH_IT = "# Train with it, once it is in conf/tuned: kedro run --env=tuned\n"
 RATES = ("samples_per_s", "samples_per_s_low", "samples_per_s_high")

@@ -154,7 +154,7 @@ class Sender:
 
     def _lots(self) -> Iterator[list[Metric]]:
         """New metrics in lots that MLflow takes; one is sent when the next is asked
-        for. A training that goes on, or starts anew, repeats steps: what the store has
+        for. A training that goes on, or starts again, repeats steps: what the store has
         of a metric is passed over."""
         seen, end = dict(self._record.sent_steps), self.read_bytes
         lot: list[Metric] = []
@@ -177,7 +177,7 @@ class Sender:
             return
         with self._outbox.points.open("rb") as file:
             first = file.readline()
-            if first != self._first_line:  # a training that starts anew empties it
+            if first != self._first_line:  # a training that starts again empties it
                 self._first_line, self.read_bytes = first, 0
             file.seek(self.read_bytes)
             for line in file:

@@ -28,7 +28,7 @@ from flatout.engine.benchmark.trials.trial_spec import (
     TrialSpec,
     with_changes,
 )
-from flatout.engine.benchmark.watching import Watcher
+from flatout.engine.benchmark.trials.watching import Watcher
 from flatout.engine.launch.job_files import JobFiles
 from flatout.engine.launch.launch import resolve_processes
 from flatout.engine.machine.environment import device_name, nvidia_gpu_count
@@ -55,7 +55,7 @@ class Bench:
     """Runs trials of one sweep and keeps what they gave.
 
     An interrupted sweep leaves a file `running`; the next one of the same mode
-    takes up its answers. A finished sweep is measured anew.
+    takes up its answers. A finished sweep is measured again.
     """
 
     settings: Settings
@@ -141,7 +141,7 @@ class Bench:
         self.begin_s = time.perf_counter()
 
     def finish(self) -> None:
-        """Nothing is left to do: the next sweep begins anew."""
+        """Nothing is left to do: the next sweep starts from the beginning."""
         self._running.unlink()
 
     @property

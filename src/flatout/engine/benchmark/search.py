@@ -15,6 +15,7 @@ from flatout.engine.benchmark.ladder import Step, ladder
 from flatout.engine.benchmark.recommend import Picks, pick
 from flatout.engine.benchmark.runner import Bench, OutOfTime
 from flatout.engine.benchmark.trials.trial_spec import Planned, TrialResult
+from flatout.engine.benchmark.trials.watching import Watcher
 from flatout.engine.benchmark.tune import (
     CONFIGURED,
     Tuned,
@@ -23,7 +24,6 @@ from flatout.engine.benchmark.tune import (
     tune,
     worker_counts,
 )
-from flatout.engine.benchmark.watching import Watcher
 from flatout.engine.launch.job_files import JobFiles
 from flatout.engine.machine.environment import nvidia_gpu_count, usable_cores
 from flatout.engine.parameters import BenchmarkSettings, Settings

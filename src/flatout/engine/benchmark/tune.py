@@ -252,7 +252,7 @@ def free_batch(bench: Bench, tuned: Tuned) -> None:
 
 
 def _freed(changes: Changes, tuned: Tuned) -> Changes:
-    """Budgets and graphs that were chosen for a smaller batch are chosen anew."""
+    """Budgets and graphs that were chosen for a smaller batch are chosen again."""
     freed: Changes = {}
     if "train.cuda_graphs" in changes:
         freed["train.cuda_graphs"] = "auto"

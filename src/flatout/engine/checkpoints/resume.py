@@ -64,7 +64,8 @@ class Resume:
         if existing and found is None:
             raise CheckpointError(
                 f"none of the {len(existing)} checkpoints in {self.folder} is sound: "
-                f"{'; '.join(faults)}. Set train.resume: never to start anew"
+                f"{'; '.join(faults)}. To start from the beginning, set train.resume: "
+                "never"
             )
         return found
 
@@ -73,7 +74,7 @@ class Resume:
             raise CheckpointError(
                 f"{found.folder} was made by another training (then -> now): "
                 f"{'; '.join(differences)}. Set these back to go on with it, or set "
-                "train.resume: never to start anew"
+                "train.resume: never to start from the beginning"
             )
 
     def _names_kept(self, found: Checkpoint) -> tuple[str, str]:

@@ -88,8 +88,8 @@ def too_many_text(report: dict[str, Any], rejected: Any, limit: float) -> str:
         f"{report['rejected']} of {report['rows_in']} rows ({share:.1%}) cannot be "
         f"used, more than split.max_rejected_fraction {limit:g}:\n"
         + "\n".join(lines)
-        + "\nAll of them are in rejected_rows. Mend the data or the column names, or "
-        "raise split.max_rejected_fraction"
+        + "\nAll of them are in rejected_rows. Correct the data or the column names, "
+        "or raise split.max_rejected_fraction"
     )
 
 

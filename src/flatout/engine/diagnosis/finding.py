@@ -50,7 +50,9 @@ def guarded(
         if own or isinstance(error, known):
             return [Finding(name, "fail", text, "it says what to change")]
         finding = f"could not be checked ({type(error).__name__}: {text[:300]})"
-        fix = "nothing is known to be wrong" if unknown == "warn" else "mend that first"
+        fix = (
+            "nothing is known to be wrong" if unknown == "warn" else "solve that first"
+        )
         return [Finding(name, unknown, finding, fix)]
 
 

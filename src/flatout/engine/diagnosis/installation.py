@@ -75,6 +75,6 @@ def bytecode(package: str = "torch", *, forbidden: bool | None = None) -> Findin
         "bytecode",
         "warn",
         "PYTHONDONTWRITEBYTECODE is set and nothing is compiled: every command, worker "
-        "and rank compiles its packages anew, for seconds",
+        "and rank compiles its packages again, for seconds",
         f"unset it, or once: python -m compileall -q -j 0 {folder}",
     )

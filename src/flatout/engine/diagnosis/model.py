@@ -60,7 +60,7 @@ def checkpoint(settings: ModelSettings, config: Any | None) -> Finding:
     """`config`: its config; None where that is not on this machine."""
     name, faults = settings.name_or_path, model_key_faults(settings)
     if faults:
-        return Finding("model", "fail", "; ".join(faults), "mend them in conf/")
+        return Finding("model", "fail", "; ".join(faults), "correct them in conf/")
     if name is None:
         kind = settings.config.get("model_type")
         return Finding("model", "ok", f"{kind}, trained from scratch")
@@ -75,7 +75,7 @@ def checkpoint(settings: ModelSettings, config: Any | None) -> Finding:
     text += f", saved as {saved}"
     if any(_fits(settings.task, name) for name in config.architectures or []):
         return Finding("model", "ok", text)
-    text += f"; its head is not one for {settings.task} and starts anew"
+    text += f"; its head is not one for {settings.task} and starts from scratch"
     return Finding("model", "ok", text)
 
 

@@ -45,7 +45,7 @@ def warn_at_start(settings: Settings, folder: Path) -> None:
     """Log what is not ok."""
     for found in quick_checks(settings, folder):
         if found.status != "ok":
-            logger.warning("%s: %s. To mend it: %s", *_texts(found))
+            logger.warning("%s: %s. To solve it: %s", *_texts(found))
 
 
 def _texts(found: Finding) -> tuple[str, str, str]:

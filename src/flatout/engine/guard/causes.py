@@ -125,7 +125,7 @@ CAUSES: dict[str, Cause] = {
     "train.metrics_every": Cause(1.05, 1.05, "accuracy is kept often", {}, True),
     "version.transformers": Cause(1.05, 1.05, "another transformers"),
     "train.loader.prefetch_factor": Cause(1.05, 1.02, "fewer batches ahead", {}, True),
-    "train.loader.persistent_workers": Cause(1.02, 1.02, "workers start anew", ON),
+    "train.loader.persistent_workers": Cause(1.02, 1.02, "workers start again", ON),
     "git_commit": Cause(1.01, 1.01, "other code"),
     "git_dirty": Cause(1.01, 1.01, "files differ from the commit in one of the two"),
 }

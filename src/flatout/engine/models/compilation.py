@@ -92,7 +92,7 @@ def _configure() -> None:
     # The last block may carry a hook that gathers its targets (narrowing.py).
     config.skip_nnmodule_hook_guards = False
     # A block's floats never change: as variables they are settled only after it has
-    # been traced and differentiated, and both begin anew.
+    # been traced and differentiated, and both begin again.
     config.specialize_float = True
     # It would cut each block once more at DDP's buckets.
     config.optimize_ddp = False

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from flatout.engine.families import family_of
 from flatout.engine.families._family import row_means
-from flatout.engine.ops.precise_output import keep_output_precise
+from flatout.engine.ops.precision import keep_output_precise
 from flatout.engine.tasks import Task
 
 LOGITS_AT_ONCE = 2**27

@@ -17,8 +17,8 @@ class BodyMismatch(ValueError):
 
 
 def load_with_new_head(auto: Any, name: str, **options: Any) -> Any:
-    """`auto.from_pretrained`; says once which weights start anew. Raises BodyMismatch,
-    and what transformers raises."""
+    """`auto.from_pretrained`; says once which weights start from scratch. Raises
+    BodyMismatch, and what transformers raises."""
     model, info = auto.from_pretrained(
         name, ignore_mismatched_sizes=True, output_loading_info=True, **options
     )
@@ -33,5 +33,7 @@ def load_with_new_head(auto: Any, name: str, **options: Any) -> Any:
         )
     new = sorted({*changed, *info["missing_keys"]})
     if new:
-        logger.warning("not in %s, so they start anew: %s", name, ", ".join(new))
+        logger.warning(
+            "not in %s, so they start from scratch: %s", name, ", ".join(new)
+        )
     return model

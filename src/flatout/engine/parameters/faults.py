@@ -20,7 +20,7 @@ def refusal(faults: Sequence[str]) -> SettingsError:
     count = len(faults)
     return SettingsError(
         f"{count} parameter{'s' if count > 1 else ''} cannot be used; nothing was "
-        "run. Mend them in conf/ or on the command line (--params):\n"
+        "run. Correct them in conf/ or on the command line (--params):\n"
         + "\n".join(f"  {fault}" for fault in faults)
     )
 

@@ -61,8 +61,8 @@ def _nothing(rows: Sequence[Row], name: str) -> str:
     ]
     return "\n".join(
         [
-            f"none of the {len(rows)} trials of the sweep has a {name}. Mend what they "
-            "say and run the sweep again:",
+            f"none of the {len(rows)} trials of the sweep has a {name}. Correct what "
+            "they say and run the sweep again:",
             *lines,
         ]
     )

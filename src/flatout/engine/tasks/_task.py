@@ -315,7 +315,7 @@ class Task(ABC):
         return outputs
 
     def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
-        """ColumnValues of `answer_fields` for outputs (N, ...) of N rows."""
+        """Columns of `answer_fields` for outputs (N, ...) of N rows."""
         return {}
 
     def row_answers(

@@ -37,7 +37,7 @@ def _hub_commit(name: str, revision: str | None) -> str | None:
     except OSError:
         logger.warning(
             "model.name_or_path %s is not in the local cache, so its commit is not "
-            "known yet: set model.revision to a commit, to have the same one for ever",
+            "known yet: set model.revision to a commit, to always have the same one",
             name,
         )
         return None

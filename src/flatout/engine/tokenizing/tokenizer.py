@@ -316,7 +316,7 @@ def _not_found(name: str, error: Exception) -> str:
 
 
 def _apply(checks: list[Check], tokenizer: Any) -> None:
-    """Mend, warn or fail by the table of checks."""
+    """Correct, warn or fail by the table of checks."""
     for check in checks:
         if check.status == "warning":
             logger.warning("tokenizer: %s: %s", check.name, check.text)

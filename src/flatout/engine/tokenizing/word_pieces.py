@@ -51,7 +51,7 @@ def train_word_pieces(texts: Any, vocab_size: int) -> Tokenizer:
     without_rare = (text.translate(rare) for text in sample) if rare else iter(sample)
     with tokenizer_parallelism(True):
         tokenizer.train_from_iterator(without_rare, trainer)
-    # Made anew, since the trainer also marks the given letters as special tokens.
+    # Made again, since the trainer also marks the given letters as special tokens.
     finished = with_ends(_untrained(_model(tokenizer.get_vocab())))
     finished.decoder = decoders.WordPiece(prefix=_CONTINUED)
     return finished

@@ -126,7 +126,8 @@ class TunedHooks:
         if differences:
             logger.warning(
                 "The tuned parameters were measured with another %s. They still train "
-                "right, but may be slow: kedro run --pipelines=benchmark measures anew",
+                "right, but may be slow: kedro run --pipelines=benchmark measures "
+                "again",
                 "; another ".join(differences),
             )
         self._is_measured = not differences
@@ -183,7 +184,7 @@ def _sound(tuned: dict[str, Any]) -> dict[str, Any]:
         return tuned
     logger.warning(
         "tuned.versions in conf/tuned/parameters.yml is %r, not a version by package: "
-        "not compared; kedro run --pipelines=benchmark writes the file anew",
+        "not compared; kedro run --pipelines=benchmark writes the file again",
         versions,
     )
     return {key: value for key, value in tuned.items() if key != "versions"}

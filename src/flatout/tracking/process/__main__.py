@@ -62,7 +62,7 @@ class Server:
     ) -> None:
         from flatout.tracking.forwarder import Forwarder
 
-        # Kedro, which this imports, sets up logging anew.
+        # Kedro, which this imports, sets up logging again.
         import_module("kedro_mlflow.config.kedro_mlflow_config")
         Hand.over(self)
         self._outbox = Outbox(points, record)

@@ -87,7 +87,7 @@ def _check_liger() -> None:
 
 
 def _grouped_by_length() -> dict[str, Any]:
-    """transformers named the flag anew in version 5."""
+    """transformers renamed the flag in version 5."""
     from transformers import TrainingArguments
 
     names = {entry.name for entry in fields(TrainingArguments)}

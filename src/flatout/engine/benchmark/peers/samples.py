@@ -33,7 +33,7 @@ class RowNumbers(torch.utils.data.Dataset[int]):
 
 
 class SampleCollator:
-    """Numbers of rows -> their fields, crops drawn anew each time."""
+    """Numbers of rows -> their fields, crops drawn each time."""
 
     def __init__(self, job: TrainJob) -> None:
         self._rows = job.train

@@ -207,7 +207,7 @@ class TrialResult:
 
 
 def with_changes(settings: Settings, changes: Mapping[str, Any]) -> Settings:
-    """`settings` with values set by path (`train.loader.num_workers`), checked anew."""
+    """`settings` with values set by path (`train.loader.num_workers`), checked."""
     nested = settings.model_dump(mode="json")
     for path, value in changes.items():
         *parents, last = path.split(".")

@@ -62,7 +62,7 @@ class ChatEncoder:
         return found["input_ids"], found["assistant_masks"]
 
     def _check_end(self, ids: list[int], mask: list[int], row: int) -> None:
-        """Whoever never learns to stop writes on for ever (trl#5988)."""
+        """Whoever never learns to stop never ends (trl#5988)."""
         last = int(np.flatnonzero(mask)[-1]) if any(mask) else -1
         # Behind the token that ends a message there may be a line break.
         end = {ids[n] for n in range(max(0, last - 2), last + 1) if mask[n]}

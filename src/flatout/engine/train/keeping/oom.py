@@ -135,8 +135,8 @@ def _halved(
         ) from error
     if not _may_shrink(trainer):
         how = f"out of memory {where} with token budget {budget}"
-        mend = f"train.token_budget: {half} (the global batch stays)"
-        message = _message(trainer, how, mend)
+        remedy = f"train.token_budget: {half} (the global batch stays)"
+        message = _message(trainer, how, remedy)
         raise OutOfMemory(message, {"token_budget": half}) from error
     logger.warning(
         "out of memory %s with token budget %d: going on with %d",
@@ -164,10 +164,10 @@ def _is_alone(trainer: Trainer) -> bool:
     return trainer.runtime.ranks.world_size == 1
 
 
-def _message(trainer: Trainer, how: str, mend: str) -> str:
+def _message(trainer: Trainer, how: str, remedy: str) -> str:
     train, where = trainer.job.settings.train, ""
     if train.distributed.num_machines > 1:
         where = " on all machines"
     elif train.on_oom == "stop":
         where = ", or train.on_oom: shrink"
-    return f"{how}: set {mend}{where}"
+    return f"{how}: set {remedy}{where}"

@@ -174,7 +174,7 @@ class Session:
         except OSError as error:
             raise CheckpointError(
                 f"the checkpoint folder {self.folder} cannot be written ({error}): "
-                "mend its permissions, or set paths.checkpoints to another folder"
+                "correct its permissions, or set paths.checkpoints to another folder"
             ) from None
         self._check_room()
 

@@ -23,7 +23,7 @@ from flatout.engine.models.model import TaskModel
 from flatout.engine.ops import attention
 from flatout.engine.ops.dropout import Noise, replace_dropout
 from flatout.engine.ops.gelu import replace_gelu
-from flatout.engine.ops.residual import round_residual_stream
+from flatout.engine.ops.precision import round_residual_stream
 from flatout.engine.parameters import TrainSettings
 from flatout.engine.train.flat_all_reduce import FlatAllReduce
 from flatout.engine.train.optimizer import Updater, build_optimizer

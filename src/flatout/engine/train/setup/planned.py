@@ -67,7 +67,7 @@ def note_compiled(
 
 
 def _earlier(found: Manifest | None, runtime: Runtime) -> Choice | None:
-    """Another device, or another number of them, chooses anew, for what is left."""
+    """Another device, or another number of them, chooses again, for what is left."""
     kept = found.accelerated if found else {}
     if not kept or any(kept.get(k) != v for k, v in _where(runtime).items()):
         return None

@@ -1,0 +1,1 @@
+"""What of a run reaches MLflow: its options, its model."""
