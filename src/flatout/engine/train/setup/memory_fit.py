@@ -111,7 +111,8 @@ def together(own: Fit, gathered: Sequence[Fit]) -> Fit:
     """What fits on all ranks: they cut a global batch alike."""
     least = min(gathered, key=lambda fit: fit.token_budget)
     graphs = all(fit.cuda_graphs for fit in gathered)
-    return replace(least, cuda_graphs=graphs, demand=own.demand)
+    tight = any(fit.tight for fit in gathered)
+    return replace(least, cuda_graphs=graphs, demand=own.demand, tight=tight)
 
 
 def by_guess(wanted: Fit, bounds: Bounds, guess: int | None) -> Fit:
