@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -34,6 +35,7 @@ from flatout.engine.train.setup.calibration import (
 from flatout.engine.train.setup.memory_fit import (
     Bounds,
     Fit,
+    by_guess,
     choose,
     is_plenty,
     points,
@@ -165,6 +167,12 @@ def test_a_resumed_run_keeps_its_budget_where_it_nearly_fits():
     assert choose(BERT, BOUNDS, 5 * GIB, WANTED, kept=3_840).token_budget == 2_560
 
 
+def test_where_nothing_is_measured_a_resumed_run_keeps_its_budget_too():
+    for guess in (None, 2_000, 100_000):
+        assert by_guess(WANTED, BOUNDS, guess, kept=3_840).token_budget == 3_840
+    assert by_guess(WANTED, BOUNDS, 2_000).token_budget == 1_920
+
+
 def test_ranks_take_what_fits_on_all():
     small, large = Fit(1_024, True, "small", tight=True), Fit(65_536, False, "large")
     assert together(large, [large, small]) == Fit(1_024, False, "small", tight=True)
@@ -219,6 +227,24 @@ def test_few_passes_end_near_what_fits(start, memory_mib):
     assert len(asked) <= 5
 
 
+@pytest.mark.parametrize("start", [1_250, 2_000, 6_000])
+@pytest.mark.parametrize("rows_that_fit", [1.2, 2.5, 4.1, 100])
+def test_passes_of_whole_rows_end_too(start, rows_that_fit):
+    """One that asks for more tokens may be the pass that was."""
+    asked: list[int] = []
+    row, bounds = 1_000, Bounds(1_000, 8_192, several=True, step=16_384)
+    free = BERT.passes(rows_that_fit * row)
+
+    def measure(tokens: int):
+        whole = tokens // row * row
+        return measuring(BERT, free, asked)(whole)
+
+    found = points(measure, start, bounds, free)
+    assert len(asked) <= 6
+    assert found[0][1] == BERT.passes(found[0][0])
+    assert found[-1][0] >= min(rows_that_fit // 2, 7) * row
+
+
 def test_nothing_is_found_where_the_longest_row_does_not_fit():
     asked: list[int] = []
     found = points(measuring(BERT, 100 * MIB, asked), 8_000, BOUNDS, 100 * MIB)
@@ -258,6 +284,9 @@ def test_passes_leave_no_trace(tmp_path, kind, batching):
         batch = passes.batch(100)
         assert len(batch.micro_batches) == 1
         assert batch.num_padded_tokens <= 100
+        planner = replace(passes._data.planner, overhead_tokens=0)
+        passes._data = replace(passes._data, planner=planner)
+        assert len(passes.batch(100).micro_batches) == 1
         passes.run(batch)
         assert any(p.grad is not None for p in model.parameters())
     assert torch.equal(torch.get_rng_state(), drawn)

@@ -270,21 +270,22 @@ def _prefetch_to_device(
     runs: Iterator[StepRun], device: torch.device, side: torch.cuda.Stream
 ) -> Generator[StepRun]:
     """Copy the next run's tensors on a side stream while this one computes."""
-    ahead: StepRun | None = None
+    ahead: tuple[StepRun, Any] | None = None
     for run in runs:
         with torch.cuda.stream(side):
-            moved = run.to(device)
+            moved = run.to(device), side.record_event()
         if ahead is not None:
-            yield _ready(ahead, side)
+            yield _ready(*ahead)
         ahead = moved
     if ahead is not None:
-        yield _ready(ahead, side)
+        yield _ready(*ahead)
 
 
-def _ready(run: StepRun, side: torch.cuda.Stream) -> StepRun:
-    """Order this stream after the copies, and keep the memory until it is done."""
+def _ready(run: StepRun, copied: Any) -> StepRun:
+    """Order this stream after the run's own copy, not after the next one's, and keep
+    the memory until it is done."""
     current = torch.cuda.current_stream()
-    current.wait_stream(side)
+    current.wait_event(copied)
     run.buffer.record_stream(current)
     return run
 

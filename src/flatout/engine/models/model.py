@@ -143,3 +143,17 @@ def forget_failed_pass(model: nn.Module) -> None:
         forget = getattr(module, "forget", None)
         if callable(forget):
             forget()
+
+
+_TEXTS = ("out of memory", "can't allocate memory", "cannot allocate memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Also where it broke the recording of a CUDA graph, whose end then raises."""
+    if error.__context__ is not None and is_out_of_memory(error.__context__):
+        return True
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(
+        text in str(error).lower() for text in _TEXTS
+    )

@@ -10,15 +10,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from flatout.engine.models.model import forget_failed_pass
+from flatout.engine.models.model import forget_failed_pass, is_out_of_memory
 from flatout.engine.rows.rows import SplitRows
 from flatout.engine.train.setup.assemble import Trainer
 
 logger = logging.getLogger(__name__)
 
 Found = TypeVar("Found")
-
-_TEXTS = ("out of memory", "can't allocate memory", "cannot allocate memory")
 
 
 class OutOfMemory(RuntimeError):
@@ -30,17 +28,6 @@ class OutOfMemory(RuntimeError):
         super().__init__(message)
         self.to_try = to_try
         """Other settings of training, by name; None: there are none."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Also where it broke the recording of a CUDA graph, whose end then raises."""
-    if error.__context__ is not None and is_out_of_memory(error.__context__):
-        return True
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and any(
-        text in str(error).lower() for text in _TEXTS
-    )
 
 
 def shrink(trainer: Trainer, error: RuntimeError | MemoryError, step: int) -> None:

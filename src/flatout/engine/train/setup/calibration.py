@@ -18,7 +18,7 @@ import torch
 from flatout.engine.batches.collation import StepBatch, StepRows
 from flatout.engine.batches.global_batches import GlobalBatches, Planner
 from flatout.engine.models.memory import Demand, guessed_tokens, line, moment_bytes
-from flatout.engine.models.model import TaskModel, forget_failed_pass
+from flatout.engine.models.model import TaskModel, forget_failed_pass, is_out_of_memory
 from flatout.engine.rows.layout import Ints
 from flatout.engine.train.setup.acceleration import step_tokens
 from flatout.engine.train.setup.job import TrainJob
@@ -60,7 +60,7 @@ def fit(
     room = ROOM * runtime.memory_within_reach
     guess = guessed_tokens(job.settings, model.model.config, room, shards)
     if sharded:  # a pass would gather weights of all ranks
-        return by_guess(wanted, bounds, guess)
+        return by_guess(wanted, bounds, guess, kept)
     linear = resolved.attention != "eager"  # that has pairs of all tokens of a row
     if guess and linear and is_plenty(guess, bounds, graphs=resolved.cuda_graphs):
         return wanted if kept is None else replace(wanted, token_budget=kept)
@@ -85,6 +85,7 @@ def bounds_of(job: TrainJob, resolved: ResolvedConfig, stepper: Stepper) -> Boun
 def undisturbed(model: TaskModel, stepper: Stepper) -> Iterator[None]:
     """What is random, or left behind by passes, is afterwards as it was."""
     runtime, was_training = stepper.runtime, model.training
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     with torch.random.fork_rng(devices=[runtime.device] if runtime.is_cuda else []):
         model.train()
         stepper.clear_gradients()
@@ -93,6 +94,8 @@ def undisturbed(model: TaskModel, stepper: Stepper) -> Iterator[None]:
         finally:
             stepper.clear_gradients()
             model.train(was_training)
+            for buffer, was in buffers:  # statistics of BatchNorm
+                buffer.copy_(was)
     if runtime.is_cuda:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(runtime.device)
@@ -151,7 +154,9 @@ class Passes:
             torch.cuda.reset_peak_memory_stats(device)
             self.run(batch)
             peak = torch.cuda.max_memory_allocated(device)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             forget_failed_pass(self._model)
             torch.cuda.empty_cache()
             return None
@@ -160,6 +165,8 @@ class Passes:
     def batch(self, tokens: int) -> StepBatch:
         """One micro-batch of at most `tokens`."""
         planner = replace(self._data.planner, token_budget=tokens)
+        if planner.strategy == "grouped":  # that may cut one batch in two
+            planner = replace(planner, strategy="random")
         count = longest_rows(self._lengths, tokens, planner)
         data = replace(self._data, planner=planner)
         ids = np.resize(self._ids, count)

@@ -115,12 +115,15 @@ def together(own: Fit, gathered: Sequence[Fit]) -> Fit:
     return replace(least, cuda_graphs=graphs, demand=own.demand, tight=tight)
 
 
-def by_guess(wanted: Fit, bounds: Bounds, guess: int | None) -> Fit:
-    """Where nothing can be measured."""
+def by_guess(
+    wanted: Fit, bounds: Bounds, guess: int | None, kept: int | None = None
+) -> Fit:
+    """Where nothing can be measured; a budget that was `kept` stays, and with it the
+    bits of a resumed run."""
     if guess is None or guess >= bounds.most:
-        return wanted
+        return wanted if kept is None else replace(wanted, token_budget=kept)
     budget = min(wanted.token_budget, rounded_down(guess, bounds.least))
-    return replace(wanted, token_budget=budget, tight=True)
+    return replace(wanted, token_budget=kept or budget, tight=True)
 
 
 def points(
@@ -137,8 +140,11 @@ def points(
                 return sorted(found.items())
             tokens = max(bounds.least, tokens // 4)
             continue
+        known = point[0] in found  # whole rows: another size may be the same pass
         found[point[0]] = point[1]
         following = _next_size(sorted(found.items()), bounds, free_bytes)
+        if known:
+            return sorted(found.items())
         if following is None:
             return sorted(found.items())
         tokens = following
