@@ -136,17 +136,18 @@ def test_a_server_that_says_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("hostile", "name"),
     [
-        ("models/\N{ROCKET}\N{ROCKET}/../best \N{PARTY POPPER}", "best"),
-        ("\N{PILE OF POO}", ""),
-        ("x" * 5000, "x" * 100),
-        ("<img src=x onerror=alert(1)>", "img-src-x-onerror-alert-1"),
+        ("models/\N{ROCKET}\N{ROCKET}/../best \N{PARTY POPPER}", "best-"),
+        ("\N{PILE OF POO}", "-"),
+        ("x" * 5000, "x" * 92),
+        ("<img src=x onerror=alert(1)>", "-img-src-x-onerror-alert-1-"),
     ],
 )
 def test_run_names_are_safe_in_a_browser(store, hostile, name):
-    settings = Settings(model={"name_or_path": hostile})
-    safe = facts.run_name(settings, "1a2b3c4d5e")
-    expected = f"{name}-_cpu_b32_1a2b3c4" if name else "_cpu_b32_1a2b3c4"
-    assert safe == (expected if len(name) < 99 else name)
+    settings = Settings(
+        model={"name_or_path": hostile}, train={"learning_rate": 2.5e-4}
+    )
+    safe = facts.run_name("reviews", settings)
+    assert safe == f"reviews_{name}_lr2.5e-4"[:100]
     client = MlflowClient(store)
     run = client.create_run(client.create_experiment("flatout"), run_name=safe)
     assert client.get_run(run.info.run_id).info.run_name == safe

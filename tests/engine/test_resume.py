@@ -530,7 +530,7 @@ def test_a_resume_in_fp16_goes_on_with_its_loss_scale(tmp_path, monkeypatch):
     with pytest.raises(Crash), when_logged("step 9/12  loss", crash):
         train(jobs[1], half)
     resumed = train(jobs[1], half)
-    assert resumed.report.resumed_from_step in (6, 8)
+    assert 4 <= resumed.report.resumed_from_step <= 8  # one waits while another is made
     assert curve(resumed) == curve(whole)
     assert scales == expected
 
