@@ -223,11 +223,11 @@ def test_heads_that_turn_in_part_and_other_activations_are_left_alone():
 
 def test_another_version_finds_no_graphs_of_this_one(monkeypatch, tmp_path):
     """The name under which PyTorch keeps compiled graphs holds our sources' digest."""
-    monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "mine-")
-    model = task_model("bert", "sequence-classification", "sdpa")
-    for _ in range(2):
-        compiled(model, backend="eager")
-    mine = torch.compiler.config.cache_key_tag
+    with torch.compiler.config.patch(cache_key_tag="mine-"):
+        model = task_model("bert", "sequence-classification", "sdpa")
+        for _ in range(2):
+            compiled(model, backend="eager")
+        mine = torch.compiler.config.cache_key_tag
     assert re.fullmatch(r"mine-flatout-[0-9a-f]{16}", mine)
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "k.py").write_text("changed")
