@@ -159,8 +159,10 @@ def check_lockstep_lstm(batch, splits):
             results.append(
                 (own, *made, steps.backward_steps(states_grads, *given), states_grads)
             )
+    most = 1e-2 if device == "cuda" else 1e-5  # bf16 rounds to 4e-3 by itself
     for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+        error = (one - other).float().norm() / other.float().norm()
+        assert error < most, error
 
 
 def check_sums_and_gelu(width):

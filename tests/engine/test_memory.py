@@ -187,7 +187,7 @@ def test_memory_is_tight_from_three_fifths_on():
 
 def test_the_allocator_is_left_as_its_user_set_it(monkeypatch):
     asked = []
-    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", asked.append)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", asked.append)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
     runtimes.let_segments_grow()
     assert asked == []

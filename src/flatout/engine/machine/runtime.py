@@ -165,7 +165,7 @@ def let_segments_grow() -> None:
     """From here on the GPU's allocator maps memory to what is asked for, so that less
     lies unused between blocks. What the user has set of the allocator stays."""
     if not allocator_is_set():
-        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
 def memory(runtime: Runtime) -> dict[str, Any]:
