@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import tempfile
@@ -18,6 +19,7 @@ from flatout.engine.machine.signals import Interrupted
 from flatout.engine.parameters import SettingsError, SweepSettings, parse_settings
 from flatout.engine.parameters.secrets import without_password
 from flatout.engine.sweep import storage as storages
+from flatout.engine.sweep.database import PlainRows
 from flatout.engine.sweep.queue import Queue
 from flatout.engine.sweep.storage import (
     StorageError,
@@ -284,3 +286,27 @@ def test_two_of_three_machines_die_and_each_combination_is_finished_once(kind):
 )
 def test_no_form_of_a_password_is_shown(address, shown):
     assert without_password(address) == shown
+
+
+def test_a_database_lists_trials_as_optuna_does(tmp_path):
+    """Every state and kind of value, whole and what is new since the last look."""
+    place = f"sqlite:///{tmp_path}/trials.db"
+    study = optuna.create_study(storage=open_storage(place), study_name="s")
+    space = {
+        "rate": optuna.distributions.FloatDistribution(1e-5, 1, log=True),
+        "name": optuna.distributions.CategoricalDistribution(["adamw", None, True]),
+    }
+    trials = [study.ask(space) for _ in range(5)]
+    study.enqueue_trial({"rate": 0.5})
+    trials[0].set_user_attr("answer", {"status": "ok", "loss": [1.5, None]})
+    for step, value in enumerate([0.1, math.inf, -math.inf, math.nan]):
+        trials[1].report(value, step)
+    study.tell(trials[0], 1e-300)
+    study.tell(trials[1], math.inf)
+    study.tell(trials[3], state=TrialState.FAIL)
+    plain, theirs = PlainRows(place), optuna.storages.RDBStorage(place)
+    ended = {TrialState.COMPLETE}
+    for asked in [(None, set(), -1), (ended, set(), -1), (None, {3}, 4)]:
+        found = plain._get_trials(study._study_id, *asked)
+        assert repr(found) == repr(theirs._get_trials(study._study_id, *asked))
+    assert [trial.number for trial in found] == [2, 4, 5]

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from mlflow import MlflowClient
 
+from flatout import cli
 from flatout.engine.parameters import SettingsError, parse_settings
 from flatout.pipelines.sweep import create_pipeline
 from flatout.project.parameters.hooks import ParameterHooks
@@ -131,7 +133,7 @@ def test_best_prints_the_winner_and_writes_its_environment(tmp_path):
     with pytest.raises(NoSweepError, match="--pipelines=sweep writes it"):
         read_best(tmp_path / "data")
     (reports / "sweep_best.json").write_text(json.dumps(best))
-    file = write_best(tmp_path, read_best(tmp_path / "data"))
+    file = write_best(tmp_path / "conf", read_best(tmp_path / "data"))
     assert yaml.safe_load(file.read_text()) == {
         "train": {"learning_rate": 0.01},
         "model": {"config": {"hidden_size": 64}},
@@ -139,6 +141,22 @@ def test_best_prints_the_winner_and_writes_its_environment(tmp_path):
     first, *_, last = best_lines(best, Path("conf/best/parameters.yml"))
     assert first == "Trial 003 won: validation_loss 0.25 (3 ok, 1 oom)."
     assert last.endswith("kedro run --env=best")
+
+
+def test_best_writes_beside_the_configuration_in_use(tmp_path):
+    conf, reports = tmp_path / "my conf", tmp_path / "data" / "08_reporting"
+    conf.mkdir()
+    reports.mkdir(parents=True)
+    best = {"trial_id": "001", "settings": {RATE: 0.0123}, "chosen_by": "loss"}
+    best |= {"loss": 1.5, "trials": {"ok": 1}}
+    (reports / "sweep_best.json").write_text(json.dumps(best))
+    before = sorted((PROJECT / "conf").glob("best/*"))
+    where = (f"--data-dir={tmp_path / 'data'}", f"--conf-source={conf}")
+    done = CliRunner().invoke(cli.flatout, ["best", *where])
+    assert f"kedro run --env=best --conf-source='{conf}'" in done.output
+    parameters = yaml.safe_load((conf / "best" / "parameters.yml").read_text())
+    assert parameters == {"train": {"learning_rate": 0.0123}}
+    assert sorted((PROJECT / "conf").glob("best/*")) == before
 
 
 def test_names_that_are_no_settings_are_refused_before_anything_runs():

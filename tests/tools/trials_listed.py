@@ -2,7 +2,8 @@
 `python -m tests.tools.trials_listed journal|postgresql|mysql [TRIALS]`.
 
 Trials are written as a sweep without a pruner writes them: queued, taken, three
-heartbeats, an answer. The listing is timed in a process of its own, in CPU seconds.
+heartbeats, an answer. The listing is timed in a process of its own, in CPU seconds; of
+a database by turns with Optuna's own.
 """
 
 from __future__ import annotations
@@ -32,10 +33,13 @@ from flatout.engine.machine.garbage import collect_rarely
 from flatout.engine.sweep.storage import open_storage
 collect_rarely()  # as every command of Kedro does
 begin = time.process_time()
-storage = open_storage(sys.argv[1])
+if sys.argv[2] == "flatout":
+    storage = open_storage(sys.argv[1])
+else:
+    storage = optuna.storages.get_storage(optuna.storages.RDBStorage(sys.argv[1]))
 study = optuna.load_study(study_name="listed", storage=storage)
 found = study.get_trials(deepcopy=False)
-print(f"{len(found)} trials: {time.process_time() - begin:.2f} s")
+print(f"{sys.argv[2]}: {len(found)} trials in {time.process_time() - begin:.2f} s")
 """
 
 
@@ -83,8 +87,10 @@ def main(kind: str, trials: int = 10_000) -> None:
         place = journal if kind == "journal" else database
         if kind != "journal":
             copy(written, place)
-        for _ in range(3):
-            subprocess.run([sys.executable, "-c", LISTING, place], check=True)
+        listings = ["flatout"] if kind == "journal" else ["flatout", "optuna"]
+        for listing in 3 * listings:
+            command = [sys.executable, "-c", LISTING, place, listing]
+            subprocess.run(command, check=True)
 
 
 if __name__ == "__main__":

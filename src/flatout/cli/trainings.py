@@ -16,6 +16,7 @@ from flatout.cli.groups import (
     plain_errors,
     project_facts,
 )
+from flatout.places import project_path
 from flatout.project.command_line import check_data_dir, check_environment
 from flatout.project.parameters.hooks import checked_settings
 
@@ -98,19 +99,25 @@ def sync(env: str | None, data_dir: str | None, tracking_uri: str | None) -> Non
 
 @flatout.command()
 @DATA_DIR
-def best(data_dir: str | None) -> None:
+@click.option(
+    "--conf-source",
+    type=click.Path(exists=True, file_okay=False),
+    help="Folder of configuration. Default: conf.",
+)
+def best(data_dir: str | None, conf_source: str | None) -> None:
     """Print the best training of the last sweep, and write conf/best.
 
-    kedro run --env=best trains with its settings.
+    kedro run --env=best trains with its settings. With --conf-source they are written
+    there, and it needs that option too.
     """
     from flatout.reports.best import best_lines, read_best, write_best
 
     with plain_errors():
         check_data_dir(data_dir)
-        folder, _, project = project_facts(data_dir)
-        found = read_best(folder)
-        file = write_best(project, found)
-    for line in best_lines(found, file.relative_to(project)):
+        found = read_best(Path(project_path(data_dir or "data")))
+        file = write_best(Path(conf_source or project_path("conf")), found)
+    shown = file if conf_source else file.relative_to(project_path())
+    for line in best_lines(found, shown, conf_source):
         click.echo(line)
 
 

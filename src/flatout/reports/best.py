@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,9 @@ def read_best(data: Path) -> dict[str, Any]:
     return found
 
 
-def write_best(project: Path, best: Mapping[str, Any]) -> Path:
-    """conf/best/parameters.yml under `project`."""
-    file = project / "conf" / "best" / "parameters.yml"
+def write_best(conf: Path, best: Mapping[str, Any]) -> Path:
+    """best/parameters.yml in the folder of configuration."""
+    file = conf / "best" / "parameters.yml"
     file.parent.mkdir(parents=True, exist_ok=True)
     figure = f"# {best['chosen_by']}: {best[best['chosen_by']]:.6g}\n\n"
     tree = _nested(best["settings"])
@@ -43,13 +44,16 @@ def write_best(project: Path, best: Mapping[str, Any]) -> Path:
     return file
 
 
-def best_lines(best: Mapping[str, Any], file: Path) -> Iterator[str]:
+def best_lines(
+    best: Mapping[str, Any], file: Path, conf_source: str | None = None
+) -> Iterator[str]:
     """The winner, and what to type."""
+    source = f" --conf-source={shlex.quote(conf_source)}" if conf_source else ""
     name, trials = best["chosen_by"], best["trials"]
     told = ", ".join(f"{count} {status}" for status, count in trials.items())
     yield f"Trial {best['trial_id']} won: {name} {best[name]:.6g} ({told})."
     yield from (f"  {path}: {value}" for path, value in best["settings"].items())
-    yield f"Written to {file}. Train with it: kedro run --env=best"
+    yield f"Written to {file}. Train with it: kedro run --env=best{source}"
 
 
 def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:

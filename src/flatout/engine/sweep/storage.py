@@ -55,10 +55,11 @@ def open_storage(place: str) -> Any:
 def _database(place: str) -> Any:
     import optuna
 
+    from flatout.engine.sweep.database import PlainRows
+
     for left in reversed(range(OPENINGS)):
         try:
-            kept_alive = {"pool_pre_ping": True}
-            rdb = optuna.storages.RDBStorage(place, engine_kwargs=kept_alive)
+            rdb = PlainRows(place, engine_kwargs={"pool_pre_ping": True})
             return optuna.storages.get_storage(rdb)
         except _faults():  # also where two machines make its tables in one moment
             if not left:
