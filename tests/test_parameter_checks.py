@@ -8,6 +8,7 @@ from flatout.engine.parameters import SettingsError
 from flatout.places import artifact_folder
 from flatout.project.config_loader import ProjectConfigLoader
 from flatout.project.parameters.checks import check_sources
+from flatout.project.parameters.entries import refuse_misspelt_options
 from flatout.settings import CONFIG_LOADER_ARGS
 from tests.conftest import PROJECT
 
@@ -109,3 +110,62 @@ def test_artifacts_are_beside_the_data_where_no_server_keeps_them(
     if uri:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     assert artifact_folder("data") == folder
+
+
+def option_faults(tmp_path, entry, pipeline=("raw_texts",)):
+    (tmp_path / "base").mkdir()
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "catalog.yml").write_text(f"raw_texts: {entry}")
+    options = {**CONFIG_LOADER_ARGS, "custom_resolvers": {}}
+    loader = ProjectConfigLoader(str(tmp_path), None, **options)
+    try:
+        refuse_misspelt_options(loader, pipeline)
+    except SettingsError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        (
+            "{type: flatout.datasets.TextFiles, filepath: a.csv, delimeter: ;}",
+            "flatout.datasets.TextFiles has no delimeter; did you mean delimiter?",
+        ),
+        (
+            "{type: pandas.CSVDataset, filepath: a, load_args: {delimeter: ;}}",
+            "load_args: pandas' read_csv has no delimeter; did you mean delimiter?",
+        ),
+        (
+            "{type: pandas.CSVDataset, filepath: a, save_args: {idnex: false}}",
+            "save_args: pandas' to_csv has no idnex; did you mean index?",
+        ),
+        (
+            "{type: pandas.CSVDataset, filepath: a, delimiter: ;}",
+            "pandas.CSVDataset has no delimiter; put it under load_args",
+        ),
+    ],
+)
+def test_a_misspelt_option_of_a_catalog_entry_is_refused(tmp_path, entry, said):
+    told = f"catalog entry raw_texts in conf/local: {said}"
+    assert option_faults(tmp_path, entry) == told
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "{type: flatout.datasets.TextFiles, filepath: a.csv, delimiter: ;}",
+        "{type: pandas.CSVDataset, filepath: a, load_args: {sep: ;}, versioned: true}",
+        # Those hand on what they do not know.
+        "{type: pandas.ParquetDataset, filepath: a, load_args: {some_option: 1}}",
+        "{type: no.such.Type, a: 1}",  # Kedro's to say
+        "{filepath: a}",
+    ],
+)
+def test_options_that_a_type_has_pass(tmp_path, entry):
+    assert option_faults(tmp_path, entry) == ""
+
+
+def test_entries_that_a_run_does_not_use_are_left_alone(tmp_path):
+    entry = "{type: pandas.CSVDataset, filepath: a, delimeter: ;}"
+    assert option_faults(tmp_path, entry, ("model",)) == ""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +140,17 @@ def test_a_process_that_dies_costs_no_run(store, tmp_path, caplog):
     assert "sent to" in tracking.sync(outbox.points)[0]
     [run] = MlflowClient(store).search_runs(["1"])
     assert run.data.metrics["test_accuracy"] == 0.75
+
+
+def test_an_answer_that_comes_too_late_is_not_the_next_one(store, tmp_path):
+    """Each question has a number of its own, which the answer carries."""
+    outbox = tracking.begin(
+        tmp_path / "p.jsonl", record(store, tmp_path), goes_on=False
+    )
+    sends = RemoteForwarder(outbox, Connect({}, str(tmp_path)))
+    sends._pipe, theirs = Pipe()
+    for _ in range(10):
+        with suppress(TimeoutError):
+            sends._ask("verdict", limit_s=0.0)
+    numbers = [theirs.recv()[1] for _ in range(10)]
+    assert len(set(numbers)) == 10 and 0 not in numbers

@@ -113,13 +113,13 @@ def test_a_write_that_is_cut_short_leaves_what_was_there(tmp_path):
 def test_the_name_comes_last(tmp_path, monkeypatch):
     """Until the rename nothing counts as a checkpoint; the rename itself is atomic."""
     seen = []
-    real = folders.put_in_place
+    real = folders.replace_atomically
 
     def look(hidden, target):
         seen.append((step_folders(tmp_path), sorted(p.name for p in hidden.iterdir())))
         real(hidden, target)
 
-    monkeypatch.setattr(folders, "put_in_place", look)
+    monkeypatch.setattr(folders, "replace_atomically", look)
     write_checkpoint(tmp_path, manifest(3), fill)
     assert seen == [([], sorted(FILES))]
 

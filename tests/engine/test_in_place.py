@@ -14,7 +14,7 @@ from kedro.io import DatasetError
 from flatout.datasets import KeyedJSONDataset
 from flatout.datasets.transformers_model import TransformersModel
 from flatout.engine.files.atomic_folder import is_current, write_whole
-from flatout.engine.files.checked_paths import child, hidden_path, sweep, write_folder
+from flatout.engine.files.atomic_write import child, hidden_path, sweep, write_folder
 from flatout.engine.files.content_key import ContentKey
 from tests.conftest import PROJECT
 
@@ -134,7 +134,7 @@ def has_namespaces() -> bool:
     return made.returncode == 0
 
 
-SWEEP = "import sys; from pathlib import Path; from flatout.engine.files.checked_paths "
+SWEEP = "import sys; from pathlib import Path; from flatout.engine.files.atomic_write "
 SWEEP += "import sweep; sweep(Path(sys.argv[1]))"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 
 import pandas as pd
@@ -181,6 +182,20 @@ def test_every_row_is_accounted_for():
     out = sum(len(rows) for rows in parts.values())
     assert out + rejected.num_rows + report["duplicates"] == report["rows_in"] == 1003
     assert report["rejected_by_reason"] == {"text is empty": 1, "text is missing": 1}
+
+
+def test_a_split_that_is_made_says_why_rows_were_rejected(tmp_path, caplog):
+    rows = [f"text {i},{'a' if i % 2 else 'b'}" for i in range(500)]
+    rows[3], rows[7], rows[9] = "text 3,", "text 7,", ",a"
+    file = tmp_path / "reviews.csv"
+    file.write_text("\n".join(["text,label", *rows]))
+    raw = TextFiles(file)
+    recipes = plan_split(open_raw_texts(raw), CLASSES, SplitSettings())
+    with caplog.at_level(logging.INFO):
+        recipes["split_report"].value()
+    assert "; 3 rejected, 0 duplicates\n" in caplog.text
+    assert "  rejected 2 x label is empty: lines 5, 9 of reviews.csv, " in caplog.text
+    assert "  rejected 1 x text is empty: lines 11 of reviews.csv" in caplog.text
 
 
 def test_too_many_rejected_rows_stop_the_run_with_reasons_and_rows():

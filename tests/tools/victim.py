@@ -141,7 +141,7 @@ def main(folder: Path) -> None:
         limit = victim.file_limit_bytes
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     from flatout.engine.checkpoints.checkpoint_folder import finish
-    from flatout.engine.files.checked_paths import write_text
+    from flatout.engine.files.atomic_write import write_text
     from flatout.engine.launch.launch import collect
 
     job = make_job(victim, folder)

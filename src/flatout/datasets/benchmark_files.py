@@ -11,7 +11,7 @@ import pandas as pd
 from kedro_datasets._typing import TablePreview
 
 from flatout.datasets._entry import PathDataset
-from flatout.engine.files.checked_paths import write_text
+from flatout.engine.files.atomic_write import write_text
 from flatout.places import project_path
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from kedro.io import DatasetError
 
 from flatout.datasets._entry import PathDataset, ReadOnlyDataset
-from flatout.engine.files.checked_paths import write_file, write_folder
+from flatout.engine.files.atomic_write import write_file, write_folder
 
 FILE = "datasets/data/digits.csv.gz"
 LEVELS = 16

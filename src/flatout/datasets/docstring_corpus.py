@@ -20,7 +20,7 @@ import xxhash
 from kedro.io import DatasetError
 
 from flatout.datasets._entry import ReadOnlyDataset
-from flatout.engine.files.checked_paths import sweep, write_file
+from flatout.engine.files.atomic_write import sweep, write_file
 from flatout.engine.files.content_key import ContentKey
 from flatout.engine.machine.environment import usable_cores
 from flatout.engine.machine.workers import run_in_order

@@ -15,7 +15,7 @@ from flatout.engine.files.arrow_folder import (
     write_recipe,
 )
 from flatout.engine.files.atomic_folder import is_current, stored_key, write_whole
-from flatout.engine.files.checked_paths import sweep
+from flatout.engine.files.atomic_write import sweep
 from flatout.engine.files.content_key import ContentKey
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from kedro_datasets._typing import PlotlyPreview
 from flatout.datasets._entry import dataset_errors
 from flatout.datasets.keyed import KeyedDataset
 from flatout.engine.files.arrow_folder import merge_batches
-from flatout.engine.files.checked_paths import sweep, write_file
+from flatout.engine.files.atomic_write import sweep, write_file
 from flatout.engine.files.content_key import ContentKey
 
 KEY_NAME = "flatout_key"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kedro.io import DatasetError
 
 from flatout.datasets._entry import PathDataset
-from flatout.engine.files.checked_paths import hidden_path, put_in_place, sweep
+from flatout.engine.files.atomic_write import hidden_path, replace_atomically, sweep
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -51,7 +51,7 @@ class TransformersModel(PathDataset):
         try:
             for part in parts:
                 part.save_pretrained(written)
-            put_in_place(written, self._path)
+            replace_atomically(written, self._path)
         finally:
             shutil.rmtree(written, ignore_errors=True)
 

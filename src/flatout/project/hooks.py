@@ -26,7 +26,7 @@ from flatout.engine.checkpoints.checkpoint_folder import (
     was_trained_now,
 )
 from flatout.engine.data.split_report import split_metrics
-from flatout.engine.files.checked_paths import sweep
+from flatout.engine.files.atomic_write import sweep
 from flatout.engine.machine import environment
 from flatout.engine.parameters import SettingsModel
 from flatout.engine.parameters.secrets import without_password

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from flatout.engine.files.checked_paths import write_text
+from flatout.engine.files.atomic_write import write_text
 
 HEAD = """\
 # Written by kedro flatout best; the next one writes it again.

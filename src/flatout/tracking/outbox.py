@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flatout.engine.files.checked_paths import write_text
+from flatout.engine.files.atomic_write import write_text
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric

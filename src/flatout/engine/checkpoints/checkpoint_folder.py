@@ -20,11 +20,11 @@ from typing import Any
 
 import xxhash
 
-from flatout.engine.files.checked_paths import (
+from flatout.engine.files.atomic_write import (
     child,
     hidden_path,
-    put_in_place,
     remove,
+    replace_atomically,
     sweep,
     sync,
     write_text,
@@ -143,7 +143,7 @@ def write_checkpoint(
         if fault is not None:
             raise fault
         _seal(hidden, manifest, answers)
-        put_in_place(hidden, target)
+        replace_atomically(hidden, target)
     except BaseException:
         remove(hidden)
         raise

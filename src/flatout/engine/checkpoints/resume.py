@@ -22,7 +22,7 @@ from flatout.engine.checkpoints.checkpoint_folder import (
     set_aside,
     step_folders,
 )
-from flatout.engine.files.checked_paths import write_folder
+from flatout.engine.files.atomic_write import write_folder
 
 logger = logging.getLogger(__name__)
 

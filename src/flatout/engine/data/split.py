@@ -48,7 +48,12 @@ from flatout.engine.data.row_facts import (
 )
 from flatout.engine.data.row_hashes import first_rows, leaks, repeats, scrambled
 from flatout.engine.data.rows import REJECTED_SCHEMA, check_batch
-from flatout.engine.data.split_report import leak_warnings, split_report, too_many_text
+from flatout.engine.data.split_report import (
+    leak_warnings,
+    split_report,
+    summary_text,
+    too_many_text,
+)
 from flatout.engine.files.spool import Spool
 from flatout.engine.parameters import SplitSettings
 
@@ -140,12 +145,7 @@ class SplitPlan:
             report["leaks"] = [
                 [named_place(row, lines) for row in rows] for rows in self._leaks
             ]
-        parts = ", ".join(f"{n:,} {name}" for name, n in report["rows_out"].items())
-        logger.info(
-            "%s rows in: %s; %s rejected, %s duplicates",
-            *(f"{report['rows_in']:,}", parts),
-            *(f"{report[name]:,}" for name in ("rejected", "duplicates")),
-        )
+        logger.info(summary_text(report, self.rejected))
         for warning in (*label_warnings(report), *leak_warnings(report)):
             logger.warning(warning)
         return report

@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from flatout.engine.data.raw_texts import SPLITS
+from flatout.engine.data.raw_texts import SOURCE, SPLITS
 from flatout.engine.data.readers.row_lines import place
 from flatout.engine.data.row_facts import DUPLICATE, Codes, RowFacts
 from flatout.engine.data.row_hashes import in_two_splits
 from flatout.engine.data.rows import NOTHING
 
 SHOWN_REASONS = 20
+"""Of a split that is refused; of one that is made, the log has those below."""
+LOGGED_REASONS = 3
 SHOWN_TEXTS = 3
 
 
@@ -76,34 +78,57 @@ def _near_duplicates(facts: RowFacts, codes: Codes) -> dict[str, int]:
     }
 
 
+def summary_text(report: Mapping[str, Any], rejected: Any) -> str:
+    """How many rows went where, and why some were rejected."""
+    parts = ", ".join(f"{n:,} {name}" for name, n in report["rows_out"].items())
+    counts = (
+        f"{report['rows_in']:,} rows in: {parts}; {report['rejected']:,} rejected, "
+        f"{report['duplicates']:,} duplicates"
+    )
+    reasons = _reason_lines(report, rejected, LOGGED_REASONS)
+    return "\n".join([counts, *(f"  rejected {line}" for line in reasons)])
+
+
 def too_many_text(report: dict[str, Any], rejected: Any, limit: float) -> str:
     """Reasons, the first rows of each, and what to do."""
     share = report["rejected"] / report["rows_in"]
-    reasons = list(report["rejected_by_reason"].items())
-    shown = reasons[:SHOWN_REASONS]
-    lines = [_reason_line(reason, count, rejected) for reason, count in shown]
-    if len(reasons) > SHOWN_REASONS:
-        lines.append(f"  and {len(reasons) - SHOWN_REASONS} more reasons")
+    lines = _reason_lines(report, rejected, SHOWN_REASONS)
     return (
         f"{report['rejected']} of {report['rows_in']} rows ({share:.1%}) cannot be "
         f"used, more than split.max_rejected_fraction {limit:g}:\n"
-        + "\n".join(lines)
-        + "\nAll of them are in rejected_rows. Correct the data or the column names, "
+        + "".join(f"  {line}\n" for line in lines)
+        + "All of them are in rejected_rows. Correct the data or the column names, "
         "or raise split.max_rejected_fraction"
     )
+
+
+def _reason_lines(report: Mapping[str, Any], rejected: Any, most: int) -> list[str]:
+    """The `most` frequent reasons, a line each, and how many more there are."""
+    reasons = list(report["rejected_by_reason"].items())
+    lines = [_reason_line(reason, n, rejected) for reason, n in reasons[:most]]
+    more = len(reasons) - most
+    return [*lines, f"and {more} more reasons"] if more > 0 else lines
 
 
 def _reason_line(reason: str, count: int, rejected: Any) -> str:
     """`3 x label is missing: lines 2, 7, 9, the first is 'text'`."""
     chosen = rejected.filter(pc.equal(rejected.column("reason"), reason)).slice(0, 5)
     first, *_ = rows = chosen.to_pylist()
-    places = ", ".join(place(r["source"], r["row"], r["line"]) for r in rows)
-    more = ", ..." if count > len(rows) else ""
+    places = _places(rows, ", ..." if count > len(rows) else "")
     shown = first["excerpt"].strip()
     example = f", the first is {shown!r}" if shown not in NOTHING else ""
     if first["line"] is None:
-        return f"  {count} x {reason}: rows {places}{more} (counted from 0){example}"
-    return f"  {count} x {reason}: lines {places}{more}{example}"
+        return f"{count} x {reason}: rows {places} (counted from 0){example}"
+    return f"{count} x {reason}: lines {places}{example}"
+
+
+def _places(rows: list[dict[str, Any]], more: str) -> str:
+    """`2, 7, 9, ... of reviews.csv`; the file with each where they are several."""
+    sources = {row["source"] for row in rows}
+    one = len(sources) == 1 and SOURCE not in sources
+    named = [(SOURCE if one else r["source"], r["row"], r["line"]) for r in rows]
+    numbers = ", ".join(place(*where) for where in named)
+    return f"{numbers}{more} of {sources.pop()}" if one else f"{numbers}{more}"
 
 
 def split_metrics(report: Mapping[str, Any]) -> dict[str, float]:

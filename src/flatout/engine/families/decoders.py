@@ -31,6 +31,8 @@ class _Decoder(Family):
         HeadKind.VOCABULARY: _pieces,
     }
     matrix_heads = frozenset({HeadKind.VOCABULARY})
+    # Rows may be packed: the kernel keeps attention inside of a row (`cu_seqlens`),
+    # positions start at 0, and nothing else mixes tokens (tests: test_model_parity.py).
     packs = True
     causal = True
 

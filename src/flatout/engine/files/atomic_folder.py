@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.files.checked_paths import (
+from flatout.engine.files.atomic_write import (
     child,
     sweep,
     write_folder,

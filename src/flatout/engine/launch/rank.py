@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flatout.engine.files import checked_paths
+from flatout.engine.files import atomic_write
 from flatout.engine.machine import environment
 from flatout.engine.machine.garbage import collect_rarely
 from flatout.engine.machine.watchdog import FINISHED, heartbeat
@@ -66,7 +66,7 @@ def leave_error(error: Exception) -> None:
             "timestamp": str(int(time.time())),
         },
     }
-    checked_paths.write_text(Path(named), json.dumps({"message": message}))
+    atomic_write.write_text(Path(named), json.dumps({"message": message}))
 
 
 def _log_to_stderr(rank: int) -> None:

@@ -184,7 +184,7 @@ class Updater:
         if scale is not None:
             norm = norm / scale
         finite = torch.isfinite(norm) & torch.isfinite(loss)
-        grad_scale = self._clip_scale(norm, scale)
+        grad_scale = self._clip_grad_norm_divisor(norm, scale)
         if self.fused:
             # The kernel's own places for it (torch.amp.GradScaler uses them too):
             # clipping costs no pass over the gradients.
@@ -196,9 +196,9 @@ class Updater:
             self.optimizer.step()
         return norm, finite
 
-    def _clip_scale(self, norm: Tensor, scale: Tensor | None) -> Tensor:
-        """What gradients are divided by: PyTorch's clip coefficient, turned over, and
-        the loss scale that they still carry."""
+    def _clip_grad_norm_divisor(self, norm: Tensor, scale: Tensor | None) -> Tensor:
+        """What gradients are divided by: the inverse of the coefficient of
+        `torch.nn.utils.clip_grad_norm_`, and the loss scale that they still carry."""
         grad_scale = torch.ones_like(norm)
         if self.max_norm is not None:
             grad_scale = ((norm + 1e-6) / self.max_norm).clamp(min=1.0)

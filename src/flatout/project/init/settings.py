@@ -15,7 +15,7 @@ import yaml
 from flatout.datasets import TextFiles
 from flatout.engine.data.raw_texts import RawTexts, RawTextsError
 from flatout.engine.families import first_type
-from flatout.engine.files.checked_paths import write_text
+from flatout.engine.files.atomic_write import write_text
 from flatout.engine.machine.environment import nvidia_gpu_count
 from flatout.engine.parameters import parse_settings
 from flatout.engine.tasks import HeadKind, columns_of, task_class

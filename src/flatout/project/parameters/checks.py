@@ -1,17 +1,13 @@
-"""Values and catalog entries that are given where nothing reads them, and values that
-only the catalog reads."""
+"""Values that are given where nothing reads them, or that only the catalog reads."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from flatout.engine.parameters import Settings, SettingsError, parse_settings, refusal
-from flatout.engine.parameters.faults import NEAR
-from flatout.project.config_loader import SETTINGS_OF_TRAINING, ProjectConfigLoader
+from flatout.project.config_loader import ProjectConfigLoader
+from flatout.project.parameters.entries import refuse_misspelt_names
 
 
 def check_sources(loader: ProjectConfigLoader) -> None:
@@ -19,50 +15,7 @@ def check_sources(loader: ProjectConfigLoader) -> None:
     only as globals or on the command line, and for misspelt catalog entries."""
     _check_globals(loader["globals"])
     refuse_unread(loader.given_parameters, loader.runtime_params or {})
-    _refuse_misspelt_entries(loader)
-
-
-def _refuse_misspelt_entries(loader: ProjectConfigLoader) -> None:
-    """Kedro takes an entry of any name, and would run on the one of conf/base."""
-    env, local = loader.env or loader.default_run_env, loader.default_run_env
-    for layer in {env, local} if env in SETTINGS_OF_TRAINING else {env}:
-        given = _entries(loader, layer)
-        if not given or layer == loader.base_env:
-            continue
-        used = _entries(loader, loader.base_env)
-        for name in sorted(given - used):
-            near = difflib.get_close_matches(name, used - given, n=1, cutoff=NEAR)
-            if near and not _is_in_a_pipeline(name):
-                raise SettingsError(
-                    f"catalog entry {name} in conf/{layer}: no pipeline uses it; did "
-                    f"you mean {near[0]}? Rename it, or take it out; a name that "
-                    f"begins with _ is left alone"
-                )
-
-
-def _entries(loader: ProjectConfigLoader, layer: str) -> set[str]:
-    """Names of data sets; none of patterns and of what is there for YAML alone."""
-    folder = Path(loader.conf_source) / layer
-    if not folder.is_dir():
-        return set()
-    found = loader.load_and_merge_dir_config(
-        str(folder), loader.config_patterns["catalog"], "catalog", set()
-    )
-    return {
-        name.partition("@")[0]
-        for name in found
-        if not name.startswith("_") and "{" not in name
-    }
-
-
-def _is_in_a_pipeline(name: str) -> bool:
-    """Looked for in their text: importing all of them would import torch."""
-    texts = (
-        (folder / "pipeline.py").read_text(encoding="utf-8")
-        for folder in resources.files("flatout.pipelines").iterdir()
-        if (folder / "pipeline.py").is_file()
-    )
-    return any(f'"{name}"' in text or f"'{name}'" in text for text in texts)
+    refuse_misspelt_names(loader)
 
 
 def _check_globals(found: Mapping[str, Any]) -> None:

@@ -23,6 +23,7 @@ from flatout.engine.sweep.space import check_sweep
 from flatout.engine.tasks import check_options
 from flatout.project.config_loader import ProjectConfigLoader
 from flatout.project.parameters.checks import check_groups, check_sources
+from flatout.project.parameters.entries import refuse_misspelt_options
 
 logger = logging.getLogger(__name__)
 
@@ -75,13 +76,15 @@ class ParameterHooks:
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
         self._settings = checked_settings(context)
-        check_sources(loader_of(context))
+        self._loader = loader_of(context)
+        check_sources(self._loader)
 
     @hook_impl
     def before_pipeline_run(
         self, run_params: dict[str, Any], pipeline: Pipeline
     ) -> None:
         check_groups(run_params.get("runtime_params") or {}, pipeline.inputs())
+        refuse_misspelt_options(self._loader, pipeline.datasets())
         runner = str(run_params["runner"])
         names = {node.name for node in pipeline.nodes}
         if "run_sweep" in names:

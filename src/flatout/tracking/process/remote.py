@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import subprocess
 import sys
@@ -53,6 +54,7 @@ class RemoteForwarder:
         self._failing, self._deliveries = False, 0
         self._sending = threading.Lock()
         self._answers: dict[int, Future[Any]] = {}
+        self._numbers = itertools.count(1)
         self._verdict, self.pictures_s = (True, ""), 0.0
 
     def start(self) -> None:
@@ -154,7 +156,7 @@ class RemoteForwarder:
 
     def _ask(self, what: str, *arguments: Any, limit_s: float) -> Any:
         answer: Future[Any] = Future()
-        number = id(answer)
+        number = next(self._numbers)  # an answer that comes too late is nobody's
         self._answers[number] = answer
         if not self._send(what, *arguments, number=number):
             self._answers.pop(number, None)

@@ -25,7 +25,7 @@ import psutil
 
 from flatout.engine.benchmark.trials.standby import TRIAL, Running, Standby
 from flatout.engine.benchmark.trials.trial_spec import TrialSpec
-from flatout.engine.files.checked_paths import write_text
+from flatout.engine.files.atomic_write import write_text
 from flatout.engine.launch.job_files import JobFiles
 from flatout.engine.machine.container import available_memory_bytes
 from flatout.engine.machine.environment import (

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.engine.benchmark.trials.trial_spec import TrialSpec
-from flatout.engine.files.checked_paths import write_text
+from flatout.engine.files.atomic_write import write_text
 from flatout.engine.launch.agent import die_with_parent
 from flatout.engine.machine.environment import current_ranks
 from flatout.engine.machine.garbage import collect_rarely

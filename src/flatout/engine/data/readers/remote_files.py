@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import xxhash
 
 from flatout.engine.data.raw_texts import RawTextsError
-from flatout.engine.files.checked_paths import hidden_path, sweep
+from flatout.engine.files.atomic_write import hidden_path, sweep
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from flatout.engine.checkpoints.shards import is_sharded, whole_tensor
-from flatout.engine.files.checked_paths import write_folder
+from flatout.engine.files.atomic_write import write_folder
 from flatout.engine.models.building import load_pretrained
 from flatout.engine.train.keeping.snapshots import (
     broadcast,

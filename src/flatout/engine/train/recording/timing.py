@@ -115,14 +115,14 @@ class WindowClock:
             steps=len(self._steps),
             **dict(zip(COUNTED, self._counts, strict=True)),
             wall_s=self._wall_s,
-            wait_s=sum(self._starved_s(step) for step in self._steps),
+            wait_s=sum(self._loader_wait_s(step) for step in self._steps),
             step_ms=[1000 * self._elapsed_s(s.before, s.end) for s in self._steps],
             clean=clean,
             loader_s=len(self._steps) * batch_s,
         )
 
-    def _starved_s(self, step: _StepMarks) -> float:
-        """A host that waits while the device still computes starves nobody."""
+    def _loader_wait_s(self, step: _StepMarks) -> float:
+        """For `loader_wait_pct`: waiting while the device computes costs nothing."""
         return min(self._elapsed_s(step.before, step.begin), step.host_wait_s)
 
     def _mark(self) -> Any:

@@ -56,7 +56,7 @@ def hidden_path(target: Path, use: str = WRITING) -> Path:
     return target.with_name(f".{target.name}.{use}-{owner}~{uuid.uuid4().hex}")
 
 
-def put_in_place(written: Path, target: Path) -> None:
+def replace_atomically(written: Path, target: Path) -> None:
     """Rename the folder `written` to `target`. What was there goes only after that,
     and comes back where it fails. Readers that mapped old files keep them."""
     for attempt in range(REPLACE_ATTEMPTS):
@@ -94,7 +94,7 @@ def write_folder(target: Path, fill: Callable[[Path], None]) -> None:
         for path in hidden.iterdir():
             sync(path)
         sync(hidden)
-        put_in_place(hidden, target)
+        replace_atomically(hidden, target)
     except BaseException:
         remove(hidden)
         raise
