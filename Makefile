@@ -13,7 +13,7 @@ NEWER_PIP := $(BIN)/pip install --quiet --disable-pip-version-check pip==26.3
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help run test slow lint format compare ui viz lock clean
+.PHONY: help run test slow lint format docs compare ui viz lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -50,6 +50,9 @@ lint: .venv/dev ## ruff, mypy (engine, strict), import contracts
 format: .venv/dev ## let ruff write what it can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+docs: .venv/dev ## these documents and the notebook as pages, in build/docs
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs . build/docs
 
 compare: .venv/runtime ## samples/s of the slow configuration and the default, and the ratio
 	$(BIN)/kedro run --pipelines=split,tokenize
