@@ -162,7 +162,7 @@ def test_a_missing_pad_token_becomes_the_end_and_it_warns(tmp_path, caplog):
     assert file.max_positions == 64
     assert "pad and end of sequence are both '<|end|>'" in caplog.text
     found = {check["name"]: check["status"] for check in file.checks}
-    assert (found["pad token"], found["padding side"]) == ("mended", "mended")
+    assert (found["pad token"], found["padding side"]) == ("corrected", "corrected")
     assert found["pad is not end"] == "warning"
 
 

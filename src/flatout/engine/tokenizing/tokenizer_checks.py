@@ -14,7 +14,7 @@ class Check:
     """One line of the table of checks (guide C)."""
 
     name: str
-    status: Literal["ok", "mended", "warning", "failed"]
+    status: Literal["ok", "corrected", "warning", "failed"]
     text: str
 
 
@@ -50,7 +50,7 @@ def _check_pad(tokenizer: Any) -> Check:
         return Check(
             "pad token", "failed", "there is no pad, end, unknown or start token"
         )
-    return Check("pad token", "mended", f"missing; set to {candidate!r}")
+    return Check("pad token", "corrected", f"missing; set to {candidate!r}")
 
 
 def _check_pad_is_end(tokenizer: Any) -> Check:
@@ -70,7 +70,7 @@ def _check_pad_is_end(tokenizer: Any) -> Check:
 def _check_side(tokenizer: Any) -> Check:
     if tokenizer.padding_side == "right":
         return Check("padding side", "ok", "right")
-    return Check("padding side", "mended", f"{tokenizer.padding_side}; set to right")
+    return Check("padding side", "corrected", f"{tokenizer.padding_side}; set to right")
 
 
 def _check_vocabulary(
