@@ -148,6 +148,7 @@ SUMMARY = {
     "scaling": [],
     "peers": [],
     "headline": [],
+    "journey": None,
     "profile": None,
 }
 
@@ -187,6 +188,7 @@ def test_wiring():
         "test_tokens",
         "tokenizer",
         "label_names",
+        "whole_run",
         *(f"params:{name}" for name in parameters),
     }
     assert pipeline.all_outputs() == {

@@ -26,24 +26,10 @@ from rich.table import Table
 
 from flatout.project.hooks import TrackingHooks
 from flatout.project.parameters.hooks import TRAINING_NODES, loader_of
+from flatout.reports.journey import PHASES
 
 logger = logging.getLogger(__name__)
 
-TITLES = {
-    "imports": "interpreter and imports",
-    "configuration": "configuration",
-    "data": "data",
-    "model": "model and tokenizer",
-    "compilation": "compilation",
-    "first_step": "first step",
-    "steps": "steps",
-    "evaluation": "evaluation",
-    "checkpoints": "checkpoints",
-    "tracking": "tracking",
-    "pictures": "pictures",
-    "saving": "saving",
-}
-"""In the order of the table; phases of other pipelines have the pipeline's name."""
 OF_PIPELINE = {
     **dict.fromkeys(("split", "tokenize", "arrays", "images"), "data"),
     "evaluate": "evaluation",
@@ -77,7 +63,7 @@ class PhaseClock:
         """By phase, up to now; they add up to the wall time."""
         self.enter(self._phase)
         spent = {k: v for k, v in self._seconds.items() if abs(v) > NOTHING_S}
-        first = [name for name in TITLES if name in spent]
+        first = [name for name in PHASES if name in spent]
         order = dict.fromkeys([*first, *(spent.keys() - {"rest"}), "rest"])
         return {name: spent.get(name, 0.0) for name in order}
 
@@ -106,7 +92,7 @@ def table(seconds: Mapping[str, float]) -> Table:
     result.add_column("%", justify="right")
     for name, spent_s in seconds.items():
         share = 100 * spent_s / wall_s
-        result.add_row(TITLES.get(name, name), f"{spent_s:.2f}", f"{share:.1f}")
+        result.add_row(PHASES.get(name, name), f"{spent_s:.2f}", f"{share:.1f}")
     return result
 
 

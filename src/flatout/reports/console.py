@@ -16,6 +16,7 @@ from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
+from flatout.engine.benchmark.journey.commands import WholeRun
 from flatout.engine.benchmark.search import Sweep, search
 from flatout.engine.benchmark.trials.trial_spec import TrialResult
 from flatout.engine.benchmark.trials.watching import Watcher
@@ -125,12 +126,14 @@ def show_findings(
     wide.print(Text(chart(summary, steps)))
 
 
-def search_watched(settings: Settings, files: JobFiles) -> Sweep:
+def search_watched(
+    settings: Settings, files: JobFiles, command: WholeRun | None = None
+) -> Sweep:
     """Run the benchmark under a table of its trials. Raises Interrupted on Ctrl-C: what
     was measured is kept."""
     try:
         with TrialTable() as table:
-            return search(settings, files, table)
+            return search(settings, files, table, command)
     except KeyboardInterrupt as error:
         logger.warning(
             "Interrupted: %s done; the same command goes on with the rest",

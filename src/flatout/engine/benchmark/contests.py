@@ -1,4 +1,4 @@
-"""Who is measured against whom: modes peers and headline.
+"""Who is measured against whom: modes peers, headline and scaling.
 
 Peers train the same whole, and what is learnt is compared. The headline is rates alone,
 of windows after a warm-up: `conf/slow`, the Hugging Face Trainer and flatout.
@@ -15,7 +15,7 @@ from flatout.engine.benchmark.recommend import scaled_learning_rate
 from flatout.engine.benchmark.rungs import SLOW
 from flatout.engine.benchmark.runner import Bench
 from flatout.engine.benchmark.trials.trial_spec import Kind, Planned, TrialResult
-from flatout.engine.machine.environment import nvidia_gpu_count
+from flatout.engine.machine.environment import nvidia_gpu_count, usable_cores
 from flatout.engine.parameters import SettingsError
 
 NEED_GPU = frozenset({"compiled", "liger"})
@@ -194,6 +194,17 @@ def headline_rows(bench: Bench) -> list[dict[str, Any]]:
             "flags": bench.figures[trial.trial_id].get("flags"),
         }
         for trial in trials
+    ]
+
+
+def scaling_contests() -> list[Planned]:
+    """1, 2, 4, ... devices at the same global batch; without GPUs, processes that
+    share the cores."""
+    most = nvidia_gpu_count() or min(2, usable_cores())
+    sizes = [size for size in (1, 2, 4, 8, 16) if size <= most]
+    return [
+        Planned("end_to_end", label=f"devices: {size}", world_size=size)
+        for size in sizes
     ]
 
 

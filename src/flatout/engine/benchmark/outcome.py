@@ -52,6 +52,7 @@ def summarise(sweep: Sweep) -> dict[str, Any]:
         "scaling": _scaling(bench),
         "peers": peer_rows(bench) if bench.options.mode == "peers" else [],
         "headline": headline_rows(bench) if bench.options.mode == "headline" else [],
+        "journey": sweep.journey.summary() if sweep.journey else None,
         "profile": bench.profile,
     }
 

@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from flatout.engine.benchmark.budgets import Changes, SafeBudget
-from flatout.engine.benchmark.contests import headline_contests, peer_contests
+from flatout.engine.benchmark.contests import (
+    headline_contests,
+    peer_contests,
+    scaling_contests,
+)
+from flatout.engine.benchmark.journey.commands import WholeRun
+from flatout.engine.benchmark.journey.journey import Journey, run_journey
 from flatout.engine.benchmark.ladder import Step, ladder
 from flatout.engine.benchmark.recommend import Picks, pick
 from flatout.engine.benchmark.runner import Bench, OutOfTime
@@ -25,7 +31,7 @@ from flatout.engine.benchmark.tune import (
     worker_counts,
 )
 from flatout.engine.launch.job_files import JobFiles
-from flatout.engine.machine.environment import nvidia_gpu_count, usable_cores
+from flatout.engine.machine.environment import nvidia_gpu_count
 from flatout.engine.parameters import BenchmarkSettings, Settings
 
 logger = logging.getLogger(__name__)
@@ -46,6 +52,9 @@ class Sweep:
     complete: bool = True
     skipped: list[Changes] = field(default_factory=list)
     """Combinations beyond one that ran out of memory."""
+    command: WholeRun | None = None
+    """What mode journey starts."""
+    journey: Journey | None = None
 
     @property
     def configured(self) -> TrialResult | None:
@@ -80,14 +89,17 @@ class Sweep:
 
 
 def search(
-    settings: Settings, files: JobFiles, watcher: Watcher | None = None
+    settings: Settings,
+    files: JobFiles,
+    watcher: Watcher | None = None,
+    command: WholeRun | None = None,
 ) -> Sweep:
     """Run the mode that the settings ask for."""
     options = settings.benchmark
     folder = Path(options.folder) / options.mode
     bench = Bench(settings, files, folder, watcher or Watcher())
     bench.start()
-    sweep = Sweep(bench)
+    sweep = Sweep(bench, command=command)
     try:
         MODES[options.mode](sweep)
         if options.profile:
@@ -213,16 +225,8 @@ def run_loader(sweep: Sweep) -> None:
 
 
 def run_scaling(sweep: Sweep) -> None:
-    """1, 2, 4, ... devices at the same global batch; without GPUs, processes that
-    share the cores."""
-    most = nvidia_gpu_count() or min(2, usable_cores())
-    sizes = [size for size in (1, 2, 4, 8, 16) if size <= most]
-    sweep.bench.run_all(
-        [
-            Planned("end_to_end", label=f"devices: {size}", world_size=size)
-            for size in sizes
-        ]
-    )
+    """The same global batch on more and more devices."""
+    sweep.bench.run_all(scaling_contests())
 
 
 def run_peers(sweep: Sweep) -> None:
@@ -236,10 +240,17 @@ def run_headline(sweep: Sweep) -> None:
     sweep.bench.run_all([PEAK, *headline_contests(sweep.bench)])
 
 
+def travel(sweep: Sweep) -> None:
+    """Whole commands, flatout's beside Trainer scripts, cold and warm."""
+    sweep.journey = run_journey(sweep.bench, sweep.command)
+    sweep.journey.run()
+
+
 MODES: dict[str, Callable[[Sweep], None]] = {
     "tune": run_tune,
     "grid": run_grid,
     "headline": run_headline,
+    "journey": travel,
     "ladder": run_ladder,
     "loader": run_loader,
     "peers": run_peers,

@@ -32,11 +32,12 @@ def run_trials(
     training: TrainSettings,
     benchmark: BenchmarkSettings,
     tokenizer: Any | None = None,
+    whole_run: Any | None = None,
 ) -> dict[str, Any]:
     """Measure trials in processes of their own; logs go under `benchmark.folder`.
 
     The splits are `datasets.Dataset`s of rows, `tokenizer` is, for rows of tokens, a
-    `PreTrainedTokenizerBase`.
+    `PreTrainedTokenizerBase`, `whole_run` a WholeRun.
     """
     # Imports torch, which the pipelines before this one do not need.
     from flatout.engine.benchmark.outcome import summarise
@@ -54,7 +55,7 @@ def run_trials(
     splits = {"train": train, "validation": validation, "test": test}
     folder = settings.benchmark.folder
     files = JobFiles.checked(settings, splits, tokenizer, label_names, folder)
-    sweep = search_watched(settings, files)
+    sweep = search_watched(settings, files, whole_run)
     ladder = pd.DataFrame([asdict(step) for step in sweep.ladder])
     trials, summary = pd.DataFrame(sweep.bench.results), summarise(sweep)
     summary["answer"] = answer(summary, trials, ladder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ def draw(folder: Path, since_s: float = 0.0) -> list[Path]:
         ("train_history.csv", "training.png", _training),
         ("train_report.json", "phases.png", _phases),
         ("confusion_matrix.json", "confusion_matrix.png", _confusion),
+        ("benchmark_summary.json", "journey.png", _journey),
     ):
         path = folder / source
         if not path.is_file() or path.stat().st_mtime < since_s:
@@ -83,6 +85,28 @@ def _phases(path: Path) -> Any | None:
     bars = axis.barh(list(parts), list(parts.values()))
     axis.bar_label(bars, fmt="%.1f")
     axis.set(xlabel="seconds")
+    return figure
+
+
+def _journey(path: Path) -> Any | None:
+    """Where whole commands' time went, a bar a command. None for other modes."""
+    journey = json.loads(path.read_text(encoding="utf-8")).get("journey")
+    rows = [row for row in journey["rows"] if row["median_s"]] if journey else []
+    if not rows:
+        return None
+    from matplotlib import colormaps
+
+    figure, [axis, legend] = _figure(1, 2)
+    names, ends = [row["name"] for row in rows], [0.0] * len(rows)
+    phases = dict.fromkeys(name for row in rows for name in row["phases_s"])
+    for phase, color in zip(phases, cycle(colormaps["tab20"].colors), strict=False):
+        spent = [row["phases_s"].get(phase, 0.0) for row in rows]
+        axis.barh(names, spent, left=ends, label=phase, color=color)
+        ends = [end + more for end, more in zip(ends, spent, strict=True)]
+    axis.invert_yaxis()
+    axis.set(xlabel="seconds")
+    legend.axis("off")
+    legend.legend(*axis.get_legend_handles_labels(), loc="center left")
     return figure
 
 

@@ -119,9 +119,14 @@ def _optimisation(job: TrainJob) -> dict[str, Any]:
 
 def check_optimisation(job: TrainJob) -> None:
     """Raises TaskError for what the Trainer does not do, or not by a flag of ours."""
+    if foreign := foreign_to_the_trainer(job.settings.train):
+        raise TaskError(f"benchmark.mode peers does not support {foreign}")
+
+
+def foreign_to_the_trainer(train: TrainSettings) -> str | None:
+    """The first setting that the Trainer has no flag for; None where it has all."""
     default = TrainSettings()
-    if job.settings.train.schedule not in SCHEDULES:
-        raise TaskError("benchmark.mode peers does not support train.schedule: wsd")
-    for name in OURS_ALONE:
-        if getattr(job.settings.train, name) != getattr(default, name):
-            raise TaskError(f"benchmark.mode peers does not support train.{name}")
+    if train.schedule not in SCHEDULES:
+        return f"train.schedule: {train.schedule}"
+    changed = (n for n in OURS_ALONE if getattr(train, n) != getattr(default, n))
+    return next((f"train.{name}" for name in changed), None)

@@ -124,9 +124,9 @@ def run_isolated(
         process = standby.start(MODULE, folder, own, stop)
     process = process or _start(spec, folder, own)
     try:
-        fault = _wait(process, timeout_s, max_resident_bytes, stop)
+        fault = wait_for(process, timeout_s, max_resident_bytes, stop)
     finally:
-        _kill_groups(process)
+        end_groups(process)
     elapsed_s = time.perf_counter() - begin
     if fault is None and not result.exists():
         fault = _death(process.returncode, _out_of_memory_kills() > kills)
@@ -174,7 +174,7 @@ def one_gpu(world_size: int) -> dict[str, str]:
     return only_gpu(names[0]) if world_size == 1 and len(names) > 1 else {}
 
 
-def _wait(
+def wait_for(
     process: Running,
     timeout_s: float,
     max_resident_bytes: int | None,
@@ -189,7 +189,8 @@ def _wait(
             return "stopped", "stopped from outside"
         if max_resident_bytes and _resident_bytes(process.pid) > max_resident_bytes:
             return "oom", f"stopped at {max_resident_bytes / 2**30:.1f} GiB resident"
-        time.sleep(POLL_S)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(POLL_S)
     return None
 
 
@@ -213,7 +214,7 @@ def _resident_bytes(pid: int) -> int:
     return total
 
 
-def _kill_groups(process: Running) -> None:
+def end_groups(process: Running) -> None:
     """End the trial's workers and ranks with it; each rank leads a group of its own."""
     groups = {process.pid}
     with suppress(psutil.NoSuchProcess):  # it has ended, and its ranks notice

@@ -21,11 +21,12 @@ Kind = Literal[
     "profile",
     "peer",
     "train",
+    "journey",
 ]
 """What a trial measures: training whole; its steps on batches that lie on the device
 already; what stands below a rung, window by window; the loader alone; the largest token
 budget; the device's peak; where the time of a few steps goes, operator by operator; a
-contender; a whole training (the sweep)."""
+contender; a whole training (the sweep); a whole command, from outside."""
 
 
 @dataclass(frozen=True)
