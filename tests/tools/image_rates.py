@@ -10,6 +10,10 @@ compiled or not. The plain loop's pixels already lie on the device: channels las
 the fused AdamW, compiled, no crops, and no mask in its attention. `flatout-files`
 decodes files at every epoch.
 
+A side may try a way: `flatout+graphs` records steps as CUDA graphs,
+`flatout+algorithms` lets cuDNN try all of its algorithms, `flatout+products` makes
+convolutions of one pixel products, `flatout+tuned` has Inductor try more block sizes.
+
 All sides compile at once, each in a process. Then they take their windows one at a
 time, in `--rounds`; before each, a loader's ready batches are used up.
 """
@@ -175,7 +179,20 @@ def plain(model_name: str, given: argparse.Namespace, turns: Turns) -> None:
     turns.tell()
 
 
+def set_way(way: str) -> None:
+    """Of compiling and of cuDNN; "graphs" is a parameter."""
+    from torch._inductor import config
+
+    if way == "algorithms":
+        torch.backends.cudnn.benchmark_limit = 0
+    elif way == "products":
+        config.conv_1x1_as_mm = True
+    elif way == "tuned":
+        config.coordinate_descent_tuning = True
+
+
 def settings_of(model_name: str, keep: str, given: argparse.Namespace) -> Settings:
+    graphs = bool(given.side) and given.side.endswith("+graphs")
     return parse_settings(
         {
             "runtime": {"precision": "bf16" if IS_CUDA else "fp32"},
@@ -198,6 +215,7 @@ def settings_of(model_name: str, keep: str, given: argparse.Namespace) -> Settin
                 "error_analysis_every": None,
                 "learning_rate": 1e-4,
                 "resume": "never",
+                "cuda_graphs": graphs or "auto",
                 "distributed": {"num_processes": 1},
             },
         }
@@ -262,6 +280,7 @@ def one(given: argparse.Namespace) -> None:
     keep = "files" if side == "flatout-files" else "pixels"
     job = job_of(model_name, keep, given)
     if side.startswith("flatout"):
+        set_way(side.partition("+")[2])
         flatout(job, turns)
         return
     name = {"trainer": "trainer-best", "trainer-compiled": "trainer-best-compiled"}[

@@ -257,7 +257,7 @@ def run_flatout(job: TrainJob, turns: Turns, runtime: Runtime, profile: bool) ->
     trainer = assemble(job, runtime)
     trainer.model.train()
     few = trainer.data.cut(np.arange(3), 0, 0)  # graphs serve all sizes
-    trainer.stepper.run_eagerly(few)
+    trainer.stepper.run_eagerly(few.to(runtime.device))
     runtime.synchronize()
     first_step_s, warm = time.perf_counter() - begin, None
     while turns.rest(runtime):
