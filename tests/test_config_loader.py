@@ -70,6 +70,30 @@ def test_the_users_data_and_model_are_those_of_local(conf, env):
     assert found["mlflow"]["ui"]["host"] == "127.0.0.1"
 
 
+def test_tuned_settings_lie_over_the_environment_that_they_were_measured_in(conf):
+    tuned = {"train": {"log_every": 5}, "tuned": {"environment": "images"}}
+    write(conf / "tuned/parameters.yml", tuned)
+    found = loader(conf, "tuned")
+    assert found["catalog"]["raw_images"]["type"] == "flatout.datasets.Digits"
+    assert found["parameters"]["train"]["rows"] == "images"
+    assert found["parameters"]["train"]["log_every"] == 5
+    assert "epochs" not in found.layers()["conf/tuned"]["train"]
+    assert list(found.layers())[:3] == ["conf/base", "conf/images", "conf/tuned"]
+    measured_again = found["catalog"]["tuned_parameters"]["measured_in"]
+    assert measured_again["environment"] == "images"
+
+
+@pytest.mark.parametrize(
+    ("env", "environment"), [("images", "images"), ("low_memory", None), (None, None)]
+)
+def test_the_benchmark_notes_environment_and_parameters_of_its_run(
+    conf, env, environment
+):
+    found = loader(conf, env, train={"epochs": 2})["catalog"]["tuned_parameters"]
+    expected = {"environment": environment, "params": {"train": {"epochs": 2}}}
+    assert found["measured_in"] == expected
+
+
 @pytest.mark.parametrize("env", SITUATIONS)
 def test_a_situation_changes_execution_and_is_explained_in_three_lines(env):
     """Batches, rates and model stay; `first_try` alone has fewer steps."""

@@ -599,6 +599,27 @@ def test_what_was_written_says_how_to_train_with_it(
     assert caplog.messages == [f"{file}: written; {how.format(folder)}"]
 
 
+def test_the_command_that_trains_says_what_the_benchmarks_said(tmp_path, caplog):
+    """But for what is tuned, and the benchmark's own parameters."""
+    params = {"images": {"path": "my photos", "size": 32}, "train": {"epochs": 2}}
+    params |= {"benchmark": {"mode": "grid"}, "data_dir": "d"}
+    params["train"]["global_batch_size"] = 8
+    caplog.set_level("INFO")
+    (tmp_path / "conf" / "base").mkdir(parents=True)
+    file = tmp_path / "conf" / "tuned" / "parameters.yml"
+    TunedParameters(
+        filepath=str(file),
+        fallback=str(tmp_path / "f"),
+        measured_in={"environment": "images", "params": params},
+    ).save("train:\n  global_batch_size: 16\ntuned:\n  device: cpu\n")
+    given = "'images.path=my photos,images.size=32,train.epochs=2,data_dir=d'"
+    assert f"kedro run --env=tuned --params={given} --conf-source=" in caplog.text
+    assert yaml.safe_load(file.read_text()) == {
+        "train": {"global_batch_size": 16},
+        "tuned": {"device": "cpu", "environment": "images"},
+    }
+
+
 @pytest.mark.parametrize(
     ("in_the_way", "reason"),
     [("conf/tuned", "File exists"), ("conf", "Not a directory")],

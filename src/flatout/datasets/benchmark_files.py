@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import errno
 import logging
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import yaml
 from kedro_datasets._typing import TablePreview
 
 from flatout.datasets._entry import PathDataset
 from flatout.engine.files.atomic_write import write_text
+from flatout.engine.parameters.common import by_path
 from flatout.places import project_path
 
 logger = logging.getLogger(__name__)
@@ -61,10 +65,18 @@ class TunedParameters(PathDataset):
     lost for that."""
 
     def __init__(
-        self, *, filepath: str, fallback: str, metadata: dict[str, Any] | None = None
+        self,
+        *,
+        filepath: str,
+        fallback: str,
+        measured_in: dict[str, Any] | None = None,
+        metadata: dict[str, Any] | None = None,
     ) -> None:
+        """`measured_in`: `environment` and `params` of the run that saves it."""
         super().__init__(filepath=filepath, metadata=metadata)
         self._fallback = Path(fallback)
+        self._environment = (measured_in or {}).get("environment")
+        self._params = (measured_in or {}).get("params") or {}
 
     def load(self) -> str:
         self._check_there()
@@ -74,6 +86,9 @@ class TunedParameters(PathDataset):
         if not data:
             logger.info("%s: nothing recommended, left as it is", self._path)
             return
+        how = self._how_to_train(yaml.safe_load(data))
+        if self._environment:  # its group is the last one
+            data += f"  environment: {self._environment}\n"
         try:
             _write(self._path, data)
         except OSError as error:
@@ -89,17 +104,28 @@ class TunedParameters(PathDataset):
                 self._path.parent,
             )
             return
-        logger.info("%s: written; %s", self._path, self._how_to_train)
+        logger.info("%s: written; %s", self._path, how)
 
-    @property
-    def _how_to_train(self) -> str:
+    def _how_to_train(self, tuned: Mapping[str, Any]) -> str:
         """Only a folder beside `base` is an environment."""
         conf = self._path.parent.parent
+        command = f"kedro run --env=tuned{self._given(tuned)}"
         if conf.resolve() == Path(project_path("conf")).resolve():
-            return "kedro run --env=tuned trains with it"
+            return f"{command} trains with it"
         if (conf / "base").is_dir():
-            return f"kedro run --env=tuned --conf-source={conf} trains with it"
-        return "copied to conf/tuned, kedro run --env=tuned trains with it"
+            return f"{command} --conf-source={shlex.quote(str(conf))} trains with it"
+        return f"copied to conf/tuned, {command} trains with it"
+
+    def _given(self, tuned: Mapping[str, Any]) -> str:
+        """The parameters of this command line, but for those of the benchmark and what
+        `tuned` has found."""
+        found = dict(by_path(tuned))
+        given = [
+            f"{path}={value}"
+            for path, value in by_path(self._params)
+            if not path.startswith("benchmark.") and path not in found
+        ]
+        return f" --params={shlex.quote(','.join(given))}" if given else ""
 
     def _missing(self) -> str:
         return (

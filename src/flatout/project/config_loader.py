@@ -31,6 +31,7 @@ class NotTunedError(Exception):
 
 class ProjectConfigLoader(OmegaConfigLoader):
     """base <- env, as Kedro has it; base <- local <- env for SETTINGS_OF_TRAINING.
+    `tuned` lies over the environment that it was measured in.
 
     Kedro alone would put `tuned` in the place of `local`, and train the built-in corpus
     with settings that were measured on the user's own.
@@ -45,6 +46,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
         self._parsed: dict[str, Settings] = {}
         super().__init__(*args, **options)
         OmegaConf.register_new_resolver("conf_path", self._conf_path, replace=True)
+        OmegaConf.register_new_resolver("this_run", self._this_run, replace=True)
         if self.env == TUNED:
             self._check_tuned()
 
@@ -57,6 +59,13 @@ class ProjectConfigLoader(OmegaConfigLoader):
             if conf.is_dir()
             else project_path(f"conf/{path}")
         )
+
+    def _this_run(self) -> dict[str, Any]:
+        """What another command must say to train on the same: its environment, where
+        that is one of data or models, and the parameters of its command line."""
+        env = self.lower_env if self.env in SETTINGS_OF_TRAINING else self.env
+        named = None if env in (None, self.base_env, self.default_run_env) else env
+        return {"environment": named, "params": self.runtime_params or {}}
 
     def _check_tuned(self) -> None:
         """An archive of conf/ is Kedro's to read."""
@@ -88,7 +97,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
         given, self.runtime_params = self.runtime_params, {}
         folders = [self.base_env, self.env or self.default_run_env]
         if self._is_layered:
-            folders.insert(1, self.default_run_env)
+            folders.insert(1, self.lower_env)
         try:
             found = {
                 f"conf/{name}": self._folder(name, "parameters") for name in folders
@@ -125,7 +134,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
     def _read(self, key: str) -> dict[str, Any]:
         if not self._is_layered or key not in self.config_patterns:
             return super().__getitem__(key)
-        asked, self.env = self.env, self.default_run_env
+        asked, self.env = self.env, self.lower_env
         try:
             under = super().__getitem__(key)
         finally:
@@ -134,8 +143,17 @@ class ProjectConfigLoader(OmegaConfigLoader):
 
     @property
     def _is_layered(self) -> bool:
-        local = Path(self.conf_source) / self.default_run_env
-        return self.env in SETTINGS_OF_TRAINING and local.is_dir()
+        lower = Path(self.conf_source) / self.lower_env
+        return self.env in SETTINGS_OF_TRAINING and lower.is_dir()
+
+    @property
+    def lower_env(self) -> str:
+        """What lies below SETTINGS_OF_TRAINING: of tuned ones the environment that they
+        were measured in, which may be of images or numbers."""
+        measured = self._folder(TUNED, "parameters") if self.env == TUNED else {}
+        return str(
+            (measured.get("tuned") or {}).get("environment", self.default_run_env)
+        )
 
     def _over(self, under: dict[str, Any], key: str) -> dict[str, Any]:
         over = self._folder(str(self.env), key)

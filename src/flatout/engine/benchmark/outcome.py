@@ -8,7 +8,12 @@ from dataclasses import asdict
 from typing import Any
 
 from flatout.engine.benchmark.contests import headline_rows, peer_rows
-from flatout.engine.benchmark.promise import Promise, promised
+from flatout.engine.benchmark.promise import (
+    USUAL_ON_CPU,
+    USUAL_ON_GPU,
+    Promise,
+    promised,
+)
 from flatout.engine.benchmark.recommend import (
     provenance,
     time_to_train,
@@ -172,16 +177,23 @@ def _plain_tflops(bench: Bench, precision: str | None) -> float | None:
 
 
 def _promise(sweep: Sweep, trial: TrialResult) -> Promise:
-    """From all windows of `trial`'s settings; where they were taken by turns with the
-    configured ones, from those of the latter too."""
+    """From all trials of `trial`'s settings, and of the configured ones where both were
+    measured by turns."""
     bench, configured = sweep.bench, sweep.configured
     wanted = tuned_parameters(bench.settings, trial)
-    same = [t for t in bench.results if _is_like(t, trial, bench, wanted)]
-    rates = [rate for t in same for rate in _windows(bench, t)]
-    if sweep.tuned is None or configured is None or trial.times_below is None:
-        return promised(rates or [trial.rate])
-    others = [*_windows(bench, configured), *_windows(bench, trial, "below_")]
-    return promised(rates or [trial.rate], others, trial.times_below)
+    ratio = trial.times_below if sweep.tuned is not None else None
+    trials: list[list[float]] = []
+    for one in bench.results:
+        windows: list[float] = []
+        if _is_like(one, trial, bench, wanted):
+            windows += _windows(bench, one)
+        if ratio is not None and one is configured:
+            windows += [ratio * rate for rate in _windows(bench, one)]
+        if ratio is not None and one is trial:
+            windows += [ratio * rate for rate in _windows(bench, one, "below_")]
+        trials.append(windows)
+    usual = USUAL_ON_GPU if nvidia_gpu_count() else USUAL_ON_CPU
+    return promised([t for t in trials if t] or [[trial.rate]], usual)
 
 
 def _is_like(

@@ -1,10 +1,15 @@
 """What rate a training with the recommended settings will have, and how surely.
 
-The interval is a prediction for one more window: mean ± t * s * sqrt(1 + 1/n) over n
-windows (Hahn & Meeker 1991, section 4.7); nine of ten trainings should lie within.
+A training is one more process, later: what it comes to differs from a trial's mean as
+trials differ from each other, and by how far the machine drifts until then. Windows
+inside of a trial say little of either. So the interval is a prediction for one more
+trial (Student's t; Hahn & Meeker 1991, section 4.7), wider by the mean square of the
+steps from each trial to the next (von Neumann 1941). A tune has two to four trials of
+the same settings, too few for a variance: it is shrunk to a usual one, as by an inverse
+gamma prior of USUAL_DEGREES.
+
 Windows of the configured settings speak for the recommended ones too, times the ratio
-that was measured by turns: so all minutes of a tune are in it, and what the host did
-in them.
+that was measured by turns: so all minutes of a tune are in it.
 """
 
 from __future__ import annotations
@@ -12,12 +17,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 CONFIDENCE = 0.9
-LEAST_SHARE = 0.02
-"""Half of the interval, at least: rows differ between windows and a whole epoch."""
+USUAL_ON_CPU, USUAL_ON_GPU = 0.02, 0.01
+"""Standard deviation of processes that train the same on a quiet machine: a share."""
+USUAL_DEGREES = 4
+"""How many trials the usual deviation counts as."""
 LEAST_WINDOWS = 3
 
 
@@ -31,21 +39,34 @@ class Promise:
     """None: too few windows to say."""
 
 
-def promised(
-    rates: Sequence[float], configured: Sequence[float] = (), gain: float = 1.0
-) -> Promise:
-    """Of windows of the recommended settings, and of the configured ones, which they
-    are `gain` times as fast as. Raises ValueError where there is no window."""
-    found = [*rates, *(gain * rate for rate in configured)]
-    mean = fmean(found)
-    if len(found) < LEAST_WINDOWS:
+def promised(trials: Sequence[Sequence[float]], usual: float = USUAL_ON_CPU) -> Promise:
+    """From the rates of each trial's windows, in the order of the trials; `usual` is
+    the deviation to expect. Raises ValueError where there is no window."""
+    means = [fmean(windows) for windows in trials]
+    mean = fmean(means)
+    if sum(map(len, trials)) < LEAST_WINDOWS:
         return Promise(mean)
     from scipy.stats import t  # type: ignore[import-untyped]  # takes half a second
 
-    quantile = float(t.ppf((1 + CONFIDENCE) / 2, len(found) - 1))
-    half = quantile * stdev(found) * math.sqrt(1 + 1 / len(found))
-    half = max(half, LEAST_SHARE * mean)
+    degrees = USUAL_DEGREES + len(trials) - 1
+    expected = max((usual * mean) ** 2, _within(trials, means))
+    between = sum((one - mean) ** 2 for one in means)
+    variance = (USUAL_DEGREES * expected + between) / degrees
+    drift = fmean([(b - a) ** 2 for a, b in pairwise(means)] or [0.0])
+    deviation = math.sqrt(variance * (1 + 1 / len(trials)) + drift)
+    half = float(t.ppf((1 + CONFIDENCE) / 2, degrees)) * deviation
     return Promise(mean, max(0.0, mean - half), mean + half)
+
+
+def _within(trials: Sequence[Sequence[float]], means: Sequence[float]) -> float:
+    """Variance of windows around the mean of their trial."""
+    degrees = sum(map(len, trials)) - len(trials)
+    squares = [
+        (rate - mean) ** 2
+        for windows, mean in zip(trials, means, strict=True)
+        for rate in windows
+    ]
+    return sum(squares) / degrees if degrees else 0.0
 
 
 def kept(

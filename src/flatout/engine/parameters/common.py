@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
@@ -44,3 +45,12 @@ def _kinds(annotation: Any) -> set[type]:
     if isinstance(annotation, type):
         return {annotation}
     return {kind for part in get_args(annotation) for kind in _kinds(part)}
+
+
+def by_path(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """`train.loader.num_workers` and its value, of every value in nested groups."""
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from by_path(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -6,10 +6,10 @@ are named here as execution: how fast, where and how visibly, never what.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from flatout import __version__
+from flatout.engine.parameters.common import by_path
 from flatout.engine.train.setup.job import TrainJob
 
 EXECUTION = (
@@ -84,7 +84,7 @@ def identity(job: TrainJob) -> dict[str, Any]:
     return {
         **{
             name: value
-            for name, value in _flat(job.settings.model_dump(mode="json"))
+            for name, value in by_path(job.settings.model_dump(mode="json"))
             if not _is_one_of(name, EXECUTION)
         },
         "label_names": list(job.label_names),
@@ -107,7 +107,7 @@ def execution(job: TrainJob) -> dict[str, Any]:
     kept_apart = ("train.resume", "train.evaluate_every")
     return {
         name: value
-        for name, value in _flat(job.settings.model_dump(mode="json"))
+        for name, value in by_path(job.settings.model_dump(mode="json"))
         if _is_one_of(name, EXECUTION)
         and _is_one_of(name, ("train", "runtime"))
         and name not in kept_apart
@@ -120,17 +120,9 @@ def agreed(job: TrainJob) -> dict[str, Any]:
     settings = {"train": job.settings.train.model_dump(mode="json")}
     return identity(job) | {
         name: value
-        for name, value in _flat(settings)
+        for name, value in by_path(settings)
         if not _is_one_of(name, EACH_MACHINES_OWN)
     }
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _is_one_of(name: str, entries: tuple[str, ...]) -> bool:

@@ -1,0 +1,171 @@
+# ruff: noqa: T201
+"""Does `kedro run --env=tuned` come to what mode tune has promised?
+
+    python -m tests.tools.tuned_promises --tunes=10  # two cores each, at once
+    python -m tests.tools.tuned_promises --device=gpu --tunes=3  # one by one
+    python -m tests.tools.tuned_promises --tunes=1 --tiny  # a rehearsal
+
+Every tune has its own cores, data folder and copy of conf/, and is followed by its
+training there. As many go on at once as there are pairs of cores for. Trials, logs and
+reports stay in `--folder`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import Queue
+from statistics import median
+from typing import Any
+
+import yaml
+
+from tests.tools.gpu_check import PROJECT, TAIL, FailedError, device_name
+
+CORES_EACH = 2
+TRAINED_IN = {"cpu": "base", "gpu": "bert_base"}
+TINY = ["benchmark.tune_minutes=0.2", "benchmark.repeats=3"]
+HEAD = (
+    "tune  seconds  promised  90 % interval       ±      came  inside  with its speed"
+)
+Row = dict[str, Any]
+
+
+def measured(number: int, asked: argparse.Namespace, cores: Sequence[int]) -> Row:
+    """One tune and the training with what it found. Raises FailedError."""
+    folder = asked.folder / f"tune_{number}"
+    data = folder / "data"
+    conf = _own_conf(folder, "test" if asked.tiny else TRAINED_IN[asked.device])
+    given = [f"data_dir={data}", *asked.params]
+    if cores:
+        given.append(f"runtime.threads={len(cores)}")
+
+    def run(*options: str, params: Iterable[str] = ()) -> tuple[float, str]:
+        words = [f"--conf-source={conf}", f"--params={','.join([*given, *params])}"]
+        return _timed([*options, *words], folder, cores)
+
+    run("--pipelines=split,tokenize")
+    took_s, _ = run("--pipelines=benchmark")
+    trained = [f"train.max_steps={asked.steps}", "train.resume=never"]
+    trained.append("train.epochs=1000")
+    _, text = run("--env=tuned", "--pipelines=train", params=trained)
+    return {"tune": number, "seconds": took_s, **_came(conf, data, text)}
+
+
+def _own_conf(folder: Path, local: str) -> Path:
+    """The project's, with the settings of the environment `local` as its own."""
+    conf = folder / "conf"
+    leave = shutil.ignore_patterns("local", "tuned")
+    shutil.copytree(PROJECT / "conf", conf, ignore=leave)
+    (conf / "local").mkdir()
+    for file in conf.joinpath(local).glob("*.yml") if local != "base" else ():
+        if not file.name.startswith("catalog"):
+            shutil.copy(file, conf / "local")
+    return conf
+
+
+def _timed(
+    words: Sequence[str], folder: Path, cores: Sequence[int]
+) -> tuple[float, str]:
+    pinned = ["taskset", "-c", ",".join(map(str, cores))] if cores else []
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if cores else {}
+    path = f"{PROJECT / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    begin = time.perf_counter()
+    done = subprocess.run(
+        [*pinned, sys.executable, "-m", "kedro", "run", *words],
+        cwd=PROJECT,
+        env={**os.environ, **hidden, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    with (folder / "log.txt").open("a") as log:
+        log.write(done.stdout)
+    if done.returncode:
+        raise FailedError(f"{' '.join(words)}:\n{done.stdout[-TAIL:]}")
+    return time.perf_counter() - begin, done.stdout
+
+
+def _came(conf: Path, data: Path, text: str) -> Row:
+    tuned = yaml.safe_load((conf / "tuned" / "parameters.yml").read_text())["tuned"]
+    report = json.loads((data / "08_reporting" / "train_report.json").read_text())
+    low, high = tuned["samples_per_s_low"], tuned["samples_per_s_high"]
+    came = report["samples_per_s"]
+    return {
+        "promised": tuned["samples_per_s"],
+        "low": low,
+        "high": high,
+        "half_pct": 50 * (high - low) / tuned["samples_per_s"],
+        "came": came,
+        "inside": low <= came <= high,
+        "with_speed": low <= came <= high or "but the machine itself runs at" in text,
+    }
+
+
+def shown(row: Row) -> str:
+    interval = f"{row['low']:,.0f} to {row['high']:,.0f}"
+    return (
+        f"{row['tune']:4}  {row['seconds']:7.0f}  {row['promised']:8,.0f}  "
+        f"{interval:>15}  {row['half_pct']:4.1f} %  {row['came']:8,.0f}  "
+        f"{'yes' if row['inside'] else 'no':6}  {'yes' if row['with_speed'] else 'no'}"
+    )
+
+
+def summary(rows: Sequence[Row]) -> str:
+    halves = [row["half_pct"] for row in rows]
+    return (
+        f"{sum(row['inside'] for row in rows)} of {len(rows)} inside, "
+        f"{sum(row['with_speed'] for row in rows)} with the machine's own speed. "
+        f"Half of the interval: {median(halves):.1f} % (median), {max(halves):.1f} % "
+        f"(most). A tune: {median(row['seconds'] for row in rows):.0f} s (median)"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tunes", type=int, default=10)
+    parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu")
+    parser.add_argument("--steps", type=int, default=700, help="of each training")
+    parser.add_argument("--params", type=lambda t: t.split(","), default=[])
+    parser.add_argument("--folder", type=Path, default=None)
+    parser.add_argument("--tiny", action="store_true")
+    asked = parser.parse_args()
+    asked.params += TINY if asked.tiny else []
+    asked.folder = (asked.folder or Path(tempfile.mkdtemp())).absolute()
+    places: Queue[list[int]] = Queue()
+    cores = sorted(os.sched_getaffinity(0))
+    pairs = range(0, len(cores) - CORES_EACH + 1, CORES_EACH)
+    on_gpu = asked.device == "gpu"
+    for place in [[]] if on_gpu else [cores[n : n + CORES_EACH] for n in pairs]:
+        places.put(place)
+
+    def one(number: int) -> Row:
+        place = places.get()
+        try:
+            row = measured(number, asked, place)
+        finally:
+            places.put(place)
+        print(shown(row), flush=True)
+        return row
+
+    print(f"{device_name()}, {asked.folder}\n{HEAD}", flush=True)
+    with ThreadPoolExecutor(places.qsize()) as pool:
+        rows = list(pool.map(one, range(1, asked.tunes + 1)))
+    (asked.folder / "rows.json").write_text(json.dumps(rows, indent=1))
+    print(summary(rows))
+
+
+if __name__ == "__main__":
+    main()
