@@ -91,7 +91,7 @@ def _hint(function: Callable[..., Any], name: str) -> str:
 
 
 def _own_layers(loader: ProjectConfigLoader) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Entries of the environment in use, and of conf/local where it lies below."""
+    """Entries of the environment in use, and of the one that lies below it."""
     env = loader.env or loader.default_run_env
     layers = {env, loader.lower_env} if env in SETTINGS_OF_TRAINING else {env}
     for layer in sorted(layers - {loader.base_env}):
