@@ -88,7 +88,9 @@ def test_a_saved_model_is_logged_as_mlflow_logs_one_in_memory(
 
 
 @pytest.mark.process
-def test_a_process_that_has_mlflow_takes_a_run_and_its_model(store, tmp_path, caplog):
+def test_a_process_that_has_mlflow_takes_a_run_and_its_model(
+    store, tmp_path, caplog, capfd
+):
     """What is noted here arrives there; what is said there is said here."""
     *_, found = saved_text_model(tmp_path)
     outbox = tracking.begin(
@@ -113,6 +115,7 @@ def test_a_process_that_has_mlflow_takes_a_run_and_its_model(store, tmp_path, ca
         outbox.record.metrics["test_accuracy"] = 0.75
         assert sends.finish("FINISHED", int(time.time() * 1000))
     assert "version 1 of the model flatout: champion" in caplog.text
+    assert "registered model" not in capfd.readouterr().err  # MLflow's own words
     run = MlflowClient(store).get_run(outbox.record.run_id)
     assert run.info.status == "FINISHED" and outbox.record.complete
     assert run.data.params == {"train.epochs": "3"}

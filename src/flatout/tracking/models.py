@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
+from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,7 +120,8 @@ def register(model_uri: str, name: str, trained: Trained, keep: int | None) -> s
 
     client = MlflowClient()
     logging.getLogger("mlflow.store.model_registry").setLevel(logging.WARNING)
-    made = mlflow.register_model(model_uri, name, tags=trained.tags)
+    with redirect_stderr(StringIO()):  # two lines that ours below says again
+        made = mlflow.register_model(model_uri, name, tags=trained.tags)
     versions = _versions(client, name)
     rivals = [
         found
