@@ -10,7 +10,7 @@ compiled or not. The plain loop's pixels already lie on the device: channels las
 the fused AdamW, compiled, no crops, and no mask in its attention. `flatout-files`
 decodes files at every epoch.
 
-A side may try a way: `flatout+graphs` records steps as CUDA graphs,
+A side may try ways: `flatout+graphs` records steps as CUDA graphs,
 `flatout+algorithms` lets cuDNN try all of its algorithms, `flatout+products` makes
 convolutions of one pixel products, `flatout+tuned` has Inductor try more block sizes.
 
@@ -179,20 +179,20 @@ def plain(model_name: str, given: argparse.Namespace, turns: Turns) -> None:
     turns.tell()
 
 
-def set_way(way: str) -> None:
+def set_ways(ways: list[str]) -> None:
     """Of compiling and of cuDNN; "graphs" is a parameter."""
     from torch._inductor import config
 
-    if way == "algorithms":
+    if "algorithms" in ways:
         torch.backends.cudnn.benchmark_limit = 0
-    elif way == "products":
+    if "products" in ways:
         config.conv_1x1_as_mm = True
-    elif way == "tuned":
+    if "tuned" in ways:
         config.coordinate_descent_tuning = True
 
 
 def settings_of(model_name: str, keep: str, given: argparse.Namespace) -> Settings:
-    graphs = bool(given.side) and given.side.endswith("+graphs")
+    graphs = bool(given.side) and "+graphs" in given.side
     return parse_settings(
         {
             "runtime": {"precision": "bf16" if IS_CUDA else "fp32"},
@@ -280,7 +280,7 @@ def one(given: argparse.Namespace) -> None:
     keep = "files" if side == "flatout-files" else "pixels"
     job = job_of(model_name, keep, given)
     if side.startswith("flatout"):
-        set_way(side.partition("+")[2])
+        set_ways(side.split("+")[1:])
         flatout(job, turns)
         return
     name = {"trainer": "trainer-best", "trainer-compiled": "trainer-best-compiled"}[
