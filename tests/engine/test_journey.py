@@ -160,12 +160,12 @@ def test_the_script_is_told_the_same_optimisation(tmp_path):
     arguments = told["arguments"]
     assert arguments["max_steps"] == 6
     assert arguments["per_device_train_batch_size"] == len(job.train)
+    assert arguments["per_device_eval_batch_size"] == 4 * len(job.train)
     assert arguments["learning_rate"] == 1e-2
     assert told["evaluate_at_end"]
     assert "eval_strategy" not in arguments
     default = script_job("trainer-default", job, tmp_path, made, tmp_path)["arguments"]
     assert "optim" not in default
-    assert "per_device_eval_batch_size" not in default
 
 
 def test_labels_are_what_the_models_loss_takes(tmp_path):

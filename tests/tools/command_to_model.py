@@ -1,12 +1,11 @@
-"""Seconds from the command to the saved model, beside a Trainer script.
+"""The job whose seconds from the command to the saved model are measured.
 
     python -m tests.tools.command_to_model --turns 2
     python -m tests.tools.command_to_model --rows 400 --epochs 1      # a rehearsal
 
-The job: about 10,000 short texts to train on, batch 32, a checkpoint of 6 layers of 384
-whose weights are drawn here (times do not ask for their values). A turn is `kedro run`
-with no caches, the Trainer's script twice (plain, and with flags that are to speed it
-up), and `kedro run` again with another seed, whose tokens and compiled code are there.
+About 10,000 short texts to train on, batch 32, a checkpoint of 6 layers of 384 whose
+weights are drawn here (times do not ask for their values). Mode journey of the
+benchmark measures it; `--keep FOLDER` keeps its tables, pictures and logs.
 """
 
 from __future__ import annotations
@@ -20,15 +19,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import yaml
 
-from tests.tools.gpu_check import PROJECT, FailedError, device_name
+from tests.tools.gpu_check import PROJECT, FailedError
 
-SCRIPT = "tests/tools/trainer_script.py"
 WORDS = 20
 LENGTH = 128
 
@@ -39,8 +37,11 @@ def make_job(folder: Path, rows: int, layers: int = 6, width: int = 384) -> None
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
     from flatout.datasets import DocstringCorpus
+    from flatout.datasets.docstring_corpus import PACKAGES
 
-    corpus = DocstringCorpus(filepath=str(folder / "raw"), rows=None, labels=10).load()
+    labels = min(10, sum(find_spec(name) is not None for name in PACKAGES))
+    place = str(folder / "raw")
+    corpus = DocstringCorpus(filepath=place, rows=None, labels=labels).load()
     frame = corpus.to_pandas().sample(frac=1, random_state=0)
     frame["text"] = frame["text"].map(lambda text: " ".join(text.split()[:WORDS]))
     frame = frame.drop_duplicates("text")[["text", "label"]].head(rows)
@@ -102,7 +103,10 @@ def done(command: Sequence[str], folder: Path) -> tuple[float, str]:
 
 def start(command: Sequence[str], folder: Path) -> subprocess.Popen[str]:
     """`python COMMAND`, which leads a process group of its own."""
-    cache = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled")}
+    cache = {
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled"),
+        "HF_DATASETS_CACHE": str(folder / "datasets"),
+    }
     path = os.pathsep.join([str(PROJECT / "src"), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
         [sys.executable, *command],
@@ -125,19 +129,6 @@ def kedro(folder: Path, seed: int, *more: str, pipelines: str = "") -> list[str]
     ]
 
 
-def turn(folder: Path, number: int, epochs: float) -> dict[str, float]:
-    """Seconds by what was run."""
-    for name in ("data", "compiled"):
-        shutil.rmtree(folder / name, ignore_errors=True)
-    script = [SCRIPT, str(folder), "--epochs", str(epochs)]
-    found = {"kedro run, no caches": seconds(kedro(folder, 2 * number), folder)}
-    found["Trainer, plain"] = seconds(script, folder)
-    found["Trainer, with flags"] = seconds([*script, "--flags"], folder)
-    again = kedro(folder, 2 * number + 1)
-    found["kedro run again, another seed"] = seconds(again, folder)
-    return found
-
-
 def phases(folder: Path) -> Mapping[str, float]:
     """Of the last training."""
     report = folder / "data" / "08_reporting" / "train_report.json"
@@ -145,16 +136,13 @@ def phases(folder: Path) -> Mapping[str, float]:
     return dict(found["phases_s"])
 
 
-def show(turns: Sequence[Mapping[str, float]]) -> None:
-    best = min(median(t[name] for t in turns) for name in turns[0] if "Train" in name)
-    lines = ["| command | s, each turn | median | over the Trainer's best |"]
-    lines += ["|---|---|---|---|"]
-    for name in turns[0]:
-        found = [one[name] for one in turns]
-        shown = ", ".join(f"{one:.1f}" for one in found)
-        middle = median(found)
-        lines.append(f"| {name} | {shown} | {middle:.1f} | {middle / best:.2f} |")
-    print("\n".join(lines), flush=True)  # noqa: T201
+def journey(turns: int, contenders: str) -> list[str]:
+    """What `kedro run` is told, to leave a journey in its data folder."""
+    return [
+        "benchmark.mode=journey",
+        f"benchmark.repeats={turns}",
+        f"benchmark.contenders={contenders}",
+    ]
 
 
 def main() -> None:
@@ -162,17 +150,27 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=13_500)
     parser.add_argument("--epochs", type=float, default=5)
     parser.add_argument("--turns", type=int, default=1)
+    parser.add_argument("--contenders", default="flatout trainer-default trainer-best")
+    parser.add_argument("--keep", type=Path)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="flatout-") as name:
         folder = Path(name)
         make_job(folder, given.rows)
         make_conf(folder, given.epochs)
-        turns = []
-        for number in range(given.turns):
-            turns.append(turn(folder, number, given.epochs))
-            show(turns)
-        told = ", ".join(f"{k} {v:.1f}" for k, v in phases(folder).items())
-        print(f"the last kedro run: {told}\non {device_name()}")  # noqa: T201
+        asked = journey(given.turns, given.contenders)
+        names = "split,tokenize,benchmark"
+        print(done(kedro(folder, 42, *asked, pipelines=names), folder)[1])  # noqa: T201
+        if given.keep:
+            keep(folder / "data" / "08_reporting", given.keep)
+
+
+def keep(reports: Path, target: Path) -> None:
+    """What is read by people; no models, rows or caches."""
+    for file in [*reports.glob("benchmark_*.*"), *reports.glob("journey.png")]:
+        target.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, target)
+    for log in reports.glob("benchmark_logs/journey/*/log.txt"):
+        shutil.copy(log, target / f"{log.parent.name}.txt")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ width 32.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import signal
@@ -20,9 +21,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
+from flatout.engine.benchmark.journey.scripts import MODULE
 from tests.tools.command_to_model import (
-    SCRIPT,
-    done,
+    journey,
     kedro,
     make_conf,
     make_job,
@@ -33,6 +34,7 @@ from tests.tools.command_to_model import (
 from tests.tools.gpu_check import device_name
 
 WORK = ("first_step", "steps", "evaluation")
+UNTIL_STEP = ("imports", "data", "model", "first_step")
 POLL_S = 0.02
 KILL_AFTER = 8
 """Steps; a checkpoint is written at each fourth."""
@@ -43,19 +45,19 @@ def one_step(folder: Path, seed: int) -> dict[str, float]:
     flatout = kedro(
         *(folder, seed, "train.max_steps=1", "train.resume=never"), pipelines="train"
     )
-    script = [SCRIPT, str(folder), "--max-steps", "1"]
-    return {"flatout": seconds(flatout, folder), "Trainer": seconds(script, folder)}
+    return {
+        "flatout": seconds(flatout, folder),
+        "Trainer": script(folder, max_steps=1)[0],
+    }
 
 
 def second_run(folder: Path, seed: int) -> dict[str, float]:
     whole_s = seconds(kedro(folder, seed), folder)
     found = phases(folder)
-    script_s, text = done([SCRIPT, str(folder), "--epochs", "1"], folder)
-    worked = re.search(r"worked ([0-9.]+) s", text)
-    assert worked
+    script_s, of_script = script(folder)
     return {
         "flatout": whole_s - sum(found.get(name, 0.0) for name in WORK),
-        "Trainer": script_s - float(worked[1]),
+        "Trainer": script_s - sum(of_script[name] for name in WORK),
     }
 
 
@@ -67,8 +69,20 @@ def after_a_kill(folder: Path, seed: int) -> dict[str, float]:
     begin = time.perf_counter()
     kill_behind(command, folder, points, reached + 1)
     flatout_s = time.perf_counter() - begin
-    script = [SCRIPT, str(folder), "--first-step"]
-    return {"flatout": flatout_s, "Trainer": seconds(script, folder)}
+    found = script(folder, max_steps=1)[1]
+    return {"flatout": flatout_s, "Trainer": sum(found[name] for name in UNTIL_STEP)}
+
+
+def script(folder: Path, **arguments: int) -> tuple[float, Mapping[str, float]]:
+    """Seconds of a Trainer script, whole and by phase: the one of a journey of this
+    job, with other `arguments`."""
+    logs = folder / "data" / "08_reporting" / "benchmark_logs" / "journey"
+    job = json.loads(next(logs.glob("*/job.json")).read_text())
+    told = {**job["arguments"], **arguments}
+    file = folder / "job.json"
+    file.write_text(json.dumps({**job, "arguments": told, "started_s": time.time()}))
+    whole_s = seconds(["-m", MODULE, str(file)], folder)
+    return whole_s, json.loads(Path(job["result"]).read_text())["phases_s"]
 
 
 def kill_behind(command: Sequence[str], folder: Path, points: Path, step: int) -> int:
@@ -122,7 +136,8 @@ def main() -> None:
         make_job(folder, given.rows, layers=2, width=32)
         make_conf(folder, 1)
         seconds(kedro(folder, 0), folder)  # tokens, and every package's bytecode
-        seconds([SCRIPT, str(folder), "--max-steps", "1"], folder)
+        asked = journey(1, "flatout trainer-best")
+        seconds(kedro(folder, 0, *asked, pipelines="benchmark"), folder)
         turns: dict[str, list[Mapping[str, float]]] = {row: [] for row in ROWS}
         for number in range(given.turns):
             for row, measure in ROWS.items():

@@ -21,7 +21,7 @@ MODULE = "flatout.engine.benchmark.peers.trainer_script"
 SCRIPTS = ("trainer-default", "trainer-best")
 """Contenders that are scripts too."""
 EVALUATION_BATCHES = 4
-"""Times the training batch, at the best flags: nothing is kept for a backward pass."""
+"""Times the training batch: nothing is kept for a backward pass."""
 SPLITS = ("train", "validation", "test")
 LABELS = {
     pa.string(): "class",
@@ -95,7 +95,7 @@ def script_job(
     model, train = job.settings.model, job.settings.train
     evaluations = _evaluations(train.evaluate_every)
     size = EVALUATION_BATCHES * train.global_batch_size
-    batch = {} if name == "trainer-default" else {"per_device_eval_batch_size": size}
+    batch = {"per_device_eval_batch_size": size}
     return {
         "rows": {split: str(rows / f"{split}.parquet") for split in SPLITS},
         "tokenizer": model.name_or_path or str(made["tokenizer"]),
