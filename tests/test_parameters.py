@@ -103,6 +103,16 @@ def test_a_parameter_is_shown_with_its_source(path, value, source):
     assert [path, value, *source.split()] in lines
 
 
+def test_all_parameters_fit_100_columns_with_their_values():
+    grid = {"train.learning_rate": [1e-5 * n for n in range(1, 30)]}
+    shown = tables.table(loader_of(context_of("test", sweep={"grid": grid})), None)
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= 100
+    place = next(i for i, line in enumerate(lines) if line.startswith("sweep.grid "))
+    assert lines[place].split() == ["sweep.grid", "command", "line"]
+    assert lines[place + 1].startswith('    {"train.learning_rate": [1e-05, ')
+
+
 def test_the_users_own_settings_count_below_those_that_say_how_to_train(tmp_path):
     """conf/slow lies over conf/local, which lies over conf/base."""
     for name in ("base", "local", "slow"):

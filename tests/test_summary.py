@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import logging
+
+import rich
+from rich.console import Console
 
 from flatout.project.terminal import LevelFormatter, LineHandler
 from flatout.reports.summary import summary_lines
@@ -51,6 +55,22 @@ def test_a_training_alone_has_its_own_figures_of_the_test_split():
 def test_an_evaluation_alone_trains_nothing_and_shows_no_next_step():
     lines = summary_lines(None, JUDGED, "model", None)
     assert [line.split()[0] for line in lines] == ["test", "accuracy", "never"]
+
+
+def test_a_long_message_goes_on_below_its_text_in_a_terminal(monkeypatch):
+    path = "/" + "a/very/long/folder" * 8
+    shown = io.StringIO()
+    terminal = Console(file=shown, force_terminal=True, width=100, color_system=None)
+    monkeypatch.setattr(rich, "get_console", lambda: terminal)
+    text = f"{'word ' * 30}{path}\n  the next"
+    LineHandler().emit(logging.makeLogRecord({"msg": text, "levelno": logging.INFO}))
+    first, second, third, last = shown.getvalue().splitlines()
+    assert len(first) <= 100 and first.endswith("word")
+    assert (second[:14], third, last) == (
+        f"{'':10}word",
+        f"{'':10}{path}",
+        "  the next",
+    )
 
 
 def test_a_message_is_one_line_and_a_warning_is_named(capsys):

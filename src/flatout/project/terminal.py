@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import sys
+import textwrap
+from functools import partial
 from typing import Any
 
 import rich
@@ -36,9 +38,14 @@ STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "re
 KEDRO = ("kedro", "kedro.io.data_catalog", "kedro.pipeline.node")
 
 
+INDENT = 10
+"""Columns of the time of day, and the space behind it."""
+
+
 class LineHandler(logging.Handler):
-    """One line a message, on the console that draws the progress line. Rich's own
-    handler wraps at 80 columns where the output is no terminal."""
+    """One line a message, on the console that draws the progress line. In a terminal
+    what is longer goes on below the text; Rich's own handler wraps at 80 columns where
+    there is no terminal."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,10 +53,27 @@ class LineHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            text = Text(self.format(record), STYLES.get(record.levelno, ""))
-            rich.get_console().print(text, soft_wrap=True)
+            console, text = rich.get_console(), self.format(record)
+            if console.is_terminal:
+                text = wrapped(text, console.width)
+            styled = Text(text, STYLES.get(record.levelno, ""))
+            console.print(styled, soft_wrap=True)
         except Exception:
             self.handleError(record)
+
+
+def wrapped(text: str, width: int) -> str:
+    """Between words only: what is longer, as a path, can still be copied whole."""
+    wrap = partial(
+        textwrap.fill,
+        width=width,
+        subsequent_indent=" " * INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(
+        line if len(line) <= width else wrap(line) for line in text.split("\n")
+    )
 
 
 class LevelFormatter(logging.Formatter):

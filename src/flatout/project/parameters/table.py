@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from itertools import groupby
+from textwrap import fill
 from typing import Any
 
 from flatout.engine.parameters import Settings, near_or_all
@@ -24,6 +25,7 @@ default below. Set yours in `conf/local/parameters.yml`, or for one run with
 run and where each comes from.
 """
 MISSING = object()
+WIDTH = 100
 
 
 def check_group(group: str | None) -> None:
@@ -43,10 +45,16 @@ def table(loader: ProjectConfigLoader, group: str | None) -> str:
         if not group or p.path.split(".")[0] == group
     ]
     widths = [max(len(line[column]) for line in lines) for column in (0, 1)]
-    return "\n".join(
-        f"{path:{widths[0]}}  {value:{min(widths[1], 40)}}  {source}"
-        for path, value, source in lines
-    )
+    return "\n".join(_line(*line, widths) for line in lines)
+
+
+def _line(path: str, value: str, source: str, widths: list[int]) -> str:
+    """A value that is too long for it goes below."""
+    line = f"{path:{widths[0]}}  {value:{min(widths[1], 40)}}  {source}"
+    if len(line) <= WIDTH:
+        return line
+    below = fill(value, WIDTH, initial_indent="    ", subsequent_indent="    ")
+    return f"{path:{widths[0]}}  {source}\n{below}"
 
 
 def page(loader: ProjectConfigLoader) -> str:
