@@ -30,16 +30,21 @@ JUDGED = {
     "majority_accuracy": 0.1114,
     "never_predicted": ["mlflow", "sympy"],
 }
+PLACES = {
+    "model": "data/06_models/model",
+    "report": "data/08_reporting/train_report.json",
+}
 
 
 def test_a_run_ends_with_figures_model_and_what_is_next():
-    assert summary_lines(TRAINED, JUDGED, "data/06_models/model", "qwen3") == [
+    assert summary_lines(TRAINED, JUDGED, PLACES, "qwen3") == [
         "trained     9,000 steps at 1,444 samples/s, loader wait 3.7 %, peak 1.2 GiB",
         "validation  loss 0.9123  accuracy 0.7490",
         "test        loss 0.7996  accuracy 0.7780",
         "            accuracy 0.1114 by saying 'pandas' always",
         "            never predicted: mlflow, sympy",
         "model       data/06_models/model",
+        "report      data/08_reporting/train_report.json",
         "next        kedro run --pipelines=predict --env=qwen3    applies the model",
         "            kedro run --pipelines=benchmark --env=qwen3  "
         "finds faster settings",
@@ -48,12 +53,12 @@ def test_a_run_ends_with_figures_model_and_what_is_next():
 
 
 def test_a_training_alone_has_its_own_figures_of_the_test_split():
-    lines = summary_lines(TRAINED, None, "model", None)
+    lines = summary_lines(TRAINED, None, PLACES, None)
     assert lines[2] == "test        loss 0.7996  accuracy 0.7780"
 
 
 def test_an_evaluation_alone_trains_nothing_and_shows_no_next_step():
-    lines = summary_lines(None, JUDGED, "model", None)
+    lines = summary_lines(None, JUDGED, PLACES, None)
     assert [line.split()[0] for line in lines] == ["test", "accuracy", "never"]
 
 

@@ -13,6 +13,8 @@ from rich.text import Text
 
 from flatout.reports.summary import summary_lines
 
+PLACES = {"model": "model", "report": "train_report"}
+
 
 class SummaryHooks:
     """Ends a training or an evaluation with its figures, its model and what is next."""
@@ -36,15 +38,16 @@ class SummaryHooks:
             lines = summary_lines(
                 self._reports.get("train_report"),
                 self._reports.get("evaluation_report"),
-                _shown(catalog.get("model")._describe().get("filepath", "")),
+                {name: _place(catalog, entry) for name, entry in PLACES.items()},
                 run_params["env"],
             )
             Console(stderr=True).print(Text("\n".join(lines)), soft_wrap=True)
         return found
 
 
-def _shown(path: Any) -> str:
+def _place(catalog: DataCatalog, entry: str) -> str:
     """Below the working directory, where it is there."""
+    path = catalog.get(entry)._describe().get("filepath", "")
     try:
         return str(Path(path).relative_to(Path.cwd()))
     except ValueError:

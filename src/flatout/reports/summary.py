@@ -17,14 +17,18 @@ Report = Mapping[str, Any]
 
 
 def summary_lines(
-    trained: Report | None, judged: Report | None, model: str, env: str | None
+    trained: Report | None,
+    judged: Report | None,
+    places: Mapping[str, str],
+    env: str | None,
 ) -> list[str]:
-    """`trained`: train_report; `judged`: evaluation_report; `model`: its folder."""
+    """`trained`: train_report; `judged`: evaluation_report; `places`: where the model
+    and the report of its training are."""
     rows = [*_of_training(trained), *_of_evaluation(judged)]
     if trained:
         if not judged:
             rows.append(("test", _figures(trained, "test_")))
-        rows.append(("model", model))
+        rows += places.items()
         rows += _next(env)
     return [f"{name:<12}{text}" for name, text in rows if text]
 
