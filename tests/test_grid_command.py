@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import shutil
+from pathlib import Path
 
+import h5py
+import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from click.testing import CliRunner
+from PIL import Image
 
 from flatout import cli
 from flatout.cli.grid import grid_parameters, of_samples
+from flatout.engine.arrays.sources import ArraysError
 from flatout.engine.parameters import SettingsError, parse_settings
+from flatout.project.init.samples import look_at_samples
+from flatout.project.init.settings import other_kind
 from tests.conftest import PROJECT, kedro
 from tests.test_first_settings import KINDS, write
 
@@ -55,7 +65,7 @@ def test_without_lists_the_configured_ones_count():
 
 @pytest.mark.parametrize("kind", ["arrays", "images"])
 def test_samples_have_an_environment_and_pipelines_of_their_own(kind):
-    assert of_samples(kind, "data/x") == {
+    assert of_samples(kind, {kind: {"path": "data/x"}}) == {
         "env": kind,
         "pipelines": (kind, "benchmark"),
         "params": {kind: {"path": "data/x"}},
@@ -63,9 +73,103 @@ def test_samples_have_an_environment_and_pipelines_of_their_own(kind):
 
 
 def test_a_task_of_texts_is_refused_for_samples():
+    given = {"arrays": {"path": "d.h5"}}
     with pytest.raises(SettingsError, match=r"one of texts, and d\.h5 holds arrays"):
-        of_samples("arrays", "d.h5", "token-classification")
-    assert of_samples("arrays", "d.h5", "regression") == of_samples("arrays", "d.h5")
+        of_samples("arrays", given, "token-classification")
+    assert of_samples("arrays", given, "regression") == of_samples("arrays", given)
+
+
+def numbers(folder):
+    """The same samples of four numbers, in every kind of file."""
+    table = pd.DataFrame(np.arange(240.0).reshape(60, 4), columns=list("abcd"))
+    values, labels = table.to_numpy(), np.arange(60) % 3
+    table.assign(y=labels).to_csv(folder / "n.csv", index=False)
+    table.assign(Target=labels + 0.5).to_parquet(folder / "n.parquet")
+    np.savez(folder / "n.npz", x=values, y=labels)
+    np.save(folder / "n.npy", values)
+    np.save(folder / "n.label.npy", labels)
+    with h5py.File(folder / "n.h5", "w") as file:
+        file["x"], file["label"] = values, labels
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "task"),
+    [
+        ("n.csv", "y", "sequence-classification"),
+        ("n.parquet", "Target", "regression"),
+        ("n.npz", "y", "sequence-classification"),
+        ("n.npy", "label", "sequence-classification"),
+        ("n.h5", "label", "sequence-classification"),
+    ],
+)
+def test_numbers_are_known_as_such_with_their_label(tmp_path, name, label, task):
+    numbers(tmp_path)
+    assert other_kind(tmp_path / name) == "arrays"
+    found, why = look_at_samples("arrays", tmp_path / name)
+    assert found["split"] == {"label_column": label}
+    assert found.get("model", {"task": "sequence-classification"}) == {"task": task}
+    assert why == f"4 numbers a sample, {label} is the label; task {task}"
+
+
+def test_labels_that_are_not_found_are_asked_for(tmp_path):
+    np.save(tmp_path / "n.npy", np.zeros((4, 2)))
+    with pytest.raises(ArraysError, match=r"save them beside it, as n\.label\.npy"):
+        look_at_samples("arrays", tmp_path / "n.npy")
+    np.savez(tmp_path / "n.npz", x=np.zeros((4, 2)), z=np.zeros(4))
+    with pytest.raises(ArraysError, match="none of x, z is called label, labels"):
+        look_at_samples("arrays", tmp_path / "n.npz")
+
+
+def photos(folder) -> Path:
+    for name, colour in (("cat", 200), ("dog", 50)):
+        (folder / "photos" / name).mkdir(parents=True)
+        for n in range(12):
+            image = Image.new("RGB", (40 + n, 24), (colour, n, 0))
+            image.save(folder / "photos" / name / f"{n}.png")
+    return folder / "photos"
+
+
+def test_images_are_measured_in_their_own_size_and_colours(tmp_path):
+    folder = photos(tmp_path)
+    assert other_kind(folder) == "images"
+    found, why = look_at_samples("images", folder)
+    assert found == {"images": {"path": str(folder), "size": 24, "channels": 3}}
+    assert why == "images of 2 classes (cat, dog), as 24 x 24 pixels, colours"
+
+
+def test_texts_are_no_numbers(tmp_path):
+    for name, (rows, *_) in KINDS.items():
+        assert other_kind(Path(write(tmp_path / name, rows))) is None, name
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["arrays", "images"])
+def test_samples_are_measured_and_the_last_command_trains_on_them(
+    tmp_path, monkeypatch, kind
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    conf = tmp_path / "conf"
+    shutil.copytree(PROJECT / "conf", conf, ignore=shutil.ignore_patterns("local"))
+    numbers(tmp_path)
+    path = tmp_path / "n.csv" if kind == "arrays" else photos(tmp_path)
+    where = (f"--conf-source={conf}", f"--data-dir={tmp_path / 'data'}")
+    lists = ("--batch-sizes", "4", "8", "--num-workers", "0", "--steps", "2")
+    done = kedro("flatout", "benchmark", "--data-path", str(path), *lists, *where)
+    assert done.returncode == 0, done.stdout
+    lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
+    assert [" batch 4, " in line for line in lines].count(True) >= 1
+    for pick in ("fastest", "most efficient", "recommended"):
+        assert f" {pick} " in done.stdout
+    [line] = [line for line in done.stdout.splitlines() if "trains with it" in line]
+    command = line.partition("kedro ")[2].removesuffix(" trains with it")
+    trained = kedro(*shlex.split(command))
+    assert trained.returncode == 0, trained.stdout
+    report = json.loads((tmp_path / "data/08_reporting/train_report.json").read_text())
+    assert report["samples"] > 0
+    tuned = yaml.safe_load((conf / "tuned/parameters.yml").read_text())
+    chosen = tuned["train"].get("global_batch_size", 32)  # as configured: not written
+    assert report["global_batch_size"] == chosen
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -344,3 +345,20 @@ def test_regression_learns_a_plain_function(tmp_path):
     job = TrainJob(settings, *rows, None, (), *places, "k")
     result = run_job(job)
     assert result.report.validation_loss < 0.1 * float(np.var(target))
+
+
+def test_csv_is_read_as_pandas_reads_it(tmp_path):
+    """Whole numbers first, fractions later; a semicolon; a gap; labels of words."""
+    lines = ["a;b;label", *(f"{n};{n};red" for n in range(5)), "0.5;;blue", "7;1e3;red"]
+    file = tmp_path / "numbers.csv"
+    file.write_text("\n".join(lines) + "\n")
+    expected = pd.read_csv(file, sep=";")
+    source = ArrayFiles(file, (), "label")
+    [window] = source.windows()
+    assert window.faults == {5: "b is missing"}
+    kept = [row for row in range(7) if row != 5]
+    np.testing.assert_array_equal(window.values[kept], expected[["a", "b"]].iloc[kept])
+    assert list(window.labels) == list(source.labels()) == list(expected["label"])
+    (tmp_path / "cut.csv").write_text("a,label\n1,2,3\n")
+    with pytest.raises(ArraysError, match=r"cut\.csv cannot be read: .*columns"):
+        list(ArrayFiles(tmp_path / "cut.csv", (), "label").windows())

@@ -74,13 +74,15 @@ def use_device(name: str) -> None:
 OF_TOKENS = (HeadKind.TOKEN, HeadKind.VOCABULARY, HeadKind.DIRECTIONS)
 
 
-def of_samples(kind: str, path: str, task: str | None = None) -> dict[str, Any]:
-    """Options of `kedro run` for `arrays` and `images`: environment, pipelines,
-    parameters. Raises SettingsError for a task of texts."""
+def of_samples(
+    kind: str, given: Mapping[str, Any], task: str | None = None
+) -> dict[str, Any]:
+    """Options of `kedro run` for `arrays` and `images`: environment, pipelines, and the
+    parameters `given`. Raises SettingsError for a task of texts."""
     if task and task_class(task).head in OF_TOKENS:
         raise SettingsError(
-            f"--task {task}: it is one of texts, and {path} holds {kind}. Leave --task "
-            "out, or name a file of texts with --data-path"
+            f"--task {task}: it is one of texts, and {given[kind]['path']} holds "
+            f"{kind}. Leave --task out, or name a file of texts with --data-path"
         )
     pipelines: Sequence[str] = (kind, "benchmark")
-    return {"env": kind, "pipelines": pipelines, "params": {kind: {"path": path}}}
+    return {"env": kind, "pipelines": pipelines, "params": dict(given)}

@@ -94,12 +94,15 @@ def benchmark(
     --pipelines=split,tokenize,benchmark with benchmark.mode: grid.
     """
     from flatout.project.init import settings as first_settings
+    from flatout.project.init.samples import look_at_samples
 
     given = {"env": None, "pipelines": ("split", "tokenize", "benchmark"), "params": {}}
     with plain_errors():
         use_device(device)
         if data_path and (kind := first_settings.other_kind(Path(data_path))):
-            given = of_samples(kind, data_path, options["task"])
+            found, why = look_at_samples(kind, Path(data_path))
+            given = of_samples(kind, found, options["task"])
+            click.echo(f"{data_path}: {why}.")
         elif data_path:
             folder = Path(conf_source or "conf") / "local"
             if not force:
@@ -107,7 +110,9 @@ def benchmark(
             known = {"task": options["task"], "checkpoint": options["model"]}
             _first_settings(folder, data_path, **known)
             options |= {"model": None, "task": None}  # they are in conf/local now
-    given["params"] |= grid_parameters(options)
+    asked = grid_parameters(options)
+    told = {**given["params"].get("model", {}), **asked.pop("model", {})}
+    given["params"] |= asked | ({"model": told} if told else {})
     given["params"] |= {"data_dir": data_dir} if data_dir else {}
     click.echo(f"kedro run --pipelines={','.join(given['pipelines'])}, mode grid")
     return context.invoke(run, conf_source=conf_source, **given)

@@ -233,7 +233,7 @@ class TrialTable(Watcher):
         shown = f"{rate:,.1f} samples/s" if rate else ""
         if trial.times_below is not None:
             shown += f", {trial.times_below:.2f}x what stands below"
-        shown += _phases(trial)
+        shown = "; ".join(part for part in (shown, _phases(trial)) if part)
         label = trial.label or trial.kind
         words = (
             f"batch {trial.global_batch_size}",
@@ -261,10 +261,10 @@ PHASES = (
 
 
 def _phases(trial: TrialResult) -> str:
-    """`; I/O 2.1 ms, forward 38.0 ms, ...`: what was measured of these."""
+    """`I/O 2.1 ms, forward 38.0 ms, ...`: what was measured of these."""
     found = [(name, getattr(trial, field), unit) for name, field, unit in PHASES]
     told = [f"{name} {_cell(v)} {unit}" for name, v, unit in found if v is not None]
-    return f"; {', '.join(told)}" if told else ""
+    return ", ".join(told)
 
 
 def _clock(seconds: float) -> str:

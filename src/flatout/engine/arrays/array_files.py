@@ -1,20 +1,17 @@
-"""Numbers in Parquet, .npy, .npz and HDF5 files."""
+"""Numbers in Parquet, CSV, .npy, .npz and HDF5 files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
 
+from flatout.engine.arrays import tables
 from flatout.engine.arrays.sources import (
-    WINDOW_ROWS,
     ArraysError,
     Window,
     as_numbers,
@@ -26,7 +23,7 @@ from flatout.engine.arrays.sources import (
 from flatout.engine.parameters import ArraySettings, SplitSettings
 
 HDF5 = (".h5", ".hdf5", ".hdf")
-ENDINGS = (".parquet", ".npy", ".npz", *HDF5)
+ENDINGS = (*tables.ENDINGS, ".npy", ".npz", *HDF5)
 NO_NUMBER = "the values are no numbers"
 
 
@@ -36,7 +33,7 @@ class ArrayFiles:
 
     path: Path
     inputs: tuple[str, ...]
-    """Columns of Parquet, or the array of .npz and HDF5; empty: all but the label."""
+    """Columns of a table, or the array of .npz and HDF5; empty: all but the label."""
     label: str | None
     """Column or array; of x.npy the file x.<label>.npy."""
     is_told: bool = True
@@ -65,9 +62,19 @@ class ArrayFiles:
         return files_digest(self.path, self._files)
 
     @property
+    def names(self) -> list[str]:
+        """Columns or arrays of the first file; a .npy has `inputs`, and `label` where
+        its labels lie beside it."""
+        file = self._files[0]
+        if file.suffix.lower() in tables.ENDINGS:
+            return tables.names(file)
+        with _arrays(file, "label") as arrays:
+            return list(arrays)
+
+    @property
     def _files(self) -> list[Path]:
         files = files_of(self.path, ENDINGS)
-        beside = f".{self.label}.npy"
+        beside = f".{self.label or 'label'}.npy"
         return [file for file in files if not file.name.endswith(beside)]
 
     def prepare(self, folder: Path) -> None:
@@ -81,9 +88,10 @@ class ArrayFiles:
         """See ArraySource."""
         label = self._read_label
         for file in self._files if label else ():
-            if file.suffix == ".parquet":
-                self._check_label(file, pq.read_schema(file).names)
-                yield from pq.read_table(file, columns=[label])[0].to_pylist()
+            if file.suffix.lower() in tables.ENDINGS:
+                self._check_label(file, tables.names(file))
+                for batch in tables.batches(file, [str(label)]):
+                    yield from batch.column(0).to_pylist()
                 continue
             with _arrays(file, label) as arrays:
                 self._check_label(file, arrays)
@@ -96,20 +104,19 @@ class ArrayFiles:
     def windows(self) -> Iterator[Window]:
         """See ArraySource."""
         for file in self._files:
-            read = self._parquet if file.suffix == ".parquet" else self._stored
-            yield from read(file)
+            is_table = file.suffix.lower() in tables.ENDINGS
+            yield from self._table(file) if is_table else self._stored(file)
 
-    def _parquet(self, file: Path) -> Iterator[Window]:
-        reader, start = pq.ParquetFile(file), 0
-        names = reader.schema_arrow.names
+    def _table(self, file: Path) -> Iterator[Window]:
+        names, start = tables.names(file), 0
         self._check_label(file, names)
         chosen = [n for n in self.inputs or names if n != self.label]
         if missing := sorted(set(chosen) - set(names)):
             raise ArraysError(f"{file}: no column {missing[0]}; it has {names}")
         label = self._read_label
         wanted = [*chosen, *([label] if label else [])]
-        for batch in reader.iter_batches(WINDOW_ROWS, columns=wanted):
-            values, faults = _samples(file, batch.select(chosen))
+        for batch in tables.batches(file, wanted):
+            values, faults = tables.samples(file, batch.select(chosen))
             labels = batch.column(label).to_pylist() if label else None
             yield Window(name_in(self.path, file), start, values, labels, faults)
             start += batch.num_rows
@@ -157,65 +164,6 @@ class ArrayFiles:
 
 def _all(count: int, fault: str, numbers: Any) -> dict[int, str]:
     return {} if numbers is not None else dict.fromkeys(range(count), fault)
-
-
-def _samples(file: Path, batch: Any) -> tuple[npt.NDArray[Any], dict[int, str]]:
-    """Of one column of lists, or of a number a column."""
-    columns = batch.columns
-    if len(columns) == 1 and _is_list(columns[0].type):
-        return _listed(columns[0])
-    faults: dict[int, str] = {}
-    found = []
-    for name, column in zip(batch.schema.names, columns, strict=True):
-        if not _is_number(column.type):
-            raise ArraysError(
-                f"{file}: column {name} is {column.type}, no number: name the columns "
-                "of the samples in arrays.inputs"
-            )
-        if column.null_count:
-            for row in np.flatnonzero(column.is_null().to_numpy(False)).tolist():
-                faults.setdefault(row, f"{name} is missing")
-        found.append(as_numbers(column.fill_null(0).to_numpy(False)))
-    return np.stack(found, 1).astype(np.float32), faults  # type: ignore[arg-type]
-
-
-def _listed(column: Any) -> tuple[npt.NDArray[Any], dict[int, str]]:
-    """Lists of any depth; rows of another shape than the first have a fault."""
-    rows = [_array(value) for value in column.to_pylist()]
-    shapes = [None if row is None else row.shape for row in rows]
-    shape = next((found for found in shapes if found is not None), (0,))
-    faults = {
-        row: "missing, ragged or no numbers" if found is None else _other(found, shape)
-        for row, found in enumerate(shapes)
-        if found != shape
-    }
-    blank = np.zeros(shape, np.float32)
-    kept = [blank if n in faults else row for n, row in enumerate(rows)]
-    return np.stack(kept), faults  # type: ignore[arg-type]
-
-
-def _array(value: Any) -> npt.NDArray[Any] | None:
-    if value is None:
-        return None
-    try:
-        found = np.array(value, dtype=np.float64)
-    except (TypeError, ValueError):  # ragged, or text in it
-        return None
-    return as_numbers(found)
-
-
-def _other(shape: Sequence[int], wanted: Sequence[int]) -> str:
-    return f"of shape {tuple(shape)}, others are of {tuple(wanted)}"
-
-
-def _is_list(kind: Any) -> bool:
-    tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return any(test(kind) for test in tests)
-
-
-def _is_number(kind: Any) -> bool:
-    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
-    return any(test(kind) for test in tests)
 
 
 @contextmanager

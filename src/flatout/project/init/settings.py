@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,8 +19,10 @@ from flatout.engine.families import first_type
 from flatout.engine.files.atomic_write import write_text
 from flatout.engine.machine.environment import nvidia_gpu_count
 from flatout.engine.parameters import parse_settings
+from flatout.engine.parameters.common import by_path
 from flatout.engine.tasks import HeadKind, columns_of, task_class
 from flatout.project.init.guess import Guess, guess
+from flatout.project.init.samples import holds_numbers, look_at_samples
 
 DELIMITERS = (";", "\t", "|")
 HANGUL, HIGH = re.compile(rb"[\xb0-\xc8][\xa1-\xfe]"), re.compile(rb"[\x80-\xff]")
@@ -66,9 +69,11 @@ def look_at(
     """A guess of what `file` holds, and the catalog's entry that reads it. Raises
     RawTextsError."""
     if kind := other_kind(Path(file)):
+        given, why = look_at_samples(kind, Path(file))
+        params = ",".join(f"{path}={value}" for path, value in by_path(given))
         raise RawTextsError(
-            f"{file} holds {kind}, not texts: "
-            f"kedro run --env={kind} --params={kind}.path={file}"
+            f"{file} holds no texts but {why}: kedro run --env={kind} "
+            f"--params={shlex.quote(params)}"
         )
     entry: dict[str, Any] = {"type": "flatout.datasets.TextFiles", "filepath": file}
     options: dict[str, Any] = _encoding(Path(file))
@@ -105,7 +110,9 @@ def other_kind(path: Path) -> str | None:
     count = Counter(file.suffix.lower() for file in files if file.is_file())
     found = {env: sum(count[s] for s in known) for env, known in OTHERS.items()}
     most = max(found, key=lambda env: found[env])
-    return most if found[most] > sum(count[s] for s in TEXTS) else None
+    if found[most] > sum(count[s] for s in TEXTS):
+        return most
+    return "arrays" if holds_numbers(path) else None
 
 
 def with_task(found: Guess, task: str | None) -> Guess:

@@ -1,0 +1,126 @@
+"""Tables of numbers: Parquet, and CSV as people export it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from flatout.engine.arrays.sources import WINDOW_ROWS, ArraysError, as_numbers
+
+ENDINGS = (".parquet", ".csv", ".tsv")
+DELIMITERS = ",;\t|"
+
+
+def names(file: Path) -> list[str]:
+    """Of the columns. Raises ArraysError."""
+    with _readable(file):
+        return list(schema(file).names)
+
+
+def schema(file: Path) -> pa.Schema:
+    """Names and types, of CSV as its first megabyte has them. Raises OSError and
+    ValueError for a file that is no table."""
+    if file.suffix == ".parquet":
+        return pq.read_schema(file)
+    from pyarrow import csv
+
+    with csv.open_csv(file, parse_options=_parsing(file)) as opened:
+        return opened.schema
+
+
+def batches(file: Path, columns: Sequence[str]) -> Iterator[Any]:
+    """These columns, WINDOW_ROWS at a time. CSV is read whole: a column's type is that
+    of all of its values. Raises ArraysError."""
+    with _readable(file):
+        if file.suffix == ".parquet":
+            yield from pq.ParquetFile(file).iter_batches(WINDOW_ROWS, columns=columns)
+            return
+        from pyarrow import csv
+
+        chosen = csv.ConvertOptions(include_columns=columns)
+        options = {"parse_options": _parsing(file), "convert_options": chosen}
+        table = csv.read_csv(file, **options).combine_chunks()
+    yield from table.to_batches(WINDOW_ROWS)
+
+
+def _parsing(file: Path) -> Any:
+    """Cut where the head of the table is most often."""
+    from pyarrow import csv
+
+    with file.open("rb") as opened:
+        head = opened.readline().decode(errors="replace")
+    return csv.ParseOptions(delimiter=max(DELIMITERS, key=head.count))
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, pa.ArrowInvalid) as error:
+        raise ArraysError(f"{file} cannot be read: {error}") from error
+
+
+def samples(file: Path, batch: Any) -> tuple[npt.NDArray[Any], dict[int, str]]:
+    """Of one column of lists, or of a number a column."""
+    columns = batch.columns
+    if len(columns) == 1 and _is_list(columns[0].type):
+        return _listed(columns[0])
+    faults: dict[int, str] = {}
+    found = []
+    for name, column in zip(batch.schema.names, columns, strict=True):
+        if not _is_number(column.type):
+            raise ArraysError(
+                f"{file}: column {name} is {column.type}, no number: name the columns "
+                "of the samples in arrays.inputs"
+            )
+        if column.null_count:
+            for row in np.flatnonzero(column.is_null().to_numpy(False)).tolist():
+                faults.setdefault(row, f"{name} is missing")
+        found.append(as_numbers(column.fill_null(0).to_numpy(False)))
+    return np.stack(found, 1).astype(np.float32), faults  # type: ignore[arg-type]
+
+
+def _listed(column: Any) -> tuple[npt.NDArray[Any], dict[int, str]]:
+    """Lists of any depth; rows of another shape than the first have a fault."""
+    rows = [_array(value) for value in column.to_pylist()]
+    shapes = [None if row is None else row.shape for row in rows]
+    shape = next((found for found in shapes if found is not None), (0,))
+    faults = {
+        row: "missing, ragged or no numbers" if found is None else _other(found, shape)
+        for row, found in enumerate(shapes)
+        if found != shape
+    }
+    blank = np.zeros(shape, np.float32)
+    kept = [blank if n in faults else row for n, row in enumerate(rows)]
+    return np.stack(kept), faults  # type: ignore[arg-type]
+
+
+def _array(value: Any) -> npt.NDArray[Any] | None:
+    if value is None:
+        return None
+    try:
+        found = np.array(value, dtype=np.float64)
+    except (TypeError, ValueError):  # ragged, or text in it
+        return None
+    return as_numbers(found)
+
+
+def _other(shape: Sequence[int], wanted: Sequence[int]) -> str:
+    return f"of shape {tuple(shape)}, others are of {tuple(wanted)}"
+
+
+def _is_list(kind: Any) -> bool:
+    tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(test(kind) for test in tests)
+
+
+def _is_number(kind: Any) -> bool:
+    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
+    return any(test(kind) for test in tests)
