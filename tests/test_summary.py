@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import logging
 
+import pytest
 import rich
+from kedro.pipeline import node
 from rich.console import Console
 
-from flatout.project.terminal import LevelFormatter, LineHandler
+from flatout.project.terminal import LevelFormatter, LineHandler, set_up_terminal
 from flatout.reports.summary import summary_lines
 
 TRAINED = {
@@ -76,6 +78,17 @@ def test_a_long_message_goes_on_below_its_text_in_a_terminal(monkeypatch):
         f"{'':10}{path}",
         "  the next",
     )
+
+
+def refuses(rows):
+    raise ValueError(f"no {rows}")
+
+
+def test_a_node_that_fails_is_told_of_by_its_error_alone(caplog):
+    set_up_terminal()
+    with pytest.raises(ValueError, match="no rows"):
+        node(refuses, "a", "b").run({"a": "rows"})
+    assert caplog.text == ""
 
 
 def test_a_message_is_one_line_and_a_warning_is_named(capsys):

@@ -438,6 +438,15 @@ def test_rejected_rows_of_tables_have_no_line(tmp_path):
     assert found == [(None, 1, "text is missing")]
 
 
+def test_a_bad_row_in_another_encoding_is_told_by_its_byte(tmp_path, capfd):
+    """Arrow hands over a row of three fields as text, which it cannot decode."""
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"text,label\na,x\nb \x93q\x94,y,z\n")
+    with pytest.raises(RawTextsError, match=r"is not utf-8: byte 0x93 at .*, line 3"):
+        list(TextFiles(path).batches(["text", "label"]))
+    assert capfd.readouterr().err == ""
+
+
 def test_too_many_bad_rows_are_told_by_their_lines(tmp_path):
     content = "text,label\n\na,x\n\n,y\nb,x\n,y\n"
     files = TextFiles(write(tmp_path / "a.csv", content))

@@ -27,9 +27,12 @@ SILENCED = (
     "Using synchronous mode for loading and saving data",
     # Of Kedro's runners, above every error of a run's first node.
     "No nodes ran. Repeat the previous command",
+    # The error itself is what the command ends with.
+    "failed with error: ",
 )
 LOGGERS = (
     "py.warnings",
+    "kedro.pipeline.node",
     "kedro.runner.sequential_runner",
     "kedro.runner.thread_runner",
     "kedro.runner.parallel_runner",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -29,6 +30,26 @@ _TOO_LONG = (
     f"a row is longer than {BLOCK_BYTES >> 20} MiB. Is a quote never closed? "
     "Rows so long can be given as JSON lines or Parquet"
 )
+
+
+@contextmanager
+def _undecoded_rows() -> Iterator[list[BaseException]]:
+    """Of rows with a wrong number of fields, which Arrow hands over as text: it prints
+    what it cannot decode, and goes on to say that the row is no CSV."""
+    found: list[BaseException] = []
+    shown = sys.unraisablehook
+
+    def hook(error: Any) -> None:
+        if isinstance(error.exc_value, UnicodeDecodeError):
+            found.append(error.exc_value)
+        else:
+            shown(error)
+
+    sys.unraisablehook = hook
+    try:
+        yield found
+    finally:
+        sys.unraisablehook = shown
 
 
 class CsvReader(FileReader):
@@ -148,11 +169,12 @@ class CsvReader(FileReader):
     @contextmanager
     def _errors(self) -> Iterator[None]:
         try:
-            yield
+            with _undecoded_rows() as undecoded:
+                yield
         except UnicodeDecodeError as error:
             raise self.bad_encoding() from error
         except pa.ArrowInvalid as error:
-            if "UTF8" in str(error):
+            if undecoded or "UTF8" in str(error):
                 raise self.bad_encoding() from error
             too_long = "straddling" in str(error)
             advice = _TOO_LONG if too_long else "is it really a CSV file?"
