@@ -5,17 +5,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
 from flatout.engine.families import family_of
+from flatout.engine.families._modeling.log_key_lstm import distinct_rows
 from flatout.engine.machine.environment import Ranks
-from flatout.engine.machine.runtime import Runtime
+from flatout.engine.machine.runtime import Runtime, set_up
 from flatout.engine.models.building import build, load_pretrained
 from flatout.engine.models.memory import count_parameters
 from flatout.engine.parameters import ModelSettings
+from flatout.engine.train.setup.assemble import assemble
 from tests.engine.families import (
     MAX_LENGTH,
     VOCABULARY,
@@ -73,20 +76,41 @@ def test_a_window_sees_its_last_keys_and_no_others(window):
         torch.testing.assert_close(logits[:, at], model.lm_head(states))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("window", [2, 5])
-def test_windows_that_occur_again_have_the_gradient_of_each(window):
-    """Three keys in 40 places, beside a row for each window."""
-    model, keys = model_of(window_keys=window), keys_of(4, 10) % 3
-    model.train()(keys).logits.square().sum().backward()
-    found = {n: p.grad.clone() for n, p in model.named_parameters()}
+@pytest.mark.parametrize("few", [True, False])
+def test_windows_that_occur_again_have_the_gradient_of_each(window, few, dtype):
+    """Three keys in 40 places, of which some or all are wanted, beside a row for each
+    window."""
+    model, keys = model_of(window_keys=window).to(dtype), keys_of(4, 10) % 3
+    places = torch.tensor([0, 3, 3, 9, 10, 25, 39]) if few else torch.arange(40)
+    model.train()
+    states = model.model(keys, places=places if few else None).last_hidden_state
+    assert states.shape == ((1, 7, 16) if few else (4, 10, 16))
+    states.square().sum().backward()
+    found = {n: p.grad.clone() for n, p in model.model.named_parameters()}
     model.zero_grad()
-    for row in keys:
-        for at in range(keys.shape[1]):
-            seen = row[None, max(0, at - window + 1) : at + 1]
-            states = model.model.lstm(model.model.embeddings(seen))[0][:, -1]
-            model.lm_head(states).square().sum().backward()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-5)
+    plain = model.model
+    for row, at in zip(places // 10, places % 10, strict=True):
+        seen = keys[None, row, max(0, at - window + 1) : at + 1]
+        plain.lstm(plain.embeddings(seen))[0][:, -1].square().sum().backward()
+    near = {} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-5}
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, **near)
+
+
+@pytest.mark.parametrize("size", [1, 2, 28, 30_000, 2**31])
+@pytest.mark.parametrize("width", [1, 10, 70])
+def test_distinct_rows_are_those_of_pytorch(size, width):
+    """In any order, also where a row is more than one number holds."""
+    generator = torch.Generator().manual_seed(2)
+    rows = torch.randint(0, size, (50, width), generator=generator)
+    rows = torch.cat([rows, rows[::3], rows.flip(1)])
+    rows[7:20, :-1] = rows[6, :-1]
+    found, place = distinct_rows(rows, size)
+    assert torch.equal(found[place], rows)
+    torch.testing.assert_close(found.unique(dim=0), rows.unique(dim=0))
+    assert len(found) == len(rows.unique(dim=0))
 
 
 def test_equal_windows_do_not_share_what_dropout_draws():
@@ -153,11 +177,12 @@ CUTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    """Weights to start from, and ten steps of plain PyTorch from there."""
+@pytest.fixture(scope="module", params=[None, 5])
+def plain(request, tmp_path_factory):
+    """Weights to start from, of whole sessions or windows, and ten steps of plain
+    PyTorch from there."""
     folder = tmp_path_factory.mktemp("plain")
-    start = save_start(folder / "start", "next-key")
+    start = save_start(folder / "start", "next-key", window_keys=request.param)
     return start, plain_training(job_for(folder, "next-key", start))
 
 
@@ -178,3 +203,15 @@ def test_two_ranks_train_as_one(tmp_path, plain):
     ((found, result),) = on_two_ranks({"two": job}, tmp_path).values()
     assert result.report.world_size == 2
     assert_same(found, expected)
+
+
+def test_windows_of_a_step_are_one_micro_batch(tmp_path):
+    """Where whole sessions are padded to fewer tokens in several."""
+    counts = {}
+    for window in (5, None):
+        start = save_start(tmp_path / f"{window}", "next-key", window_keys=window)
+        job = job_for(tmp_path, "next-key", start, token_budget=8_192)
+        data = assemble(job, set_up(job.settings.runtime)).data
+        lengths = np.array([24] * 4 + [3] * 60)
+        counts[window] = data.planner.plan(lengths).num_micro_batches
+    assert counts == {5: 1, None: 2}

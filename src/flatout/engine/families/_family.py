@@ -107,6 +107,10 @@ class Family:
         """Of a model, biases left out; None: as transformers of its sizes have them."""
         return None
 
+    def cpu_overhead_tokens(self, config: Any) -> int:
+        """What one more micro-batch costs on a CPU, in tokens."""
+        return 16
+
     def num_layers(self, config: Any) -> int:
         """What is launched one behind the other; 0 where its config does not say it."""
         return int(getattr(config, "num_hidden_layers", 0) or 0)

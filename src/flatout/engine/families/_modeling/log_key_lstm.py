@@ -6,6 +6,7 @@ is not installed, with trust_remote_code. It imports torch and transformers only
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -60,17 +61,25 @@ class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
         self.embeddings = value
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        places: Tensor | None = None,
+        **_: Any,
     ) -> BaseModelOutput:
         """Padding stands on the right, where no earlier state sees it: the mask of it
-        is not needed."""
+        is not needed. Where states are wanted at `places` (K,) among the B T alone,
+        windows on a CPU give no others: (1, K, hidden)."""
         window = self.config.window_keys
         if window is None or window >= input_ids.shape[1]:
             states = self.lstm(self.embeddings(input_ids))[0]
         elif input_ids.is_cuda or (self.training and self.lstm.dropout):
             states = self._states_of_windows(self.embeddings(input_ids), window)
+        elif places is None:
+            every = torch.arange(input_ids.numel()).view_as(input_ids)
+            states = self._states_at(every, input_ids, window)
         else:
-            states = self._states_of_equal_windows(input_ids, window)
+            states = self._states_at(places.unsqueeze(0), input_ids, window)
         return BaseModelOutput(last_hidden_state=states)
 
     def _states_of_windows(self, keys: Tensor, window: int) -> Tensor:
@@ -82,16 +91,19 @@ class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
         found = found.view(batch, -1, window, width)
         return torch.cat([found[:, 0, :-1], found[:, :, -1]], dim=1)
 
-    def _states_of_equal_windows(self, keys: Tensor, window: int) -> Tensor:
-        """The same of `keys` (B, T), equal windows computed once: most occur several
-        times. Finding them would keep a GPU waiting, and dropout tells them apart."""
-        windows = keys.unfold(1, window, 1)
-        count, flat = windows.shape[:2], windows.reshape(-1, window)
-        flat, place = torch.unique(flat, dim=0, return_inverse=True)
-        found = self.lstm(self.embeddings(flat))[0]
-        first = found[:, :-1].index_select(0, place.view(count)[:, 0])
-        last = found[:, -1].index_select(0, place)
-        return torch.cat([first, last.view(*count, -1)], dim=1)
+    def _states_at(self, places: Tensor, keys: Tensor, window: int) -> Tensor:
+        """The same at `places` (...) alone -> (..., hidden), of `keys` (B, T). Equal
+        windows are computed once: most occur several times. Finding them would keep a
+        GPU waiting, and dropout tells them apart."""
+        step = (places % keys.shape[1]).clamp(max=window - 1)
+        begins = (places - step).flatten().unsqueeze(1)
+        windows = keys.flatten().take(begins + torch.arange(window))
+        distinct, of_each = distinct_rows(windows, self.config.vocab_size)
+        # Key by key: so the LSTM takes its inputs without a copy.
+        inputs = self.embeddings(distinct.t()).transpose(0, 1)
+        found: Tensor = self.lstm(inputs)[0].transpose(0, 1).flatten(0, 1)
+        at = step.flatten() * len(distinct) + of_each
+        return found.index_select(0, at).view(*places.shape, -1)
 
 
 class LogKeyLstmForCausalLM(LogKeyLstmPreTrainedModel):
@@ -123,6 +135,21 @@ class LogKeyLstmForCausalLM(LogKeyLstmPreTrainedModel):
             found = logits[:, :-1].flatten(0, 1).float()
             loss = nn.functional.cross_entropy(found, labels[:, 1:].flatten())
         return CausalLMOutput(loss=loss, logits=logits)
+
+
+def distinct_rows(rows: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """rows (N, W) of numbers below `size` -> the distinct ones (n, W), and the place of
+    each row among them (N,). They are compared as digits of large numbers, as many at
+    once as 62 bits hold beside the place so far."""
+    bits = 62 - math.log2(len(rows))
+    digits = max(1, int(bits / math.log2(max(2, size))))
+    values, place = size ** torch.arange(digits), rows.new_zeros(len(rows))
+    for part in torch.split(rows, digits, dim=1):
+        count = part.shape[1]
+        numbers = (part * values[:count]).sum(1) + place * size**count
+        found, place = torch.unique(numbers, return_inverse=True)
+    each = torch.arange(len(rows))
+    return rows[place.new_empty(len(found)).scatter_(0, place, each)], place
 
 
 LogKeyLstmConfig.register_for_auto_class()

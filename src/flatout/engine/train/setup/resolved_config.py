@@ -23,6 +23,8 @@ from flatout.engine.train.setup.budgets import token_budget
 from flatout.engine.train.setup.job import TrainJob
 from flatout.engine.train.setup.memory_fit import Fit
 
+GPU_OVERHEAD_TOKENS = 4_096
+
 
 @dataclass(frozen=True)
 class ResolvedConfig:
@@ -35,6 +37,8 @@ class ResolvedConfig:
     cuda_graphs: bool
     fused_optimizer: bool
     residual: str = "fp32"
+    overhead_tokens: int = GPU_OVERHEAD_TOKENS
+    """What one more micro-batch costs the device, in tokens."""
     launch_tokens: int = 0
     """Tokens that the device trains while the host launches a micro-batch."""
     flat_all_reduce: bool = False
@@ -99,6 +103,9 @@ def resolve(
         cuda_graphs=graphs,
         fused_optimizer=fused(train),
         residual=_residual(job.settings.runtime.residual, runtime),
+        overhead_tokens=GPU_OVERHEAD_TOKENS
+        if runtime.is_cuda
+        else family_of(config).cpu_overhead_tokens(config),
         launch_tokens=launch_tokens(width_of(config), runtime),
         flat_all_reduce=_flat_all_reduce(job, runtime, graphs),
         compile_reason=choice.reason,

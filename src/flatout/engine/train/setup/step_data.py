@@ -15,9 +15,6 @@ from flatout.engine.train.setup.acceleration import graph_multiple
 from flatout.engine.train.setup.job import TrainJob
 from flatout.engine.train.setup.resolved_config import ResolvedConfig
 
-CPU_OVERHEAD_TOKENS = 16
-"""What one more micro-batch costs on a CPU, in tokens."""
-GPU_OVERHEAD_TOKENS = 4_096
 GPU_PAD_MULTIPLE = 64
 
 
@@ -39,7 +36,7 @@ def step_rows(
 def make_planner(
     settings: Settings, runtime: Runtime, resolved: ResolvedConfig
 ) -> Planner:
-    overhead = GPU_OVERHEAD_TOKENS if runtime.is_cuda else CPU_OVERHEAD_TOKENS
+    overhead = resolved.overhead_tokens
     if resolved.cuda_graphs:  # each way of cutting would be a graph of its own
         overhead = resolved.token_budget
     return Planner(
