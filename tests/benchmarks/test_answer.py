@@ -45,8 +45,14 @@ NOTHING_GAINED = {**SUMMARY["tuned"], "gained": False}
             "Trainer (40).",
         ),
         (
-            {"mode": "scaling", "scaling": SCALING, "complete": False},
-            "Cut short, so far: 4 devices train 39 samples/s: 98 % of as many alone.",
+            {"mode": "scaling", "scaling": SCALING, "complete": False, "devices": 8},
+            "Cut short, so far: 4 devices train 39 samples/s, 98 % of 4 times one "
+            "alone.",
+        ),
+        (
+            {"mode": "scaling", "scaling": SCALING, "devices": 1},
+            "4 devices train 39 samples/s, 98 % of 4 times one alone, on the same "
+            "cores.",
         ),
         (
             {"mode": "ladder"},

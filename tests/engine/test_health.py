@@ -12,6 +12,7 @@ from flatout.engine.batches.collation import StepRows
 from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.conditions import Conditions
 from flatout.engine.train.recording import recorder
+from tests.engine.families import rows_of
 from tests.engine.runs import NO_DROPOUT, make_job
 
 LARGE = {"initializer_range": 3.0, **NO_DROPOUT}
@@ -65,6 +66,19 @@ def test_vanishing_gradients_are_told_at_the_third_log_point(told):
         config={"initializer_range": 1e-6, **NO_DROPOUT}, freeze=["classifier"]
     )
     assert only(found, "gradient norm is unusually low: .* Little is learnt") == 9
+
+
+def test_a_rank_with_fewer_tokens_is_named_at_the_first_log_points(tmp_path):
+    """Two ranks share two rows a step, of 24 or 4 tokens; rank 0 gets the longer one.
+    Its one window, of steps 4 to 6, is the first behind the warm-up."""
+    ranks = {"num_processes": 2, "strategy": "ddp"}
+    options = {"global_batch_size": 2, "batching": "packed", "epochs": 1}
+    job = make_job(tmp_path, max_steps=6, distributed=ranks, **options)
+    rows = [[1, *[5] * (22 if n % 2 else 2), 2] for n in range(24)]
+    job = replace(job, train=rows_of("sequence-classification", rows))
+    reported = run_job(job).report.warnings
+    [told] = [text for text in reported if text.startswith("rank ")]
+    assert re.match(r"rank 1 idles \d\d % of each step: it has fewer tokens", told)
 
 
 def test_a_starved_loader_is_told_of_with_what_to_do(told, monkeypatch):

@@ -434,19 +434,19 @@ STAGES = {
     [
         (
             (1250.0, 100.0),
-            "**Fast enough**: the loader alone gives 25.0 times what the "
-            "steps take, with 0 workers.",
+            "**Fast enough**: the loader alone gives 25.0 times the 50 samples/s that "
+            "steps alone take on a device, with 0 workers.",
         ),
         (
             (200.0, 100.0),
-            "**Fast enough**: the loader alone gives 2.0 times what the "
-            "steps take, with 1 worker.",
+            "**Fast enough**: the loader alone gives 2.0 times the 50 samples/s that "
+            "steps alone take on a device, with 1 worker.",
         ),
         (
             (60.0, 50.0),
-            "**Not fast enough**: at best the loader alone gives 1.2 times "
-            "what the steps take, with 0 workers; no step waits from 1.5 times on, "
-            "without workers from 20.",
+            "**Not fast enough**: at best the loader alone gives 1.2 times the 50 "
+            "samples/s that steps alone take on a device, with 0 workers; no step "
+            "waits from 1.5 times on, without workers from 20.",
         ),
     ],
 )
@@ -458,7 +458,7 @@ def test_mode_loader_answers_whether_it_is_fast_enough(rates, answer):
     steps = {**TRIAL, "kind": "compute", "samples_per_s": 100.0, "world_size": 2}
     summary = {**SUMMARY, "loader": loader}
     text = findings_text(summary, pd.DataFrame([steps]), LADDER)
-    assert f"Steps alone take 50 samples/s on a device. {answer}" in text
+    assert f"\n\n{answer}\n\n" in text
     assert f"| 1 | {rates[1]:.0f} | {rates[1] / 50:.2f}x |" in text
     stages = "A batch takes 2.27 ms: choose rows 0.65 ms, plan 0.05 ms, collate 1.50 ms"
     assert f"{stages}. 0 batches took more than 20 ms." in text

@@ -132,7 +132,8 @@ def _kept(steps: pd.DataFrame) -> list[Any]:
 
 def _loader(summary: Summary, trials: pd.DataFrame) -> str:
     text = loader_text(summary, trials).replace("**", "")
-    lines = [line for line in text.split("\n\n") if line.startswith("Steps alone")]
+    heads = ("Fast enough", "Not fast enough", "Steps alone")
+    lines = [line for line in text.split("\n\n") if line.startswith(heads)]
     return lines[0] if lines else "The loader was not measured."
 
 
@@ -143,8 +144,9 @@ def _scaling(summary: Summary) -> str:
     most = max(ok, key=lambda row: int(row["devices"]))
     devices, rate = int(most["devices"]), number_text(most["samples_per_s"])
     trained = f"{_counted(devices, 'device')} train{'s' if devices == 1 else ''}"
-    share = f"{100 * most['share_of_linear']:.0f} % of as many alone"
-    return f"{trained} {rate} samples/s: {share}."
+    share = f"{100 * most['share_of_linear']:.0f} % of {devices} times one alone"
+    shared = ", on the same cores" if devices > summary["devices"] else ""
+    return f"{trained} {rate} samples/s, {share}{shared}."
 
 
 def _contest(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -100,20 +100,22 @@ def _fast_enough(rows: Sequence[Row], needed: float | None) -> str:
     known = {row["num_workers"]: row["times"] for row in rows if row["times"]}
     if not known:
         return "Steps alone were not measured: there is nothing to compare with."
-    head = f"Steps alone take {number_text(needed)} samples/s on a device."
     for workers, value in sorted(known.items()):
         if value >= (LOADER_MARGIN if workers else FREE_LOADER):
-            return f"{head} **Fast enough**: {_gives(workers, value)}."
+            return f"**Fast enough**: {_gives(workers, value, needed)}."
     most = max(known, key=lambda workers: known[workers])
     return (
-        f"{head} **Not fast enough**: at best {_gives(most, known[most])}; no step "
+        f"**Not fast enough**: at best {_gives(most, known[most], needed)}; no step "
         f"waits from {LOADER_MARGIN:g} times on, without workers from {FREE_LOADER:g}."
     )
 
 
-def _gives(workers: int, value: float) -> str:
+def _gives(workers: int, value: float, needed: float | None) -> str:
     name = "1 worker" if workers == 1 else f"{workers} workers"
-    return f"the loader alone gives {value:.1f} times what the steps take, with {name}"
+    return (
+        f"the loader alone gives {value:.1f} times the {number_text(needed)} samples/s "
+        f"that steps alone take on a device, with {name}"
+    )
 
 
 def _stages(stages: Row | None) -> str:

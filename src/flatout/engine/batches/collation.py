@@ -83,10 +83,15 @@ class StepBatch:
     """Of its summed loss: the targets, or the sum of their weights."""
     num_tokens: int
     """Real tokens of the global batch."""
-    num_padded_tokens: int
-    """Tokens that all ranks compute for it, padding included."""
+    rank_tokens: list[int]
+    """Tokens that each rank computes for it, padding included."""
     attention_pairs: int
     """Pairs of tokens that see each other, over all layers."""
+
+    @property
+    def num_padded_tokens(self) -> int:
+        """Tokens that all ranks compute for it."""
+        return sum(self.rank_tokens)
 
     @property
     def micro_batches(self) -> list[MicroBatch]:
@@ -249,7 +254,7 @@ class StepRows:
         mine = plan.micro_batches[self.rank]
         parts = [ids[own] for own in mine]
         buffer, layout = self.collator.collate_step(rows, parts, epoch, memory)
-        task = self.collator.task
+        padded, task = self.collator.layout.num_padded_tokens, self.collator.task
         num_targets = task.num_targets(rows, ids, epoch)
         divisor = task.divisor(rows, ids, epoch)
         return StepBatch(
@@ -262,11 +267,9 @@ class StepRows:
             num_targets=num_targets,
             divisor=num_targets if divisor is None else divisor,
             num_tokens=int(lengths.sum()),
-            num_padded_tokens=sum(
-                self.collator.layout.num_padded_tokens(lengths[own])
-                for rank in plan.micro_batches
-                for own in rank
-            ),
+            rank_tokens=[
+                sum(padded(lengths[own]) for own in rank) for rank in plan.micro_batches
+            ],
             attention_pairs=self.count_pairs(lengths) if self.count_pairs else 0,
         )
 

@@ -23,6 +23,8 @@ thread trained two to six times as fast as two."""
 LOADER_WAIT_LIMIT_PCT = 25.0
 """Of the time of steps, which waited for their batch. On two cores, where workers take
 the steps' own cores, 2 to 15 is usual."""
+IDLE_RANK_LIMIT_PCT = 25.0
+"""Of the tokens of each step's busiest rank, which the others wait for."""
 ROWS_SHOWN = 8
 FEW_ROWS = 5
 """Test rows of a class, below which one row more or less is a fifth of its accuracy."""
@@ -106,6 +108,25 @@ def loader_wait_warning(wait_pct: float, num_workers: int) -> str | None:
     )
 
 
+def idle_rank_warning(windows: Sequence[Window]) -> str | None:
+    """Names the rank that has the fewest tokens, where it waits for the others."""
+    busiest = sum(window.busiest_tokens for window in windows)
+    shares = [window.rank_tokens for window in windows if window.rank_tokens]
+    if not busiest or not shares:
+        return None
+    tokens = [sum(of_rank) for of_rank in zip(*shares, strict=True)]
+    rank = tokens.index(min(tokens))
+    idle_pct = 100 * (1 - tokens[rank] / busiest)
+    if idle_pct < IDLE_RANK_LIMIT_PCT:
+        return None
+    return (
+        f"rank {rank} idles {idle_pct:.0f} % of each step: it has fewer tokens than "
+        f"the busiest of {len(tokens)} ranks, and waits for it. A global batch has too "
+        "few rows to share evenly: use fewer processes "
+        "(train.distributed.num_processes), or raise train.global_batch_size"
+    )
+
+
 def few_rows_warning(
     counts: Mapping[str, int], label_names: Sequence[str]
 ) -> str | None:
@@ -184,6 +205,7 @@ class HealthWatch:
             "loader": loader_wait_warning(
                 waits if len(windows) >= FEWEST_POINTS else 0.0, self._num_workers
             ),
+            "rank": idle_rank_warning(windows),
         }
         for kind, text in found.items():
             if text and kind not in self._told:
