@@ -13,7 +13,7 @@ from torch._dynamo.utils import (
 
 from flatout.engine.families import FusePlan, families, family_of
 from flatout.engine.families.decoders import Llama
-from flatout.engine.models import compilation as compiling
+from flatout.engine.models import compile_cache
 from flatout.engine.models.compilation import compiled
 from flatout.engine.ops import blocks, turned_blocks
 from flatout.engine.ops.attention import _fused_qkv
@@ -231,10 +231,10 @@ def test_another_version_finds_no_graphs_of_this_one(monkeypatch, tmp_path):
     assert re.fullmatch(r"mine-flatout-[0-9a-f]{16}", mine)
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "k.py").write_text("changed")
-    monkeypatch.setattr(compiling, "__file__", str(tmp_path / "compiling.py"))
-    compiling.sources_digest.cache_clear()
-    assert compiling.sources_digest() not in mine
-    compiling.sources_digest.cache_clear()
+    monkeypatch.setattr(compile_cache, "__file__", str(tmp_path / "compiling.py"))
+    compile_cache.sources_digest.cache_clear()
+    assert compile_cache.sources_digest() not in mine
+    compile_cache.sources_digest.cache_clear()
 
 
 @pytest.mark.parametrize(("family", "places"), [("bert", 2), ("gpt2", 0), ("llama", 0)])

@@ -193,6 +193,13 @@ def compile_cache_folder() -> Path:
     return Path(tempfile.gettempdir(), name)
 
 
+def triton_cache_folder() -> Path:
+    """Where Triton keeps kernels that are launched outside of compiled graphs."""
+    if named := os.environ.get("TRITON_CACHE_DIR"):
+        return Path(named)
+    return Path(os.environ.get("TRITON_HOME", Path.home()), ".triton", "cache")
+
+
 def set_defaults(variables: Mapping[str, str]) -> None:
     """Set those of `variables` that are not set yet."""
     for name, value in variables.items():

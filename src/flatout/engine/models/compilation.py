@@ -8,15 +8,13 @@ buckets, each block hands over its own as soon as it has them, beside the next o
 
 from __future__ import annotations
 
-import hashlib
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from flatout.engine.families import family_of
+from flatout.engine.models.compile_cache import sources_digest
 from flatout.engine.models.one_shape import OneShape
 
 MOST_VARIANTS = 16
@@ -111,16 +109,6 @@ def _find_graphs_again() -> None:
         config.cache_key_tag += own
     functorch: Any = torch._functorch.config
     functorch.autograd_cache_allow_custom_autograd_functions = True
-
-
-@cache
-def sources_digest() -> str:
-    """Of what kernels and graphs are made from."""
-    digest = hashlib.blake2s(digest_size=8)
-    engine = Path(__file__).parents[1]
-    for file in sorted([*engine.glob("models/*.py"), *engine.glob("ops/**/*.py")]):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
 
 
 def _avoid_slow_reductions() -> None:

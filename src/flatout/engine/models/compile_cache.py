@@ -11,18 +11,27 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from flatout.engine.machine.environment import compile_cache_folder
-from flatout.engine.models.compilation import sources_digest
 
 logger = logging.getLogger(__name__)
 
 NOT_COMPILED = ("transformers_version",)
 """Keys of a config that change no graph, beside those that begin with an underscore."""
+
+
+@cache
+def sources_digest() -> str:
+    """Of what kernels and graphs are made from."""
+    digest = hashlib.blake2s(digest_size=8)
+    engine = Path(__file__).parents[1]
+    for file in sorted([*engine.glob("models/*.py"), *engine.glob("ops/**/*.py")]):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def mark_of(config: Any, how: Mapping[str, Any]) -> Path:
@@ -35,7 +44,7 @@ def mark_of(config: Any, how: Mapping[str, Any]) -> Path:
         and not name.startswith("_")
         and name not in NOT_COMPILED
     }
-    versions = [torch.__version__, sources_digest()]
+    versions = [version("torch"), sources_digest()]
     text = json.dumps([shape, dict(how), versions], sort_keys=True, default=str)
     name = hashlib.blake2s(text.encode(), digest_size=16).hexdigest()
     return compile_cache_folder() / "flatout" / name
