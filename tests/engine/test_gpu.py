@@ -8,6 +8,7 @@ from multiprocessing import get_context
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch._dynamo.utils import counters
 
 from flatout.engine.families import family_of_type
 from flatout.engine.launch.launch import run_job
@@ -23,7 +24,13 @@ from flatout.engine.train.setup import calibration
 from flatout.engine.train.setup.assemble import assemble
 from tests.engine.families import CONFIGS, LABEL_NAMES, VOCABULARY, token_rows
 from tests.engine.plain import job_for, plain_training, save_start, without_targets
-from tests.engine.runs import Crash, crash, make_job, when_logged
+from tests.engine.runs import (
+    Crash,
+    crash,
+    make_job,
+    run_beside_compiler,
+    when_logged,
+)
 from tests.engine.test_arrays import job_of as table_job
 from tests.engine.test_images import CONVNEXT, RESNET, VIT
 from tests.engine.test_images import job_of as image_job
@@ -313,6 +320,24 @@ def test_an_interrupted_training_with_graphs_ends_as_an_undisturbed_one(tmp_path
     near = max(1e-4, 3 * (again - expected).abs().max().item())
     assert near < 0.1
     torch.testing.assert_close(found, expected, rtol=0.0, atol=near)
+
+
+def test_steps_go_on_compiled_behind_those_that_were_not(tmp_path, monkeypatch):
+    """Recorded before and behind; nothing is compiled here that the process beside it
+    has left. As near to a run compiled from its first step as bf16 is."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "graphs"))
+    options = {"cuda_graphs": True, "learning_rate": 1e-3}
+    torch._dynamo.reset()
+    counters.clear()
+    late = gpu_job(tmp_path / "late", compile="late", **options)
+    result, told = run_beside_compiler(run, late, "step 10/60  loss")
+    report, misses = result.report, counters["inductor"]["fxgraph_cache_miss"]
+    assert (report.compile, report.cuda_graphs) == (True, True)
+    assert (report.compiled_from_step, misses) == (10, 0)
+    assert any("compiled from step 11 on: another process" in line for line in told)
+    now = run(gpu_job(tmp_path / "now", **options))
+    for mine, other in zip(result.history, now.history, strict=True):
+        assert mine.loss == pytest.approx(other.loss, rel=3e-2)
 
 
 EXACT = {"precision": "fp32", "tf32": False, "threads": 1}

@@ -19,6 +19,7 @@ from flatout.engine.machine.environment import Ranks, compile_cache_folder
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.compilation import distinct_parts
 from flatout.engine.models.compile_cache import is_marked, leave_mark, mark_of
+from flatout.engine.parameters import SettingsError
 from flatout.engine.train.setup.acceleration import Planned
 from flatout.engine.train.setup.assemble import build_model
 from flatout.engine.train.setup.payoff import (
@@ -108,6 +109,39 @@ def test_where_the_host_is_the_bound_compiling_gains_nothing():
     assert not found.compile and "saves about 0.0 s" in found.reason
 
 
+LATE = OPEN
+
+
+def test_a_longer_run_is_compiled_beside_its_first_steps():
+    """BERT-base: 49.17 ms a step, 34.9 compiled. 34 s of another process are 691 steps;
+    what it leaves costs 4.8 s."""
+    step, fast = (step_s(BERT_BASE, on, False) for on in (False, True))
+    before = int(34 / step)
+    for steps, off, now, late in (
+        (1_000, 1_000 * step, 24 + 1_000 * fast, None),
+        (2_000, None, 24 + 2_000 * fast, before * step + 4.8 + (2_000 - before) * fast),
+    ):
+        found = choose(replace(BERT_BASE, steps=steps), OPEN, (False,), LATE)
+        assert (found.compile, found.late) == (late is not None, late is not None)
+        assert min(s for s in (off, now, late) if s) == (late or off)
+    assert found.reason.startswith(
+        f"compile late, in a process beside about {before} steps: costs about 4.8 s "
+        f"then, saves about {(2_000 - before) * (step - fast):.0f} s"
+    )
+
+
+def test_what_is_compiled_already_is_taken_at_once():
+    long = replace(BERT_BASE, steps=2_000, cached=True)
+    found = choose(long, OPEN, OPEN, LATE)
+    assert found.compile and not found.late
+
+
+def test_each_shape_of_a_late_run_is_recorded_twice():
+    few, many = (replace(BERT_BASE, steps=2_000, shapes=n) for n in (1, 64))
+    found = [choose(work, (True,), (True,), (True,)) for work in (few, many)]
+    assert all(choice.late and choice.cuda_graphs for choice in found)
+
+
 def test_what_is_set_stays():
     for compiled in (True, False):
         for recorded in (True, False):
@@ -137,6 +171,43 @@ def test_auto_weighs_the_work_planned_and_yes_or_no_wins(tmp_path):
     assert reason.startswith("compile off: costs about 24 s, saves about 14 s")
     endless = short_and_long(tmp_path, None)  # measured steps
     assert (endless.compile, endless.compile_reason) == (True, "")
+
+
+def test_auto_compiles_late_where_the_host_has_cores_to_spare(tmp_path):
+    few, many = (Planned(3_000, parts=2, cores=cores) for cores in (2, 16))
+    assert short_and_long(tmp_path, few).compile
+    late = short_and_long(tmp_path, many)
+    assert (late.compile, late.late, late.compiled_from_step) == (False, True, None)
+    now = short_and_long(tmp_path, many, compile=True)
+    assert (now.compile, now.late) == (True, False)
+    asked = short_and_long(tmp_path, few, compile="late")
+    assert (asked.compile, asked.late) == (False, True)
+    measured = short_and_long(tmp_path, None, compile="late")
+    assert (measured.compile, measured.late) == (True, False)
+
+
+def test_a_late_run_stays_one_when_it_is_resumed(tmp_path):
+    """On a host with no cores to spare too; but not where another value is set."""
+    kept = Choice(True, False, "as weighed then", late=True)
+    planned = Planned(3_000, parts=2, earlier=kept)
+    assert short_and_long(tmp_path, planned).late
+    assert not short_and_long(tmp_path, planned, compile=True).late
+    assert not short_and_long(
+        tmp_path, replace(planned, earlier=Choice(True, False))
+    ).late
+
+
+def test_what_cannot_be_compiled_late_is_refused(tmp_path):
+    planned = Planned(3_000, parts=2, cores=16)
+    exact = replace(H200, deterministic=True)
+    late, auto = (make_job(tmp_path, compile=value) for value in ("late", "auto"))
+    with pytest.raises(SettingsError, match=r"compile: late: .*the clock would choose"):
+        resolve(late, exact, BASE, planned)
+    assert not resolve(auto, exact, BASE, planned).late
+    sharded = {"strategy": "fsdp", "num_processes": 2}
+    job = make_job(tmp_path, compile="late", distributed=sharded)
+    with pytest.raises(SettingsError, match="late: sharded weights"):
+        resolve(job, H200, BASE, planned)
 
 
 def test_a_cpu_and_a_card_of_unknown_speed_are_as_before(tmp_path):

@@ -258,8 +258,9 @@ class TrainSettings(SlowHabits):
     names and knows whether higher is better. null: the loss."""
     early_stopping_patience: int | None = Field(None, ge=1)
     """End after so many evaluations in a row without a new best. null: all steps."""
-    compile: bool | Auto = "auto"
-    """torch.compile. auto: on a GPU, where the steps planned take less time in all."""
+    compile: bool | Literal["auto", "late"] = "auto"
+    """torch.compile. late: from a later step on, while another process compiles. auto:
+    on a GPU, now or late, where the steps planned take less time in all."""
     cuda_graphs: bool | Auto = "auto"
     """Record steps and replay them, which spares the CPU. auto: as compile."""
     gradient_checkpointing: bool = False

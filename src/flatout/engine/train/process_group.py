@@ -229,6 +229,8 @@ class Decision:
     stop: int
     """Signal to leave with; 0: none."""
     save: bool
+    compiling: bool = False
+    """Beside a rank another process still compiles."""
 
 
 @dataclass
@@ -250,18 +252,21 @@ class Agreement:
             return True
         return self.every_steps is not None and done % self.every_steps == 0
 
-    def reach(self, done: int, stop: int, save: bool) -> Decision:
+    def reach(
+        self, done: int, stop: int, save: bool, compiling: bool = False
+    ) -> Decision:
         """Called by all ranks at the same step; `save` counts on the main rank."""
         if self.control is None:
-            return Decision(stop, save)
+            return Decision(stop, save, compiling)
         apart = self._steps_apart(done) if self.ranks.is_main else 0
-        word = torch.tensor([stop, int(save and self.ranks.is_main), apart])
+        save = save and self.ranks.is_main
+        word = torch.tensor([stop, int(save), int(compiling), apart])
         torch.distributed.all_reduce(
             word, op=torch.distributed.ReduceOp.MAX, group=self.control
         )
-        stop, save_now, apart = word.tolist()
+        stop, save_now, compiles, apart = word.tolist()
         self._next = done + apart
-        return Decision(stop, bool(save_now))
+        return Decision(stop, bool(save_now), bool(compiles))
 
     def _steps_apart(self, done: int) -> int:
         last_done, last_s = self._last

@@ -58,6 +58,8 @@ class Recorder:
     first_batch_s: float = 0.0
     compiled_before_s: float = 0.0
     """Of compilation before the first step, where memory was measured."""
+    compiled_first_s: float = 0.0
+    """Of compilation up to the first step's end."""
     initial_loss: float = float("nan")
     best: Evaluation | None = None
     best_folder: str | None = None
@@ -80,6 +82,7 @@ class Recorder:
         self.clock = WindowClock(runtime.device)
         self.conditions = Conditions(runtime)
         self._steps_since_log = 0
+        self._windows_are_old = False
         self._loop_begin_s = 0.0
         self._elapsed_before_s = 0.0
 
@@ -153,11 +156,16 @@ class Recorder:
             # The one wait outside of log points: how long the first step took.
             loss = read_loss(self.trainer)
             self.first_batch_s = time.perf_counter() - self._loop_begin_s
+            self.compiled_first_s = compile_clock.seconds
             if self.start_step == 0:
                 self.initial_loss = loss
         if done_here == WARMUP_STEPS:
             self.trainer.runtime.synchronize()
             self.clock.begin()
+
+    def forget_rates(self) -> None:
+        """Steps are others from here on: rates are theirs as soon as there is one."""
+        self._windows_are_old = True
 
     def log_due(self, done: int) -> bool:
         every = self.trainer.job.settings.train.log_every
@@ -170,6 +178,9 @@ class Recorder:
         batch_s = self.loader.times.batch_s() if self.loader else 0.0
         figures = _read_sums(self.trainer, self.clock.compiles, batch_s)
         window = self.clock.close(int(figures["compiles"]), figures["batch_s"])
+        if self._windows_are_old and window.clean:
+            self.windows.clear()
+            self._windows_are_old = False
         if batch.step + 1 - self.start_step > WARMUP_STEPS:
             self.windows.append(window)
         self.conditions.sample()

@@ -76,10 +76,11 @@ def _phases(recorder: Recorder, wall_s: float) -> dict[str, float]:
     """Parts of `wall_s`; blocks compile in the first step, other shapes behind it."""
     seconds, compile_s = recorder.watch.seconds, compile_clock.seconds
     early_s = recorder.compiled_before_s
+    first_s = recorder.compiled_first_s - early_s
     parts = {
         "model": recorder.setup_s - early_s,
         "compilation": compile_s,
-        "first_step": max(0.0, recorder.first_batch_s - (compile_s - early_s)),
+        "first_step": max(0.0, recorder.first_batch_s - first_s),
         "evaluation": seconds.get("evaluate", 0.0) + seconds.get("error_analysis", 0.0),
         "checkpoints": seconds.get("checkpoint", 0.0),
     }
@@ -102,6 +103,7 @@ def resolved_parameters(trainer: Trainer) -> dict[str, Any]:
         "compile": resolved.compile,
         "cuda_graphs": resolved.cuda_graphs,
         "compile_reason": resolved.compile_reason,
+        "compiled_from_step": resolved.compiled_from_step,
         "device": runtime.device_name,
         "threads": runtime.threads,
         "parameters": sum(p.numel() for p in trainer.model.parameters()),

@@ -14,6 +14,7 @@ from flatout.engine.train.setup.budgets import token_budget
 from flatout.engine.train.setup.job import TrainJob
 from flatout.engine.train.setup.payoff import (
     LAYER_WEIGHTS,
+    NOW,
     OPEN,
     Choice,
     Options,
@@ -36,6 +37,9 @@ CUDA graphs are needed."""
 GRAPH_PAD_SHARE = 1 / 96
 """Of a rank's tokens a step, on average: 256 for 24,600 tokens, 1 % at most."""
 
+LATE_CORES = 4
+"""A rank's, from which on compiling takes none of those that launch its steps."""
+
 
 @dataclass(frozen=True)
 class Planned:
@@ -53,6 +57,8 @@ class Planned:
     """Of the run that is continued, which this one is bit for bit."""
     token_budget: int | None = None
     """Of that run."""
+    cores: int = 1
+    """Of the main rank's host, a rank."""
 
 
 def accelerate(
@@ -63,21 +69,62 @@ def accelerate(
     planned: Planned | None,
 ) -> Choice:
     """What is set, or pays within the work `planned`; None: steps are measured, and
-    what speeds them up is on whatever it costs."""
+    what speeds them up is on whatever it costs. Raises SettingsError."""
     compiled = _compile_options(job.settings.train.compile, runtime, config)
     recorded = _graph_options(job, runtime, strategy, config)
     if planned is None:
         return Choice(compiled[-1], recorded[-1])
+    late = _late_options(job, runtime, config, planned)
     if planned.earlier is not None:
         kept = planned.earlier
         on = kept.compile if compiled == OPEN else compiled[-1]
         graphs = kept.cuda_graphs if recorded == OPEN else recorded[-1]
         is_same = (on, graphs) == (kept.compile, kept.cuda_graphs)
-        return Choice(on, graphs, kept.reason if is_same else "")
+        later = on and (kept.late if late == OPEN else late[-1])
+        return Choice(on, graphs, kept.reason if is_same else "", later)
     work = _work(job, runtime, config, planned)
     if work is None or OPEN not in (compiled, recorded):
-        return Choice(compiled[-1], recorded[-1], "")
-    return choose(work, compiled, recorded)
+        return Choice(compiled[-1], recorded[-1], "", late[-1])
+    return choose(work, compiled, recorded, late)
+
+
+def _late_options(
+    job: TrainJob, runtime: Runtime, config: Any, planned: Planned
+) -> Options:
+    wanted = job.settings.train.compile
+    if wanted not in ("auto", "late"):
+        return NOW
+    fault = _late_fault(job, runtime, config)
+    if wanted == "late":
+        if fault:
+            raise SettingsError(
+                f"train.compile: late: {fault}; set it to auto, true or false"
+            )
+        return (True,)
+    spare = planned.cores >= LATE_CORES and _fits_twice(job, runtime, config)
+    works = _compile_options(wanted, runtime, config) == OPEN
+    continues = planned.earlier is not None  # whatever this host has to spare
+    return OPEN if fault is None and works and (spare or continues) else NOW
+
+
+def _late_fault(job: TrainJob, runtime: Runtime, config: Any) -> str | None:
+    """Why steps cannot be compiled from a later one on."""
+    if runtime.deterministic:
+        return "runtime.deterministic is on, and the clock would choose the step"
+    if job.settings.train.distributed.strategy == "fsdp":
+        return "sharded weights (fsdp) are compiled before they are spread"
+    if not family_of(config).compiles:
+        return f"{config.model_type} has kernels of its own from its first step on"
+    return None
+
+
+def _fits_twice(job: TrainJob, runtime: Runtime, config: Any) -> bool:
+    """The process that compiles takes steps of the same size."""
+    memory = runtime.device_memory_bytes
+    if memory is None:
+        return True
+    needed = estimate(job.settings, config, int(rank_tokens(job, runtime)))
+    return 2 * needed.total <= GRAPH_MEMORY_SHARE * memory
 
 
 def _work(

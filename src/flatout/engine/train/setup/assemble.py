@@ -168,14 +168,24 @@ def _replace_parts(
 ) -> Noise | None:
     """Put in place of a model's own parts what computes the same in less time; the
     seed that its dropouts share, where they share one."""
-    model = task_model.model
     if resolved.packed and not runtime.is_cuda:
-        replace_dropout(model, None)
+        replace_dropout(task_model.model, None)
     if resolved.residual == "bf16":
-        round_residual_stream(model)
+        round_residual_stream(task_model.model)
+    return fuse_parts(task_model, train, resolved, runtime)
+
+
+def fuse_parts(
+    task_model: TaskModel,
+    train: TrainSettings,
+    resolved: ResolvedConfig,
+    runtime: Runtime,
+) -> Noise | None:
+    """What pays where steps are compiled, in place of parts of uncompiled ones: the
+    same parameters under the same names. The seed that dropouts share then."""
     if not runtime.is_cuda:
         return None
-    noise = Noise(runtime.device)
+    model, noise = task_model.model, Noise(runtime.device)
     if resolved.compile:
         replace_dropout(model, noise)
         replace_gelu(model)

@@ -9,6 +9,7 @@ from typing import Any
 from flatout.engine.batches.global_batches import GlobalBatches
 from flatout.engine.checkpoints.checkpoint_folder import Manifest
 from flatout.engine.checkpoints.resume import glimpse
+from flatout.engine.machine.environment import usable_cores
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.compilation import distinct_parts
 from flatout.engine.models.compile_cache import is_marked, leave_mark, mark_of
@@ -34,6 +35,7 @@ def plan(job: TrainJob, runtime: Runtime, model: Any) -> Planned:
         sample_flops=_sample_flops(job, model) if runtime.is_cuda else 0,
         cached=asks and is_marked(_mark(job, runtime, model.config)),
         earlier=earlier,
+        cores=usable_cores() // runtime.ranks.local_world_size,
         token_budget=found.accelerated.get("token_budget")
         if found and earlier
         else None,
@@ -50,7 +52,9 @@ def _sample_flops(job: TrainJob, model: Any) -> int:
 def as_kept(resolved: ResolvedConfig, runtime: Runtime) -> dict[str, Any]:
     """For a checkpoint, so that who goes on from it does the same."""
     return {
-        "compile": resolved.compile,
+        "compile": resolved.compile or resolved.late,
+        "late": resolved.late,
+        "compiled_from_step": resolved.compiled_from_step,
         "cuda_graphs": resolved.cuda_graphs,
         "token_budget": resolved.token_budget,
         "reason": resolved.compile_reason,
@@ -71,7 +75,8 @@ def _earlier(found: Manifest | None, runtime: Runtime) -> Choice | None:
     kept = found.accelerated if found else {}
     if not kept or any(kept.get(k) != v for k, v in _where(runtime).items()):
         return None
-    return Choice(kept["compile"], kept["cuda_graphs"], kept["reason"])
+    options = kept["compile"], kept["cuda_graphs"], kept["reason"]
+    return Choice(*options, late=kept.get("late", False))
 
 
 def _where(runtime: Runtime) -> dict[str, Any]:

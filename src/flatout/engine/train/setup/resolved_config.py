@@ -47,6 +47,10 @@ class ResolvedConfig:
     """Why steps are, or are not, compiled and recorded, with the seconds weighed."""
     budget_reason: str = ""
     """How much of the memory steps are expected to take, where that was measured."""
+    late: bool = False
+    """Steps begin uncompiled, and are compiled from a later one on."""
+    compiled_from_step: int | None = None
+    """That one, counted from 0, as soon as it is known."""
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -65,7 +69,8 @@ class ResolvedConfig:
     def agreed(self) -> dict[str, Any]:
         """What is the same on all ranks, or they would wait for each other for good,
         or cut a global batch in different ways."""
-        own = ("notes", "attention", "compile", "compile_reason", "budget_reason")
+        compiling = "compile", "compile_reason", "late", "compiled_from_step"
+        own = ("notes", "attention", "budget_reason", *compiling)
         return {f"{n} (auto)": v for n, v in asdict(self).items() if n not in own}
 
 
@@ -99,7 +104,7 @@ def resolve(
         strategy=strategy,
         attention=_attention(job.settings, runtime, config, strategy),
         token_budget=token_budget(job, runtime, strategy, config),
-        compile=choice.compile,
+        compile=choice.compile and not choice.late,
         cuda_graphs=graphs,
         fused_optimizer=fused(train),
         residual=_residual(job.settings.runtime.residual, runtime),
@@ -109,6 +114,7 @@ def resolve(
         launch_tokens=launch_tokens(width_of(config), runtime),
         flat_all_reduce=_flat_all_reduce(job, runtime, graphs),
         compile_reason=choice.reason,
+        late=choice.late,
         notes=tuple(notes),
     )
 
@@ -122,12 +128,13 @@ def resolve_together(
     """`own`, with what ranks on unlike devices must have the same of: graphs where all
     of them would, cuts for the main rank's host."""
     graphs = all(resolved.cuda_graphs for resolved in gathered)
-    asks, notes = job.settings.train.compile == "auto", own.notes
+    asks, notes = job.settings.train.compile in ("auto", "late"), own.notes
     if own.cuda_graphs and not graphs:
         notes += ("no CUDA graphs: not all of these GPUs take them by themselves",)
     return replace(
         own,
         compile=gathered[0].compile if asks else own.compile,
+        late=gathered[0].late if asks else own.late,
         cuda_graphs=graphs,
         flat_all_reduce=_flat_all_reduce(job, runtime, graphs),
         launch_tokens=gathered[0].launch_tokens,
