@@ -76,6 +76,8 @@ def test_another_process_compiles_while_steps_are_taken(first, tmp_path):
     assert (result.report.compile, misses) == (True, 0)
     assert hits > 0
     assert any("steps are compiled from step 4 on: another" in line for line in told)
+    rates = [point.samples_per_s for point in result.history]
+    assert [rate > 0 for rate in rates] == [False, False, True, True]
     plain = run_job(late_job(tmp_path, compile=False))
     assert plain.report.compiled_from_step is None
     assert curve(result)[0] == curve(plain)[0]  # three steps

@@ -269,8 +269,10 @@ class Recorder:
         self, figures: dict[str, float], batch: StepBatch, learning_rate: float
     ) -> LogPoint:
         done = batch.step + 1
-        # In the warm-up NaN.
-        rates = Rates.over(self.windows[-1:])
+        # In the warm-up NaN, which uncompiled steps are to those compiled late.
+        resolved = self.trainer.resolved
+        waits = self._windows_are_old or (resolved.late and not resolved.compile)
+        rates = Rates.over([] if waits else self.windows[-1:])
         judged = figures["judged"]
         return LogPoint(
             step=done,
