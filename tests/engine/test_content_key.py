@@ -105,3 +105,12 @@ def test_a_memory_mapped_file_has_the_digest_of_its_rows(tmp_path):
         writer.write_table(table, max_chunksize=64)
     mapped = pa.ipc.open_stream(pa.memory_map(str(tmp_path / "a.arrow"))).read_all()
     assert arrow_digest([mapped]) == arrow_digest([table])
+
+
+def test_a_change_of_much_is_told_without_its_values():
+    names = [f"class {n}" for n in range(20)]
+    before, after = (
+        ContentKey({"names": names, "a": 1}),
+        ContentKey({"names": [], "a": 2}),
+    )
+    assert after.changes_since(before) == ["a: 1 -> 2", "names: changed"]

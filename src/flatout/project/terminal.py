@@ -27,6 +27,8 @@ SILENCED = (
     "Using synchronous mode for loading and saving data",
     # Of Kedro's runners, above every error of a run's first node.
     "No nodes ran. Repeat the previous command",
+    # The same command goes on by itself: what is current is not made again.
+    "nodes that have not run.\nYou can resume the pipeline run",
     # The error itself is what the command ends with.
     "failed with error: ",
 )

@@ -33,18 +33,23 @@ class ContentKey:
 
     def changes_since(self, stored: ContentKey) -> list[str]:
         """`max_length: 320 -> 128`, one text a field that differs; `rows: changed` of
-        one that holds digests."""
+        one that holds digests, or much else."""
         names = sorted(set(self.fields) | set(stored.fields))
         pairs = {n: (_shown(stored.fields, n), _shown(self.fields, n)) for n in names}
         return [
-            f"{name}: {'changed' if _has_digest(then, now) else f'{then} -> {now}'}"
+            f"{name}: {'changed' if _says_nothing(then, now) else f'{then} -> {now}'}"
             for name, (then, now) in pairs.items()
             if then != now
         ]
 
 
-def _has_digest(*shown: str) -> bool:
-    return any(re.search(r'"[0-9a-f]{32}"', text) for text in shown)
+LONGEST_SHOWN = 100
+
+
+def _says_nothing(then: str, now: str) -> bool:
+    """To people: a digest, or two long lists."""
+    has_digest = any(re.search(r'"[0-9a-f]{32}"', text) for text in (then, now))
+    return has_digest or len(then) + len(now) > LONGEST_SHOWN
 
 
 def _shown(fields: Mapping[str, Any], name: str) -> str:
