@@ -183,6 +183,35 @@ def test_a_large_log_is_read_at_both_ends(tmp_path, monkeypatch):
     assert "MiB in its middle were not read" in deadline_lines(found, 1, left_out)[-1]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r"])
+def test_a_run_that_began_in_the_middle_is_not_joined_to_the_one_before(
+    tmp_path, monkeypatch, end
+):
+    """Bars of tqdm in a file have no other end of a line than that of a typewriter."""
+    monkeypatch.setattr(training_logs, "HEAD_BYTES", 300)
+    monkeypatch.setattr(training_logs, "TAIL_BYTES", 2000)
+    monkeypatch.setattr(training_logs, "BLOCK_BYTES", 256)
+
+    def line(day, n):
+        clock = f"{n // 60 // 60:02d}:{n // 60 % 60:02d}:{n % 60:02d}"
+        return f"2026-11-{day:02d} {clock} step {n}"
+
+    first, second = ([line(day, n) for n in range(3000)] for day in (1, 20))
+    path = tmp_path / "train.log"
+    text = end.join([f"{first[0]}/5000", *first[1:], *second, second[-1][:22]])
+    path.write_text(text, newline="")
+    found, left_out = project(path)
+    assert (found.step_s, found.done, found.total) == (1.0, 2999, 5000)
+    assert (found.runs, found.stopped_s) == (1, 0.0)
+    assert left_out == path.stat().st_size - 2300
+
+
+def test_a_megabyte_without_an_end_is_no_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(training_logs, "BLOCK_BYTES", 256)
+    path = written(tmp_path, [*LOGS["dates"], "x" * 5000, *LOGS["dates"][-1:]])
+    assert project(path)[0].step_s == pytest.approx(0.5)
+
+
 @pytest.mark.parametrize(
     ("lines", "fault"),
     [

@@ -184,14 +184,19 @@ def _bars(summary: Summary, steps: pd.DataFrame) -> Bars:
 
 
 def _picks(summary: Summary) -> Bars:
-    tuned = summary["tuned"]
-    before = tuned["provenance"]["samples_per_s_before"] if tuned else None
-    picks = {
-        name.replace("_", " "): row["samples_per_s"]
-        for name, row in summary["picks"].items()
+    """The recommended trial by the rate that is promised, beside which stands that of
+    the configured settings."""
+    tuned, picks = summary["tuned"], summary["picks"]
+    source = tuned["provenance"] if tuned else {}
+    advised = (picks.get("recommended") or {}).get("trial_id")
+    rates = {
+        name.replace("_", " "): source["samples_per_s"]
+        if source and row["trial_id"] == advised
+        else row["samples_per_s"]
+        for name, row in picks.items()
         if row
     }
-    return [("as configured", before), *picks.items()]
+    return [("as configured", source.get("samples_per_s_before")), *rates.items()]
 
 
 def _counted(number: int, name: str) -> str:

@@ -61,15 +61,15 @@ def project(path: Path, total: int | None = None) -> tuple[Projection, int]:
     its steps, where the log does not say. Raises SettingsError with what was found."""
     if not path.is_file():
         raise SettingsError(f"{path} is no file: give the log of a training")
-    lines, left_out = read_log(path)
-    runs, run = _newest_run(lines)
+    log = read_log(path)
+    runs, run = _newest_run(log.lines)
     counted = f"{path}: found {len(run.steps):,} lines with a step"
     if not run.steps:
         raise SettingsError(
             f"{path}: no line with a step, as `step 100/1000`, `[100/1000]`, a bar of "
             'tqdm or {"step": 100} in JSON lines; give the log of a training'
         )
-    total = total or run.total
+    total = total or run.total or log.first_total
     if total is None:
         raise SettingsError(
             f"{counted}, the last is {run.steps[-1]:,}, none says of how many: give "
@@ -88,7 +88,7 @@ def project(path: Path, total: int | None = None) -> tuple[Projection, int]:
     found = Projection(
         runs, done, total, step_s, stated, by_clock is not None, stopped_s
     )
-    return found, left_out
+    return found, log.left_out
 
 
 def _newest_run(lines: Iterable[LogLine]) -> tuple[int, _Run]:
@@ -186,7 +186,10 @@ def deadline_lines(found: Projection, hours: float, left_out: int) -> list[str]:
             f"The log has {found.runs} runs; these are the last one's figures."
         )
     if left_out:
-        lines.append(f"{left_out / 2**20:,.0f} MiB in its middle were not read.")
+        lines.append(
+            f"{left_out / 2**20:,.0f} MiB in its middle were not read, in which other "
+            "runs may have ended: these figures are those of the steps behind."
+        )
     if factor > 1:
         lines.append(
             "What may gain that: kedro run --pipelines=benchmark, then "

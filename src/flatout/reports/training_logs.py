@@ -10,8 +10,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-HEAD_BYTES, TAIL_BYTES = 8 << 20, 56 << 20
-"""Read of a larger file: its newest run ends in the tail."""
+HEAD_BYTES, TAIL_BYTES = 1 << 20, 56 << 20
+"""Read of a larger file: its newest run ends in the tail, and its head may be the only
+place that says of how many steps."""
+BLOCK_BYTES = 1 << 20
 DAY_S = 86_400.0
 MORE_RECENT_THAN_S = 1e9
 """A number above it is seconds since 1970, below it seconds since the start."""
@@ -66,22 +68,50 @@ class LogLine:
     """Of tqdm, which evaluations have too."""
 
 
-def read_log(path: Path) -> tuple[Iterator[LogLine], int]:
-    """Lines that say something, and bytes of the file that are left out. The last line
-    of a file that is still written may be cut: what it says whole counts."""
+@dataclass(frozen=True)
+class Log:
+    """Lines that say something."""
+
+    lines: Iterator[LogLine]
+    left_out: int = 0
+    """Bytes before them that were not read: another run may have ended there."""
+    first_total: int | None = None
+    """Steps, as the head of a file says whose middle was not read."""
+
+
+def read_log(path: Path) -> Log:
+    """The last line of a file that is still written may be cut: what it says whole
+    counts."""
     size = path.stat().st_size
-    left_out = max(0, size - HEAD_BYTES - TAIL_BYTES)
-    return _lines(path, left_out), left_out
-
-
-def _lines(path: Path, left_out: int) -> Iterator[LogLine]:
+    left_out = size - HEAD_BYTES - TAIL_BYTES
+    if left_out <= 0:
+        return Log(_lines(path))
     with path.open("rb") as file:
-        if left_out:
-            yield from _parsed(file.read(HEAD_BYTES))
-            file.seek(left_out, 1)
-            file.readline()  # the rest of a line
-        while block := file.readlines(1 << 20):
-            yield from _parsed(b"".join(block))
+        head = list(_parsed(file.read(HEAD_BYTES)))
+    total = next((line.total for line in head if line.total), None)
+    return Log(_lines(path, size - TAIL_BYTES), left_out, total)
+
+
+def _lines(path: Path, begin: int = 0) -> Iterator[LogLine]:
+    """From the first whole line behind `begin` on."""
+    with path.open("rb") as file:
+        file.seek(begin)
+        rest, is_cut = b"", begin > 0
+        while block := file.read(BLOCK_BYTES):
+            whole, rest = _at_last_end(rest + block)
+            if is_cut and whole:
+                _, whole = re.split(rb"[\r\n]", whole, maxsplit=1)
+                is_cut = False
+            yield from _parsed(whole)
+        yield from _parsed(rest)
+
+
+def _at_last_end(block: bytes) -> tuple[bytes, bytes]:
+    """Whole lines, and the begin of the next. Bars of tqdm end by \\r alone; what has
+    no end for so long is no line of a log."""
+    end = max(block.rfind(b"\n"), block.rfind(b"\r")) + 1
+    rest = block[end:]
+    return block[:end], rest if len(rest) <= BLOCK_BYTES else b""
 
 
 def _parsed(block: bytes) -> Iterator[LogLine]:
