@@ -151,14 +151,23 @@ def test_graphs_go_where_a_step_does_not_fit_twice():
 
 
 def test_a_row_that_does_not_fit_is_told_of():
-    for demand in (BERT, None):
-        found = choose(demand, BOUNDS, 2 * GIB, WANTED)
-        assert found.token_budget == 512
-        assert found.reason == (
-            "one row of 512 tokens hardly fits in the 2.0 GiB of GPU memory within "
-            "reach: set train.gradient_checkpointing: true, lower tokenize.max_length, "
-            "or take a smaller model"
-        )
+    told = (
+        "one row of 512 tokens {} in the 2.0 GiB of GPU memory within reach: set "
+        "train.gradient_checkpointing: true, lower tokenize.max_length, or take a "
+        "smaller model"
+    )
+    found = choose(BERT, BOUNDS, 2 * GIB, WANTED)
+    assert (found.token_budget, found.fault) == (512, "")
+    assert found.reason == told.format("hardly fits")
+    assert choose(None, BOUNDS, 2 * GIB, WANTED).fault == told.format("does not fit")
+
+
+def test_a_model_whose_states_alone_are_too_large_is_refused_on_all_ranks():
+    # 1,700 MiB of weights, gradients and moments.
+    assert not choose(BERT, BOUNDS, 1_701 * MIB, WANTED).fault
+    found = choose(BERT, BOUNDS, 1_699 * MIB, WANTED)
+    assert "moments take 1.7 of the 1.7 GiB of GPU memory within reach" in found.fault
+    assert together(WANTED, [WANTED, found]).fault == found.fault
 
 
 def test_a_resumed_run_keeps_its_budget_where_it_nearly_fits():

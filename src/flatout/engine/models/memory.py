@@ -54,6 +54,11 @@ class Demand:
     per_token: float
     """Of a pass: activations, and what its kernels take for a moment."""
 
+    @property
+    def states(self) -> int:
+        """While the optimizer steps, whatever the rows are."""
+        return self.held + self.gradients + self.moments + self.update
+
     def passes(self, tokens: int) -> float:
         """Forward and backward, beside what is held and gradients."""
         return max(0.0, self.fixed + self.per_token * tokens)
@@ -61,12 +66,10 @@ class Demand:
     def peak(self, tokens: int, *, several: bool, graphs: bool = False) -> float:
         """Of steps with micro-batches of at most `tokens`, `several` or one of them. A
         recorded step has memory of its own, beside that of those that were not."""
-        states = self.held + self.moments
+        kept = self.held + self.moments
         step = self.passes(tokens) + (self.gradients if several else 0)
-        step = max(step, self.gradients + self.update)
-        if not graphs:
-            return states + step
-        return states + step + self.gradients + self.passes(tokens)
+        peak = max(kept + step, self.states)
+        return peak + (self.gradients + self.passes(tokens) if graphs else 0)
 
     def most_tokens(self, room: float, *, graphs: bool = False) -> int:
         """Of one of several micro-batches, so that a step stays within `room`; 0 where

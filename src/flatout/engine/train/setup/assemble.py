@@ -24,14 +24,14 @@ from flatout.engine.ops import attention
 from flatout.engine.ops.dropout import Noise, replace_dropout
 from flatout.engine.ops.gelu import replace_gelu
 from flatout.engine.ops.precision import round_residual_stream
-from flatout.engine.parameters import TrainSettings
+from flatout.engine.parameters import SettingsError, TrainSettings
 from flatout.engine.train.flat_all_reduce import FlatAllReduce
 from flatout.engine.train.optimizer import Updater, build_optimizer
 from flatout.engine.train.setup.acceleration import Planned
 from flatout.engine.train.setup.calibration import fit
 from flatout.engine.train.setup.frozen import freeze
 from flatout.engine.train.setup.job import TrainJob, check_rows
-from flatout.engine.train.setup.memory_fit import together
+from flatout.engine.train.setup.memory_fit import Fit, together
 from flatout.engine.train.setup.resolved_config import (
     ResolvedConfig,
     resolve,
@@ -86,72 +86,116 @@ def assemble(
 ) -> Trainer:
     """Build a run, of a whole training with its `plan`, of steps that are measured
     without. Raises SettingsError and ModelError before anything is trained."""
-    settings = job.settings
+    train = job.settings.train
     check_rows(job)
-    with torch.random.fork_rng(devices=[]):  # the same weights on all ranks
-        torch.manual_seed(settings.runtime.seed)
-        # Sharded weights are spread by rank 0: no other one ever holds them whole.
-        sharded = group is not None and settings.train.distributed.strategy == "fsdp"
-        empty = sharded and not runtime.ranks.is_main
-        probe = build_model(job, empty=empty)
-    freeze(probe, settings.train.freeze)
-    planned = plan and plan(probe)
+    sharded = group is not None and train.distributed.strategy == "fsdp"
+    model = _seeded_model(job, runtime, sharded=sharded)
+    planned = plan and plan(model)
     if group:
         planned = group.all_gather(planned)[0]  # the main rank's disks, its word
-    resolved = resolve(job, runtime, probe.config, planned)
-    if group:
-        resolved = resolve_together(job, runtime, resolved, group.all_gather(resolved))
-        precision = {"runtime.precision (auto)": runtime.precision}
-        group.check_equal(resolved.agreed() | precision)
-    model = _with_attention(probe, resolved.attention, runtime)
-    task_model = TaskModel(model, job.task, settings.max_length)
-    if task_model.family.batch_statistics and group:
-        nn.SyncBatchNorm.convert_sync_batchnorm(task_model)  # type: ignore[no-untyped-call]
-    task_model.fused_head = _fused_head(task_model, runtime)
+    resolved = _resolved(job, runtime, model.config, planned, group)
+    task_model = _task_model(job, runtime, resolved, model, synced=group is not None)
     if not sharded:
         task_model.to(runtime.device)  # sharding moves a block at a time
-    if settings.train.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    noise = _replace_parts(task_model, settings.train, resolved, runtime)
+    noise = _replace_parts(task_model, train, resolved, runtime)
     wrap = group.wrap if group and not resolved.flat_all_reduce else _alone
     wrapped = wrap(task_model, compiled if resolved.compile else None)
-    optimizer = build_optimizer(
-        task_model,
-        settings.train,
-        fused=resolved.fused_optimizer,
-        capturable=resolved.cuda_graphs,
-    )
-    fused = resolved.fused_optimizer
-    updater = Updater(optimizer, settings.train.max_grad_norm, fused=fused)
-    stepper = Stepper(
-        wrapped,
-        updater,
-        runtime,
-        no_sync=getattr(wrapped, "no_sync", nullcontext),
-        all_reduce=FlatAllReduce(updater.parameters)
-        if resolved.flat_all_reduce
-        else None,
-        cuda_graphs=resolved.cuda_graphs,
-        metrics_every=settings.train.metrics_every,
-        hits=job.task.hits,
-        noise=noise,
-    )
+    stepper = _stepper(job, runtime, resolved, task_model, wrapped, noise)
     demand = None
     if runtime.is_cuda and _asks_for_memory(job, task_model):
         kept = planned.token_budget if planned else None
         found = fit(job, resolved, task_model, stepper, kept)
         found = together(found, group.all_gather(found) if group else [found])
-        resolved, demand = resolved.within(found), found.demand
-        if found.tight and not resolved.cuda_graphs:
-            let_segments_grow()
-        if not resolved.cuda_graphs:
-            stepper.drop_graphs()
+        resolved, demand = _within(found, resolved, stepper), found.demand
     data = step_rows(job, runtime, resolved, task_model.model.config)
-    total = data.batches.total_steps(settings.train.epochs, settings.train.max_steps)
+    total = data.batches.total_steps(train.epochs, train.max_steps)
     collect_as_usual()
+    optimizer = stepper.updater.optimizer
     return Trainer(
         job, runtime, resolved, task_model, stepper, optimizer, data, total, demand
     )
+
+
+def _seeded_model(job: TrainJob, runtime: Runtime, *, sharded: bool) -> Any:
+    """The same weights on all ranks; sharded ones are spread by rank 0, and no other
+    rank ever holds them whole."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(job.settings.runtime.seed)
+        model = build_model(job, empty=sharded and not runtime.ranks.is_main)
+    freeze(model, job.settings.train.freeze)
+    return model
+
+
+def _resolved(
+    job: TrainJob,
+    runtime: Runtime,
+    config: Any,
+    planned: Planned | None,
+    group: RanksTogether | None,
+) -> ResolvedConfig:
+    resolved = resolve(job, runtime, config, planned)
+    if group:
+        resolved = resolve_together(job, runtime, resolved, group.all_gather(resolved))
+        precision = {"runtime.precision (auto)": runtime.precision}
+        group.check_equal(resolved.agreed() | precision)
+    return resolved
+
+
+def _task_model(
+    job: TrainJob,
+    runtime: Runtime,
+    resolved: ResolvedConfig,
+    model: Any,
+    *,
+    synced: bool,
+) -> TaskModel:
+    """`synced`: with other ranks, whose samples BatchNorm sees too."""
+    model = _with_attention(model, resolved.attention, runtime)
+    task_model = TaskModel(model, job.task, job.settings.max_length)
+    if task_model.family.batch_statistics and synced:
+        nn.SyncBatchNorm.convert_sync_batchnorm(task_model)  # type: ignore[no-untyped-call]
+    task_model.fused_head = _fused_head(task_model, runtime)
+    if job.settings.train.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return task_model
+
+
+def _stepper(
+    job: TrainJob,
+    runtime: Runtime,
+    resolved: ResolvedConfig,
+    task_model: TaskModel,
+    wrapped: nn.Module,
+    noise: Noise | None,
+) -> Stepper:
+    train, fused = job.settings.train, resolved.fused_optimizer
+    graphs = resolved.cuda_graphs
+    optimizer = build_optimizer(task_model, train, fused=fused, capturable=graphs)
+    updater = Updater(optimizer, train.max_grad_norm, fused=fused)
+    flat = FlatAllReduce(updater.parameters) if resolved.flat_all_reduce else None
+    return Stepper(
+        wrapped,
+        updater,
+        runtime,
+        no_sync=getattr(wrapped, "no_sync", nullcontext),
+        all_reduce=flat,
+        cuda_graphs=graphs,
+        metrics_every=train.metrics_every,
+        hits=job.task.hits,
+        noise=noise,
+    )
+
+
+def _within(found: Fit, resolved: ResolvedConfig, stepper: Stepper) -> ResolvedConfig:
+    """As the memory allows. Raises SettingsError where no step fits."""
+    if found.fault:
+        raise SettingsError(found.fault)
+    resolved = resolved.within(found)
+    if not resolved.cuda_graphs:
+        stepper.drop_graphs()
+        if found.tight:
+            let_segments_grow()
+    return resolved
 
 
 def _asks_for_memory(job: TrainJob, model: TaskModel) -> bool:

@@ -55,6 +55,8 @@ class Fit:
     demand: Demand | None = None
     """None where nothing was measured."""
     tight: bool = False
+    fault: str = ""
+    """Why no step can fit."""
 
 
 def is_plenty(guess: int, bounds: Bounds, *, graphs: bool) -> bool:
@@ -73,7 +75,9 @@ def choose(
     """Of `memory` bytes, at most what is `wanted`. Graphs stay where a step fits twice,
     and a budget that was `kept` where it nearly fits."""
     if demand is None:
-        return Fit(bounds.least, False, _too_long(bounds, memory), tight=True)
+        return Fit(bounds.least, False, fault=_too_long("does not fit", bounds, memory))
+    if demand.states > memory:
+        return Fit(bounds.least, False, demand=demand, fault=_too_large(demand, memory))
     room, graphs, told = ROOM * memory, wanted.cuda_graphs, ""
     if graphs:
         fitting = demand.most_tokens(room, graphs=True)
@@ -90,7 +94,8 @@ def choose(
     if kept is not None:
         budget = kept if peak(kept) <= KEPT_ROOM * memory else min(kept, budget)
     if peak(budget) > memory:
-        return Fit(budget, graphs, _too_long(bounds, memory), demand, tight=True)
+        told = _too_long("hardly fits", bounds, memory)
+        return Fit(budget, graphs, told, demand, tight=True)
     told = (
         f"token budget {budget:,}: steps take about {peak(budget) / GIB:.1f} of the "
         f"{memory / GIB:.1f} GiB of GPU memory within reach{told}"
@@ -112,7 +117,9 @@ def together(own: Fit, gathered: Sequence[Fit]) -> Fit:
     least = min(gathered, key=lambda fit: fit.token_budget)
     graphs = all(fit.cuda_graphs for fit in gathered)
     tight = any(fit.tight for fit in gathered)
-    return replace(least, cuda_graphs=graphs, demand=own.demand, tight=tight)
+    fault = next((fit.fault for fit in gathered if fit.fault), "")
+    agreed = replace(least, cuda_graphs=graphs, tight=tight, fault=fault)
+    return replace(agreed, demand=own.demand)
 
 
 def by_guess(
@@ -166,9 +173,18 @@ def _next_size(found: list[Point], bounds: Bounds, free_bytes: float) -> int | N
     return between if between > highest else None
 
 
-def _too_long(bounds: Bounds, memory: int) -> str:
+def _too_large(demand: Demand, memory: int) -> str:
     return (
-        f"one row of {bounds.least} tokens hardly fits in the {memory / GIB:.1f} GiB "
+        f"weights, gradients and the optimizer's moments take {demand.states / GIB:.1f}"
+        f" of the {memory / GIB:.1f} GiB of GPU memory within reach: set model.lora or "
+        "train.freeze, train.optimizer: adafactor, train.distributed.strategy: fsdp on "
+        "several GPUs, or take a smaller model"
+    )
+
+
+def _too_long(fits: str, bounds: Bounds, memory: int) -> str:
+    return (
+        f"one row of {bounds.least} tokens {fits} in the {memory / GIB:.1f} GiB "
         "of GPU memory within reach: set train.gradient_checkpointing: true, lower "
         "tokenize.max_length, or take a smaller model"
     )
