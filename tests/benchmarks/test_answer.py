@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
+import yaml
 
 from flatout.reports.answer import MAX_LINES, answer, chart
 from flatout.reports.report import report_text
@@ -33,7 +34,7 @@ NOTHING_GAINED = {**SUMMARY["tuned"], "gained": False}
         (
             {"tuned": NOTHING_GAINED},
             "Bound by: compute. No settings are faster than the configured ones, 40 "
-            "samples/s.",
+            "samples/s (90 %: 48 to 52).",
         ),
         (
             {"tuned": None, "failed": {"trial_id": "001", "status": "oom"}},
@@ -72,6 +73,16 @@ def test_the_report_begins_with_the_answer_and_a_chart():
     text = report_text(SUMMARY, pd.DataFrame(), LADDER)
     told = answer(SUMMARY, pd.DataFrame(), LADDER)
     assert text.startswith(f"# Benchmark: tune\n\n**{told}**\n\n```text\nas conf")
+
+
+def test_a_grid_ends_with_settings_to_paste():
+    parameters = {"train": {"token_budget": 8192, "loader": {"num_workers": 2}}}
+    tuned = {**SUMMARY["tuned"], "parameters": parameters}
+    summary = {**SUMMARY, "mode": "grid", "tuned": tuned}
+    text = report_text(summary, pd.DataFrame(), LADDER)
+    pasted = text.partition("```yaml\n")[2].partition("```")[0]
+    assert yaml.safe_load(pasted) == parameters
+    assert "```yaml" not in report_text(SUMMARY, pd.DataFrame(), LADDER)
 
 
 def test_the_chart_has_ten_lines_at_most():

@@ -67,7 +67,7 @@ def _recommendation(summary: Summary) -> str:
     if not tuned["gained"]:
         return (
             f"{bound}No settings are faster than the configured ones, "
-            f"{number_text(before)} samples/s."
+            f"{number_text(before)} samples/s{interval_text(source)}."
         )
     instead = (
         f" instead of {number_text(before)} ({rate / before:.2f}x)" if before else ""

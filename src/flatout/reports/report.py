@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
+import yaml
 
 from flatout.reports.answer import answer, chart
 from flatout.reports.comparisons import (
@@ -126,7 +127,16 @@ def _recommendation(summary: Mapping[str, Any]) -> str:
     rows = [_pick_row(name, row, gib) for name, row in picks.items()]
     memory = summary["memory"]
     note = f"Memory: {memory['note']}." if memory and memory["note"] else ""
-    return section("Recommended", table(rows, PICK_COLUMNS), _advice(summary), note)
+    chosen = table(rows, PICK_COLUMNS)
+    return section("Recommended", chosen, _advice(summary), _to_paste(summary), note)
+
+
+def _to_paste(summary: Mapping[str, Any]) -> str:
+    """Settings of a grid, for another parameters.yml than that of conf/tuned."""
+    tuned = summary["tuned"]
+    if summary["mode"] != "grid" or not tuned or not tuned["gained"]:
+        return ""
+    return f"```yaml\n{yaml.safe_dump(tuned['parameters'], sort_keys=False)}```"
 
 
 def _pick_row(name: str, row: Row, memory_gib: float | None) -> Row:
