@@ -176,7 +176,7 @@ def _next_size(found: list[Point], bounds: Bounds, free_bytes: float) -> int | N
 def _too_large(demand: Demand, memory: int) -> str:
     return (
         f"weights, gradients and the optimizer's moments take {demand.states / GIB:.1f}"
-        f" of the {memory / GIB:.1f} GiB of GPU memory within reach: set model.lora or "
+        f" of the {memory / GIB:.1f} GiB of GPU memory within reach: set "
         "train.freeze, train.optimizer: adafactor, train.distributed.strategy: fsdp on "
         "several GPUs, or take a smaller model"
     )
