@@ -12,8 +12,10 @@ from kedro.io import DataCatalog
 from kedro.pipeline import Node, Pipeline
 
 from flatout.engine.parameters import DistributedSettings, SettingsError, parse_settings
+from flatout.project.config_loader import ProjectConfigLoader
 from flatout.project.hooks import EnvironmentHooks, TrackingHooks
 from flatout.project.parameters.hooks import ParameterHooks, check_machine
+from flatout.settings import CONFIG_LOADER_ARGS
 from tests.conftest import PROJECT
 
 RUNNERS = ("SequentialRunner", "ParallelRunner", "ThreadRunner")
@@ -23,13 +25,19 @@ def identity(x):
     return x
 
 
+def hooks_of(parameters):
+    hooks = ParameterHooks()
+    hooks._settings = parse_settings(parameters)
+    hooks._loader = ProjectConfigLoader(str(PROJECT / "conf"), **CONFIG_LOADER_ARGS)
+    return hooks
+
+
 @pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("node", ["train_model", "run_trials", "split_rows"])
 def test_only_nodes_that_start_processes_need_the_sequential_runner(runner, node):
     pipeline = Pipeline([Node(identity, "a", "b", name=node)])
     run_params = {"runner": f"<kedro.runner.{runner} object at 0x7f>"}
-    hooks = ParameterHooks()
-    hooks._settings = parse_settings({})
+    hooks = hooks_of({})
     check = hooks.before_pipeline_run
     if runner == "SequentialRunner" or node == "split_rows":
         check(run_params, pipeline)
@@ -40,8 +48,7 @@ def test_only_nodes_that_start_processes_need_the_sequential_runner(runner, node
 
 @pytest.mark.parametrize("read", ["params:mine", "params:mine.size", "parameters"])
 def test_parameters_of_ones_own_nodes_pass_where_a_node_reads_them(read):
-    hooks = ParameterHooks()
-    hooks._settings = parse_settings({"mine": {"size": 3}})
+    hooks = hooks_of({"mine": {"size": 3}})
     given = {"mine": {"size": 4}, "train": {"epochs": 1}}
     run_params = {"runner": "SequentialRunner", "runtime_params": given}
     hooks.before_pipeline_run(run_params, Pipeline([Node(identity, read, "b")]))
