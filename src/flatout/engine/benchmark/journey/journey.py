@@ -13,13 +13,15 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 from flatout.engine.benchmark.journey.commands import WholeRun, timed
+from flatout.engine.benchmark.journey.rows import FLATOUT, journey_rows
 from flatout.engine.benchmark.journey.scripts import (
     MODULE,
     SCRIPTS,
@@ -28,20 +30,22 @@ from flatout.engine.benchmark.journey.scripts import (
     script_job,
     write_rows,
 )
-from flatout.engine.benchmark.runner import Bench
-from flatout.engine.benchmark.trials.processes import Answer, resident_limit_bytes
-from flatout.engine.benchmark.trials.trial_spec import Planned, TrialResult, TrialSpec
+from flatout.engine.benchmark.runner import PEER_TIMEOUTS, Bench
+from flatout.engine.benchmark.trials.processes import (
+    Answer,
+    one_gpu,
+    resident_limit_bytes,
+)
+from flatout.engine.benchmark.trials.trial_spec import Planned, TrialSpec
 from flatout.engine.files.atomic_write import write_text
 from flatout.engine.machine.environment import environment_of_commands
 from flatout.engine.parameters import SettingsError
 from flatout.engine.tasks import TaskError
+from flatout.engine.train.setup.job import TrainJob
 
-FLATOUT = "flatout"
 STARTS = ("cold", "warm")
 REPORTED = ("samples", "steps", "samples_per_s", "validation_loss", "test_accuracy")
 """Of a train report."""
-TIMEOUTS = 12
-"""`trial_timeout_s` that a whole command may take."""
 
 
 @dataclass
@@ -51,8 +55,9 @@ class Journey:
     bench: Bench
     command: WholeRun
 
-    def __post_init__(self) -> None:
-        self.job = self.bench.files.open(self.bench.settings, self.bench.folder)
+    @cached_property
+    def job(self) -> TrainJob:
+        return self.bench.files.open(self.bench.settings, self.bench.folder)
 
     @property
     def alone(self) -> str | None:
@@ -72,7 +77,7 @@ class Journey:
             if one.options["contender"] in failed:
                 self.bench.watcher.expect_more(-1)
                 continue
-            (trial,) = self.bench.run_all([one], more=len(plan) - 1)
+            trial = self.bench.run(one.kind, label=one.label, options=one.options)
             if not trial.ok:
                 failed.add(str(one.options["contender"]))
             if FLATOUT in failed:
@@ -100,7 +105,7 @@ class Journey:
         run = self._flatout if name == FLATOUT else self._script
         try:
             answer = run(spec, home, folder)
-        except (TaskError, OSError, ValueError, KeyError) as error:
+        except (TaskError, OSError, ValueError) as error:
             answer = Answer("error", f"{type(error).__name__}: {error}", 0.0, {})
         write_text(folder / "answer.json", json.dumps(asdict(answer)))
         return answer
@@ -125,34 +130,48 @@ class Journey:
         answer = self._timed(argv, home, folder)
         if answer.status != "ok":
             return answer
-        report = json.loads((data / self.command.places["train_report"]).read_text())
+        report = json.loads(self._made("train_report").read_text(encoding="utf-8"))
         found = {name: report.get(name) for name in REPORTED}
-        model = data / self.command.places["model"]
-        return _with_phases(answer, report["phases_s"], {**found, "model": str(model)})
+        model = str(self._made("model"))
+        return _with_phases(answer, report["phases_s"], {**found, "model": model})
 
     def _script(self, spec: TrialSpec, home: Path, folder: Path) -> Answer:
-        name, data = str(spec.options["contender"]), self.home(FLATOUT) / "data"
-        made = {entry: data / path for entry, path in self.command.places.items()}
-        rows = home / "rows"
+        name, rows = str(spec.options["contender"]), home / "rows"
         for split in SPLITS:
-            write_rows(made[f"{split}_rows"], rows / f"{split}.parquet")
+            write_rows(self._made(f"{split}_rows"), rows / f"{split}.parquet")
+        made = {entry: self._made(entry) for entry in ("tokenizer", "model")}
         told = script_job(name, self.job, rows, made, home)
         file = folder / "job.json"
         file.write_text(json.dumps({**told, "started_s": time.time()}, indent=1))
-        answer = self._timed([sys.executable, "-m", MODULE, str(file)], home, folder)
+        command = [sys.executable, "-m", MODULE, str(file)]
+        # Over several GPUs the Trainer would make each batch as often larger.
+        answer = self._timed(command, home, folder, one_gpu(1))
         if answer.status != "ok":
             return answer
         found = json.loads(Path(told["result"]).read_text())
         phases_s = found.pop("phases_s")
         return _with_phases(answer, phases_s, {**found, "model": told["model"]})
 
-    def _timed(self, argv: Any, home: Path, folder: Path) -> Answer:
+    def _made(self, entry: str) -> Path:
+        """What flatout's last run has left. Raises TaskError."""
+        if entry not in self.command.places:
+            raise TaskError(f"the entry {entry} of the catalog has no filepath to read")
+        return self.home(FLATOUT) / "data" / self.command.places[entry]
+
+    def _timed(
+        self,
+        argv: Sequence[str],
+        home: Path,
+        folder: Path,
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> Answer:
         """Caches that a cold start must not find are the contender's own."""
         compiled = home / "compiled"
         caches = {
             "TORCHINDUCTOR_CACHE_DIR": str(compiled),
             "TRITON_CACHE_DIR": str(compiled / "triton"),
             "HF_DATASETS_CACHE": str(home / "datasets"),
+            **variables,
         }
         options = self.bench.options
         return timed(
@@ -160,36 +179,14 @@ class Journey:
             folder / "log.txt",
             self.command.project,
             environment_of_commands(self.bench.settings.runtime, caches),
-            TIMEOUTS * options.trial_timeout_s,
+            PEER_TIMEOUTS * options.trial_timeout_s,
             resident_limit_bytes(options.memory_headroom),
         )
 
     def summary(self) -> dict[str, Any]:
         """A row a contender and start, seconds by phase; why flatout is alone."""
-        trials: dict[tuple[str, str], list[TrialResult]] = {}
-        for trial in self.bench.results:
-            name, start, _ = trial.label.split(", ")
-            trials.setdefault((name, start), []).append(trial)
-        rows = [self._row(*key, found) for key, found in trials.items()]
-        return {"alone": self.alone, "rows": [_beside(row, rows) for row in rows]}
-
-    def _row(self, name: str, start: str, trials: list[TrialResult]) -> dict[str, Any]:
-        good = sorted((t for t in trials if t.ok), key=lambda trial: trial.elapsed_s)
-        # Of two turns in the middle the mean: phases still add up to the median.
-        middle = good[(len(good) - 1) // 2 : len(good) // 2 + 1]
-        figures = [self.bench.figures[trial.trial_id] for trial in middle]
-        bad = next((trial for trial in trials if not trial.ok), None)
-        last = figures[-1] if figures else {}
-        return {
-            "name": f"{name}, {start}",
-            "contender": name,
-            "start": start,
-            "turns_s": [trial.elapsed_s for trial in trials if trial.ok],
-            "median_s": fmean(t.elapsed_s for t in middle) if middle else None,
-            "phases_s": _mean([found["phases_s"] for found in figures]),
-            **{k: v for k, v in last.items() if k != "phases_s"},
-            "failed": asdict(bad) if bad else None,
-        }
+        rows = journey_rows(self.bench.results, self.bench.figures)
+        return {"alone": self.alone, "rows": rows}
 
 
 def run_journey(bench: Bench, command: WholeRun | None) -> Journey:
@@ -217,20 +214,3 @@ def _with_phases(
     end_s = answer.elapsed_s - sum(phases_s.values())
     found = {**figures, "phases_s": {**phases_s, "end": end_s}}
     return Answer(answer.status, answer.note, answer.elapsed_s, found)
-
-
-def _mean(phases: list[Mapping[str, float]]) -> dict[str, float]:
-    names = dict.fromkeys(name for one in phases for name in one)
-    return {name: fmean(one.get(name, 0.0) for one in phases) for name in names}
-
-
-def _beside(row: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """With its time over that of the fastest script of the same start."""
-    scripts = [
-        one["median_s"]
-        for one in rows
-        if one["contender"] != FLATOUT and one["start"] == row["start"]
-    ]
-    best = min((s for s in scripts if s), default=None)
-    ratio = row["median_s"] / best if best and row["median_s"] else None
-    return {**row, "over_best_script": ratio}
