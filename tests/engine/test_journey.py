@@ -13,7 +13,11 @@ from transformers import BertTokenizerFast
 
 from flatout.engine.benchmark.journey.commands import WholeRun, timed
 from flatout.engine.benchmark.journey.journey import STARTS, Journey, run_journey
-from flatout.engine.benchmark.journey.scripts import no_script, script_job
+from flatout.engine.benchmark.journey.scripts import (
+    no_script,
+    script_job,
+    script_variables,
+)
 from flatout.engine.benchmark.peers.trainer_script import encode
 from flatout.engine.benchmark.runner import Bench
 from flatout.engine.machine import environment
@@ -195,6 +199,14 @@ def test_commands_set_their_own_variables(monkeypatch):
     found = environment.environment_of_commands(RuntimeSettings(), {"CACHE": "there"})
     assert not {"MLFLOW_TRACKING_URI", "OMP_NUM_THREADS", "RANK"} & found.keys()
     assert (found["OWN"], found["CACHE"]) == ("kept", "there")
+
+
+def test_the_best_script_has_variables_that_are_best_too():
+    runtime = RuntimeSettings(threads=3)
+    found = script_variables("trainer-best", runtime)
+    assert (found["OMP_NUM_THREADS"], found["GOMP_SPINCOUNT"]) == ("3", "10000")
+    assert "TOKENIZERS_PARALLELISM" not in found
+    assert "OMP_NUM_THREADS" not in script_variables("trainer-default", runtime)
 
 
 def test_without_kedro_nobody_knows_the_command(tmp_path):

@@ -151,6 +151,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, default=5)
     parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--contenders", default="flatout trainer-default trainer-best")
+    parser.add_argument("--max-minutes", type=float, help="Begin no command after it.")
     parser.add_argument("--keep", type=Path)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="flatout-") as name:
@@ -158,6 +159,8 @@ def main() -> None:
         make_job(folder, given.rows)
         make_conf(folder, given.epochs)
         asked = journey(given.turns, given.contenders)
+        if given.max_minutes:
+            asked.append(f"benchmark.max_minutes={given.max_minutes}")
         names = "split,tokenize,benchmark"
         print(done(kedro(folder, 42, *asked, pipelines=names), folder)[1])  # noqa: T201
         if given.keep:

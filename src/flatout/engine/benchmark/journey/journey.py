@@ -28,14 +28,11 @@ from flatout.engine.benchmark.journey.scripts import (
     SPLITS,
     no_script,
     script_job,
+    script_variables,
     write_rows,
 )
 from flatout.engine.benchmark.runner import PEER_TIMEOUTS, Bench
-from flatout.engine.benchmark.trials.processes import (
-    Answer,
-    one_gpu,
-    resident_limit_bytes,
-)
+from flatout.engine.benchmark.trials.processes import Answer, resident_limit_bytes
 from flatout.engine.benchmark.trials.trial_spec import Planned, TrialSpec
 from flatout.engine.files.atomic_write import write_text
 from flatout.engine.machine.environment import environment_of_commands
@@ -144,8 +141,8 @@ class Journey:
         file = folder / "job.json"
         file.write_text(json.dumps({**told, "started_s": time.time()}, indent=1))
         command = [sys.executable, "-m", MODULE, str(file)]
-        # Over several GPUs the Trainer would make each batch as often larger.
-        answer = self._timed(command, home, folder, one_gpu(1))
+        variables = script_variables(name, spec.settings.runtime)
+        answer = self._timed(command, home, folder, variables)
         if answer.status != "ok":
             return answer
         found = json.loads(Path(told["result"]).read_text())

@@ -11,9 +11,14 @@ import pyarrow as pa
 import torch
 
 from flatout.engine.benchmark.peers.flags import flags_of, foreign_to_the_trainer
-from flatout.engine.machine.environment import Ranks, nvidia_gpu_count
+from flatout.engine.benchmark.trials.processes import one_gpu
+from flatout.engine.machine.environment import (
+    Ranks,
+    nvidia_gpu_count,
+    training_environment,
+)
 from flatout.engine.machine.runtime import Runtime, fast_bf16
-from flatout.engine.parameters import Settings
+from flatout.engine.parameters import RuntimeSettings, Settings
 from flatout.engine.tasks import HeadKind, Task, TaskError
 from flatout.engine.train.setup.job import TrainJob
 
@@ -22,6 +27,7 @@ SCRIPTS = ("trainer-default", "trainer-best")
 """Contenders that are scripts too."""
 EVALUATION_BATCHES = 4
 """Times the training batch: nothing is kept for a backward pass."""
+SERIAL_TOKENIZERS = "TOKENIZERS_PARALLELISM"
 SPLITS = ("train", "validation", "test")
 LABELS = {
     pa.string(): "class",
@@ -111,6 +117,16 @@ def script_job(
         "model": str(folder / "model"),
         "result": str(folder / "result.json"),
     }
+
+
+def script_variables(name: str, runtime: RuntimeSettings) -> dict[str, str]:
+    """One GPU: over several the Trainer would make each batch as often larger. The best
+    flags come with flatout's variables too: threads that wait without spinning make a
+    step on shared cores five times as fast. Tokenizers keep all cores."""
+    if name == "trainer-default":
+        return one_gpu(1)
+    own = training_environment(runtime)
+    return {k: v for k, v in own.items() if k != SERIAL_TOKENIZERS} | one_gpu(1)
 
 
 def _evaluations(every: int | str | None) -> dict[str, Any]:
