@@ -173,21 +173,19 @@ def test_auto_weighs_the_work_planned_and_yes_or_no_wins(tmp_path):
     assert (endless.compile, endless.compile_reason) == (True, "")
 
 
-def test_auto_compiles_late_where_the_host_has_cores_to_spare(tmp_path):
-    few, many = (Planned(3_000, parts=2, cores=cores) for cores in (2, 16))
-    assert short_and_long(tmp_path, few).compile
-    late = short_and_long(tmp_path, many)
+def test_a_run_begins_late_where_it_is_asked_to(tmp_path):
+    planned = Planned(3_000, parts=2)
+    for value in ("auto", True):
+        now = short_and_long(tmp_path, planned, compile=value)
+        assert (now.compile, now.late) == (True, False)
+    late = short_and_long(tmp_path, planned, compile="late")
     assert (late.compile, late.late, late.compiled_from_step) == (False, True, None)
-    now = short_and_long(tmp_path, many, compile=True)
-    assert (now.compile, now.late) == (True, False)
-    asked = short_and_long(tmp_path, few, compile="late")
-    assert (asked.compile, asked.late) == (False, True)
     measured = short_and_long(tmp_path, None, compile="late")
     assert (measured.compile, measured.late) == (True, False)
 
 
 def test_a_late_run_stays_one_when_it_is_resumed(tmp_path):
-    """On a host with no cores to spare too; but not where another value is set."""
+    """By auto too; but not where another value is set."""
     kept = Choice(True, False, "as weighed then", late=True)
     planned = Planned(3_000, parts=2, earlier=kept)
     assert short_and_long(tmp_path, planned).late
@@ -198,7 +196,7 @@ def test_a_late_run_stays_one_when_it_is_resumed(tmp_path):
 
 
 def test_what_cannot_be_compiled_late_is_refused(tmp_path):
-    planned = Planned(3_000, parts=2, cores=16)
+    planned = Planned(3_000, parts=2)
     exact = replace(H200, deterministic=True)
     late, auto = (make_job(tmp_path, compile=value) for value in ("late", "auto"))
     with pytest.raises(SettingsError, match=r"compile: late: .*the clock would choose"):

@@ -37,9 +37,6 @@ CUDA graphs are needed."""
 GRAPH_PAD_SHARE = 1 / 96
 """Of a rank's tokens a step, on average: 256 for 24,600 tokens, 1 % at most."""
 
-LATE_CORES = 4
-"""A rank's, from which on compiling takes none of those that launch its steps."""
-
 
 @dataclass(frozen=True)
 class Planned:
@@ -57,8 +54,6 @@ class Planned:
     """Of the run that is continued, which this one is bit for bit."""
     token_budget: int | None = None
     """Of that run."""
-    cores: int = 1
-    """Of the main rank's host, a rank."""
 
 
 def accelerate(
@@ -101,10 +96,11 @@ def _late_options(
                 f"train.compile: late: {fault}; set it to auto, true or false"
             )
         return (True,)
-    spare = planned.cores >= LATE_CORES and _fits_twice(job, runtime, config)
     works = _compile_options(wanted, runtime, config) == OPEN
-    continues = planned.earlier is not None  # whatever this host has to spare
-    return OPEN if fault is None and works and (spare or continues) else NOW
+    # auto begins none: no GPU has timed a late switch yet, and two such runs would
+    # differ by the step that the clock chose.
+    continues = planned.earlier is not None
+    return OPEN if fault is None and works and continues else NOW
 
 
 def _late_fault(job: TrainJob, runtime: Runtime, config: Any) -> str | None:
@@ -116,15 +112,6 @@ def _late_fault(job: TrainJob, runtime: Runtime, config: Any) -> str | None:
     if not family_of(config).compiles:
         return f"{config.model_type} has kernels of its own from its first step on"
     return None
-
-
-def _fits_twice(job: TrainJob, runtime: Runtime, config: Any) -> bool:
-    """The process that compiles takes steps of the same size."""
-    memory = runtime.device_memory_bytes
-    if memory is None:
-        return True
-    needed = estimate(job.settings, config, int(rank_tokens(job, runtime)))
-    return 2 * needed.total <= GRAPH_MEMORY_SHARE * memory
 
 
 def _work(

@@ -9,7 +9,6 @@ from typing import Any
 from flatout.engine.batches.global_batches import GlobalBatches
 from flatout.engine.checkpoints.checkpoint_folder import Manifest
 from flatout.engine.checkpoints.resume import glimpse
-from flatout.engine.machine.environment import usable_cores
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.compilation import distinct_parts
 from flatout.engine.models.compile_cache import is_marked, leave_mark, mark_of
@@ -35,7 +34,6 @@ def plan(job: TrainJob, runtime: Runtime, model: Any) -> Planned:
         sample_flops=_sample_flops(job, model) if runtime.is_cuda else 0,
         cached=asks and is_marked(_mark(job, runtime, model.config)),
         earlier=earlier,
-        cores=usable_cores() // runtime.ranks.local_world_size,
         token_budget=found.accelerated.get("token_budget")
         if found and earlier
         else None,
