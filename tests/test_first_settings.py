@@ -199,7 +199,10 @@ def test_nothing_is_replaced_unasked(tmp_path):
     [
         ("table.npy", "kedro run --env=arrays --params=arrays.path="),
         ("photos/a/1.png", "kedro run --env=images --params=images.path="),
-        ("numbers.csv", "no column looks like text; there are 'a', 'b'"),
+        (
+            "numbers.csv",
+            "no texts but arrays: kedro run --env=arrays --params=arrays.path=",
+        ),
         ("gone.csv", "is not there"),
     ],
 )

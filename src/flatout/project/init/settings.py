@@ -7,6 +7,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import yaml
 
 from flatout.datasets import TextFiles
+from flatout.engine.arrays.sources import ArraysError
 from flatout.engine.data.raw_texts import RawTexts, RawTextsError
 from flatout.engine.families import first_type
 from flatout.engine.files.atomic_write import write_text
@@ -69,12 +71,7 @@ def look_at(
     """A guess of what `file` holds, and the catalog's entry that reads it. Raises
     RawTextsError."""
     if kind := other_kind(Path(file)):
-        given, why = look_at_samples(kind, Path(file))
-        params = ",".join(f"{path}={value}" for path, value in by_path(given))
-        raise RawTextsError(
-            f"{file} holds no texts but {why}: kedro run --env={kind} "
-            f"--params={shlex.quote(params)}"
-        )
+        raise RawTextsError(_no_texts(kind, file))
     entry: dict[str, Any] = {"type": "flatout.datasets.TextFiles", "filepath": file}
     options: dict[str, Any] = _encoding(Path(file))
     raw: RawTexts = TextFiles(filepath=file, **options).load()
@@ -84,6 +81,17 @@ def look_at(
             options["delimiter"] = mark
             raw = TextFiles(filepath=file, **options).load()
     return guess(raw, text, label), entry | options
+
+
+def _no_texts(kind: str, file: str) -> str:
+    given, why = {kind: {"path": file}}, kind
+    with suppress(ArraysError):  # the command says what is wrong
+        given, why = look_at_samples(kind, Path(file))
+    params = ",".join(f"{path}={value}" for path, value in by_path(given))
+    return (
+        f"{file} holds no texts but {why}: kedro run --env={kind} "
+        f"--params={shlex.quote(params)}"
+    )
 
 
 def _encoding(file: Path) -> dict[str, str]:
