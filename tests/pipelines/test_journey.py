@@ -67,7 +67,7 @@ def test_one_sentence_says_what_whole_commands_take():
     )
     bad = row("trainer-default", "cold", 3.0, median_s=None, phases_s={}, failed=FAILED)
     assert answer(told(*OWN, bad)) == (
-        f"{begin}; no Trainer script stands beside it: none ended well. "
+        f"{begin}; no Trainer script stands beside it: none has run to its end. "
         "trainer-default, cold, turn 2 ended as error: ended with 1; its log: "
         "there/log.txt."
     )

@@ -52,7 +52,7 @@ def _seconds(own: Mapping[str, Row], rows: Sequence[Row], alone: str | None) -> 
     text = f"From the command to the saved model flatout takes {_starts(own)}"
     scripts = [row for row in rows if row["contender"] != "flatout" and row["median_s"]]
     if not scripts:
-        why = alone or "none ended well"
+        why = alone or "none has run to its end"
         return f"{text}; no Trainer script stands beside it: {why}."
     best = min(scripts, key=lambda row: float(row["median_s"]))["contender"]
     beside = {row["start"]: row for row in scripts if row["contender"] == best}
