@@ -167,6 +167,54 @@ def test_a_file_that_is_torn_is_refused(caches, monkeypatch):
     assert not (caches / "there").exists()
 
 
+def test_any_bit_that_is_flipped_is_told_of(caches, monkeypatch):
+    """Deflated bytes that make no sense, a table that is no table: never a traceback.
+    Those in a header that nobody reads change nothing."""
+    (caches / "here" / "inductor" / "ab" / "code.py").write_text("x = 1\n" * 40)
+    export_cache(caches / "compiled.zip")
+    content, faults = (caches / "compiled.zip").read_bytes(), 0
+    for at in range(0, len(content), 3):
+        use(monkeypatch, caches / f"there-{at}")
+        flipped = bytearray(content)
+        flipped[at] ^= 0xFF
+        (caches / "flipped.zip").write_bytes(flipped)
+        try:
+            import_cache(caches / "flipped.zip")
+        except CacheFileError:
+            faults += 1
+            assert contents(caches / f"there-{at}") == {}
+    assert faults > len(content) / 6
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.update(made_by=[]),
+        lambda m: m.update(files=list(m["files"])),
+        lambda m: m["files"].update({"inductor/ab/code.py": 7}),
+    ],
+    ids=["versions", "files", "sizes"],
+)
+def test_a_table_of_another_form_is_refused(caches, monkeypatch, change):
+    export_cache(caches / "compiled.zip")
+    use(monkeypatch, caches / "there")
+    bad = forged(caches / "compiled.zip", caches / "bad.zip", change=change)
+    with pytest.raises(CacheFileError, match=r"torn, or no file of .*export"):
+        import_cache(bad)
+
+
+def test_a_torn_table_of_triton_is_refused_before_anything_is_taken(
+    caches, monkeypatch
+):
+    export_cache(caches / "compiled.zip")
+    use(monkeypatch, caches / "there")
+    files = {"inductor/good": b"1", "triton/KERNEL/__grp__kernel.json": b"[]"}
+    bad = forged(caches / "compiled.zip", caches / "bad.zip", files=files)
+    with pytest.raises(CacheFileError, match=r"Nothing of it was taken"):
+        import_cache(bad)
+    assert contents(caches / "there") == {}
+
+
 @pytest.mark.parametrize("what", ["torch", "triton", "device", "flatout's kernels"])
 def test_a_file_of_other_versions_is_refused(caches, monkeypatch, what):
     file = caches / "compiled.zip"

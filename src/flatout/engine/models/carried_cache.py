@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,6 +36,14 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 GROUP = "__grp__"
 """A file of Triton that names others by their whole paths."""
+
+
+TORN = (
+    *(ValueError, KeyError, TypeError, AttributeError),
+    *(zipfile.BadZipFile, zlib.error, EOFError),
+    RuntimeError,  # encrypted, or compressed in a way that is not ours
+)
+"""What a file gives that is none of ours, or no longer whole."""
 
 
 class CacheFileError(ValueError):
@@ -81,11 +90,14 @@ def import_cache(file: Path) -> Carried:
             sizes = manifest["files"]
             targets = {name: _target(name) for name in sizes}
             for name, (size, digest) in sizes.items():
-                if _digest(_content(opened, name, size)) != digest:
+                content = _content(opened, name, size)
+                if _digest(content) != digest:
                     raise ValueError(f"{name} is another than when it was written")
+                _placed(targets[name], content)
             missing = {n: path for n, path in targets.items() if not path.exists()}
             for name, path in missing.items():
-                _place(path, _content(opened, name, sizes[name][0]))
+                content = _placed(path, _content(opened, name, sizes[name][0]))
+                _write_whole(path, content)
     except CacheFileError:
         raise
     except OSError as error:
@@ -93,7 +105,7 @@ def import_cache(file: Path) -> Carried:
             f"{file} cannot be read, or its content not be written ({error}): correct "
             "the path, or make room"
         ) from None
-    except (ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+    except TORN as error:
         raise CacheFileError(
             f"{file} is torn, or no file of `kedro flatout compile-cache export` "
             f"({error}): write it again. Nothing of it was taken"
@@ -195,9 +207,13 @@ def _digest(content: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(content)
 
 
-def _place(path: Path, content: bytes) -> None:
-    if path.name.startswith(GROUP):
-        content = _moved(content, path.parent)
+def _placed(path: Path, content: bytes) -> bytes:
+    """As `content` is where it lies at `path`."""
+    is_group = path.name.startswith(GROUP)
+    return _moved(content, path.parent) if is_group else content
+
+
+def _write_whole(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, lambda hidden: hidden.write_bytes(content))
 
