@@ -99,6 +99,16 @@ def test_windows_that_occur_again_have_the_gradient_of_each(window, few, dtype):
         torch.testing.assert_close(found[name], parameter.grad, **near)
 
 
+def test_a_micro_batch_without_targets_has_no_states_and_no_gradient():
+    """As rows whose labels are all left out make one."""
+    model = model_of(window_keys=3).model.train()
+    none = torch.zeros(0, dtype=torch.int64)
+    states = model(keys_of(), places=none).last_hidden_state
+    assert states.shape == (1, 0, 16)
+    states.sum().backward()
+    assert all(p.grad is None or not p.grad.any() for p in model.parameters())
+
+
 @pytest.mark.parametrize("size", [1, 2, 28, 30_000, 2**31])
 @pytest.mark.parametrize("width", [1, 10, 70])
 def test_distinct_rows_are_those_of_pytorch(size, width):

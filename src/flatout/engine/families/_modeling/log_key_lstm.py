@@ -103,7 +103,7 @@ class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
         inputs = self.embeddings(distinct.t()).transpose(0, 1)
         found: Tensor = self.lstm(inputs)[0].transpose(0, 1).flatten(0, 1)
         at = step.flatten() * len(distinct) + of_each
-        return found.index_select(0, at).view(*places.shape, -1)
+        return found.index_select(0, at).view(*places.shape, found.shape[-1])
 
 
 class LogKeyLstmForCausalLM(LogKeyLstmPreTrainedModel):
@@ -141,7 +141,7 @@ def distinct_rows(rows: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """rows (N, W) of numbers below `size` -> the distinct ones (n, W), and the place of
     each row among them (N,). They are compared as digits of large numbers, as many at
     once as 62 bits hold beside the place so far."""
-    bits = 62 - math.log2(len(rows))
+    bits = 62 - math.log2(max(1, len(rows)))
     digits = max(1, int(bits / math.log2(max(2, size))))
     values, place = size ** torch.arange(digits), rows.new_zeros(len(rows))
     for part in torch.split(rows, digits, dim=1):
