@@ -362,3 +362,11 @@ def test_csv_is_read_as_pandas_reads_it(tmp_path):
     (tmp_path / "cut.csv").write_text("a,label\n1,2,3\n")
     with pytest.raises(ArraysError, match=r"cut\.csv cannot be read: .*columns"):
         list(ArrayFiles(tmp_path / "cut.csv", (), "label").windows())
+
+
+def test_an_ending_in_capitals_is_of_the_same_kind(tmp_path):
+    columns = {"a": [1.0, 2.5], "b": [3.0, 4.0], "label": ["red", "blue"]}
+    pd.DataFrame(columns).to_parquet(tmp_path / "X.PARQUET")
+    [window] = ArrayFiles(tmp_path, (), "label").windows()
+    np.testing.assert_array_equal(window.values, [[1.0, 3.0], [2.5, 4.0]])
+    assert list(window.labels) == ["red", "blue"]

@@ -27,7 +27,7 @@ def names(file: Path) -> list[str]:
 def schema(file: Path) -> pa.Schema:
     """Names and types, of CSV as its first megabyte has them. Raises OSError and
     ValueError for a file that is no table."""
-    if file.suffix == ".parquet":
+    if file.suffix.lower() == ".parquet":
         return pq.read_schema(file)
     from pyarrow import csv
 
@@ -39,7 +39,7 @@ def batches(file: Path, columns: Sequence[str]) -> Iterator[Any]:
     """These columns, WINDOW_ROWS at a time. CSV is read whole: a column's type is that
     of all of its values. Raises ArraysError."""
     with _readable(file):
-        if file.suffix == ".parquet":
+        if file.suffix.lower() == ".parquet":
             yield from pq.ParquetFile(file).iter_batches(WINDOW_ROWS, columns=columns)
             return
         from pyarrow import csv
