@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from flatout.engine.launch import agent
-from flatout.engine.launch.agent import die_with_parent
+from flatout.engine.machine.signals import die_with_parent
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
 import subprocess
 import sys
 from functools import partial
@@ -20,6 +22,7 @@ from flatout.engine.train.keeping import compile_process, late_compile
 from flatout.engine.train.setup.identity import identity
 from tests.engine.runs import curve, make_job, points, run_beside_compiler
 from tests.engine.test_resume import crashed, weights
+from tests.engine.test_standby import gone
 
 pytestmark = [pytest.mark.slow, pytest.mark.process]
 
@@ -164,3 +167,51 @@ def test_where_the_other_process_fails_this_one_compiles(tmp_path, monkeypatch, 
     assert "ended with status 1" in caplog.text
     assert "No module named flatout.engine.nothing" in caplog.text
     assert result.report.compile and 0 < result.report.compiled_from_step < 400
+
+
+def test_what_cannot_be_told_to_another_process_costs_no_run(
+    tmp_path, monkeypatch, caplog
+):
+    """A task of a notebook's own, say, or a full disk."""
+    monkeypatch.setattr(compile_process, "_order", lambda _: lambda: None)
+    eager = partial(compiled, backend="aot_eager")
+    monkeypatch.setattr(late_compile, "compiled", eager)
+    result = run_job(late_job(tmp_path))
+    assert "no process compiles beside the training" in caplog.text
+    assert (result.report.compile, result.report.compiled_from_step) == (True, 1)
+
+
+STARTER = """
+import os, signal, sys, time
+from pathlib import Path
+from flatout.engine.train.keeping import compile_process
+class Sleeps:
+    def __reduce__(self):
+        return time.sleep, (600,)
+compile_process._order = lambda _: Sleeps()
+found = compile_process.CompileProcess.start(None)
+Path(sys.argv[1]).write_text(str(found.process.pid))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_other_process_ends_with_a_training_that_was_killed(tmp_path):
+    file = tmp_path / "pid"
+    killed = subprocess.run([sys.executable, "-c", STARTER, file], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    gone(int(file.read_text()))
+
+
+def test_a_full_disk_leaves_what_an_earlier_run_knew(tmp_path):
+    noted = Unfinished(tmp_path, {"seed": 1})
+    noted.begin(0)
+    noted.note_compiled_from(3)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))  # no file grows
+    try:
+        again = Unfinished(tmp_path, {"seed": 1})
+        again.begin(2, again.compiled_from())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    after = Unfinished(tmp_path, {"seed": 1})
+    assert (after.earlier_step(), after.compiled_from()) == (2, 3)

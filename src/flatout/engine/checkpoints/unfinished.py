@@ -53,9 +53,15 @@ class Unfinished:
     def begin(self, step: int, compiled_from: int | None = None) -> None:
         self._compiled_from = _UNKNOWN if compiled_from is None else compiled_from
         with suppress(OSError):  # a full disk costs no run
-            self._path.write_bytes(self._content(step))
+            # In place where there is one: a disk that is full would leave it empty.
+            if not self._has_its_size():
+                self._path.write_bytes(self._content(step))
             with self._path.open("r+b") as file:
                 self._map = mmap.mmap(file.fileno(), _LAYOUT.size)
+            self.note(step)
+
+    def _has_its_size(self) -> bool:
+        return self._path.exists() and self._path.stat().st_size == _LAYOUT.size
 
     def note(self, step: int) -> None:
         if self._map is not None:
@@ -63,11 +69,12 @@ class Unfinished:
 
     def note_compiled_from(self, step: int) -> None:
         """Steps from `step` on, none of which has run, are compiled: kept on the disk
-        when this returns."""
+        when this returns, if the disk takes it."""
         self._compiled_from = step
         self.note(step)
-        if self._map is not None:
-            self._map.flush()
+        with suppress(OSError):
+            if self._map is not None:
+                self._map.flush()
 
     def _content(self, step: int) -> bytes:
         return _LAYOUT.pack(self._key, step, self._compiled_from)

@@ -9,16 +9,12 @@ all of them, and ranks that save must not be cut short from here.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.machine.environment import starter
-from flatout.engine.machine.signals import STOPPING
+from flatout.engine.machine.signals import STOPPING, die_with_parent
 
 FAILURES = "failures.json"
 SIGNALS_OPTION = "--signals-to-handle"
@@ -52,19 +48,6 @@ def _described(rank: int, failure: Any) -> dict[str, Any]:
         "traceback": more.get("py_callstack", ""),
         "time_s": failure.timestamp,
     }
-
-
-def die_with_parent(parent: int | None = None) -> None:
-    """End when the process that started this one is gone, however hard it was killed.
-    `parent`: its process id, where the environment does not have it."""
-    parent = parent or starter()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)  # the ranks notice in their turn
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 if __name__ == "__main__":

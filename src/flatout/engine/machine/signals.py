@@ -1,4 +1,5 @@
-"""SIGTERM and Ctrl-C: the step is finished, the run saved, the process left."""
+"""SIGTERM and Ctrl-C: the step is finished, the run saved, the process left. A process
+beside a run ends with it, whatever ended the run."""
 
 from __future__ import annotations
 
@@ -6,8 +7,11 @@ import logging
 import os
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any
+
+from flatout.engine.machine.environment import starter
 
 logger = logging.getLogger(__name__)
 
@@ -63,3 +67,16 @@ class StopSignals:
             self.received = signum
             name = signal.Signals(signum).name
             logger.warning("%s: finishing this step, then saving and leaving", name)
+
+
+def die_with_parent(parent: int | None = None) -> None:
+    """End when the process that started this one is gone, however hard it was killed.
+    `parent`: its process id, where the environment does not have it."""
+    parent = parent or starter()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)  # the ranks notice in their turn
+
+    threading.Thread(target=watch, daemon=True).start()

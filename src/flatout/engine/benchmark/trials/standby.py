@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flatout.engine.benchmark.trials.trial_spec import TrialSpec
-from flatout.engine.launch.agent import die_with_parent
 from flatout.engine.launch.job_files import JobFiles
 from flatout.engine.machine.environment import (
     child_environment,
@@ -32,6 +31,7 @@ from flatout.engine.machine.environment import (
     nvidia_gpu_count,
     starter,
 )
+from flatout.engine.machine.signals import die_with_parent
 
 TRIAL = "flatout.engine.benchmark.trials.trial"
 """What a trial's process runs."""

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.engine.benchmark.trials.trial_spec import TrialSpec
 from flatout.engine.files.atomic_write import write_text
-from flatout.engine.launch.agent import die_with_parent
 from flatout.engine.machine.environment import current_ranks
 from flatout.engine.machine.garbage import collect_rarely
+from flatout.engine.machine.signals import die_with_parent
 
 if TYPE_CHECKING:
     from flatout.engine.train.setup.job import TrainJob

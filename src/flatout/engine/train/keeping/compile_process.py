@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from flatout.engine.machine.environment import child_environment, python_path
+from flatout.engine.machine.signals import die_with_parent
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +111,7 @@ def _order(trainer: Any) -> Any:
 
 
 def main() -> None:
+    die_with_parent()
     os.nice(NICENESS)
     job = pickle.load(sys.stdin.buffer)  # noqa: S301 - the training's own
     from flatout.engine.machine.runtime import set_up

@@ -8,6 +8,7 @@ that is killed goes on bit for bit.
 from __future__ import annotations
 
 import logging
+import pickle
 from dataclasses import replace
 
 import torch
@@ -37,7 +38,7 @@ class LateCompile:
             if step < start:  # evaluated as such, even where no step is left
                 compile_steps(self._trainer)
         elif self._trainer.runtime.ranks.local_rank == 0:
-            self._process = CompileProcess.start(self._trainer)
+            self._process = _started(self._trainer)
 
     @property
     def is_open(self) -> bool:
@@ -75,6 +76,19 @@ class LateCompile:
     def _set(self, step: int) -> None:
         resolved = self._trainer.resolved
         self._trainer.resolved = replace(resolved, compiled_from_step=step)
+
+
+def _started(trainer: Trainer) -> CompileProcess | None:
+    """None where it cannot be: without memory, or room for what it is told."""
+    try:
+        return CompileProcess.start(trainer)
+    except (OSError, pickle.PicklingError, AttributeError, TypeError) as error:
+        logger.warning(
+            "no process compiles beside the training (%s): the training itself "
+            "compiles, from one of its first steps on",
+            error,
+        )
+        return None
 
 
 def compile_steps(trainer: Trainer) -> None:
