@@ -208,6 +208,18 @@ def test_what_cannot_be_compiled_late_is_refused(tmp_path):
         resolve(job, H200, BASE, planned)
 
 
+def test_nothing_is_compiled_beside_where_it_would_not_be_found(tmp_path, monkeypatch):
+    """PyTorch's own caches are off: both processes would compile in full."""
+    planned = Planned(3_000, parts=2, earlier=Choice(True, False, late=True))
+    assert short_and_long(tmp_path, planned).late
+    monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
+    auto = short_and_long(tmp_path, planned)
+    assert (auto.compile, auto.late) == (True, False)
+    told = r"late: TORCHINDUCTOR_FORCE_DISABLE_CACHES is set.*set it to auto"
+    with pytest.raises(SettingsError, match=told):
+        short_and_long(tmp_path, planned, compile="late")
+
+
 def test_a_cpu_and_a_card_of_unknown_speed_are_as_before(tmp_path):
     planned = Planned(12, parts=2)
     job = make_job(tmp_path)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flatout.engine.families import Family, family_of
+from flatout.engine.machine.environment import environment_has
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.flops import launch_tokens, sheet_tflops
 from flatout.engine.models.memory import estimate
@@ -36,6 +37,13 @@ GRAPH_PAD_MULTIPLE = 256
 CUDA graphs are needed."""
 GRAPH_PAD_SHARE = 1 / 96
 """Of a rank's tokens a step, on average: 256 for 24,600 tokens, 1 % at most."""
+
+CACHES_OFF = {
+    "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
+    "TORCH_COMPILE_FORCE_DISABLE_CACHES": "1",
+    "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
+}
+"""Variables of PyTorch, with which no process finds what another one compiled."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +119,9 @@ def _late_fault(job: TrainJob, runtime: Runtime, config: Any) -> str | None:
         return "sharded weights (fsdp) are compiled before they are spread"
     if not family_of(config).compiles:
         return f"{config.model_type} has kernels of its own from its first step on"
+    off = [name for name, value in CACHES_OFF.items() if environment_has(name, value)]
+    if off:
+        return f"{off[0]} is set, and nothing that another process compiled is found"
     return None
 
 
