@@ -215,8 +215,8 @@ class StepLoader:
 
 
 def run_steps(data: StepRows) -> int:
-    """Steps that a worker sends together: as many as stay small with the longest rows.
-    Those that are decoded take long enough to be sent alone."""
+    """Steps that are made together: as many as stay small with the longest rows.
+    Those that are decoded take long enough to be made alone."""
     if getattr(data.rows, "decodes", False):
         return 1
     return max(1, min(MOST_IN_A_RUN, RUN_BYTES // batch_bytes(data)))
