@@ -88,12 +88,7 @@ def import_cache(file: Path) -> Carried:
             manifest = _manifest(opened)
             _check_made_here(file, manifest)
             sizes = manifest["files"]
-            targets = {name: _target(name) for name in sizes}
-            for name, (size, digest) in sizes.items():
-                content = _content(opened, name, size)
-                if _digest(content) != digest:
-                    raise ValueError(f"{name} is another than when it was written")
-                _placed(targets[name], content)
+            targets = _checked_targets(opened, sizes)
             missing = {n: path for n, path in targets.items() if not path.exists()}
             for name, path in missing.items():
                 content = _placed(path, _content(opened, name, sizes[name][0]))
@@ -180,6 +175,19 @@ def _check_made_here(file: Path, manifest: Mapping[str, Any]) -> None:
             f"{file} was made with {', '.join(differ)}: it is of no use here, and "
             "nothing of it was taken. Export it on a machine like this one"
         )
+
+
+def _checked_targets(
+    opened: zipfile.ZipFile, sizes: Mapping[str, list[Any]]
+) -> dict[str, Path]:
+    """Where each file goes. Raises one of TORN where any of them cannot be placed."""
+    targets = {name: _target(name) for name in sizes}
+    for name, (size, digest) in sizes.items():
+        content = _content(opened, name, size)
+        if _digest(content) != digest:
+            raise ValueError(f"{name} is another than when it was written")
+        _placed(targets[name], content)
+    return targets
 
 
 def _target(name: str) -> Path:
