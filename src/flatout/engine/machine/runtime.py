@@ -18,6 +18,7 @@ from flatout.engine.machine.environment import (
     current_ranks,
     resolve_threads,
 )
+from flatout.engine.machine.garbage import keep_freed_memory
 from flatout.engine.parameters import RuntimeSettings, SettingsError
 
 logger = logging.getLogger(__name__)
@@ -94,6 +95,8 @@ def set_up(settings: RuntimeSettings) -> Runtime:
     torch.set_num_threads(threads)
     _switches(settings)
     _limit_memory(settings.memory_limit_gib, device)
+    if device.type == "cpu":
+        keep_freed_memory()
     seed_all(settings.seed + ranks.rank)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
     return Runtime(device, name, precision, ranks, threads, settings.deterministic)
