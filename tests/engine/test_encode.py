@@ -14,7 +14,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from flatout.engine.families import usable_positions
 from flatout.engine.files.arrow_folder import write_recipe
 from flatout.engine.files.atomic_folder import write_whole
+from flatout.engine.models.building import ModelError
 from flatout.engine.parameters import ModelSettings, Settings, TokenizeSettings
+from flatout.engine.predict.checks import check_tokens
 from flatout.engine.tokenizing.encoders import encode_tasks, pair_heads, plain_encoder
 from flatout.engine.tokenizing.encoders.encode import TokensError
 from flatout.engine.tokenizing.encoders.encode_tasks import choose_processes
@@ -542,3 +544,18 @@ def test_documents_are_told_apart_by_the_end_token(tmp_path):
     first, second = (file.backend.encode(text).ids for text in ("the fox", "a dog"))
     assert row["input_ids"] == [*first, 1, *second, 1]
     assert row["document_lengths"] == [len(first) + 1, len(second) + 1]
+
+
+def test_a_model_answers_no_tokens_of_another_tokenizer(word_pieces, tmp_path):
+    """What transformers saves has other bytes, and the same pieces."""
+    recipe = recipe_of(word_pieces, rows_of(texts_of(20)))
+    write_recipe(tmp_path / "tokens", recipe)
+    tokens = datasets.load_from_disk(str(tmp_path / "tokens"))
+    AutoTokenizer.from_pretrained(word_pieces.folder).save_pretrained(tmp_path / "own")
+    check_tokens(tokens, TokenizerFile(tmp_path / "own"))
+    texts = rows_of([text.upper() + " z" for text in texts_of(300, seed=1)] + ["zebra"])
+    other = tokenizer_recipe(texts, MODEL, TOKENIZE, usable_positions)
+    write_whole(tmp_path / "other", other.key, other.write)
+    with pytest.raises(ModelError, match="of another tokenizer than the model's"):
+        check_tokens(tokens, TokenizerFile(tmp_path / "other"))
+    check_tokens(tokens.select([0, 1]), TokenizerFile(tmp_path / "other"))  # not known

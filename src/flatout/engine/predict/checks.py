@@ -9,6 +9,7 @@ from flatout.engine.models.building import ModelError
 from flatout.engine.parameters import ModelSettings, Settings, SettingsError
 from flatout.engine.rows.vocabulary import Vocabulary
 from flatout.engine.tasks import Task, make_task, task_of_model
+from flatout.engine.tokenizing.token_keys import facts_of
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
 
@@ -118,3 +119,16 @@ def longest_row(
             f"{usable} tokens: set it to at most {usable}, or to auto"
         )
     return wanted
+
+
+def check_tokens(tokens: Any, tokenizer: TokenizerFile | None) -> None:
+    """Raises ModelError where the numbers in the tokens mean other pieces of text. Rows
+    made elsewhere, or by an earlier version, do not say what theirs mean."""
+    known = facts_of(tokens).get("vocabulary")
+    if tokenizer and known and known != tokenizer.vocabulary_digest:
+        raise ModelError(
+            "the tokens are of another tokenizer than the model's, which was made from "
+            "other train rows, say: train on them (kedro run), or set "
+            f"model.name_or_path={tokenizer.folder} and run kedro run "
+            "--pipelines=tokenize,evaluate"
+        )

@@ -22,7 +22,7 @@ from flatout.engine.files.content_key import ContentKey
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.models.building import ModelError
 from flatout.engine.parameters import Settings
-from flatout.engine.predict.checks import evaluated_task, label_names_of
+from flatout.engine.predict.checks import check_tokens, evaluated_task, label_names_of
 from flatout.engine.predict.predictor import Predictor
 from flatout.engine.rows.opening import rows_from_dataset
 from flatout.engine.rows.rows import SplitRows
@@ -58,6 +58,7 @@ class SplitPredictions:
         """Table of predictions, and figures."""
         task = evaluated_task(self.model, self.tokenizer, self.settings.model)
         _check_names(self.model.config, self.label_names)
+        check_tokens(self.tokens, self.tokenizer)
         predictor = Predictor(self.model, self.tokenizer, self.settings, task)
         rows = rows_from_dataset(self.tokens)
         _check_length(rows, predictor.max_length)

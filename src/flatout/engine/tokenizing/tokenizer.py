@@ -105,6 +105,14 @@ class TokenizerFile:
         tokenizer.no_truncation()
         return tokenizer
 
+    @cached_property
+    def vocabulary_digest(self) -> str:
+        """Hash of its pieces with their numbers, however its files write them."""
+        state = xxhash.xxh3_128()
+        for piece, number in sorted(self.backend.get_vocab().items()):
+            state.update(f"{number} {piece}\n".encode())
+        return str(state.hexdigest())
+
     def token_id(self, name: str) -> int | None:
         """Number of the special token `name` (`eos_token`, ...), if there is one."""
         token = self.config.get(name)

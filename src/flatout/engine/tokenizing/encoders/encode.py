@@ -95,6 +95,7 @@ class TokensRecipe(ArrowRecipe):
                 facts.add(batch)
                 yield batch
             self._facts.update(facts.as_dict())
+            self._facts["vocabulary"] = self.tokenizer.vocabulary_digest
         elapsed_s = time.perf_counter() - started
         rows, rate = len(self.rows), len(self.rows) / max(elapsed_s, 1e-9)
         logger.info("%s: %s rows, %s rows/s", self.name, f"{rows:,}", f"{rate:,.0f}")
