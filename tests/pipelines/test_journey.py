@@ -136,9 +136,16 @@ def test_a_mode_that_is_nearly_one_is_answered():
         parse_settings({"benchmark": {"mode": "jurney"}})
 
 
+def own_models():
+    """Of the project's own data folder, with the times they were written at."""
+    found = (PROJECT / "data/06_models").glob("*/config.json")
+    return {file: file.stat().st_mtime_ns for file in found}
+
+
 @pytest.fixture(scope="module")
 def travelled(tmp_path_factory):
-    """The whole mode by real commands, one turn."""
+    """The whole mode by real commands, one turn; the project's own data stays."""
+    before = own_models()
     data = tmp_path_factory.mktemp("journey") / "data"
     options = ["benchmark.mode=journey", "benchmark.repeats=1"]
     options += ["benchmark.contenders=flatout trainer-best", f"data_dir={data}"]
@@ -149,6 +156,7 @@ def travelled(tmp_path_factory):
         command, cwd=PROJECT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    assert own_models() == before
     return data, done
 
 
@@ -202,4 +210,3 @@ def test_warm_has_cold_ones_tokens_and_mlflow_has_the_picture(travelled):
     assert "journey.png" in {
         file.path for file in client.list_artifacts(run.info.run_id)
     }
-    assert not list((PROJECT / "data/06_models").glob("model"))
