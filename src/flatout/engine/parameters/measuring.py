@@ -38,11 +38,11 @@ class SlowHabits(SettingsModel):
     """What slow loops do at each step: measuring sticks of conf/slow and the ladder."""
 
     synchronize_every_step: bool = False
-    """Read the loss on the host after every step (only a measuring stick)."""
+    """Read the loss on the host after every step (only to measure slow loops)."""
     history: Literal["list", "dataframe"] = "list"
-    """`dataframe` joins a table at every step (only a measuring stick)."""
+    """`dataframe` joins a table at every step (only to measure slow loops)."""
     empty_cache_every: int | None = Field(None, ge=1)
-    """Steps between two calls of empty_cache (only a measuring stick)."""
+    """Steps between two calls of empty_cache (only to measure slow loops)."""
 
 
 class BenchmarkSettings(SettingsModel):
