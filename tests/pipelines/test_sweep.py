@@ -17,8 +17,10 @@ from mlflow import MlflowClient
 from flatout import cli
 from flatout.engine.parameters import SettingsError, parse_settings
 from flatout.pipelines.sweep import create_pipeline
+from flatout.project.config_loader import ProjectConfigLoader
 from flatout.project.parameters.hooks import ParameterHooks
 from flatout.reports.best import NoSweepError, best_lines, read_best, write_best
+from flatout.settings import CONFIG_LOADER_ARGS
 from tests import warm
 from tests.conftest import PROJECT, kedro
 from tests.pipelines.tokens import write_tokens
@@ -161,6 +163,7 @@ def test_best_writes_beside_the_configuration_in_use(tmp_path):
 
 def test_names_that_are_no_settings_are_refused_before_anything_runs():
     hooks = ParameterHooks()
+    hooks._loader = ProjectConfigLoader(str(PROJECT / "conf"), **CONFIG_LOADER_ARGS)
     hooks._settings = parse_settings({"sweep": {"grid": {"train.learning_rat": [1]}}})
     run_params = {"runner": "SequentialRunner"}
     with pytest.raises(SettingsError, match=f"did you mean {RATE}"):

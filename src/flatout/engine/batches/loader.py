@@ -25,9 +25,8 @@ from flatout.engine.parameters import LoaderSettings, SettingsError
 BATCHES_A_WORKER = 2
 """Fewer say too little."""
 RUN_BYTES = 2**20
-"""Of steps that are made together. A worker's message costs about 1 ms, whatever it
-holds, and a batch of 13 short rows 0.2 ms. On a CPU without workers such a batch takes
-three times as long between two steps, which empty the caches, as behind another."""
+"""Of steps that a worker sends together: a message costs about 1 ms, whatever it holds,
+and a batch of 13 short rows 0.2 ms."""
 MOST_IN_A_RUN = 32
 BYTES_A_TOKEN = 40
 """At most, of all fields of a batch."""
@@ -156,13 +155,13 @@ class StepLoader:
 
     def _host_runs(self, copies: Any = None) -> Generator[StepRun]:
         """`copies`: the stream on which they are copied to a GPU."""
-        several = self.num_workers or not self.runtime.is_cuda  # a GPU would wait
-        size = run_steps(self.data) if several else 1
+        # Without workers several would be one long wait, and others none.
+        size = run_steps(self.data) if self.num_workers else 1
         for steps in self._step_ranges():
             if self._in_ring:
                 yield from self._from_ring(steps, copies)
             else:
-                runs = _cut(steps, size, alone=max(1, self.num_workers))
+                runs = _cut(steps, size, alone=self.num_workers)
                 yield from self._data_loader(_Runs(self.data), runs)
 
     @property
@@ -215,8 +214,8 @@ class StepLoader:
 
 
 def run_steps(data: StepRows) -> int:
-    """Steps that are made together: as many as stay small with the longest rows.
-    Those that are decoded take long enough to be made alone."""
+    """Steps that a worker sends together: as many as stay small with the longest rows.
+    Those that are decoded take long enough to be sent alone."""
     if getattr(data.rows, "decodes", False):
         return 1
     return max(1, min(MOST_IN_A_RUN, RUN_BYTES // batch_bytes(data)))
