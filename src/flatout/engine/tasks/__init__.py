@@ -78,6 +78,12 @@ def names_classes(name: str) -> bool:
     return bool(task_class(name).label_type == pa.string())
 
 
+def task_of_labels(label_type: Any) -> str:
+    """The first task whose labels are of this Arrow type."""
+    found = (name for name in task_names() if task_class(name).label_type == label_type)
+    return next(found)
+
+
 def task_fault(name: str) -> str | None:
     """What is wrong with `model.task`; None where nothing is."""
     try:

@@ -16,6 +16,8 @@ from flatout.engine.arrays import tables
 from flatout.engine.arrays.array_files import ArrayFiles
 from flatout.engine.arrays.image_files import IMAGES
 from flatout.engine.arrays.sources import ArraysError, Window
+from flatout.engine.parameters import ModelSettings
+from flatout.engine.tasks import task_of_labels
 from flatout.project.init.guess import LABELS
 
 SEEN_IMAGES = 50
@@ -63,10 +65,11 @@ def _numbers(path: Path) -> Found:
     first = next(replace(source, label=label).windows())
     found: dict[str, Any] = {"arrays": {"path": str(path)}}
     found["split"] = {"label_column": label}
+    task: str = ModelSettings.model_fields["task"].default
     if _is_measured(first):
-        found["model"] = {"task": "regression"}
+        task = task_of_labels(pa.float64())
+        found["model"] = {"task": task}
     shape = " x ".join(map(str, first.values.shape[1:]))
-    task = found.get("model", {}).get("task", "sequence-classification")
     return found, f"{shape} numbers a sample, {label} is the label; task {task}"
 
 
