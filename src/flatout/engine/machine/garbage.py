@@ -35,7 +35,7 @@ def collect_as_usual() -> None:
 
 def keep_freed_memory() -> bool:
     """For steps on a CPU, which free and take the same tensors again and again: glibc
-    gives each back to the system, which then clears its pages anew, a page fault for
+    gives each back to the system, which then clears its pages again, a page fault for
     each 4 KiB. False where the C library is another one."""
     change = getattr(ctypes.CDLL(None), "mallopt", None)
     if change is None:
