@@ -229,6 +229,32 @@ def test_a_file_of_other_versions_is_refused(caches, monkeypatch, what):
     assert not (caches / "there").exists()
 
 
+@pytest.mark.parametrize(
+    ("library", "is_taken"),
+    [
+        ("inductor/ab/code.so", False),
+        ("inductor/triton/0/KERNEL/launcher.so", True),
+        ("triton/KERNEL/launcher.so", True),
+    ],
+)
+def test_code_that_was_built_for_another_cpu_is_refused(
+    caches, monkeypatch, library, is_taken
+):
+    """One of the same name that hides instructions, say; what a GPU runs may come."""
+    (caches / "here" / library).parent.mkdir(parents=True, exist_ok=True)
+    (caches / "here" / library).write_bytes(b"library")
+    export_cache(caches / "compiled.zip")
+    use(monkeypatch, caches / "there")
+    found = carried_cache.cpu_instructions()
+    monkeypatch.setattr(carried_cache, "cpu_instructions", lambda: found[1:])
+    if is_taken:
+        assert import_cache(caches / "compiled.zip").files == 5
+        return
+    with pytest.raises(CacheFileError, match=r"made with CPU .* with instructions"):
+        import_cache(caches / "compiled.zip")
+    assert not (caches / "there").exists()
+
+
 def test_the_commands(caches, monkeypatch):
     file, run = str(caches / "compiled.zip"), CliRunner().invoke
     written = run(cli, ["flatout", "compile-cache", "export", file])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from flatout.engine.machine import environment
 from flatout.engine.parameters import RuntimeSettings, SettingsError
 from tests.engine.benches import job_files, settings
 from tests.engine.test_peers import job_of
+from tests.engine.test_standby import gone
 
 COMMAND = """
 import json, pathlib, sys
@@ -32,6 +35,8 @@ data, turns = pathlib.Path(given["data_dir"]), pathlib.Path(sys.argv[2])
 made = sorted(str(p.relative_to(data)) for p in data.rglob("*") if p.is_file())
 with turns.open("a") as file:
     file.write(json.dumps([made, given["runtime"], given["train"]]) + chr(10))
+with data.joinpath("01_raw", "texts.csv").open("a") as file:
+    file.write("good,1" + chr(10))
 if len(turns.read_text().splitlines()) == int(sys.argv[3]):
     sys.exit("Error: the disk is full")
 data.joinpath("report.json").write_text(json.dumps({"phases_s": {"steps": 0.01}}))
@@ -74,6 +79,14 @@ def test_cold_has_raw_data_alone_and_warm_what_cold_has_left(travel):
     ]
 
 
+def test_raw_data_is_a_copy_that_a_command_may_write_to(travel, tmp_path):
+    journey, _ = travel()
+    text = "text,label\n"
+    assert (tmp_path / "01_raw" / "texts.csv").read_text() == text
+    copy = journey.home("flatout") / "data" / "01_raw" / "texts.csv"
+    assert copy.read_text() == text + 2 * "good,1\n"  # cold and warm
+
+
 def test_phases_add_up_to_the_median_by_the_clock_outside(travel):
     rows = travel()[0].summary()["rows"]
     assert [row["name"] for row in rows] == ["flatout, cold", "flatout, warm"]
@@ -108,6 +121,29 @@ def test_a_command_that_hangs_is_ended(tmp_path):
     asleep = [sys.executable, "-c", "import time; time.sleep(60)"]
     found = timed(asleep, tmp_path / "log", tmp_path, os.environ, 0.5, None)
     assert (found.status, found.note) == ("timeout", "stopped after 0.5 s")
+
+
+ASKER = """
+import os, sys
+from pathlib import Path
+from flatout.engine.benchmark.journey.commands import timed
+folder = Path(sys.argv[1])
+sleeps = "import os, pathlib, sys, time; "
+sleeps += "pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(600)"
+command = [sys.executable, "-c", sleeps, str(folder / "pid")]
+timed(command, folder / "log", folder, os.environ, 600, None)
+"""
+
+
+def test_a_command_ends_with_a_benchmark_that_was_killed(tmp_path):
+    asker = subprocess.Popen([sys.executable, "-c", ASKER, tmp_path])
+    file = tmp_path / "pid"
+    while not (file.exists() and file.read_text()):
+        assert asker.poll() is None
+        time.sleep(0.05)
+    asker.kill()
+    asker.wait()
+    gone(int(file.read_text()))
 
 
 def test_the_contenders_change_places_from_turn_to_turn(tmp_path):

@@ -7,6 +7,8 @@ import resource
 import signal
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -16,10 +18,17 @@ from torch._dynamo.utils import counters
 from flatout.engine.checkpoints.checkpoint_folder import read_manifest, step_folders
 from flatout.engine.checkpoints.unfinished import Unfinished
 from flatout.engine.launch.launch import run_job
+from flatout.engine.machine.environment import Ranks
+from flatout.engine.machine.runtime import set_up
 from flatout.engine.models.carried_cache import export_cache, import_cache
 from flatout.engine.models.compilation import compiled
+from flatout.engine.train import loop
 from flatout.engine.train.keeping import compile_process, late_compile
+from flatout.engine.train.keeping.oom import OutOfMemory, shrink
+from flatout.engine.train.setup.acceleration import Planned
+from flatout.engine.train.setup.assemble import assemble
 from flatout.engine.train.setup.identity import identity
+from flatout.engine.train.step import Stepper
 from tests.engine.runs import curve, make_job, points, run_beside_compiler
 from tests.engine.test_resume import crashed, weights
 from tests.engine.test_standby import gone
@@ -181,13 +190,70 @@ def test_what_cannot_be_told_to_another_process_costs_no_run(
     assert (result.report.compile, result.report.compiled_from_step) == (True, 1)
 
 
-STARTER = """
-import os, signal, sys, time
-from pathlib import Path
-from flatout.engine.train.keeping import compile_process
 class Sleeps:
+    """Stands for a process that compiles for long: it reads this as what to train."""
+
     def __reduce__(self):
         return time.sleep, (600,)
+
+
+@pytest.fixture
+def sleeping(monkeypatch):
+    """Another process that never ends by itself, and this one without a compiler."""
+    monkeypatch.setattr(compile_process, "_order", lambda _: Sleeps())
+    eager = partial(compiled, backend="aot_eager")
+    monkeypatch.setattr(late_compile, "compiled", eager)
+
+
+@pytest.mark.parametrize("full", ["Stepper", "an evaluation"])
+def test_memory_that_runs_out_ends_the_other_process_first(
+    sleeping, tmp_path, monkeypatch, caplog, full
+):
+    """The budget stays: it fits once the other one is gone."""
+    left = ["once"]
+
+    def limited(real):
+        def call(*arguments):
+            if left:
+                left.pop()
+                raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+            return real(*arguments)
+
+        return call
+
+    if full == "Stepper":
+        monkeypatch.setattr(Stepper, "__call__", limited(Stepper.__call__))
+    else:
+        monkeypatch.setattr(loop, "evaluate", limited(loop.evaluate))
+    job = late_job(tmp_path)
+    result = run_job(job)
+    where = "at step 0" if full == "Stepper" else "in an evaluation"
+    assert f"out of memory {where}: the process that compiles" in caplog.text
+    assert "ended with status -9" in caplog.text
+    assert "token budget" not in caplog.text
+    assert result.report.token_budget == 120
+    assert result.report.compile and result.report.samples == 180
+    assert result.report.compiled_from_step in range(1, 12)
+
+
+def test_several_ranks_start_again_without_the_other_process(tmp_path, sleeping):
+    job = late_job(tmp_path)
+    runtime = set_up(job.settings.runtime)
+    trainer = assemble(job, runtime, None, lambda _: Planned(12, 2))
+    assert trainer.resolved.late
+    several = Ranks(world_size=2, local_world_size=2)
+    trainer.runtime = replace(trainer.runtime, ranks=several)
+    text = r"at step 7 beside the process that compiles: set train\.compile: true"
+    with pytest.raises(OutOfMemory, match=text) as full:
+        shrink(trainer, RuntimeError("CUDA out of memory"), step=7)
+    assert full.value.to_try == {"compile": True}
+
+
+STARTER = """
+import os, signal, sys
+from pathlib import Path
+from flatout.engine.train.keeping import compile_process
+from tests.engine.test_late_compile import Sleeps
 compile_process._order = lambda _: Sleeps()
 found = compile_process.CompileProcess.start(None)
 Path(sys.argv[1]).write_text(str(found.process.pid))

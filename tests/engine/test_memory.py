@@ -36,7 +36,7 @@ from flatout.engine.train.setup.memory_fit import (
     Bounds,
     Fit,
     by_guess,
-    choose,
+    choose_budget,
     is_plenty,
     points,
     together,
@@ -124,7 +124,7 @@ def test_moments_are_those_that_pytorch_keeps(optimizer, bytes_a_weight):
 
 
 def test_plenty_of_memory_leaves_the_budget_alone():
-    found = choose(BERT, BOUNDS, 80 * GIB, WANTED)
+    found = choose_budget(BERT, BOUNDS, 80 * GIB, WANTED)
     assert (found.token_budget, found.cuda_graphs) == (65_536, False)
     assert found.reason == (
         "token budget 65,536: steps take about 9.4 of the 80.0 GiB of GPU memory "
@@ -134,7 +134,7 @@ def test_plenty_of_memory_leaves_the_budget_alone():
 
 def test_a_small_card_has_a_smaller_budget():
     # 0.9 x 6 GiB - 1,700 MiB of states - 200 of a pass: 3,629 tokens.
-    found = choose(BERT, BOUNDS, 6 * GIB, WANTED)
+    found = choose_budget(BERT, BOUNDS, 6 * GIB, WANTED)
     assert found.token_budget == 3_584
     assert BERT.peak(3_584, several=True) <= 0.9 * 6 * GIB
     assert "token budget 3,584: steps take about 5.4 of the 6.0 GiB" in found.reason
@@ -143,8 +143,8 @@ def test_a_small_card_has_a_smaller_budget():
 def test_graphs_go_where_a_step_does_not_fit_twice():
     wanted = Fit(65_536, cuda_graphs=True)
     # States, gradients twice and passes of 3,000 tokens twice: 8,520 MiB.
-    assert choose(BERT, BOUNDS, int(8_530 / 0.9 * MIB), wanted).cuda_graphs
-    short = choose(BERT, BOUNDS, int(8_510 / 0.9 * MIB), wanted)
+    assert choose_budget(BERT, BOUNDS, int(8_530 / 0.9 * MIB), wanted).cuda_graphs
+    short = choose_budget(BERT, BOUNDS, int(8_510 / 0.9 * MIB), wanted)
     assert not short.cuda_graphs
     assert short.token_budget == 6_144
     assert short.reason.endswith("no CUDA graphs, which would take as much again")
@@ -156,24 +156,32 @@ def test_a_row_that_does_not_fit_is_told_of():
         "train.gradient_checkpointing: true, lower tokenize.max_length, or take a "
         "smaller model"
     )
-    found = choose(BERT, BOUNDS, 2 * GIB, WANTED)
+    found = choose_budget(BERT, BOUNDS, 2 * GIB, WANTED)
     assert (found.token_budget, found.fault) == (512, "")
     assert found.reason == told.format("hardly fits")
-    assert choose(None, BOUNDS, 2 * GIB, WANTED).fault == told.format("does not fit")
+    assert choose_budget(None, BOUNDS, 2 * GIB, WANTED).fault == told.format(
+        "does not fit"
+    )
 
 
 def test_a_model_whose_states_alone_are_too_large_is_refused_on_all_ranks():
     # 1,700 MiB of weights, gradients and moments.
-    assert not choose(BERT, BOUNDS, 1_701 * MIB, WANTED).fault
-    found = choose(BERT, BOUNDS, 1_699 * MIB, WANTED)
+    assert not choose_budget(BERT, BOUNDS, 1_701 * MIB, WANTED).fault
+    found = choose_budget(BERT, BOUNDS, 1_699 * MIB, WANTED)
     assert "moments take 1.7 of the 1.7 GiB of GPU memory within reach" in found.fault
     assert together(WANTED, [WANTED, found]).fault == found.fault
 
 
 def test_a_resumed_run_keeps_its_budget_where_it_nearly_fits():
-    assert choose(BERT, BOUNDS, 6 * GIB, WANTED, kept=3_840).token_budget == 3_840
-    assert choose(BERT, BOUNDS, 80 * GIB, WANTED, kept=3_840).token_budget == 3_840
-    assert choose(BERT, BOUNDS, 5 * GIB, WANTED, kept=3_840).token_budget == 2_560
+    assert (
+        choose_budget(BERT, BOUNDS, 6 * GIB, WANTED, kept=3_840).token_budget == 3_840
+    )
+    assert (
+        choose_budget(BERT, BOUNDS, 80 * GIB, WANTED, kept=3_840).token_budget == 3_840
+    )
+    assert (
+        choose_budget(BERT, BOUNDS, 5 * GIB, WANTED, kept=3_840).token_budget == 2_560
+    )
 
 
 def test_where_nothing_is_measured_a_resumed_run_keeps_its_budget_too():
@@ -190,7 +198,7 @@ def test_ranks_take_what_fits_on_all():
 def test_memory_is_tight_from_three_fifths_on():
     # 9,672 MiB for a step of 8,192 tokens, gradients not ready before it.
     for memory_mib, tight in ((9_672 / 0.6 + 1, False), (9_672 / 0.6 - 1, True)):
-        found = choose(BERT, BOUNDS, int(memory_mib * MIB), WANTED)
+        found = choose_budget(BERT, BOUNDS, int(memory_mib * MIB), WANTED)
         assert (found.token_budget, found.tight) == (65_536, tight)
 
 

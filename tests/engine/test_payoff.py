@@ -26,7 +26,7 @@ from flatout.engine.train.setup.payoff import (
     OPEN,
     Choice,
     Work,
-    choose,
+    choose_compilation,
     compile_s,
     record_s,
     step_s,
@@ -74,13 +74,13 @@ def test_seconds_by_hand():
 
 
 def test_a_short_run_is_not_compiled():
-    assert choose(SMALL, OPEN, OPEN) == Choice(
+    assert choose_compilation(SMALL, OPEN, OPEN) == Choice(
         False,
         True,
         "compile off: costs about 24 s, saves about 0.9 s; CUDA graphs on: costs about "
         "0.1 s, saves about 13 s (1,250 steps)",
     )
-    assert choose(replace(SMALL, steps=40_000), OPEN, OPEN).compile
+    assert choose_compilation(replace(SMALL, steps=40_000), OPEN, OPEN).compile
 
 
 def least_steps(work: Work) -> int:
@@ -88,7 +88,7 @@ def least_steps(work: Work) -> int:
     return next(
         steps
         for steps in range(1, 10_000)
-        if choose(replace(work, steps=steps), OPEN, (False,)).compile
+        if choose_compilation(replace(work, steps=steps), OPEN, (False,)).compile
     )
 
 
@@ -99,13 +99,13 @@ def test_a_long_run_is_and_a_filled_cache_makes_it_sooner():
 
 
 def test_few_steps_are_not_recorded():
-    assert not choose(replace(SMALL, steps=4), OPEN, OPEN).cuda_graphs
-    assert choose(replace(SMALL, steps=12), OPEN, OPEN).cuda_graphs
+    assert not choose_compilation(replace(SMALL, steps=4), OPEN, OPEN).cuda_graphs
+    assert choose_compilation(replace(SMALL, steps=12), OPEN, OPEN).cuda_graphs
 
 
 def test_where_the_host_is_the_bound_compiling_gains_nothing():
     endless = replace(SMALL, steps=10**9)
-    found = choose(endless, OPEN, (False,))
+    found = choose_compilation(endless, OPEN, (False,))
     assert not found.compile and "saves about 0.0 s" in found.reason
 
 
@@ -121,7 +121,9 @@ def test_a_longer_run_is_compiled_beside_its_first_steps():
         (1_000, 1_000 * step, 24 + 1_000 * fast, None),
         (2_000, None, 24 + 2_000 * fast, before * step + 4.8 + (2_000 - before) * fast),
     ):
-        found = choose(replace(BERT_BASE, steps=steps), OPEN, (False,), LATE)
+        found = choose_compilation(
+            replace(BERT_BASE, steps=steps), OPEN, (False,), LATE
+        )
         assert (found.compile, found.late) == (late is not None, late is not None)
         assert min(s for s in (off, now, late) if s) == (late or off)
     assert found.reason.startswith(
@@ -132,22 +134,24 @@ def test_a_longer_run_is_compiled_beside_its_first_steps():
 
 def test_what_is_compiled_already_is_taken_at_once():
     long = replace(BERT_BASE, steps=2_000, cached=True)
-    found = choose(long, OPEN, OPEN, LATE)
+    found = choose_compilation(long, OPEN, OPEN, LATE)
     assert found.compile and not found.late
 
 
 def test_each_shape_of_a_late_run_is_recorded_twice():
     few, many = (replace(BERT_BASE, steps=2_000, shapes=n) for n in (1, 64))
-    found = [choose(work, (True,), (True,), (True,)) for work in (few, many)]
+    found = [
+        choose_compilation(work, (True,), (True,), (True,)) for work in (few, many)
+    ]
     assert all(choice.late and choice.cuda_graphs for choice in found)
 
 
 def test_what_is_set_stays():
     for compiled in (True, False):
         for recorded in (True, False):
-            found = choose(SMALL, (compiled,), (recorded,))
+            found = choose_compilation(SMALL, (compiled,), (recorded,))
             assert (found.compile, found.cuda_graphs) == (compiled, recorded)
-    found = choose(SMALL, (True,), OPEN)
+    found = choose_compilation(SMALL, (True,), OPEN)
     assert found.reason.startswith("compile on: the only choice here; CUDA")
 
 
@@ -199,7 +203,9 @@ def test_what_cannot_be_compiled_late_is_refused(tmp_path):
     planned = Planned(3_000, parts=2)
     exact = replace(H200, deterministic=True)
     late, auto = (make_job(tmp_path, compile=value) for value in ("late", "auto"))
-    with pytest.raises(SettingsError, match=r"compile: late: .*the clock would choose"):
+    with pytest.raises(
+        SettingsError, match=r"compile: late: .*the clock would choose"
+    ):
         resolve(late, exact, BASE, planned)
     assert not resolve(auto, exact, BASE, planned).late
     sharded = {"strategy": "fsdp", "num_processes": 2}

@@ -119,14 +119,26 @@ def device_name() -> str:
 
 
 def cpu_name() -> str:
+    return _of_first_cpu("model name") or "CPU"
+
+
+def cpu_instructions() -> list[str]:
+    """What code that is built for this CPU may use; a virtual machine hides some of it.
+    Empty where the system does not tell."""
+    told = _of_first_cpu("flags") or _of_first_cpu("Features")
+    return sorted(told.split())
+
+
+def _of_first_cpu(field: str) -> str:
     try:
         with open("/proc/cpuinfo") as file:
             for line in file:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
+                name, _, value = line.partition(":")
+                if name.strip() == field:
+                    return value.strip()
     except OSError:
         pass
-    return "CPU"
+    return ""
 
 
 def resolve_threads(settings: RuntimeSettings, local_world_size: int = 1) -> int:

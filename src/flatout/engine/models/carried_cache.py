@@ -27,6 +27,8 @@ import xxhash
 from flatout.engine.files.atomic_write import write_file
 from flatout.engine.machine.environment import (
     compile_cache_folder,
+    cpu_instructions,
+    cpu_name,
     device_name,
     triton_cache_folder,
 )
@@ -34,6 +36,7 @@ from flatout.engine.models.compile_cache import sources_digest
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+CPU = "CPU"
 GROUP = "__grp__"
 """A file of Triton that names others by their whole paths."""
 
@@ -117,7 +120,13 @@ def made_by() -> dict[str, str]:
         "python": ".".join(platform.python_version_tuple()[:2]),
         "machine": platform.machine(),
         "device": device_name(),
+        CPU: _cpu(),
     }
+
+
+def _cpu() -> str:
+    instructions = " ".join(cpu_instructions()).encode()
+    return f"{cpu_name()} with instructions {_digest(instructions)[:8]}"
 
 
 def _version(package: str) -> str:
@@ -165,6 +174,8 @@ def _manifest(opened: zipfile.ZipFile) -> dict[str, Any]:
 
 def _check_made_here(file: Path, manifest: Mapping[str, Any]) -> None:
     theirs, ours = manifest["made_by"], made_by()
+    if not any(map(_is_for_the_cpu, manifest["files"])):
+        del ours[CPU]  # a GPU's, whatever its host
     differ = [
         f"{name} {theirs.get(name)} (here {value})"
         for name, value in ours.items()
@@ -175,6 +186,12 @@ def _check_made_here(file: Path, manifest: Mapping[str, Any]) -> None:
             f"{file} was made with {', '.join(differ)}: it is of no use here, and "
             "nothing of it was taken. Export it on a machine like this one"
         )
+
+
+def _is_for_the_cpu(name: str) -> bool:
+    """Libraries that PyTorch builds for one CPU; those of Triton launch kernels."""
+    place = PurePosixPath(name)
+    return place.suffix == ".so" and "triton" not in place.parts[:2]
 
 
 def _checked_targets(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from flatout.engine.benchmark.trials.processes import (
     end_groups,
     wait_for,
 )
+
+END_GROUP = 'read -r _; kill -9 "-$1"'
+"""A shell that waits until nobody holds its input any more."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,8 @@ def timed(
             start_new_session=True,
         )
         try:
-            fault = wait_for(process, timeout_s, max_resident_bytes, None)
+            with _ended_with_this_process(process.pid):
+                fault = wait_for(process, timeout_s, max_resident_bytes, None)
             elapsed_s = time.perf_counter() - begin
         finally:
             end_groups(process)
@@ -63,6 +68,20 @@ def timed(
         fault = "error", f"ended with {process.returncode}: {_last_line(log)}"
     status, note = fault or ("ok", f"{elapsed_s:.1f} s")
     return Answer(status, note[:MAX_NOTE], elapsed_s, {})
+
+
+@contextmanager
+def _ended_with_this_process(group: int) -> Iterator[None]:
+    """A command of another program watches no parent; a shell does it for the whole
+    `group`, also where this process is killed."""
+    command = ["/bin/sh", "-c", END_GROUP, "sh", str(group)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, start_new_session=True
+    ) as watcher:
+        try:
+            yield
+        finally:
+            watcher.kill()
 
 
 def _last_line(log: Path) -> str:

@@ -9,7 +9,6 @@ that was trained is taken for new.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 import time
@@ -114,7 +113,7 @@ class Journey:
     def _flatout(self, spec: TrialSpec, home: Path, folder: Path) -> Answer:
         data, raw = home / "data", self.command.raw
         if not data.exists() and raw.is_dir():
-            shutil.copytree(raw, data / raw.name, copy_function=_link)
+            shutil.copytree(raw, data / raw.name)  # a command may write there
         data.mkdir(exist_ok=True)
         seed = spec.settings.runtime.seed + STARTS.index(str(spec.options["start"]))
         changes = {
@@ -194,14 +193,6 @@ def run_journey(bench: Bench, command: WholeRun | None) -> Journey:
             "kedro run --pipelines=benchmark --params=benchmark.mode=journey"
         )
     return Journey(bench, command)
-
-
-def _link(source: str, target: str) -> None:
-    """A second name of a file; a copy where the file system has none."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
 
 
 def _with_phases(

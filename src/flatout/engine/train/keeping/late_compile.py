@@ -26,7 +26,6 @@ class LateCompile:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._process: CompileProcess | None = None
 
     def begin(self, start: int, step: int | None) -> None:
         """The run goes on at step `start`. `step`: the first compiled one, where a run
@@ -38,7 +37,7 @@ class LateCompile:
             if step < start:  # evaluated as such, even where no step is left
                 compile_steps(self._trainer)
         elif self._trainer.runtime.ranks.local_rank == 0:
-            self._process = _started(self._trainer)
+            self._trainer.beside = _started(self._trainer)
 
     @property
     def is_open(self) -> bool:
@@ -48,13 +47,14 @@ class LateCompile:
 
     @property
     def is_compiling(self) -> bool:
-        return self._process is not None and self._process.is_running()
+        beside = self._trainer.beside
+        return beside is not None and beside.is_running()
 
     def announce(self, step: int) -> None:
         """Nobody compiles any more: from `step` on, which has not run, steps are
         compiled."""
         self._set(step)
-        told = self._process.told() if self._process else ""
+        told = self._trainer.beside.told() if self._trainer.beside else ""
         self.stop()
         if self._trainer.runtime.ranks.is_main:
             logger.info("steps are compiled from step %d on%s", step + 1, told)
@@ -69,9 +69,9 @@ class LateCompile:
         return True
 
     def stop(self) -> None:
-        if self._process is not None:
-            self._process.stop()
-            self._process = None
+        if self._trainer.beside is not None:
+            self._trainer.beside.stop()
+            self._trainer.beside = None
 
     def _set(self, step: int) -> None:
         resolved = self._trainer.resolved

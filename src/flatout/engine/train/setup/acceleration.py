@@ -20,7 +20,7 @@ from flatout.engine.train.setup.payoff import (
     Choice,
     Options,
     Work,
-    choose,
+    choose_compilation,
 )
 from flatout.engine.train.step import MAX_GRAPHS
 
@@ -88,7 +88,7 @@ def accelerate(
     work = _work(job, runtime, config, planned)
     if work is None or OPEN not in (compiled, recorded):
         return Choice(compiled[-1], recorded[-1], "", late[-1])
-    return choose(work, compiled, recorded, late)
+    return choose_compilation(work, compiled, recorded, late)
 
 
 def _late_options(

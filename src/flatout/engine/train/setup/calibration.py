@@ -28,7 +28,7 @@ from flatout.engine.train.setup.memory_fit import (
     Fit,
     Point,
     by_guess,
-    choose,
+    choose_budget,
     is_plenty,
     points,
 )
@@ -67,7 +67,7 @@ def fit(
     with undisturbed(model, stepper):
         start = FIRST_SHARE * guess if guess else FIRST_ROWS * bounds.least
         demand = Passes(job, resolved, model, stepper).demand(int(start), bounds, room)
-    return choose(demand, bounds, runtime.memory_within_reach, wanted, kept)
+    return choose_budget(demand, bounds, runtime.memory_within_reach, wanted, kept)
 
 
 def bounds_of(job: TrainJob, resolved: ResolvedConfig, stepper: Stepper) -> Bounds:

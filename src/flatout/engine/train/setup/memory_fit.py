@@ -65,7 +65,7 @@ def is_plenty(guess: int, bounds: Bounds, *, graphs: bool) -> bool:
     return guess >= PLENTY * needed
 
 
-def choose(
+def choose_budget(
     demand: Demand | None,
     bounds: Bounds,
     memory: int,

@@ -73,7 +73,7 @@ class Choice:
     """Compiled by another process, while the first steps are not."""
 
 
-def choose(
+def choose_compilation(
     work: Work, compiled: Options, recorded: Options, late: Options = NOW
 ) -> Choice:
     """Of the options those that end soonest; of equals the plainer ones."""
