@@ -1,14 +1,17 @@
 """Attention of long packed rows by each kernel that can compute it, on a GPU.
 
     python -m tests.tools.attention_rates
+    python -m tests.tools.attention_rates --kernels flash "full rows" FA4 --cases 1,200
 
-Milliseconds of forward and backward are medians of Triton's `do_bench`, of query, key
-and value side by side and one gradient of them; `error` is the relative difference to
-PyTorch's flash kernel.
+Rows lie as a micro-batch has them, the longest in front. Milliseconds of forward and
+backward are medians of Triton's `do_bench`, of query, key and value side by side and
+one gradient of them; `error` is the relative difference to PyTorch's flash kernel. FA4
+is the package flash-attn-4, where it is installed.
 """
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable
 from typing import Any
@@ -35,8 +38,25 @@ Attend = Callable[[Tensor, int, Tensor, int, Rule], Tensor]
 
 
 def flash(qkv: Tensor, heads: int, bounds: Tensor, longest: int, rule: Rule) -> Tensor:
-    out: Tensor = long_attention(qkv, heads, bounds, longest, *rule)[0]
+    """Of all rows."""
+    out: Tensor = long_attention(qkv, heads, bounds, None, longest, *rule)[0]
     return out
+
+
+def full(qkv: Tensor, heads: int, bounds: Tensor, longest: int, rule: Rule) -> Tensor:
+    """Full rows by cuDNN, the others by flash."""
+    count = int((bounds.diff() == longest).sum()) + 2
+    mark = torch.empty(count, dtype=torch.uint8, device="cuda")
+    out: Tensor = long_attention(qkv, heads, bounds, mark, longest, *rule)[0]
+    return out
+
+
+def flash4(qkv: Tensor, heads: int, bounds: Tensor, longest: int, rule: Rule) -> Tensor:
+    """It stands in for flash from here on."""
+    attention: Any = torch.nn.attention
+    if attention.current_flash_attention_impl() != "FA4":
+        attention.activate_flash_attention_impl("FA4")
+    return flash(qkv, heads, bounds, longest, rule)
 
 
 def batch(qkv: Tensor, heads: int, bounds: Tensor, longest: int, rule: Rule) -> Tensor:
@@ -92,10 +112,13 @@ def cudnn(qkv: Tensor, heads: int, bounds: Tensor, longest: int, rule: Rule) -> 
 
 KERNELS: dict[str, Attend] = {
     "flash": flash,
+    "full rows": full,
     "a batch": batch,
     "tiles of 64": tiles,
     "cuDNN, rows": cudnn,
+    "FA4": flash4,
 }
+"""FA4 stands last: it takes the place of flash."""
 
 
 def measured(attend: Attend, qkv: Tensor, given: tuple[Any, ...]) -> dict[str, Any]:
@@ -127,10 +150,10 @@ def error(one: Tensor, other: Tensor) -> float:
     return float((one.float() - other.float()).norm() / other.float().norm())
 
 
-def compare(name: str) -> None:
+def compare(name: str, wanted: list[str]) -> None:
     shape_name, heads, groups, dim, window = CASES[name]
     shape = SHAPES[shape_name]
-    lengths = lengths_of(shape, shape.batch)
+    lengths = np.sort(lengths_of(shape, shape.batch))[::-1]
     torch.manual_seed(0)
     bounds = torch.tensor(np.concatenate([[0], np.cumsum(lengths)]), dtype=torch.int32)
     total, causal = int(lengths.sum()), shape.causal
@@ -138,9 +161,9 @@ def compare(name: str) -> None:
     qkv = qkv.to(torch.bfloat16).requires_grad_()
     rule = Rule(dim**-0.5, 0.0, causal, *window)
     given = (heads, bounds.cuda(), shape.longest, rule)
-    kernels = dict(KERNELS)
+    kernels = {name: KERNELS[name] for name in KERNELS if name in wanted}
     if window[0] >= 0:
-        del kernels["cuDNN, rows"]  # it knows no windows
+        kernels.pop("cuDNN, rows", None)  # it knows no windows
     right = None
     for kernel, attend in kernels.items():
         try:
@@ -157,9 +180,15 @@ def compare(name: str) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--kernels", nargs="+", choices=[*KERNELS], default=[*KERNELS])
+    parser.add_argument("--cases", default="", help="a part of their names")
+    asked = parser.parse_args()
     print("| attention | kernel | forward ms | backward ms | host ms | error | |")  # noqa: T201
     for name in CASES:
-        compare(name)
+        if asked.cases in name:
+            compare(name, asked.kernels)
+            torch.nn.attention.restore_flash_attention_impl()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import json
 import subprocess
 import sys
@@ -44,10 +45,14 @@ from flatout.engine.train.recording.timing import compile_clock
 from flatout.engine.train.setup.assemble import assemble
 from flatout.engine.train.setup.job import TrainJob
 
+STEP_DATA = "flatout.engine.train.setup.step_data"
+UNMARKED = "flatout-unmarked"
+"""Full rows go to the flash kernel, as all others do."""
 ENCODER_SIDES = ("flatout", "trainer-best", "trainer-unsorted", "trainer-best-compiled")
 DECODER_SIDES = (
     *("flatout", "trainer-best", "trainer-liger", "trainer-flattened"),
     *("trainer-flattened-liger", "trainer-flattened-compiled"),
+    "trainer-best-compiled",
 )
 MODERNBERT = {"model_type": "modernbert"}
 """transformers' defaults are the base model's sizes."""
@@ -323,7 +328,10 @@ def run_side(asked: argparse.Namespace) -> int:
         job = job_of(shape, asked.side, turns.folder, settings)
         apply(job.settings.runtime)
         runtime = set_up(job.settings.runtime)
-        if asked.side == "flatout":
+        if asked.side == UNMARKED:
+            step_data: Any = importlib.import_module(STEP_DATA)
+            step_data._marks_full = lambda *_: False
+        if asked.side.startswith("flatout"):
             run_flatout(job, turns, runtime, bool(asked.profile))
         else:
             run_trainer(job, asked.side, turns, runtime, shape.window)
@@ -369,7 +377,7 @@ class Side:
 
     @property
     def compiles(self) -> bool:
-        return self.name == "flatout" or "compiled" in self.name
+        return self.name.startswith("flatout") or "compiled" in self.name
 
     def alive(self) -> bool:
         return self.process.poll() is None and not self.turns.heard("failed")
@@ -388,8 +396,8 @@ class Side:
         if self.until(f"rests{number}", 60):
             self.rates.append(self._read(f"rate{number}"))
         report = self.report()
-        rate, fault = self.rates[-1:], report["failed"]
-        say(f"{self.shape} {self.label} turn {number}: {rate} {fault or ''}")
+        rate, fault = self.rates[-1:], report["failed"] or ""
+        say(f"{self.shape} {self.label} turn {number}: {rate} {of_peak(report)}{fault}")
 
     def _read(self, what: str) -> Any:
         file = self.folder / f"{self.name}.{what}"
@@ -454,6 +462,12 @@ def meet(sides: list[Side], rounds: int) -> None:
         print(shown(report, best), flush=True)  # noqa: T201
 
 
+def of_peak(report: dict[str, Any]) -> str:
+    """TFLOP/s of the model, and of a plain product; of flatout alone."""
+    flops, peak = report.get("tflops_per_s"), report.get("peak_tflops")
+    return f"{flops:.0f} of {peak:.0f}: {flops / peak:.1%}" if flops and peak else ""
+
+
 def shown(report: dict[str, Any], best: float | None) -> str:
     rates = [rate for rate in report["rates"] if rate]
     if not rates:
@@ -461,8 +475,7 @@ def shown(report: dict[str, Any], best: float | None) -> str:
     middle = sorted(rates)[(len(rates) - 1) // 2]
     parts = [report["shape"], report["side"], ", ".join(f"{r:,.1f}" for r in rates)]
     parts.append(f"{middle / best:.2f}" if best else "")
-    flops, peak = report.get("tflops_per_s"), report.get("peak_tflops")
-    parts.append(f"{flops:.0f} of {peak:.0f}: {flops / peak:.1%}" if flops else "")
+    parts.append(of_peak(report))
     parts.append(f"{report['peak_gib']:.0f} GiB, first {report['first_step_s']:.0f} s")
     return f"| {' | '.join(parts)} |"
 

@@ -130,6 +130,8 @@ class Family:
             inputs["position_ids"] = batch["position_ids"] + offset
             inputs["cu_seqlens"] = batch["cu_seqlens"]
             inputs["max_seqlen"] = max_length
+            if "full_rows" in batch:
+                inputs["full_rows"] = batch["full_rows"]
         elif offset:  # the model would leave out padding's id in the midst of a text
             ids = batch["input_ids"]
             places = torch.arange(ids.shape[1], device=ids.device)

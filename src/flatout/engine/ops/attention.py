@@ -154,15 +154,21 @@ def _fused_qkv(
 
 
 def joined_attention(
-    qkv: Tensor, heads: int, cu_seqlens: Tensor, max_seqlen: int, rule: Rule
+    qkv: Tensor,
+    heads: int,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    rule: Rule,
+    full_rows: Tensor | None = None,
 ) -> Tensor:
     """As `_flash`, of query, key and value side by side (P, H + 2 G, D), on a GPU, by
-    the kernel for the rows' lengths."""
+    the kernel for the rows' lengths. `full_rows` (F + 2,): as in rows/layout.py."""
     if tiles_win(max_seqlen, rule):
         return row_tiles(qkv, heads, cu_seqlens, max_seqlen, rule)
     from flatout.engine.ops.long_attention import long_attention
 
-    out: Tensor = long_attention(qkv, heads, cu_seqlens, max_seqlen, *rule)[0]
+    given = (qkv, heads, cu_seqlens, full_rows, max_seqlen)
+    out: Tensor = long_attention(*given, *rule)[0]
     return out
 
 
@@ -170,6 +176,12 @@ def tiles_win(max_seqlen: int, rule: Rule) -> bool:
     """Whether rows, or windows, are so short that tiles of 128 would be half empty."""
     seen = rule.left + max(rule.right, 0) + 1 if rule.left >= 0 else max_seqlen
     return max_seqlen <= ROWS_MAX_LENGTH or seen <= ROWS_MAX_WINDOW
+
+
+def full_rows_win(device: torch.device) -> bool:
+    """Whether cuDNN's kernels for rows of one length are faster, as PyTorch has it too:
+    since Hopper."""
+    return torch.cuda.get_device_capability(device)[0] >= 9
 
 
 def row_tiles(

@@ -53,7 +53,8 @@ def _attended(
     dropout = module.attention_dropout if module.training else 0.0
     rule = Rule(module.scaling, dropout, True, *window(module.span, True))
     bounds, longest = packed["cu_seqlens"], packed["max_seqlen"]
-    out = joined_attention(turned, module.heads, bounds, longest, rule)
+    full_rows = packed.get("full_rows")
+    out = joined_attention(turned, module.heads, bounds, longest, rule, full_rows)
     return out.flatten(1).unsqueeze(0)
 
 

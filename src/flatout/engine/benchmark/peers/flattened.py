@@ -39,9 +39,10 @@ def flattening_collator(job: TrainJob, model: Any) -> Any:
         rows = job.train.table.slice(0, 2).to_pylist()
         names = ("input_ids", "labels")
         collator([{n: row[n] for n in names if n in row} for row in rows])
-    except TypeError as error:  # a label a row is no list of labels
+    except TypeError as error:
         raise TaskError(
-            f"refused by transformers: DataCollatorWithFlattening: {error}"
+            "refused by transformers: DataCollatorWithFlattening takes a label for "
+            f"each token, and {job.settings.model.task} has one for each row"
         ) from error
     return collator
 
