@@ -180,14 +180,13 @@ def _promise(sweep: Sweep, trial: TrialResult) -> Promise:
     """From all trials of `trial`'s settings, and of the configured ones where both were
     measured by turns."""
     bench, configured = sweep.bench, sweep.configured
-    wanted = tuned_parameters(bench.settings, trial)
     ratio = trial.times_below if sweep.tuned is not None else None
     trials: list[list[float]] = []
     for one in bench.results:
         windows: list[float] = []
-        if _is_like(one, trial, bench, wanted):
+        if _is_like(one, trial, bench):
             windows += _windows(bench, one)
-        if ratio is not None and one is configured:
+        if ratio is not None and configured and _is_like(one, configured, bench):
             windows += [ratio * rate for rate in _windows(bench, one)]
         if ratio is not None and one is trial:
             windows += [ratio * rate for rate in _windows(bench, one, "below_")]
@@ -196,14 +195,14 @@ def _promise(sweep: Sweep, trial: TrialResult) -> Promise:
     return promised([t for t in trials if t] or [[trial.rate]], usual)
 
 
-def _is_like(
-    trial: TrialResult, wanted: TrialResult, bench: Bench, parameters: dict[str, Any]
-) -> bool:
-    """Whether it trained with these parameters, on as many devices."""
+def _is_like(trial: TrialResult, wanted: TrialResult, bench: Bench) -> bool:
+    """Whether it trained with the same parameters, on as many devices."""
+    one, other = (tuned_parameters(bench.settings, t) for t in (trial, wanted))
     return (
-        (trial.ok, trial.kind) == (True, "end_to_end")
+        trial.ok
+        and trial.kind in ("end_to_end", "again")
         and trial.world_size == wanted.world_size
-        and tuned_parameters(bench.settings, trial) == parameters
+        and one == other
     )
 
 

@@ -1,12 +1,12 @@
 """What rate a training with the recommended settings will have, and how surely.
 
-A training is one more process, later: what it comes to differs from a trial's mean as
+A training is one more process, later: what it comes to differs from a trial's rate as
 trials differ from each other, and by how far the machine drifts until then. Windows
 inside of a trial say little of either. So the interval is a prediction for one more
-trial (Student's t; Hahn & Meeker 1991, section 4.7), wider by the mean square of the
-steps from each trial to the next (von Neumann 1941). A tune has two to four trials of
-the same settings, too few for a variance: it is shrunk to a usual one, as by an inverse
-gamma prior of USUAL_DEGREES.
+trial (Student's t; Hahn & Meeker 1991, section 4.7). It is wider by what separates the
+later half of the trials from the earlier one, and its centre leans to the later ones: a
+host's speed wanders. A tune has two to seven trials of the same settings, few for a
+variance: a usual one counts as USUAL_DEGREES more, as by an inverse gamma prior.
 
 Windows of the configured settings speak for the recommended ones too, times the ratio
 that was measured by turns: so all minutes of a tune are in it.
@@ -17,15 +17,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from statistics import fmean
+from statistics import fmean, harmonic_mean
 from typing import Any
 
 CONFIDENCE = 0.9
 USUAL_ON_CPU, USUAL_ON_GPU = 0.02, 0.01
 """Standard deviation of processes that train the same on a quiet machine: a share."""
-USUAL_DEGREES = 4
+USUAL_DEGREES = 2
 """How many trials the usual deviation counts as."""
+RECENT = 0.7
+"""Weight of a trial over that of the next one."""
 LEAST_WINDOWS = 3
 
 
@@ -42,31 +43,35 @@ class Promise:
 def promised(trials: Sequence[Sequence[float]], usual: float = USUAL_ON_CPU) -> Promise:
     """From the rates of each trial's windows, in the order of the trials; `usual` is
     the deviation to expect. Raises ValueError where there is no window."""
-    means = [fmean(windows) for windows in trials]
-    mean = fmean(means)
+    rates = [harmonic_mean(windows) for windows in trials]  # samples over their time
+    weights = [RECENT**age for age in reversed(range(len(rates)))]
+    centre = fmean(rates, weights)
     if sum(map(len, trials)) < LEAST_WINDOWS:
-        return Promise(mean)
+        return Promise(centre)
     from scipy.stats import t  # type: ignore[import-untyped]  # takes half a second
 
-    degrees = USUAL_DEGREES + len(trials) - 1
-    expected = max((usual * mean) ** 2, _within(trials, means))
-    between = sum((one - mean) ** 2 for one in means)
+    degrees = USUAL_DEGREES + len(rates) - 1
+    expected = max((usual * centre) ** 2, _of_a_mean(trials))
+    between = sum((rate - centre) ** 2 for rate in rates)
     variance = (USUAL_DEGREES * expected + between) / degrees
-    drift = fmean([(b - a) ** 2 for a, b in pairwise(means)] or [0.0])
-    deviation = math.sqrt(variance * (1 + 1 / len(trials)) + drift)
+    share = sum(weight**2 for weight in weights) / sum(weights) ** 2
+    deviation = math.sqrt(variance * (1 + share) + _drift(rates) ** 2)
     half = float(t.ppf((1 + CONFIDENCE) / 2, degrees)) * deviation
-    return Promise(mean, max(0.0, mean - half), mean + half)
+    return Promise(centre, max(0.0, centre - half), centre + half)
 
 
-def _within(trials: Sequence[Sequence[float]], means: Sequence[float]) -> float:
-    """Variance of windows around the mean of their trial."""
-    degrees = sum(map(len, trials)) - len(trials)
-    squares = [
-        (rate - mean) ** 2
-        for windows, mean in zip(trials, means, strict=True)
-        for rate in windows
-    ]
-    return sum(squares) / degrees if degrees else 0.0
+def _of_a_mean(trials: Sequence[Sequence[float]]) -> float:
+    """Variance that a trial's rate has from that of its windows."""
+    windows = sum(map(len, trials))
+    degrees = windows - len(trials)
+    squares = [(rate - fmean(trial)) ** 2 for trial in trials for rate in trial]
+    return sum(squares) / degrees / (windows / len(trials)) if degrees else 0.0
+
+
+def _drift(rates: Sequence[float]) -> float:
+    """From the earlier half of the trials to the later one."""
+    half = len(rates) // 2
+    return fmean(rates[half:]) - fmean(rates[:half]) if half else 0.0
 
 
 def kept(

@@ -211,7 +211,7 @@ class Bench:
         return self.elapsed_s > 60 * (self.options.max_minutes or math.inf)
 
     def _world_size(self, kind: Kind) -> int:
-        return self.processes if kind in ("end_to_end", "compute") else 1
+        return self.processes if kind in ("end_to_end", "again", "compute") else 1
 
     def _context(self) -> dict[str, Any]:
         return {

@@ -34,7 +34,12 @@ FREE_LOADER = 20.0
 """So much faster, and no worker is needed: making batches costs under 5 % of a step."""
 EXPLORING_SHARE = 0.6
 """Share of the time limit for exploring; the rest is for what must be confirmed."""
-EXPECTED_TRIALS = 12
+EXPECTED_TRIALS = 15
+AGAIN_ON_CPU, AGAIN_ON_GPU = 3, 1
+"""Further processes of the chosen settings: what one training differs from another by.
+Forks take seconds, processes that start CUDA half a minute."""
+AGAIN_WITHIN_S = 100.0
+"""Of a tune; after that one of them is enough."""
 BATCH_GROWTH = 1.03
 """A larger free global batch must gain so much."""
 
@@ -65,18 +70,29 @@ def tune(bench: Bench) -> Tuned | None:
     if changes is None:
         return None
     changes = explore_steps(bench, changes)
+    if configured.ok and not nvidia_gpu_count():  # between the first and the last ones
+        again(bench, {}, 1)
     tuned = cross(bench, changes, configured)
     if tuned is None:
         return None
     keep_safe(bench, tuned)
-    if tuned.chosen is configured:  # its rate in other minutes, too
-        options = {"again": len(bench.results)}
-        bench.run("end_to_end", label=f"{CONFIGURED}, once more", options=options)
+    again(bench, tuned.changes, AGAIN_ON_GPU if nvidia_gpu_count() else AGAIN_ON_CPU)
     if bench.processes > 1:
         bench.run("end_to_end", changes, world_size=1, label="one device alone")
     if bench.options.free_global_batch:
         free_batch(bench, tuned)
     return tuned
+
+
+def again(bench: Bench, changes: Changes, times: int) -> None:
+    """Settings that were measured before, in other minutes and processes: no choice
+    follows from it, the promise does."""
+    for number in range(times):
+        if number and bench.elapsed_s > AGAIN_WITHIN_S:
+            return
+        label = "once more" if changes else f"{CONFIGURED}, once more"
+        options = {"again": len(bench.results)}
+        bench.run("again", changes, label=label, options=options)
 
 
 def _runnable(bench: Bench, configured: TrialResult) -> Changes | None:

@@ -7,6 +7,7 @@ step that training uses; phases are timed afterwards, on steps that rank nothing
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from multiprocessing.connection import Connection
@@ -40,6 +41,7 @@ from flatout.engine.train.setup.job import TrainJob
 
 PHASE_STEPS = 8
 PHASE_SECONDS = 2.0
+AGAIN_WINDOWS = 2
 
 FeedOf = Callable[[Trainer, int], Feed]
 
@@ -49,6 +51,23 @@ def end_to_end(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
     stands `below`, interleaved with that: a host's speed moves, and moves both."""
     with Baseline.of(spec, folder) as below:
         return _measured(spec, job, loaded_feed, below)
+
+
+def again(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
+    """The rates of `end_to_end`, and no more: a process is what counts, so that it is
+    a short one."""
+    runtime = set_up(job.settings.runtime)
+    group = _join(job, runtime)
+    measure = replace(spec.measure, repeats=AGAIN_WINDOWS)
+    warm = warm_training(job, measure, loaded_feed, runtime, group)
+    windows = warm.windows()
+    if group:
+        group.leave()
+    return {
+        **_rates(windows),
+        **_resolved_parameters(warm.driver.trainer, warm.feed),
+        "note": _note(warm.driver.trainer, windows, []),
+    }
 
 
 def baseline(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:

@@ -81,6 +81,7 @@ def run(spec: TrialSpec, open_job: Callable[[], TrainJob], folder: Path) -> Figu
 
     kinds: dict[str, Callable[[TrialSpec, TrainJob, Path], Figures]] = {
         "end_to_end": measure.end_to_end,
+        "again": measure.again,
         "compute": measure.compute,
         "baseline": measure.baseline,
         "loader": probes.loader,

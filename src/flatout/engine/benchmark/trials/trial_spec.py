@@ -13,6 +13,7 @@ from flatout.engine.parameters import BenchmarkSettings, Settings, parse_setting
 
 Kind = Literal[
     "end_to_end",
+    "again",
     "compute",
     "baseline",
     "loader",
@@ -23,10 +24,11 @@ Kind = Literal[
     "train",
     "journey",
 ]
-"""What a trial measures: training whole; its steps on batches that lie on the device
-already; what stands below a rung, window by window; the loader alone; the largest token
-budget; the device's peak; where the time of a few steps goes, operator by operator; a
-contender; a whole training (the sweep); a whole command, from outside."""
+"""What a trial measures: training whole; the rates alone of settings that were measured
+before, in one more process; steps on batches that lie on the device already; what
+stands below a rung, window by window; the loader alone; the largest token budget; the
+device's peak; where the time of a few steps goes, operator by operator; a contender; a
+whole training (the sweep); a whole command, from outside."""
 
 
 @dataclass(frozen=True)
