@@ -203,9 +203,7 @@ def test_what_cannot_be_compiled_late_is_refused(tmp_path):
     planned = Planned(3_000, parts=2)
     exact = replace(H200, deterministic=True)
     late, auto = (make_job(tmp_path, compile=value) for value in ("late", "auto"))
-    with pytest.raises(
-        SettingsError, match=r"compile: late: .*the clock would choose"
-    ):
+    with pytest.raises(SettingsError, match=r"compile: late: .*the clock would choose"):
         resolve(late, exact, BASE, planned)
     assert not resolve(auto, exact, BASE, planned).late
     sharded = {"strategy": "fsdp", "num_processes": 2}

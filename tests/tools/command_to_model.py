@@ -86,22 +86,20 @@ def make_conf(folder: Path, epochs: float) -> None:
     (job / "parameters.yml").write_text(yaml.safe_dump(parameters))
 
 
-def seconds(command: Sequence[str], folder: Path) -> float:
-    """Of a whole command. Raises FailedError."""
-    return done(command, folder)[0]
-
-
-def done(command: Sequence[str], folder: Path) -> tuple[float, str]:
-    """Seconds of a whole command, and what it said. Raises FailedError."""
+def seconds(command: Sequence[str], folder: Path, *, shown: bool = False) -> float:
+    """Of a whole command; what it says is shown as it comes, or where it fails. Raises
+    FailedError."""
     begin = time.perf_counter()
-    process = start(command, folder)
+    process = start(command, folder, None if shown else subprocess.PIPE)
     text, _ = process.communicate()
     if process.returncode:
-        raise FailedError(f"{' '.join(command)}\n{text[-3000:]}")
-    return time.perf_counter() - begin, text
+        raise FailedError(f"{' '.join(command)}\n{(text or '')[-3000:]}")
+    return time.perf_counter() - begin
 
 
-def start(command: Sequence[str], folder: Path) -> subprocess.Popen[str]:
+def start(
+    command: Sequence[str], folder: Path, output: int | None = subprocess.PIPE
+) -> subprocess.Popen[str]:
     """`python COMMAND`, which leads a process group of its own."""
     cache = {
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled"),
@@ -112,7 +110,7 @@ def start(command: Sequence[str], folder: Path) -> subprocess.Popen[str]:
         [sys.executable, *command],
         cwd=PROJECT,
         env={**os.environ, "PYTHONPATH": path, **cache},
-        stdout=subprocess.PIPE,
+        stdout=output,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
@@ -162,7 +160,7 @@ def main() -> None:
         if given.max_minutes:
             asked.append(f"benchmark.max_minutes={given.max_minutes}")
         names = "split,tokenize,benchmark"
-        print(done(kedro(folder, 42, *asked, pipelines=names), folder)[1])  # noqa: T201
+        seconds(kedro(folder, 42, *asked, pipelines=names), folder, shown=True)
         if given.keep:
             keep(folder / "data" / "08_reporting", given.keep)
 

@@ -1,6 +1,8 @@
 """Seconds from the command to the model of a training that is compiled in four ways.
 
     python -m tests.tools.late_compile                          # one H200: 8 minutes
+    python -m tests.tools.late_compile --steps 900 --carried-steps 200 --warm \\
+        --ways now late carried                                 # the same: 3 minutes
     python -m tests.tools.late_compile --layers 1 --width 64 --batch 16 --steps 200 \\
         --batching grouped                                      # a rehearsal
 
@@ -76,6 +78,12 @@ def line(way: str, found: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=2_000)
+    parser.add_argument(
+        "--carried-steps", type=int, help="Where `carried` needs no whole training."
+    )
+    parser.add_argument(
+        "--warm", action="store_true", help="All packages have their bytecode."
+    )
     parser.add_argument("--batch", type=int, default=1_024)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=768)
@@ -101,12 +109,16 @@ def main() -> None:
         tokens = kedro(folder, 0, pipelines="split,tokenize")
         seconds(tokens, folder)
         few = ["train.max_steps=2", *parameters[1:], "train.compile=false"]
-        seconds(kedro(folder, 0, *few, pipelines="train"), folder)  # bytecode
+        if not given.warm:
+            seconds(kedro(folder, 0, *few, pipelines="train"), folder)
         show("| way | s | " + " | ".join(SHOWN) + " | from step | samples/s | loss |")
         show("|---" * 9 + "|")
         for _ in range(given.turns):
             for way in given.ways:
-                found = run(folder, way, parameters)
+                told = list(parameters)
+                if way == "carried" and given.carried_steps:
+                    told[0] = f"train.max_steps={given.carried_steps}"
+                found = run(folder, way, told)
                 show(line(way, found))
                 beside = {n: round(v, 1) for n, v in found.items() if n != "report"}
                 show(f"  {found['report']['compile_reason']} {beside}")
