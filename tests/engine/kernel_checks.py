@@ -26,7 +26,7 @@ from flatout.engine.ops.kernels.row_attention import row_attention
 from flatout.engine.ops.narrowing import set_targets
 from flatout.engine.ops.projections import fuse_projections
 from flatout.engine.ops.row_by_row import Rule, row_by_row
-from flatout.engine.ops.turned_blocks import fuse_decoder
+from flatout.engine.ops.turned_blocks import fuse_decoder, fuse_encoder
 from tests.engine.families import CONFIGS, task_model
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -232,6 +232,29 @@ def check_gated_silu(width):
     torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
+def check_encoder():
+    """ModernBERT, as the decoders below; both kinds of its layers."""
+    plain = PACKED if device == "cpu" else ROWS
+    hidden, want = encoder_gradients(plain, fused=False)
+    mine, found = encoder_gradients(ROWS, fused=True)
+    assert found.keys() == want.keys()
+    for one, other in [(mine, hidden), *((found[n], want[n]) for n in want)]:
+        error = (one - other).norm() / other.norm()
+        assert error < 1e-2, error
+
+
+def encoder_gradients(implementation, *, fused):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3}
+    with patch.dict(CONFIGS, {"modernbert": CONFIGS["modernbert"] | sizes}):
+        task = "sequence-classification"
+        model = task_model("modernbert", task, implementation, whole=True).model
+    model.to(device).train()
+    if fused:
+        assert fuse_encoder(model) == 3
+    return packed_gradients(model)
+
+
 def check_decoders():
     """Packed rows through a whole model, against rows attended one by one."""
     for family in sorted(Llama.model_types):
@@ -354,6 +377,7 @@ def check_all():
     check_rotary()
     check_gated_silu(300)
     check_gated_silu(1024)
+    check_encoder()
     check_decoders()
     check_blocks()
     check_compiled_blocks()

@@ -116,6 +116,24 @@ def test_attention_gets_the_product_itself():
     assert take_product(module) is None  # nothing stays behind
 
 
+def test_a_narrowed_gated_layer_is_compiled_as_it_is():
+    found = []
+    for compile_blocks in (False, True):
+        torch.manual_seed(0)
+        whole = task_model("modernbert", "sequence-classification", "sdpa")
+        assert whole.narrowed
+        if compile_blocks:
+            torch._dynamo.reset()
+            compiled(whole, backend="aot_eager")
+        whole.family.set_targets(whole.model, torch.tensor([0, 5]))
+        found.append(gradients(whole.model))
+    (hidden, wanted), (same, mine) = found
+    assert hidden.shape == (1, 2, 16)
+    torch.testing.assert_close(same, hidden, rtol=1e-5, atol=1e-6)
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(mine[name], gradient, rtol=1e-4, atol=1e-5)
+
+
 def test_gelu_is_within_rounding_of_the_exact_one():
     x = torch.linspace(-9, 9, 20_001, requires_grad=True)
     exact = torch.nn.functional.gelu(x.double())

@@ -6,7 +6,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from flatout.engine.families._family import Family
+from flatout.engine.families._family import Family, FusePlan
+from flatout.engine.ops.narrowing import (
+    narrow_last_gated_layer,
+    set_gated_targets,
+)
+from flatout.engine.ops.turned_blocks import fuse_encoder
 from flatout.engine.tasks import HeadKind
 
 
@@ -33,3 +38,17 @@ class ModernBert(Family):
     def pools_mean(self, kind: HeadKind, config: Any) -> bool:
         """As `classifier_pooling` says."""
         return kind is HeadKind.ROW and config.classifier_pooling == "mean"
+
+    def narrow(self, model: Any) -> bool:
+        """Behind the last attention, targets alone."""
+        narrow_last_gated_layer(model)
+        return True
+
+    def set_targets(self, model: Any, index: Tensor) -> None:
+        """(K,)."""
+        set_gated_targets(model, index)
+
+    def fuse(self, model: Any, plan: FusePlan) -> None:
+        """Query and key turned on their way to attention."""
+        if plan.joined:
+            fuse_encoder(model)

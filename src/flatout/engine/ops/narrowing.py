@@ -8,6 +8,7 @@ stay the same, and for one target a row about 9/12 of a layer is saved.
 
 from __future__ import annotations
 
+from types import MethodType
 from typing import Any
 
 from torch import Tensor, nn
@@ -33,6 +34,38 @@ def narrow_last_layer(model: Any) -> None:
     point = narrow_point(model)
     if _gather not in point._forward_pre_hooks.values():
         point.register_forward_pre_hook(_gather)
+
+
+def narrow_last_gated_layer(model: Any) -> None:
+    """The same in ModernBERT, whose layer adds what its attention and its feed-forward
+    part give, and norms before each."""
+    layer = model.base_model.layers[-1]
+    if not hasattr(layer, "target_index"):
+        layer.forward = MethodType(_gated_layer, layer)
+        layer.attn.Wo.register_forward_pre_hook(_gather)
+        set_gated_targets(model, None)
+
+
+def set_gated_targets(model: Any, index: Tensor | None) -> None:
+    """As `set_targets`."""
+    layer = model.base_model.layers[-1]
+    for module in (layer, layer.attn, layer.attn.Wo):
+        module.target_index = index
+
+
+def _gated_layer(
+    layer: Any,
+    hidden_states: Tensor,
+    attention_mask: Tensor | None = None,
+    **kwargs: Any,
+) -> Tensor:
+    """(B, T, hidden) -> (1, K, hidden)."""
+    normed = layer.attn_norm(hidden_states)
+    attended, _ = layer.attn(normed, attention_mask=attention_mask, **kwargs)
+    (states,) = _gather(layer, (hidden_states,))
+    states = states + attended
+    result: Tensor = states + layer.mlp(layer.mlp_norm(states))
+    return result
 
 
 def _gather(module: nn.Module, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -1,8 +1,9 @@
-"""Attention and feed-forward of Llama's kin with kernels of their own.
+"""Attention and feed-forward of models with rotated positions, with our kernels.
 
 The product for query, key and value goes to attention as it is, normed and turned in
 place of seven kernels (kernels/rotary.py); that of gate and up has one kernel, and one
-for its gradient (kernels/gated_silu.py).
+for its gradient (kernels/gated_silu.py). Decoders are Llama's kin; of encoders
+ModernBERT makes the product by itself, and keeps Inductor's kernels for its gate.
 """
 
 from __future__ import annotations
@@ -38,8 +39,28 @@ class _Attention(nn.Module):
     ) -> tuple[Tensor, None]:
         """(1, P, N) -> (1, P, N). `packed` holds cu_seqlens (R + 1,) and max_seqlen."""
         product = fused_product(self.q_proj, hidden_states)
-        out = _attended(self, product, position_embeddings, packed)
+        out = _attended(self, product, position_embeddings, packed, causal=True)
         return self.o_proj(out), None
+
+
+class _EncoderAttention(nn.Module):
+    """To both sides, over packed rows."""
+
+    Wqkv: nn.Linear
+    Wo: nn.Linear
+    out_drop: nn.Module
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None = None,
+        **packed: Any,
+    ) -> tuple[Tensor, None]:
+        """As a decoder's."""
+        product = self.Wqkv(hidden_states)
+        out = _attended(self, product, position_embeddings, packed, causal=False)
+        return self.out_drop(self.Wo(out)), None
 
 
 def _attended(
@@ -47,11 +68,13 @@ def _attended(
     product: Tensor,
     turns: tuple[Tensor, Tensor],
     packed: dict[str, Any],
+    *,
+    causal: bool,
 ) -> Tensor:
     """Query, key and value side by side (1, P, (H + 2 G) D) -> (1, P, H D)."""
     turned = _turned(module, product, *turns)
     dropout = module.attention_dropout if module.training else 0.0
-    rule = Rule(module.scaling, dropout, True, *window(module.span, True))
+    rule = Rule(module.scaling, dropout, causal, *window(module.span, causal))
     bounds, longest = packed["cu_seqlens"], packed["max_seqlen"]
     full_rows = packed.get("full_rows")
     out = joined_attention(turned, module.heads, bounds, longest, rule, full_rows)
@@ -101,6 +124,18 @@ def fuse_decoder(model: Any) -> int:
             attention.span = _span(attention)
         if is_fused(layer.mlp.gate_proj) and config.hidden_act == "silu":
             layer.mlp.__class__ = _FeedForward
+    return len(layers)
+
+
+def fuse_encoder(model: Any) -> int:
+    """ModernBERT's attention, likewise."""
+    layers = model.base_model.layers
+    for layer in layers:
+        attention = layer.attn
+        attention.__class__ = _EncoderAttention
+        attention.heads = model.config.num_attention_heads
+        attention.scaling = attention.head_dim**-0.5
+        attention.span = attention.sliding_window
     return len(layers)
 
 
