@@ -4,6 +4,7 @@ import logging
 from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import takewhile
 from multiprocessing import get_context
 
@@ -20,7 +21,7 @@ from flatout.engine.machine.environment import apply
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.ops import long_attention
 from flatout.engine.ops.row_by_row import Rule
-from flatout.engine.parameters import RuntimeSettings, parse_settings
+from flatout.engine.parameters import parse_settings
 from flatout.engine.train import loop
 from flatout.engine.train.loop import train
 from flatout.engine.train.recording import slow_habits
@@ -48,6 +49,12 @@ from tests.engine.test_images import job_of as image_job
 if torch.cuda.is_available():
     from flatout.engine.ops.kernels import lstm
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+needs_flash4 = pytest.mark.skipif(
+    not torch.cuda.is_available()
+    or torch.cuda.get_device_capability()[0] not in (9, 10)
+    or find_spec("flash_attn") is None,
+    reason="needs flash-attn-4, on Hopper or Blackwell",
+)
 SHAPE = {
     "hidden_size": 128,
     "num_hidden_layers": 2,
@@ -542,8 +549,12 @@ def test_out_of_memory_halves_the_budget_and_goes_on(tmp_path, caplog):
     "lengths", [[700, 33, 900, 1], [640, 640, 640], [640, 640, 33, 200, 0, 0]]
 )
 @pytest.mark.parametrize("heads_groups_causal", [(4, 2, True), (2, 2, False)])
-def test_attention_of_long_rows_equals_sdpa_row_by_row(lengths, heads_groups_causal):
-    """Of any lengths by the flash kernel, full ones in front by cuDNN's."""
+@pytest.mark.parametrize("flash4", [False, pytest.param(True, marks=needs_flash4)])
+def test_attention_of_long_rows_equals_sdpa_row_by_row(
+    lengths, heads_groups_causal, flash4
+):
+    """Of any lengths by the flash kernel, full ones in front by cuDNN's; all of them by
+    FlashAttention 4."""
     heads, groups, causal = heads_groups_causal
     torch.manual_seed(0)
     bounds = torch.tensor([0, *lengths]).cumsum(0).int().cuda()
@@ -553,7 +564,8 @@ def test_attention_of_long_rows_equals_sdpa_row_by_row(lengths, heads_groups_cau
     longest = max(lengths)
     full = len(list(takewhile(lambda length: length == longest, lengths)))
     mark = torch.empty(full + 2, dtype=torch.uint8, device="cuda")
-    got = long_attention.long_attention(qkv, heads, bounds, mark, longest, *rule)[0]
+    given = (qkv, heads, bounds, mark, longest, *rule, flash4)
+    got = long_attention.long_attention(*given)[0]
     plain = qkv.detach().float().requires_grad_()
     parts = plain.split([heads, groups, groups], 1)
     rows = zip(*(part.split(lengths) for part in parts), strict=True)
@@ -582,11 +594,16 @@ LONG = 640
     ("family", "task"),
     [("qwen3", "causal-lm"), ("modernbert", "sequence-classification")],
 )
-def test_a_step_of_long_rows_has_the_plain_models_gradient(tmp_path, family, task):
+@pytest.mark.parametrize("kernel", ["auto", pytest.param("flash4", marks=needs_flash4)])
+def test_a_step_of_long_rows_has_the_plain_models_gradient(
+    tmp_path, family, task, kernel
+):
     """Compiled, in micro-batches of which some have full rows in front; the plain model
     in fp32, a row at a time."""
-    trainer = assemble(long_job(tmp_path, family, task), set_up(RuntimeSettings()))
-    assert trainer.resolved.attention == "flatout_rows"
+    job = long_job(tmp_path, family, task, kernel)
+    trainer = assemble(job, set_up(job.settings.runtime))
+    wanted = {"auto": "flatout_rows", "flash4": "flatout_fa4"}
+    assert trainer.resolved.attention == wanted[kernel]
     trainer.model.train()
     plain = plain_model(trainer, task)
     batch = trainer.data[0]
@@ -601,7 +618,7 @@ def test_a_step_of_long_rows_has_the_plain_models_gradient(tmp_path, family, tas
     assert (ends[0] - ends[1]).norm() <= 3e-2 * ends[1].norm()
 
 
-def long_job(folder, family, task):
+def long_job(folder, family, task, kernel="auto"):
     config = {**CONFIGS[family], "hidden_size": 128, "num_attention_heads": 4}
     config |= {"model_type": family, "initializer_range": 0.1}
     if family == "qwen3":
@@ -610,6 +627,7 @@ def long_job(folder, family, task):
         config |= {"num_hidden_layers": 4, "local_attention": 128}
     settings = parse_settings(
         {
+            "runtime": {"attention": kernel},
             "model": {"task": task, "config": config},
             "tokenize": {"max_length": LONG},
             "train": {

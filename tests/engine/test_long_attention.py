@@ -5,15 +5,20 @@ stands in for each, with shapes and layouts of its operator's schema.
 """
 
 import logging
+import sys
 from itertools import pairwise
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from torch.library import Library
 
 from flatout.engine.ops import long_attention as module
+from flatout.engine.ops.attention import FLASH4
+from flatout.engine.ops.kernels import flash4
 from flatout.engine.ops.long_attention import long_attention
 from flatout.engine.ops.row_by_row import Rule, row_by_row
+from tests.engine.families import task_model
 
 HEADS, GROUPS, DIM = 4, 2, 8
 CASES = {
@@ -91,31 +96,65 @@ class Kernels:
         **sides,
     ):  # fmt: skip
         self.called("flash", len(q))
-        out, lse = torch.zeros_like(q), torch.zeros(q.shape[1], len(q))
-        for own in rows(bounds, len(q)):
-            parts = [t[own].transpose(0, 1) for t in (q, k, v)]
-            found, lse[:, own] = attended(*parts, causal, scale)
-            out[own] = found.transpose(0, 1)
         state = torch.zeros(2, dtype=torch.uint64), torch.zeros((), dtype=torch.uint64)
-        return out, lse, *state, torch.empty(0)
+        return *of_rows(q, k, v, bounds, causal, scale), *state, torch.empty(0)
 
     def flash_backward(
         self, grad, q, k, v, out, lse, bounds, bounds_k, most, most_k, p, causal,
         state, unused, scale=None, **sides,
     ):  # fmt: skip
         self.called("flash backward", len(q))
-        results = [torch.zeros_like(t) for t in (q, k, v)]
-        for own in rows(bounds, len(q)):
-            given = [t[own].transpose(0, 1) for t in (grad, q, k, v, out)]
-            found = gradients(*given, lse[:, own], causal, scale)
-            for result, part in zip(results, found, strict=True):
-                result[own] = part.transpose(0, 1)
-        return tuple(results)
+        return gradients_of_rows(grad, q, k, v, out, lse, bounds, causal, scale)
+
+
+def of_rows(q, k, v, bounds, causal, scale):
+    """(P, H, D), (H, P)."""
+    out, lse = torch.zeros_like(q), torch.zeros(q.shape[1], len(q))
+    for own in rows(bounds, len(q)):
+        parts = [t[own].transpose(0, 1) for t in (q, k, v)]
+        found, lse[:, own] = attended(*parts, causal, scale)
+        out[own] = found.transpose(0, 1)
+    return out, lse
+
+
+def gradients_of_rows(grad, q, k, v, out, lse, bounds, causal, scale):
+    results = [torch.zeros_like(t) for t in (q, k, v)]
+    for own in rows(bounds, len(q)):
+        given = [t[own].transpose(0, 1) for t in (grad, q, k, v, out)]
+        found = gradients(*given, lse[:, own], causal, scale)
+        for result, part in zip(results, found, strict=True):
+            result[own] = part.transpose(0, 1)
+    return tuple(results)
 
 
 def rows(bounds, tokens):
     assert (bounds[0], bounds[-1]) == (0, tokens)
     return [slice(a, b) for a, b in pairwise(bounds)]
+
+
+class Flash4(ModuleType):
+    """flash_attn.cute.interface of version 4.0.0b36."""
+
+    def _flash_attn_fwd(
+        self, q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+        softmax_scale, causal, window_size_left, window_size_right, return_lse,
+    ):  # fmt: skip
+        assert return_lse
+        assert (window_size_left, window_size_right) == (None, None)
+        assert (max_seqlen_q, cu_seqlens_q) == (max_seqlen_k, cu_seqlens_k)
+        found = of_rows(q, k, v, cu_seqlens_q, causal, softmax_scale)
+        return *found, None, None, None
+
+    def _flash_attn_bwd(
+        self, q, k, v, out, dout, lse, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
+        max_seqlen_k, softmax_scale, causal, window_size_left, window_size_right,
+        dq, dk, dv,
+    ):  # fmt: skip
+        given = (dout, q, k, v, out, lse, cu_seqlens_q, causal, softmax_scale)
+        results = dq, dk, dv
+        for result, part in zip(results, gradients_of_rows(*given), strict=True):
+            result.copy_(part)
+        return results
 
 
 @pytest.fixture
@@ -138,14 +177,14 @@ def kernels(monkeypatch):
         library._destroy()
 
 
-def both(lengths, full, rule):
+def both(lengths, full, rule, flash4=False):
     """Ours and plain PyTorch's, with their gradients."""
     torch.manual_seed(0)
     bounds = torch.tensor([0, *lengths]).cumsum(0).int()
     shape = (sum(lengths), HEADS + 2 * GROUPS, DIM)
     qkv = torch.randn(shape, requires_grad=True)
     mark = torch.empty(full + 2, dtype=torch.uint8)
-    got = long_attention(qkv, HEADS, bounds, mark, 6, *rule)[0]
+    got = long_attention(qkv, HEADS, bounds, mark, 6, *rule, flash4)[0]
     want = row_by_row(*qkv.split([HEADS, GROUPS, GROUPS], 1), bounds, rule)
     grad = torch.randn_like(want)
     grads = [torch.autograd.grad(out, qkv, grad)[0] for out in (got, want)]
@@ -198,3 +237,57 @@ def test_dropout_windows_and_determinism_stay_with_flash(kernels):
         finally:
             torch.use_deterministic_algorithms(mode=False)
     assert {name for name, _ in library.calls} == {"flash", "flash backward"}
+
+
+@pytest.fixture
+def package(monkeypatch):
+    found = Flash4("flash_attn.cute.interface")
+    flash4._package.cache_clear()
+    monkeypatch.setitem(sys.modules, found.__name__, found)
+    yield found
+    flash4._package.cache_clear()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("case", CASES)
+def test_flash_attention_4_takes_all_rows(package, case, causal):
+    lengths, full = CASES[case]
+    rule = Rule(0.3, 0.0, causal, -1, 0 if causal else -1)
+    check(*both(lengths, full, rule, flash4=True))
+
+
+GPU = torch.device("cuda")
+
+
+def config(**given):
+    return SimpleNamespace(hidden_size=128, num_attention_heads=4, **given)
+
+
+def test_flash_attention_4_says_why_it_is_not_taken(monkeypatch, package):
+    monkeypatch.setattr(flash4, "_is_made_for", lambda device: True)
+    monkeypatch.setattr(flash4, "row_tiles_fit", lambda config: config.fits)
+    fits = config(fits=True, attention_dropout=0.0)
+    assert flash4.fault(fits, GPU) is None
+    assert "made for NVIDIA's Hopper" in flash4.fault(fits, torch.device("cpu"))
+    dropout = config(fits=True, attn_pdrop=0.1)
+    assert "the model's attn_pdrop is not 0" in flash4.fault(dropout, GPU)
+    assert "head dimension 32 has no" in flash4.fault(config(fits=False), GPU)
+    torch.use_deterministic_algorithms(mode=True)
+    try:
+        assert "runtime.deterministic" in flash4.fault(fits, GPU)
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+    monkeypatch.delattr(Flash4, "_flash_attn_bwd")
+    assert "flash-attn-4 has other functions: pip" in flash4.fault(fits, GPU)
+    flash4._package.cache_clear()
+    monkeypatch.setitem(sys.modules, package.__name__, None)
+    assert "flash-attn-4 cannot be imported" in flash4.fault(fits, GPU)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "modernbert", "gpt2"])
+def test_models_take_its_name_as_one_that_needs_no_package(family):
+    """transformers asks for packages where a name says flash."""
+    model = task_model(family, "sequence-classification", FLASH4).model
+    assert model.config._attn_implementation == FLASH4
+    model.set_attn_implementation("sdpa")
+    model.set_attn_implementation(FLASH4)

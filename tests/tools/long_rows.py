@@ -6,15 +6,16 @@
 
 Rows are random tokens of real lengths; each side trains with its own loader. All
 sides of a shape are warm before the first turn, one works at a time, and each gives its
-memory back between two turns. `--profile` names the kernels of a step of flatout's; a
-side like `trainer-best@64` has a batch of its own.
+memory back between two turns. `--profile` names the kernels of a step of flatout's. A
+side like `trainer-best@64` has a batch of its own; `flatout-flash4` and
+`trainer-flattened-flash4` attend by the package flash-attn-4, `flatout-unmarked` and
+others leave out what WITHOUT says.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import importlib
 import json
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -45,9 +47,13 @@ from flatout.engine.train.recording.timing import compile_clock
 from flatout.engine.train.setup.assemble import assemble
 from flatout.engine.train.setup.job import TrainJob
 
-STEP_DATA = "flatout.engine.train.setup.step_data"
-UNMARKED = "flatout-unmarked"
-"""Full rows go to the flash kernel, as all others do."""
+WITHOUT: dict[str, tuple[str, Any]] = {
+    "unmarked": ("train.setup.step_data._marks_full", False),
+    "unturned": ("families.modernbert.fuse_encoder", None),
+    "whole": ("families.modernbert.ModernBert.narrow", False),
+}
+"""Parts of a side's name, what they replace in the engine, and what it gives then: full
+rows by the flash kernel; ModernBERT's rotation by Inductor; all of its last layer."""
 ENCODER_SIDES = ("flatout", "trainer-best", "trainer-unsorted", "trainer-best-compiled")
 DECODER_SIDES = (
     *("flatout", "trainer-best", "trainer-liger", "trainer-flattened"),
@@ -322,15 +328,13 @@ def profiled(warm: Warm, runtime: Runtime) -> dict[str, Any]:
 def run_side(asked: argparse.Namespace) -> int:
     shape, turns = shape_of(asked), Turns(Path(asked.folder), asked.side)
     settings = {"precision": "fp32", "threads": 1} if asked.tiny else {}
-    if asked.attention != "auto":
-        settings["attention"] = asked.attention
+    if "flash4" in asked.side.split("-"):
+        settings["attention"] = "flash4"
     try:
         job = job_of(shape, asked.side, turns.folder, settings)
         apply(job.settings.runtime)
         runtime = set_up(job.settings.runtime)
-        if asked.side == UNMARKED:
-            step_data: Any = importlib.import_module(STEP_DATA)
-            step_data._marks_full = lambda *_: False
+        leave_out(asked.side)
         if asked.side.startswith("flatout"):
             run_flatout(job, turns, runtime, bool(asked.profile))
         else:
@@ -341,6 +345,13 @@ def run_side(asked: argparse.Namespace) -> int:
         turns.tell("failed", text)
         return 1
     return 0
+
+
+def leave_out(side: str) -> None:
+    for part in set(side.split("-")) & WITHOUT.keys():
+        name, result = WITHOUT[part]
+        replaced = patch(f"flatout.engine.{name}", lambda *_, given=result: given)
+        replaced.start()
 
 
 def shape_of(asked: argparse.Namespace) -> Shape:
@@ -362,7 +373,7 @@ class Side:
         self.turns = Turns(self.folder, name)
         command = [sys.executable, "-m", "tests.tools.long_rows", "--side", name]
         command += ["--shapes", shape, "--folder", str(self.folder)]
-        command += ["--batch", batch or "0", "--attention", asked.attention]
+        command += ["--batch", batch or "0"]
         command += ["--profile", shape] * (shape in asked.profile) + [
             "--tiny"
         ] * asked.tiny
@@ -494,7 +505,6 @@ def main() -> int:
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=[*SHAPES])
     parser.add_argument("--only", nargs="+", help="sides, as trainer-best@64")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--attention", default="auto", help="flatout's")
     parser.add_argument("--profile", nargs="*", default=[], help="of these shapes")
     parser.add_argument("--warm", type=float, default=100, help="seconds at most")
     parser.add_argument("--tiny", action="store_true")

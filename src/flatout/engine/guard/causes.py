@@ -65,7 +65,8 @@ NOT_SET = "not set"
 VARIABLES = "runtime.environment."
 ON, OFF = {"True": 0, "False": 1}, {"False": 0, "True": 1}
 KERNELS = {
-    **dict.fromkeys(("flatout_rows", "flatout_packed", "varlen"), 0),
+    **dict.fromkeys(("flatout_rows", "flatout_fa4", "flash4"), 0),
+    **dict.fromkeys(("flatout_packed", "varlen"), 0),
     "sdpa": 1,
     "eager": 2,
 }

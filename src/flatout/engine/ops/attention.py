@@ -24,6 +24,11 @@ PACKED = "flatout_packed"
 """Name of the padding-free attention among transformers' implementations."""
 ROWS = "flatout_rows"
 """The same on a GPU, by the kernel for the rows' lengths (`joined_attention`)."""
+FLASH4 = "flatout_fa4"
+"""The same with FlashAttention 4 in place of PyTorch's flash kernel. To transformers a name
+with "flash" is one of its own."""
+JOINED = frozenset({ROWS, FLASH4})
+"""Those that take query, key and value as one."""
 PADDED = "flatout_sdpa"
 """transformers' sdpa whose mask is built without asking the device whether any token
 is padding: it asks at every step, and the host waits for the answer."""
@@ -45,6 +50,7 @@ def register() -> None:
 
     AttentionInterface.register(PACKED, packed_attention)
     AttentionInterface.register(ROWS, partial(packed_attention, by_length=True))
+    AttentionInterface.register(FLASH4, partial(packed_attention, flash4=True))
     AttentionInterface.register(PADDED, sdpa_attention_forward)
     AttentionMaskInterface.register(PADDED, _padding_mask)
 
@@ -73,6 +79,7 @@ def packed_attention(  # noqa: PLR0913 - the signature is transformers'
     dropout: float = 0.0,
     sliding_window: int | None = None,
     by_length: bool = False,
+    flash4: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """(1, H, P, D) query, (1, G, P, D) key and value -> (1, P, H, D).
@@ -90,9 +97,10 @@ def packed_attention(  # noqa: PLR0913 - the signature is transformers'
     if query.is_cuda:
         cu_seqlens, max_seqlen = kwargs["cu_seqlens"], kwargs["max_seqlen"]
         product = take_product(module)
-        if by_length and tiles_win(max_seqlen, rule):
-            qkv = _fused_qkv(product, query, key, value)
-            out = row_tiles(qkv, query.shape[1], cu_seqlens, max_seqlen, rule)
+        if flash4 or (by_length and tiles_win(max_seqlen, rule)):
+            qkv, heads = _fused_qkv(product, query, key, value), query.shape[1]
+            given = (qkv, heads, cu_seqlens, max_seqlen, rule)
+            out = joined_attention(*given, flash4=flash4)
         else:
             out = _flash(query, key, value, cu_seqlens, max_seqlen, rule)
     else:
@@ -160,15 +168,18 @@ def joined_attention(
     max_seqlen: int,
     rule: Rule,
     full_rows: Tensor | None = None,
+    *,
+    flash4: bool = False,
 ) -> Tensor:
     """As `_flash`, of query, key and value side by side (P, H + 2 G, D), on a GPU, by
-    the kernel for the rows' lengths. `full_rows` (F + 2,): as in rows/layout.py."""
+    the kernel for the rows' lengths. `full_rows` (F + 2,): as in rows/layout.py;
+    `flash4`: FlashAttention 4 for long ones."""
     if tiles_win(max_seqlen, rule):
         return row_tiles(qkv, heads, cu_seqlens, max_seqlen, rule)
     from flatout.engine.ops.long_attention import long_attention
 
     given = (qkv, heads, cu_seqlens, full_rows, max_seqlen)
-    out: Tensor = long_attention(*given, *rule)[0]
+    out: Tensor = long_attention(*given, *rule, flash4)[0]
     return out
 
 

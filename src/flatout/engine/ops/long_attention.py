@@ -20,6 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flatout.engine.ops.kernels import flash4 as kernels
+from flatout.engine.ops.kernels.flash4 import Seen
+
 logger = logging.getLogger(__name__)
 aten = torch.ops.aten
 
@@ -44,11 +47,17 @@ def long_attention(  # noqa: PLR0913 - operators take tensors and numbers
     causal: bool,
     left: int,
     right: int,
+    flash4: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Query, key, value side by side (P, H + 2 G, D), H, bounds (R + 1,) int32,
     full_rows (F + 2,) as in rows/layout.py, T -> out (P, H, D), log-sum-exp (H P,)
     fp32, the state of random numbers (2,) and () uint64. Window `left`, `right`: -1
-    unbounded."""
+    unbounded. `flash4`: FlashAttention 4 takes all rows, without dropout."""
+    if flash4:
+        seen = Seen(bounds, longest, scale, causal, **_sides(causal, left, right))
+        out, lse = kernels.forward(_parts(qkv, heads), seen)
+        state, unused = _no_state(qkv)
+        return out, lse.view(-1), state, unused
     full = _full_tokens(full_rows, longest, dropout, left)
     front = _tried(_full_forward, qkv[:full], heads, longest, scale, causal)
     found, full = ([front], full) if front else ([], 0)
@@ -184,26 +193,31 @@ def _long_attention_backward(  # noqa: PLR0913
     causal: bool,
     left: int,
     right: int,
+    flash4: bool,
 ) -> Tensor:
-    """Gradient (P, H + 2 G, D). Either kernel takes what the other's forward pass
-    left."""
+    """Gradient (P, H + 2 G, D). Of cuDNN's kernels and flash attention either takes
+    what the other's forward pass left."""
     grad, lse = grad.contiguous(), lse.view(heads, -1)
+    result = torch.empty_like(qkv, memory_format=torch.contiguous_format)
+    if flash4:
+        seen = Seen(bounds, longest, scale, causal, **_sides(causal, left, right))
+        parts = _parts(qkv, heads)
+        kernels.backward(grad, parts, out, lse, seen, _parts(result, heads))
+        return result
     full = _full_tokens(full_rows, longest, dropout, left)
     front = (qkv[:full], grad[:full], out[:full], lse[:, :full])
     parts = _tried(_full_backward, *front, longest, scale, causal)
     full = full if parts else 0
     if full == len(qkv):
-        return torch.cat(parts, 1)
+        return torch.cat(parts, 1, out=result)
     own = _behind(bounds, full, longest)
     found = aten._flash_attention_backward(
         grad[full:], *_parts(qkv[full:], heads), out[full:], lse[:, full:].contiguous(),
         own, own, longest, longest, dropout, causal, state, unused,
         scale=scale, **_sides(causal, left, right),
     )  # fmt: skip
-    if not full:
-        return torch.cat(found, 1)
-    result = torch.empty_like(qkv, memory_format=torch.contiguous_format)
-    torch.cat(parts, 1, out=result[:full])
+    if full:
+        torch.cat(parts, 1, out=result[:full])
     torch.cat(found, 1, out=result[full:])
     return result
 

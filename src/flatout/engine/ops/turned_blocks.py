@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from flatout.engine.ops.attention import joined_attention, window
+from flatout.engine.ops.attention import FLASH4, joined_attention, window
 from flatout.engine.ops.projections import fused_product, is_fused
 from flatout.engine.ops.row_by_row import Rule
 
@@ -77,7 +77,8 @@ def _attended(
     rule = Rule(module.scaling, dropout, causal, *window(module.span, causal))
     bounds, longest = packed["cu_seqlens"], packed["max_seqlen"]
     full_rows = packed.get("full_rows")
-    out = joined_attention(turned, module.heads, bounds, longest, rule, full_rows)
+    given = (turned, module.heads, bounds, longest, rule, full_rows)
+    out = joined_attention(*given, flash4=module.flash4)
     return out.flatten(1).unsqueeze(0)
 
 
@@ -122,6 +123,7 @@ def fuse_decoder(model: Any) -> int:
             attention.__class__ = _Attention
             attention.heads = config.num_attention_heads
             attention.span = _span(attention)
+            attention.flash4 = config._attn_implementation == FLASH4
         if is_fused(layer.mlp.gate_proj) and config.hidden_act == "silu":
             layer.mlp.__class__ = _FeedForward
     return len(layers)
@@ -129,13 +131,14 @@ def fuse_decoder(model: Any) -> int:
 
 def fuse_encoder(model: Any) -> int:
     """ModernBERT's attention, likewise."""
-    layers = model.base_model.layers
+    config, layers = model.config, model.base_model.layers
     for layer in layers:
         attention = layer.attn
         attention.__class__ = _EncoderAttention
-        attention.heads = model.config.num_attention_heads
+        attention.heads = config.num_attention_heads
         attention.scaling = attention.head_dim**-0.5
         attention.span = attention.sliding_window
+        attention.flash4 = config._attn_implementation == FLASH4
     return len(layers)
 
 

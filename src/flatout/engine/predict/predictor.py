@@ -169,7 +169,7 @@ class Predictor:
                 logger.info("rows are grouped by length, not packed: %s", fault)
             slow = kernel == "eager" or not model._supports_sdpa
             return "grouped", "eager" if slow else "sdpa"
-        fits = kernel == "auto" and attention.row_tiles_fit(config)
+        fits = kernel != "varlen" and attention.row_tiles_fit(config)
         use_rows = fits and self.runtime.is_cuda
         return "packed", attention.ROWS if use_rows else attention.PACKED
 

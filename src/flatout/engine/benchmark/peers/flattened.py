@@ -3,12 +3,13 @@ apart in what it gives.
 
 transformers would call FlashAttention's package there. It is hard to come by, so the
 peer gets PyTorch's own flash kernel over rows of any length, by the way in which
-flatout calls it.
+flatout calls it, or FlashAttention 4 where flatout is told to take that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -31,7 +32,8 @@ def flattening_collator(job: TrainJob, model: Any) -> Any:
     if job.vocabulary is None or not (family.attends and family.packs):
         kind = model.config.model_type
         raise TaskError(f"refused by flatout: no padding-free attention for {kind}")
-    AttentionInterface.register(FLATTENED, _attention)
+    own = job.settings.runtime.attention == "flash4"
+    AttentionInterface.register(FLATTENED, partial(_attention, flash4=own))
     offset = family.position_offset(model.config)
     options = {"position_ids_start": offset} if offset else {}
     try:

@@ -250,7 +250,7 @@ def fuse_parts(
     if fuses and may_fuse_projections(train):
         plan = FusePlan(
             noise=noise,
-            joined=resolved.attention == attention.ROWS,
+            joined=resolved.attention in attention.JOINED,
             residual_bf16=resolved.residual == "bf16",
             narrowed=task_model.narrowed,
             compiled=resolved.compile,
