@@ -25,8 +25,8 @@ PACKED = "flatout_packed"
 ROWS = "flatout_rows"
 """The same on a GPU, by the kernel for the rows' lengths (`joined_attention`)."""
 FLASH4 = "flatout_fa4"
-"""The same with FlashAttention 4 in place of PyTorch's flash kernel. To transformers a name
-with "flash" is one of its own."""
+"""The same with FlashAttention 4 in place of PyTorch's flash kernel. To transformers a
+name with "flash" is one of its own."""
 JOINED = frozenset({ROWS, FLASH4})
 """Those that take query, key and value as one."""
 PADDED = "flatout_sdpa"
