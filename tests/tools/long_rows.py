@@ -9,7 +9,7 @@ sides of a shape are warm before the first turn, one works at a time, and each g
 memory back between two turns. `--profile` names the kernels of a step of flatout's. A
 side like `trainer-best@64` has a batch of its own; `flatout-flash4` and
 `trainer-flattened-flash4` attend by the package flash-attn-4, `flatout-unmarked` and
-others leave out what WITHOUT says.
+others leave out what WITHOUT says, `flatout-graphless` records no CUDA graphs.
 """
 
 from __future__ import annotations
@@ -118,7 +118,10 @@ SHAPES = {
 
 
 def lengths_of(shape: Shape, count: int) -> Any:
-    """Lognormal ones, cut at the longest, (count,): their mean is the shape's."""
+    """Lognormal ones, cut at the longest, (count,): their mean is the shape's. Blocks
+    are full."""
+    if shape.mean >= shape.longest:
+        return np.full(count, shape.longest)
     draws = np.exp(0.7 * np.random.default_rng(1).standard_normal(count))
     low, high = 0.0, 10.0 * shape.longest
     for _ in range(60):
@@ -153,6 +156,7 @@ def job_of(shape: Shape, side: str, folder: Path, runtime: dict[str, Any]) -> Tr
                 "max_steps": 100_000,
                 "error_analysis_every": None,
                 "distributed": {"num_processes": 1},
+                **({"cuda_graphs": False} if "graphless" in side.split("-") else {}),
             },
         }
     )
@@ -286,6 +290,7 @@ def run_flatout(job: TrainJob, turns: Turns, runtime: Runtime, profile: bool) ->
             "first_step_s": first_step_s,
             "compile_s": compile_clock.seconds,
             "attention": trainer.resolved.attention,
+            "cuda_graphs": trainer.resolved.cuda_graphs,
         }
         turns.tell("found", found)
         turns.tell(f"rate{turns.taken}", found["samples_per_s"])
@@ -380,7 +385,7 @@ class Side:
         self.log = (self.folder / "log").open("w")
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
         self.rates: list[float] = []
-        self.profiles = side == "flatout" and shape in asked.profile
+        self.profiles = side.startswith("flatout") and shape in asked.profile
 
     @property
     def name(self) -> str:
@@ -461,11 +466,11 @@ def meet(sides: list[Side], rounds: int) -> None:
     for number in range(1, rounds + 1):
         for side in ready:
             side.take_turn(number)
-    for side in sides:
+    resting = [side for side in sides if not side.profiles]
+    for side in resting:
         side.turns.tell("end")
-    for side in sides:
-        if not side.profiles:
-            side.end(0.5)
+    for side in resting:
+        side.end(0.5)
     reports = [side.report() for side in sides]
     trainers = [r for r in reports if r["side"].startswith("trainer")]
     best = max((x for r in trainers for x in r["rates"] if x), default=None)
@@ -488,13 +493,15 @@ def shown(report: dict[str, Any], best: float | None) -> str:
     parts.append(f"{middle / best:.2f}" if best else "")
     parts.append(of_peak(report))
     parts.append(f"{report['peak_gib']:.0f} GiB, first {report['first_step_s']:.0f} s")
+    chosen = "attention", "cuda_graphs"
+    parts += [f"{name} {report[name]}" for name in chosen if name in report]
     return f"| {' | '.join(parts)} |"
 
 
 def profile_text(report: dict[str, Any]) -> str:
     found = report["profile"]
-    head = f"{report['shape']}: {found['wall_ms']:.1f} ms a step, kernels "
-    lines = [head + f"{found['kernel_ms']:.1f}"]
+    head = f"{report['shape']} {report['side']}: {found['wall_ms']:.1f} ms a step, "
+    lines = [head + f"kernels {found['kernel_ms']:.1f}"]
     for name, ms, count, share in found["kernels"]:
         lines.append(f"  {share:5.1f} % {ms:8.2f} ms {count:6.0f} x {name}")
     return "\n".join(lines)
