@@ -17,10 +17,11 @@ STAGES = ("split", "tokenize", "train")
 
 
 def test_training_is_exactly_one_node():
-    """Model, report and history come from it, in `train` and in the default run."""
+    """Model, reports and history come from it, in `train` and in the default run."""
     bootstrap_project(PROJECT)
     pipelines.set_requested(None)
-    made = {"model", "last_model", "train_report", "train_history"}
+    made = {"model", "last_model", "train_report", "train_summary"}
+    made |= {"train_history"}
     [node] = pipelines["train"].nodes
     assert (node.name, {*node.outputs}) == ("train_model", made)
     training = [n for n in pipelines["__default__"].nodes if made & {*n.outputs}]

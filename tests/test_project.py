@@ -112,6 +112,7 @@ def test_a_run_leaves_the_files_that_scripts_rely_on(finished):
         "06_models/last_model/model.safetensors",
         "08_reporting/token_report.json",
         "08_reporting/train_report.json",
+        "08_reporting/train_summary.csv",
         "08_reporting/train_history.csv",
         "08_reporting/train_metrics.jsonl",
         "07_model_output/test_predictions.parquet",
@@ -131,6 +132,16 @@ def test_history_has_a_line_a_log_point(finished):
     report = json.loads((finished.data / "08_reporting/train_report.json").read_text())
     assert report["samples"] == 8 * 16
     assert report["final_loss"] == float(rows[-1]["loss"])
+
+
+def test_the_summary_is_the_report_as_one_line(finished):
+    report = json.loads((finished.data / "08_reporting/train_report.json").read_text())
+    with (finished.data / "08_reporting/train_summary.csv").open() as file:
+        [line] = csv.DictReader(file)
+    for name in ("samples_per_s", "step_ms_p50", "loader_wait_pct", "final_loss"):
+        assert float(line[name]) == pytest.approx(report[name])
+    assert line["versions.torch"] == report["versions"]["torch"]
+    assert line["warnings"] == "; ".join(report["warnings"])
 
 
 def test_every_second_of_the_command_is_in_a_phase(finished):

@@ -36,6 +36,20 @@ def test_rates_are_exact(settings, expected):
 
 
 @pytest.mark.parametrize(
+    ("batch", "meant", "rate"), [(64, 16, 2.0), (16, 64, 0.5), (64, None, 1.0)]
+)
+def test_the_peak_follows_the_square_root_of_the_batch_where_asked(batch, meant, rate):
+    found = rates(
+        10,
+        global_batch_size=batch,
+        learning_rate_at_batch=meant,
+        warmup_fraction=0.2,
+        schedule="constant",
+    )
+    assert found == pytest.approx([rate / 2, *[rate] * 9])
+
+
+@pytest.mark.parametrize(
     ("settings", "name", "own"),
     [
         ({"schedule": "linear"}, "linear", {}),

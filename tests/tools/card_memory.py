@@ -367,7 +367,7 @@ def alone(found: Combination, names: str, file: str) -> None:
         try:
             figures = measure(found, shapes, Path(folder))
         except Exception as error:  # a line of its own
-            figures = {"status": f"{type(error).__name__}: {str(error)[:160]}"}
+            figures = {"status": f"{type(error).__name__}: {str(error)[:400]}"}
     Path(file).write_text(json.dumps(figures), encoding="utf-8")
 
 

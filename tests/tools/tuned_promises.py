@@ -63,12 +63,12 @@ class Place:
         return self._timed([*options, *words], folder)
 
     def _timed(self, words: Sequence[str], folder: Path) -> tuple[float, str]:
-        numbers = ",".join(map(str, self.cores))
+        pinned = ["taskset", "-c", ",".join(map(str, self.cores))]
         path = f"{PROJECT / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        command = [sys.executable, "-m", "kedro", "run", *words]
         begin = time.perf_counter()
         done = subprocess.run(
-            [*(["taskset", "-c", numbers] if numbers else [])]
-            + [sys.executable, "-m", "kedro", "run", *words],
+            [*pinned, *command] if self.cores else command,
             cwd=PROJECT,
             env={**os.environ, "CUDA_VISIBLE_DEVICES": self.gpu, "PYTHONPATH": path},
             stdout=subprocess.PIPE,

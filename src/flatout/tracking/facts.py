@@ -34,7 +34,7 @@ def run_name(data: str, settings: Settings | None = None, kind: str = "") -> str
     `kind` of run; without `settings`, of a run that trains nothing, `data_reviews`."""
     if settings is None:
         return plain_name("_".join(filter(None, ["data", data])))
-    last = kind or f"lr{short_rate(settings.train.learning_rate)}"
+    last = kind or f"lr{short_rate(settings.train.peak_learning_rate)}"
     return plain_name("_".join(filter(None, [data, _model_name(settings), last])))
 
 

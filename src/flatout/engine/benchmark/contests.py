@@ -58,8 +58,12 @@ def _at_batch(bench: Bench, size: int) -> Changes:
     """A global batch, and the learning rate that the rule makes of it."""
     train, rule = bench.settings.train, bench.options.learning_rate_rule
     growth = size / train.global_batch_size
-    rate = scaled_learning_rate(train.learning_rate, growth, rule)
-    return {"train.global_batch_size": size, "train.learning_rate": rate}
+    rate = scaled_learning_rate(train.peak_learning_rate, growth, rule)
+    return {
+        "train.global_batch_size": size,
+        "train.learning_rate": rate,
+        "train.learning_rate_at_batch": None,
+    }
 
 
 def peer_rows(bench: Bench) -> list[dict[str, Any]]:

@@ -128,8 +128,9 @@ def tuned_parameters(settings: Settings, trial: TrialResult) -> dict[str, Any]:
         rule = settings.benchmark.learning_rate_rule
         found["train"]["global_batch_size"] = trial.global_batch_size
         found["train"]["learning_rate"] = scaled_learning_rate(
-            settings.train.learning_rate, trial.global_batch_size / wanted, rule
+            settings.train.peak_learning_rate, trial.global_batch_size / wanted, rule
         )
+        found["train"]["learning_rate_at_batch"] = None
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -208,6 +209,9 @@ class TrainSettings(SlowHabits):
     """Optimizer steps. null: what `epochs` makes."""
     learning_rate: float = Field(5e-5, gt=0)
     """Peak, reached after the warm-up."""
+    learning_rate_at_batch: Count | None = None
+    """The global batch that learning_rate is for. Another one trains at it times the
+    square root of their ratio (Krizhevsky 2014). null: each trains at learning_rate."""
     optimizer: Literal["adamw", "adafactor", "muon", "sgd"] = "adamw"
     """Of torch.optim. muon: for matrices of layers, beside adamw for all else. Fused,
     and in CUDA graphs, is adamw alone."""
@@ -296,6 +300,12 @@ class TrainSettings(SlowHabits):
             except re.error as error:
                 raise ValueError(f"{pattern!r} is no pattern: {error}") from error
         return given
+
+    @property
+    def peak_learning_rate(self) -> float:
+        """At the global batch that is trained with."""
+        meant = self.learning_rate_at_batch or self.global_batch_size
+        return self.learning_rate * math.sqrt(self.global_batch_size / meant)
 
     @model_validator(mode="after")
     def _whole_matrices(self) -> TrainSettings:

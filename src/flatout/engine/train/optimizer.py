@@ -28,9 +28,11 @@ def build_optimizer(
     groups = parameter_groups(model, settings, capturable=capturable)
     if settings.optimizer == "sgd":
         momentum = SGD_MOMENTUM if settings.momentum is None else settings.momentum
-        return torch.optim.SGD(groups, lr=settings.learning_rate, momentum=momentum)
+        return torch.optim.SGD(
+            groups, lr=settings.peak_learning_rate, momentum=momentum
+        )
     if settings.optimizer == "adafactor":
-        return torch.optim.Adafactor(groups, lr=settings.learning_rate)
+        return torch.optim.Adafactor(groups, lr=settings.peak_learning_rate)
     return _adamw(groups, settings, fused=fused, capturable=capturable)
 
 
@@ -40,7 +42,7 @@ def _adamw(
     """Loshchilov & Hutter 2019."""
     return torch.optim.AdamW(
         groups,
-        lr=settings.learning_rate,
+        lr=settings.peak_learning_rate,
         betas=(settings.adam_beta1, settings.adam_beta2),
         eps=settings.adam_epsilon,
         **options,
@@ -64,7 +66,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
             )
         self._muon = torch.optim.Muon(
             own,
-            lr=settings.learning_rate,
+            lr=settings.peak_learning_rate,
             momentum=momentum,
             adjust_lr_fn="match_rms_adamw",
         )
@@ -99,7 +101,7 @@ def parameter_groups(
             {
                 "params": [],
                 "weight_decay": settings.weight_decay if is_matrix else 0.0,
-                "lr": _lr(share * settings.learning_rate, parameter, capturable),
+                "lr": _lr(share * settings.peak_learning_rate, parameter, capturable),
                 "rate_share": share,
                 "apart": own,
             },

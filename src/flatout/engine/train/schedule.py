@@ -12,10 +12,10 @@ def learning_rate(settings: TrainSettings, step: int, total_steps: int) -> float
     than `min_learning_rate_share` of the peak."""
     warmup = math.ceil(settings.warmup_fraction * total_steps)
     if step < warmup:
-        return settings.learning_rate * (step + 1) / warmup
+        return settings.peak_learning_rate * (step + 1) / warmup
     least = settings.min_learning_rate_share
     share = _share(settings, step, warmup, total_steps)
-    return settings.learning_rate * (least + (1 - least) * share)
+    return settings.peak_learning_rate * (least + (1 - least) * share)
 
 
 def _share(settings: TrainSettings, step: int, warmup: int, total_steps: int) -> float:

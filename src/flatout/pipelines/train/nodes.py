@@ -14,6 +14,7 @@ from flatout.engine.parameters import (
     TokenizeSettings,
     TrainSettings,
 )
+from flatout.engine.parameters.common import by_path
 
 
 def train_model(
@@ -55,9 +56,19 @@ def train_model(
     job = make_job(settings, splits, tokenizer, label_names)
     result = take_over(job) or launch(job)
     beside = () if tokenizer is None else (tokenizer,)
+    report = {**result.report.as_dict(), "token_key": token_key(train)}
     return {
         "model": (result.model, *beside),
         "last_model": (result.last_model, *beside),
-        "report": {**result.report.as_dict(), "token_key": token_key(train)},
+        "report": report,
+        "summary": pd.DataFrame([_as_line(report)]),
         "history": pd.DataFrame(result.history),
+    }
+
+
+def _as_line(report: dict[str, Any]) -> dict[str, Any]:
+    """A column a figure, `phases_s.model` of a group; texts of a list in one cell."""
+    return {
+        name: "; ".join(map(str, value)) if isinstance(value, list) else value
+        for name, value in by_path(report)
     }

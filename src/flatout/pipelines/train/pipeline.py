@@ -31,6 +31,7 @@ def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
                     "model": "model",
                     "last_model": "last_model",
                     "report": "train_report",
+                    "summary": "train_summary",
                     "history": "train_history",
                 },
                 name="train_model",

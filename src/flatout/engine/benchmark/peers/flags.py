@@ -101,7 +101,7 @@ def _optimisation(job: TrainJob) -> dict[str, Any]:
     return {
         "per_device_train_batch_size": train.global_batch_size,
         "max_steps": total,
-        "learning_rate": train.learning_rate,
+        "learning_rate": train.peak_learning_rate,
         "lr_scheduler_type": SCHEDULES[train.schedule],
         "warmup_steps": math.ceil(train.warmup_fraction * total),
         "weight_decay": train.weight_decay,
