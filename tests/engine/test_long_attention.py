@@ -11,6 +11,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.library import Library
 
 from flatout.engine.ops import long_attention as module
@@ -179,16 +180,20 @@ def kernels(monkeypatch):
 
 def both(lengths, full, rule, flash4=False):
     """Ours and plain PyTorch's, with their gradients."""
-    torch.manual_seed(0)
-    bounds = torch.tensor([0, *lengths]).cumsum(0).int()
-    shape = (sum(lengths), HEADS + 2 * GROUPS, DIM)
-    qkv = torch.randn(shape, requires_grad=True)
-    mark = torch.empty(full + 2, dtype=torch.uint8)
+    qkv, bounds, mark = given(lengths, full)
     got = long_attention(qkv, HEADS, bounds, mark, 6, *rule, flash4)[0]
     want = row_by_row(*qkv.split([HEADS, GROUPS, GROUPS], 1), bounds, rule)
     grad = torch.randn_like(want)
     grads = [torch.autograd.grad(out, qkv, grad)[0] for out in (got, want)]
     return (got, grads[0]), (want, grads[1])
+
+
+def given(lengths, full):
+    torch.manual_seed(0)
+    shape = (sum(lengths), HEADS + 2 * GROUPS, DIM)
+    qkv = torch.randn(shape, requires_grad=True)
+    bounds = torch.tensor([0, *lengths]).cumsum(0).int()
+    return qkv, bounds, torch.empty(full + 2, dtype=torch.uint8)
 
 
 def check(found, wanted):
@@ -208,6 +213,34 @@ def test_full_rows_in_front_go_to_cudnn_and_the_others_to_flash(
     asked = {"cudnn": front, "flash": rest}
     asked |= {f"{name} backward": tokens for name, tokens in asked.items()}
     assert dict(library.calls) == {n: tokens for n, tokens in asked.items() if tokens}
+
+
+def test_one_compiled_graph_serves_all_numbers_of_full_rows(kernels):
+    library, numbers = kernels(), []
+
+    def attend(qkv, bounds, mark):
+        rule = Rule(0.3, 0.0, True, -1, 0)
+        return 2 * long_attention(qkv, HEADS, bounds, mark, 6, *rule, False)[0]
+
+    torch._dynamo.reset()
+    counted = CompileCounterWithBackend("aot_eager")
+    together = torch.compile(attend, dynamic=True, backend=counted)
+    for lengths, full in [
+        ([6, 6, 5, 1], 2),
+        ([6, 6, 6], 3),
+        ([4, 5, 2], 0),
+        ([6, 1], 1),
+    ]:
+        qkv, *rest = given(lengths, full)
+        grads = []
+        for way in (together, attend):
+            out = way(qkv, *rest)
+            grads.append((out, *torch.autograd.grad(out.square().sum(), qkv)))
+        check(*grads)
+        numbers.append(dict(library.calls).get("cudnn", 0))
+        library.calls.clear()
+    assert numbers == [12, 18, 0, 6]
+    assert counted.frame_count == 1
 
 
 @pytest.mark.parametrize("refuses", ["cudnn", "cudnn backward"])
