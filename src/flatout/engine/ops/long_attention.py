@@ -57,7 +57,7 @@ def long_attention(  # noqa: PLR0913 - operators take tensors and numbers
         seen = Seen(bounds, longest, scale, causal, **_sides(causal, left, right))
         out, lse = kernels.forward(_parts(qkv, heads), seen)
         state, unused = _no_state(qkv)
-        return out, lse.view(-1), state, unused
+        return out, lse.reshape(-1), state, unused
     full = _full_tokens(full_rows, longest, dropout, left)
     front = _tried(_full_forward, qkv[:full], heads, longest, scale, causal)
     found, full = ([front], full) if front else ([], 0)
