@@ -11,6 +11,7 @@ from typing import Any
 
 import mlflow
 import pytest
+import torch
 from mlflow import MlflowClient
 from mlflow.models import Model
 from transformers import AutoTokenizer, pipeline
@@ -104,11 +105,13 @@ def test_a_process_that_has_mlflow_takes_a_run_and_its_model(
         sends.start()
         append(outbox.points, 1, 2, train_loss=0.5)
         outbox.record.params["train.epochs"] = "3"
+        outbox.record.tags["torch"] = torch.__version__  # of a class of PyTorch
         assert sends.flush(60)
         wanted = models.Registration("flatout", models.Trained(0.5, "t"), None)
         run_id = outbox.record.run_id
         uri, champion = sends.call(models.log_and_register, found, wanted, run_id)
         assert champion == "models:/flatout/1"
+        assert not sends.call(eval, "'torch' in __import__('sys').modules")
         work = Work("flatout", "k", "cpu", outbox.record.run_id)
         with pytest.raises(NoAnswer, match="nothing is not in MLflow"):
             sends.call(ask_for_earlier, store, work, "nothing", 20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import subprocess
 import sys
@@ -151,8 +152,11 @@ class RemoteForwarder:
             self._process.wait()
 
     def _noted(self) -> dict[str, Any]:
+        """Plain values alone: PyTorch's version is a class of its own, for which the
+        process would import PyTorch."""
         snapshot = self._outbox.record.snapshot()
-        return {name: snapshot[name] for name in NOTED}
+        plain = json.dumps({name: snapshot[name] for name in NOTED})
+        return dict(json.loads(plain))
 
     def _ask(self, what: str, *arguments: Any, limit_s: float) -> Any:
         answer: Future[Any] = Future()
