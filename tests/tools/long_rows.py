@@ -9,7 +9,8 @@ sides of a shape are warm before the first turn, one works at a time, and each g
 memory back between two turns. `--profile` names the kernels of a step of flatout's. A
 side like `trainer-best@64` has a batch of its own; `flatout-flash4` and
 `trainer-flattened-flash4` attend by the package flash-attn-4, `flatout-unmarked` and
-others leave out what WITHOUT says, `flatout-graphless` records no CUDA graphs.
+others leave out what WITHOUT says, `flatout-graphless` records no CUDA graphs and
+`flatout-recorded` does.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ def job_of(shape: Shape, side: str, folder: Path, runtime: dict[str, Any]) -> Tr
                 "max_steps": 100_000,
                 "error_analysis_every": None,
                 "distributed": {"num_processes": 1},
-                **({"cuda_graphs": False} if "graphless" in side.split("-") else {}),
+                **_graphs_of(side),
             },
         }
     )
@@ -245,6 +246,14 @@ class TurnClock:
 
     def figures(self) -> dict[str, Any]:
         return {}
+
+
+def _graphs_of(side: str) -> dict[str, bool]:
+    """As a part of its name says; empty where none does."""
+    parts = side.split("-")
+    if "recorded" in parts:
+        return {"cuda_graphs": True}
+    return {"cuda_graphs": False} if "graphless" in parts else {}
 
 
 def run_trainer(
