@@ -1,4 +1,9 @@
-"""Watches the ranks of this machine: one attempt, from their start to their end."""
+"""Watches the ranks of this machine: one attempt, from their start to their end.
+
+PyTorch's elastic agent starts them. Its `--max-restarts` is not used: it trains again
+after a wrong parameter too, with the same token budget where memory ran out, and sees
+no rank that hangs.
+"""
 
 from __future__ import annotations
 

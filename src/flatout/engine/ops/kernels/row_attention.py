@@ -164,7 +164,58 @@ def _pair(scores, v, grad, lse, delta, inverse, kept, drops: tl.constexpr):
 
 
 @triton.jit
-def _backward_kernel(  # noqa: PLR0912, PLR0915
+def _queries_of(
+    k_begin, length, left, right,
+    tile: tl.constexpr, causal: tl.constexpr, windowed: tl.constexpr,
+):  # fmt: skip
+    """The queries that look at the key tile from `k_begin` on: first, and end."""
+    first = 0
+    if causal:
+        first = k_begin
+    end = length
+    if windowed:
+        first = tl.maximum(first, _tile_of(k_begin - right, tile))
+        end = tl.minimum(length, k_begin + tile + left)
+    return first, end
+
+
+@triton.jit
+def _is_begun_and_last(
+    k_begin, begin, length, left, right,
+    tile: tl.constexpr, causal: tl.constexpr, windowed: tl.constexpr,
+):  # fmt: skip
+    """Whether key tiles before that of `k_begin` have added to the queries' gradient,
+    for queries from `begin` on, and whether no later one does."""
+    last = k_begin + tile >= length
+    begun = k_begin > 0
+    if windowed:
+        last = k_begin + tile >= tl.minimum(length, begin + tile + right)
+        begun = k_begin > _tile_of(begin - left, tile)
+    if causal:
+        last = k_begin == begin
+    return begun, last
+
+
+@triton.jit
+def _grow(
+    dq, place, sum_ptr, result_ptr, q_token, head, inside, dims, begun, last,
+    dim: tl.constexpr, row_stride: tl.constexpr,
+):  # fmt: skip
+    """Add `dq` (M, D) to what earlier key tiles left at `place` of `sum_ptr`; after the
+    last one the sum is the gradient."""
+    if begun:
+        dq += tl.load(sum_ptr + place, mask=inside[:, None], other=0.0)
+    if last:
+        whole = dq.to(result_ptr.dtype.element_ty)
+        out = result_ptr + q_token[:, None] * row_stride
+        out += head * dim + dims[None, :]
+        tl.store(out, whole, mask=inside[:, None])
+    else:
+        tl.store(sum_ptr + place, dq, mask=inside[:, None])
+
+
+@triton.jit
+def _backward_kernel(  # noqa: PLR0915
     qkv_ptr, grad_ptr, lse_ptr, delta_ptr, bounds_ptr, seed_ptr,
     result_ptr, apart_ptr, sum_ptr, grad_row, grad_head,
     tokens, span, left, right,
@@ -202,13 +253,7 @@ def _backward_kernel(  # noqa: PLR0912, PLR0915
         v = _tile(v_ptr, k_token, row_stride, key * dim, k_inside, dims)
         dk = tl.zeros((tile, dim), tl.float32)
         dv = tl.zeros((tile, dim), tl.float32)
-        first = 0
-        if causal:
-            first = k_begin
-        end = length
-        if windowed:
-            first = tl.maximum(first, _tile_of(k_begin - right, tile))
-            end = tl.minimum(length, k_begin + tile + left)
+        first, end = _queries_of(k_begin, length, left, right, tile, causal, windowed)
         if each > 1:  # the heads one after the other, in one loop
             reach = tl.cdiv(end - first, tile) * tile
             end = first + each * reach
@@ -241,22 +286,13 @@ def _backward_kernel(  # noqa: PLR0912, PLR0915
             dk += tl.dot(tl.trans(short), q)
             dq = tl.dot(short, k) * (scale * LN_2)
             place = (q_token[:, None] * heads + head) * dim + dims[None, :]
-            last = k_begin + tile >= length
-            started = k_begin > 0
-            if windowed:
-                last = k_begin + tile >= tl.minimum(length, begin + tile + right)
-                started = k_begin > _tile_of(begin - left, tile)
-            if causal:
-                last = k_begin == begin
-            if started:
-                dq += tl.load(sum_ptr + place, mask=inside[:, None], other=0.0)
-            if last:
-                whole = dq.to(result_ptr.dtype.element_ty)
-                out = result_ptr + q_token[:, None] * row_stride
-                out += head * dim + dims[None, :]
-                tl.store(out, whole, mask=inside[:, None])
-            else:
-                tl.store(sum_ptr + place, dq, mask=inside[:, None])
+            begun, last = _is_begun_and_last(
+                k_begin, begin, length, left, right, tile, causal, windowed
+            )
+            _grow(
+                dq, place, sum_ptr, result_ptr, q_token, head, inside, dims,
+                begun, last, dim, row_stride,
+            )  # fmt: skip
         dk = dk * (scale * LN_2)
         dv = dv * inverse
         place = k_token[:, None] * dk_row + part * dim + dims[None, :]
