@@ -113,6 +113,8 @@ class GuardHooks:
 
     def _judge(self, outbox: Outbox, rates: Sequence[float]) -> guard.Verdict:
         settings, now = self._settings.guard, self._tracked(outbox)
+        if guard.typical_rate(rates) is None:  # MLflow need not be waited for
+            return guard.judge(now, rates, None, settings)
         try:
             baseline = self._baseline(outbox, now)
         except NoAnswer as fault:
