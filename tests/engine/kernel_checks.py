@@ -59,8 +59,13 @@ def check_row_attention():
             torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
 
 
-def check_windows():
-    """Of rows that are longer than what a tile's queries see."""
+def check_windows(section):
+    """Of rows that are longer than what a tile's queries see, and than a section."""
+    with patch("flatout.engine.ops.kernels.row_attention.SECTION", section):
+        check_rows_with_windows()
+
+
+def check_rows_with_windows():
     bounds = torch.tensor([0, 5, 305, 306, 700, 700], dtype=torch.int32, device=device)
     for heads, groups, causal, window in [
         (2, 2, False, (64, 64)),
@@ -366,7 +371,7 @@ def block_gradients(family, narrowed, rate, *, fused, compile_blocks=False):
 
 def check_all():
     check_row_attention()
-    check_windows()
+    check_windows(128)
     check_attention_dropout()
     check_compiled_attention()
     check_linear_loss()

@@ -15,6 +15,7 @@ import argparse
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ import triton
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from flatout.engine.ops.kernels import row_attention as kernels
 from flatout.engine.ops.kernels.row_attention import row_attention
 from flatout.engine.ops.long_attention import long_attention
 from flatout.engine.ops.row_by_row import Rule
@@ -111,11 +113,14 @@ def cudnn(qkv: Tensor, heads: int, bounds: Tensor, longest: int, rule: Rule) -> 
     return out
 
 
+WHOLE = "tiles, whole rows"
+"""Without sections of rows with windows, in the backward pass."""
 KERNELS: dict[str, Attend] = {
     "flash": flash,
     "full rows": full,
     "a batch": batch,
     "tiles of 64": tiles,
+    WHOLE: tiles,
     "cuDNN, rows": cudnn,
     "FA4": flash4,
 }
@@ -161,13 +166,17 @@ def compare(name: str, wanted: list[str]) -> None:
     qkv = qkv.to(torch.bfloat16).requires_grad_()
     rule = Rule(dim**-0.5, 0.0, causal, *window)
     given = (heads, bounds.cuda(), shape.longest, rule)
-    kernels = {name: KERNELS[name] for name in KERNELS if name in wanted}
+    chosen = {name: KERNELS[name] for name in KERNELS if name in wanted}
     if window[0] >= 0:
-        kernels.pop("cuDNN, rows", None)  # it knows no windows
+        chosen.pop("cuDNN, rows", None)  # it knows no windows
+    else:
+        chosen.pop(WHOLE, None)
     right = None
-    for kernel, attend in kernels.items():
+    for kernel, attend in chosen.items():
+        section = 2**20 if kernel == WHOLE else kernels.SECTION
         try:
-            found = measured(attend, qkv, given)
+            with patch.object(kernels, "SECTION", section):
+                found = measured(attend, qkv, given)
         except Exception as fault:
             text = f"{type(fault).__name__}: {fault}".split("\n")[0][:150]
             print(f"| {name} | {kernel} | {text} |", flush=True)  # noqa: T201

@@ -1,10 +1,10 @@
 """Attention inside rows laid end to end, for rows of tens to hundreds of tokens, and
 for windows as narrow in rows of any length.
 
-Flash-attention kernels work in tiles of 128 tokens; the median text has half of
-that, and most of such a tile is thrown away. Here tiles are 64 wide, and those that no
-query of a tile may look at are left out; a program takes
-one tile of a row and head forward, backward a whole row and query heads that share a
+Flash-attention kernels work in tiles of 128 tokens; the median text has half of that,
+and most of such a tile is thrown away. Here tiles are 64 wide, and those that no query
+of a tile may look at are left out; a program takes one tile of a row and head forward,
+backward a whole row, or a section of one with windows, and query heads that share a
 key. Online softmax and recomputation as in FlashAttention-2 (Dao 2023); dropout by
 hashing (seed, head, place), again in the backward pass instead of being stored: Philox,
 ten rounds a number, cost three times the attention itself on an H200. Scores and sums
@@ -27,6 +27,9 @@ TILE = 64
 FEWEST_PROGRAMS = 8
 """Of a row, in the backward pass: with fewer, rows of a small batch would leave a GPU
 idle. Measured with 16 query heads on 8 key heads alone."""
+SECTION = 512
+"""Tokens of a row with windows that a program of the backward pass takes, and what they
+see to both sides: of whole rows the longest would keep a GPU waiting."""
 LOG2_E = 1.4426950408889634
 LN_2 = tl.constexpr(0.6931471805599453)
 FORWARD = {"num_warps": 4, "num_stages": 3}
@@ -165,10 +168,11 @@ def _pair(scores, v, grad, lse, delta, inverse, kept, drops: tl.constexpr):
 
 @triton.jit
 def _queries_of(
-    k_begin, length, left, right,
+    k_begin, length, own, behind, left, right,
     tile: tl.constexpr, causal: tl.constexpr, windowed: tl.constexpr,
 ):  # fmt: skip
-    """The queries that look at the key tile from `k_begin` on: first, and end."""
+    """The queries that look at the key tile from `k_begin` on: first, and end. Where it
+    lies beside the section from `own` to `behind`, those of the section."""
     first = 0
     if causal:
         first = k_begin
@@ -176,6 +180,9 @@ def _queries_of(
     if windowed:
         first = tl.maximum(first, _tile_of(k_begin - right, tile))
         end = tl.minimum(length, k_begin + tile + left)
+        beside = (k_begin < own) | (k_begin >= behind)
+        first = tl.where(beside, tl.maximum(first, own), first)
+        end = tl.where(beside, tl.minimum(end, behind), end)
     return first, end
 
 
@@ -222,11 +229,12 @@ def _backward_kernel(  # noqa: PLR0915
     scale: tl.constexpr, inverse: tl.constexpr, threshold: tl.constexpr,
     heads: tl.constexpr, group: tl.constexpr, each: tl.constexpr, dim: tl.constexpr,
     tile: tl.constexpr, causal: tl.constexpr, windowed: tl.constexpr,
-    drops: tl.constexpr,
+    section: tl.constexpr, drops: tl.constexpr,
 ):  # fmt: skip
-    """All gradients of one row and `each` query heads that share a key. dq of a query
-    tile grows from key tile to key tile, in fp32 at `sum_ptr`, where only this program
-    reads and writes. Where others share the key, dk and dv go to `apart_ptr`."""
+    """All gradients of one row and `each` query heads that share a key; with windows of
+    one `section` of the row. dq of a query tile grows from key tile to key tile, in
+    fp32 at `sum_ptr`, where only this program reads and writes. Where others share the
+    key, dk and dv go to `apart_ptr`."""
     keys: tl.constexpr = heads // group
     row_stride: tl.constexpr = (heads + 2 * keys) * dim
     q_ptr, k_ptr = qkv_ptr, qkv_ptr + heads * dim
@@ -245,7 +253,14 @@ def _backward_kernel(  # noqa: PLR0915
     head = part
     if drops:
         stream = _stream(seed_ptr, head)
-    for k_begin in range(0, length, tile):
+    own, behind = 0, length  # the tokens whose gradients are stored here
+    k_first, k_end = 0, length
+    if windowed:
+        own = tl.program_id(2) * section
+        behind = tl.minimum(length, own + section)
+        k_first = _tile_of(own - left, tile)
+        k_end = tl.minimum(length, behind + right)
+    for k_begin in range(k_first, k_end, tile):
         k_index = k_begin + tl.arange(0, tile)
         k_token = start + k_index
         k_inside = k_index < length
@@ -253,7 +268,9 @@ def _backward_kernel(  # noqa: PLR0915
         v = _tile(v_ptr, k_token, row_stride, key * dim, k_inside, dims)
         dk = tl.zeros((tile, dim), tl.float32)
         dv = tl.zeros((tile, dim), tl.float32)
-        first, end = _queries_of(k_begin, length, left, right, tile, causal, windowed)
+        first, end = _queries_of(
+            k_begin, length, own, behind, left, right, tile, causal, windowed
+        )
         if each > 1:  # the heads one after the other, in one loop
             reach = tl.cdiv(end - first, tile) * tile
             end = first + each * reach
@@ -289,12 +306,16 @@ def _backward_kernel(  # noqa: PLR0915
             begun, last = _is_begun_and_last(
                 k_begin, begin, length, left, right, tile, causal, windowed
             )
+            if windowed:
+                inside = inside & (q_index >= own) & (q_index < behind)
             _grow(
                 dq, place, sum_ptr, result_ptr, q_token, head, inside, dims,
                 begun, last, dim, row_stride,
             )  # fmt: skip
         dk = dk * (scale * LN_2)
         dv = dv * inverse
+        if windowed:
+            k_inside = k_inside & (k_index >= own) & (k_index < behind)
         place = k_token[:, None] * dk_row + part * dim + dims[None, :]
         tl.store(dk_ptr + place, dk.to(dk_ptr.dtype.element_ty), mask=k_inside[:, None])
         tl.store(dv_ptr + place, dv.to(dv_ptr.dtype.element_ty), mask=k_inside[:, None])
@@ -399,13 +420,15 @@ def _row_attention_backward(
     parts = heads // each
     apart = qkv.new_empty((2, tokens if parts > groups else 0, parts, dim))
     sums = torch.empty_like(out, dtype=torch.float32)
-    wrap_triton(_backward_kernel)[(parts, bounds.numel() - 1)](
+    windowed = left >= 0
+    sections = triton.cdiv(max_length, SECTION) if windowed else 1
+    wrap_triton(_backward_kernel)[(parts, bounds.numel() - 1, sections)](
         qkv, grad, lse, delta, bounds, seed,
         result, apart, sums, grad.stride(0), grad.stride(1),
         tokens, max_length, left, right,
         **_numbers(scale, dropout), heads=heads, group=heads // groups, each=each,
-        dim=dim, tile=TILE, causal=causal, windowed=left >= 0, drops=dropout > 0,
-        **_backward_options(dim),
+        dim=dim, tile=TILE, causal=causal, windowed=windowed, section=SECTION,
+        drops=dropout > 0, **_backward_options(dim),
     )  # fmt: skip
     if parts > groups:  # a key's gradient is the sum over its parts
         shared = apart.view(2, tokens, groups, parts // groups, dim).sum(3)
