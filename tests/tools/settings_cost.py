@@ -8,11 +8,11 @@
 
 Trainings of one job, each in a process of its own, in rounds that go back and forth:
 conf/reproducible, fp32, gradient checkpointing, a third of the token budget, the
-allocator without growing segments, and one thread. A digest is of the bytes of the last
-model's weights. `--compile yes` gives each run a compile cache of its own, so that
-nothing is the same because it was kept. `--windows N` takes N windows of each setting
-and of the defaults by turns instead, both in warm processes: for a machine whose speed
-wanders.
+allocator without growing segments, one thread, and the variables that libraries have by
+themselves. A digest is of the bytes of the last model's weights. `--compile yes` gives
+each run a compile cache of its own, so that nothing is the same because it was kept.
+`--windows N` takes N windows of each setting and of the defaults by turns instead, both
+in warm processes: for a machine whose speed wanders.
 """
 
 from __future__ import annotations
@@ -67,6 +67,13 @@ class Setting:
     """Of a global batch of longest rows."""
 
 
+LIBRARIES_OWN = {
+    "MKL_SERVICE_FORCE_INTEL": "0",
+    "MKL_THREADING_LAYER": "INTEL",
+    "TOKENIZERS_PARALLELISM": "true",
+    "GOMP_SPINCOUNT": "300000",
+}
+"""What MKL, tokenizers and OpenMP do where `runtime.environment` sets nothing."""
 SETTINGS = {
     "default": Setting(),
     "reproducible": Setting(
@@ -79,6 +86,7 @@ SETTINGS = {
         environment={"PYTORCH_ALLOC_CONF": "expandable_segments:False"}
     ),
     "thread": Setting({"threads": 1}),
+    "variables": Setting({"environment": LIBRARIES_OWN}),
 }
 
 

@@ -36,6 +36,13 @@ from tests.tools.gpu_check import PROJECT, TAIL, FailedError, device_name
 
 CORES_EACH = 2
 TRAINED_IN = {"cpu": "base", "gpu": "bert_base"}
+TRAINED = [
+    "train.epochs=1000",
+    "train.resume=never",
+    "train.evaluate_every=null",
+    "tracking.log_model=false",
+]
+"""Rates are of steps alone: what comes between and behind them would only take time."""
 TINY = ["benchmark.tune_minutes=0.2", "benchmark.repeats=3"]
 HEAD = (
     "tune  seconds  promised  90 % interval       ±      came  inside  with its speed"
@@ -104,8 +111,7 @@ def measured(number: int, tokens: Path, place: Place) -> Row:
     folder = tokens.with_name(f"tune_{number}")
     shutil.copytree(tokens, folder)
     took_s, _ = place.run(folder, "--pipelines=benchmark")
-    trained = [f"train.max_steps={place.asked.steps}", "train.resume=never"]
-    trained.append("train.epochs=1000")
+    trained = [f"train.max_steps={place.asked.steps}", *TRAINED]
     _, text = place.run(folder, "--env=tuned", "--pipelines=train", params=trained)
     return {"tune": number, "seconds": took_s, **_came(folder, text)}
 
@@ -164,7 +170,7 @@ def main() -> None:
     )
     parser.add_argument("--tunes", type=int, default=10)
     parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu")
-    parser.add_argument("--steps", type=int, default=700, help="of each training")
+    parser.add_argument("--steps", type=int, default=400, help="of each training")
     parser.add_argument("--params", type=lambda t: t.split(","), default=[])
     parser.add_argument("--folder", type=Path, default=None)
     parser.add_argument("--minutes", type=float, default=25.0)
