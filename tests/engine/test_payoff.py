@@ -109,43 +109,6 @@ def test_where_the_host_is_the_bound_compiling_gains_nothing():
     assert not found.compile and "saves about 0.0 s" in found.reason
 
 
-LATE = OPEN
-
-
-def test_a_longer_run_is_compiled_beside_its_first_steps():
-    """BERT-base: 49.17 ms a step, 34.9 compiled. 34 s of another process are 691 steps;
-    what it leaves costs 4.8 s."""
-    step, fast = (step_s(BERT_BASE, on, False) for on in (False, True))
-    before = int(34 / step)
-    for steps, off, now, late in (
-        (1_000, 1_000 * step, 24 + 1_000 * fast, None),
-        (2_000, None, 24 + 2_000 * fast, before * step + 4.8 + (2_000 - before) * fast),
-    ):
-        found = choose_compilation(
-            replace(BERT_BASE, steps=steps), OPEN, (False,), LATE
-        )
-        assert (found.compile, found.late) == (late is not None, late is not None)
-        assert min(s for s in (off, now, late) if s) == (late or off)
-    assert found.reason.startswith(
-        f"compile late, in a process beside about {before} steps: costs about 4.8 s "
-        f"then, saves about {(2_000 - before) * (step - fast):.0f} s"
-    )
-
-
-def test_what_is_compiled_already_is_taken_at_once():
-    long = replace(BERT_BASE, steps=2_000, cached=True)
-    found = choose_compilation(long, OPEN, OPEN, LATE)
-    assert found.compile and not found.late
-
-
-def test_each_shape_of_a_late_run_is_recorded_twice():
-    few, many = (replace(BERT_BASE, steps=2_000, shapes=n) for n in (1, 64))
-    found = [
-        choose_compilation(work, (True,), (True,), (True,)) for work in (few, many)
-    ]
-    assert all(choice.late and choice.cuda_graphs for choice in found)
-
-
 def test_what_is_set_stays():
     for compiled in (True, False):
         for recorded in (True, False):

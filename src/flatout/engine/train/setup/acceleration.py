@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flatout.engine.families import Family, family_of
@@ -15,7 +15,6 @@ from flatout.engine.train.setup.budgets import token_budget
 from flatout.engine.train.setup.job import TrainJob
 from flatout.engine.train.setup.payoff import (
     LAYER_WEIGHTS,
-    NOW,
     OPEN,
     Choice,
     Options,
@@ -77,38 +76,34 @@ def accelerate(
     recorded = _graph_options(job, runtime, strategy, config)
     if planned is None:
         return Choice(compiled[-1], recorded[-1])
-    late = _late_options(job, runtime, config, planned)
+    late = _is_late(job, runtime, config, planned.earlier)
     if planned.earlier is not None:
         kept = planned.earlier
         on = kept.compile if compiled == OPEN else compiled[-1]
         graphs = kept.cuda_graphs if recorded == OPEN else recorded[-1]
         is_same = (on, graphs) == (kept.compile, kept.cuda_graphs)
-        later = on and (kept.late if late == OPEN else late[-1])
-        return Choice(on, graphs, kept.reason if is_same else "", later)
+        return Choice(on, graphs, kept.reason if is_same else "", on and late)
     work = _work(job, runtime, config, planned)
     if work is None or OPEN not in (compiled, recorded):
-        return Choice(compiled[-1], recorded[-1], "", late[-1])
-    return choose_compilation(work, compiled, recorded, late)
+        return Choice(compiled[-1], recorded[-1], "", late)
+    return replace(choose_compilation(work, compiled, recorded), late=late)
 
 
-def _late_options(
-    job: TrainJob, runtime: Runtime, config: Any, planned: Planned
-) -> Options:
+def _is_late(
+    job: TrainJob, runtime: Runtime, config: Any, earlier: Choice | None
+) -> bool:
+    """Where it is asked for; `auto` begins no run so, because the clock would choose
+    the step by which two of them differ, but goes on as one that was so."""
     wanted = job.settings.train.compile
-    if wanted not in ("auto", "late"):
-        return NOW
+    goes_on = earlier is not None and earlier.late
+    if wanted != "late" and not (wanted == "auto" and goes_on):
+        return False
     fault = _late_fault(job, runtime, config)
-    if wanted == "late":
-        if fault:
-            raise SettingsError(
-                f"train.compile: late: {fault}; set it to auto, true or false"
-            )
-        return (True,)
-    works = _compile_options(wanted, runtime, config) == OPEN
-    # auto begins none: no GPU has timed a late switch yet, and two such runs would
-    # differ by the step that the clock chose.
-    continues = planned.earlier is not None
-    return OPEN if fault is None and works and continues else NOW
+    if wanted == "late" and fault:
+        raise SettingsError(
+            f"train.compile: late: {fault}; set it to auto, true or false"
+        )
+    return fault is None and _compile_options(wanted, runtime, config)[-1]
 
 
 def _late_fault(job: TrainJob, runtime: Runtime, config: Any) -> str | None:
