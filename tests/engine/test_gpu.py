@@ -15,7 +15,6 @@ from torch._dynamo.utils import counters
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from flatout.engine.families import family_of_type
 from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.environment import apply
 from flatout.engine.machine.runtime import set_up
@@ -387,9 +386,10 @@ SAMPLES = {"table": None, "vit": VIT, "convnext": CONVNEXT, "resnet": RESNET}
 
 
 @pytest.mark.parametrize(
-    ("kind", "compiled"), [*((kind, False) for kind in SAMPLES), ("vit", True)]
+    ("kind", "compiled"),
+    [*((kind, False) for kind in SAMPLES), ("vit", True), ("resnet", True)],
 )
-def test_samples_train_the_same_recorded(tmp_path, monkeypatch, kind, compiled):
+def test_samples_train_the_same_recorded(tmp_path, kind, compiled):
     """Twelve steps, two of them an epoch's smaller last."""
     histories = []
     for recorded in (False, True):
@@ -400,8 +400,6 @@ def test_samples_train_the_same_recorded(tmp_path, monkeypatch, kind, compiled):
             job = table_job(folder, count=100, **chosen)
         else:
             job = image_job(folder, SAMPLES[kind], **chosen)
-        family = type(family_of_type(job.settings.model.config["model_type"]))
-        monkeypatch.setattr(family, "records_padded", True)
         result = on_gpu(job, cuda_graphs=recorded, compile=compiled)
         assert result.report.cuda_graphs is recorded
         histories.append(result.history)
@@ -411,6 +409,24 @@ def test_samples_train_the_same_recorded(tmp_path, monkeypatch, kind, compiled):
     )
     norms = [p.grad_norm for p in plain]
     assert [p.grad_norm for p in replayed] == pytest.approx(norms, rel=5e-3)
+
+
+@pytest.mark.parametrize("config", [VIT, CONVNEXT, RESNET], ids=["vit", "next", "res"])
+def test_images_train_the_same_compiled_with_fused_parts(tmp_path, config):
+    """Crops included, which a graph takes by index."""
+    histories = []
+    for compiled in (False, True):
+        chosen = {"global_batch_size": 16, "log_every": 1, "learning_rate": 1e-3}
+        chosen |= {"epochs": 9, "resume": "never", "max_steps": 12, "crop_area": 0.5}
+        job = image_job(tmp_path / str(compiled), config, **chosen)
+        result = on_gpu(job, compile=compiled)
+        assert result.report.compile is compiled
+        histories.append(result.history)
+    plain, fused = histories
+    losses = [p.loss for p in plain]
+    assert [p.loss for p in fused] == pytest.approx(losses, rel=5e-3)
+    norms = [p.grad_norm for p in plain]
+    assert [p.grad_norm for p in fused] == pytest.approx(norms, rel=2e-2)
 
 
 def run_resnet(folder, ranks):

@@ -18,7 +18,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pyarrow as pa
 
@@ -35,6 +34,8 @@ def table(rows: int, columns: int, classes: int) -> tuple[Any, Any]:
 
 def write(file: Path, rows: int, columns: int, classes: int) -> None:
     """`inputs` (rows, columns) and `label` (rows,)."""
+    import h5py
+
     values, labels = table(rows, columns, classes)
     file.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(file, "w") as opened:

@@ -13,9 +13,12 @@ decodes files at every epoch.
 A side may try ways: `flatout+graphs` records steps as CUDA graphs,
 `flatout+algorithms` lets cuDNN try all of its algorithms, `flatout+products` makes
 convolutions of one pixel products, `flatout+tuned` has Inductor try more block sizes.
+`flatout+without-stem`, `-pool`, `-sums` and `-gelu` leave a part as the model has it.
 
 All sides compile at once, each in a process. Then they take their windows one at a
-time, in `--rounds`; before each, a loader's ready batches are used up.
+time, in `--rounds`; before each, cuDNN chooses its algorithms again on a device that
+nobody else uses, and a loader's ready batches are used up. A side that is refused, or
+fails three times, is told of and waited for no longer.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +69,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "ResNet-50": {"model_type": "resnet"},
 }
 SIDES = ["plain", "flatout", "trainer", "trainer-compiled"]
-WINDOWS, FIRST_STEPS, READY = 3, 3, 36
+WINDOWS, FIRST_STEPS, SETTLING, READY = 3, 3, 8, 36
 REPEATED = 50
 CLASSES = tuple(f"class_{number}" for number in range(10))
 IS_CUDA = torch.cuda.is_available()
@@ -82,8 +87,9 @@ class Turns:
         self.rates: list[float] = []
         self.waits: list[float] = []
         self.first_s = 0.0
+        self.on_round: Callable[[], None] = lambda: None
         ready = READY if IS_CUDA else 2
-        self.lead = FIRST_STEPS + (2 if name.endswith("plain") else ready)
+        self.lead = FIRST_STEPS + (SETTLING if name.endswith("plain") else ready)
 
     def step_done(self, samples: int, wait_s: float = 0.0) -> bool:
         self.steps += 1
@@ -127,6 +133,8 @@ class Turns:
             time.sleep(0.1)
         self._lock = (self.folder / "lock").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        choose_again()
+        self.on_round()
         self.round += 1
         self.steps = FIRST_STEPS
 
@@ -138,6 +146,12 @@ class Turns:
             f"first steps {self.first_s:.0f} s {more}",
             flush=True,
         )
+
+
+def choose_again() -> None:
+    """Convolutions of bf16 have no use for TF32, but cuDNN's choice is kept by it."""
+    cudnn = torch.backends.cudnn
+    cudnn.allow_tf32 = not cudnn.allow_tf32
 
 
 def synchronize() -> None:
@@ -179,10 +193,24 @@ def plain(model_name: str, given: argparse.Namespace, turns: Turns) -> None:
     turns.tell()
 
 
+WITHOUT = {
+    "stem": "_modeling.resnet_stem.fold_stem",
+    "pool": "_modeling.resnet_stem.rectify_pool",
+    "sums": "vision.sum_statistics",
+    "gelu": "_modeling.vit_feed_forward.fuse_feed_forward",
+}
+"""Functions that put a part in place, in flatout.engine.families."""
+
+
 def set_ways(ways: list[str]) -> None:
-    """Of compiling and of cuDNN; "graphs" is a parameter."""
+    """Of compiling, of cuDNN and of fused parts; "graphs" is a parameter."""
     from torch._inductor import config
 
+    for way in ways:
+        if way.startswith("without-"):
+            place, name = WITHOUT[way.removeprefix("without-")].rsplit(".", 1)
+            module = import_module(f"flatout.engine.families.{place}")
+            setattr(module, name, lambda *_: 0)
     if "algorithms" in ways:
         torch.backends.cudnn.benchmark_limit = 0
     if "products" in ways:
@@ -256,6 +284,9 @@ def flatout(job: TrainJob, turns: Turns) -> None:
     settings = job.settings.train.loader
     loader = StepLoader(trainer.data, settings, runtime, 0, trainer.total_steps)
     driver = Driver(trainer)
+    if trainer.resolved.cuda_graphs:  # recorded anew, with the algorithms chosen then
+        stepper = trainer.stepper
+        turns.on_round = lambda: stepper.go_on_with(stepper.module, stepper.noise)
     for batch in loader:
         driver.step(batch, loader.wait_s)
         if turns.step_done(batch.num_samples, loader.wait_s):
@@ -310,7 +341,7 @@ def start(model: str, side: str, folder: Path) -> subprocess.Popen[str]:
 
 
 def all_sides(given: argparse.Namespace) -> None:
-    """A side that fails, as several at once may run out of memory, is tried again."""
+    """A side that runs out of memory, as several at once may, is tried again."""
     sides = [(m, s) for m in given.models for s in given.sides]
     os.environ["IMAGE_RATES"] = f"{len(sides)} {time.time() + given.compile_s}"
     running = {pair: start(*pair, given.folder) for pair in sides}
@@ -321,13 +352,25 @@ def all_sides(given: argparse.Namespace) -> None:
                 continue
             del running[pair]
             print(process.stdout.read() if process.stdout else "", end="", flush=True)
-            if process.returncode and tries[pair] < 3:
+            if not process.returncode:
+                continue
+            name = f"{pair[0]} {pair[1]}".replace("/", "")
+            log = (given.folder / f"{name.replace(' ', '-')}.log").read_text()
+            if "out of memory" in log and tries[pair] < 3:
                 tries[pair] += 1
                 running[pair] = start(*pair, given.folder)
-            elif process.returncode:
-                log = given.folder / f"{pair[0].replace('/', '')}-{pair[1]}.log"
-                print(f"{pair} failed: {log.read_text()[-600:]}", flush=True)
+                continue
+            print(f"{pair} failed: {log[-600:]}", flush=True)
+            leave_out(name, given)
         time.sleep(0.2)
+
+
+def leave_out(name: str, given: argparse.Namespace) -> None:
+    """Of all rounds: nobody waits for it."""
+    turns = given.folder / "turns"
+    turns.mkdir(exist_ok=True)
+    for number in range(given.rounds):
+        (turns / f"{number}-{name}").touch()
 
 
 def main() -> None:

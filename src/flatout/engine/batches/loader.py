@@ -199,7 +199,6 @@ class StepLoader:
                 "multiprocessing_context": "fork",
             }
         rows: Any = _Timed(data, self.times) if self.num_workers else data
-        locks = self.settings.pin_memory and not isinstance(data, InPlaces)
         return DataLoader(
             rows,
             batch_size=None,
@@ -208,7 +207,7 @@ class StepLoader:
             # Else each iteration draws from the generator that dropout uses, and a
             # resumed run draws other numbers than one that was never interrupted.
             generator=torch.Generator(),
-            pin_memory=locks and self.runtime.is_cuda,
+            pin_memory=self.settings.pin_memory and self.runtime.is_cuda,
             **workers,
         )
 

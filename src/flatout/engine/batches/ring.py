@@ -39,6 +39,13 @@ class Made:
     place: int | None
     size: int
 
+    def pin_memory(self) -> Made:
+        """Called by the DataLoader's pinning thread, which reads the messages; the
+        ring is locked already."""
+        if self.place is not None:
+            return self
+        return replace(self, batch=self.batch.pin_memory())
+
 
 class Ring:
     """Places that steps take in turn. One is written again when what read it, the copy
@@ -84,7 +91,7 @@ class Ring:
         `copies`, when asking for the next."""
         for one in made:
             if one.place is None:
-                yield one.batch.pin_memory() if copies else one.batch
+                yield one.batch
                 continue
             yield replace(one.batch, buffer=self.place(one.place)[: one.size])
             if copies is not None:

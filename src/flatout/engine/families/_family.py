@@ -57,6 +57,9 @@ class Family:
     records_padded: ClassVar[bool] = False
     """Whether steps of padded rows may be recorded as CUDA graphs: a forward pass waits
     for nothing, and `tests/engine/test_gpu.py` shows that it trains the same."""
+    records_unasked: ClassVar[bool] = True
+    """Whether `train.cuda_graphs: auto` may record them: a recording keeps activations
+    a second time, and images have many in a step of few rows."""
     one_shape: ClassVar[bool] = False
     """Whether all samples have one shape, for which a step is compiled as a whole."""
     attends: ClassVar[bool] = True

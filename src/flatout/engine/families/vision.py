@@ -29,6 +29,8 @@ LIGHTEST = 255
 
 class _Vision(Family):
     one_shape = True
+    records_padded = True
+    records_unasked = False
 
     def shape_keys(self, facts: Any) -> dict[str, Any]:
         """Height, and channels."""

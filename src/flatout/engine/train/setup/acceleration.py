@@ -185,17 +185,18 @@ def _has_compiler() -> bool:
 def _graph_options(
     job: TrainJob, runtime: Runtime, strategy: str, config: Any
 ) -> Options:
-    train = job.settings.train
-    possible = _can_record(job, runtime, strategy, family_of(config))
+    train, family = job.settings.train, family_of(config)
+    possible = _can_record(job, runtime, strategy, family)
     if train.cuda_graphs != "auto":
         if train.cuda_graphs and not possible:
             raise SettingsError(
                 "train.cuda_graphs needs a GPU, the fused adamw, no sharding (fsdp), "
                 "and packed rows, or a model whose padded ones may be recorded "
-                "(LSTMs, tables): set it to auto or false"
+                "(LSTMs, tables, images): set it to auto or false"
             )
         return (bool(train.cuda_graphs),)
-    if not possible or train.gradient_checkpointing:  # never recorded together so far
+    # Checkpointing was never recorded so far.
+    if not (possible and family.records_unasked) or train.gradient_checkpointing:
         return (False,)
     small = rank_tokens(job, runtime) <= _most_graph_tokens(
         job, runtime, strategy, config
