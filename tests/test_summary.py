@@ -42,7 +42,8 @@ PLACES = {
 
 def test_a_run_ends_with_figures_model_and_what_is_next():
     assert summary_lines(TRAINED, JUDGED, PLACES, "qwen3") == [
-        "trained     9,000 steps at 1,444 samples/s, loader wait 3.7 %, peak 1.2 GiB",
+        "trained     9,000 steps at 1,444 samples/s, "
+        "compute-bound (loader wait 3.7 %), peak 1.2 GiB",
         "validation  loss 0.9123  accuracy 0.7490",
         "test        loss 0.7996  accuracy 0.7780",
         "            accuracy 0.1114 by saying 'pandas' always",
@@ -54,6 +55,14 @@ def test_a_run_ends_with_figures_model_and_what_is_next():
         "finds faster settings",
         "            kedro flatout ui                             shows the runs",
     ]
+
+
+@pytest.mark.parametrize(
+    ("wait_pct", "bound"), [(0.0, "compute"), (9.9, "compute"), (10.0, "loader")]
+)
+def test_a_training_ends_with_what_bounds_it(wait_pct, bound):
+    [line, *_] = summary_lines({**TRAINED, "loader_wait_pct": wait_pct}, None, {}, None)
+    assert f"{bound}-bound (loader wait {wait_pct:.1f} %)" in line
 
 
 def test_a_training_alone_has_its_own_figures_of_the_test_split():

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from flatout.engine.benchmark.verdict import IO_LIMIT_SHARE
+
 MOST_FIGURES = 3
 MAJORITY = "majority_accuracy"
 NEXT = {
@@ -36,10 +38,12 @@ def summary_lines(
 def _of_training(report: Report | None) -> Iterator[tuple[str, str]]:
     if report:
         waits = report["loader_wait_pct"]
+        bound = "loader" if waits >= 100 * IO_LIMIT_SHARE else "compute"
         yield (
             "trained",
             f"{report['steps']:,} steps at {report['samples_per_s']:,.0f} samples/s, "
-            f"loader wait {waits:.1f} %, peak {report['peak_reserved_gib']:.1f} GiB",
+            f"{bound}-bound (loader wait {waits:.1f} %), "
+            f"peak {report['peak_reserved_gib']:.1f} GiB",
         )
         yield "validation", _figures(report, "validation_")
 
