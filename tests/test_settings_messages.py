@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flatout.engine.parameters import Settings, SettingsError, parse_settings
+from flatout.engine.parameters.faults import first_line
 from flatout.engine.parameters.other_names import HERE
 
 
@@ -219,3 +220,8 @@ def test_true_and_false_are_taken_where_they_are_meant():
 
 def test_nothing_given_is_valid():
     assert parse_settings({}) == Settings()
+
+
+def test_an_error_is_told_by_its_first_line_or_by_its_type():
+    assert first_line(ValueError(" no such file\nand more")) == "no such file"
+    assert first_line(EOFError()) == "EOFError"

@@ -118,7 +118,7 @@ def _machine(settings: Settings, files: JobFiles, number: int) -> int:
     pid = os.fork()
     if pid:
         return pid
-    queue._boot = lambda: f"machine {number}"
+    queue.process_space = lambda: f"machine {number}"
     trials.MODULE = "tests.engine.sweep_trial"
     os.environ |= {"PYTHONPATH": f"{PROJECT}:{PROJECT}/src", "CUDA_VISIBLE_DEVICES": ""}
     try:

@@ -25,6 +25,7 @@ from flatout.engine.data.split_recipes import ROWS_DIGEST, split_options
 from flatout.engine.files.atomic_folder import note_facts, stored_facts, stored_key
 from flatout.engine.files.content_key import ContentKey
 from flatout.engine.parameters import Settings
+from flatout.engine.parameters.faults import first_line
 from flatout.engine.tasks import columns_of
 from flatout.project.parameters.hooks import TRAINING_NODES, checked_settings
 from flatout.project.raw_origin import origin_of
@@ -210,8 +211,8 @@ def _same_content(
             return False
         return bool(raw.digest(columns.names) == key.fields["raw_texts"])
     except Exception as error:  # each kind of entry has errors of its own
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        logger.warning("raw_texts cannot be compared with the tokens: %s", lines[0])
+        why = first_line(error)
+        logger.warning("raw_texts cannot be compared with the tokens: %s", why)
         return None
 
 

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import click
@@ -24,6 +23,7 @@ from kedro.pipeline.node import Node
 from rich.console import Console
 from rich.table import Table
 
+from flatout.engine.files.owner import start_ticks
 from flatout.project.hooks import TrackingHooks
 from flatout.project.parameters.hooks import TRAINING_NODES, loader_of
 from flatout.reports.journey import PHASES
@@ -74,13 +74,10 @@ class PhaseClock:
 def process_age_s() -> float:
     """Since this process began. psutil alone is up to a second off on Linux, where it
     adds the clock ticks to a time of boot in whole seconds."""
-    try:
-        stat = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace")
-        ticks = int(stat.rpartition(")")[2].split()[19])
-        up_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-        return up_s - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError, ValueError, IndexError):
+    ticks = start_ticks(os.getpid())
+    if ticks is None:
         return time.time() - psutil.Process().create_time()
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def table(seconds: Mapping[str, float]) -> Table:

@@ -11,7 +11,7 @@ import pandas as pd
 from flatout.engine.benchmark.tune import CONFIGURED
 from flatout.reports import journey
 from flatout.reports.comparisons import loader_text
-from flatout.reports.markdown import number_text
+from flatout.reports.markdown import counted, number_text
 from flatout.reports.tuned import interval_text
 
 MAX_LINES, BAR_CELLS = 10, 30
@@ -103,7 +103,7 @@ def _workers(summary: Summary, trials: pd.DataFrame) -> str:
     source = tuned["provenance"]
     gain = source["samples_per_s"] / source["samples_per_s_before"]
     kind = "more" if more > 0 else "fewer"
-    number = _counted(abs(more), f"{kind} worker")
+    number = counted(abs(more), f"{kind} worker")
     return f" {number} {'give' if abs(more) > 1 else 'gives'} {gain:.2f}x."
 
 
@@ -143,7 +143,7 @@ def _scaling(summary: Summary) -> str:
         return "No number of devices was measured to its end."
     most = max(ok, key=lambda row: int(row["devices"]))
     devices, rate = int(most["devices"]), number_text(most["samples_per_s"])
-    trained = f"{_counted(devices, 'device')} train{'s' if devices == 1 else ''}"
+    trained = f"{counted(devices, 'device')} train{'s' if devices == 1 else ''}"
     share = f"{100 * most['share_of_linear']:.0f} % of {devices} times one alone"
     shared = ", on the same cores" if devices > summary["devices"] else ""
     return f"{trained} {rate} samples/s, {share}{shared}."
@@ -172,12 +172,12 @@ def _bars(summary: Summary, steps: pd.DataFrame) -> Bars:
         return [(row["name"], row["samples_per_s"]) for row in _kept(steps)]
     if mode == "loader":
         return [
-            (_counted(row["num_workers"], "worker"), row["samples_per_s"])
+            (counted(row["num_workers"], "worker"), row["samples_per_s"])
             for row in summary["loader"]
         ]
     if mode == "scaling":
         rows = summary["scaling"]
-        return [(_counted(r["devices"], "device"), r["samples_per_s"]) for r in rows]
+        return [(counted(r["devices"], "device"), r["samples_per_s"]) for r in rows]
     if mode in ("headline", "peers"):
         return [(row["name"], row["samples_per_s"]) for row in summary[mode]]
     return _picks(summary)
@@ -197,10 +197,6 @@ def _picks(summary: Summary) -> Bars:
         if row
     }
     return [("as configured", source.get("samples_per_s_before")), *rates.items()]
-
-
-def _counted(number: int, name: str) -> str:
-    return f"{number} {name}" if number == 1 else f"{number} {name}s"
 
 
 def _is_rate(value: Any) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from flatout.engine.files.atomic_write import write_text
+from flatout.engine.parameters.common import set_by_path
 
 HEAD = """\
 # Written by kedro flatout best; the next one writes it again.
@@ -39,7 +40,7 @@ def write_best(conf: Path, best: Mapping[str, Any]) -> Path:
     file = conf / "best" / "parameters.yml"
     file.parent.mkdir(parents=True, exist_ok=True)
     figure = f"# {best['chosen_by']}: {best[best['chosen_by']]:.6g}\n\n"
-    tree = _nested(best["settings"])
+    tree = set_by_path({}, best["settings"])
     write_text(file, HEAD + figure + yaml.safe_dump(tree, sort_keys=False))
     return file
 
@@ -54,14 +55,3 @@ def best_lines(
     yield f"Trial {best['trial_id']} won: {name} {best[name]:.6g} ({told})."
     yield from (f"  {path}: {value}" for path, value in best["settings"].items())
     yield f"Written to {file}. Train with it: kedro run --env=best{source}"
-
-
-def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for path, value in settings.items():
-        *parents, last = path.split(".")
-        level = tree
-        for parent in parents:
-            level = level.setdefault(parent, {})
-        level[last] = value
-    return tree

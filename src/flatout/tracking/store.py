@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from flatout.engine.files.owner import runs_since
 from flatout.engine.files.writable import ELSEWHERE
 from flatout.engine.machine.environment import set_defaults, tracking_uri_kept
+from flatout.engine.parameters.faults import first_line
 
 if TYPE_CHECKING:  # a run's process may do without, and without its imports
     from mlflow import MlflowClient
@@ -73,7 +75,7 @@ def artifacts_beside(tracking_uri: str) -> str | None:
 
 def one_line(error: BaseException) -> str:
     """First line of an error's text, short enough for a warning."""
-    text = str(error).strip().split("\n")[0] or type(error).__name__
+    text = first_line(error)
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
@@ -113,9 +115,8 @@ def process_lives(tags: Mapping[str, Any]) -> bool:
     if tags.get(HOST_TAG) != socket.gethostname():
         return HOST_TAG in tags
     try:
-        started_s = psutil.Process(int(tags[PID_TAG])).create_time()
-        return abs(started_s - float(tags[STARTED_TAG])) < 1
-    except (psutil.NoSuchProcess, KeyError, ValueError):
+        return runs_since(int(tags[PID_TAG]), float(tags[STARTED_TAG]))
+    except (KeyError, ValueError):
         return False
 
 

@@ -29,6 +29,7 @@ from flatout.engine.files.atomic_write import (
     sync,
     write_text,
 )
+from flatout.engine.parameters.faults import first_line
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +137,7 @@ def write_checkpoint(
         manifest.files.update(_facts(hidden, fill(hidden)))
     except Exception as error:  # the others wait for this rank's answer
         fault = error
-    answers = ranks.gather((manifest.files, fault and one_line(fault)))
+    answers = ranks.gather((manifest.files, fault and first_line(fault)))
     if answers is None:
         return None
     try:
@@ -172,10 +173,6 @@ def _seal(hidden: Path, manifest: Manifest, answers: list[Any]) -> None:
     (hidden / MANIFEST).write_text(manifest.text(), encoding="utf-8")
     sync(hidden / MANIFEST)
     sync(hidden)
-
-
-def one_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__
 
 
 def file_hash(path: Path) -> str:

@@ -11,10 +11,10 @@ from flatout.engine.checkpoints.checkpoint_folder import (
     Alone,
     Checkpoint,
     Manifest,
-    one_line,
     prune,
     write_checkpoint,
 )
+from flatout.engine.parameters.faults import first_line
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class CheckpointWriter:
         try:
             write()
         except Exception as error:  # of the disk, or of a state that must not be saved
-            reason = one_line(error)
+            reason = first_line(error)
             older = self.newest.folder if self.newest else "none"
             self._warn(
                 f"the checkpoint of step {step} was not saved ({reason}); training "

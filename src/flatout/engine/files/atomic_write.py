@@ -12,18 +12,16 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 import re
 import shutil
 import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import xxhash
+from flatout.engine.files.owner import exists, process_space, start_ticks
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +50,7 @@ def child(folder: Path, name: Any) -> Path:
 def hidden_path(target: Path, use: str = WRITING) -> Path:
     """A new place beside `target`, for this process alone."""
     pid = os.getpid()
-    owner = f"{_machine()}~{pid}~{_start_ticks(pid) or 0}"
+    owner = f"{process_space()}~{pid}~{start_ticks(pid) or 0}"
     return target.with_name(f".{target.name}.{use}-{owner}~{uuid.uuid4().hex}")
 
 
@@ -162,15 +160,15 @@ def sweep(folder: Path, *, alone: bool = False) -> None:
 def _is_dead(path: Path, found: re.Match[str], alone: bool) -> bool:
     """Whether the process that wrote `path` is gone. Where that cannot be known, it
     lives until `ABANDONED_S`."""
-    if found["machine"] != _machine():
+    if found["machine"] != process_space():
         return alone or _is_abandoned(path)
     pid = int(found["pid"])
-    if not _exists(pid):
+    if not exists(pid):
         return True
-    start_ticks = _start_ticks(pid)
-    if start_ticks is None or found["start_ticks"] == "0":
+    ticks = start_ticks(pid)
+    if ticks is None or found["start_ticks"] == "0":
         return _is_abandoned(path)
-    return start_ticks != int(found["start_ticks"])
+    return ticks != int(found["start_ticks"])
 
 
 def _is_abandoned(path: Path) -> bool:
@@ -183,36 +181,3 @@ def _written_s(path: Path) -> float:
         return max(p.lstat().st_mtime for p in (path, *path.rglob("*")))
     except OSError:
         return time.time()
-
-
-@cache
-def _machine() -> str:
-    """Where a process number means one process: containers of one name, and a machine
-    before and after its start, count as several."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
-        marks = f"{boot.strip()}{os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:  # not Linux
-        return platform.node()
-    return f"{platform.node()}~{xxhash.xxh3_64_hexdigest(marks.encode())}"
-
-
-def _exists(pid: int) -> bool:
-    """Also of another user's process, which /proc may hide."""
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _start_ticks(pid: int) -> int | None:
-    """When the process started, in clock ticks since the machine did, which no change
-    of the clock moves; None where that cannot be read."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        return int(text.rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return None

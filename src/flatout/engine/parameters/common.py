@@ -54,3 +54,17 @@ def by_path(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from by_path(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+def set_by_path(tree: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """`tree` with `values` by path, as `by_path` gives them; groups that it lacks come
+    to it."""
+    for path, value in values.items():
+        *parents, last = path.split(".")
+        level = tree
+        for name in parents:
+            if not isinstance(level.get(name), dict):
+                level[name] = {}
+            level = level[name]
+        level[last] = value
+    return tree

@@ -15,6 +15,11 @@ NEAR = 0.8
 """difflib's ratio from which a name is taken for a misspelling."""
 
 
+def first_line(error: BaseException) -> str:
+    """Of its text; the name of its type where it has none."""
+    return str(error).strip().split("\n")[0] or type(error).__name__
+
+
 def refusal(faults: Sequence[str]) -> SettingsError:
     """Before anything has run."""
     count = len(faults)

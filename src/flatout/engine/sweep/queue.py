@@ -8,7 +8,6 @@ locks across machines, and a machine may die between any two of these lines.
 from __future__ import annotations
 
 import logging
-import os
 import platform
 import threading
 import time
@@ -22,6 +21,7 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
+from flatout.engine.files.owner import process_space, runs_since
 from flatout.engine.parameters import SweepSettings
 from flatout.engine.sweep.space import Changes, combinations, distributions, key_of
 from flatout.engine.sweep.storage import patiently
@@ -180,7 +180,7 @@ class Queue:
         if machine == self.machine:
             return False
         if machine and machine["boot"] == self.machine["boot"]:
-            return not _is_alive(machine)
+            return not runs_since(machine["pid"], machine["begin_s"])
         known, since_s = self._seen.setdefault(trial.number, (beat, now_s))
         if known != beat:
             self._seen[trial.number] = (beat, now_s)
@@ -229,24 +229,7 @@ def this_machine() -> dict[str, Any]:
     process = psutil.Process()
     return {
         "host": platform.node(),
-        "boot": _boot(),
+        "boot": process_space(),
         "pid": process.pid,
         "begin_s": process.create_time(),
     }
-
-
-def _boot() -> str:
-    """The same for processes that see each other: machine, start, container."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return f"{platform.node()} {psutil.boot_time():.0f}"
-
-
-def _is_alive(machine: Mapping[str, Any]) -> bool:
-    try:
-        begin_s = psutil.Process(machine["pid"]).create_time()
-    except psutil.Error:
-        return False
-    return bool(abs(begin_s - machine["begin_s"]) < 1)

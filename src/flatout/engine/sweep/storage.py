@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from flatout.engine.parameters import SettingsError
+from flatout.engine.parameters.faults import first_line
 from flatout.engine.parameters.secrets import without_password
 
 logger = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ def open_storage(place: str) -> Any:
         )
         raise SettingsError(
             f"sweep.storage: {without_password(place)} cannot be opened{hint} "
-            f"({_first_line(error)})"
+            f"({_cause(error)})"
         ) from None
 
 
@@ -82,7 +83,7 @@ def patiently(call: Callable[[], Found], place: str, stop: threading.Event) -> F
                     "sweep.storage %s does not answer (%s): trainings go on, and it "
                     "is asked again for %.0f minutes",
                     without_password(place),
-                    _first_line(error),
+                    _cause(error),
                     PATIENCE_S / 60,
                 )
             if stop.is_set() or time.monotonic() - begin_s > PATIENCE_S:
@@ -92,7 +93,7 @@ def patiently(call: Callable[[], Found], place: str, stop: threading.Event) -> F
 
 def _gone(place: str, error: BaseException) -> str:
     return (
-        f"sweep.storage {without_password(place)} is gone ({_first_line(error)}). "
+        f"sweep.storage {without_password(place)} is gone ({_cause(error)}). "
         "What trials have trained is kept under sweep.folder: the same command goes "
         "on with it when the storage is back"
     )
@@ -110,9 +111,8 @@ def _opening_faults() -> tuple[type[BaseException], ...]:
     return (ImportError, ValueError, *_faults())
 
 
-def _first_line(error: BaseException) -> str:
-    cause = error.__cause__ or error
-    return without_password(str(cause).strip().split("\n")[0])
+def _cause(error: BaseException) -> str:
+    return without_password(first_line(error.__cause__ or error))
 
 
 def _journal(file: Path) -> Any:

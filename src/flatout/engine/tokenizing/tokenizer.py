@@ -17,6 +17,7 @@ from flatout.engine.files.atomic_folder import stored_facts
 from flatout.engine.files.content_key import ContentKey, arrow_digest
 from flatout.engine.machine.hub import answers, where_to_look
 from flatout.engine.parameters import ModelSettings, TokenizeSettings
+from flatout.engine.parameters.faults import first_line
 from flatout.engine.tasks import task_class
 from flatout.engine.tokenizing import word_pieces
 from flatout.engine.tokenizing.checkpoint_files import files_digest
@@ -319,7 +320,7 @@ def _not_found(name: str, error: Exception) -> str:
         "model.name_or_path to a folder with these files, fill the cache on a machine "
         f"with network, or set it to null to train from scratch. "
         f"({type(error).__name__}: "
-        f"{str(error).strip().splitlines()[0]})"
+        f"{first_line(error)})"
     )
 
 

@@ -20,6 +20,7 @@ from flatout.engine.files.atomic_write import write_text
 from flatout.engine.machine.environment import current_ranks
 from flatout.engine.machine.garbage import collect_rarely
 from flatout.engine.machine.signals import die_with_parent
+from flatout.engine.parameters.faults import first_line
 
 if TYPE_CHECKING:
     from flatout.engine.train.setup.job import TrainJob
@@ -69,7 +70,7 @@ def _status(error: Exception) -> str:
 
 
 def _one_line(error: Exception) -> str:
-    text = str(error).strip().split("\n")[0]
+    text = first_line(error)
     if type(error).__name__ in ("SettingsError", "ModelError"):
         return text
     return f"{type(error).__name__}: {text}"

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import xxhash
 
 from flatout.engine.parameters import BenchmarkSettings, Settings, parse_settings
+from flatout.engine.parameters.common import set_by_path
 
 Kind = Literal[
     "end_to_end",
@@ -211,13 +212,4 @@ class TrialResult:
 
 def with_changes(settings: Settings, changes: Mapping[str, Any]) -> Settings:
     """`settings` with values set by path (`train.loader.num_workers`), checked."""
-    nested = settings.model_dump(mode="json")
-    for path, value in changes.items():
-        *parents, last = path.split(".")
-        level = nested
-        for name in parents:
-            if not isinstance(level.get(name), dict):
-                level[name] = {}  # no such group: the check below says so
-            level = level[name]
-        level[last] = value
-    return parse_settings(nested)
+    return parse_settings(set_by_path(settings.model_dump(mode="json"), changes))

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from flatout.engine.data.raw_texts import RawBatch, RawTextsError
+from flatout.engine.parameters.faults import first_line
 
 HASH_BYTES = 16 << 20
 
@@ -63,8 +64,8 @@ class FileReader(ABC):
         )
 
     def fail(self, error: Exception, advice: str) -> RawTextsError:
-        text = str(error).strip().splitlines()[0]
-        return RawTextsError(f"{self.path} cannot be read ({text}): {advice}")
+        why = first_line(error)
+        return RawTextsError(f"{self.path} cannot be read ({why}): {advice}")
 
 
 def files_of(path: Path) -> list[Path]:
