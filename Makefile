@@ -55,8 +55,8 @@ docs: .venv/dev ## these documents and the notebook as pages, in build/docs
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs . build/docs
 
 compare: .venv/runtime ## samples/s of the slow configuration and the default, and the ratio
-	$(BIN)/kedro run --pipelines=split,tokenize
-	$(BIN)/kedro flatout compare
+	$(BIN)/kedro run --pipelines=split,tokenize,benchmark \
+	  --params=benchmark.mode=headline,benchmark.contenders=flatout
 
 ui: .venv/runtime ## MLflow on http://127.0.0.1:5000; elsewhere with PORT=...
 	$(BIN)/kedro flatout ui $(if $(PORT),--port $(PORT))

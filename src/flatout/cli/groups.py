@@ -7,11 +7,9 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import IO, Any
 
 import click
-from kedro.framework.session import KedroSession
 from kedro.io import DatasetError
 
 from flatout.project.command_line import plain_error
@@ -60,12 +58,3 @@ def cli() -> None:
 @cli.group()
 def flatout() -> None:
     """What only flatout has."""
-
-
-def project_facts(data_dir: str | None) -> tuple[Path, str, Path]:
-    """Data folder, tracking store, project folder."""
-    extra = {"data_dir": data_dir} if data_dir else {}
-    with KedroSession.create(runtime_params=extra) as session:
-        context = session.load_context()
-    folder = context.project_path / (data_dir or "data")
-    return folder, context.mlflow.server.mlflow_tracking_uri, context.project_path

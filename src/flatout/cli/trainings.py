@@ -1,9 +1,8 @@
-"""Commands on trainings that were made, or are compared."""
+"""Commands on trainings that were made."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 from kedro.framework.cli.utils import env_option
@@ -14,55 +13,10 @@ from flatout.cli.groups import (
     DATA_DIR,
     flatout,
     plain_errors,
-    project_facts,
 )
 from flatout.places import project_path
 from flatout.project.command_line import check_data_dir, check_environment
 from flatout.project.parameters.hooks import checked_settings
-
-
-@flatout.command()
-@click.option("--env", default="local", show_default=True, help="The fast side.")
-@click.option("--slow-env", default="slow", show_default=True)
-@click.option(
-    "--global-batch-size",
-    type=AT_LEAST_1,
-    default=16,
-    show_default=True,
-    help="Of both.",
-)
-@click.option(
-    "--steps",
-    type=AT_LEAST_1,
-    default=40,
-    show_default=True,
-    help="Optimizer steps of each.",
-)
-@click.option(
-    "--repeats",
-    type=AT_LEAST_1,
-    default=3,
-    show_default=True,
-    help="Trainings of each.",
-)
-@DATA_DIR
-def compare(data_dir: str | None, **options: Any) -> None:
-    """Train in two environments on the same tokens; print samples/s and the ratio."""
-    from flatout import compare as comparison
-
-    with plain_errors():
-        check_data_dir(data_dir)
-        check_environment(options["env"])
-        check_environment(options["slow_env"])
-        folder, uri, project = project_facts(data_dir)
-    if not comparison.has_tokens(folder):
-        raise click.ClickException(
-            f"no tokens in {folder}: run kedro run --pipelines=split,tokenize first"
-        )
-    with plain_errors():
-        result = comparison.compare(project, folder, tracking_uri=uri, **options)
-    for line in result.lines():
-        click.echo(line)
 
 
 @flatout.command()
