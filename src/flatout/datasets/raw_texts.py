@@ -14,6 +14,7 @@ from flatout.engine.data.readers.file_reader import Format
 from flatout.engine.data.readers.remote_files import RemoteFiles, shown
 from flatout.engine.data.readers.text_files import TextFiles as _TextFiles
 from flatout.engine.data.readers.text_files import reader_of
+from flatout.engine.parameters.faults import first_line
 from flatout.places import project_path
 
 
@@ -139,12 +140,12 @@ class HubTexts(ReadOnlyDataset):
             return load_dataset(self._name, self._subset, **self._options)
         except (OSError, ValueError, RuntimeError) as error:
             cache = self._options["cache_dir"] or config.HF_DATASETS_CACHE
-            lines = str(error).strip().splitlines() or [type(error).__name__]
             raise DatasetError(
-                f"the data set {self._name!r} could not be loaded ({lines[0]}). It was "
-                f"looked for as a folder, in the cache {cache} and on the Hugging Face "
-                "Hub. Check its name, subset and split; without network fill the cache "
-                "elsewhere, or give the files themselves (flatout.datasets.TextFiles)"
+                f"the data set {self._name!r} could not be loaded "
+                f"({first_line(error)}). It was looked for as a folder, in the cache "
+                f"{cache} and on the Hugging Face Hub. Check its name, subset and "
+                "split; without network fill the cache elsewhere, or give the files "
+                "themselves (flatout.datasets.TextFiles)"
             ) from error
 
     def _describe(self) -> dict[str, Any]:

@@ -135,12 +135,7 @@ class Forwarder:
         self._thread.join(END_LIMIT_OF_A_FAILING_STORE_S if failing else limit_s)
         forget_active_run()
         if not record.complete:
-            logger.warning(
-                "MLflow at %s does not have all of this run. The rest is in %s; "
-                "`kedro flatout sync` sends it.",
-                without_password(record.tracking_uri),
-                self._outbox.points.parent,
-            )
+            self._outbox.warn_of_rest()
         return record.complete
 
     def _run(self) -> None:

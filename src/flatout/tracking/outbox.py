@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.engine.files.atomic_write import write_text
+from flatout.engine.parameters.secrets import without_password
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -121,6 +122,15 @@ class Outbox:
         record = self.record
         record.tracking_uri, record.artifact_location = tracking_uri, artifact_location
         record.run_id, record.sent_steps = None, {}
+
+    def warn_of_rest(self) -> None:
+        """The store did not take all of a run that has ended."""
+        logger.warning(
+            "MLflow at %s does not have all of this run. The rest is in %s; "
+            "`kedro flatout sync` sends it.",
+            without_password(self.record.tracking_uri),
+            self.points.parent,
+        )
 
     def set_aside(self) -> None:
         """Move both files where they wait for `kedro flatout sync`."""

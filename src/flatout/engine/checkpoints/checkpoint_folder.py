@@ -281,9 +281,11 @@ def _best_of(folder: Path) -> str | None:
 
 def discard(path: Path) -> None:
     """Remove a folder; if that is cut short, what is left has a hidden name."""
-    hidden = path.with_name(f".old-{path.name}-{uuid.uuid4().hex}")
-    os.rename(path, hidden)
-    shutil.rmtree(hidden, ignore_errors=True)
+    shutil.rmtree(_hide(path), ignore_errors=True)
+
+
+def _hide(path: Path) -> Path:
+    return path.rename(path.with_name(f".old-{path.name}-{uuid.uuid4().hex}"))
 
 
 def sweep_all(folder: Path) -> None:
@@ -301,7 +303,7 @@ def _remove_discarded(folder: Path) -> None:
 def set_aside(paths: list[Path]) -> None:
     """Hide checkpoints that no run resumes; the next one written sweeps them."""
     for path in paths:
-        os.rename(path, path.with_name(f".old-{path.name}-{uuid.uuid4().hex}"))
+        _hide(path)
 
 
 def finish(folder: Path) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from flatout.engine.ops.kernels import flash4 as kernels
 from flatout.engine.ops.kernels.flash4 import Seen
+from flatout.engine.parameters.faults import first_line
 
 logger = logging.getLogger(__name__)
 aten = torch.ops.aten
@@ -95,7 +96,7 @@ def _tried(work: Callable[..., Any], states: Tensor, *given: Any) -> Any:
         raise
     except RuntimeError as error:
         _Cudnn.refused = True
-        reason = str(error).strip().split("\n")[0]
+        reason = first_line(error)
         logger.warning("cuDNN's attention refuses full rows (%s): by flash", reason)
         return None
 

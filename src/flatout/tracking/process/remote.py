@@ -15,7 +15,6 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
-from flatout.engine.parameters.secrets import without_password
 from flatout.tracking.outbox import Outbox
 from flatout.tracking.process.connect import Connect
 from flatout.tracking.store import END_LIMIT_S, activate_run, use
@@ -135,12 +134,7 @@ class RemoteForwarder:
             self._take(state)
         except (Gone, FutureTimeout):
             self._outbox.save()
-            logger.warning(
-                "MLflow at %s does not have all of this run. The rest is in %s; "
-                "`kedro flatout sync` sends it.",
-                without_password(record.tracking_uri),
-                self._outbox.points.parent,
-            )
+            self._outbox.warn_of_rest()
         self._end()
         return record.complete
 

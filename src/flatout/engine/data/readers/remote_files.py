@@ -19,7 +19,8 @@ from urllib.parse import urlsplit
 import xxhash
 
 from flatout.engine.data.raw_texts import RawTextsError
-from flatout.engine.files.atomic_write import hidden_path, sweep
+from flatout.engine.files.atomic_write import sweep, write_file
+from flatout.engine.parameters.faults import first_line
 
 logger = logging.getLogger(__name__)
 
@@ -133,16 +134,10 @@ class RemoteFiles:
         """Whole or not at all."""
         logger.info("fetching %s", shown(store.unstrip_protocol(path)))
         target.parent.mkdir(parents=True, exist_ok=True)
-        part = hidden_path(target)
-        try:
-            store.get_file(path, str(part))
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
+        write_file(target, lambda part: store.get_file(path, str(part)))
 
     def _fault(self, error: Exception) -> RawTextsError:
-        reason = (str(error).strip().splitlines() or [""])[0]
-        reason = reason.replace(self.url, shown(self.url))
+        reason = first_line(error).replace(self.url, shown(self.url))
         return RawTextsError(
             f"{shown(self.url)} cannot be fetched ({type(error).__name__}: {reason}): "
             f"{CHECK}"

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from flatout.engine.ops.attention import head_dimension, row_tiles_fit
+from flatout.engine.parameters.faults import first_line
 
 INSTALL = "pip install 'flash-attn-4[cu13]==4.0.0b36'"
 DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
@@ -94,7 +95,7 @@ def _import_fault() -> str | None:
     try:
         package = _package()
     except Exception as error:  # a broken one raises anything
-        reason = str(error).strip().split("\n")[0]
+        reason = first_line(error)
         return f"flash-attn-4 cannot be imported ({reason}): {INSTALL}"
     known = all(hasattr(package, f"_flash_attn_{way}") for way in ("fwd", "bwd"))
     return None if known else f"flash-attn-4 has other functions: {INSTALL}"
