@@ -202,6 +202,9 @@ def test_hdf5_that_cannot_be_used_is_told_of(tmp_path):
     file = written("d.h5", inputs=7.0, label=labels)
     with pytest.raises(ArraysError, match=r"d\.h5: inputs is one number"):
         split(file, settings_of())["report"].value()
+    file = written("g.h5", inputs=np.full(40, b"text"), label=labels)
+    with pytest.raises(ArraysError, match=r"g\.h5, row 0: the values are no numbers"):
+        split(file, settings_of())["report"].value()
     values[3, 1, 1], values[5] = np.nan, -np.inf
     made = split(written("e.h5", inputs=values, label=labels), settings_of())
     assert rejected(made) == [("e.h5", 3, "NaN"), ("e.h5", 5, "an infinite value")]

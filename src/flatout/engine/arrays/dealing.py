@@ -169,7 +169,10 @@ def _first_pass(source: ArraySource, task: Task) -> _Facts:
             for row, why in sorted(faults.items())
         ]
     if shape is None:
-        raise ArraysError("there is no sample that can be used")
+        told = (f"{r['source']}, row {r['row']}: {r['reason']}" for r in rejected)
+        raise ArraysError(
+            f"there is no sample that can be used; {next(told, 'there are none at all')}"
+        )
     return _Facts(
         np.concatenate(hashes),
         np.concatenate(labels),
