@@ -170,9 +170,8 @@ def _first_pass(source: ArraySource, task: Task) -> _Facts:
         ]
     if shape is None:
         told = (f"{r['source']}, row {r['row']}: {r['reason']}" for r in rejected)
-        raise ArraysError(
-            f"there is no sample that can be used; {next(told, 'there are none at all')}"
-        )
+        why = next(told, "there are none at all")
+        raise ArraysError(f"there is no sample that can be used; {why}")
     return _Facts(
         np.concatenate(hashes),
         np.concatenate(labels),
