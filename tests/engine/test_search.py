@@ -243,6 +243,24 @@ def test_tune_out_of_time_confirms_what_it_has(tmp_path):
     assert found.results[-1].label == "as configured, once more"
 
 
+def test_what_is_found_counts_where_no_time_is_left_for_further_processes(
+    tmp_path, monkeypatch
+):
+    found = bench(tmp_path, mode="tune", tune_minutes=1e-9)
+    run = found.run
+
+    def until_it_is_over(kind, *given, **options):
+        if kind == "again":
+            raise OutOfTime
+        return run(kind, *given, **options)
+
+    monkeypatch.setattr(found, "run", until_it_is_over)
+    sweep = Sweep(found)
+    run_tune(sweep)
+    assert sweep.picks.recommended == sweep.tuned.chosen.trial_id
+    assert summarise(sweep)["tuned"] is not None
+
+
 def test_on_a_gpu_one_further_process_of_the_recommended_settings(
     tmp_path, monkeypatch
 ):

@@ -82,3 +82,21 @@ def largest_budget(bench: Bench, changes: Changes) -> SafeBudget:
         if again.ok and bench.figures[again.trial_id].get("max_token_budget"):
             return SafeBudget(smaller, found.note)
     return SafeBudget(0, f"no budget down to {smaller} held in a fresh process")
+
+
+def safe_label(memory: SafeBudget) -> str:
+    return f"budget {memory.max_token_budget}: safe"
+
+
+def safe_changes(
+    bench: Bench, chosen: TrialResult, changes: Changes
+) -> tuple[SafeBudget, Changes | None]:
+    """What the memory holds, and `changes` within it; None where they are already, or
+    where nothing is."""
+    # One process searches: with its whole batch it might come to another `auto`.
+    graphs = {"train.cuda_graphs": chosen.cuda_graphs}
+    memory = largest_budget(bench, {**changes, **graphs})
+    nothing_fits = memory.max_token_budget == 0
+    if nothing_fits or memory.holds(chosen, bench.longest):
+        return memory, None
+    return memory, {**changes, "train.token_budget": memory.max_token_budget}

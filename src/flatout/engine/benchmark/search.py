@@ -9,7 +9,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.benchmark.budgets import Changes, SafeBudget
+from flatout.engine.benchmark.budgets import (
+    Changes,
+    SafeBudget,
+    safe_changes,
+    safe_label,
+)
 from flatout.engine.benchmark.contests import (
     headline_contests,
     peer_contests,
@@ -25,8 +30,6 @@ from flatout.engine.benchmark.trials.watching import Watcher
 from flatout.engine.benchmark.tune import (
     CONFIGURED,
     Tuned,
-    safe_changes,
-    safe_label,
     tune,
     worker_counts,
 )

@@ -2,13 +2,15 @@
 
 Compute alone over strategies, budgets and step options; the loader alone over
 workers; then the crossing, end to end, by turns with the configured settings. What a
-budget may hold is asked of the memory with the longest rows. The global batch is the
+budget may hold is asked of the memory with the longest rows. Further short processes of
+what is chosen say how surely a training will come to its rate. The global batch is the
 user's unless it is set free.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +20,11 @@ from flatout.engine.benchmark.budgets import (
     falling_budgets,
     largest_budget,
     rising_budgets,
+    safe_changes,
+    safe_label,
 )
 from flatout.engine.benchmark.pairs import Pairs
-from flatout.engine.benchmark.runner import Bench
+from flatout.engine.benchmark.runner import Bench, OutOfTime
 from flatout.engine.benchmark.trials.trial_spec import TrialResult
 from flatout.engine.machine.environment import nvidia_gpu_count, usable_cores
 
@@ -86,13 +90,14 @@ def tune(bench: Bench) -> Tuned | None:
 
 def again(bench: Bench, changes: Changes, times: int) -> None:
     """Settings that were measured before, in other minutes and processes: no choice
-    follows from it, the promise does."""
-    for number in range(times):
-        if number and bench.elapsed_s > AGAIN_WITHIN_S:
-            return
-        label = "once more" if changes else f"{CONFIGURED}, once more"
-        options = {"again": len(bench.results)}
-        bench.run("again", changes, label=label, options=options)
+    follows from it, so that without time left there is none, but the promise does."""
+    label = "once more" if changes else f"{CONFIGURED}, once more"
+    with suppress(OutOfTime):
+        for number in range(times):
+            if number and bench.elapsed_s > AGAIN_WITHIN_S:
+                return
+            options = {"again": len(bench.results)}
+            bench.run("again", changes, label=label, options=options)
 
 
 def _runnable(bench: Bench, configured: TrialResult) -> Changes | None:
@@ -158,24 +163,6 @@ def keep_safe(bench: Bench, tuned: Tuned) -> None:
     trial, rate = _beside(bench, tuned.configured, safe_label(tuned.memory), below)
     if trial.ok:
         tuned.chosen, tuned.changes, tuned.rate = trial, below, rate
-
-
-def safe_label(memory: SafeBudget) -> str:
-    return f"budget {memory.max_token_budget}: safe"
-
-
-def safe_changes(
-    bench: Bench, chosen: TrialResult, changes: Changes
-) -> tuple[SafeBudget, Changes | None]:
-    """What the memory holds, and `changes` within it; None where they are already, or
-    where nothing is."""
-    # One process searches: with its whole batch it might come to another `auto`.
-    graphs = {"train.cuda_graphs": chosen.cuda_graphs}
-    memory = largest_budget(bench, {**changes, **graphs})
-    nothing_fits = memory.max_token_budget == 0
-    if nothing_fits or memory.holds(chosen, bench.longest):
-        return memory, None
-    return memory, {**changes, "train.token_budget": memory.max_token_budget}
 
 
 def cross(bench: Bench, changes: Changes, configured: TrialResult) -> Tuned | None:
