@@ -207,6 +207,6 @@ def test_warm_has_cold_ones_tokens_and_mlflow_has_the_picture(travelled):
     experiment = client.get_experiment_by_name("flatout").experiment_id
     [run] = client.search_runs([experiment], "metrics.flatout_cold_s > 0")
     assert run.data.metrics["trainer-best_warm_s"] > 0
-    assert "journey.png" in {
+    assert "benchmark.html" in {
         file.path for file in client.list_artifacts(run.info.run_id)
     }

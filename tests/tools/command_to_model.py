@@ -167,7 +167,7 @@ def main() -> None:
 
 def keep(reports: Path, target: Path) -> None:
     """What is read by people; no models, rows or caches."""
-    for file in [*reports.glob("benchmark_*.*"), *reports.glob("journey.png")]:
+    for file in [*reports.glob("benchmark_*.*"), *reports.glob("benchmark.html")]:
         target.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, target)
     for log in reports.glob("benchmark_logs/journey/*/log.txt"):

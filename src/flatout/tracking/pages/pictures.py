@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import logging
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,11 @@ logger = logging.getLogger(__name__)
 MAX_NAMES = 40
 """Of classes beside the confusion matrix; of more, every second or further one."""
 MAX_NAME_LENGTH = 24
-SWEEP_FIGURES = ("parallel", "importance", "history")
+PAGES = {
+    "benchmark": ("throughput", "phases", "memory", "waterfall"),
+    "sweep": ("parallel", "importance", "history"),
+}
+"""Figures of Plotly that the catalog keeps, by what they are of."""
 
 
 def draw(folder: Path, since_s: float = 0.0) -> list[Path]:
@@ -25,7 +28,6 @@ def draw(folder: Path, since_s: float = 0.0) -> list[Path]:
         ("train_history.csv", "training.png", _training),
         ("train_report.json", "phases.png", _phases),
         ("confusion_matrix.json", "confusion_matrix.png", _confusion),
-        ("benchmark_summary.json", "journey.png", _journey),
     ):
         path = folder / source
         if not path.is_file() or path.stat().st_mtime < since_s:
@@ -37,14 +39,16 @@ def draw(folder: Path, since_s: float = 0.0) -> list[Path]:
                 drawn.append(folder / target)
         except Exception as error:
             logger.warning("%s could not be drawn: %s", target, error)
-    return drawn + _sweep_page(folder, since_s)
+    pages = (_page(folder, name, since_s) for name in PAGES)
+    return [*drawn, *filter(None, pages)]
 
 
-def _sweep_page(folder: Path, since_s: float) -> list[Path]:
-    """The figures of a sweep as one page that needs no network."""
-    files = [folder / f"sweep_{name}.json" for name in SWEEP_FIGURES]
+def _page(folder: Path, name: str, since_s: float) -> Path | None:
+    """The figures of a benchmark or a sweep as one page that needs no network."""
+    files = [folder / f"{name}_{figure}.json" for figure in PAGES[name]]
     if not all(f.is_file() and f.stat().st_mtime >= since_s for f in files):
-        return []
+        return None
+    page = folder / f"{name}.html"
     try:
         from plotly.io import from_json
 
@@ -54,12 +58,11 @@ def _sweep_page(folder: Path, since_s: float) -> list[Path]:
             )
             for number, f in enumerate(files)
         ]
-        page = folder / "sweep.html"
         page.write_text("\n".join(parts), encoding="utf-8")
     except Exception as error:
-        logger.warning("sweep.html could not be drawn: %s", error)
-        return []
-    return [page]
+        logger.warning("%s could not be drawn: %s", page.name, error)
+        return None
+    return page
 
 
 def _training(path: Path) -> Any:
@@ -85,28 +88,6 @@ def _phases(path: Path) -> Any | None:
     bars = axis.barh(list(parts), list(parts.values()))
     axis.bar_label(bars, fmt="%.1f")
     axis.set(xlabel="seconds")
-    return figure
-
-
-def _journey(path: Path) -> Any | None:
-    """Where whole commands' time went, a bar a command. None for other modes."""
-    journey = json.loads(path.read_text(encoding="utf-8")).get("journey")
-    rows = [row for row in journey["rows"] if row["median_s"]] if journey else []
-    if not rows:
-        return None
-    from matplotlib import colormaps
-
-    figure, [axis, legend] = _figure(1, 2)
-    names, ends = [row["name"] for row in rows], [0.0] * len(rows)
-    phases = dict.fromkeys(name for row in rows for name in row["phases_s"])
-    for phase, color in zip(phases, cycle(colormaps["tab20"].colors), strict=False):
-        spent = [row["phases_s"].get(phase, 0.0) for row in rows]
-        axis.barh(names, spent, left=ends, label=phase, color=color)
-        ends = [end + more for end, more in zip(ends, spent, strict=True)]
-    axis.invert_yaxis()
-    axis.set(xlabel="seconds")
-    legend.axis("off")
-    legend.legend(*axis.get_legend_handles_labels(), loc="center left")
     return figure
 
 
