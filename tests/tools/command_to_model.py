@@ -106,10 +106,11 @@ def start(
         "HF_DATASETS_CACHE": str(folder / "datasets"),
     }
     path = os.pathsep.join([str(PROJECT / "src"), os.environ.get("PYTHONPATH", "")])
+    own = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     return subprocess.Popen(
         [sys.executable, *command],
         cwd=PROJECT,
-        env={**os.environ, "PYTHONPATH": path, **cache},
+        env={**own, "PYTHONPATH": path, **cache},
         stdout=output,
         stderr=subprocess.STDOUT,
         text=True,
