@@ -3,6 +3,10 @@ YAML: a line each, no traceback."""
 
 from __future__ import annotations
 
+import pstats
+import subprocess
+import sys
+
 import pytest
 import yaml
 from kedro.config import OmegaConfigLoader
@@ -14,7 +18,7 @@ from flatout.project.command_line import (
     check_pipelines,
     plain_error,
 )
-from tests.conftest import kedro
+from tests.conftest import PROJECT, kedro
 
 ENVIRONMENTS = (
     "['arrays', 'base', 'bert_base', 'deeplog', 'elmo', 'final_run', 'first_try', "
@@ -154,3 +158,39 @@ def test_an_error_is_cut_between_words_in_a_terminal(monkeypatch, capsys):
     assert whole == f"Error: {text}"
     assert [line.strip() for line in cut][-1] == "/a/folder" * 15
     assert max(map(len, cut[:-1])) <= 100 and " ".join(" ".join(cut).split()) == whole
+
+
+ENDS = """
+import atexit, threading, time
+from flatout.engine.machine.signals import end_process
+class Kept:
+    def __del__(self):
+        print("taken apart")
+kept = Kept()
+atexit.register(print, "exit function")
+threading.Thread(target=lambda: (time.sleep(0.3), print("thread"))).start()
+print("begun")
+end_process()
+"""
+
+
+def test_a_process_ends_with_its_threads_and_exit_functions_and_no_more():
+    command = [sys.executable, "-c", ENDS]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n") == ["begun", "thread", "exit function", ""]
+    assert done.stderr == ""
+
+
+@pytest.mark.process
+def test_a_profiler_that_runs_kedro_has_the_last_word(tmp_path):
+    """And a run that is not watched says all it has to say into a pipe."""
+    run = ["kedro", "run", "--env=test", "--pipelines=split"]
+    run.append(f"--params=data_dir={tmp_path / 'data'}")
+    profiled = [sys.executable, "-m", "cProfile", "-o", tmp_path / "stats", "-m", *run]
+    plain = [sys.executable, "-m", *run]
+    subprocess.run(profiled, cwd=PROJECT, check=True, capture_output=True)
+    assert pstats.Stats(str(tmp_path / "stats")).total_tt > 0
+    done = subprocess.run(
+        plain, cwd=PROJECT, check=True, capture_output=True, text=True
+    )
+    assert "interpreter and imports" in done.stdout + done.stderr
