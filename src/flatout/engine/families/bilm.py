@@ -13,8 +13,6 @@ from flatout.engine.families._modeling.bilm import (
     BilmConfig,
     BilmForPreTraining,
     BilmModel,
-    BilmStates,
-    mirrored_places,
 )
 from flatout.engine.families._recurrent import Recurrent
 from flatout.engine.ops.lstm import MULTIPLE, lockstep_lstm, weights_of
@@ -34,26 +32,15 @@ class _LockstepBilm(BilmModel):
     """Both stacks a step at a time, with the same weights; on a GPU in fp32 one behind
     the other."""
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        **_: Any,
-    ) -> BilmStates:
+    def _layers(self, ids: Tensor, mirror: Tensor, wanted: slice) -> tuple[Tensor, ...]:
         dtype = _dtype_of_products(self.embeddings.weight)
-        if input_ids.is_cuda and dtype.itemsize > 2:
-            return super().forward(input_ids, attention_mask, output_hidden_states)
-        mirror = mirrored_places(input_ids, attention_mask)
-        both = torch.stack([input_ids, input_ids.gather(1, mirror)])
-        found = self._layers(both.mT, dtype)
-        wanted = found if output_hidden_states else found[-1:]
-        layers = tuple(_side_by_side(states, mirror) for states in wanted)
-        return BilmStates(
-            self.dropout(layers[-1]), layers if output_hidden_states else None
-        )
+        if ids.is_cuda and dtype.itemsize > 2:
+            return super()._layers(ids, mirror, wanted)
+        both = torch.stack([ids, ids.gather(1, mirror)])
+        found = self._in_step(both.mT, dtype)[wanted]
+        return tuple(_side_by_side(states, mirror) for states in found)
 
-    def _layers(self, ids: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    def _in_step(self, ids: Tensor, dtype: torch.dtype) -> list[Tensor]:
         """ids (2, T, B) -> each layer's (2, T, B, output_size)."""
         states: Tensor = self.embeddings(ids)
         found: list[Tensor] = []

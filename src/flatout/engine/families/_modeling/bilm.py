@@ -115,14 +115,19 @@ class BilmModel(BilmPreTrained):
     ) -> BilmStates:
         """Of `input_ids` (B, T), right-padded as `attention_mask` (B, T) says."""
         mirror = mirrored_places(input_ids, attention_mask)
-        onward = self._run(self.forward_layers, input_ids)
-        back = self._run(self.backward_layers, input_ids.gather(1, mirror))
-        layers = tuple(
-            torch.stack([one, _along(other, mirror)], 2)
-            for one, other in zip(onward, back, strict=True)
-        )
+        wanted = slice(None) if output_hidden_states else slice(-1, None)
+        layers = self._layers(input_ids, mirror, wanted)
         return BilmStates(
             self.dropout(layers[-1]), layers if output_hidden_states else None
+        )
+
+    def _layers(self, ids: Tensor, mirror: Tensor, wanted: slice) -> tuple[Tensor, ...]:
+        """States (B, T, 2, output_size) of the `wanted` layers."""
+        onward = self._run(self.forward_layers, ids)[wanted]
+        back = self._run(self.backward_layers, ids.gather(1, mirror))[wanted]
+        return tuple(
+            torch.stack([one, _along(other, mirror)], 2)
+            for one, other in zip(onward, back, strict=True)
         )
 
     def _run(self, stack: nn.ModuleList, ids: Tensor) -> list[Tensor]:
