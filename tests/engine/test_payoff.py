@@ -1,6 +1,9 @@
 """Whether compiling and recording pay: seconds by hand, and a choice that stays."""
 
+import sys
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 import pytest
 import torch
@@ -16,9 +19,10 @@ from flatout.engine.checkpoints.checkpoint_folder import (
 from flatout.engine.families.vision import VisionTransformer
 from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.environment import Ranks, compile_cache_folder
-from flatout.engine.machine.runtime import Runtime
+from flatout.engine.machine.runtime import Runtime, has_triton
 from flatout.engine.models.compilation import distinct_parts
 from flatout.engine.models.compile_cache import is_marked, leave_mark, mark_of
+from flatout.engine.ops.attention import PACKED
 from flatout.engine.parameters import SettingsError
 from flatout.engine.train.setup.acceleration import Planned
 from flatout.engine.train.setup.assemble import build_model
@@ -38,6 +42,7 @@ from tests.engine.families import CONFIGS
 from tests.engine.runs import Crash, crash, make_job, when_logged
 
 H200 = Runtime(torch.device("cuda"), "NVIDIA H200", "bf16", Ranks(), threads=1)
+CPU = replace(H200, device=torch.device("cpu"), device_name="CPU", precision="fp32")
 SMALL = Work(
     steps=1_250, tokens=640, layers=6, width=384, peak_tflops=989.5, parts=2, shapes=4
 )
@@ -190,9 +195,8 @@ def test_nothing_is_compiled_beside_where_it_would_not_be_found(tmp_path, monkey
 def test_a_cpu_and_a_card_of_unknown_speed_are_as_before(tmp_path):
     planned = Planned(12, parts=2)
     job = make_job(tmp_path)
-    cpu = replace(H200, device=torch.device("cpu"), device_name="CPU", precision="fp32")
     unknown = replace(H200, device_name="NVIDIA something new")
-    assert not resolve(job, cpu, BASE, replace(planned, steps=10**9)).compile
+    assert not resolve(job, CPU, BASE, replace(planned, steps=10**9)).compile
     assert resolve(job, unknown, BASE, planned).compile
 
 
@@ -304,3 +308,30 @@ def test_a_mark_that_cannot_be_left_costs_nothing(tmp_path):
     (tmp_path / "file").write_text("")
     leave_mark(tmp_path / "file" / "flatout" / "mark")
     assert not is_marked(tmp_path / "file" / "flatout" / "mark")
+
+
+@pytest.fixture
+def no_compiler(monkeypatch, tmp_path):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def test_without_a_compiler_a_gpu_has_pytorchs_kernels(tmp_path, no_compiler):
+    """One line says so; where compilation is asked for, it is refused."""
+    planned = Planned(10**6, parts=2)
+    auto = short_and_long(tmp_path, planned)
+    assert (auto.compile, auto.attention) == (False, PACKED)
+    [note] = [n for n in auto.notes if n.startswith("no C compiler")]
+    assert "Install one (apt install gcc)" in note
+    for device, told in ((H200, "no C compiler"), (CPU, r"no C\+\+ compiler")):
+        with pytest.raises(SettingsError, match=f"train.compile: {told}.* false"):
+            resolve(make_job(tmp_path, compile=True), device, BASE, planned)
+    assert not resolve(make_job(tmp_path), CPU, BASE, planned).notes
+
+
+def test_triton_needs_a_compiler(no_compiler, monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", ModuleType("triton"))
+    sys.modules["triton"].__spec__ = ModuleSpec("triton", None)
+    assert not has_triton()
+    monkeypatch.setenv("CC", "/opt/bin/gcc-14")
+    assert has_triton()

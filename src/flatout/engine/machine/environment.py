@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -210,6 +211,11 @@ def triton_cache_folder() -> Path:
     if named := os.environ.get("TRITON_CACHE_DIR"):
         return Path(named)
     return Path(os.environ.get("TRITON_HOME", Path.home()), ".triton", "cache")
+
+
+def c_compiler() -> str | None:
+    """With which Triton builds what starts a kernel, as its runtime/build.py looks."""
+    return os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
 
 
 def set_defaults(variables: Mapping[str, str]) -> None:

@@ -6,6 +6,7 @@ import logging
 import random
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from flatout.engine.machine.environment import (
     Ranks,
     allocator_is_set,
+    c_compiler,
     cpu_name,
     current_ranks,
     resolve_threads,
@@ -134,6 +136,11 @@ def fast_bf16(device: torch.device) -> bool:
     return bool(
         torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
     )
+
+
+def has_triton() -> bool:
+    """Whether kernels of Triton can run on a GPU here."""
+    return find_spec("triton") is not None and c_compiler() is not None
 
 
 def _switches(settings: RuntimeSettings) -> None:

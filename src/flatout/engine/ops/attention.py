@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engine.machine.deferred import deferred
+from flatout.engine.machine.runtime import has_triton
 from flatout.engine.ops.projections import take_product
 from flatout.engine.ops.row_by_row import Rule, row_by_row
 
@@ -217,10 +218,7 @@ def head_dimension(config: Any) -> int:
 
 def row_tiles_fit(config: Any) -> bool:
     """Whether the tiles of row_attention.py are made for this model."""
-    from importlib.util import find_spec
-
-    has_triton = find_spec("triton") is not None
-    return has_triton and head_dimension(config) in ROWS_HEAD_DIMS
+    return has_triton() and head_dimension(config) in ROWS_HEAD_DIMS
 
 
 def kernel_fault(config: Any, device_type: str, dtype: torch.dtype) -> str | None:

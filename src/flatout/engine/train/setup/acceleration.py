@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, replace
 from typing import Any
 
 from flatout.engine.families import Family, family_of
-from flatout.engine.machine.environment import environment_has
+from flatout.engine.machine.environment import c_compiler, environment_has
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.flops import launch_tokens, sheet_tflops
 from flatout.engine.models.memory import estimate
@@ -36,6 +37,8 @@ GRAPH_PAD_MULTIPLE = 256
 CUDA graphs are needed."""
 GRAPH_PAD_SHARE = 1 / 96
 """Of a rank's tokens a step, on average: 256 for 24,600 tokens, 1 % at most."""
+
+NO_C_COMPILER = "no C compiler (gcc or clang) is installed here"
 
 CACHES_OFF = {
     "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
@@ -166,20 +169,31 @@ def _compile_options(wanted: bool | str, runtime: Runtime, config: Any) -> Optio
     if wanted == "auto":
         family, several = family_of(config), runtime.ranks.world_size > 1
         untried = several and family.batch_statistics  # ranks meet within the graph
-        works = runtime.is_cuda and family.compiles and not untried
-        return OPEN if works else (False,)
-    if wanted and not runtime.is_cuda and not _has_compiler():
+        works = family.compiles and not untried and not _compiler_fault(runtime)
+        return OPEN if runtime.is_cuda and works else (False,)
+    if wanted and (fault := _compiler_fault(runtime)):
         raise SettingsError(
-            "train.compile: no C++ compiler (g++ or clang++) is installed here; "
-            "install one, or set train.compile: false"
+            f"train.compile: {fault}; install one, or set train.compile: false"
         )
     return (bool(wanted),)
 
 
-def _has_compiler() -> bool:
-    import shutil
+def _compiler_fault(runtime: Runtime) -> str | None:
+    if runtime.is_cuda:
+        return None if c_compiler() else NO_C_COMPILER
+    if any(map(shutil.which, ("g++", "clang++", "c++"))):
+        return None
+    return "no C++ compiler (g++ or clang++) is installed here"
 
-    return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
+
+def without_compiler(runtime: Runtime) -> list[str]:
+    """What a GPU does where nothing can be built for it."""
+    if not (runtime.is_cuda and _compiler_fault(runtime)):
+        return []
+    return [
+        f"{NO_C_COMPILER}: PyTorch's kernels run in place of Triton's, and nothing is "
+        "compiled. Install one (apt install gcc): steps are faster then"
+    ]
 
 
 def _graph_options(

@@ -15,7 +15,7 @@ from torch import nn
 from flatout.engine.batches.collation import StepRows
 from flatout.engine.families import FusePlan
 from flatout.engine.machine.garbage import collect_as_usual
-from flatout.engine.machine.runtime import Runtime, let_segments_grow
+from flatout.engine.machine.runtime import Runtime, has_triton, let_segments_grow
 from flatout.engine.models.building import build
 from flatout.engine.models.compilation import compiled
 from flatout.engine.models.memory import Demand
@@ -254,7 +254,7 @@ def fuse_parts(
             residual_bf16=resolved.residual == "bf16",
             narrowed=task_model.narrowed,
             compiled=resolved.compile,
-            has_triton=_has_triton(),
+            has_triton=has_triton(),
         )
         task_model.family.fuse(model, plan)
     return noise if resolved.compile else None
@@ -297,14 +297,8 @@ def _fused_head(task_model: TaskModel, runtime: Runtime) -> bool:
         and task_model.task.plain_cross_entropy
         and task_model.task.head in task_model.family.matrix_heads
         and getattr(output, "bias", None) is None
-        and _has_triton()
+        and has_triton()
     )
-
-
-def _has_triton() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("triton") is not None
 
 
 def may_fuse_projections(train: TrainSettings) -> bool:

@@ -18,6 +18,7 @@ from flatout.engine.train.setup.acceleration import (
     fused,
     rank_tokens,
     width_of,
+    without_compiler,
 )
 from flatout.engine.train.setup.budgets import token_budget
 from flatout.engine.train.setup.job import TrainJob
@@ -91,6 +92,7 @@ def resolve(
             "strategy fixed pads each of the joined texts to tokenize.max_length: "
             "packed or grouped take fewer tokens"
         )
+    notes += without_compiler(runtime)
     choice = accelerate(job, runtime, config, strategy, planned)
     graphs = choice.cuda_graphs
     if train.cuda_graphs == "auto" and not graphs:
