@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from multiprocessing import Pipe
@@ -217,25 +217,42 @@ def summary(found: Sequence[tuple[float, float]]) -> str:
     return f"{text} ({mean(ratios) - half:.3f} to {mean(ratios) + half:.3f})"
 
 
-def measured(names: Sequence[str], given: argparse.Namespace) -> None:
-    """Of shapes that compile at the same time; windows are taken one at a time."""
+def measured(names: Sequence[str], given: argparse.Namespace) -> bool:
+    """Of shapes that compile at the same time; windows are taken one at a time. Whether
+    all came to their end."""
     checkouts = (HERE, given.against.resolve())
     started = {
         name: [Side.start(place, name, given.window_s) for place in checkouts]
         for name in names
     }
     try:
-        for name, sides in started.items():
-            for one, which in zip(sides, ("this", "other"), strict=True):
-                first_step_s, resolved = one.connection.recv()
-                told = f"warm, first step {first_step_s:.0f} s, {resolved}"
-                say(f"{name}, {which}: {told}")
-        for name, sides in started.items():
-            by_turns(name, sides, given.pairs)
+        warm = [name for name in started if _tried(name, tell_when_warm, started)]
+        done = [name for name in warm if _tried(name, by_turns, started, given.pairs)]
+        return len(done) == len(names)
     finally:
         for sides in started.values():
             for one in sides:
                 one.end()
+
+
+def tell_when_warm(name: str, sides: Sequence[Side]) -> None:
+    for one, which in zip(sides, ("this", "other"), strict=True):
+        first_step_s, resolved = one.connection.recv()
+        say(f"{name}, {which}: warm, first step {first_step_s:.0f} s, {resolved}")
+
+
+def _tried(
+    name: str, work: Callable[..., None], started: dict[str, list[Side]], *more: Any
+) -> bool:
+    """A shape that fails, as for want of memory, leaves the others be."""
+    try:
+        work(name, started[name], *more)
+    except (EOFError, OSError) as error:
+        say(f"{name}: a side ended before its time ({type(error).__name__})")
+        for one in started[name]:
+            one.end()
+        return False
+    return True
 
 
 def main() -> int:
@@ -249,14 +266,8 @@ def main() -> int:
     if given.side:
         side(given.side[0], given.window_s, Connection(int(given.side[1])))
         return 0
-    failed = False
-    for names in given.shapes:
-        try:
-            measured(names.split(","), given)
-        except (EOFError, OSError) as error:
-            say(f"{names}: a side ended before its time ({type(error).__name__})")
-            failed = True
-    return int(failed)
+    done = [measured(names.split(","), given) for names in given.shapes]
+    return 0 if all(done) else 1
 
 
 if __name__ == "__main__":
