@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from flatout.engine.benchmark.pairs import ALONE
+from flatout.engine.benchmark.pairs import ALONE, ratio
 from flatout.engine.benchmark.tune import FREE_LOADER, LOADER_MARGIN
 from flatout.reports.markdown import (
     Columns,
@@ -69,7 +69,7 @@ def loader_text(summary: Summary, trials: pd.DataFrame) -> str:
         return ""
     needed = _steps_rate(trials, summary["global_batch_size"])
     rows = [
-        {**entry, "times": _over(entry["samples_per_s"], needed)}
+        {**entry, "times": ratio(entry["samples_per_s"], needed)}
         for entry in summary["loader"]
     ]
     columns = {"workers": "num_workers", "samples/s": "samples_per_s"}
@@ -89,10 +89,6 @@ def _steps_rate(trials: pd.DataFrame, global_batch_size: int) -> float | None:
     alone = alone[alone["global_batch_size"] == global_batch_size]
     rate = (alone["samples_per_s"] / alone["world_size"]).max()
     return None if pd.isna(rate) else float(rate)
-
-
-def _over(rate: float | None, needed: float | None) -> float | None:
-    return rate / needed if rate and needed else None
 
 
 def _fast_enough(rows: Sequence[Row], needed: float | None) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from flatout.engine.benchmark.budgets import Changes
+from flatout.engine.benchmark.pairs import ratio
 from flatout.engine.benchmark.recommend import scaled_learning_rate
 from flatout.engine.benchmark.rungs import SLOW
 from flatout.engine.benchmark.runner import Bench
@@ -81,7 +82,7 @@ def peer_rows(bench: Bench) -> list[dict[str, Any]]:
             "status": trial.status,
             "note": trial.note,
             "samples_per_s": trial.samples_per_s,
-            "over_best_peer": _ratio(trial.samples_per_s, fastest),
+            "over_best_peer": ratio(trial.samples_per_s, fastest),
             "reserved_memory_gib": trial.reserved_memory_gib,
             "target_validation_loss": target,
             "seconds_to_target": seconds_to(curves[trial.trial_id], target),
@@ -185,12 +186,12 @@ def headline_rows(bench: Bench) -> list[dict[str, Any]]:
         {
             "name": trial.label,
             "samples_per_s": trial.samples_per_s,
-            "over_slow": _ratio(trial.samples_per_s, slow),
-            "over_trainer": _ratio(trial.samples_per_s, trainer),
+            "over_slow": ratio(trial.samples_per_s, slow),
+            "over_trainer": ratio(trial.samples_per_s, trainer),
             "spread_pct": trial.samples_per_s_spread_pct,
             "tflops_per_s": trial.tflops_per_s,
             "mfu_pct": trial.mfu_pct,
-            "share_of_measured_peak": _ratio(trial.tflops_per_s, peak),
+            "share_of_measured_peak": ratio(trial.tflops_per_s, peak),
             "reserved_memory_gib": trial.reserved_memory_gib,
             "first_step_s": trial.first_step_s,
             "status": trial.status,
@@ -214,7 +215,3 @@ def scaling_contests() -> list[Planned]:
 
 def _rates(trials: list[TrialResult], kind: Kind) -> list[float]:
     return [t.samples_per_s for t in trials if t.kind == kind and t.samples_per_s]
-
-
-def _ratio(value: float | None, other: float | None) -> float | None:
-    return value / other if value and other else None

@@ -53,7 +53,7 @@ class Pairs:
         self.bench.watcher.expect_more(2)
         under = self.measure("what stands below, alone", below, again=number)
         alone = self.measure(f"{label}, alone", changes, again=number)
-        return _said(alone, ALONE), _ratio(alone, under)
+        return _said(alone, ALONE), ratio(alone.samples_per_s, under.samples_per_s)
 
     def stored(self, changes: Changes) -> dict[str, Any]:
         """Of `base` with `changes`, as a trial's option `below` names it."""
@@ -65,7 +65,6 @@ def _said(trial: TrialResult, note: str) -> TrialResult:
     return replace(trial, note="; ".join(part for part in (trial.note, note) if part))
 
 
-def _ratio(trial: TrialResult, other: TrialResult) -> float | None:
-    if not trial.samples_per_s or not other.samples_per_s:
-        return None
-    return trial.samples_per_s / other.samples_per_s
+def ratio(value: float | None, other: float | None) -> float | None:
+    """None where either is missing or zero."""
+    return value / other if value and other else None
