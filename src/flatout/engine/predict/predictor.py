@@ -40,17 +40,16 @@ from flatout.engine.tasks import Task
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 from flatout.engine.train.evaluate import evaluate
 from flatout.engine.train.recording.report import Evaluation
-from flatout.engine.train.setup.budgets import samples_at_once
+from flatout.engine.train.setup.budgets import (
+    default_token_budget,
+    overhead_tokens,
+    samples_at_once,
+)
 
 logger = logging.getLogger(__name__)
 
 ROWS_AT_ONCE = 1024
 """Rows, of nearly one length, that are planned together."""
-CPU_TOKEN_BUDGET = 8_192
-GPU_TOKEN_BUDGET = 65_536
-CPU_OVERHEAD_TOKENS = 64
-"""What one more forward pass costs, in tokens."""
-GPU_OVERHEAD_TOKENS = 4_096
 GPU_MULTIPLE = 64
 
 Item = TypeVar("Item")
@@ -82,7 +81,7 @@ class Predictor:
         self.runtime = set_up(settings.runtime)
         self.strategy, self.attention = self._choose(model, settings)
         self._collator = self._make_collator(model.config, tokenizer)
-        self._planner = self._make_planner()
+        self._planner = self._make_planner(model.config)
         self._model = self._prepare(model)
 
     def logits(self, tokens: SplitRows) -> npt.NDArray[np.float32]:
@@ -173,9 +172,9 @@ class Predictor:
         use_rows = fits and self.runtime.is_cuda
         return "packed", attention.ROWS if use_rows else attention.PACKED
 
-    def _make_planner(self) -> Planner:
+    def _make_planner(self, config: Any) -> Planner:
         cuda, wanted = self.runtime.is_cuda, self.settings.token_budget
-        default = GPU_TOKEN_BUDGET if cuda else CPU_TOKEN_BUDGET
+        default = default_token_budget(cuda)
         if self.shape is not None:
             default = samples_at_once(self.shape, cuda)
         budget = max(default, self.max_length) if wanted == "auto" else wanted
@@ -189,7 +188,7 @@ class Predictor:
             strategy=self.strategy,  # type: ignore[arg-type]
             token_budget=budget,
             max_length=self.max_length,
-            overhead_tokens=GPU_OVERHEAD_TOKENS if cuda else CPU_OVERHEAD_TOKENS,
+            overhead_tokens=overhead_tokens(config, cuda),
         )
 
     def _make_collator(self, config: Any, tokenizer: TokenizerFile | None) -> Collator:

@@ -13,6 +13,7 @@ from flatout.engine.train.setup.job import TrainJob
 
 CPU_TOKEN_BUDGET = 8_192
 GPU_TOKEN_BUDGET = 65_536
+GPU_OVERHEAD_TOKENS = 4_096
 CPU_SAMPLE_VALUES = 2**22
 GPU_SAMPLE_VALUES = 2**27
 """Of a micro-batch of samples of one shape: 891 images of 224 x 224 in colours."""
@@ -67,3 +68,10 @@ def samples_at_once(shape: Sequence[int], is_cuda: bool) -> int:
 def default_token_budget(is_cuda: bool) -> int:
     """Of tokens, where nothing is known of the model."""
     return GPU_TOKEN_BUDGET if is_cuda else CPU_TOKEN_BUDGET
+
+
+def overhead_tokens(config: Any, is_cuda: bool) -> int:
+    """What one more micro-batch costs the device, in tokens."""
+    if is_cuda:
+        return GPU_OVERHEAD_TOKENS
+    return family_of(config).cpu_overhead_tokens(config)

@@ -20,11 +20,13 @@ from flatout.engine.train.setup.acceleration import (
     width_of,
     without_compiler,
 )
-from flatout.engine.train.setup.budgets import token_budget
+from flatout.engine.train.setup.budgets import (
+    GPU_OVERHEAD_TOKENS,
+    overhead_tokens,
+    token_budget,
+)
 from flatout.engine.train.setup.job import TrainJob
 from flatout.engine.train.setup.memory_fit import Fit
-
-GPU_OVERHEAD_TOKENS = 4_096
 
 
 @dataclass(frozen=True)
@@ -110,9 +112,7 @@ def resolve(
         cuda_graphs=graphs,
         fused_optimizer=fused(train),
         residual=_residual(job.settings.runtime.residual, runtime),
-        overhead_tokens=GPU_OVERHEAD_TOKENS
-        if runtime.is_cuda
-        else family_of(config).cpu_overhead_tokens(config),
+        overhead_tokens=overhead_tokens(config, runtime.is_cuda),
         launch_tokens=launch_tokens(width_of(config), runtime),
         flat_all_reduce=_flat_all_reduce(job, runtime, graphs),
         compile_reason=choice.reason,
