@@ -167,6 +167,23 @@ def _pair(scores, v, grad, lse, delta, inverse, kept, drops: tl.constexpr):
 
 
 @triton.jit
+def _section_of(
+    length, left, right,
+    tile: tl.constexpr, windowed: tl.constexpr, section: tl.constexpr,
+):  # fmt: skip
+    """Begin and end of the tokens whose gradients this program stores, and of the keys
+    that take part in them."""
+    own, behind = 0, length
+    first, end = 0, length
+    if windowed:
+        own = tl.program_id(2) * section
+        behind = tl.minimum(length, own + section)
+        first = _tile_of(own - left, tile)
+        end = tl.minimum(length, behind + right)
+    return own, behind, first, end
+
+
+@triton.jit
 def _queries_of(
     k_begin, length, own, behind, left, right,
     tile: tl.constexpr, causal: tl.constexpr, windowed: tl.constexpr,
@@ -253,13 +270,9 @@ def _backward_kernel(  # noqa: PLR0915
     head = part
     if drops:
         stream = _stream(seed_ptr, head)
-    own, behind = 0, length  # the tokens whose gradients are stored here
-    k_first, k_end = 0, length
-    if windowed:
-        own = tl.program_id(2) * section
-        behind = tl.minimum(length, own + section)
-        k_first = _tile_of(own - left, tile)
-        k_end = tl.minimum(length, behind + right)
+    own, behind, k_first, k_end = _section_of(
+        length, left, right, tile, windowed, section
+    )
     for k_begin in range(k_first, k_end, tile):
         k_index = k_begin + tl.arange(0, tile)
         k_token = start + k_index
