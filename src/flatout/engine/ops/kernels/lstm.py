@@ -44,6 +44,18 @@ def _tanh(x):
     return 2.0 * tl.sigmoid(2.0 * x) - 1.0
 
 
+@triton.jit
+def _part_of(step, steps, batch, rows: tl.constexpr, columns: tl.constexpr):
+    """What of a step a program has: the direction, cells (1, N), rows (M, 1) and which
+    of them there are; whether a step came before; where the step's first row lies."""
+    side = tl.program_id(2)
+    cell = tl.program_id(0) * columns + tl.arange(0, columns)[None, :]
+    row = tl.program_id(1) * rows + tl.arange(0, rows)[:, None]
+    inside, begun = row < batch, step > 0
+    base = (side * steps + step).to(tl.int64) * batch
+    return side, cell, row, inside, begun, base
+
+
 @triton.jit(do_not_specialize=["step", "steps", "batch"])
 def _gates_kernel(
     gates_ptr, weight_ptr, bias_ptr, states_ptr, cells_ptr, hidden_ptr,
@@ -52,11 +64,7 @@ def _gates_kernel(
 ):  # fmt: skip
     """Gates (B, 4H) hold what the inputs give; they become sigmoids and tangents. All
     four of a cell lie in one program, which makes its state and its output of them."""
-    side = tl.program_id(2)
-    cell = tl.program_id(0) * columns + tl.arange(0, columns)[None, :]
-    row = tl.program_id(1) * rows + tl.arange(0, rows)[:, None]
-    inside, begun = row < batch, step > 0
-    base = (side * steps + step).to(tl.int64) * batch
+    side, cell, row, inside, begun, base = _part_of(step, steps, batch, rows, columns)
     before = base - batch
 
     bias_ptr += side * 4 * cells + cell
@@ -109,11 +117,7 @@ def _cells_kernel(
 ):  # fmt: skip
     """Gradients (B, 4H) of what gates are made of, by those of the states (B, P); the
     carry (B, H) is the gradient of the cells, on its way from step to step."""
-    side = tl.program_id(2)
-    cell = tl.program_id(0) * columns + tl.arange(0, columns)[None, :]
-    row = tl.program_id(1) * rows + tl.arange(0, rows)[:, None]
-    inside, begun = row < batch, step > 0
-    base = (side * steps + step).to(tl.int64) * batch
+    side, cell, row, inside, begun, base = _part_of(step, steps, batch, rows, columns)
 
     place = row * cells + cell
     gate = base * (4 * cells) + row * (4 * cells) + cell
