@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -106,6 +106,8 @@ class Plan:
     collectives run once a micro-batch; one of them may be empty."""
 
     micro_batches: tuple[tuple[Ints, ...], ...]
+    lanes: tuple[int, ...] = ()
+    """How many of them each lane has, one lane's behind the other's; (): no lanes."""
 
     @property
     def num_micro_batches(self) -> int:
@@ -128,6 +130,9 @@ class Planner:
     world_size: int = 1
     overhead_tokens: int = 64
     launch_tokens: int = 0
+    lanes: int = 0
+    """Micro-batches that run side by side, under one budget, where one rank is alone.
+    """
 
     def plan(self, lengths: Ints) -> Plan:
         """Plan for rows of `lengths` (N,). Raises BudgetError."""
@@ -138,9 +143,33 @@ class Planner:
                 f"{self.token_budget}: raise it to at least tokenize.max_length="
                 f"{self.max_length}, or shorten the rows"
             )
+        if self.lanes > 1:
+            return self._in_lanes(lengths, longest)
         if self.strategy == "packed":
             return self._packed(lengths)
         return self._padded(lengths)
+
+    def _in_lanes(self, lengths: Ints, longest: int) -> Plan:
+        """Each lane has about as many tokens as the others, long rows or short ones,
+        and is cut by itself."""
+        tokens = lengths[order := self._order(lengths)]
+        middles = tokens.cumsum() - tokens / 2
+        ends = tokens.sum() * np.arange(1, self.lanes) / self.lanes
+        parts = np.split(order, np.searchsorted(middles, ends))
+        budget = max(longest, self.token_budget // self.lanes)
+        alone = replace(self, token_budget=budget, lanes=0)
+        lanes = [
+            [own[at] for at in alone.plan(lengths[own]).micro_batches[0]]
+            for own in parts
+            if len(own)
+        ]
+        return Plan((tuple(chain(*lanes)),), tuple(map(len, lanes)))
+
+    def _order(self, lengths: Ints) -> Ints:
+        """Rows, the longest first where the strategy sorts them."""
+        if self.strategy in ("fixed", "random"):
+            return np.arange(len(lengths))
+        return np.argsort(-lengths, kind="stable")
 
     def _packed(self, lengths: Ints) -> Plan:
         """Rows dealt to the emptiest bin, longest first (LPT: Graham 1969)."""
@@ -157,9 +186,7 @@ class Planner:
 
     def _padded(self, lengths: Ints) -> Plan:
         """Slots of one row a rank, cut into runs of slots."""
-        order = np.arange(len(lengths))
-        if self.strategy == "grouped":
-            order = np.argsort(-lengths, kind="stable")
+        order = self._order(lengths)
         begins = np.arange(0, len(order), self.world_size)
         if self.strategy == "fixed":
             cuts = even_cuts(len(begins), self.token_budget // self.max_length)

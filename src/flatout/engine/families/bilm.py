@@ -82,6 +82,10 @@ class Bilm(Recurrent):
         if fits and plan.has_triton and not plan.compiled:
             model.base_model.__class__ = _LockstepBilm
 
+    def lane_tokens(self, config: Any) -> int:
+        """Both directions' LSTMs and softmax."""
+        return 64
+
     def count_weights(self, config: Any) -> int:
         """Embedding, softmax, and of each LSTM four gates and the projection."""
         cells, width = config.hidden_size, config.output_size

@@ -17,7 +17,7 @@ from flatout.engine.families._recurrent import Recurrent
 from flatout.engine.tasks import HeadKind
 
 NEVER_WORTH_IT = 2**40
-"""Tokens, for one more micro-batch."""
+"""Tokens, for one more micro-batch, or for a thread of its own."""
 
 
 def _keys(model: Any, hidden: Tensor) -> Tensor:
@@ -39,6 +39,12 @@ class LogKeyLstm(Recurrent):
         their work leave padding out, and share more in a whole batch."""
         share = config.window_keys and not config.dropout
         return NEVER_WORTH_IT if share else 256
+
+    def lane_tokens(self, config: Any) -> int:
+        """With 140 keys each, whole or in windows, a second pass costs as much as it
+        saves. Dropout between an LSTM's layers draws from PyTorch's own generator."""
+        several = config.dropout and config.num_hidden_layers > 1
+        return NEVER_WORTH_IT if several else 256
 
     def inputs(
         self, config: Any, batch: Mapping[str, Tensor], max_length: int

@@ -9,6 +9,10 @@ kept with probability 1 - p, independently as far as the tests of the hash can t
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
@@ -69,6 +73,19 @@ class HashDropout(nn.Module):
         return torch.where(kept, states / (1 - self.p), 0.0)
 
 
+_drawing = threading.local()
+
+
+@contextmanager
+def drawing_from(generator: torch.Generator) -> Iterator[None]:
+    """`drawn_mask` takes its numbers from there, in this thread alone."""
+    _drawing.generator = generator
+    try:
+        yield
+    finally:
+        _drawing.generator = None
+
+
 def drawn_mask(count: int, p: float, like: Tensor) -> Tensor:
     """(count,) 0 where dropped, 1 / (1 - p) elsewhere, of the type of `like`.
 
@@ -76,7 +93,9 @@ def drawn_mask(count: int, p: float, like: Tensor) -> Tensor:
     after the other, and its own dropout takes a draw for each number. p is rounded to
     a 65,536th."""
     draws = torch.empty(-(-count // 4), dtype=torch.int64, device=like.device)
-    bits = draws.random_(-(2**63), None).view(torch.int16)[:count]
+    generator = getattr(_drawing, "generator", None)
+    draws.random_(-(2**63), None, generator=generator)
+    bits = draws.view(torch.int16)[:count]
     dropped = round(p * 2**16)
     kept = bits >= dropped - 2**15
     return kept.to(like.dtype).mul_(2**16 / (2**16 - dropped))

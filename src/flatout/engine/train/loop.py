@@ -203,11 +203,12 @@ def announce(trainer: Trainer) -> None:
         ", gradients exchanged at once" if resolved.flat_all_reduce else "",
     )
     logger.info(
-        "%d steps of %d samples, token budget %d, %d threads",
+        "%d steps of %d samples, token budget %d, %d threads%s",
         trainer.total_steps,
         trainer.job.settings.train.global_batch_size,
         resolved.token_budget,
         runtime.threads,
+        f", {resolved.lanes} micro-batches side by side" if resolved.lanes > 1 else "",
     )
     for reason in filter(None, (resolved.budget_reason, resolved.compile_reason)):
         logger.info(reason)
@@ -223,7 +224,7 @@ def _evaluate_split(trainer: Trainer, rows: SplitRows) -> Evaluation:
     settings, runtime = trainer.job.settings, trainer.runtime
     config = trainer.model.model.config
     budget = evaluation_budget(trainer, rows)
-    resolved = replace(trainer.resolved, token_budget=budget)
+    resolved = replace(trainer.resolved, token_budget=budget, lanes=0)
     # Graphs of the training step do not serve here, and others are not worth compiling.
     with torch.compiler.set_stance("force_eager"):
         return evaluate(

@@ -130,6 +130,8 @@ class TrainReport:
     """Why `compile` and `cuda_graphs` are what they are, with the seconds weighed."""
     compiled_from_step: int | None = None
     """Of a run that began uncompiled, counted from 0; rates are of steps from there."""
+    lanes: int = 0
+    """Micro-batches side by side on a CPU; 0: all threads share each operator."""
     metrics: dict[str, float] = field(default_factory=dict)
     """All of the task's figures, as `validation_f1_macro` of the best model."""
     cpu_wait_pct: float | None = None

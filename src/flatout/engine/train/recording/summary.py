@@ -106,6 +106,7 @@ def resolved_parameters(trainer: Trainer) -> dict[str, Any]:
         "compiled_from_step": resolved.compiled_from_step,
         "device": runtime.device_name,
         "threads": runtime.threads,
+        "lanes": resolved.lanes,
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
     }
 

@@ -26,6 +26,7 @@ from flatout.engine.ops.gelu import replace_gelu
 from flatout.engine.ops.precision import round_residual_stream
 from flatout.engine.parameters import SettingsError, TrainSettings
 from flatout.engine.train.flat_all_reduce import FlatAllReduce
+from flatout.engine.train.lanes import Lanes
 from flatout.engine.train.optimizer import Updater, build_optimizer
 from flatout.engine.train.setup.acceleration import Planned
 from flatout.engine.train.setup.calibration import fit
@@ -196,6 +197,7 @@ def _stepper(
         metrics_every=train.metrics_every,
         hits=job.task.hits,
         noise=noise,
+        lanes=Lanes(resolved.lanes) if resolved.lanes else None,
     )
 
 
@@ -225,7 +227,7 @@ def _replace_parts(
 ) -> Noise | None:
     """Put in place of a model's own parts what computes the same in less time; the
     seed that its dropouts share, where they share one."""
-    if resolved.packed and not runtime.is_cuda:
+    if not runtime.is_cuda and (resolved.packed or resolved.lanes):
         replace_dropout(task_model.model, None)
     if resolved.residual == "bf16":
         round_residual_stream(task_model.model)

@@ -44,6 +44,9 @@ class ResolvedConfig:
     """What one more micro-batch costs the device, in tokens."""
     launch_tokens: int = 0
     """Tokens that the device trains while the host launches a micro-batch."""
+    lanes: int = 0
+    """Micro-batches of a step that run side by side, a thread each; 0: all threads
+    share each operator."""
     flat_all_reduce: bool = False
     """Gradients travel between ranks behind the backward pass, in one piece."""
     compile_reason: str = ""
@@ -114,6 +117,7 @@ def resolve(
         residual=_residual(job.settings.runtime.residual, runtime),
         overhead_tokens=overhead_tokens(config, runtime.is_cuda),
         launch_tokens=launch_tokens(width_of(config), runtime),
+        lanes=0 if choice.compile or choice.late else _lanes(job, runtime, config),
         flat_all_reduce=_flat_all_reduce(job, runtime, graphs),
         compile_reason=choice.reason,
         late=choice.late,
@@ -191,6 +195,17 @@ def _residual(wanted: str, runtime: Runtime) -> str:
     if wanted == "auto":
         wanted = "bf16" if runtime.is_cuda else "fp32"
     return wanted if runtime.precision == "bf16" else "fp32"
+
+
+def _lanes(job: TrainJob, runtime: Runtime, config: Any) -> int:
+    """As many as there are threads, where each has enough to do."""
+    least = family_of(config).lane_tokens(config)
+    # Layers that are computed again would draw other numbers than before.
+    again = job.settings.train.gradient_checkpointing
+    alone = runtime.ranks.world_size == 1 and not runtime.is_cuda
+    if least is None or again or not alone or runtime.threads == 1:
+        return 0
+    return max(1, min(runtime.threads, int(rank_tokens(job, runtime)) // least))
 
 
 def _flat_all_reduce(job: TrainJob, runtime: Runtime, graphs: bool) -> bool:

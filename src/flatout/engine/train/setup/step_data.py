@@ -49,6 +49,7 @@ def make_planner(
         world_size=runtime.ranks.world_size,
         overhead_tokens=overhead,
         launch_tokens=resolved.launch_tokens,
+        lanes=resolved.lanes,
     )
 
 

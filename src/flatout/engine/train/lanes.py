@@ -1,0 +1,80 @@
+"""Micro-batches of one step that run side by side on a CPU, a thread each.
+
+Operators of a small model gain nothing from a second thread: they wait for each other
+after each of them. Whole passes need not. PyTorch gives Python's lock up inside of its
+operators, and a backward pass runs in the thread that asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from flatout.engine.ops.dropout import drawing_from
+
+Given = TypeVar("Given")
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What forward and backward passes came to."""
+
+    loss: Tensor
+    """() summed over targets."""
+    gradients: Sequence[Tensor | None]
+    judged: list[tuple[Tensor, Tensor]]
+    """Logits (K, ...) with labels (K, ...)."""
+
+    def __add__(self, other: Passes) -> Passes:
+        pairs = zip(self.gradients, other.gradients, strict=True)
+        return Passes(
+            self.loss + other.loss,
+            [_sum(*pair) for pair in pairs],
+            self.judged + other.judged,
+        )
+
+
+def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """In a tensor of its own: two gradients of one pass may be one tensor."""
+    if one is not None and other is not None:
+        return one + other
+    alone = other if one is None else one
+    return None if alone is None else alone.clone()
+
+
+class Lanes:
+    """`count` threads, this one among them, each of which computes alone from here on:
+    an evaluation or an update of such a model is slower by several too."""
+
+    def __init__(self, count: int) -> None:
+        torch.set_num_threads(1)
+        self._generators = [torch.Generator() for _ in range(count)]
+        self._pool = ThreadPoolExecutor(
+            count, "lane", initializer=torch.set_num_threads, initargs=(1,)
+        )
+
+    def run(
+        self, work: Callable[[Given], Found], given: Sequence[Given]
+    ) -> list[Found]:
+        """`work` of each of `given`, at most `count`; in their order. What they draw
+        does not depend on which is first, and goes on from this thread's generator.
+        Raises the first error, once all have ended."""
+        seeds = torch.randint(2**62, (len(given),)).tolist()
+
+        def lane(index: int) -> Found:
+            generator = self._generators[index]
+            with drawing_from(generator.manual_seed(seeds[index])):
+                return work(given[index])
+
+        others = [self._pool.submit(lane, index) for index in range(1, len(given))]
+        try:
+            own = lane(0)
+        finally:
+            wait(others)
+        return [own, *(other.result() for other in others)]
