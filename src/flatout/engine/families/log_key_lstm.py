@@ -41,10 +41,10 @@ class LogKeyLstm(Recurrent):
         return NEVER_WORTH_IT if share else 256
 
     def lane_tokens(self, config: Any) -> int:
-        """With 140 keys each, whole or in windows, a second pass costs as much as it
-        saves. Dropout between an LSTM's layers draws from PyTorch's own generator."""
-        several = config.dropout and config.num_hidden_layers > 1
-        return NEVER_WORTH_IT if several else 256
+        """Long sessions have most of the distinct windows, so lanes of them are not
+        alike. Dropout between an LSTM's layers draws from PyTorch's own generator."""
+        draws = config.dropout and config.num_hidden_layers > 1
+        return NEVER_WORTH_IT if draws or config.window_keys else 256
 
     def inputs(
         self, config: Any, batch: Mapping[str, Tensor], max_length: int
