@@ -21,6 +21,7 @@ from flatout.engine.ops.kernels.bias_gelu import bias_gelu
 from flatout.engine.ops.kernels.column_sum import column_sum
 from flatout.engine.ops.kernels.gated_silu import gated_silu
 from flatout.engine.ops.kernels.linear_loss import linear_cross_entropy
+from flatout.engine.ops.kernels.rectified_pool import rectified_pool
 from flatout.engine.ops.kernels.rotary import rotary
 from flatout.engine.ops.kernels.row_attention import row_attention
 from flatout.engine.ops.narrowing import set_targets
@@ -184,6 +185,19 @@ def check_sums_and_gelu(width):
         strict=True,
     ):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def check_pool(high, wide, width):
+    """Values are whole numbers: the first of equal ones is chosen, and 0 is none."""
+    shape = 2, high, wide, width
+    states = torch.randint(-3, 3, shape, device=device).float().requires_grad_()
+    got = rectified_pool(states)[0]
+    want = F.max_pool2d(F.relu(states.permute(0, 3, 1, 2)), 3, 2, 1)
+    want = want.permute(0, 2, 3, 1)
+    torch.testing.assert_close(got, want)
+    grad = torch.randn_like(want)
+    (one,), (other,) = (torch.autograd.grad(r, states, grad) for r in (got, want))
+    torch.testing.assert_close(one, other)
 
 
 def check_rotary():
@@ -379,6 +393,8 @@ def check_all():
     check_lockstep_lstm(batch=5, splits=1)
     check_sums_and_gelu(300)
     check_sums_and_gelu(256)
+    check_pool(8, 8, 64)
+    check_pool(7, 9, 24)
     check_rotary()
     check_gated_silu(300)
     check_gated_silu(1024)

@@ -11,6 +11,10 @@ from torch import nn
 
 from flatout.engine.families import FusePlan
 from flatout.engine.families._modeling.crops import gathered, sampled
+from flatout.engine.families._modeling.resnet_stem import (
+    FoldedConvolution,
+    RectifiedPool,
+)
 from flatout.engine.families._modeling.vit_last_layer import FirstTokenLayer
 from flatout.engine.models import one_shape
 from flatout.engine.models.compilation import compiled
@@ -143,6 +147,32 @@ def test_a_step_is_one_graph_of_its_shape(tmp_path, config):
     assert_same((logits, found), wanted)
     fast(rest), fast(rest)  # micro-batches that have become smaller for good
     assert len(backend.graphs) == 2
+
+
+@pytest.mark.parametrize("config", [VIT, RESNET], ids=lambda c: c["model_type"])
+def test_a_compiled_step_with_fused_parts_is_the_plain_one(tmp_path, config):
+    """Two steps: logits, gradients, and BatchNorm's running statistics."""
+    job, plain = task_model(tmp_path, config)
+    model, batch = copy.deepcopy(plain), batch_of(job)
+    model.family.fuse(model.model, PLAN)
+    assert list(model.state_dict()) == list(plain.state_dict())
+    fast = compiled(model, backend="aot_eager")
+    for _ in range(2):
+        wanted, (logits, _) = gradients(plain, batch), gradients(fast, batch)
+        named = model.named_parameters()
+        found = {n: p.grad for n, p in named if p.grad is not None}
+        assert_same((logits, found), wanted)
+    kept = dict(model.named_buffers())
+    for name, buffer in plain.named_buffers():
+        torch.testing.assert_close(kept[name], buffer, rtol=1e-4, atol=1e-5)
+
+
+def test_a_resnet_has_its_own_parts_once_fused(tmp_path):
+    _, model = task_model(tmp_path, RESNET)
+    model.family.fuse(model.model, PLAN)
+    kinds = {type(module) for module in model.modules()}
+    assert {FoldedConvolution, RectifiedPool} <= kinds
+    assert nn.MaxPool2d not in kinds
 
 
 def test_no_mask_is_made_in_a_graph(tmp_path):

@@ -368,6 +368,7 @@ def test_what_makes_a_training_the_same_training(tmp_path):
         "train.label_smoothing",
         "train.layer_decay",
         "train.learning_rate",
+        "train.learning_rate_at_batch",
         "train.max_grad_norm",
         "train.max_steps",
         "train.metric",

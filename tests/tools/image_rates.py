@@ -13,7 +13,7 @@ decodes files at every epoch.
 A side may try ways: `flatout+graphs` records steps as CUDA graphs,
 `flatout+algorithms` lets cuDNN try all of its algorithms, `flatout+products` makes
 convolutions of one pixel products, `flatout+tuned` has Inductor try more block sizes.
-`flatout+without-stem`, `-pool`, `-sums` and `-gelu` leave a part as the model has it.
+`flatout+without-stem`, `-pool` and `-gelu` leave a part as the model has it.
 
 All sides compile at once, each in a process. Then they take their windows one at a
 time, in `--rounds`; before each, cuDNN chooses its algorithms again on a device that
@@ -150,8 +150,12 @@ class Turns:
 
 def choose_again() -> None:
     """Convolutions of bf16 have no use for TF32, but cuDNN's choice is kept by it."""
-    cudnn = torch.backends.cudnn
-    cudnn.allow_tf32 = not cudnn.allow_tf32
+    cudnn: Any = torch.backends.cudnn
+    try:
+        cudnn.allow_tf32 = not cudnn.allow_tf32
+    except RuntimeError:  # the Trainer has set convolutions by their newer name
+        now = cudnn.conv.fp32_precision
+        cudnn.conv.fp32_precision = "ieee" if now == "tf32" else "tf32"
 
 
 def synchronize() -> None:
@@ -196,7 +200,6 @@ def plain(model_name: str, given: argparse.Namespace, turns: Turns) -> None:
 WITHOUT = {
     "stem": "_modeling.resnet_stem.fold_stem",
     "pool": "_modeling.resnet_stem.rectify_pool",
-    "sums": "vision.sum_statistics",
     "gelu": "_modeling.vit_feed_forward.fuse_feed_forward",
 }
 """Functions that put a part in place, in flatout.engine.families."""

@@ -161,7 +161,9 @@ class VisionTransformer(_Vision):
     products = (("q_proj", "k_proj", "v_proj"),)
 
     def fuse(self, model: Any, plan: FusePlan) -> None:
-        """Also query, key and value as one; behind the last attention one token."""
+        """Also query, key and value as one; bias and GELU; behind the last attention
+        one token."""
+        from flatout.engine.families._modeling.vit_feed_forward import fuse_feed_forward
         from flatout.engine.families._modeling.vit_last_layer import (
             narrow_to_first_token,
         )
@@ -169,6 +171,8 @@ class VisionTransformer(_Vision):
         super().fuse(model, plan)
         narrow_to_first_token(model)
         fuse_projections(model, self.products)
+        if plan.has_triton:
+            fuse_feed_forward(model)
 
     def sample_fault(self, config: Any) -> str | None:
         """Pixels that no patch has are never seen."""
@@ -205,3 +209,14 @@ class ResNet(_Vision):
     model_types = frozenset({"resnet"})
     attends = False
     batch_statistics = True
+
+    def fuse(self, model: Any, plan: FusePlan) -> None:
+        """The stem in fewer passes."""
+        from flatout.engine.families._modeling.resnet_stem import (
+            fold_stem,
+            rectify_pool,
+        )
+
+        super().fuse(model, plan)
+        fold_stem(model)
+        rectify_pool(model)

@@ -19,10 +19,12 @@ class PatchProduct(nn.Conv2d):
         (high, wide), (rows, columns) = self.kernel_size, pixels.shape[2:]
         pixels = pixels[..., : rows // high * high, : columns // wide * wide]
         down, across = rows // high, columns // wide
-        parts = pixels.reshape(*pixels.shape[:2], down, high, across, wide)
-        patches = parts.permute(0, 2, 4, 1, 3, 5).flatten(3)
-        product = F.linear(patches, self.weight.flatten(1), self.bias)
-        return product.permute(0, 3, 1, 2)
+        # A patch's rows as they lie in memory: the other order reads every third value.
+        laid = pixels.permute(0, 2, 3, 1)
+        parts = laid.reshape(len(laid), down, high, across, wide, -1)
+        patches = parts.permute(0, 1, 3, 2, 4, 5).flatten(3)
+        weight = self.weight.permute(0, 2, 3, 1).flatten(1)
+        return F.linear(patches, weight, self.bias).permute(0, 3, 1, 2)
 
 
 def replace_patches(model: nn.Module) -> int:
