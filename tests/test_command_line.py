@@ -9,9 +9,11 @@ import sys
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from kedro.config import OmegaConfigLoader
 
 from flatout.cli.groups import Fault
+from flatout.cli.trainings import flatout
 from flatout.project.command_line import (
     CommandError,
     check_environment,
@@ -91,6 +93,12 @@ def test_an_error_of_the_users_is_not_told_to_be_repeated(tmp_path, given, said)
     assert done.returncode in (2, 3)
     assert said in " ".join(done.stdout.partition("Error: ")[2].split())
     assert "No nodes ran" not in done.stdout
+
+
+def test_a_command_that_is_gone_names_what_does_its_work():
+    done = CliRunner().invoke(flatout, ["compare", "--steps", "40"])
+    assert done.exit_code == 1
+    assert "make compare" in done.output and "benchmark.mode=headline" in done.output
 
 
 def test_environments_and_pipelines_that_there_are():

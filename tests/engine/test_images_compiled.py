@@ -73,6 +73,18 @@ def assert_same(found, wanted):
         torch.testing.assert_close(found[1][name], gradient, rtol=1e-3, atol=1e-4)
 
 
+def assert_two_steps_alike(plain, model, fast, batch):
+    """Logits, gradients, and BatchNorm's running statistics; `fast` runs `model`."""
+    for _ in range(2):
+        wanted, (logits, _) = gradients(plain, batch), gradients(fast, batch)
+        named = model.named_parameters()
+        found = {n: p.grad for n, p in named if p.grad is not None}
+        assert_same((logits, found), wanted)
+    kept = dict(model.named_buffers())
+    for name, buffer in plain.named_buffers():
+        torch.testing.assert_close(kept[name], buffer, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "config", [VIT, CONVNEXT, RESNET], ids=lambda c: c["model_type"]
 )
@@ -151,20 +163,11 @@ def test_a_step_is_one_graph_of_its_shape(tmp_path, config):
 
 @pytest.mark.parametrize("config", [VIT, RESNET], ids=lambda c: c["model_type"])
 def test_a_compiled_step_with_fused_parts_is_the_plain_one(tmp_path, config):
-    """Two steps: logits, gradients, and BatchNorm's running statistics."""
     job, plain = task_model(tmp_path, config)
     model, batch = copy.deepcopy(plain), batch_of(job)
     model.family.fuse(model.model, PLAN)
     assert list(model.state_dict()) == list(plain.state_dict())
-    fast = compiled(model, backend="aot_eager")
-    for _ in range(2):
-        wanted, (logits, _) = gradients(plain, batch), gradients(fast, batch)
-        named = model.named_parameters()
-        found = {n: p.grad for n, p in named if p.grad is not None}
-        assert_same((logits, found), wanted)
-    kept = dict(model.named_buffers())
-    for name, buffer in plain.named_buffers():
-        torch.testing.assert_close(kept[name], buffer, rtol=1e-4, atol=1e-5)
+    assert_two_steps_alike(plain, model, compiled(model, backend="aot_eager"), batch)
 
 
 def test_a_resnet_has_its_own_parts_once_fused(tmp_path):

@@ -136,6 +136,8 @@ def rows(bounds, tokens):
 class Flash4(ModuleType):
     """flash_attn.cute.interface of version 4.0.0b36."""
 
+    tokens: list[int]
+
     def _flash_attn_fwd(
         self, q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
         softmax_scale, causal, window_size_left, window_size_right, return_lse,
@@ -143,6 +145,7 @@ class Flash4(ModuleType):
         assert return_lse
         assert (window_size_left, window_size_right) == (None, None)
         assert (max_seqlen_q, cu_seqlens_q) == (max_seqlen_k, cu_seqlens_k)
+        self.tokens.append(len(q))
         found = of_rows(q, k, v, cu_seqlens_q, causal, softmax_scale)
         return *found, None, None, None
 
@@ -151,6 +154,7 @@ class Flash4(ModuleType):
         max_seqlen_k, softmax_scale, causal, window_size_left, window_size_right,
         dq, dk, dv,
     ):  # fmt: skip
+        self.tokens.append(len(dout))
         given = (dout, q, k, v, out, lse, cu_seqlens_q, causal, softmax_scale)
         results = dq, dk, dv
         for result, part in zip(results, gradients_of_rows(*given), strict=True):
@@ -275,6 +279,7 @@ def test_dropout_windows_and_determinism_stay_with_flash(kernels):
 @pytest.fixture
 def package(monkeypatch):
     found = Flash4("flash_attn.cute.interface")
+    found.tokens = []
     flash4._package.cache_clear()
     monkeypatch.setitem(sys.modules, found.__name__, found)
     yield found
@@ -287,6 +292,7 @@ def test_flash_attention_4_takes_all_rows(package, case, causal):
     lengths, full = CASES[case]
     rule = Rule(0.3, 0.0, causal, -1, 0 if causal else -1)
     check(*both(lengths, full, rule, flash4=True))
+    assert package.tokens == [sum(lengths)] * 2  # forward and backward
 
 
 GPU = torch.device("cuda")

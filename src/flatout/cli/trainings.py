@@ -19,6 +19,18 @@ from flatout.project.command_line import check_data_dir, check_environment
 from flatout.project.parameters.hooks import checked_settings
 
 
+@flatout.command(
+    hidden=True,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+def compare() -> None:
+    """Said for a release to those who call it."""
+    raise click.ClickException(
+        "compare is gone: run make compare, or kedro run --pipelines=benchmark "
+        "--params=benchmark.mode=headline,benchmark.contenders=flatout"
+    )
+
+
 @flatout.command()
 @env_option
 @DATA_DIR

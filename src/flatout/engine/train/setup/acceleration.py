@@ -267,11 +267,9 @@ def _most_graph_tokens(
 
 
 def _graphs_fit(job: TrainJob, runtime: Runtime, config: Any) -> bool:
-    """Graphs have memory of their own, beside that of steps without one. By a guess,
-    for Qwen3 twice what it takes: where the budget is `auto`, passes are measured, and
-    graphs go that do not fit (memory_fit.py)."""
+    """Graphs have memory of their own, beside that of steps without one."""
     memory = runtime.device_memory_bytes
-    if memory is None or job.settings.train.token_budget == "auto":
+    if memory is None:
         return True
     needed = estimate(job.settings, config, int(rank_tokens(job, runtime)))
     return needed.total + needed.activations <= GRAPH_MEMORY_SHARE * memory
