@@ -261,7 +261,11 @@ def test_precision(torch, precision, status):
 
 def test_kernels_and_compilers():
     slow = RuntimeSettings(attention="eager", tf32=False)
-    assert device.attention(H200, RuntimeSettings()).finding == "there"
+    assert device.attention(H200, RuntimeSettings(), 512).finding == "there"
+    long = device.attention(H200, RuntimeSettings(), 513)
+    assert long.status == "ok" and "runtime.attention: flash4" in long.finding
+    ampere = replace(H200, capability=(8, 0))
+    assert device.attention(ampere, RuntimeSettings(), 513).finding == "there"
     assert device.attention(H200, slow).status == "warn"
     assert device.tf32(H200, slow).finding == ("the GPU has it, runtime.tf32 is false")
     assert device.tf32(CPU, slow).status == "ok"

@@ -75,7 +75,9 @@ class Patient:
             "driver": lambda: device.driver_version(self.driver, self.torch),
             "bf16": lambda: device.precision(self.torch, runtime),
             "TF32": lambda: device.tf32(self.torch, runtime),
-            "flash attention": lambda: device.attention(self.torch, runtime),
+            "flash attention": lambda: device.attention(
+                self.torch, runtime, settings.max_length
+            ),
             "compiler": lambda: device.compiler(self.torch, settings),
             "NCCL": lambda: device.nccl(self.torch, count),
             "threads": threads,
@@ -135,7 +137,7 @@ class Patient:
 
         train, count = self.settings.train, processes_here(self.settings)
         workers = workers_a_rank(train.loader, self.torch.gpus > 0, count)
-        length = self.settings.tokenize.max_length
+        length = self.settings.max_length
         needed = shared_memory_bytes(
             train.loader, workers, train.global_batch_size, length
         )

@@ -17,6 +17,8 @@ NO_GPU = "no GPU: not needed"
 HELD_BYTES = 2**30
 """More than the driver and a desktop hold of an idle GPU."""
 COMPILERS = ("g++", "gcc", "clang++", "clang")
+FLASH4_ROWS, FLASH4_GPUS = 512, (9, 10)
+"""From more tokens a row on FlashAttention 4 gains, on these major capabilities."""
 
 
 @dataclass(frozen=True)
@@ -199,8 +201,8 @@ def tf32(torch: Torch, settings: RuntimeSettings) -> Finding:
     return Finding("TF32", "warn", "the GPU has it, runtime.tf32 is false", fix)
 
 
-def attention(torch: Torch, settings: RuntimeSettings) -> Finding:
-    """The kernels that need no padding."""
+def attention(torch: Torch, settings: RuntimeSettings, max_length: int = 0) -> Finding:
+    """The kernels that need no padding, for rows of up to `max_length` tokens."""
     if not torch.gpus:
         return Finding("flash attention", "ok", f"{NO_GPU}, rows go one by one")
     if not torch.flash:
@@ -211,7 +213,17 @@ def attention(torch: Torch, settings: RuntimeSettings) -> Finding:
         text = f"there, and runtime.attention: {settings.attention} does without it"
         fix = "set runtime.attention: auto and runtime.flash_sdp: true"
         return Finding("flash attention", "warn", text, fix)
-    return Finding("flash attention", "ok", "there")
+    return Finding("flash attention", "ok", "there" + _faster(torch, max_length))
+
+
+def _faster(torch: Torch, max_length: int) -> str:
+    suits = torch.capability is not None and torch.capability[0] in FLASH4_GPUS
+    if not suits or max_length <= FLASH4_ROWS or find_spec("flash_attn"):
+        return ""
+    return (
+        f"; rows of over {FLASH4_ROWS} tokens are faster by the package flash-attn-4 "
+        "and runtime.attention: flash4 (docs/optimisations/long_attention.md)"
+    )
 
 
 def compiler(torch: Torch, settings: Settings) -> Finding:
