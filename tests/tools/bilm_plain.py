@@ -32,7 +32,6 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-RATE = 4e-3
 UNKNOWN, END = 1, 2
 Split = list[list[int]]
 
@@ -121,7 +120,7 @@ def plain(
     )
     steps = [order.rows(step).tolist() for step in range(total)]
     loader = torch.utils.data.DataLoader(rows, batch_sampler=steps)
-    fused = {"lr": RATE, "weight_decay": 0.0, "fused": True}
+    fused = {"lr": given.learning_rate, "weight_decay": 0.0, "fused": True}
     optimizer = torch.optim.AdamW(model.parameters(), **fused)
     decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 - n / total)
     begin, tokens = time.perf_counter(), 0
@@ -176,7 +175,7 @@ def job_of(
             "tokenize": {"max_length": length},
             "train": {
                 "global_batch_size": given.batch,
-                "learning_rate": RATE,
+                "learning_rate": given.learning_rate,
                 "weight_decay": 0.0,
                 "warmup_fraction": 0.0,
                 "epochs": given.epochs,
@@ -240,6 +239,7 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=4000, help="commonest words")
     parser.add_argument("--batch", type=int, default=32, help="blocks")
     parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--learning-rate", type=float, default=4e-3, help="the first")
     parser.add_argument("--seed", type=int, default=1, help="of weights and order")
     parser.add_argument("--device", default="cpu", help="the loop's")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
