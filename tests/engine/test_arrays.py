@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from flatout.engine.arrays import sources
 from flatout.engine.arrays.array_files import ArrayFiles
 from flatout.engine.arrays.recipes import array_recipes
 from flatout.engine.arrays.sources import ArraysError
@@ -21,6 +23,7 @@ from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.models.building import load_pretrained
 from flatout.engine.parameters import parse_settings
+from flatout.engine.rows import array_facts
 from flatout.engine.rows.arrays import ArrayRows
 from flatout.engine.train.setup.assemble import build_model
 from flatout.engine.train.setup.job import TrainJob
@@ -373,3 +376,168 @@ def test_an_ending_in_capitals_is_of_the_same_kind(tmp_path):
     [window] = ArrayFiles(tmp_path, (), "label").windows()
     np.testing.assert_array_equal(window.values, [[1.0, 3.0], [2.5, 4.0]])
     assert list(window.labels) == ["red", "blue"]
+
+
+def lines_of(values, labels):
+    return [f"{a},{b},{c}" for (a, b), c in zip(values[:, 0], labels, strict=True)]
+
+
+def test_a_cell_of_csv_that_is_no_number_is_named(tmp_path):
+    """It does not make text of its column; a column of texts is none of numbers."""
+    values, labels = samples(40)
+    lines = lines_of(values[:, :, :2], labels)
+    lines[4], lines[9] = f"?,1.5,{labels[4]}", f"2.5,n/k,{labels[9]}"
+    file = tmp_path / "t.csv"
+    file.write_text("\n".join(["a,b,label", *lines]) + "\n")
+    made = split(file, settings_of())
+    assert rejected(made) == [
+        ("t.csv", 4, "a is no number: '?'"),
+        ("t.csv", 9, "b is no number: 'n/k'"),
+    ]
+    [window] = ArrayFiles(file, (), "label").windows()
+    np.testing.assert_array_equal(window.values[5], values[5, 0, :2])
+    file.write_text("a,b,label\n" + "\n".join(f"x{n},1,{n}" for n in range(9)))
+    with pytest.raises(ArraysError, match="column a is string, no number"):
+        list(ArrayFiles(file, (), "label").windows())
+    file.write_text("a,a,label\n1,2,3\n")
+    with pytest.raises(ArraysError, match="two columns are called a: rename one"):
+        list(ArrayFiles(file, (), "label").windows())
+
+
+def test_the_shape_of_most_lists_counts_not_that_of_the_first(tmp_path):
+    values, labels = samples(40)
+    lists = [row.ravel().tolist() for row in values]
+    lists[0] = [1.0]
+    table = {"x": pa.array(lists), "label": labels}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    made = split(tmp_path / "a.parquet", settings_of())
+    assert rejected(made) == [("a.parquet", 0, "of shape (1,), others are of (6,)")]
+
+
+@pytest.mark.parametrize("shape", [(28,), (8, 8), (4, 4, 3)])
+def test_bytes_of_any_shape_train_by_the_statistics_of_their_values(tmp_path, shape):
+    """Images have those of their channels."""
+    generator = np.random.default_rng(7)
+    labels = generator.integers(0, 3, 120)
+    values = generator.integers(0, 200, (120, *shape)) + 2 * np.arange(shape[-1])
+    values = values.astype(np.uint8)
+    np.savez(tmp_path / "a.npz", inputs=values, label=labels)
+    settings = settings_of(max_steps=2)
+    made = split(tmp_path / "a.npz", settings)
+    rows = [
+        ArrayRows.from_dataset(made[name].to_dataset())
+        for name in ("train", "validation", "test")
+    ]
+    places = tmp_path / "run", tmp_path / "metrics.jsonl"
+    job = TrainJob(settings, *rows, None, tuple(made["label_names"]), *places, "k")
+    saved = load_pretrained(run_job(job).last_model_folder)
+    train = np.stack(job.train.views(np.arange(len(job.train)))).astype(np.float64)
+    assert job.train.views(np.array([0]))[0].dtype == np.uint8
+    axes = (0, 1, 2) if len(shape) == 3 else 0
+    for found, wanted in (
+        (saved.mean, train.mean(axes)),
+        (saved.deviation, train.std(axes)),
+    ):
+        each = np.broadcast_to(wanted, shape).ravel()
+        np.testing.assert_allclose(found.numpy(), each, rtol=1e-5)
+
+
+def test_statistics_do_not_depend_on_how_many_values_are_counted_at_once(
+    tmp_path, monkeypatch
+):
+    values, labels = samples(200)
+    np.savez(tmp_path / "a.npz", inputs=values, label=labels)
+    found = []
+    for at_once, window in ((2**22, 2**26), (60, 700)):
+        monkeypatch.setattr(array_facts, "VALUES_AT_ONCE", at_once)
+        monkeypatch.setattr(sources, "WINDOW_BYTES", window)
+        train = split(tmp_path / "a.npz", settings_of())["train"]
+        rows = ArrayRows.from_dataset(train.to_dataset())
+        inputs = np.stack(rows.views(np.arange(len(rows)))).reshape(-1, 6)
+        np.testing.assert_allclose(rows.facts.mean, inputs.mean(0), rtol=1e-5)
+        np.testing.assert_allclose(rows.facts.deviation, inputs.std(0), rtol=1e-5)
+        found.append(inputs.tolist())
+    assert found[0] == found[1]
+
+
+def test_files_of_bytes_beside_files_of_numbers_are_all_numbers(tmp_path):
+    values, labels = samples(60)
+    whole = (values * 9 + 90).clip(0, 255).astype(np.uint8)
+    np.savez(tmp_path / "a.npz", inputs=whole, label=labels)
+    np.savez(tmp_path / "b.npz", inputs=values, label=labels)
+    made = split(tmp_path, settings_of())
+    data = made["train"].to_dataset()
+    place = data["source"].index("a.npz:7")
+    assert data["inputs"][place] == whole[7].astype(float).tolist()
+    assert "float" in str(data.features["inputs"])
+    assert made["report"].value()["rows_in"] == 120
+
+
+def test_labels_in_a_column_of_their_own_are_read_and_one_hot_rows_are_not(tmp_path):
+    values, labels = samples(60)
+    np.savez(tmp_path / "a.npz", inputs=values, label=labels[:, None])
+    assert split(tmp_path / "a.npz", settings_of())["label_names"] == ["0", "1", "2"]
+    for wrong in (np.eye(3)[labels], np.array(3)):
+        np.savez(tmp_path / "a.npz", inputs=values, label=wrong)
+        with pytest.raises(ArraysError, match=r"a\.npz: the labels have the shape"):
+            split(tmp_path / "a.npz", settings_of())
+
+
+def test_other_labels_beside_a_npy_are_other_rows(tmp_path):
+    values, labels = samples(60)
+    np.save(tmp_path / "x.npy", values)
+    np.save(tmp_path / "x.label.npy", labels)
+    for path in (tmp_path / "x.npy", tmp_path):
+        before = split(path, settings_of())["train"].key.digest
+        os.utime(tmp_path / "x.label.npy", (1, len(str(path))))
+        assert split(path, settings_of())["train"].key.digest != before
+
+
+def test_hdf5_in_capitals_and_a_broken_npz(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    values, labels = samples(60)
+    with h5py.File(tmp_path / "X.H5", "w") as opened:
+        opened["inputs"], opened["label"] = values, labels
+    assert split(tmp_path / "X.H5", settings_of())["report"].value()["rows_in"] == 60
+    np.savez(tmp_path / "a.npz", inputs=values, label=labels)
+    whole = (tmp_path / "a.npz").read_bytes()
+    for broken in (whole[:300], whole[:900] + b"abcd" + whole[904:]):
+        (tmp_path / "a.npz").write_bytes(broken)
+        with pytest.raises(ArraysError, match=r"a\.npz cannot be read"):
+            split(tmp_path / "a.npz", settings_of())["report"].value()
+
+
+def test_the_quarantine_is_there_when_the_run_stops(tmp_path):
+    values, labels = samples(60)
+    values[:5] = np.nan
+    np.savez(tmp_path / "a.npz", inputs=values, label=labels)
+    strict = settings_of()
+    fewer = strict.split.model_copy(update={"max_rejected_fraction": 0.01})
+    strict = strict.model_copy(update={"split": fewer})
+    made = split(tmp_path / "a.npz", strict)
+    assert rejected(made) == [("a.npz", row, "NaN") for row in range(5)]
+    with pytest.raises(ArraysError, match=r"rejected_arrays .*Mend them, or raise"):
+        made["train"].to_dataset()
+
+
+def test_a_class_that_train_has_not_is_told_with_its_place(tmp_path):
+    values, labels = samples(60)
+    told = labels.astype("<U5")
+    np.savez(tmp_path / "a.npz", inputs=values[:30], label=told[:30])
+    np.savez(tmp_path / "b.npz", inputs=values[30:], label=told[30:])
+    source = split(tmp_path, settings_of())["test"].to_dataset()["source"][-1]
+    name, row = source.split(":")
+    assert name == "b.npz"
+    rare = told[30:].copy()
+    rare[int(row)] = "rare"
+    np.savez(tmp_path / name, inputs=values[30:], label=rare)
+    made = split(tmp_path, settings_of())
+    assert rejected(made) == [(name, int(row), "a label that no row of train has")]
+
+
+def test_repeats_are_counted_among_what_can_be_used(tmp_path):
+    values, labels = samples(60)
+    values[:4], values[10] = np.nan, values[11]
+    np.savez(tmp_path / "a.npz", inputs=values, label=labels)
+    report = split(tmp_path / "a.npz", settings_of())["report"].value()
+    assert (report["rejected"], report["repeated"]) == (4, 1)

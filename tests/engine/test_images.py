@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForImageClassification, pipeline
 from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
 
+from flatout.engine.arrays import sources as arrays_sources
 from flatout.engine.arrays.image_files import ImageFiles
 from flatout.engine.arrays.recipes import array_recipes
 from flatout.engine.arrays.sources import ArraysError
@@ -172,6 +174,95 @@ def test_folders_without_images_and_images_without_a_folder_are_told_of(tmp_path
     (tmp_path / "none").mkdir()
     with pytest.raises(ArraysError, match="has no file of a known kind"):
         split(tmp_path / "none", settings_of())
+
+
+def sources_of(made):
+    names = ("train", "validation", "test")
+    return {s for name in names for s in made[name].to_dataset()["source"]}
+
+
+def test_hidden_folders_are_none_of_classes_and_links_are_followed(tmp_path):
+    """A link that leads back is not followed for good."""
+    raw = pictures(tmp_path / "raw", 60)
+    for place in (raw / ".checkpoints", raw / "dark/.thumbnails", tmp_path / "far"):
+        place.mkdir()
+        for number in range(20):
+            grey = np.full((8, 8, 3), 10 * number, np.uint8)
+            Image.fromarray(grey).save(place / f"{number}.JPEG")
+    (raw / "grey").symlink_to(tmp_path / "far")
+    (raw / "dark/loop").symlink_to(raw)
+    made = split(raw, settings_of())
+    assert made["label_names"] == ["dark", "grey", "light"]
+    found = sources_of(made)
+    assert len(found) == 80 and "grey/7.JPEG" in found
+    assert made["report"].value()["empty_class_folders"] == []
+
+
+def test_values_without_a_known_range_are_told_of(tmp_path):
+    """Sixteen bits have one, also where Pillow holds them in 32."""
+    raw = pictures(tmp_path / "raw", 60)
+    dim = np.arange(64, dtype=np.uint8).reshape(8, 8)
+    Image.fromarray(dim.astype(np.float32) / 64).save(raw / "dark/shares.tif")
+    Image.fromarray(dim.astype(np.int32)).save(raw / "dark/whole.tif")
+    deep = dim.astype(">u2") * 257
+    (raw / "dark/deep.PPM").write_bytes(b"P5 8 8 65535\n" + deep.tobytes())
+    (raw / "dark/darkest.ppm").write_bytes(
+        b"P5 8 8 65535\n" + dim.astype(">u2").tobytes()
+    )
+    made = split(raw, settings_of())
+    told = {r["source"]: r["reason"] for r in made["rejected"].table().to_pylist()}
+    assert told.keys() == {"dark/shares.tif", "dark/whole.tif"}
+    assert all("of no known range: save it with 8" in why for why in told.values())
+    assert made["report"].value()["converted"] == {"16 bits: their upper half": 2}
+    decode = Decoder(8, 1)
+    np.testing.assert_array_equal(decode(raw / "dark/deep.PPM")[..., 0], dim)
+    assert not decode(raw / "dark/darkest.ppm").any()
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "GIF", "TIFF", "WEBP", "BMP"])
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore:Image size")
+def test_bytes_that_are_wrong_give_pixels_or_a_reason(form):
+    """Whatever Pillow's readers raise. Some of TIFF's raise a TypeError."""
+    generator = np.random.default_rng(1)
+    values = generator.integers(0, 255, (24, 24, 3)).astype(np.uint8)
+    turned, whole = Image.Exif(), io.BytesIO()
+    turned[0x0112] = 6
+    Image.fromarray(values).save(whole, form, exif=turned)
+    data, decode, bad = np.frombuffer(whole.getvalue(), np.uint8), Decoder(8, 3), 0
+    for _ in range(300):
+        changed = data.copy()
+        places = generator.integers(0, min(300, len(data)), 4)
+        changed[places] = generator.integers(0, 256, 4)
+        try:
+            assert decode.of_bytes(changed.tobytes()).shape == (8, 8, 3)
+        except decoding.BadImage:
+            bad += 1
+    assert bad
+
+
+def test_classes_of_broken_images_leave_nothing_to_tell_apart(tmp_path):
+    raw = pictures(tmp_path / "raw", 60)
+    for file in (raw / "light").iterdir():
+        file.write_bytes(b"")
+    made = split(raw, settings_of())
+    assert len(made["rejected"].table()) == 30
+    with pytest.raises(ArraysError, match=r"of one class, 'dark'.*rejected_images"):
+        made["train"].to_dataset()
+
+
+def test_windows_of_few_bytes_give_the_rows_and_figures_of_large_ones(
+    tmp_path, monkeypatch
+):
+    """Also where files are kept."""
+    raw, found = pictures(tmp_path / "raw", 60), []
+    for window, keep in ((2**26, "pixels"), (700, "pixels"), (700, "files")):
+        monkeypatch.setattr(arrays_sources, "WINDOW_BYTES", window)
+        made = split(raw, settings_of(keep=keep))
+        rows = rows_from_dataset(made["train"].to_dataset())
+        pixels = np.stack(rows.views(np.arange(len(rows))))
+        np.testing.assert_allclose(rows.facts.mean, pixels.mean((0, 1, 2)), rtol=1e-9)
+        found.append((pixels.tolist(), rows.labels.tolist()))
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -25,6 +28,7 @@ from flatout.engine.parameters import ArraySettings, SplitSettings
 HDF5 = (".h5", ".hdf5", ".hdf")
 ENDINGS = (*tables.ENDINGS, ".npy", ".npz", *HDF5)
 NO_NUMBER = "the values are no numbers"
+NO_SHAPE = "the values are text, or lists that may differ in length"
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,9 @@ class ArrayFiles:
     @property
     def digest(self) -> str:
         """See ArraySource."""
-        return files_digest(self.path, self._files)
+        root = self.path if self.path.is_dir() else self.path.parent
+        beside = (_beside(file, self.label or "label") for file in self._files)
+        return files_digest(root, [*self._files, *filter(Path.is_file, beside)])
 
     @property
     def names(self) -> list[str]:
@@ -95,7 +101,7 @@ class ArrayFiles:
                 continue
             with _arrays(file, label) as arrays:
                 self._check_label(file, arrays)
-                yield from arrays[str(label)][:].tolist()
+                yield from _one_each(file, arrays[str(label)])[:].tolist()
 
     @property
     def _read_label(self) -> str | None:
@@ -127,12 +133,15 @@ class ArrayFiles:
             values = arrays[self._chosen(file, arrays)]
             if not values.ndim:
                 raise ArraysError(f"{file}: {self._chosen(file, arrays)} is one number")
-            labels = arrays[self._read_label] if self._read_label else None
+            labels = None
+            if self._read_label:
+                labels = _one_each(file, arrays[self._read_label])
             if labels is not None and len(labels) != len(values):
                 raise ArraysError(
                     f"{file}: {len(values)} samples and {len(labels)} labels"
                 )
-            for start, stop in rows_between(len(values)):
+            row_bytes = math.prod(values.shape[1:]) * values.dtype.itemsize
+            for start, stop in rows_between(len(values), row_bytes):
                 numbers = as_numbers(values[start:stop])
                 if numbers is not None and numbers.ndim == 1:  # a number a sample
                     numbers = numbers[:, None]
@@ -142,7 +151,7 @@ class ArrayFiles:
                     start,
                     np.zeros((stop - start, 0)) if numbers is None else numbers,
                     told,
-                    _all(stop - start, f"{NO_NUMBER} ({values.dtype})", numbers),
+                    _all(stop - start, _why(values.dtype), numbers),
                 )
 
     def _chosen(self, file: Path, arrays: Mapping[str, Any]) -> str:
@@ -158,8 +167,25 @@ class ArrayFiles:
         if self._read_label and self.label not in names:
             raise ArraysError(
                 f"{file}: nothing is called {self.label!r} (split.label_column); it "
-                f"has {sorted(names)}"
+                f"has {sorted(names)}{'' if names else ' outside of groups'}"
             )
+
+
+def _one_each(file: Path, labels: Any) -> Any:
+    """Labels (N,), also of (N, 1). Raises ArraysError."""
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        return labels[:, 0]
+    if labels.ndim != 1:
+        raise ArraysError(
+            f"{file}: the labels have the shape {labels.shape}: a sample has one. "
+            "Store the number or the name of its class (of one-hot rows "
+            "labels.argmax(1))"
+        )
+    return labels
+
+
+def _why(dtype: Any) -> str:
+    return f"{NO_SHAPE if dtype.kind == 'O' else NO_NUMBER} ({dtype})"
 
 
 def _all(count: int, fault: str, numbers: Any) -> dict[int, str]:
@@ -170,22 +196,28 @@ def _all(count: int, fault: str, numbers: Any) -> dict[int, str]:
 def _arrays(file: Path, label: str | None) -> Iterator[Mapping[str, Any]]:
     """Arrays of a file by name, that slices are read of. Raises ArraysError."""
     try:
-        if file.suffix in HDF5:
+        if file.suffix.lower() in HDF5:
             with _h5py(file).File(file, "r") as opened:
                 yield {n: a for n, a in opened.items() if hasattr(a, "dtype")}
-        elif file.suffix == ".npz":
+        elif file.suffix.lower() == ".npz":
             with np.load(file, allow_pickle=False) as opened:
                 yield dict(opened)
         else:
             found = {"inputs": np.load(file, mmap_mode="r", allow_pickle=False)}
-            beside = file.with_name(f"{file.stem}.{label}.npy")
-            if label and beside.is_file():
-                found[label] = np.load(beside, mmap_mode="r", allow_pickle=False)
+            if label and _beside(file, label).is_file():
+                found[label] = np.load(
+                    _beside(file, label), mmap_mode="r", allow_pickle=False
+                )
             yield found
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
         if isinstance(error, ArraysError):
             raise
         raise ArraysError(f"{file} cannot be read: {error}") from error
+
+
+def _beside(file: Path, label: str) -> Path:
+    """Where the labels of a .npy lie."""
+    return file.with_name(f"{file.stem}.{label}.npy")
 
 
 def _h5py(file: Path) -> Any:

@@ -19,6 +19,7 @@ import pandas as pd
 from flatout.engine.arrays.sources import (
     ArraysError,
     Window,
+    files_below,
     files_digest,
     files_of,
     name_in,
@@ -31,8 +32,6 @@ from flatout.engine.rows.decoding import BadImage, Decoder
 logger = logging.getLogger(__name__)
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm")
-PASSING_BYTES = 2**26
-"""Of pixels that are held at a time where none are kept."""
 MANIFESTS = (".parquet", ".jsonl", ".json", ".csv")
 
 
@@ -100,8 +99,7 @@ class ImageFiles:
         classes = {self._class_of(file) for file in read}
         folders = {f.name for f in self.path.iterdir() if f.is_dir()}
         empty = sorted(f for f in folders - classes if not f.startswith("."))
-        files = (file for file in self.path.rglob("*") if file.is_file())
-        others = sum(file not in read for file in files)
+        others = sum(file not in read for file in files_below(self.path))
         if empty and self.is_told:
             logger.warning("%s: no image in the class folders %s", self.path, empty)
         return {"empty_class_folders": empty, "files_of_other_kinds": others}
@@ -116,18 +114,19 @@ class ImageFiles:
             yield from self._passing()
             return
         pixels, faults = self._decoded
-        for start, stop in rows_between(len(self._listed)):
+        for start, stop in self._bounds():
             own = {
                 row - start: faults[row] for row in range(start, stop) if row in faults
             }
             yield self._window(start, pixels[start:stop], own)
 
     def _passing(self) -> Iterator[Window]:
-        size = max(1, PASSING_BYTES // math.prod(self._shape))
-        for start in range(0, len(self._listed), size):
-            count = len(self._listed[start : start + size])
-            pixels = np.zeros((count, *self._shape), np.uint8)
+        for start, stop in self._bounds():
+            pixels = np.zeros((stop - start, *self._shape), np.uint8)
             yield self._window(start, pixels, self._decode_into(pixels, start))
+
+    def _bounds(self) -> Iterator[tuple[int, int]]:
+        return rows_between(len(self._listed), math.prod(self._shape))
 
     def _window(
         self, start: int, pixels: npt.NDArray[np.uint8], faults: dict[int, str]
@@ -153,11 +152,7 @@ class ImageFiles:
             files = files_of(self.path, IMAGES)
             return [(file, self._class_of(file)) for file in files]
         table = _manifest(self.path)
-        missing = [n for n in (self.image_column, self.label) if n and n not in table]
-        if missing:
-            raise ArraysError(
-                f"{self.path}: no column {missing[0]}; it has {list(table)}"
-            )
+        _check_columns(self.path, table, self.image_column, self.label)
         labels = table[self.label] if self.label else [None] * len(table)
         paths = (_below(self._root, name) for name in table[self.image_column])
         return list(zip(paths, labels, strict=True))
@@ -178,7 +173,7 @@ class ImageFiles:
         faults: dict[int, str] = {}
         with tempfile.TemporaryFile(dir=self._folder) as file:
             pixels = np.memmap(file, np.uint8, "w+", shape=shape)
-        for start, stop in rows_between(len(pixels)):
+        for start, stop in self._bounds():
             found = self._decode_into(pixels[start:stop], start)
             faults |= {start + row: why for row, why in found.items()}
         for name, ms in self.decoder.told()["slow_transforms_ms"].items():
@@ -213,14 +208,25 @@ def _manifest(path: Path) -> pd.DataFrame:
         ".json": lambda file: pd.read_json(file, dtype=False),
         ".csv": lambda file: pd.read_csv(file, dtype=str, keep_default_na=False),
     }
-    if path.suffix not in readers:
+    kind = path.suffix.lower()
+    if kind not in readers:
         kinds = ", ".join(MANIFESTS)
         raise ArraysError(f"{path}: a folder of class folders, or one of {kinds}")
     try:
-        table: pd.DataFrame = readers[path.suffix](path)  # type: ignore[operator]
+        table: pd.DataFrame = readers[kind](path)  # type: ignore[operator]
         return table
     except (OSError, ValueError) as error:
         raise ArraysError(f"{path} cannot be read: {error}") from error
+
+
+def _check_columns(path: Path, table: pd.DataFrame, image: str, label: Any) -> None:
+    """Raises ArraysError."""
+    wanted = {"images.image_column": image, "split.label_column": label}
+    for parameter, name in wanted.items():
+        if name is not None and name not in table:
+            raise ArraysError(
+                f"{path}: no column {name}; it has {list(table)}. Set {parameter}"
+            )
 
 
 def _below(root: Path, name: Any) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from flatout.engine.arrays.dealing import Dealt, label_names_of
+from flatout.engine.arrays.dealing import Dealt, label_names_of, one_class_text
 from flatout.engine.arrays.sources import ArraysError, ArraySource
 from flatout.engine.data.raw_texts import SPLITS
 from flatout.engine.files.arrow_folder import ArrowRecipe
@@ -20,7 +20,7 @@ from flatout.engine.rows.encoded_images import with_files
 from flatout.engine.rows.fixed_lists import array_of
 from flatout.engine.tasks import Task, make_task
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Raise it when the same input would give other rows."""
 
 
@@ -55,7 +55,7 @@ class ArraysRecipe(ArrowRecipe):
     def _batches(self) -> Iterator[tuple[Any, Iterator[Any]]]:
         """With their values, and as they are stored."""
         for window, rows, labels in self.dealt.windows(self.split):
-            columns = {"inputs": array_of(window.values[rows])}
+            columns = {"inputs": array_of(self.dealt.values(window, rows))}
             if self.task.label_type is not None:
                 told = pa.array(labels.tolist(), self.task.label_type)
                 columns["labels"] = self.task.encode_labels(told)
@@ -103,10 +103,7 @@ def array_recipes(
     are called in the catalog. Raises ArraysError, SettingsError."""
     names = label_names_of(source, make_task(model))
     if len(names) == 1:
-        raise ArraysError(
-            f"all samples are of one class, {names[0]!r}: there is nothing to tell "
-            "apart. Add samples of another, or take model.task: regression"
-        )
+        raise ArraysError(one_class_text(names[0]))
     task = make_task(model, names)
     dealt = Dealt(source, split, task)
     fields = _fields(source, split, model)

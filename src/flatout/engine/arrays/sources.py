@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +14,12 @@ import numpy.typing as npt
 
 from flatout.engine.files.content_key import ContentKey
 
+logger = logging.getLogger(__name__)
+
 WINDOW_ROWS = 8_192
-"""Rows that are read and checked at a time."""
+"""Rows that are read and checked at a time,"""
+WINDOW_BYTES = 2**26
+"""where they are no more than so many bytes together."""
 
 
 class ArraysError(ValueError):
@@ -94,12 +100,31 @@ def files_of(path: Path, endings: Sequence[str]) -> list[Path]:
     ArraysError."""
     if path.is_file():
         return [path]
-    found = (file for file in path.rglob("*") if file.suffix.lower() in endings)
-    files = sorted(file for file in found if not file.name.startswith("."))
+    files = sorted(f for f in files_below(path) if f.suffix.lower() in endings)
     if not files:
         what = "has no file" if path.is_dir() else "is neither a file nor a folder"
         raise ArraysError(f"{path} {what} of a known kind ({', '.join(endings)})")
     return files
+
+
+def files_below(path: Path) -> Iterator[Path]:
+    """Files anywhere in a folder, also behind links to folders; none that is hidden or
+    in a hidden folder, as thumbnails and checkpoints of notebooks are. Raises
+    ArraysError."""
+    seen = set()
+    for folder, folders, names in os.walk(path, onerror=_raise, followlinks=True):
+        place = Path(folder).resolve()
+        if place in seen:
+            logger.warning("%s leads to a folder that is read already", folder)
+            folders.clear()
+            continue
+        seen.add(place)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(folder, n) for n in names if not n.startswith("."))
+
+
+def _raise(error: OSError) -> None:
+    raise ArraysError(f"{error.filename} cannot be read: {error.strerror}") from error
 
 
 def files_digest(path: Path, files: Sequence[Path]) -> str:
@@ -114,10 +139,11 @@ def name_in(path: Path, file: Path) -> str:
     return file.name if path == file else file.relative_to(path).as_posix()
 
 
-def rows_between(total: int) -> Iterator[tuple[int, int]]:
-    """Bounds of the windows of `total` rows."""
-    for start in range(0, total, WINDOW_ROWS):
-        yield start, min(start + WINDOW_ROWS, total)
+def rows_between(total: int, row_bytes: int) -> Iterator[tuple[int, int]]:
+    """Bounds of the windows of `total` rows of `row_bytes`."""
+    size = max(1, min(WINDOW_ROWS, WINDOW_BYTES // max(1, row_bytes)))
+    for start in range(0, total, size):
+        yield start, min(start + size, total)
 
 
 def as_numbers(values: npt.NDArray[Any]) -> npt.NDArray[Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,10 @@ DELIMITERS = ",;\t|"
 def names(file: Path) -> list[str]:
     """Of the columns. Raises ArraysError."""
     with _readable(file):
-        return list(schema(file).names)
+        found = list(schema(file).names)
+    if twice := [name for name, count in Counter(found).items() if count > 1]:
+        raise ArraysError(f"{file}: two columns are called {twice[0]}: rename one")
+    return found
 
 
 def schema(file: Path) -> pa.Schema:
@@ -74,24 +78,44 @@ def samples(file: Path, batch: Any) -> tuple[npt.NDArray[Any], dict[int, str]]:
         return _listed(columns[0])
     faults: dict[int, str] = {}
     found = []
-    for name, column in zip(batch.schema.names, columns, strict=True):
+    for name, given in zip(batch.schema.names, columns, strict=True):
+        column = _read(given) if _is_text(file, given) else given
         if not _is_number(column.type):
             raise ArraysError(
                 f"{file}: column {name} is {column.type}, no number: name the columns "
                 "of the samples in arrays.inputs"
             )
-        if column.null_count:
-            for row in np.flatnonzero(column.is_null().to_numpy(False)).tolist():
-                faults.setdefault(row, f"{name} is missing")
-        found.append(as_numbers(column.fill_null(0).to_numpy(False)))
+        for row in np.flatnonzero(column.is_null().to_numpy(False)).tolist():
+            faults.setdefault(row, f"{name} {_missing(given[row].as_py())}")
+        blank = pa.scalar(0).cast(column.type)
+        found.append(as_numbers(column.fill_null(blank).to_numpy(False)))
     return np.stack(found, 1).astype(np.float32), faults  # type: ignore[arg-type]
 
 
+def _missing(value: Any) -> str:
+    return "is missing" if value is None else f"is no number: {value!r}"
+
+
+def _is_text(file: Path, column: Any) -> bool:
+    """Of a CSV, where one cell that is no number makes text of its column."""
+    return file.suffix.lower() != ".parquet" and pa.types.is_string(column.type)
+
+
+def _read(texts: Any) -> Any:
+    """Numbers, null where a text is none; the texts where most of them are none."""
+    import pandas as pd
+
+    values = pd.to_numeric(pd.Series(texts.to_pylist(), dtype=object), errors="coerce")
+    numbers = pa.array(values, pa.float64(), from_pandas=True)
+    return numbers if 2 * numbers.null_count < len(numbers) else texts
+
+
 def _listed(column: Any) -> tuple[npt.NDArray[Any], dict[int, str]]:
-    """Lists of any depth; rows of another shape than the first have a fault."""
+    """Lists of any depth; rows of another shape than most have a fault."""
     rows = [_array(value) for value in column.to_pylist()]
     shapes = [None if row is None else row.shape for row in rows]
-    shape = next((found for found in shapes if found is not None), (0,))
+    known = Counter(found for found in shapes if found is not None)
+    shape = known.most_common(1)[0][0] if known else (0,)
     faults = {
         row: "missing, ragged or no numbers" if found is None else _other(found, shape)
         for row, found in enumerate(shapes)

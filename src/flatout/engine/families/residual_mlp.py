@@ -7,9 +7,11 @@ residual stream of width `hidden_size` (Gorishniy et al. 2021, ResNet for tables
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import (
@@ -128,8 +130,12 @@ class ResidualMlp(Family):
         return tuple(config.input_shape)
 
     def statistics_keys(self, facts: Any) -> dict[str, Any]:
-        """A number a value of a sample."""
-        return {"input_mean": facts.mean, "input_deviation": facts.deviation}
+        """A number a value of a sample: of images a channel's at each of its places."""
+        size = math.prod(facts.shape)
+        return {
+            "input_mean": np.resize(facts.mean, size).tolist(),
+            "input_deviation": np.resize(facts.deviation, size).tolist(),
+        }
 
     def inputs(
         self, config: Any, batch: Mapping[str, Tensor], max_length: int

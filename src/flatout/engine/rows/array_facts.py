@@ -10,11 +10,15 @@ import numpy as np
 from flatout.engine.rows.fixed_lists import values_in
 from flatout.engine.rows.token_facts import TokenFacts
 
+IMAGE_DIMENSIONS = 3
+VALUES_AT_ONCE = 2**22
+"""That are counted together: in fp64 they take eight bytes each, twice."""
+
 
 @dataclass
 class ArrayFacts(TokenFacts):
     """Of the rows of one split. Means and deviations are a number a value of the
-    sample; of whole numbers (pixels) one a channel, the last dimension."""
+    sample; of images (bytes of three dimensions) one a channel, the last of them."""
 
     shape: list[int] = field(default_factory=list)
     """Of one sample."""
@@ -36,10 +40,14 @@ class ArrayFacts(TokenFacts):
             return
         values = values_in(batch.column("inputs"))
         self.shape = list(values.shape[1:])
-        pixels = values.dtype == np.uint8
-        flat = values.reshape(-1, values.shape[-1] if pixels else values[0].size)
-        self._merge(flat.astype(np.float64), self._values_each(self.num_rows))
-        self.num_rows += batch.num_rows
+        pixels = values.dtype == np.uint8 and len(self.shape) == IMAGE_DIMENSIONS
+        features = self.shape[-1] if pixels else values[0].size
+        rows = max(1, VALUES_AT_ONCE // max(1, values[0].size))
+        for start in range(0, len(values), rows):
+            part = values[start : start + rows]
+            flat = part.reshape(-1, features).astype(np.float64)
+            self._merge(flat, self._values_each(self.num_rows))
+            self.num_rows += len(part)
         self.num_tokens += batch.num_rows
         self.longest = 1
         self._count_labels(batch)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import struct
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -19,6 +21,17 @@ MOST_PIXELS = 2**28
 """A larger one is refused: a small file may hold more pixels than memory does."""
 Image.MAX_IMAGE_PIXELS = MOST_PIXELS
 TOO_LARGE = "more pixels than an image should have"
+BROKEN = (
+    OSError,
+    EOFError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    LookupError,
+    OverflowError,
+    struct.error,
+)
+"""What Pillow's readers raise at bytes that they did not expect."""
 SLOW_S = 0.01
 """A transform that takes longer on average is named in the report."""
 
@@ -37,6 +50,7 @@ class Decoder:
     """What was another before: images by kind."""
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     decoded: int = 0
+    _counting: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __call__(self, path: Path) -> npt.NDArray[np.uint8]:
         """Raises BadImage."""
@@ -64,33 +78,35 @@ class Decoder:
             raise BadImage("no image of a known kind") from error
         except Image.DecompressionBombError as error:
             raise BadImage(TOO_LARGE) from error
-        except (OSError, SyntaxError, ValueError, EOFError) as error:
+        except BROKEN as error:
             raise BadImage(f"truncated or broken: {error}") from error
 
     def _pixels(self, image: Image.Image) -> npt.NDArray[np.uint8]:
         with self._timed("decode"):
             if getattr(image, "n_frames", 1) > 1:
-                self.converted["animated: its first frame"] += 1
+                self._convert("animated: its first frame")
             image.load()
         with self._timed("convert"):
             if image.getexif().get(0x0112, 1) != 1:
-                self.converted["turned by its EXIF"] += 1
+                self._convert("turned by its EXIF")
                 image = ImageOps.exif_transpose(image)
             plain = self._plain(image)
         with self._timed("resize"):
             size = (self.size, self.size)
             fitted = ImageOps.fit(plain, size, Image.Resampling.BILINEAR)
-        self.decoded += 1
+        with self._counting:
+            self.decoded += 1
         pixels = np.asarray(fitted, dtype=np.uint8)
         return pixels.reshape(self.size, self.size, self.channels)
 
     def _plain(self, image: Image.Image) -> Image.Image:
         """Grey, or red, green and blue, of 8 bits."""
         if image.mode.startswith(("I", "F")):
-            self.converted[f"{image.mode}: scaled to 8 bits"] += 1
             image = _to_8_bits(image)
+            self._convert("16 bits: their upper half")
         elif image.mode not in ("L", "RGB"):
-            self.converted[image.mode] += 1
+            self._convert(image.mode)
+            image.info.pop("transparency", None)  # left out, which Pillow warns of
         mode = "L" if self.channels == 1 else "RGB"
         return image if image.mode == mode else image.convert(mode)
 
@@ -98,7 +114,13 @@ class Decoder:
     def _timed(self, transform: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        self.seconds[transform] += time.perf_counter() - start
+        elapsed_s = time.perf_counter() - start
+        with self._counting:
+            self.seconds[transform] += elapsed_s
+
+    def _convert(self, kind: str) -> None:
+        with self._counting:
+            self.converted[kind] += 1
 
     def told(self) -> dict[str, Any]:
         """Conversions, and transforms that are slow on average, in ms an image."""
@@ -108,8 +130,11 @@ class Decoder:
 
 
 def _to_8_bits(image: Image.Image) -> Image.Image:
-    """16 bits by their upper half; 32 bits and fractions by their own range."""
-    values = np.asarray(image, dtype=np.float64)
-    if image.mode.startswith("I;16") or values.max(initial=0) > 255:
-        values = values / 257
-    return Image.fromarray(values.clip(0, 255).round().astype(np.uint8))
+    """Of 16 bits, which Pillow holds in 32 where a PGM has them. Raises BadImage where
+    nothing says which value is white."""
+    of_16 = image.mode.startswith("I;16") or image.format in ("PNG", "PPM")
+    if not of_16:
+        kind = "fractions" if image.mode == "F" else "whole numbers of 32 bits"
+        raise BadImage(f"{kind} of no known range: save it with 8 or 16 bits")
+    values = np.asarray(image, dtype=np.float64) / 257
+    return Image.fromarray(values.round().astype(np.uint8))
