@@ -121,6 +121,11 @@ class Family:
         leave nothing in the model."""
         return None
 
+    def shares_rows(self, config: Any) -> bool:
+        """Whether threads on a CPU, where micro-batches have none of their own, share
+        the rows of each LSTM instead. Its last states are None then."""
+        return False
+
     def num_layers(self, config: Any) -> int:
         """What is launched one behind the other; 0 where its config does not say it."""
         return int(getattr(config, "num_hidden_layers", 0) or 0)

@@ -25,6 +25,10 @@ def _keys(model: Any, hidden: Tensor) -> Tensor:
     return logits
 
 
+def _draws(config: Any) -> bool:
+    return bool(config.dropout) and config.num_hidden_layers > 1
+
+
 class LogKeyLstm(Recurrent):
     """log_key_lstm."""
 
@@ -43,8 +47,12 @@ class LogKeyLstm(Recurrent):
     def lane_tokens(self, config: Any) -> int:
         """Long sessions have most of the distinct windows, so lanes of them are not
         alike. Dropout between an LSTM's layers draws from PyTorch's own generator."""
-        draws = config.dropout and config.num_hidden_layers > 1
-        return NEVER_WORTH_IT if draws or config.window_keys else 256
+        shared = config.window_keys or _draws(config)
+        return NEVER_WORTH_IT if shared else 256
+
+    def shares_rows(self, config: Any) -> bool:
+        """Distinct windows are many rows of one length."""
+        return bool(config.window_keys) and not _draws(config)
 
     def inputs(
         self, config: Any, batch: Mapping[str, Tensor], max_length: int

@@ -1,4 +1,5 @@
-"""Projected LSTMs that run side by side, one step of all of them at a time.
+"""Projected LSTMs that run side by side, one step of all of them at a time; and on a
+CPU the rows of one LSTM, a share a thread.
 
 What a step waits for is the step before; what depends on the inputs alone, and all
 gradients of weights, are products over all steps at once. Cells and sums are fp32.
@@ -10,13 +11,20 @@ stand in PyTorch's order: input, forget, cell, output.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial, reduce
+from operator import add
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from flatout.engine.machine.threads import Threads
 
 MULTIPLE = 64
 """Of H and P on a GPU, where no tile asks whether a column is there."""
+LEAST_CELLS = 24_000
+"""T B H of rows that gain by a thread of their own on a CPU."""
 
 
 class Weights(NamedTuple):
@@ -148,3 +156,94 @@ def backward_steps(
         if step:
             grads[:, step - 1] += torch.bmm(grad_gates[:, step], recurrent)
     return grad_gates
+
+
+class RowsBeside(nn.LSTM):
+    """An LSTM on a CPU whose rows `threads` share, where each has enough to do. Sums
+    over rows have one order. Of its last states it then gives None."""
+
+    threads: Threads
+
+    @staticmethod
+    def put_in(model: nn.Module, threads: Threads) -> None:
+        """In place of `model`'s LSTMs, with their weights under their names. Those with
+        dropout stay: it draws from a generator that threads would share."""
+        for module in model.modules():
+            if type(module) is nn.LSTM and not module.dropout:
+                module.__class__ = RowsBeside
+                module.threads = threads
+
+    def forward(self, inputs: Any, hx: Any = None) -> Any:
+        """As nn.LSTM's; rows of a batch that begin at zero are shared."""
+        if hx is not None or not isinstance(inputs, Tensor) or inputs.dim() != 3:
+            return super().forward(inputs, hx)
+        given = inputs.transpose(0, 1) if self.batch_first else inputs
+        steps, rows, _ = given.shape
+        enough = steps * rows * self.hidden_size // LEAST_CELLS
+        shares = min(self.threads.count, enough, rows)
+        if shares < 2:
+            return super().forward(inputs)
+        weights: Any = self._flat_weights
+        asked = given.requires_grad or any(own.requires_grad for own in weights)
+        if asked and torch.is_grad_enabled():
+            states = _RowsBeside.apply(self, shares, given, *weights)  # type: ignore[no-untyped-call]
+        else:
+            states = torch.cat(self.of_shares(given, shares, grad=False)[1], 1)
+        return states.transpose(0, 1) if self.batch_first else states, None
+
+    def of_shares(
+        self, given: Tensor, shares: int, *, grad: bool
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """(T, B, I) -> each share's own inputs, and its states (T, b, N)."""
+        asks, parts = grad and given.requires_grad, given.tensor_split(shares, 1)
+        inputs = [part.detach().requires_grad_(asks) for part in parts]
+        autocast: Any = nullcontext
+        if torch.is_autocast_enabled("cpu"):  # as here; kept casts would be shared
+            dtype = torch.get_autocast_dtype("cpu")
+            autocast = partial(torch.autocast, "cpu", dtype, cache_enabled=False)
+
+        def states(share: Tensor) -> Tensor:
+            with torch.set_grad_enabled(grad), autocast():
+                return self._states(share)
+
+        return inputs, self.threads.run(states, inputs)
+
+    def _states(self, given: Tensor) -> Tensor:
+        """(T, b, I) -> (T, b, N): what nn.LSTM calls."""
+        stacks, rows = self.num_layers * (1 + self.bidirectional), given.shape[1]
+        widths = self.proj_size or self.hidden_size, self.hidden_size
+        begin = [given.new_zeros(stacks, rows, width) for width in widths]
+        weights: Any = self._flat_weights
+        of_stacks = self.bias, self.num_layers, 0.0, self.training, self.bidirectional
+        return torch.lstm(given, begin, weights, *of_stacks, False)[0]
+
+
+class _RowsBeside(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, lstm: RowsBeside, shares: int, given: Tensor, *weights: Tensor
+    ) -> Tensor:
+        ctx.lstm = lstm
+        ctx.inputs, ctx.states = lstm.of_shares(given, shares, grad=True)
+        return torch.cat([own.detach() for own in ctx.states], 1)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, states = ctx.inputs, ctx.states
+        if states is None:
+            raise RuntimeError("the graph of an LSTM goes with its backward pass")
+        ctx.inputs = ctx.states = None
+        needed, weights = ctx.needs_input_grad[2:], ctx.lstm._flat_weights
+
+        def gradients(share: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
+            own, found, grad = share
+            asked = zip((own, *weights), needed, strict=True)
+            return torch.autograd.grad(found, [one for one, is_ in asked if is_], grad)
+
+        grads = grad.tensor_split(len(states), 1)
+        shares = list(zip(inputs, states, grads, strict=True))
+        each = zip(*ctx.lstm.threads.run(gradients, shares), strict=True)
+        of_inputs = [torch.cat(next(each), 1)] if needed[0] else [None]
+        of_weights = (reduce(add, next(each)) if is_ else None for is_ in needed[1:])
+        return (None, None, *of_inputs, *of_weights)

@@ -1,24 +1,15 @@
-"""Micro-batches of one step that run side by side on a CPU, a thread each.
-
-Operators of a small model gain nothing from a second thread: they wait for each other
-after each of them. Whole passes need not. PyTorch gives Python's lock up inside of its
-operators, and a backward pass runs in the thread that asks for it.
-"""
+"""Micro-batches of one step that run side by side on a CPU, a thread each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from flatout.engine.machine.threads import Found, Given, Threads
 from flatout.engine.ops.dropout import drawing_from
-
-Given = TypeVar("Given")
-Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -49,15 +40,11 @@ def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 
 class Lanes:
-    """`count` threads, this one among them, each of which computes alone from here on:
-    an evaluation or an update of such a model is slower by several too."""
+    """`count` threads, each of which draws from a generator of its own."""
 
     def __init__(self, count: int) -> None:
-        torch.set_num_threads(1)
+        self._threads = Threads(count)
         self._generators = [torch.Generator() for _ in range(count)]
-        self._pool = ThreadPoolExecutor(
-            count, "lane", initializer=torch.set_num_threads, initargs=(1,)
-        )
 
     def run(
         self, work: Callable[[Given], Found], given: Sequence[Given]
@@ -72,9 +59,4 @@ class Lanes:
             with drawing_from(generator.manual_seed(seeds[index])):
                 return work(given[index])
 
-        others = [self._pool.submit(lane, index) for index in range(1, len(given))]
-        try:
-            own = lane(0)
-        finally:
-            wait(others)
-        return [own, *(other.result() for other in others)]
+        return self._threads.run(lane, range(len(given)))

@@ -208,7 +208,7 @@ def announce(trainer: Trainer) -> None:
         trainer.job.settings.train.global_batch_size,
         resolved.token_budget,
         runtime.threads,
-        f", {resolved.lanes} micro-batches side by side" if resolved.lanes > 1 else "",
+        resolved.side_by_side,
     )
     for reason in filter(None, (resolved.budget_reason, resolved.compile_reason)):
         logger.info(reason)

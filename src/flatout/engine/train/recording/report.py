@@ -132,6 +132,8 @@ class TrainReport:
     """Of a run that began uncompiled, counted from 0; rates are of steps from there."""
     lanes: int = 0
     """Micro-batches side by side on a CPU; 0: all threads share each operator."""
+    lstm_threads: int = 0
+    """Threads that share the rows of each LSTM on a CPU; 0: none do."""
     metrics: dict[str, float] = field(default_factory=dict)
     """All of the task's figures, as `validation_f1_macro` of the best model."""
     cpu_wait_pct: float | None = None

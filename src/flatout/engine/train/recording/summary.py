@@ -107,6 +107,7 @@ def resolved_parameters(trainer: Trainer) -> dict[str, Any]:
         "device": runtime.device_name,
         "threads": runtime.threads,
         "lanes": resolved.lanes,
+        "lstm_threads": resolved.lstm_threads,
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
     }
 

@@ -47,6 +47,8 @@ class ResolvedConfig:
     lanes: int = 0
     """Micro-batches of a step that run side by side, a thread each; 0: all threads
     share each operator."""
+    lstm_threads: int = 0
+    """Threads that share the rows of each LSTM; 0: none do."""
     flat_all_reduce: bool = False
     """Gradients travel between ranks behind the backward pass, in one piece."""
     compile_reason: str = ""
@@ -62,6 +64,13 @@ class ResolvedConfig:
     @property
     def packed(self) -> bool:
         return self.strategy == "packed"
+
+    @property
+    def side_by_side(self) -> str:
+        """What threads have a share of, as the end of a line."""
+        if self.lstm_threads:
+            return ", rows of LSTMs side by side"
+        return f", {self.lanes} micro-batches side by side" if self.lanes > 1 else ""
 
     def within(self, fit: Fit) -> ResolvedConfig:
         """With what memory holds of it."""
@@ -100,6 +109,7 @@ def resolve(
     notes += without_compiler(runtime)
     choice = accelerate(job, runtime, config, strategy, planned)
     graphs = choice.cuda_graphs
+    lanes = 0 if choice.compile or choice.late else _lanes(job, runtime, config)
     if train.cuda_graphs == "auto" and not graphs:
         notes += _launch_bound(job, runtime, config)
     if train.optimizer != "adamw":
@@ -117,7 +127,8 @@ def resolve(
         residual=_residual(job.settings.runtime.residual, runtime),
         overhead_tokens=overhead_tokens(config, runtime.is_cuda),
         launch_tokens=launch_tokens(width_of(config), runtime),
-        lanes=0 if choice.compile or choice.late else _lanes(job, runtime, config),
+        lanes=lanes,
+        lstm_threads=_lstm_threads(lanes, runtime, config),
         flat_all_reduce=_flat_all_reduce(job, runtime, graphs),
         compile_reason=choice.reason,
         late=choice.late,
@@ -206,6 +217,12 @@ def _lanes(job: TrainJob, runtime: Runtime, config: Any) -> int:
     if least is None or again or not alone or runtime.threads == 1:
         return 0
     return max(1, min(runtime.threads, int(rank_tokens(job, runtime)) // least))
+
+
+def _lstm_threads(lanes: int, runtime: Runtime, config: Any) -> int:
+    """All, where there is one lane: micro-batches side by side have theirs already."""
+    shares = lanes == 1 and family_of(config).shares_rows(config)
+    return runtime.threads if shares else 0
 
 
 def _flat_all_reduce(job: TrainJob, runtime: Runtime, graphs: bool) -> bool:
