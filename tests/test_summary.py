@@ -57,6 +57,12 @@ def test_a_run_ends_with_figures_model_and_what_is_next():
     ]
 
 
+def test_steps_without_a_rate_are_bound_by_nothing():
+    none = {"samples_per_s": float("nan"), "loader_wait_pct": float("nan")}
+    [line, *_] = summary_lines(TRAINED | none, None, PLACES, None)
+    assert line == "trained     9,000 steps, too few for a rate, peak 1.2 GiB"
+
+
 @pytest.mark.parametrize(
     ("wait_pct", "bound"), [(0.0, "compute"), (9.9, "compute"), (10.0, "loader")]
 )

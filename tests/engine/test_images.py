@@ -295,6 +295,28 @@ def test_a_manifest_names_images_of_its_own_folder_alone(tmp_path):
         split(manifest, settings_of())
 
 
+def test_a_manifest_in_capitals_and_one_that_names_nothing(tmp_path):
+    raw = pictures(tmp_path / "raw", 60)
+    files = sorted(file.relative_to(raw).as_posix() for file in raw.rglob("*.png"))
+    lines = [f"{name},{name.split('/')[0]}" for name in files]
+    manifest = raw / "ALL.CSV"
+    manifest.write_text("\n".join(["image,label", *lines]))
+    assert sources_of(split(manifest, settings_of())) == set(files)
+    manifest.write_text("file,label\n" + "\n".join(lines))
+    with pytest.raises(ArraysError, match=r"no column image.*Set images\.image_column"):
+        split(manifest, settings_of())
+    manifest.write_text("image,label\n")
+    with pytest.raises(ArraysError, match="names no image"):
+        split(manifest, settings_of())
+
+
+def test_folders_of_splits_are_not_taken_for_classes(tmp_path):
+    for name in ("train", "Val"):
+        pictures(tmp_path / "raw" / name, 20)
+    with pytest.raises(ArraysError, match=r"\['Val', 'train'\], which are splits"):
+        split(tmp_path / "raw", settings_of())
+
+
 @pytest.mark.parametrize("cut", [sampled, gathered])
 def test_a_crop_is_a_part_scaled_up_and_mirrored(cut):
     def crop(planes, crops):

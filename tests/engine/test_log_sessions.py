@@ -5,6 +5,7 @@ import re
 import pandas as pd
 import pyarrow as pa
 import pytest
+from kedro.io import DatasetError
 
 from flatout.datasets import LogSessions, SyntheticSessions
 from flatout.engine.data.columns import Columns
@@ -115,7 +116,12 @@ def test_what_is_not_there_is_named(tmp_path, options, message):
     entry = LogSessions(filepath=str(structured(tmp_path)), **options)
     with pytest.raises(RawTextsError, match=message) as caught:
         read(entry)
-    assert re.search(r"structured\.csv.*conf/local/catalog\.yml", str(caught.value))
+    assert re.search(r"structured\.csv.*conf/deeplog/catalog\.yml", str(caught.value))
+
+
+def test_a_pattern_that_is_none_is_refused_by_the_entry():
+    with pytest.raises(DatasetError, match=r"session_pattern: 'blk_\(' is no regular"):
+        LogSessions(filepath="x.csv", session_pattern="blk_(")
 
 
 def test_parts_are_the_whole_and_train_has_no_abnormal_session():

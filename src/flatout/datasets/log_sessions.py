@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ class LogSessions(ReadOnlyDataset):
         train_share: float = Deal.share,
         metadata: dict[str, Any] | None = None,
     ) -> None:
+        _check_pattern(session_pattern)
         self._filepath = filepath
         self._reader = _LogSessions(
             Path(filepath),
@@ -93,6 +95,16 @@ class SyntheticSessions(ReadOnlyDataset):
     def _describe(self) -> dict[str, Any]:
         known = {"sessions": self._sessions, "seed": self._seed, "deal": self._deal}
         return {"name": "synthetic sessions", **known, "format": FORMAT_VERSION}
+
+
+def _check_pattern(pattern: str | None) -> None:
+    try:
+        re.compile(pattern or "")
+    except re.error as error:
+        raise DatasetError(
+            f"session_pattern: {pattern!r} is no regular expression ({error}); "
+            "a sign that stands for itself has a backslash before it"
+        ) from error
 
 
 def _deal(part: Part, share: float) -> Deal:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -37,15 +38,18 @@ def summary_lines(
 
 def _of_training(report: Report | None) -> Iterator[tuple[str, str]]:
     if report:
-        waits = report["loader_wait_pct"]
-        bound = "loader" if waits >= 100 * IO_LIMIT_SHARE else "compute"
-        yield (
-            "trained",
-            f"{report['steps']:,} steps at {report['samples_per_s']:,.0f} samples/s, "
-            f"{bound}-bound (loader wait {waits:.1f} %), "
-            f"peak {report['peak_reserved_gib']:.1f} GiB",
-        )
+        peak = f"peak {report['peak_reserved_gib']:.1f} GiB"
+        yield "trained", f"{report['steps']:,} steps{_rate(report)}, {peak}"
         yield "validation", _figures(report, "validation_")
+
+
+def _rate(report: Report) -> str:
+    """As the end of a phrase."""
+    waits, rate = report["loader_wait_pct"], report["samples_per_s"]
+    if math.isnan(rate):
+        return ", too few for a rate"
+    bound = "loader" if waits >= 100 * IO_LIMIT_SHARE else "compute"
+    return f" at {rate:,.0f} samples/s, {bound}-bound (loader wait {waits:.1f} %)"
 
 
 def _of_evaluation(report: Report | None) -> Iterator[tuple[str, str]]:

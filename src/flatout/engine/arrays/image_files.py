@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
+from flatout.engine.arrays.image_manifest import file_below, read_manifest
 from flatout.engine.arrays.sources import (
     ArraysError,
     Window,
@@ -31,8 +31,21 @@ from flatout.engine.rows.decoding import BadImage, Decoder
 
 logger = logging.getLogger(__name__)
 
-IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm")
-MANIFESTS = (".parquet", ".jsonl", ".json", ".csv")
+IMAGES = (
+    ".png",
+    ".jpg",
+    ".jpeg",
+    ".bmp",
+    ".gif",
+    ".webp",
+    ".tif",
+    ".tiff",
+    ".ppm",
+    ".pgm",
+)
+SPLIT_NAMES = frozenset(
+    {"train", "training", "val", "valid", "validation", "dev", "test", "testing"}
+)
 
 
 @dataclass
@@ -150,11 +163,13 @@ class ImageFiles:
         """Files and their labels. Raises ArraysError."""
         if self.path.is_dir():
             files = files_of(self.path, IMAGES)
-            return [(file, self._class_of(file)) for file in files]
-        table = _manifest(self.path)
-        _check_columns(self.path, table, self.image_column, self.label)
+            listed = [(file, self._class_of(file)) for file in files]
+            if self.is_told:
+                _check_classes(self.path, {name for _, name in listed if name})
+            return listed
+        table = read_manifest(self.path, self.image_column, self.label)
         labels = table[self.label] if self.label else [None] * len(table)
-        paths = (_below(self._root, name) for name in table[self.image_column])
+        paths = (file_below(self._root, name) for name in table[self.image_column])
         return list(zip(paths, labels, strict=True))
 
     def _class_of(self, file: Path) -> str | None:
@@ -200,38 +215,11 @@ class ImageFiles:
             return str(error)
 
 
-def _manifest(path: Path) -> pd.DataFrame:
-    """Raises ArraysError."""
-    readers = {
-        ".parquet": pd.read_parquet,
-        ".jsonl": lambda file: pd.read_json(file, lines=True, dtype=False),
-        ".json": lambda file: pd.read_json(file, dtype=False),
-        ".csv": lambda file: pd.read_csv(file, dtype=str, keep_default_na=False),
-    }
-    kind = path.suffix.lower()
-    if kind not in readers:
-        kinds = ", ".join(MANIFESTS)
-        raise ArraysError(f"{path}: a folder of class folders, or one of {kinds}")
-    try:
-        table: pd.DataFrame = readers[kind](path)  # type: ignore[operator]
-        return table
-    except (OSError, ValueError) as error:
-        raise ArraysError(f"{path} cannot be read: {error}") from error
-
-
-def _check_columns(path: Path, table: pd.DataFrame, image: str, label: Any) -> None:
-    """Raises ArraysError."""
-    wanted = {"images.image_column": image, "split.label_column": label}
-    for parameter, name in wanted.items():
-        if name is not None and name not in table:
-            raise ArraysError(
-                f"{path}: no column {name}; it has {list(table)}. Set {parameter}"
-            )
-
-
-def _below(root: Path, name: Any) -> Path:
-    """A path that a manifest gives may be from anywhere. Raises ArraysError."""
-    file = (root / str(name)).resolve()
-    if not file.is_relative_to(root.resolve()):
-        raise ArraysError(f"{name!r} leads out of the manifest's folder {root}")
-    return root / file.relative_to(root.resolve())
+def _check_classes(path: Path, names: set[str]) -> None:
+    """Raises ArraysError where a folder was cut into splits by hand."""
+    if len(names) > 1 and {name.casefold() for name in names} <= SPLIT_NAMES:
+        raise ArraysError(
+            f"{path} has the folders {sorted(names)}, which are splits, and none for "
+            "each class: put the images of a class into one folder (splits are made by "
+            "split.fractions), or name a folder with classes"
+        )

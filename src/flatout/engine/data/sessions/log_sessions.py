@@ -132,7 +132,10 @@ def _lines_of_keys(file: Path) -> Grouped:
             else:
                 found.broken.append(BrokenRow(row, "session has no key", ""))
     if not found.names and not found.broken:
-        raise RawTextsError(f"{file} is empty (0 bytes)")
+        raise RawTextsError(
+            f"{file} is empty (0 bytes): set the filepath of the entry, or give it "
+            "sessions"
+        )
     return found
 
 
