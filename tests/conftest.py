@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import hypothesis
 import pytest
 import yaml
 
@@ -25,6 +26,14 @@ os.environ.update(
     # Threads that wait give the core to the other test process at once.
     OMP_WAIT_POLICY="PASSIVE",
 )
+
+# No test asserts wall time, neither of a test nor of drawing what goes into it.
+hypothesis.settings.register_profile(
+    "busy machine",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("busy machine")
 
 PROJECT = Path(__file__).parents[1]
 CORPUS = yaml.safe_load((PROJECT / "conf/test/globals.yml").read_text())["corpus"]

@@ -31,7 +31,7 @@ STRATEGIES = ["fixed", "random", "grouped", "packed"]
     st.integers(0, 2**32 - 1),
     st.integers(0, 9),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_an_epoch_holds_every_row_once(num_rows, batch_size, seed, epoch):
     batches = GlobalBatches(num_rows, batch_size, seed)
     first = epoch * batches.steps_per_epoch
@@ -94,7 +94,7 @@ def test_total_steps_rounds_a_fraction_up():
     st.sampled_from([1, 2, 4]),
     st.integers(64, 400),
 )
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_plans_hold_every_row_once_within_the_budget(lengths, strategy, world, budget):
     lengths = np.array(lengths)
     plan = Planner(strategy, budget, 64, world).plan(lengths)
@@ -114,7 +114,7 @@ def test_plans_hold_every_row_once_within_the_budget(lengths, strategy, world, b
     st.integers(30, 120),
     st.integers(0, 60),
 )
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_the_cheapest_cuts_are_the_cheapest_of_all(lengths, budget, overhead):
     falling = np.array(sorted(lengths, reverse=True))
     inner = range(1, len(falling))

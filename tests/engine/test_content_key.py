@@ -31,7 +31,7 @@ def table_of(rows):
 
 
 @given(ROWS, st.integers(1, 7))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_digest_does_not_see_how_rows_are_cut_or_kept(rows, size):
     table = table_of(rows)
     digest = arrow_digest([table])
@@ -43,7 +43,7 @@ def test_a_digest_does_not_see_how_rows_are_cut_or_kept(rows, size):
 
 
 @given(ROWS, ROWS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_different_rows_have_different_digests(first, second):
     same = arrow_digest([table_of(first)]) == arrow_digest([table_of(second)])
     assert same == (first == second)

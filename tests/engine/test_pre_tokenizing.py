@@ -142,7 +142,7 @@ def check(tokenizer, texts, max_length):
 @example(texts=["a  \n\n  b"], max_length=40)
 @example(texts=["a" * 200 + " b", "a b" * 100, "." * 300], max_length=3)
 @example(texts=["x\u200b y \u200b z"], max_length=5)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_rows_of_words_are_rows_of_the_tokenizer(name, texts, max_length):
     encoded = check(KNOWN[name], texts, max_length)
     assert len(encoded.lengths) == len(texts)

@@ -65,7 +65,7 @@ def test_labels_are_spread_within_the_chance_of_independent_draws():
 
 
 @given(st.integers(60, 400), st.integers(0, 300), st.randoms(use_true_random=False))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_a_row_keeps_its_split_when_rows_are_added_or_moved(count, more, random):
     before, _, _ = split(
         frame_of(count), fractions=Fractions(train=0.6, validation=0.2, test=0.2)

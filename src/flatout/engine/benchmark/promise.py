@@ -5,7 +5,7 @@ trials differ from each other, and by how far the machine drifts until then. Win
 inside of a trial say little of either. So the interval is a prediction for one more
 trial (Student's t; Hahn & Meeker 1991, section 4.7). It is wider by what separates the
 later half of the trials from the earlier one, and its centre leans to the later ones: a
-host's speed wanders. A tune has two to seven trials of the same settings, few for a
+host's speed wanders. A tune has two to eight trials of the same settings, few for a
 variance: a usual one counts as USUAL_DEGREES more, as by an inverse gamma prior.
 
 Windows of the configured settings speak for the recommended ones too, times the ratio
