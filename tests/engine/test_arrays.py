@@ -541,3 +541,13 @@ def test_repeats_are_counted_among_what_can_be_used(tmp_path):
     np.savez(tmp_path / "a.npz", inputs=values, label=labels)
     report = split(tmp_path / "a.npz", settings_of())["report"].value()
     assert (report["rejected"], report["repeated"]) == (4, 1)
+
+
+def test_splits_have_their_fractions(tmp_path):
+    values, labels = samples(3000)
+    np.savez(tmp_path / "a.npz", inputs=values, label=labels)
+    given = settings_of().model_dump(mode="json")
+    given["split"]["fractions"] = {"train": 0.6, "validation": 0.3, "test": 0.1}
+    rows = split(tmp_path / "a.npz", parse_settings(given))["report"].value()
+    shares = [rows["rows_out"][n] / 3000 for n in ("train", "validation", "test")]
+    np.testing.assert_allclose(shares, [0.6, 0.3, 0.1], atol=0.03)

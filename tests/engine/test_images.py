@@ -353,6 +353,16 @@ def test_crops_come_from_seed_epoch_and_row(tmp_path):
     assert 0.2 < mirrored.mean() < 0.8
     np.testing.assert_array_equal(crops([5, 7, 2], 1)[1], crops([7], 1)[0])
     assert not np.array_equal(crops([7], 1), crops([7], 2))
+    drawn = crops(np.arange(9), 1)
+    job.task.seed += 1
+    assert not (crops(np.arange(9), 1) == drawn).all(1).any()
+
+
+def test_transforms_above_ten_milliseconds_are_named():
+    decode = Decoder(8, 3)
+    decode.decoded = 4
+    decode.seconds.update(decode=0.2, convert=0.039, resize=0.0412)
+    assert decode.told()["slow_transforms_ms"] == {"decode": 50.0, "resize": 10.3}
 
 
 def plain_losses(job: TrainJob, steps: int) -> list[tuple[float, float]]:
