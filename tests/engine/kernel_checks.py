@@ -23,7 +23,7 @@ from flatout.engine.ops.kernels.gated_silu import gated_silu
 from flatout.engine.ops.kernels.linear_loss import linear_cross_entropy
 from flatout.engine.ops.kernels.rectified_pool import rectified_pool
 from flatout.engine.ops.kernels.rotary import rotary
-from flatout.engine.ops.kernels.row_attention import row_attention
+from flatout.engine.ops.kernels.row_attention.forward import row_attention
 from flatout.engine.ops.narrowing import set_targets
 from flatout.engine.ops.projections import fuse_projections
 from flatout.engine.ops.row_by_row import Rule, row_by_row
@@ -62,7 +62,7 @@ def check_row_attention():
 
 def check_windows(section):
     """Of rows that are longer than what a tile's queries see, and than a section."""
-    with patch("flatout.engine.ops.kernels.row_attention.SECTION", section):
+    with patch("flatout.engine.ops.kernels.row_attention.backward.SECTION", section):
         check_rows_with_windows()
 
 

@@ -16,7 +16,7 @@ from flatout.engine.ops.kernels.gated_silu import gated_silu
 from flatout.engine.ops.kernels.rectified_pool import rectified_pool
 from flatout.engine.ops.kernels.residual_norm import residual_norm
 from flatout.engine.ops.kernels.rotary import rotary
-from flatout.engine.ops.kernels.row_attention import row_attention
+from flatout.engine.ops.kernels.row_attention.forward import row_attention
 
 BOUNDS = torch.tensor([0, 10, 30], dtype=torch.int32)
 NORM = ["out_ptr", "sum_ptr", "mean_ptr", "rstd_ptr"]

@@ -2,7 +2,7 @@
 
 import copy
 import logging
-import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,7 @@ from flatout.engine.parameters import TrainSettings
 from flatout.engine.train.setup.assemble import may_fuse_projections
 from tests.engine.families import CONFIGS, DECODERS, task_model
 
+ENGINE = Path(compile_cache.__file__).parents[1]
 IDS = torch.tensor([[1, 7, 9, 55, 2], [1, 80, 6, 14, 2]])
 
 
@@ -241,20 +242,35 @@ def test_heads_that_turn_in_part_and_other_activations_are_left_alone():
     assert fused_parts(model) == {("0", "self_attn"), ("1", "self_attn")}
 
 
-def test_another_version_finds_no_graphs_of_this_one(monkeypatch, tmp_path):
-    """The name under which PyTorch keeps compiled graphs holds our sources' digest."""
+def test_the_name_of_kept_graphs_holds_our_sources():
+    """PyTorch would go on with graphs of another version's kernels."""
     with torch.compiler.config.patch(cache_key_tag="mine-"):
         model = task_model("bert", "sequence-classification", "sdpa")
         for _ in range(2):
             compiled(model, backend="eager")
-        mine = torch.compiler.config.cache_key_tag
-    assert re.fullmatch(r"mine-flatout-[0-9a-f]{16}", mine)
-    (tmp_path / "kernels").mkdir()
-    (tmp_path / "kernels" / "k.py").write_text("changed")
-    monkeypatch.setattr(compile_cache, "__file__", str(tmp_path / "compiling.py"))
-    compile_cache.sources_digest.cache_clear()
-    assert compile_cache.sources_digest() not in mine
-    compile_cache.sources_digest.cache_clear()
+        tag = torch.compiler.config.cache_key_tag
+    assert tag == f"mine-flatout-{compile_cache.sources_digest()}"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "models/compilation.py",
+        "ops/gelu.py",
+        "ops/kernels/hashing.py",
+        "ops/kernels/row_attention/tiles.py",
+    ],
+)
+def test_another_version_finds_no_graphs_of_this_one(monkeypatch, tmp_path, changed):
+    mine = compile_cache.sources_digest()
+    for folder in ("models", "ops"):
+        shutil.copytree(ENGINE / folder, tmp_path / folder)
+    monkeypatch.setattr(compile_cache, "__file__", str(tmp_path / "models" / "any.py"))
+    digest = compile_cache.sources_digest.__wrapped__
+    assert digest() == mine
+    with (tmp_path / changed).open("a") as file:
+        file.write("changed")
+    assert digest() != mine
 
 
 @pytest.mark.parametrize(("family", "places"), [("bert", 2), ("gpt2", 0), ("llama", 0)])

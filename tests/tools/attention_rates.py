@@ -23,8 +23,8 @@ import triton
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from flatout.engine.ops.kernels import row_attention as kernels
-from flatout.engine.ops.kernels.row_attention import row_attention
+from flatout.engine.ops.kernels.row_attention import backward
+from flatout.engine.ops.kernels.row_attention.forward import row_attention
 from flatout.engine.ops.long_attention import long_attention
 from flatout.engine.ops.row_by_row import Rule
 from tests.tools.long_rows import SHAPES, lengths_of
@@ -173,9 +173,9 @@ def compare(name: str, wanted: list[str]) -> None:
         chosen.pop(WHOLE, None)
     right = None
     for kernel, attend in chosen.items():
-        section = 2**20 if kernel == WHOLE else kernels.SECTION
+        section = 2**20 if kernel == WHOLE else backward.SECTION
         try:
-            with patch.object(kernels, "SECTION", section):
+            with patch.object(backward, "SECTION", section):
                 found = measured(attend, qkv, given)
         except Exception as fault:
             text = f"{type(fault).__name__}: {fault}".split("\n")[0][:150]

@@ -5,8 +5,8 @@ transformers lets a name be registered whose function gets q, k, v of shape
 `cu_seqlens` there and lets no row see another. On a GPU it is PyTorch's own
 flash-attention kernel (Dao 2023), called below `varlen_attn` because that wrapper
 has no dropout and a model's attention dropout is part of its optimisation; where rows
-or windows are short, tiles of our own (row_attention.py). On a CPU it goes row by row
-(row_by_row.py).
+or windows are short, tiles of our own (kernels/row_attention/). On a CPU it goes row by
+row (row_by_row.py).
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def row_tiles(
 ) -> Tensor:
     """As `_flash`, in tiles that fit short rows, of query, key and value side by side
     (P, H + 2 G, D)."""
-    from flatout.engine.ops.kernels.row_attention import row_attention
+    from flatout.engine.ops.kernels.row_attention.forward import row_attention
 
     out: Tensor = row_attention(qkv, heads, cu_seqlens, max_seqlen, *rule)[0]
     return out
@@ -217,7 +217,7 @@ def head_dimension(config: Any) -> int:
 
 
 def row_tiles_fit(config: Any) -> bool:
-    """Whether the tiles of row_attention.py are made for this model."""
+    """Whether the tiles of row attention are made for this model."""
     return has_triton() and head_dimension(config) in ROWS_HEAD_DIMS
 
 

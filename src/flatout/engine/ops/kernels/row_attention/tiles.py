@@ -1,0 +1,68 @@
+"""What both passes do with a tile of a row: load it, score it, drop weights."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from flatout.engine.ops.kernels.hashing import scramble
+
+TILE = 64
+LOG2_E = 1.4426950408889634
+
+
+def constants(scale: float, dropout: float) -> dict[str, float]:
+    """Constants of the kernels, because a compiled graph hands numbers over as fp64:
+    the scale in units of log2, the 16-bit number below which a hash drops, and
+    1 / (1 - p) of p rounded to a 65,536th."""
+    threshold = round(dropout * 2**16)
+    inverse = 2**16 / (2**16 - threshold)
+    return {"scale": scale * LOG2_E, "inverse": inverse, "threshold": threshold}
+
+
+@triton.jit
+def head_stream(seed_ptr, head):
+    """What distinguishes the dropout of this head and forward pass from others."""
+    return scramble(tl.load(seed_ptr).to(tl.uint32) + head.to(tl.uint32) * 0x9E3779B9)
+
+
+@triton.jit
+def kept_weights(stream, q_token, begin, span, threshold, tile: tl.constexpr):
+    """(M, N) True where a weight is kept, for keys from `begin` on: a function of seed,
+    head and place. A hash of 32 bits decides about two keys side by side."""
+    k_index = begin + 2 * tl.arange(0, tile // 2)
+    place = (q_token[:, None] * span + k_index[None, :]).to(tl.uint32)
+    bits = scramble(place ^ stream)
+    both = tl.join(bits & 0xFFFF, bits >> 16)  # (M, N / 2, 2)
+    return tl.reshape(both, (q_token.shape[0], tile)) >= threshold
+
+
+@triton.jit
+def masked_scores(
+    q, k, q_index, k_index, length, scale, left, right,
+    causal: tl.constexpr, windowed: tl.constexpr,
+):  # fmt: skip
+    """(M, N) in units of log2, -inf where a query may not look. Queries beyond the row
+    are not masked: they are zeros, their gradients too, and nobody stores them."""
+    beyond = tl.where(k_index < length, 0.0, float("-inf"))
+    scores = tl.dot(q, tl.trans(k)) * scale + beyond[None, :]
+    if causal:
+        scores = tl.where(k_index[None, :] <= q_index[:, None], scores, float("-inf"))
+    if windowed:
+        distance = k_index[None, :] - q_index[:, None]
+        seen = (distance >= -left) & (distance <= right)
+        scores = tl.where(seen, scores, float("-inf"))
+    return scores
+
+
+@triton.jit
+def tile_begin(index, tile: tl.constexpr):
+    """Where the tile of a place begins; that of places before the row is the first."""
+    return tl.maximum(index, 0) // tile * tile
+
+
+@triton.jit
+def load_tile(ptr, token, row, head, inside, dims):
+    """(M, D) of one head, zeros beyond the row."""
+    place = token[:, None] * row + head + dims[None, :]
+    return tl.load(ptr + place, mask=inside[:, None], other=0.0)
