@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from threading import Event
 from types import SimpleNamespace
 
 import pynvml
@@ -12,6 +13,7 @@ import pytest
 
 from flatout import tracking
 from flatout.engine.machine.environment import nvidia_gpu_count
+from flatout.tracking import forwarder as forwarding
 from flatout.tracking import system
 from flatout.tracking.gpu_watch import GpuWatch, watch_gpus
 
@@ -140,6 +142,12 @@ def test_idle_is_what_is_idle_between_steps(watch):
     assert found.summary() == ""
 
 
+def test_the_end_of_a_short_run_does_not_read_as_the_warning_before(watch):
+    found = after(watch(gpu(held={os.getpid(): 0, STRANGER: 9 * 2**30})), 2)
+    [told] = found.news()
+    assert found.summary() == f"use of GPUs not judged, too few samples; {told}"
+
+
 def test_a_gpu_that_the_driver_says_nothing_of_ends_no_run(watch, monkeypatch):
     found = watch(gpu(95), gpu(95))
 
@@ -168,6 +176,7 @@ def test_a_run_is_judged_by_samples_between_its_points(
     found = watch(gpu(30))
     monkeypatch.setattr(system, "watch_gpus", lambda _: found)
     monkeypatch.setattr(system, "_monitors", list)
+    monkeypatch.setattr(forwarding, "INTERVAL_S", 0.05)
     points = tmp_path / "points.jsonl"
     record = tracking.RunRecord(f"sqlite:///{tmp_path}/m.db", "flatout", None, "run")
     outbox = tracking.begin(points, record, goes_on=False)
@@ -181,13 +190,35 @@ def test_a_run_is_judged_by_samples_between_its_points(
             file.write(f'{{"step": {step}, "loss": 1.0, "time": 1.0}}\n')
         assert forwarder.flush()
     assert forwarder.flush()  # no new point: not counted
+    patience = Event()
+    while not (told := [m for m in caplog.messages if m.startswith("GPU 0 idle")]):
+        patience.wait(0.01)
     is_well, verdict = forwarder.gpu_verdict()
     assert not is_well
     assert verdict.startswith("GPU 0 used 30 %; GPU 0 idle 70 %: it waits")
-    told = [r.message for r in caplog.records if r.message.startswith("GPU 0 idle")]
-    assert len(told) == 1, "once, before the end"
     assert len(found._gpus[0].used_pct) == 4
     assert forwarder.finish("FINISHED", 0)
+    said = [m for m in caplog.messages if m.startswith("GPU 0 idle")]
+    assert said == told, "once, before the end"
+
+
+def test_what_is_seen_at_the_end_alone_is_told_by_the_verdict(
+    tmp_path, watch, monkeypatch, caplog
+):
+    found = watch(gpu(held={os.getpid(): 0, STRANGER: 9 * 2**30}))
+    monkeypatch.setattr(system, "watch_gpus", lambda _: found)
+    monkeypatch.setattr(system, "_monitors", list)
+    record = tracking.RunRecord(f"sqlite:///{tmp_path}/m.db", "flatout", None, "run")
+    outbox = tracking.begin(tmp_path / "points.jsonl", record, goes_on=False)
+    forwarder = tracking.Forwarder(outbox, system_metrics=True)
+    forwarder.start()
+    forwarder.wait_until_tried(30)
+    assert forwarder.flush()
+    is_well, verdict = forwarder.gpu_verdict()
+    assert not is_well
+    assert "other programs held up to 9 GiB of GPU 0" in verdict
+    assert forwarder.finish("FINISHED", 0)
+    assert not [m for m in caplog.messages if "other programs" in m]
 
 
 NEIGHBOUR = """

@@ -142,12 +142,12 @@ class Forwarder:
         client: MlflowClient | None = None
         pause = 0.0
         while True:
-            self._wake.wait(pause)
+            asked = self._wake.wait(pause)
             self._wake.clear()
             ended = self._ended
             try:
                 client = client or self._connected()
-                self._send_system(client, self._sender.send(client))
+                self._send_system(client, self._sender.send(client), asked=asked)
                 if ended:
                     self._sender.end(client)
                 self._failures = 0
@@ -163,8 +163,9 @@ class Forwarder:
                 return
             pause = min(INTERVAL_S * 2**self._failures, LONGEST_PAUSE_S)
 
-    def _send_system(self, client: MlflowClient, run_id: str) -> None:
-        """What a store that is gone misses of it is not sent later."""
+    def _send_system(self, client: MlflowClient, run_id: str, *, asked: bool) -> None:
+        """What a store that is gone misses of it is not sent later. `asked`: the run
+        is at its end, where its verdict says what is wrong."""
         if not self._wants_system:
             return
         if self._system is None:
@@ -172,7 +173,7 @@ class Forwarder:
             return
         read, self._read_bytes = self._read_bytes, self._sender.read_bytes
         sampled = self._system.sample(training=self._read_bytes > read)
-        for text in self._system.gpu_news():
+        for text in () if asked else self._system.gpu_news():
             logger.warning("%s", text)  # while it can still help
         now_ms = int(time.time() * 1000)
         metrics = [Metric(k, v, now_ms, self.deliveries) for k, v in sampled.items()]

@@ -138,10 +138,13 @@ class GpuWatch:
         return found
 
     def summary(self) -> str:
-        """One line: each GPU's use, and what is wrong."""
+        """One line: each GPU's use, and what is wrong. Empty where neither is known."""
         judged = [g for g in self._gpus if _is_judged(g)]
         use = [f"GPU {g.name} used {fmean(g.used_pct):.0f} %" for g in judged]
-        return "; ".join([", ".join(use), *self.findings()]).strip("; ")
+        found = self.findings()
+        if found and not use:
+            use = ["use of GPUs not judged, too few samples"]
+        return "; ".join([", ".join(use), *found] if use else [])
 
 
 def _is_judged(gpu: Gpu) -> bool:
