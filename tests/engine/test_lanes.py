@@ -215,7 +215,7 @@ def test_a_plan_deals_every_row_to_one_lane(strategy, lanes, count):
     plan = planner.plan(lengths)
     rows = [row for own in plan.micro_batches[0] for row in own.tolist()]
     assert sorted(rows) == list(range(count))
-    assert sum(plan.lanes) == plan.num_micro_batches
+    assert sum(plan.lanes) == len(plan.micro_batches[0])
     assert len(plan.lanes) == min(lanes, count) or count < 2 * lanes
     ends = np.cumsum(plan.lanes)
     shares = [

@@ -15,8 +15,6 @@ HEAD_BYTES, TAIL_BYTES = 1 << 20, 56 << 20
 place that says of how many steps."""
 BLOCK_BYTES = 1 << 20
 DAY_S = 86_400.0
-MORE_RECENT_THAN_S = 1e9
-"""A number above it is seconds since 1970, below it seconds since the start."""
 
 _COUNT = r"(\d[\d,]*)"
 _STEP = re.compile(

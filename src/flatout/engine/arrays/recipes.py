@@ -25,17 +25,23 @@ FORMAT_VERSION = 3
 
 
 @dataclass(frozen=True)
-class ArraysRecipe(ArrowRecipe):
-    """How to make the rows of one split: `inputs`, `labels` as there are, `source`."""
+class _DealtRecipe:
+    """How to make what dealt samples give."""
 
     key: ContentKey
     dealt: Dealt
-    split: str
-    task: Task
-    _facts: ArrayFacts = field(default_factory=ArrayFacts, repr=False)
 
     def prepare(self, folder: Path) -> None:
         self.dealt.source.prepare(folder)
+
+
+@dataclass(frozen=True)
+class ArraysRecipe(_DealtRecipe, ArrowRecipe):
+    """How to make the rows of one split: `inputs`, `labels` as there are, `source`."""
+
+    split: str
+    task: Task
+    _facts: ArrayFacts = field(default_factory=ArrayFacts, repr=False)
 
     def facts(self) -> dict[str, Any]:
         """Shape, means and deviations, rows of each class."""
@@ -68,29 +74,15 @@ class ArraysRecipe(ArrowRecipe):
                 yield batch, with_files(batch, files)
 
 
-@dataclass(frozen=True)
-class RejectedRecipe:
+class RejectedRecipe(_DealtRecipe):
     """How to make the table of samples that cannot be used."""
-
-    key: ContentKey
-    dealt: Dealt
-
-    def prepare(self, folder: Path) -> None:
-        self.dealt.source.prepare(folder)
 
     def table(self) -> Any:
         return self.dealt.rejected
 
 
-@dataclass(frozen=True)
-class ReportRecipe:
+class ReportRecipe(_DealtRecipe):
     """How to make the report."""
-
-    key: ContentKey
-    dealt: Dealt
-
-    def prepare(self, folder: Path) -> None:
-        self.dealt.source.prepare(folder)
 
     def value(self) -> dict[str, Any]:
         return self.dealt.report

@@ -109,10 +109,6 @@ class Plan:
     lanes: tuple[int, ...] = ()
     """How many of them each lane has, one lane's behind the other's; (): no lanes."""
 
-    @property
-    def num_micro_batches(self) -> int:
-        return len(self.micro_batches[0])
-
 
 class BudgetError(ValueError):
     """A row is longer than the token budget of a micro-batch."""

@@ -192,9 +192,9 @@ class Bench:
         self.watcher.ends(trial)
         return trial
 
-    def run_all(self, plan: Sequence[Planned], more: int = 0) -> list[TrialResult]:
-        """One after the other. `more`: trials that will follow. Raises OutOfTime."""
-        self.watcher.expect(len(plan) + more)
+    def run_all(self, plan: Sequence[Planned]) -> list[TrialResult]:
+        """One after the other. Raises OutOfTime."""
+        self.watcher.expect(len(plan))
         return [
             self.run(
                 one.kind,

@@ -18,14 +18,14 @@ SHOWN = ("torch", "transformers", "kedro", "mlflow")
 INSTALL = "pip install -c requirements.lock -e ."
 
 
-def versions(package: str = "flatout") -> Finding:
-    """Of this Python and of all that `package` requires."""
+def versions() -> Finding:
+    """Of this Python and of all that flatout requires."""
     try:
-        facts = metadata.metadata(package)
+        facts = metadata.metadata("flatout")
     except metadata.PackageNotFoundError:
-        return Finding("versions", "warn", f"{package} is not installed here", INSTALL)
+        return Finding("versions", "warn", "flatout is not installed here", INSTALL)
     python = facts["Requires-Python"] if "Requires-Python" in facts else ""
-    return judge(python, metadata.requires(package) or [])
+    return judge(python, metadata.requires("flatout") or [])
 
 
 def judge(python: str, requirements: Iterable[str]) -> Finding:

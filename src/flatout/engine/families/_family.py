@@ -205,6 +205,11 @@ class Family:
         """Put our kernels in place of what they compute the same as, for training."""
 
 
+def lm_head(model: Any, hidden: Tensor) -> Any:
+    """One matrix over the vocabulary, under the name that most models give it."""
+    return model.lm_head(hidden)
+
+
 def tag_tokens(model: Any, hidden: Tensor) -> Any:
     """Dropout, then one matrix, as BERT and most others tag tokens."""
     return model.classifier(model.dropout(hidden))

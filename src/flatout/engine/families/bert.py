@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from flatout.engine.families._family import Family, FusePlan, tag_tokens
+from flatout.engine.families._family import Family, FusePlan, lm_head, tag_tokens
 from flatout.engine.ops.blocks import fuse_blocks
 from flatout.engine.ops.narrowing import narrow_last_layer, set_targets
 from flatout.engine.ops.projections import fuse_projections
@@ -55,17 +55,13 @@ def _classifier(model: Any, hidden: Tensor) -> Any:
     return model.classifier(hidden.unsqueeze(1))
 
 
-def _roberta_pieces(model: Any, hidden: Tensor) -> Any:
-    return model.lm_head(hidden)
-
-
 class Roberta(Bert):
     """roberta: BERT with heads of its own; positions begin behind padding's."""
 
     model_types = frozenset({"roberta"})
     heads: ClassVar = Bert.heads | {
         HeadKind.ROW: _classifier,
-        HeadKind.VOCABULARY: _roberta_pieces,
+        HeadKind.VOCABULARY: lm_head,
     }
 
     def position_offset(self, config: Any) -> int:

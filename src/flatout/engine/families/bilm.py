@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForPreTraining
 
-from flatout.engine.families._family import FusePlan
+from flatout.engine.families._family import FusePlan, lm_head
 from flatout.engine.families._modeling.bilm import (
     BilmConfig,
     BilmForPreTraining,
@@ -21,11 +21,6 @@ from flatout.engine.tasks import HeadKind
 AutoConfig.register("bilm", BilmConfig, exist_ok=True)
 AutoModel.register(BilmConfig, BilmModel, exist_ok=True)
 AutoModelForPreTraining.register(BilmConfig, BilmForPreTraining, exist_ok=True)
-
-
-def _pieces(model: Any, hidden: Tensor) -> Tensor:
-    logits: Tensor = model.lm_head(hidden)
-    return logits
 
 
 class _LockstepBilm(BilmModel):
@@ -72,7 +67,7 @@ class Bilm(Recurrent):
     model_types = frozenset({"bilm"})
     first_type = "bilm"
     model_classes = (BilmModel, BilmForPreTraining)
-    heads: ClassVar = {HeadKind.DIRECTIONS: _pieces}
+    heads: ClassVar = {HeadKind.DIRECTIONS: lm_head}
     matrix_heads = frozenset({HeadKind.DIRECTIONS})
 
     def fuse(self, model: Any, plan: FusePlan) -> None:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from flatout.engine.families._family import Family, FusePlan, tag_tokens
+from flatout.engine.families._family import Family, FusePlan, lm_head, tag_tokens
 from flatout.engine.ops.projections import fuse_projections
 from flatout.engine.ops.turned_blocks import fuse_decoder
 from flatout.engine.tasks import HeadKind
@@ -20,15 +20,11 @@ def _score_tokens(model: Any, hidden: Tensor) -> Any:
     return model.score(model.dropout(hidden))
 
 
-def _pieces(model: Any, hidden: Tensor) -> Any:
-    return model.lm_head(hidden)
-
-
 class _Decoder(Family):
     heads: ClassVar = {
         HeadKind.ROW: _score,
         HeadKind.TOKEN: _score_tokens,
-        HeadKind.VOCABULARY: _pieces,
+        HeadKind.VOCABULARY: lm_head,
     }
     matrix_heads = frozenset({HeadKind.VOCABULARY})
     # Rows may be packed: the kernel keeps attention inside of a row (`cu_seqlens`),

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from flatout.engine.families._family import lm_head
 from flatout.engine.families._modeling.log_key_lstm import (
     LogKeyLstmConfig,
     LogKeyLstmForCausalLM,
@@ -20,11 +21,6 @@ NEVER_WORTH_IT = 2**40
 """Tokens, for one more micro-batch, or for a thread of its own."""
 
 
-def _keys(model: Any, hidden: Tensor) -> Tensor:
-    logits: Tensor = model.lm_head(hidden)
-    return logits
-
-
 def _draws(config: Any) -> bool:
     return bool(config.dropout) and config.num_hidden_layers > 1
 
@@ -34,7 +30,7 @@ class LogKeyLstm(Recurrent):
 
     model_types = frozenset({LogKeyLstmConfig.model_type})
     model_classes = (LogKeyLstmForCausalLM,)
-    heads: ClassVar = {HeadKind.VOCABULARY: _keys}
+    heads: ClassVar = {HeadKind.VOCABULARY: lm_head}
     matrix_heads = frozenset({HeadKind.VOCABULARY})
     causal = True
 

@@ -47,9 +47,9 @@ def memory_used_bytes(folder: Path = CONTROL_GROUP) -> int:
     return max(0, int(used or 0) - int(files))
 
 
-def total_memory_bytes(folder: Path = CONTROL_GROUP) -> int:
+def total_memory_bytes() -> int:
     """Of the machine, or what the container may take of it."""
-    limit = memory_limit_bytes(folder)
+    limit = memory_limit_bytes()
     return min(psutil.virtual_memory().total, limit or UNLIMITED_BYTES)
 
 

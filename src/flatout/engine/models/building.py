@@ -49,7 +49,6 @@ def build(
     attention.register()
     families()  # their types become transformers' own
     import_own(settings)
-    families()  # their types become transformers' own
     config = _config(settings, task, vocabulary, facts)
     _check_positions(config, max_length)
     auto = getattr(transformers, task.auto_class)

@@ -83,6 +83,7 @@ class BilmPreTrained(PreTrainedModel):
 
     config_class = BilmConfig
     base_model_prefix = "bilm"
+    _input_embed_layer = "embeddings"
 
 
 class BilmModel(BilmPreTrained):
@@ -97,14 +98,6 @@ class BilmModel(BilmPreTrained):
         self.backward_layers = _stack(config)
         self.dropout = nn.Dropout(config.dropout)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        """Shared by both directions."""
-        return self.embeddings
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """In their place."""
-        self.embeddings = value
 
     def forward(
         self,
@@ -155,14 +148,6 @@ class BilmForPreTraining(BilmPreTrained):
         self.bilm = BilmModel(config)
         self.lm_head = nn.Linear(config.output_size, config.vocab_size, bias=False)
         self.post_init()
-
-    def get_output_embeddings(self) -> nn.Linear:
-        """Shared by both directions."""
-        return self.lm_head
-
-    def set_output_embeddings(self, value: nn.Linear) -> None:
-        """In their place."""
-        self.lm_head = value
 
     def forward(
         self,

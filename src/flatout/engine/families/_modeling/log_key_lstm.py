@@ -37,6 +37,7 @@ class LogKeyLstmPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
     config: LogKeyLstmConfig
     config_class = LogKeyLstmConfig
     base_model_prefix = "model"
+    _input_embed_layer = "embeddings"
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, (nn.Embedding, nn.LSTM, nn.Linear)):
@@ -53,12 +54,6 @@ class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
         between = config.dropout if layers > 1 else 0.0
         self.lstm = nn.LSTM(width, width, layers, batch_first=True, dropout=between)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embeddings
-
-    def set_input_embeddings(self, value: Any) -> None:
-        self.embeddings = value
 
     def forward(
         self,
@@ -114,12 +109,6 @@ class LogKeyLstmForCausalLM(LogKeyLstmPreTrainedModel):
         self.model = LogKeyLstmModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
         self.post_init()
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
-
-    def set_output_embeddings(self, value: Any) -> None:
-        self.lm_head = value
 
     def forward(
         self,

@@ -266,16 +266,13 @@ def fuse_parts(
     return noise if resolved.compile else None
 
 
-def build_model(
-    job: TrainJob, attn_implementation: str | None = None, *, empty: bool = False
-) -> Any:
+def build_model(job: TrainJob, *, empty: bool = False) -> Any:
     settings = job.settings
     return build(
         settings.model,
         job.task,
         job.vocabulary,
         settings.max_length,
-        attn_implementation,
         empty=empty,
         facts=job.train.facts,
     )
