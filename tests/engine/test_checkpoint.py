@@ -138,7 +138,7 @@ def test_the_newest_are_kept_and_the_best_models_they_name(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("end", [prune, folders.sweep_all])
+@pytest.mark.parametrize("end", [prune, folders.clear_all_leftovers])
 def test_what_a_removal_that_was_cut_short_left_is_removed(tmp_path, end):
     (tmp_path / ".old-step-000000001-0").mkdir()
     (tmp_path / ".old-step-000000001-0" / "model.safetensors").write_bytes(b"half")

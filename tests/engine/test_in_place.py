@@ -14,7 +14,12 @@ from kedro.io import DatasetError
 from flatout.datasets import KeyedJSONDataset
 from flatout.datasets.transformers_model import TransformersModel
 from flatout.engine.files.atomic_folder import is_current, write_whole
-from flatout.engine.files.atomic_write import child, hidden_path, sweep, write_folder
+from flatout.engine.files.atomic_write import (
+    child,
+    clear_leftovers,
+    hidden_path,
+    write_folder,
+)
 from flatout.engine.files.content_key import ContentKey
 from tests.conftest import PROJECT
 
@@ -103,7 +108,7 @@ def test_a_folder_between_two_renames_comes_back_and_leftovers_go(tmp_path, capl
     assert not folder.exists() and len(list(tmp_path.iterdir())) == 2
     living = hidden_path(tmp_path / "other")
     living.mkdir()
-    sweep(tmp_path)
+    clear_leftovers(tmp_path)
     assert (folder / "config.json").read_text() == "old"
     assert sorted(tmp_path.iterdir()) == sorted([folder, living])
     assert len(caplog.messages) == 1
@@ -115,9 +120,9 @@ def test_leftovers_of_other_machines_go_when_nothing_was_written_for_a_day(tmp_p
     for name in ("fresh", "old"):
         (tmp_path / f".{name}.writing-{mark}").mkdir()
     os.utime(tmp_path / f".old.writing-{mark}", (0, 0))
-    sweep(tmp_path)
+    clear_leftovers(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [f".fresh.writing-{mark}"]
-    sweep(tmp_path, alone=True)  # with the lock on the folder
+    clear_leftovers(tmp_path, alone=True)  # with the lock on the folder
     assert list(tmp_path.iterdir()) == []
 
 
@@ -135,7 +140,7 @@ def has_namespaces() -> bool:
 
 
 SWEEP = "import sys; from pathlib import Path; from flatout.engine.files.atomic_write "
-SWEEP += "import sweep; sweep(Path(sys.argv[1]))"
+SWEEP += "import clear_leftovers; clear_leftovers(Path(sys.argv[1]))"
 
 
 @pytest.mark.skipif(not has_namespaces(), reason="namespaces are not allowed here")
@@ -148,7 +153,7 @@ def test_a_container_does_not_remove_what_its_neighbour_writes(tmp_path):
     assert list(tmp_path.iterdir()) == [living]
     dead = living.with_name(living.name.replace(f"~{os.getpid()}~", "~4194305~"))
     living.rename(dead)  # no process has a number so large
-    sweep(tmp_path)
+    clear_leftovers(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -162,10 +167,10 @@ def test_a_process_that_cannot_be_asked_about_lives(tmp_path, monkeypatch, hidde
         raise hidden
 
     monkeypatch.setattr(Path, "read_text", fails)
-    sweep(tmp_path)
+    clear_leftovers(tmp_path)
     assert list(tmp_path.iterdir()) == [living]
     os.utime(living, (0, 0))  # for a day nothing was written
-    sweep(tmp_path)
+    clear_leftovers(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -28,7 +28,7 @@ from flatout.engine.benchmark.rungs import SLOW, rungs
 from flatout.engine.benchmark.runner import Bench, OutOfTime
 from flatout.engine.benchmark.search import (
     MODES,
-    Sweep,
+    Search,
     run_grid,
     run_headline,
     run_ladder,
@@ -69,7 +69,7 @@ def bench(folder: Path, machine=None, kind=FormulaBench, **options) -> FormulaBe
     found = kind(
         settings(**options),
         job_files(folder),
-        folder / "sweep",
+        folder / "bench",
         machine={"io_ms": 0.05, "part_ms": 0.1, **(machine or {})},
     )
     found.start()
@@ -87,7 +87,7 @@ def test_tune_lands_within_5_percent_of_the_grid_in_a_quarter_of_its_time(
     name, tmp_path
 ):
     grid = bench(tmp_path, MACHINES[name], **GRID)
-    run_grid(Sweep(grid))
+    run_grid(Search(grid))
     whole = [t for t in grid.results if t.kind == "end_to_end" and t.ok]
     assert len(whole) == 1 + 3 * 4 * len(BUDGETS)
     best = max(trial.samples_per_s for trial in whole)
@@ -137,43 +137,43 @@ def test_tune_keeps_the_global_batch_unless_it_is_free(tmp_path):
 
 def test_a_free_global_batch_is_tried_when_exploring_is_over(tmp_path):
     options = {"mode": "tune", "tune_minutes": 1e-9, "free_global_batch": True}
-    sweep = Sweep(bench(tmp_path, {"part_ms": 2.0}, **options))
-    run_tune(sweep)
-    free = summarise(sweep)["free_global_batch"]
+    search = Search(bench(tmp_path, {"part_ms": 2.0}, **options))
+    run_tune(search)
+    free = summarise(search)["free_global_batch"]
     assert free["trial"]["global_batch_size"] == 32
     assert free["parameters"]["train"]["global_batch_size"] == 32
     assert free["note"] == "the data has 48 train rows"
 
 
 def test_why_no_larger_batch_is_advised(tmp_path):
-    sweep = Sweep(
+    search = Search(
         bench(tmp_path, {"part_ms": 0.0}, mode="tune", free_global_batch=True)
     )
-    run_tune(sweep)
-    free = summarise(sweep)["free_global_batch"]
+    run_tune(search)
+    free = summarise(search)["free_global_batch"]
     assert (free["trial"], free["parameters"]) == (None, None)
     assert re.fullmatch(r"16 gave [\d,]+ samples/s, 8 [\d,]+", free["note"])
 
 
 def test_a_grid_beyond_the_global_batch_is_marked(tmp_path):
     options = {**GRID, "batch_sizes": [8, 16], "free_global_batch": True}
-    sweep = Sweep(bench(tmp_path, {"part_ms": 2.0}, **options))
-    run_grid(sweep)
-    free = summarise(sweep)["free_global_batch"]
+    search = Search(bench(tmp_path, {"part_ms": 2.0}, **options))
+    run_grid(search)
+    free = summarise(search)["free_global_batch"]
     assert free["trial"]["global_batch_size"] == 16
     assert free["parameters"]["train"]["learning_rate"] == pytest.approx(
-        2**0.5 * sweep.bench.settings.train.learning_rate
+        2**0.5 * search.bench.settings.train.learning_rate
     )
 
 
 @pytest.mark.parametrize("mode", ["tune", "grid"])
 def test_nothing_is_recommended_where_the_memory_holds_nothing(mode, tmp_path):
     found = bench(tmp_path, {"longest_tokens": 0}, **{**GRID, "mode": mode})
-    sweep = Sweep(found)
-    MODES[mode](sweep)
-    assert sweep.memory.max_token_budget == 0
-    assert (sweep.picks.recommended, sweep.picks.fastest is None) == (None, False)
-    assert summarise(sweep)["tuned"] is None
+    search = Search(found)
+    MODES[mode](search)
+    assert search.memory.max_token_budget == 0
+    assert (search.picks.recommended, search.picks.fastest is None) == (None, False)
+    assert summarise(search)["tuned"] is None
 
 
 def test_what_no_fresh_process_holds_is_not_safe(tmp_path):
@@ -182,18 +182,18 @@ def test_what_no_fresh_process_holds_is_not_safe(tmp_path):
         def _memory(self, spec):
             return {"max_token_budget": 0 if spec.options else 1000}
 
-    sweep = Sweep(bench(tmp_path, kind=Leaking, **GRID))
-    run_grid(sweep)
-    asked = [t.label for t in sweep.bench.results if "fresh" in t.label]
+    search = Search(bench(tmp_path, kind=Leaking, **GRID))
+    run_grid(search)
+    asked = [t.label for t in search.bench.results if "fresh" in t.label]
     assert asked == [f"budget {n} in a fresh process" for n in (1000, 896, 768)]
-    assert sweep.memory.note == "no budget down to 768 held in a fresh process"
-    assert sweep.picks.recommended is None
+    assert search.memory.note == "no budget down to 768 held in a fresh process"
+    assert search.picks.recommended is None
 
 
 def test_a_grid_keeps_the_precision_that_is_configured(tmp_path):
-    sweep = Sweep(bench(tmp_path, **GRID))  # runtime.precision: fp32
-    run_grid(sweep)
-    asked = {settings.runtime.precision for settings in sweep.bench.asked.values()}
+    search = Search(bench(tmp_path, **GRID))  # runtime.precision: fp32
+    run_grid(search)
+    asked = {settings.runtime.precision for settings in search.bench.asked.values()}
     assert asked == {"fp32"}
 
 
@@ -203,9 +203,9 @@ def test_a_grid_tries_what_is_made_ahead_and_pinned_memory(tmp_path, monkeypatch
     monkeypatch.setattr(search_module, "nvidia_gpu_count", lambda: gpus)
     asked = {"num_workers": [0, 2], "strategies": ["packed"], "token_budgets": [64]}
     ahead = {"prefetch_factors": "1 4", "pin_memory": "true false"}
-    sweep = Sweep(bench(tmp_path, **(GRID | asked | ahead)))
-    run_grid(sweep)
-    tried = [t for t in sweep.bench.results if t.kind == "end_to_end"][1:]
+    search = Search(bench(tmp_path, **(GRID | asked | ahead)))
+    run_grid(search)
+    tried = [t for t in search.bench.results if t.kind == "end_to_end"][1:]
     found = [(t.num_workers, t.prefetch_factor, t.pin_memory) for t in tried]
     if not gpus:
         assert found == [(0, 1, True), (2, 1, True), (2, 4, True)]
@@ -235,9 +235,9 @@ def test_tune_says_so_where_nothing_runs(tmp_path):
 
 def test_tune_out_of_time_confirms_what_it_has(tmp_path):
     found = bench(tmp_path, mode="tune", tune_minutes=1e-9)
-    sweep = Sweep(found)
-    run_tune(sweep)
-    assert sweep.tuned.chosen.trial_id == sweep.tuned.configured.trial_id
+    search = Search(found)
+    run_tune(search)
+    assert search.tuned.chosen.trial_id == search.tuned.configured.trial_id
     kinds = [trial.kind for trial in found.results]
     assert kinds == ["device", "end_to_end", "compute", *["again"] * 7]
     assert found.results[-1].label == "as configured, once more"
@@ -255,10 +255,10 @@ def test_what_is_found_counts_where_no_time_is_left_for_further_processes(
         return run(kind, *given, **options)
 
     monkeypatch.setattr(found, "run", until_it_is_over)
-    sweep = Sweep(found)
-    run_tune(sweep)
-    assert sweep.picks.recommended == sweep.tuned.chosen.trial_id
-    assert summarise(sweep)["tuned"] is not None
+    search = Search(found)
+    run_tune(search)
+    assert search.picks.recommended == search.tuned.chosen.trial_id
+    assert summarise(search)["tuned"] is not None
 
 
 def test_on_a_gpu_one_further_process_of_the_recommended_settings(
@@ -274,14 +274,18 @@ def test_on_a_gpu_one_further_process_of_the_recommended_settings(
 def test_further_processes_are_of_what_is_recommended_and_no_choice(tmp_path):
     found = bench(tmp_path, MACHINES["padding costs"] | {"io_ms": 0.5}, mode="tune")
     found.processes = 1
-    sweep = Sweep(found)
-    run_tune(sweep)
+    search = Search(found)
+    run_tune(search)
     first, *last = [t for t in found.results if t.kind == "again"]
     assert [first.token_budget, first.strategy] == [8192, "packed"]
-    wanted = tuned_parameters(found.settings, sweep.tuned.chosen)
+    wanted = tuned_parameters(found.settings, search.tuned.chosen)
     assert len(last) == 6
     assert all(tuned_parameters(found.settings, t) == wanted for t in last)
-    picks = {sweep.picks.fastest, sweep.picks.recommended, sweep.picks.most_efficient}
+    picks = {
+        search.picks.fastest,
+        search.picks.recommended,
+        search.picks.most_efficient,
+    }
     assert not picks & {t.trial_id for t in (first, *last)}
 
 
@@ -290,13 +294,13 @@ def test_further_processes_are_of_what_is_recommended_and_no_choice(tmp_path):
 )
 def test_a_gain_within_noise_is_none(share, gained, tmp_path, monkeypatch):
     """`share`: of the recommended rate that the configured settings reach."""
-    sweep = Sweep(bench(tmp_path, mode="tune"))
-    run_tune(sweep)
-    by_id = {trial.trial_id: trial for trial in sweep.bench.results}
-    rate = by_id[sweep.picks.recommended].samples_per_s
-    configured = replace(sweep.configured, samples_per_s=share * rate)
-    monkeypatch.setattr(Sweep, "configured", configured)
-    assert summarise(sweep)["tuned"]["gained"] == gained
+    search = Search(bench(tmp_path, mode="tune"))
+    run_tune(search)
+    by_id = {trial.trial_id: trial for trial in search.bench.results}
+    rate = by_id[search.picks.recommended].samples_per_s
+    configured = replace(search.configured, samples_per_s=share * rate)
+    monkeypatch.setattr(Search, "configured", configured)
+    assert summarise(search)["tuned"]["gained"] == gained
 
 
 @dataclass
@@ -318,12 +322,12 @@ class SlowingBench(FormulaBench):
 def test_a_host_that_slows_hides_no_gain(tmp_path):
     machine = MACHINES["padding costs"] | {"io_ms": 0.5}
     quiet, slowing = (
-        Sweep(bench(tmp_path / kind.__name__, machine, kind, mode="tune"))
+        Search(bench(tmp_path / kind.__name__, machine, kind, mode="tune"))
         for kind in (FormulaBench, SlowingBench)
     )
-    for sweep in (quiet, slowing):
-        sweep.bench.processes = 1
-        run_tune(sweep)
+    for search in (quiet, slowing):
+        search.bench.processes = 1
+        run_tune(search)
     expected, found = (s.tuned.rate / s.configured.rate for s in (quiet, slowing))
     assert found == pytest.approx(expected)
     trials = {t.trial_id: t for t in slowing.bench.results}
@@ -343,24 +347,24 @@ def test_a_host_that_slows_hides_no_gain(tmp_path):
 def test_a_grid_goes_upwards_until_memory_runs_out(tmp_path):
     options = {**GRID, "batch_sizes": [16, 8, 32], "num_workers": [0]}
     options |= {"strategies": ["packed"], "token_budgets": [64, 512]}
-    sweep = Sweep(bench(tmp_path, {"memory_tokens": 256}, **options))
-    run_grid(sweep)
+    search = Search(bench(tmp_path, {"memory_tokens": 256}, **options))
+    run_grid(search)
     asked = [
         (t.global_batch_size, t.token_budget, t.status)
-        for t in sweep.bench.results
+        for t in search.bench.results
         if t.kind == "end_to_end" and t.label == ""
     ]
     small = [(size, 64, "ok") for size in (8, 16, 32)]
     assert sorted(asked) == sorted([*small, (8, 512, "oom")])
-    sizes = [changes["train.global_batch_size"] for changes in sweep.skipped]
+    sizes = [changes["train.global_batch_size"] for changes in search.skipped]
     assert sizes == [16, 32]
-    assert summarise(sweep)["skipped"] == sweep.skipped
+    assert summarise(search)["skipped"] == search.skipped
 
 
 def test_a_grid_stops_at_its_limit_and_goes_on(tmp_path):
     found = bench(tmp_path, max_minutes=1e-9, **GRID)
     with pytest.raises(OutOfTime):
-        run_grid(Sweep(found))
+        run_grid(Search(found))
     assert [trial.kind for trial in found.results] == ["device"]
 
 
@@ -368,16 +372,16 @@ def test_a_grid_stops_at_its_limit_and_goes_on(tmp_path):
 def test_no_mode_begins_a_trial_after_its_limit(mode, tmp_path):
     found = bench(tmp_path, mode=mode, max_minutes=1e-9)
     with pytest.raises(OutOfTime):
-        MODES[mode](Sweep(found))
+        MODES[mode](Search(found))
     assert len(found.results) == 1
 
 
 @pytest.mark.parametrize("mode", ["tune", "grid"])
-def test_a_sweep_that_was_cut_short_recommends_nothing_yet(mode, tmp_path):
+def test_a_benchmark_that_was_cut_short_recommends_nothing_yet(mode, tmp_path):
     found = bench(tmp_path, **{**GRID, "mode": mode})
-    sweep = Sweep(found, complete=False)
-    MODES[mode](sweep)
-    summary = summarise(sweep)
+    search = Search(found, complete=False)
+    MODES[mode](search)
+    summary = summarise(search)
     assert (summary["complete"], summary["tuned"]) == (False, None)
     assert set(summary["picks"].values()) == {None}
 
@@ -387,13 +391,13 @@ def test_a_budget_that_the_longest_rows_would_break_is_not_recommended(mode, tmp
     """Average rows fit under any budget here; the longest ones do not."""
     machine = {"longest_tokens": 100, "cache_slope": -1e-4}
     found = bench(tmp_path, machine, **{**GRID, "mode": mode})
-    sweep = Sweep(found)
-    MODES[mode](sweep)
+    search = Search(found)
+    MODES[mode](search)
     by_id = {trial.trial_id: trial for trial in found.results}
-    assert by_id[sweep.picks.fastest].token_budget > 100
-    assert sweep.memory.max_token_budget == 100
-    assert by_id[sweep.picks.recommended].token_budget <= 100
-    tuned = summarise(sweep)["tuned"]
+    assert by_id[search.picks.fastest].token_budget > 100
+    assert search.memory.max_token_budget == 100
+    assert by_id[search.picks.recommended].token_budget <= 100
+    tuned = summarise(search)["tuned"]
     assert tuned["parameters"]["train"]["token_budget"] <= 100
 
 
@@ -401,7 +405,7 @@ def test_processes_that_share_the_cores_are_not_bound_by_their_exchange(tmp_path
     found = bench(tmp_path, mode="scaling")
     for ranks in (1, 2):  # the second adds nothing
         found.run("end_to_end", world_size=ranks)
-    assert summarise(Sweep(found))["verdict"]["bound"] == "compute"
+    assert summarise(Search(found))["verdict"]["bound"] == "compute"
 
 
 def test_the_ladder_starts_at_conf_slow():
@@ -424,41 +428,41 @@ def merged(base: dict, over: dict) -> dict:
 def climbed(folder, machine=None, kind=FormulaBench):
     found = bench(folder, machine, kind=kind, mode="ladder")
     found.watcher = TrialTable(Console(file=io.StringIO()))
-    sweep = Sweep(found)
-    run_ladder(sweep)
-    return sweep
+    search = Search(found)
+    run_ladder(search)
+    return search
 
 
 def test_the_terminal_shows_how_a_rung_compares(tmp_path):
-    sweep = climbed(tmp_path)
-    said = sweep.bench.watcher.console.file.getvalue()
+    search = climbed(tmp_path)
+    said = search.bench.watcher.console.file.getvalue()
     packed = next(line for line in said.splitlines() if "packed: no" in line)
     assert re.search(r"samples/s, \d\.\d\dx what stands below", packed)
     out = Console(file=io.StringIO(), width=250)
-    out.print(table(sweep.bench.results))
+    out.print(table(search.bench.results))
     assert re.search(r"x below", out.file.getvalue())
-    end = ladder_metrics(pd.DataFrame([asdict(step) for step in sweep.ladder]))
+    end = ladder_metrics(pd.DataFrame([asdict(step) for step in search.ladder]))
     assert end == dict.fromkeys(
         ("ladder_times_slow", "ladder_times_slow_same_optimisation"),
-        sweep.ladder[-1].cumulative,
+        search.ladder[-1].cumulative,
     )
     assert ladder_metrics(pd.DataFrame([])) == {}
-    assert ladder_metrics(pd.DataFrame([asdict(sweep.ladder[0])])) == {}
+    assert ladder_metrics(pd.DataFrame([asdict(search.ladder[0])])) == {}
 
 
 WORKERS_COST = {"fixed": 2.0, "random": 2.5, "grouped": 1.1, "worker_cost": 1.0}
 
 
 def test_the_ladder_leaves_out_what_loses(tmp_path):
-    sweep = climbed(tmp_path, WORKERS_COST)
-    found = sweep.bench
+    search = climbed(tmp_path, WORKERS_COST)
+    found = search.bench
     assert found.watcher.expected == len(found.results)
-    steps = {step.name: step for step in sweep.ladder}
+    steps = {step.name: step for step in search.ladder}
     assert not steps["loader workers, pinned memory, prefetch, persistent"].kept
     assert steps["sorted within the batch"].individual == pytest.approx(
         steps["sorted within the batch"].cumulative
     )
-    top, end = steps["packed: no padding"], sweep.ladder[-1]
+    top, end = steps["packed: no padding"], search.ladder[-1]
     assert top.kept
     assert top.cumulative == pytest.approx(
         top.samples_per_s / steps["conf/slow"].samples_per_s
@@ -481,10 +485,10 @@ class NoisyBench(FormulaBench):
 
 
 def test_a_quick_minute_is_no_gain_in_the_ladder(tmp_path):
-    sweep = climbed(tmp_path, kind=NoisyBench)
-    slow, quick, *_ = [t for t in sweep.bench.results if t.kind == "end_to_end"]
+    search = climbed(tmp_path, kind=NoisyBench)
+    slow, quick, *_ = [t for t in search.bench.results if t.kind == "end_to_end"]
     assert quick.samples_per_s == pytest.approx(1.2 * slow.samples_per_s)
-    history = sweep.ladder[1]
+    history = search.ladder[1]
     assert (history.individual, history.kept) == (pytest.approx(1.0), True)
 
 
@@ -497,15 +501,15 @@ class LuckyBench(FormulaBench):
 
 
 def test_a_process_that_is_slow_loses_no_rung(tmp_path):
-    sweep = climbed(tmp_path, kind=LuckyBench)
-    _, history, *_, end = sweep.ladder
+    search = climbed(tmp_path, kind=LuckyBench)
+    _, history, *_, end = search.ladder
     assert (history.individual, history.kept) == (pytest.approx(1.0), True)
-    labels = [trial.label for trial in sweep.bench.results]
+    labels = [trial.label for trial in search.bench.results]
     assert labels[3] == f"what stands below {history.name}, places changed"
     assert end.cumulative == pytest.approx(
         climbed(tmp_path / "b").ladder[-1].cumulative
     )
-    assert sweep.bench.watcher.expected == len(labels)
+    assert search.bench.watcher.expected == len(labels)
 
 
 @dataclass
@@ -542,24 +546,24 @@ class HealingBench(LonelyBench):
     [(CrowdedBench, ["{}"]), (LonelyBench, ["{}", "{}"])],
 )
 def test_a_rung_stands_alone_where_two_cannot(kind, asked, tmp_path):
-    sweep = climbed(tmp_path, WORKERS_COST, kind=kind)
-    slow, history, *_, end = sweep.ladder
+    search = climbed(tmp_path, WORKERS_COST, kind=kind)
+    slow, history, *_, end = search.ladder
     assert (history.individual, history.note) == (
         pytest.approx(1.0),
         "one after the other",
     )
     labels = ["conf/slow", *(one.format(history.name) for one in asked)]
     labels += ["what stands below, alone", f"{history.name}, alone"]
-    found = [trial.label for trial in sweep.bench.results][1:]
+    found = [trial.label for trial in search.bench.results][1:]
     assert found[: len(labels)] == labels
     assert (end.status, end.kept) == ("ok", True)
     assert end.cumulative == pytest.approx(end.samples_per_s / slow.samples_per_s)
-    assert sweep.bench.watcher.expected == len(sweep.bench.results)
+    assert search.bench.watcher.expected == len(search.bench.results)
 
 
 def test_a_baseline_that_ended_is_asked_once_more(tmp_path):
-    sweep = climbed(tmp_path, kind=HealingBench)
-    history = sweep.ladder[1]
+    search = climbed(tmp_path, kind=HealingBench)
+    history = search.ladder[1]
     assert (history.individual, history.note) == (pytest.approx(1.0), "")
 
 
@@ -574,8 +578,8 @@ class PaddingBench(FormulaBench):
 
 
 def test_a_rung_that_became_something_else_is_not_kept(tmp_path):
-    sweep = climbed(tmp_path, kind=PaddingBench)
-    packed = next(s for s in sweep.ladder if s.name == "packed: no padding")
+    search = climbed(tmp_path, kind=PaddingBench)
+    packed = next(s for s in search.ladder if s.name == "packed: no padding")
     assert (packed.status, packed.kept, packed.individual) == ("not here", False, None)
 
 
@@ -587,8 +591,8 @@ class RecurrentBench(FormulaBench):
 
 
 def test_a_model_without_attention_has_nothing_of_a_faster_one(tmp_path):
-    sweep = climbed(tmp_path, kind=RecurrentBench)
-    fused = next(s for s in sweep.ladder if s.name == "fused attention (SDPA)")
+    search = climbed(tmp_path, kind=RecurrentBench)
+    fused = next(s for s in search.ladder if s.name == "fused attention (SDPA)")
     assert (fused.status, fused.kept, fused.individual) == ("not here", False, None)
 
 
@@ -619,9 +623,9 @@ def test_a_rung_brings_what_was_left_out_and_it_needs(tmp_path, monkeypatch):
 
 def test_the_ladder_ends_where_conf_slow_does_not_run(tmp_path):
     found = bench(tmp_path, {"memory_tokens": 0}, mode="ladder")
-    sweep = Sweep(found)
-    run_ladder(sweep)
-    assert [(s.name, s.status, s.kept) for s in sweep.ladder] == [
+    search = Search(found)
+    run_ladder(search)
+    assert [(s.name, s.status, s.kept) for s in search.ladder] == [
         ("conf/slow", "oom", False)
     ]
 
@@ -631,9 +635,9 @@ def test_rungs_that_change_the_optimisation_are_marked_and_last(tmp_path):
     found.settings = with_changes(found.settings, {"train.global_batch_size": 32})
     marked = [rung.changes_optimisation for rung in rungs(found.settings)]
     assert marked == [False] * (len(marked) - 1) + [True]
-    sweep = Sweep(found)
-    run_ladder(sweep)
-    larger, same, end = sweep.ladder[-3:]
+    search = Search(found)
+    run_ladder(search)
+    larger, same, end = search.ladder[-3:]
     assert (larger.name, larger.kept) == ("global batch 32", True)
     assert (same.name, same.changes_optimisation) == (
         "all that was kept of the same optimisation, beside conf/slow",
@@ -645,11 +649,11 @@ def test_rungs_that_change_the_optimisation_are_marked_and_last(tmp_path):
         True,
     )
     assert end.cumulative == pytest.approx(larger.cumulative)
-    metrics = ladder_metrics(pd.DataFrame([asdict(step) for step in sweep.ladder]))
+    metrics = ladder_metrics(pd.DataFrame([asdict(step) for step in search.ladder]))
     of_same = {"ladder_times_slow_same_optimisation": same.cumulative}
     assert metrics == {"ladder_times_slow": end.cumulative, **of_same}
     failed = replace(end, cumulative=None, status="oom")
-    steps = [asdict(step) for step in (*sweep.ladder[:-1], failed)]
+    steps = [asdict(step) for step in (*search.ladder[:-1], failed)]
     assert ladder_metrics(pd.DataFrame(steps)) == of_same
 
 
@@ -679,7 +683,7 @@ def test_the_headline_compares_with_the_slow_one_and_with_the_trainers_best(tmp_
     free = {"free_global_batch": True, "batch_sizes": [32, 40]}
     both = {"contenders": "flatout trainer-best"}
     found = bench(tmp_path, {"trainer": 0.5}, mode="headline", **free, **both)
-    run_headline(Sweep(found))
+    run_headline(Search(found))
     rows = {row["name"]: row for row in headline_rows(found)}
     assert list(rows) == [
         "conf/slow",
@@ -694,7 +698,7 @@ def test_the_headline_compares_with_the_slow_one_and_with_the_trainers_best(tmp_
     trainer = found.asked[found.results[4].trial_id].train
     assert (trainer.global_batch_size, trainer.max_steps) == (40, 4)
     assert {trial.world_size for trial in found.results} == {1}
-    assert summarise(Sweep(found))["headline"][-1]["name"] == "flatout, batch 40"
+    assert summarise(Search(found))["headline"][-1]["name"] == "flatout, batch 40"
 
 
 RATIOS = ("samples_per_s", "over_slow", "over_trainer", "share_of_measured_peak")
@@ -702,12 +706,12 @@ RATIOS = ("samples_per_s", "over_slow", "over_trainer", "share_of_measured_peak"
 
 def test_a_line_that_fails_and_sides_that_are_left_out(tmp_path):
     oom = bench(tmp_path / "oom", {"memory_tokens": 100}, mode="headline")
-    run_headline(Sweep(oom))
+    run_headline(Search(oom))
     rows = headline_rows(oom)
     assert {row["status"] for row in rows} == {"oom"}
     assert {row[name] for row in rows for name in RATIOS} == {None}
     alone = bench(tmp_path / "one", mode="headline", contenders="trainer-best")
-    run_headline(Sweep(alone))
+    run_headline(Search(alone))
     assert [row["name"] for row in headline_rows(alone)] == [
         "conf/slow",
         "trainer-best, batch 8",
@@ -740,7 +744,7 @@ def test_a_single_process_sees_one_gpu(tmp_path, monkeypatch):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
         for ranks in (1, 2):
             files = job_files(tmp_path / "files")
-            trial = Bench(settings(), files, tmp_path / "sweep")
+            trial = Bench(settings(), files, tmp_path / "bench")
             trial.start()
             trial.run("end_to_end", world_size=ranks)
     assert seen == [{"CUDA_VISIBLE_DEVICES": "2"}, {}, {}, {}, {}, {}]
@@ -748,7 +752,7 @@ def test_a_single_process_sees_one_gpu(tmp_path, monkeypatch):
 
 def test_the_loader_alone_over_workers(tmp_path):
     found = bench(tmp_path, mode="loader", num_workers=[0, 2])
-    run_loader(Sweep(found))
+    run_loader(Search(found))
     steps, *alone = found.results
     assert (steps.kind, steps.label) == ("compute", "steps alone")
     rates = {t.num_workers: t.loader_samples_per_s for t in alone}
@@ -784,7 +788,7 @@ def test_bisection_finds_the_largest_budget_that_fits(low, high, limit):
         ({"step_per_trial": 3}, "did you mean benchmark.steps_per_trial?"),
     ],
 )
-def test_a_sweep_that_cannot_be_is_refused_by_name(options, message):
+def test_a_benchmark_that_cannot_be_is_refused_by_name(options, message):
     with pytest.raises(SettingsError) as refused:
         settings(**options)
     assert message in str(refused.value)

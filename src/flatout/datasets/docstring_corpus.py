@@ -20,7 +20,7 @@ import xxhash
 from kedro.io import DatasetError
 
 from flatout.datasets._entry import ReadOnlyDataset
-from flatout.engine.files.atomic_write import sweep, write_file
+from flatout.engine.files.atomic_write import clear_leftovers, write_file
 from flatout.engine.files.content_key import ContentKey
 from flatout.engine.machine.environment import usable_cores
 from flatout.engine.machine.workers import run_in_order
@@ -202,7 +202,7 @@ def _file_blocks(package: str) -> Iterator[list[str]]:
 def _write(file: Path, table: pa.Table, key: ContentKey) -> None:
     """Whole or absent."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    sweep(file.parent)
+    clear_leftovers(file.parent)
     fields = json.dumps(dict(key.fields))
     keyed = table.replace_schema_metadata({"flatout_key": fields})
     write_file(file, lambda path: pq.write_table(keyed, path))

@@ -15,7 +15,7 @@ from flatout.engine.files.arrow_folder import (
     write_recipe,
 )
 from flatout.engine.files.atomic_folder import is_current, stored_key, write_whole
-from flatout.engine.files.atomic_write import sweep
+from flatout.engine.files.atomic_write import clear_leftovers
 from flatout.engine.files.content_key import ContentKey
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class KeyedDataset(PathDataset):
         _log_changes(self._name, data.key, self._stored_key())
         with dataset_errors():
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            sweep(self._path.parent)
+            clear_leftovers(self._path.parent)
             if hasattr(data, "prepare"):
                 data.prepare(self._path.parent)
             self._write(data)

@@ -14,7 +14,7 @@ from kedro_datasets._typing import PlotlyPreview
 from flatout.datasets._entry import dataset_errors
 from flatout.datasets.keyed import KeyedDataset
 from flatout.engine.files.arrow_folder import merge_batches
-from flatout.engine.files.atomic_write import sweep, write_file
+from flatout.engine.files.atomic_write import clear_leftovers, write_file
 from flatout.engine.files.content_key import ContentKey
 
 KEY_NAME = "flatout_key"
@@ -69,7 +69,7 @@ class ParquetStream(KeyedParquetDataset):
     def save(self, data: Any) -> None:
         with dataset_errors():
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            sweep(self._path.parent)
+            clear_leftovers(self._path.parent)
             self._write(data)
 
     def _write_file(self, data: Any, path: Path) -> None:

@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 from kedro.io import DatasetError
 
 from flatout.datasets._entry import PathDataset
-from flatout.engine.files.atomic_write import hidden_path, replace_atomically, sweep
+from flatout.engine.files.atomic_write import (
+    clear_leftovers,
+    hidden_path,
+    replace_atomically,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -46,7 +50,7 @@ class TransformersModel(PathDataset):
         """Write `data` (a model, or model and tokenizer) in place of what was there."""
         parts = data if isinstance(data, tuple) else (data,)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        sweep(self._path.parent)
+        clear_leftovers(self._path.parent)
         written = hidden_path(self._path)
         try:
             for part in parts:

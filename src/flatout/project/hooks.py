@@ -26,7 +26,7 @@ from flatout.engine.checkpoints.checkpoint_folder import (
     was_trained_now,
 )
 from flatout.engine.data.split_report import split_metrics
-from flatout.engine.files.atomic_write import sweep
+from flatout.engine.files.atomic_write import clear_leftovers
 from flatout.engine.machine import environment
 from flatout.engine.parameters import SettingsModel
 from flatout.engine.parameters.secrets import without_password
@@ -65,7 +65,7 @@ class HandOverHooks:
         """What killed runs left half-written goes."""
         if environment.current_ranks().is_main:
             for folder in sorted(self._data.glob("*/")):
-                sweep(folder)
+                clear_leftovers(folder)
 
     @hook_impl
     def after_pipeline_run(self, pipeline: Pipeline) -> None:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flatout.engine.benchmark.journey.commands import WholeRun
-from flatout.engine.benchmark.search import Sweep, search
+from flatout.engine.benchmark.search import Search, search
 from flatout.engine.benchmark.trials.trial_spec import TrialResult
 from flatout.engine.benchmark.trials.watching import Watcher
 from flatout.engine.launch.job_files import JobFiles
@@ -128,7 +128,7 @@ def show_findings(
 
 def search_watched(
     settings: Settings, files: JobFiles, command: WholeRun | None = None
-) -> Sweep:
+) -> Search:
     """Run the benchmark under a table of its trials. Raises Interrupted on Ctrl-C: what
     was measured is kept."""
     try:
@@ -151,7 +151,7 @@ def fastest(trials: Sequence[TrialResult]) -> str | None:
 
 @dataclass
 class TrialTable(Watcher):
-    """Watches a sweep. In a terminal the table grows in place; elsewhere each trial
+    """Watches a benchmark. In a terminal the table grows in place; elsewhere each trial
     is a line, and the table stands at the end."""
 
     console: Console = field(default_factory=lambda: Console(stderr=True))
@@ -218,8 +218,8 @@ class TrialTable(Watcher):
     @property
     def _left(self) -> str:
         """`about 3:10 left`; empty where as many are done as were planned: those that
-        still come nobody has counted. By what each trial took, also in the sweep that
-        was cut short and left it."""
+        still come nobody has counted. By what each trial took, also in the benchmark
+        that was cut short and left it."""
         done = len(self.trials)
         if not 0 < done < self.expected:
             return ""

@@ -1,4 +1,4 @@
-"""benchmark_summary.json: what a sweep says, as plain values."""
+"""benchmark_summary.json: what a benchmark says, as plain values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flatout.engine.benchmark.recommend import (
     versions,
 )
 from flatout.engine.benchmark.runner import Bench
-from flatout.engine.benchmark.search import ADVISES, Sweep
+from flatout.engine.benchmark.search import ADVISES, Search
 from flatout.engine.benchmark.trials.trial_spec import TrialResult
 from flatout.engine.benchmark.tune import GAIN
 from flatout.engine.benchmark.verdict import judge, memory_pct, scaling_share
@@ -29,35 +29,35 @@ from flatout.engine.machine.environment import nvidia_gpu_count
 from flatout.engine.models.flops import peak_tflops
 
 
-def summarise(sweep: Sweep) -> dict[str, Any]:
+def summarise(search: Search) -> dict[str, Any]:
     """Everything but the tables themselves."""
-    bench = sweep.bench
+    bench = search.bench
     by_id = {trial.trial_id: trial for trial in bench.results}
-    picks = sweep.picks
+    picks = search.picks
     recommended = by_id.get(picks.recommended or "")
     return {
         "mode": bench.options.mode,
-        "complete": sweep.complete,
+        "complete": search.complete,
         **_conditions(bench),
         "trials": dict(Counter(trial.status for trial in bench.results)),
         "reused_trials": bench.reused,
-        "skipped": sweep.skipped,
+        "skipped": search.skipped,
         "elapsed_s": bench.elapsed_s,
         "picks": {
             name: _shown(by_id.get(trial_id or ""))
             for name, trial_id in asdict(picks).items()
         },
-        "verdict": _verdict(sweep, recommended),
-        "memory": _memory(sweep, recommended),
-        "time_to_train": _times(sweep, recommended),
-        "failed": None if recommended else _shown(_first_fault(sweep)),
-        "tuned": _tuned(sweep, recommended),
-        "free_global_batch": _free(sweep, recommended),
+        "verdict": _verdict(search, recommended),
+        "memory": _memory(search, recommended),
+        "time_to_train": _times(search, recommended),
+        "failed": None if recommended else _shown(_first_fault(search)),
+        "tuned": _tuned(search, recommended),
+        "free_global_batch": _free(search, recommended),
         "loader": _loader(bench),
         "scaling": _scaling(bench),
         "peers": peer_rows(bench) if bench.options.mode == "peers" else [],
         "headline": headline_rows(bench) if bench.options.mode == "headline" else [],
-        "journey": sweep.journey.summary() if sweep.journey else None,
+        "journey": search.journey.summary() if search.journey else None,
         "profile": bench.profile,
     }
 
@@ -85,20 +85,20 @@ def _shown(trial: TrialResult | None) -> dict[str, Any] | None:
     return None if trial is None else asdict(trial)
 
 
-def _first_fault(sweep: Sweep) -> TrialResult | None:
+def _first_fault(search: Search) -> TrialResult | None:
     """Why a mode that recommends has nothing to recommend."""
-    if sweep.bench.options.mode not in ADVISES or not sweep.complete:
+    if search.bench.options.mode not in ADVISES or not search.complete:
         return None
-    tried = [t for t in sweep.bench.results if t.kind == "end_to_end"]
+    tried = [t for t in search.bench.results if t.kind == "end_to_end"]
     return next((trial for trial in tried if not trial.ok), None)
 
 
-def _verdict(sweep: Sweep, trial: TrialResult | None) -> dict[str, Any] | None:
+def _verdict(search: Search, trial: TrialResult | None) -> dict[str, Any] | None:
     """On the recommended trial; of a ladder on its top; else on the fastest of those
     on most devices."""
-    bench = sweep.bench
+    bench = search.bench
     measured = [t for t in bench.results if t.kind == "end_to_end"]
-    tops = {step.trial_id for step in sweep.ladder[-1:]}
+    tops = {step.trial_id for step in search.ladder[-1:]}
     top = next((t for t in measured if t.trial_id in tops), None)
     chosen = (
         trial
@@ -115,39 +115,39 @@ def _verdict(sweep: Sweep, trial: TrialResult | None) -> dict[str, Any] | None:
     return {"trial_id": chosen.trial_id, **asdict(found)}
 
 
-def _memory(sweep: Sweep, trial: TrialResult | None) -> dict[str, Any] | None:
-    if sweep.configured is None:
+def _memory(search: Search, trial: TrialResult | None) -> dict[str, Any] | None:
+    if search.configured is None:
         return None
-    bench = sweep.bench
+    bench = search.bench
     return {
-        "max_token_budget": sweep.memory.max_token_budget,
-        "note": sweep.memory.note,
+        "max_token_budget": search.memory.max_token_budget,
+        "note": search.memory.note,
         "headroom": bench.options.memory_headroom,
         "recommended_pct": memory_pct(trial, bench.memory_gib) if trial else None,
     }
 
 
-def _times(sweep: Sweep, after: TrialResult | None) -> list[dict[str, Any]]:
+def _times(search: Search, after: TrialResult | None) -> list[dict[str, Any]]:
     if after is None:
         return []
-    bench = sweep.bench
+    bench = search.bench
     return time_to_train(
         bench.train_rows,
         bench.settings.train.epochs,
-        sweep.configured,
+        search.configured,
         after,
         bench.options.deadline_hours,
     )
 
 
-def _tuned(sweep: Sweep, trial: TrialResult | None) -> dict[str, Any] | None:
+def _tuned(search: Search, trial: TrialResult | None) -> dict[str, Any] | None:
     """Parameters and where they come from; None where nothing is recommended.
     `gained`: more than noise, or safe where the quicker configured ones are not."""
     if trial is None:
         return None
-    bench, promise = sweep.bench, _promise(sweep, trial)
-    before = sweep.configured.samples_per_s if sweep.configured else None
-    gain = sweep.rate_of(trial) / before if before else None
+    bench, promise = search.bench, _promise(search, trial)
+    before = search.configured.samples_per_s if search.configured else None
+    gain = search.rate_of(trial) / before if before else None
     source = provenance(
         bench.settings,
         bench.device,
@@ -176,11 +176,11 @@ def _plain_tflops(bench: Bench, precision: str | None) -> float | None:
     return None
 
 
-def _promise(sweep: Sweep, trial: TrialResult) -> Promise:
+def _promise(search: Search, trial: TrialResult) -> Promise:
     """From all trials of `trial`'s settings, and of the configured ones where both were
     measured by turns."""
-    bench, configured = sweep.bench, sweep.configured
-    ratio = trial.times_below if sweep.tuned is not None else None
+    bench, configured = search.bench, search.configured
+    ratio = trial.times_below if search.tuned is not None else None
     trials: list[list[float]] = []
     for one in bench.results:
         windows: list[float] = []
@@ -212,14 +212,14 @@ def _windows(bench: Bench, trial: TrialResult, whose: str = "") -> list[float]:
     return list(figures.get(f"{whose}window_samples_per_s", []))
 
 
-def _free(sweep: Sweep, advised: TrialResult | None) -> dict[str, Any] | None:
+def _free(search: Search, advised: TrialResult | None) -> dict[str, Any] | None:
     """Beyond the user's global batch: of mode tune the best there, of mode grid what is
     recommended, if that lies beyond it."""
-    settings, options = sweep.bench.settings, sweep.bench.options
+    settings, options = search.bench.settings, search.bench.options
     if not options.free_global_batch or advised is None:
         return None
-    if sweep.tuned is not None:
-        trial, note = sweep.tuned.free, sweep.tuned.free_note
+    if search.tuned is not None:
+        trial, note = search.tuned.free, search.tuned.free_note
     else:
         beyond = advised.global_batch_size != settings.train.global_batch_size
         trial = advised if beyond else None

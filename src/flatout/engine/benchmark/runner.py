@@ -1,4 +1,4 @@
-"""The sweep's own state: trials run, kept, taken up again after a kill."""
+"""The benchmark's own state: trials run, kept, taken up again after a kill."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ class OutOfTime(Exception):
 
 @dataclass
 class Bench:
-    """Runs trials of one sweep and keeps what they gave.
+    """Runs trials of one benchmark and keeps what they gave.
 
-    An interrupted sweep leaves a file `running`; the next one of the same mode
-    takes up its answers. A finished sweep is measured again.
+    An interrupted benchmark leaves a file `running`; the next one of the same mode
+    takes up its answers. A finished benchmark is measured again.
     """
 
     settings: Settings
@@ -136,7 +136,7 @@ class Bench:
         return self.settings.benchmark
 
     def start(self) -> None:
-        """Make the folder ready: kept where a sweep was cut short, else empty."""
+        """Make the folder ready: kept where a benchmark was cut short, else empty."""
         interrupted = self._running.exists()
         if self.folder.exists() and not (interrupted and self.options.resume):
             shutil.rmtree(self.folder)
@@ -145,12 +145,12 @@ class Bench:
         self.begin_s = time.perf_counter()
 
     def finish(self) -> None:
-        """Nothing is left to do: the next sweep starts from the beginning."""
+        """Nothing is left to do: the next benchmark starts from the beginning."""
         self._running.unlink()
 
     @property
     def _running(self) -> Path:
-        """A file that is there from the start of a sweep to its end."""
+        """A file that is there from the start of a benchmark to its end."""
         return self.folder / "running"
 
     def run(
@@ -163,9 +163,9 @@ class Bench:
         options: Mapping[str, Any] | None = None,
         base: Settings | None = None,
     ) -> TrialResult:
-        """Run one trial: `base` (the sweep's settings) with `changes` by path. Steps
-        run on as many devices as training will, unless `world_size` says otherwise.
-        Raises OutOfTime."""
+        """Run one trial: `base` (the benchmark's settings) with `changes` by path.
+        Steps run on as many devices as training will, unless `world_size` says
+        otherwise. Raises OutOfTime."""
         settings = with_changes(base or self.settings, changes or {})
         spec = TrialSpec(
             kind=kind,

@@ -1,4 +1,4 @@
-"""Which trial next: the modes of the benchmark, and what a sweep comes to."""
+"""Which trial next: the modes of the benchmark, and what they come to."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ ADVISES = frozenset({"tune", "grid"})
 
 
 @dataclass
-class Sweep:
-    """A finished (or cut) sweep."""
+class Search:
+    """What a mode has found, once it has ended or was cut short."""
 
     bench: Bench
     ladder: list[Step] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Sweep:
 
     @property
     def picks(self) -> Picks:
-        """Of the user's own training; none in modes that only compare, nor of a sweep
+        """Of the user's own training; none in modes that only compare, nor of a search
         that was cut short: its memory may not have been asked yet."""
         bench, options = self.bench, self.bench.options
         if options.mode not in ADVISES or not self.complete:
@@ -96,20 +96,20 @@ def search(
     files: JobFiles,
     watcher: Watcher | None = None,
     command: WholeRun | None = None,
-) -> Sweep:
+) -> Search:
     """Run the mode that the settings ask for."""
     options = settings.benchmark
     folder = Path(options.folder) / options.mode
     bench = Bench(settings, files, folder, watcher or Watcher())
     bench.start()
-    sweep = Sweep(bench, command=command)
+    found = Search(bench, command=command)
     try:
-        MODES[options.mode](sweep)
+        MODES[options.mode](found)
         if options.profile:
-            profile_best(sweep)
+            profile_best(found)
         bench.finish()
     except OutOfTime:
-        sweep.complete = False
+        found.complete = False
         logger.warning(
             "benchmark.max_minutes=%g is over: %d trials are done; the same command "
             "goes on with the rest",
@@ -118,16 +118,16 @@ def search(
         )
     finally:
         bench.standby.close()
-    return sweep
+    return found
 
 
-def profile_best(sweep: Sweep) -> None:
-    """Profile the recommended training of the sweep, else the fastest; as configured
+def profile_best(search: Search) -> None:
+    """Profile the recommended training of the search, else the fastest; as configured
     where there is none."""
-    bench = sweep.bench
+    bench = search.bench
     rated = [t for t in bench.results if t.ok and t.kind == "end_to_end"]
     fastest = max(rated, key=lambda trial: trial.rate, default=None)
-    best = sweep.picks.recommended or (fastest.trial_id if fastest else None)
+    best = search.picks.recommended or (fastest.trial_id if fastest else None)
     base = bench.asked[best] if best else None
     trial = bench.run("profile", base=base, label="profile")
     bench.profile = {
@@ -137,10 +137,10 @@ def profile_best(sweep: Sweep) -> None:
     }
 
 
-def run_grid(sweep: Sweep) -> None:
-    """Guide E's exhaustive sweep: every combination of the lists, end to end, upwards
+def run_grid(search: Search) -> None:
+    """Guide E's exhaustive search: every combination of the lists, end to end, upwards
     in the batch until memory runs out."""
-    bench = sweep.bench
+    bench = search.bench
     bench.run_all([PEAK, Planned("end_to_end", label=CONFIGURED)])
     plan = _combinations(bench)
     bench.watcher.expect(len(bench.results) + len(plan) + 2)
@@ -149,19 +149,19 @@ def run_grid(sweep: Sweep) -> None:
     for one in plan:
         if _is_beyond(one.changes, full):
             bench.watcher.expect_more(-1)
-            sweep.skipped.append(dict(one.changes))
+            search.skipped.append(dict(one.changes))
             continue
         trial = bench.run("end_to_end", one.changes)
         changes[trial.trial_id] = dict(one.changes)
         if trial.status == "oom":
             full.append(dict(one.changes))
-    fastest = sweep.picks.fastest
+    fastest = search.picks.fastest
     if fastest is None:
         return
     trial = next(t for t in bench.results if t.trial_id == fastest)
-    sweep.memory, below = safe_changes(bench, trial, changes[fastest])
+    search.memory, below = safe_changes(bench, trial, changes[fastest])
     if below is not None:
-        bench.run("end_to_end", below, label=safe_label(sweep.memory))
+        bench.run("end_to_end", below, label=safe_label(search.memory))
 
 
 BATCH = "train.global_batch_size"
@@ -205,51 +205,51 @@ def _is_first_factor(options: BenchmarkSettings, changes: Changes) -> bool:
     return not ahead or changes["train.loader.prefetch_factor"] == ahead[0]
 
 
-def run_tune(sweep: Sweep) -> None:
-    sweep.tuned = tune(sweep.bench)
-    if sweep.tuned is not None:
-        sweep.memory = sweep.tuned.memory
+def run_tune(search: Search) -> None:
+    search.tuned = tune(search.bench)
+    if search.tuned is not None:
+        search.memory = search.tuned.memory
 
 
-def run_ladder(sweep: Sweep) -> None:
-    for step in ladder(sweep.bench):
-        sweep.ladder.append(step)
+def run_ladder(search: Search) -> None:
+    for step in ladder(search.bench):
+        search.ladder.append(step)
 
 
-def run_loader(sweep: Sweep) -> None:
+def run_loader(search: Search) -> None:
     """Steps alone, for what they take; the loader alone, over the counts of workers;
     and its slow batches."""
-    counts = sorted(set(worker_counts()) | set(sweep.bench.options.num_workers))
+    counts = sorted(set(worker_counts()) | set(search.bench.options.num_workers))
     loaders = [
         Planned("loader", {"train.loader.num_workers": n}, f"{n} workers")
         for n in counts
     ]
-    sweep.bench.run_all([Planned("compute", label="steps alone"), *loaders])
+    search.bench.run_all([Planned("compute", label="steps alone"), *loaders])
 
 
-def run_scaling(sweep: Sweep) -> None:
+def run_scaling(search: Search) -> None:
     """The same global batch on more and more devices."""
-    sweep.bench.run_all(scaling_contests())
+    search.bench.run_all(scaling_contests())
 
 
-def run_peers(sweep: Sweep) -> None:
+def run_peers(search: Search) -> None:
     """flatout and the Hugging Face Trainer, each training the same whole."""
-    sweep.bench.run_all(peer_contests(sweep.bench))
+    search.bench.run_all(peer_contests(search.bench))
 
 
-def run_headline(sweep: Sweep) -> None:
+def run_headline(search: Search) -> None:
     """Rates of the slow configuration, the Trainer and flatout; the device's peak
     first, for the share of it that is used."""
-    sweep.bench.run_all([PEAK, *headline_contests(sweep.bench)])
+    search.bench.run_all([PEAK, *headline_contests(search.bench)])
 
 
-def travel(sweep: Sweep) -> None:
+def travel(search: Search) -> None:
     """Whole commands, flatout's beside Trainer scripts, cold and warm."""
-    sweep.journey = run_journey(sweep.bench, sweep.command)
-    sweep.journey.run()
+    search.journey = run_journey(search.bench, search.command)
+    search.journey.run()
 
 
-MODES: dict[str, Callable[[Sweep], None]] = {
+MODES: dict[str, Callable[[Search], None]] = {
     "tune": run_tune,
     "grid": run_grid,
     "headline": run_headline,

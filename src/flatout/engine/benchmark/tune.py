@@ -50,7 +50,7 @@ BATCH_GROWTH = 1.03
 
 @dataclass
 class Tuned:
-    """What the search came to. Trials are those of the sweep."""
+    """What the search came to. Trials are those of the benchmark."""
 
     configured: TrialResult
     """End to end with the settings as they were."""

@@ -22,10 +22,10 @@ import xxhash
 
 from flatout.engine.files.atomic_write import (
     child,
+    clear_leftovers,
     hidden_path,
     remove,
     replace_atomically,
-    sweep,
     sync,
     write_text,
 )
@@ -288,9 +288,9 @@ def _hide(path: Path) -> Path:
     return path.rename(path.with_name(f".old-{path.name}-{uuid.uuid4().hex}"))
 
 
-def sweep_all(folder: Path) -> None:
+def clear_all_leftovers(folder: Path) -> None:
     """Remove what killed trainings left; the caller holds the folder's lock."""
-    sweep(folder, alone=True)
+    clear_leftovers(folder, alone=True)
     _remove_discarded(folder)
 
 
@@ -301,7 +301,7 @@ def _remove_discarded(folder: Path) -> None:
 
 
 def set_aside(paths: list[Path]) -> None:
-    """Hide checkpoints that no run resumes; the next one written sweeps them."""
+    """Hide checkpoints that no run resumes; the next one written clears them."""
     for path in paths:
         _hide(path)
 

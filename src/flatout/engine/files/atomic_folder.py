@@ -15,7 +15,7 @@ from typing import Any
 
 from flatout.engine.files.atomic_write import (
     child,
-    sweep,
+    clear_leftovers,
     write_folder,
     write_text,
 )
@@ -89,7 +89,7 @@ def write_whole(
         _write_key_file(target, key, fill(target))
 
     folder.parent.mkdir(parents=True, exist_ok=True)
-    sweep(folder.parent)
+    clear_leftovers(folder.parent)
     try:
         write_folder(folder, fill_and_note)
     except StorageError:

@@ -2,7 +2,7 @@
 
 They are written under a hidden name beside their place and renamed. A hidden name says
 which process it belongs to, so that what a killed one left is told from what a living
-one is writing, and is removed at a later start (`sweep`):
+one is writing, and is removed at a later start (`clear_leftovers`):
 
     .<name>.writing-<machine>~<process>~<its start>~<random>
     .<name>.replaced-...    what was there before, between two renames
@@ -134,7 +134,7 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def sweep(folder: Path, *, alone: bool = False) -> None:
+def clear_leftovers(folder: Path, *, alone: bool = False) -> None:
     """Settle what killed processes left in `folder`, and say so in one line. `alone`:
     no other machine works here now."""
     try:

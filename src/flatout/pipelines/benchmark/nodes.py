@@ -55,9 +55,9 @@ def run_trials(
     splits = {"train": train, "validation": validation, "test": test}
     folder = settings.benchmark.folder
     files = JobFiles.checked(settings, splits, tokenizer, label_names, folder)
-    sweep = search_watched(settings, files, whole_run)
-    ladder = pd.DataFrame([asdict(step) for step in sweep.ladder])
-    trials, summary = pd.DataFrame(sweep.bench.results), summarise(sweep)
+    search = search_watched(settings, files, whole_run)
+    ladder = pd.DataFrame([asdict(step) for step in search.ladder])
+    trials, summary = pd.DataFrame(search.bench.results), summarise(search)
     summary["answer"] = answer(summary, trials, ladder)
     show_findings(summary, trials, ladder)
     return {"trials": trials, "ladder": ladder, "summary": summary}

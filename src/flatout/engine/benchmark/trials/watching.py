@@ -1,4 +1,4 @@
-"""Who looks on while a sweep runs."""
+"""Who looks on while a benchmark runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from flatout.engine.benchmark.trials.trial_spec import TrialResult
 
 
 class Watcher:
-    """Sees a sweep while it runs; this one looks away."""
+    """Sees a benchmark while it runs; this one looks away."""
 
     def expect(self, trials: int) -> None:
         """So many trials are planned in all."""

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import xxhash
 
 from flatout.engine.data.raw_texts import RawTextsError
-from flatout.engine.files.atomic_write import sweep, write_file
+from flatout.engine.files.atomic_write import clear_leftovers, write_file
 from flatout.engine.parameters.faults import first_line
 
 logger = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class RemoteFiles:
         return found
 
     def _update(self, store: Any, found: Mapping[str, str]) -> None:
-        sweep(self.folder)
+        clear_leftovers(self.folder)
         known, stamps = self.fetched_stamps(), _stamps(store, found)
         for name, path in found.items():
             same = stamps[name] is not None and stamps[name] == known.get(name)

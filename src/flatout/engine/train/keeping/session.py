@@ -14,8 +14,8 @@ from flatout.engine.checkpoints.checkpoint_folder import (
     CheckpointError,
     Manifest,
     best_folder,
+    clear_all_leftovers,
     prune,
-    sweep_all,
 )
 from flatout.engine.checkpoints.checkpoint_writer import CheckpointWriter
 from flatout.engine.checkpoints.resume import Resume, resume_line
@@ -193,7 +193,7 @@ class Session:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=LOCK_WAIT_S)
-            sweep_all(self.folder)
+            clear_all_leftovers(self.folder)
         except Timeout:
             raise CheckpointError(
                 f"another training works in {self.folder}: wait for its end, or give "
