@@ -82,10 +82,6 @@ class ArrayRows(ArrowRows):
         """Each row stands alone."""
         return self, rows
 
-    def place_of(self, row: int) -> tuple[int, ...]:
-        """Where it is stored, of which chance may depend."""
-        return (row,)
-
     def lay_out(
         self, rows: Ints, layout: Layout, values: Sequence[Any] | None = None
     ) -> LaidOut:

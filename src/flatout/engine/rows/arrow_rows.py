@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,16 +22,6 @@ logger = logging.getLogger(__name__)
 
 class TokenRowsError(ValueError):
     """Rows that are not what the engine reads."""
-
-
-class Chunk(Protocol):
-    """One record batch."""
-
-    @property
-    def labels(self) -> npt.NDArray[Any] | None:
-        """(N, ...) targets."""
-
-    def __len__(self) -> int: ...
 
 
 AnyRows = TypeVar("AnyRows", bound="ArrowRows")
@@ -102,7 +92,7 @@ class ArrowRows(ABC):
     @cached_property
     @abstractmethod
     def _chunks(self) -> list[Any]:
-        """A `Chunk` each."""
+        """One a record batch: its length, and its `labels` (N, ...) or None."""
 
     @cached_property
     def _chunk_starts(self) -> Ints:
@@ -113,6 +103,10 @@ class ArrowRows(ABC):
     def _locate(self, rows: Ints) -> tuple[Ints, Ints]:
         chunks = np.searchsorted(self._chunk_starts, rows, side="right") - 1
         return chunks, rows - self._chunk_starts[chunks]
+
+    def place_of(self, row: int) -> tuple[int, ...]:
+        """Where it is stored, of which chance may depend."""
+        return (row,)
 
     def labels_of(self, rows: Ints) -> npt.NDArray[Any]:
         """Targets (N, ...) of `rows` (N,), int64 or float64. Raises TokenRowsError."""

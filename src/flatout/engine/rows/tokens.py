@@ -102,11 +102,6 @@ class TokenRows(ArrowRows):
         documents = Documents(self, rows)
         return documents, np.arange(len(documents))
 
-    def place_of(self, row: int) -> tuple[int, ...]:
-        """Where it is stored, of which chance may depend: the row, and of a document
-        its first token there."""
-        return (row,)
-
     def lay_out(
         self, rows: Ints, layout: Layout, input_ids: Sequence[Any] | None = None
     ) -> LaidOut:
@@ -176,7 +171,7 @@ class Documents:
         return False
 
     def place_of(self, document: int) -> tuple[int, ...]:
-        """As TokenRows.place_of."""
+        """The row, and its first token there."""
         return int(self._rows[document]), int(self._starts[document])
 
     def lay_out(
