@@ -70,15 +70,16 @@ def test_the_users_data_and_model_are_those_of_local(conf, env):
     assert found["mlflow"]["ui"]["host"] == "127.0.0.1"
 
 
-def test_tuned_settings_lie_over_the_environment_that_they_were_measured_in(conf):
-    tuned = {"train": {"log_every": 5}, "tuned": {"environment": "images"}}
-    write(conf / "tuned/parameters.yml", tuned)
-    found = loader(conf, "tuned")
+@pytest.mark.parametrize("env", ["tuned", "best"])
+def test_what_was_measured_lies_over_the_environment_of_its_measurement(conf, env):
+    measured = {"train": {"log_every": 5}, env: {"environment": "images"}}
+    write(conf / env / "parameters.yml", measured)
+    found = loader(conf, env)
     assert found["catalog"]["raw_images"]["type"] == "flatout.datasets.Digits"
     assert found["parameters"]["train"]["rows"] == "images"
     assert found["parameters"]["train"]["log_every"] == 5
-    assert "epochs" not in found.layers()["conf/tuned"]["train"]
-    assert list(found.layers())[:3] == ["conf/base", "conf/images", "conf/tuned"]
+    assert "epochs" not in found.layers()[f"conf/{env}"]["train"]
+    assert list(found.layers())[:3] == ["conf/base", "conf/images", f"conf/{env}"]
     measured_again = found["catalog"]["tuned_parameters"]["measured_in"]
     assert measured_again["environment"] == "images"
 

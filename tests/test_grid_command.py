@@ -179,6 +179,10 @@ def test_samples_are_measured_and_the_last_command_trains_on_them(
         (["--batch-sizes", "--steps", "2"], "--batch-sizes needs at least one value"),
         (["--device", "tpu"], "'tpu' is not one of"),
         (["--data-path", "gone.csv"], "gone.csv is not there"),
+        (
+            ["--batch-sizes", "8", "many"],
+            "benchmark.batch_sizes.1: should be an integer",
+        ),
         (["--steps", "0"], "0 is not in the range x>=1"),
     ],
 )
@@ -197,13 +201,14 @@ def test_it_is_a_run_on_the_file_with_these_parameters(tmp_path, monkeypatch):
     shutil.copytree(PROJECT / "conf", conf, ignore=shutil.ignore_patterns("local"))
     file = write(tmp_path / "reviews.csv", KINDS["reviews.csv"][0])
     where = (f"--conf-source={conf}", f"--data-dir={tmp_path / 'data'}")
-    lists = ("--batch-sizes", "8", "many", "--device", "cpu")
+    (conf / "base/parameters_detect.yml").write_text("detect: {none: 1}")
+    lists = ("--batch-sizes", "8", "--device", "cpu")
     asked = ("flatout", "benchmark", "--data-path", str(file), *lists, *where)
     done = kedro(*asked)
     assert done.returncode == 2, done.stdout
     assert "review is the text, stars has 5 classes" in done.stdout
     assert "kedro run --pipelines=split,tokenize,benchmark, mode grid" in done.stdout
-    assert "benchmark.batch_sizes" in done.stdout
+    assert "detect.none: unknown parameter" in done.stdout
     catalog = yaml.safe_load((conf / "local/catalog.yml").read_text())
     assert catalog["raw_texts"]["filepath"] == str(file)
     again = CliRunner().invoke(cli.cli, asked)

@@ -41,6 +41,13 @@ NOTHING_GAINED = {**SUMMARY["tuned"], "gained": False}
             "Nothing to recommend: trial 001 oom.",
         ),
         (
+            {
+                "tuned": None,
+                "failed": {"trial_id": "001", "status": "error", "note": "no head."},
+            },
+            "Nothing to recommend: trial 001 error: no head.",
+        ),
+        (
             {"mode": "headline", "headline": CONTEST},
             "flatout trains 100 samples/s: 2.50 times the fastest of the others, "
             "Trainer (40).",

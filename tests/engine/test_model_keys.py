@@ -131,3 +131,17 @@ def test_a_sweep_of_a_key_that_is_none_is_refused():
     )
     with pytest.raises(SettingsError, match=r"sweep names, .*\n  model\.config\.hiden"):
         check_sweep(settings)
+
+
+def test_a_checkpoint_of_another_kind_than_the_data_is_told_in_plain_words(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "hidden_size": 12}')
+    (tmp_path / "model.safetensors").touch()
+    name, images = str(tmp_path), "image-classification"
+    settings = ModelSettings(name_or_path=name, task=images)
+    with pytest.raises(ModelError) as caught:
+        build(settings, make_task(settings, ["a", "b"]), None, 1)
+    assert str(caught.value) == (
+        f"model.name_or_path: {name} cannot be loaded for task {images}: transformers "
+        "has no model of its type for that. Name one that is made for such data, or "
+        "another model.task (docs/tasks.md)"
+    )

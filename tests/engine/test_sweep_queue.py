@@ -227,6 +227,18 @@ def test_passwords_are_not_shown():
     assert "secret" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("place", "remedy"),
+    [
+        ("/proc/none/q.journal", "name a file in a folder that this user may write"),
+        ("oracle://ann@host/x", "name a file, or a database of PostgreSQL, MySQL or"),
+    ],
+)
+def test_a_storage_that_cannot_be_is_told_with_what_can(place, remedy):
+    with pytest.raises(SettingsError, match=f"cannot be opened: {remedy}"):
+        open_storage(place)
+
+
 def test_a_grid_of_too_many_combinations_is_refused():
     grid = {RATE: [1.0 + i for i in range(101)], BATCH: list(range(1, 101))}
     with pytest.raises(SettingsError, match=r"10,100 combinations, .* sampler tpe"):

@@ -38,6 +38,7 @@ def test_wiring():
         "test_tokens",
         "tokenizer",
         "label_names",
+        "this_run",
         *(f"params:{name}" for name in parameters),
     }
     figures = {"sweep_parallel", "sweep_importance", "sweep_history"}
@@ -87,7 +88,7 @@ def test_a_killed_sweep_goes_on_and_trains_nothing_twice(tmp_path, empty_store):
     assert best["trial_id"] == lowest["trial_id"]
     assert best["settings"] == {RATE: float(lowest[RATE]), BATCH: int(lowest[BATCH])}
     assert best["command"] == (
-        "kedro run --pipelines=train "
+        "kedro run --pipelines=train --env=test "
         f"--params={RATE}={lowest[RATE]},{BATCH}={lowest[BATCH]}"
     )
     assert best["command"] in " ".join(done.stdout.split())
@@ -140,6 +141,8 @@ def test_best_prints_the_winner_and_writes_its_environment(tmp_path):
         "train": {"learning_rate": 0.01},
         "model": {"config": {"hidden_size": 64}},
     }
+    file = write_best(tmp_path / "conf", {**best, "environment": "images"})
+    assert yaml.safe_load(file.read_text())["best"] == {"environment": "images"}
     first, *_, last = best_lines(best, Path("conf/best/parameters.yml"))
     assert first == "Trial 003 won: validation_loss 0.25 (3 ok, 1 oom)."
     assert last.endswith("kedro run --env=best")

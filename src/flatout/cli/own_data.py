@@ -11,6 +11,7 @@ import click
 from flatout.cli.grid import ListsCommand, grid_parameters, of_samples, use_device
 from flatout.cli.groups import AT_LEAST_1, DATA_DIR, flatout, plain_errors
 from flatout.cli.run import run
+from flatout.engine.parameters import parse_settings
 
 
 @flatout.command()
@@ -99,6 +100,7 @@ def benchmark(
     given = {"env": None, "pipelines": ("split", "tokenize", "benchmark"), "params": {}}
     with plain_errors():
         use_device(device)
+        parse_settings({"benchmark": grid_parameters(options)["benchmark"]})
         if data_path and (kind := first_settings.other_kind(Path(data_path))):
             found, why = look_at_samples(kind, Path(data_path))
             given = of_samples(kind, found, options["task"])

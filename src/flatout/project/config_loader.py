@@ -31,7 +31,7 @@ class NotTunedError(Exception):
 
 class ProjectConfigLoader(OmegaConfigLoader):
     """base <- env, as Kedro has it; base <- local <- env for SETTINGS_OF_TRAINING.
-    `tuned` lies over the environment that it was measured in.
+    `tuned` and `best` lie over the environment that they were measured in.
 
     Kedro alone would put `tuned` in the place of `local`, and train the built-in corpus
     with settings that were measured on the user's own.
@@ -46,7 +46,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
         self._parsed: dict[str, Settings] = {}
         super().__init__(*args, **options)
         OmegaConf.register_new_resolver("conf_path", self._conf_path, replace=True)
-        OmegaConf.register_new_resolver("this_run", self._this_run, replace=True)
+        OmegaConf.register_new_resolver("this_run", self.this_run, replace=True)
         if self.env == TUNED:
             self._check_tuned()
 
@@ -60,7 +60,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
             else project_path(f"conf/{path}")
         )
 
-    def _this_run(self) -> dict[str, Any]:
+    def this_run(self) -> dict[str, Any]:
         """What another command must say to train on the same: its environment, where
         that is one of data or models, and the parameters of its command line."""
         env = self.lower_env if self.env in SETTINGS_OF_TRAINING else self.env
@@ -148,12 +148,12 @@ class ProjectConfigLoader(OmegaConfigLoader):
 
     @property
     def lower_env(self) -> str:
-        """What lies below SETTINGS_OF_TRAINING: of tuned ones the environment that they
-        were measured in, which may be of images or numbers."""
-        measured = self._folder(TUNED, "parameters") if self.env == TUNED else {}
-        return str(
-            (measured.get("tuned") or {}).get("environment", self.default_run_env)
-        )
+        """What lies below SETTINGS_OF_TRAINING: of measured ones the environment that
+        they were measured in, which may be of images or numbers."""
+        name = str(self.env)
+        is_there = name in (TUNED, BEST) and Path(self.conf_source, name).is_dir()
+        measured = self._folder(name, "parameters") if is_there else {}
+        return str((measured.get(name) or {}).get("environment", self.default_run_env))
 
     def _over(self, under: dict[str, Any], key: str) -> dict[str, Any]:
         over = self._folder(str(self.env), key)

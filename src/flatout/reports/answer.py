@@ -59,7 +59,10 @@ def _recommendation(summary: Summary) -> str:
     verdict, tuned, failed = summary["verdict"], summary["tuned"], summary["failed"]
     bound = f"Bound by: {verdict['bound']}. " if verdict else ""
     if failed:
-        return f"Nothing to recommend: trial {failed['trial_id']} {failed['status']}."
+        why = f": {failed['note'].rstrip('.')}" if failed["status"] == "error" else ""
+        return (
+            f"Nothing to recommend: trial {failed['trial_id']} {failed['status']}{why}."
+        )
     if not tuned:
         return f"{bound}Nothing is recommended: no settings are safe."
     source = tuned["provenance"]

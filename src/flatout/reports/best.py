@@ -41,6 +41,8 @@ def write_best(conf: Path, best: Mapping[str, Any]) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     figure = f"# {best['chosen_by']}: {best[best['chosen_by']]:.6g}\n\n"
     tree = set_by_path({}, best["settings"])
+    if environment := best.get("environment"):
+        tree["best"] = {"environment": environment}
     write_text(file, HEAD + figure + yaml.safe_dump(tree, sort_keys=False))
     return file
 

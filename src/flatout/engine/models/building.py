@@ -239,6 +239,11 @@ def _load_fault(settings: ModelSettings, error: Exception) -> str:
     name, lines = settings.name_or_path, str(error).strip().split("\n")
     # Checks of a config's fields tell what is wrong in their second line.
     reason = " ".join(" ".join(lines[: 2 if lines[0].endswith(":") else 1]).split())
+    if reason.startswith("Unrecognized configuration class"):
+        reason = (
+            "transformers has no model of its type for that. Name one that is made for "
+            "such data, or another model.task (docs/tasks.md)"
+        )
     if name is None:
         return (
             f"model.config: no model for task {settings.task} can be built from "

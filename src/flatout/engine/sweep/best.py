@@ -22,9 +22,11 @@ class SweepError(RuntimeError):
     exit_code = 1
 
 
-def choose_best(rows: Sequence[Row], settings: Settings) -> dict[str, Any]:
-    """Settings and figures of the trial with the best `sweep.choose_by`. Raises
-    SweepError where none has one."""
+def choose_best(
+    rows: Sequence[Row], settings: Settings, environment: str | None = None
+) -> dict[str, Any]:
+    """Settings and figures of the trial with the best `sweep.choose_by`; `environment`
+    is that of the sweep. Raises SweepError where none has one."""
     name, higher = objective(settings)
     sign = -1 if higher else 1
     rated = [row for row in rows if row["status"] == "ok" and _is_number(row[name])]
@@ -33,7 +35,8 @@ def choose_best(rows: Sequence[Row], settings: Settings) -> dict[str, Any]:
     best = min(rated, key=lambda row: sign * row[name])
     chosen = {path: value for path, value in best.items() if "." in path}
     given = ",".join(f"{path}={value}" for path, value in chosen.items())
-    command = f"kedro run --pipelines=train --params={shlex.quote(given)}"
+    env = f" --env={shlex.quote(environment)}" if environment else ""
+    command = f"kedro run --pipelines=train{env} --params={shlex.quote(given)}"
     figures = {
         n: best[n] if _is_number(best[n]) else None
         for n in dict.fromkeys([name, *FIGURES])
@@ -47,6 +50,7 @@ def choose_best(rows: Sequence[Row], settings: Settings) -> dict[str, Any]:
         **figures,
         "trials": dict(Counter(row["status"] for row in rows)),
         "command": command,
+        "environment": environment,
     }
 
 

@@ -41,16 +41,21 @@ def open_storage(place: str) -> Any:
             return optuna.storages.JournalStorage(_journal(Path(place)))
         return _database(place)
     except _opening_faults() as error:
-        kind = "mysql" if place.startswith(("mysql", "mariadb")) else "postgresql"
-        hint = (
-            f": install its driver (pip install 'flatout[{kind}]')"
-            if isinstance(error, ImportError)
-            else ": is it running, and are name, user and password right?"
-        )
         raise SettingsError(
-            f"sweep.storage: {without_password(place)} cannot be opened{hint} "
-            f"({_cause(error)})"
+            f"sweep.storage: {without_password(place)} cannot be opened: "
+            f"{_remedy(place, error)} ({_cause(error)})"
         ) from None
+
+
+def _remedy(place: str, error: BaseException) -> str:
+    if "://" not in place:
+        return "name a file in a folder that this user may write to"
+    kind = "mysql" if place.startswith(("mysql", "mariadb")) else "postgresql"
+    if not place.startswith(("mysql", "mariadb", "postgres", "sqlite")):
+        return "name a file, or a database of PostgreSQL, MySQL or MariaDB"
+    if isinstance(error, ImportError):
+        return f"install its driver (pip install 'flatout[{kind}]')"
+    return "is it running, and are name, user and password right?"
 
 
 def _database(place: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -57,12 +58,15 @@ def choose_best(
     model: ModelSettings,
     training: TrainSettings,
     sweep: SweepSettings,
+    this_run: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Settings of the best trial by `sweep.choose_by`, and the command to train."""
+    """Settings of the best trial by `sweep.choose_by`, and the command to train.
+    `this_run` has the `environment` of the sweep, None for that of the project."""
     from flatout.engine.sweep import best
 
     rows = trials.to_dict("records")
-    return best.choose_best(rows, Settings(model=model, train=training, sweep=sweep))
+    settings = Settings(model=model, train=training, sweep=sweep)
+    return best.choose_best(rows, settings, this_run["environment"])
 
 
 def show_sweep(

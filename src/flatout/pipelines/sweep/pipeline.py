@@ -37,6 +37,7 @@ def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
                     "model": "params:model",
                     "training": "params:train",
                     "sweep": "params:sweep",
+                    "this_run": "this_run",
                 },
                 outputs="sweep_best",
                 name="choose_best",

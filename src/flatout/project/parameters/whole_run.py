@@ -20,7 +20,7 @@ from flatout.engine.parameters import SettingsError
 from flatout.places import project_path
 from flatout.project.parameters.hooks import checked_settings, loader_of
 
-ENTRY = "whole_run"
+ENTRY, THIS_RUN = "whole_run", "this_run"
 DEFAULT = ("split", "tokenize", "train", "evaluate")
 """Pipelines of `kedro run`, where no parameter names others."""
 OF_BENCHMARK = frozenset({"benchmark", "sweep", "data_dir"})
@@ -52,7 +52,8 @@ class KedroRun:
 
 
 class WholeRunHooks:
-    """Tells the benchmark what the user's whole command is, where it asks for it."""
+    """Tells the benchmark what the user's whole command is, where it asks for it, and
+    a sweep its own environment and parameters."""
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
@@ -62,6 +63,7 @@ class WholeRunHooks:
         kept = {k: v for k, v in given.items() if k not in OF_BENCHMARK}
         conf = str(Path(loader.conf_source).absolute())
         self._run = KedroRun(context.env, conf, kept)
+        self._this_run = loader.this_run()
 
     @hook_impl
     def after_catalog_created(
@@ -69,6 +71,7 @@ class WholeRunHooks:
     ) -> None:
         self._entries = conf_catalog
         catalog[ENTRY] = MemoryDataset(data=None, copy_mode="assign")
+        catalog[THIS_RUN] = MemoryDataset(data=self._this_run)
 
     @hook_impl
     def before_pipeline_run(self, pipeline: Pipeline, catalog: DataCatalog) -> None:

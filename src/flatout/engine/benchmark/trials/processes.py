@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from textwrap import shorten
 from types import MappingProxyType
 from typing import Any
 
@@ -40,7 +41,7 @@ MODULE = TRIAL
 KEPT = frozenset({"ok", "oom"})
 """Answers that nobody asks for again."""
 POLL_S = 0.1
-MAX_NOTE = 300
+MAX_NOTE = 500
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ def run_isolated(
     if fault is not None:
         return Answer(fault[0], fault[1], elapsed_s, {})
     stored = json.loads(result.read_text())
-    note = stored["note"][:MAX_NOTE]
+    note = shorten(stored["note"], MAX_NOTE, placeholder=" …")
     return Answer(stored["status"], note, elapsed_s, stored["figures"])
 
 

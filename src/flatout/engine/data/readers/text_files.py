@@ -104,7 +104,7 @@ class TextFiles:
     def _columns_of(self, shard: Path) -> list[str]:
         with readable(shard):
             if shard.stat().st_size == 0:
-                raise RawTextsError(f"{shard} is empty (0 bytes)")
+                raise RawTextsError(f"{shard} is empty (0 bytes): name another one")
             return self._open(shard).column_names()
 
     def _open(self, shard: Path) -> FileReader:
