@@ -190,9 +190,13 @@ def test_a_run_is_judged_by_samples_between_its_points(
             file.write(f'{{"step": {step}, "loss": 1.0, "time": 1.0}}\n')
         assert forwarder.flush()
     assert forwarder.flush()  # no new point: not counted
-    patience = Event()
-    while not (told := [m for m in caplog.messages if m.startswith("GPU 0 idle")]):
-        patience.wait(0.01)
+    told: list[str] = []
+    for _ in range(3000):
+        told = [m for m in caplog.messages if m.startswith("GPU 0 idle")]
+        if told:
+            break
+        Event().wait(0.01)
+    assert told
     is_well, verdict = forwarder.gpu_verdict()
     assert not is_well
     assert verdict.startswith("GPU 0 used 30 %; GPU 0 idle 70 %: it waits")
@@ -219,6 +223,25 @@ def test_what_is_seen_at_the_end_alone_is_told_by_the_verdict(
     assert "other programs held up to 9 GiB of GPU 0" in verdict
     assert forwarder.finish("FINISHED", 0)
     assert not [m for m in caplog.messages if "other programs" in m]
+
+
+def test_what_only_the_last_sample_sees_is_told_behind_the_verdict(
+    tmp_path, watch, monkeypatch, caplog
+):
+    own = gpu(held={os.getpid(): 0})
+    found = watch(own)
+    monkeypatch.setattr(system, "watch_gpus", lambda _: found)
+    monkeypatch.setattr(system, "_monitors", list)
+    record = tracking.RunRecord(f"sqlite:///{tmp_path}/m.db", "flatout", None, "run")
+    outbox = tracking.begin(tmp_path / "points.jsonl", record, goes_on=False)
+    forwarder = tracking.Forwarder(outbox, system_metrics=True)
+    forwarder.start()
+    forwarder.wait_until_tried(30)
+    assert forwarder.gpu_verdict() == (True, "")
+    own["held"][STRANGER] = 9 * 2**30
+    assert forwarder.finish("FINISHED", 0)
+    told = [m for m in caplog.messages if "other programs held up to 9 GiB" in m]
+    assert len(told) == 1
 
 
 NEIGHBOUR = """

@@ -17,7 +17,7 @@ from torch import nn
 from flatout.engine.arrays import sources
 from flatout.engine.arrays.array_files import ArrayFiles
 from flatout.engine.arrays.recipes import array_recipes
-from flatout.engine.arrays.sources import ArraysError
+from flatout.engine.arrays.sources import WINDOW_ROWS, ArraysError
 from flatout.engine.batches.global_batches import GlobalBatches
 from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.runtime import set_up
@@ -399,6 +399,13 @@ def test_a_cell_of_csv_that_is_no_number_is_named(tmp_path):
     file.write_text("a,b,label\n" + "\n".join(f"x{n},1,{n}" for n in range(9)))
     with pytest.raises(ArraysError, match="column a is string, no number"):
         list(ArrayFiles(file, (), "label").windows())
+    long = [f"{n},1.5,{n % 3}" for n in range(WINDOW_ROWS)]
+    file.write_text("\n".join(["a,b,label", *long, "?,1.5,0"]) + "\n")
+    *_, last = ArrayFiles(file, (), "label").windows()
+    assert last.faults == {0: "a is no number: '?'"}, "alone in its window"
+    file.write_text("label\n1\n")
+    with pytest.raises(ArraysError, match="no column beside the label 'label'"):
+        list(ArrayFiles(file, (), "label").windows())
     file.write_text("a,a,label\n1,2,3\n")
     with pytest.raises(ArraysError, match="two columns are called a: rename one"):
         list(ArrayFiles(file, (), "label").windows())
@@ -464,12 +471,15 @@ def test_files_of_bytes_beside_files_of_numbers_are_all_numbers(tmp_path):
     values, labels = samples(60)
     whole = (values * 9 + 90).clip(0, 255).astype(np.uint8)
     np.savez(tmp_path / "a.npz", inputs=whole, label=labels)
-    np.savez(tmp_path / "b.npz", inputs=values, label=labels)
+    np.savez(tmp_path / "b.npz", inputs=whole.astype(float), label=labels)
     made = split(tmp_path, settings_of())
     data = made["train"].to_dataset()
-    place = data["source"].index("a.npz:7")
-    assert data["inputs"][place] == whole[7].astype(float).tolist()
+    row = int(data["source"][0].split(":")[1])
+    place = data["source"].index(f"a.npz:{row}")
+    assert data["inputs"][place] == whole[row].astype(float).tolist()
     assert "float" in str(data.features["inputs"])
+    twins = [name.replace("a.npz", "b.npz") for name in data["source"]]
+    assert set(twins) == {n for n in data["source"] if n.startswith("b")}, "one split"
     assert made["report"].value()["rows_in"] == 120
 
 

@@ -259,11 +259,14 @@ def test_precision(torch, precision, status):
     assert found.status == status
 
 
-def test_kernels_and_compilers():
+def test_kernels_and_compilers(monkeypatch):
     slow = RuntimeSettings(attention="eager", tf32=False)
+    monkeypatch.setattr(device, "_has_flash4", lambda: False)
     assert device.attention(H200, RuntimeSettings(), 512).finding == "there"
     long = device.attention(H200, RuntimeSettings(), 513)
     assert long.status == "ok" and "runtime.attention: flash4" in long.finding
+    asked = RuntimeSettings(attention="flash4")
+    assert device.attention(H200, asked).status == "fail"
     ampere = replace(H200, capability=(8, 0))
     assert device.attention(ampere, RuntimeSettings(), 513).finding == "there"
     assert device.attention(H200, slow).status == "warn"

@@ -209,11 +209,16 @@ def test_values_without_a_known_range_are_told_of(tmp_path):
     (raw / "dark/darkest.ppm").write_bytes(
         b"P5 8 8 65535\n" + dim.astype(">u2").tobytes()
     )
+    (raw / "dark/floats.ppm").write_bytes(
+        b"Pf\n8 8\n-1.0\n" + (dim.astype("<f4") / 64).tobytes()
+    )
     made = split(raw, settings_of())
     told = {r["source"]: r["reason"] for r in made["rejected"].table().to_pylist()}
-    assert told.keys() == {"dark/shares.tif", "dark/whole.tif"}
+    assert told.keys() == {
+        f"dark/{n}" for n in ("shares.tif", "whole.tif", "floats.ppm")
+    }
     assert all("of no known range: save it with 8" in why for why in told.values())
-    assert made["report"].value()["converted"] == {"16 bits: their upper half": 2}
+    assert made["report"].value()["converted"] == {"16 bits, scaled to 8": 2}
     decode = Decoder(8, 1)
     np.testing.assert_array_equal(decode(raw / "dark/deep.PPM")[..., 0], dim)
     assert not decode(raw / "dark/darkest.ppm").any()

@@ -82,7 +82,7 @@ def test_a_training_measured_end_to_end(job, tmp_path, monkeypatch):
 def test_a_further_process_has_the_rates_and_no_phases(job, tmp_path):
     figures = measure.again(spec("again"), job, tmp_path)
     whole = measure.end_to_end(spec("end_to_end"), job, tmp_path)
-    assert 2 <= len(figures["window_samples_per_s"]) <= 5
+    assert 2 <= len(figures["window_samples_per_s"]) <= 6
     resolved = ("strategy", "token_budget", "num_workers", "precision", "compile")
     assert [figures[name] for name in resolved] == [whole[name] for name in resolved]
     assert not {f"{phase}_ms" for phase in PHASES} & figures.keys()

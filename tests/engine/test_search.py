@@ -239,7 +239,7 @@ def test_tune_out_of_time_confirms_what_it_has(tmp_path):
     run_tune(search)
     assert search.tuned.chosen.trial_id == search.tuned.configured.trial_id
     kinds = [trial.kind for trial in found.results]
-    assert kinds == ["device", "end_to_end", "compute", *["again"] * 7]
+    assert kinds == ["device", "end_to_end", "compute", *["again"] * 6]
     assert found.results[-1].label == "as configured, once more"
 
 
@@ -279,7 +279,7 @@ def test_further_processes_are_of_what_is_recommended_and_no_choice(tmp_path):
     first, *last = [t for t in found.results if t.kind == "again"]
     assert [first.token_budget, first.strategy] == [8192, "packed"]
     wanted = tuned_parameters(found.settings, search.tuned.chosen)
-    assert len(last) == 6
+    assert len(last) == 5
     assert all(tuned_parameters(found.settings, t) == wanted for t in last)
     picks = {
         search.picks.fastest,

@@ -24,7 +24,7 @@ WINDOW_S, TICK_S = 1.6, 0.4
 BEFORE_S, TRAINING_S = 15.0, 40.0
 Layout = Sequence[tuple[float, int]]
 """When each process begins, in seconds, and its windows."""
-TUNE: Layout = ((8, 4), (30, 2), *((40 + 6 * n, 2) for n in range(6)))
+TUNE: Layout = ((8, 4), (30, 2), *((40 + 6 * n, 2) for n in range(5)))
 TWO: Layout = ((10, 4), (80, 4))
 
 

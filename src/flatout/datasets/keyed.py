@@ -110,8 +110,8 @@ class KeyedArrowDataset(_KeyedFolder):
     def _missing(self) -> str:
         return (
             f"{self._path} holds no finished data: run the pipelines that make it "
-            "(kedro run --pipelines=split,tokenize), with --env=images or arrays that "
-            "of the same name"
+            "(kedro run --pipelines=split,tokenize; of images --env=images "
+            "--pipelines=images, of arrays --env=arrays --pipelines=arrays)"
         )
 
     def _exists(self) -> bool:

@@ -100,10 +100,10 @@ class SyntheticSessions(ReadOnlyDataset):
 def _check_pattern(pattern: str | None) -> None:
     try:
         re.compile(pattern or "")
-    except re.error as error:
+    except (re.error, TypeError) as error:
         raise DatasetError(
-            f"session_pattern: {pattern!r} is no regular expression ({error}); "
-            "a sign that stands for itself has a backslash before it"
+            f"session_pattern: {pattern!r} is no regular expression ({error}): put it "
+            "in quotes, and a backslash before a character that is meant literally"
         ) from error
 
 

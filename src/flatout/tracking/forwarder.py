@@ -105,9 +105,10 @@ class Forwarder:
 
     def gpu_verdict(self) -> tuple[bool, str]:
         """Whether all was well with the GPUs so far, and one line; empty where nothing
-        is known of any."""
+        is known of any. What it says is news no more."""
         if self._system is None:
             return True, ""
+        self._system.gpu_news()
         return not self._system.gpu_findings, self._system.gpu_summary
 
     @property
@@ -165,7 +166,8 @@ class Forwarder:
 
     def _send_system(self, client: MlflowClient, run_id: str, *, asked: bool) -> None:
         """What a store that is gone misses of it is not sent later. `asked`: the run
-        is at its end, where its verdict says what is wrong."""
+        is near its end, where its verdict says what is wrong; behind that, the last
+        sample may still bring news."""
         if not self._wants_system:
             return
         if self._system is None:
@@ -173,7 +175,7 @@ class Forwarder:
             return
         read, self._read_bytes = self._read_bytes, self._sender.read_bytes
         sampled = self._system.sample(training=self._read_bytes > read)
-        for text in () if asked else self._system.gpu_news():
+        for text in () if asked and not self._ended else self._system.gpu_news():
             logger.warning("%s", text)  # while it can still help
         now_ms = int(time.time() * 1000)
         metrics = [Metric(k, v, now_ms, self.deliveries) for k, v in sampled.items()]

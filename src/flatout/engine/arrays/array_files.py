@@ -119,9 +119,11 @@ class ArrayFiles:
         chosen = [n for n in self.inputs or names if n != self.label]
         if missing := sorted(set(chosen) - set(names)):
             raise ArraysError(f"{file}: no column {missing[0]}; it has {names}")
+        if not chosen:
+            raise ArraysError(f"{file}: no column beside the label {self.label!r}")
         label = self._read_label
         wanted = [*chosen, *([label] if label else [])]
-        for batch in tables.batches(file, wanted):
+        for batch in tables.batches(file, wanted, chosen):
             values, faults = tables.samples(file, batch.select(chosen))
             labels = batch.column(label).to_pylist() if label else None
             yield Window(name_in(self.path, file), start, values, labels, faults)

@@ -22,6 +22,9 @@ WINDOW_BYTES = 2**26
 """where they are no more than so many bytes together."""
 
 
+NO_VALUES = "a sample without values"
+
+
 class ArraysError(ValueError):
     """Raw samples that cannot be used; says which and what to do."""
 
@@ -49,6 +52,8 @@ class Window:
         if shape is not None and values.shape[1:] != shape:
             other = f"of shape {values.shape[1:]}, others are of {shape}"
             return {row: found.get(row, other) for row in range(len(values))}
+        if not values[:1].size:
+            return {row: found.get(row, NO_VALUES) for row in range(len(values))}
         if values.dtype.kind == "f":
             flat = values.reshape(len(values), -1)
             for row in np.flatnonzero(~np.isfinite(flat).all(1)).tolist():
@@ -100,10 +105,12 @@ def files_of(path: Path, endings: Sequence[str]) -> list[Path]:
     ArraysError."""
     if path.is_file():
         return [path]
+    kinds = f"of a known kind ({', '.join(endings)})"
+    if not path.is_dir():
+        raise ArraysError(f"{path} is neither a folder nor a file {kinds}")
     files = sorted(f for f in files_below(path) if f.suffix.lower() in endings)
     if not files:
-        what = "has no file" if path.is_dir() else "is neither a file nor a folder"
-        raise ArraysError(f"{path} {what} of a known kind ({', '.join(endings)})")
+        raise ArraysError(f"{path} has no file {kinds}")
     return files
 
 
@@ -120,7 +127,8 @@ def files_below(path: Path) -> Iterator[Path]:
             continue
         seen.add(place)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(folder, n) for n in names if not n.startswith("."))
+        files = (Path(folder, name) for name in names if not name.startswith("."))
+        yield from filter(Path.is_file, files)  # a link may lead nowhere
 
 
 def _raise(error: OSError) -> None:

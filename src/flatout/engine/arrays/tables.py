@@ -39,9 +39,12 @@ def schema(file: Path) -> pa.Schema:
         return opened.schema
 
 
-def batches(file: Path, columns: Sequence[str]) -> Iterator[Any]:
+def batches(
+    file: Path, columns: Sequence[str], numbers: Sequence[str] = ()
+) -> Iterator[Any]:
     """These columns, WINDOW_ROWS at a time. CSV is read whole: a column's type is that
-    of all of its values. Raises ArraysError."""
+    of all of its values. Raises ArraysError, also where most of a column of `numbers`
+    are none."""
     with _readable(file):
         if file.suffix.lower() == ".parquet":
             yield from pq.ParquetFile(file).iter_batches(WINDOW_ROWS, columns=columns)
@@ -51,6 +54,10 @@ def batches(file: Path, columns: Sequence[str]) -> Iterator[Any]:
         chosen = csv.ConvertOptions(include_columns=columns)
         options = {"parse_options": _parsing(file), "convert_options": chosen}
         table = csv.read_csv(file, **options).combine_chunks()
+    for name in numbers:
+        column = table.column(name)
+        if _is_text(file, column) and 2 * _read(column).null_count >= len(column):
+            raise ArraysError(_no_number(file, name, column.type))
     yield from table.to_batches(WINDOW_ROWS)
 
 
@@ -72,7 +79,8 @@ def _readable(file: Path) -> Iterator[None]:
 
 
 def samples(file: Path, batch: Any) -> tuple[npt.NDArray[Any], dict[int, str]]:
-    """Of one column of lists, or of a number a column."""
+    """(n, ...) of one column of lists, or of a number a column; and row -> why it has
+    none. Raises ArraysError."""
     columns = batch.columns
     if len(columns) == 1 and _is_list(columns[0].type):
         return _listed(columns[0])
@@ -81,15 +89,19 @@ def samples(file: Path, batch: Any) -> tuple[npt.NDArray[Any], dict[int, str]]:
     for name, given in zip(batch.schema.names, columns, strict=True):
         column = _read(given) if _is_text(file, given) else given
         if not _is_number(column.type):
-            raise ArraysError(
-                f"{file}: column {name} is {column.type}, no number: name the columns "
-                "of the samples in arrays.inputs"
-            )
+            raise ArraysError(_no_number(file, name, column.type))
         for row in np.flatnonzero(column.is_null().to_numpy(False)).tolist():
             faults.setdefault(row, f"{name} {_missing(given[row].as_py())}")
         blank = pa.scalar(0).cast(column.type)
         found.append(as_numbers(column.fill_null(blank).to_numpy(False)))
     return np.stack(found, 1).astype(np.float32), faults  # type: ignore[arg-type]
+
+
+def _no_number(file: Path, name: str, kind: Any) -> str:
+    return (
+        f"{file}: column {name} is {kind}, no number: name the columns of the samples "
+        "in arrays.inputs"
+    )
 
 
 def _missing(value: Any) -> str:
@@ -102,12 +114,11 @@ def _is_text(file: Path, column: Any) -> bool:
 
 
 def _read(texts: Any) -> Any:
-    """Numbers, null where a text is none; the texts where most of them are none."""
+    """fp64, null where a text is no number."""
     import pandas as pd
 
     values = pd.to_numeric(pd.Series(texts.to_pylist(), dtype=object), errors="coerce")
-    numbers = pa.array(values, pa.float64(), from_pandas=True)
-    return numbers if 2 * numbers.null_count < len(numbers) else texts
+    return pa.array(values.astype(float), pa.float64(), from_pandas=True)
 
 
 def _listed(column: Any) -> tuple[npt.NDArray[Any], dict[int, str]]:

@@ -38,10 +38,10 @@ FREE_LOADER = 20.0
 """So much faster, and no worker is needed: making batches costs under 5 % of a step."""
 EXPLORING_SHARE = 0.6
 """Share of the time limit for exploring; the rest is for what must be confirmed."""
-EXPECTED_TRIALS = 15
-AGAIN_ON_CPU, AGAIN_ON_GPU = 6, 1
+EXPECTED_TRIALS = 17
+AGAIN_ON_CPU, AGAIN_ON_GPU = 5, 1
 """Further processes of the chosen settings: what one training differs from another by.
-Forks take five seconds on two cores, processes that start CUDA half a minute."""
+Forks take six seconds on two cores, processes that start CUDA half a minute."""
 AGAIN_WITHIN_S = 100.0
 """Of a tune; after that one of them is enough."""
 BATCH_GROWTH = 1.03

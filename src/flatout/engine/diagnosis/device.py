@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,6 +20,7 @@ HELD_BYTES = 2**30
 COMPILERS = ("g++", "gcc", "clang++", "clang")
 FLASH4_ROWS, FLASH4_GPUS = 512, (9, 10)
 """From more tokens a row on FlashAttention 4 gains, on these major capabilities."""
+FLASH4_PAGE = "docs/optimisations/long_attention.md says how to install it"
 
 
 @dataclass(frozen=True)
@@ -213,17 +215,28 @@ def attention(torch: Torch, settings: RuntimeSettings, max_length: int = 0) -> F
         text = f"there, and runtime.attention: {settings.attention} does without it"
         fix = "set runtime.attention: auto and runtime.flash_sdp: true"
         return Finding("flash attention", "warn", text, fix)
+    if settings.attention == "flash4" and not _has_flash4():
+        text = "runtime.attention: flash4 needs the package flash-attn-4"
+        return Finding("flash attention", "fail", text, FLASH4_PAGE)
     return Finding("flash attention", "ok", "there" + _faster(torch, max_length))
 
 
 def _faster(torch: Torch, max_length: int) -> str:
     suits = torch.capability is not None and torch.capability[0] in FLASH4_GPUS
-    if not suits or max_length <= FLASH4_ROWS or find_spec("flash_attn"):
+    if not suits or max_length <= FLASH4_ROWS or _has_flash4():
         return ""
     return (
-        f"; rows of over {FLASH4_ROWS} tokens are faster by the package flash-attn-4 "
-        "and runtime.attention: flash4 (docs/optimisations/long_attention.md)"
+        f"; without dropout in attention, rows of over {FLASH4_ROWS} tokens are faster "
+        f"by runtime.attention: flash4. {FLASH4_PAGE}"
     )
+
+
+def _has_flash4() -> bool:
+    """FlashAttention 2 has the same name to import."""
+    try:
+        return bool(version("flash-attn-4"))
+    except PackageNotFoundError:
+        return False
 
 
 def compiler(torch: Torch, settings: Settings) -> Finding:

@@ -1,7 +1,8 @@
 """Threads of this process that compute side by side, each of its operators alone.
 
-Operators of a small model gain nothing from a second thread: they wait for each other
-after each of them. Longer work need not. PyTorch gives Python's lock up inside of its
+Threads that share a small operator wait for each other behind each one: on free cores
+they may gain, beside other programs they fall to a seventh of one thread's rate. Longer
+work of each waits less. PyTorch gives Python's lock up inside of its
 operators, and a backward pass runs in the thread that asks for it.
 """
 

@@ -24,7 +24,8 @@ from flatout.engine.machine.threads import Threads
 MULTIPLE = 64
 """Of H and P on a GPU, where no tile asks whether a column is there."""
 LEAST_CELLS = 24_000
-"""T B H of rows that gain by a thread of their own on a CPU."""
+"""T B H of rows that gain by a thread of their own on a CPU, measured with two layers.
+Page: 2026-11-25_log-key-halves_2-cores.md."""
 
 
 class Weights(NamedTuple):

@@ -28,7 +28,9 @@ BROKEN = (
     ValueError,
     TypeError,
     LookupError,
-    OverflowError,
+    ArithmeticError,
+    AssertionError,
+    RuntimeError,
     struct.error,
 )
 """What Pillow's readers raise at bytes that they did not expect."""
@@ -103,7 +105,7 @@ class Decoder:
         """Grey, or red, green and blue, of 8 bits."""
         if image.mode.startswith(("I", "F")):
             image = _to_8_bits(image)
-            self._convert("16 bits: their upper half")
+            self._convert("16 bits, scaled to 8")
         elif image.mode not in ("L", "RGB"):
             self._convert(image.mode)
             image.info.pop("transparency", None)  # left out, which Pillow warns of
@@ -132,7 +134,8 @@ class Decoder:
 def _to_8_bits(image: Image.Image) -> Image.Image:
     """Of 16 bits, which Pillow holds in 32 where a PGM has them. Raises BadImage where
     nothing says which value is white."""
-    of_16 = image.mode.startswith("I;16") or image.format in ("PNG", "PPM")
+    from_32 = image.mode == "I" and image.format in ("PNG", "PPM")
+    of_16 = image.mode.startswith("I;16") or from_32
     if not of_16:
         kind = "fractions" if image.mode == "F" else "whole numbers of 32 bits"
         raise BadImage(f"{kind} of no known range: save it with 8 or 16 bits")

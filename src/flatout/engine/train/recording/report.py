@@ -133,7 +133,8 @@ class TrainReport:
     lanes: int = 0
     """Micro-batches side by side on a CPU; 0: all threads share each operator."""
     lstm_threads: int = 0
-    """Threads that share the rows of each LSTM on a CPU; 0: none do."""
+    """Threads that share the rows of each LSTM on a CPU where a batch has enough; 0:
+    none do."""
     metrics: dict[str, float] = field(default_factory=dict)
     """All of the task's figures, as `validation_f1_macro` of the best model."""
     cpu_wait_pct: float | None = None

@@ -69,7 +69,7 @@ class ResolvedConfig:
     def side_by_side(self) -> str:
         """What threads have a share of, as the end of a line."""
         if self.lstm_threads:
-            return ", rows of LSTMs side by side"
+            return ", rows of LSTMs side by side where there are enough"
         return f", {self.lanes} micro-batches side by side" if self.lanes > 1 else ""
 
     def within(self, fit: Fit) -> ResolvedConfig:
