@@ -206,17 +206,23 @@ def test_a_run_is_judged_by_samples_between_its_points(
     assert said == told, "once, before the end"
 
 
-def test_what_is_seen_at_the_end_alone_is_told_by_the_verdict(
-    tmp_path, watch, monkeypatch, caplog
-):
-    found = watch(gpu(held={os.getpid(): 0, STRANGER: 9 * 2**30}))
+def started(found, folder, monkeypatch):
+    """A run's forwarder that watches as `found` does, asked once."""
     monkeypatch.setattr(system, "watch_gpus", lambda _: found)
     monkeypatch.setattr(system, "_monitors", list)
-    record = tracking.RunRecord(f"sqlite:///{tmp_path}/m.db", "flatout", None, "run")
-    outbox = tracking.begin(tmp_path / "points.jsonl", record, goes_on=False)
+    record = tracking.RunRecord(f"sqlite:///{folder}/m.db", "flatout", None, "run")
+    outbox = tracking.begin(folder / "points.jsonl", record, goes_on=False)
     forwarder = tracking.Forwarder(outbox, system_metrics=True)
     forwarder.start()
     forwarder.wait_until_tried(30)
+    return forwarder
+
+
+def test_what_is_seen_at_the_end_alone_is_told_by_the_verdict(
+    tmp_path, watch, monkeypatch, caplog
+):
+    neighbour = gpu(held={os.getpid(): 0, STRANGER: 9 * 2**30})
+    forwarder = started(watch(neighbour), tmp_path, monkeypatch)
     assert forwarder.flush()
     is_well, verdict = forwarder.gpu_verdict()
     assert not is_well
@@ -229,14 +235,7 @@ def test_what_only_the_last_sample_sees_is_told_behind_the_verdict(
     tmp_path, watch, monkeypatch, caplog
 ):
     own = gpu(held={os.getpid(): 0})
-    found = watch(own)
-    monkeypatch.setattr(system, "watch_gpus", lambda _: found)
-    monkeypatch.setattr(system, "_monitors", list)
-    record = tracking.RunRecord(f"sqlite:///{tmp_path}/m.db", "flatout", None, "run")
-    outbox = tracking.begin(tmp_path / "points.jsonl", record, goes_on=False)
-    forwarder = tracking.Forwarder(outbox, system_metrics=True)
-    forwarder.start()
-    forwarder.wait_until_tried(30)
+    forwarder = started(watch(own), tmp_path, monkeypatch)
     assert forwarder.gpu_verdict() == (True, "")
     own["held"][STRANGER] = 9 * 2**30
     assert forwarder.finish("FINISHED", 0)
