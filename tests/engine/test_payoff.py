@@ -114,6 +114,43 @@ def test_where_the_host_is_the_bound_compiling_gains_nothing():
     assert not found.compile and "saves about 0.0 s" in found.reason
 
 
+LATE = OPEN
+
+
+def test_a_longer_run_is_compiled_beside_its_first_steps():
+    """BERT-base: 49.17 ms a step, 34.9 compiled. 34 s of another process are 691 steps;
+    what it leaves costs 4.8 s."""
+    step, fast = (step_s(BERT_BASE, on, False) for on in (False, True))
+    before = int(34 / step)
+    for steps, off, now, late in (
+        (1_000, 1_000 * step, 24 + 1_000 * fast, None),
+        (2_000, None, 24 + 2_000 * fast, before * step + 4.8 + (2_000 - before) * fast),
+    ):
+        found = choose_compilation(
+            replace(BERT_BASE, steps=steps), OPEN, (False,), LATE
+        )
+        assert (found.compile, found.late) == (late is not None, late is not None)
+        assert min(s for s in (off, now, late) if s) == (late or off)
+    assert found.reason.startswith(
+        f"compile late, in a process beside about {before} steps: costs about 4.8 s "
+        f"then, saves about {(2_000 - before) * (step - fast):.0f} s"
+    )
+
+
+def test_what_is_compiled_already_is_taken_at_once():
+    long = replace(BERT_BASE, steps=2_000, cached=True)
+    found = choose_compilation(long, OPEN, OPEN, LATE)
+    assert found.compile and not found.late
+
+
+def test_each_shape_of_a_late_run_is_recorded_twice():
+    few, many = (replace(BERT_BASE, steps=2_000, shapes=n) for n in (1, 64))
+    found = [
+        choose_compilation(work, (True,), (True,), (True,)) for work in (few, many)
+    ]
+    assert all(choice.late and choice.cuda_graphs for choice in found)
+
+
 def test_what_is_set_stays():
     for compiled in (True, False):
         for recorded in (True, False):
@@ -145,15 +182,47 @@ def test_auto_weighs_the_work_planned_and_yes_or_no_wins(tmp_path):
     assert (endless.compile, endless.compile_reason) == (True, "")
 
 
+@pytest.fixture
+def card_gib(monkeypatch):
+    """Memory of the card that is not here."""
+    held = [140.0]
+    size = property(lambda runtime: int(held[0] * 2**30))
+    for name in ("device_memory_bytes", "memory_within_reach"):
+        monkeypatch.setattr(Runtime, name, size)
+    return held
+
+
 def test_a_run_begins_late_where_it_is_asked_to(tmp_path):
     planned = Planned(3_000, parts=2)
-    for value in ("auto", True):
-        now = short_and_long(tmp_path, planned, compile=value)
-        assert (now.compile, now.late) == (True, False)
+    now = short_and_long(tmp_path, planned, compile=True)
+    assert (now.compile, now.late) == (True, False)
     late = short_and_long(tmp_path, planned, compile="late")
     assert (late.compile, late.late, late.compiled_from_step) == (False, True, None)
     measured = short_and_long(tmp_path, None, compile="late")
     assert (measured.compile, measured.late) == (True, False)
+
+
+def test_auto_begins_a_long_run_late(tmp_path, card_gib):
+    """Not one whose code lies on the disk, nor where the clock must choose nothing."""
+    long = Planned(3_000, parts=2)
+    found = short_and_long(tmp_path, long)
+    assert (found.compile, found.late) == (False, True)
+    assert found.compile_reason.startswith("compile late, in a process beside about ")
+    filled = short_and_long(tmp_path, replace(long, cached=True))
+    assert (filled.compile, filled.late) == (True, False)
+    job = make_job(tmp_path, global_batch_size=1_813, token_budget=10**6)
+    exact = resolve(job, replace(H200, deterministic=True), BASE, long)
+    assert (exact.compile, exact.late) == (True, False)
+
+
+def test_auto_compiles_beside_a_training_where_memory_holds_both(tmp_path, card_gib):
+    """24,600 tokens and their deviation, with half as much to spare, in half of it."""
+    kept = Choice(True, False, "as weighed then", late=True)
+    for gib, is_late in ((140.0, True), (40.0, False)):
+        card_gib[0] = gib
+        planned = Planned(3_000, parts=2)
+        assert short_and_long(tmp_path, planned).late is is_late
+        assert short_and_long(tmp_path, replace(planned, earlier=kept)).late
 
 
 def test_a_late_run_stays_one_when_it_is_resumed(tmp_path):

@@ -266,7 +266,7 @@ class TrainSettings(SlowHabits):
     """End after so many evaluations in a row without a new best. null: all steps."""
     compile: bool | Literal["auto", "late"] = "auto"
     """torch.compile. late: from a later step on, while another process compiles. auto:
-    on a GPU, where the steps planned take less time in all."""
+    on a GPU, whichever of these three takes the steps planned the least time."""
     cuda_graphs: bool | Auto = "auto"
     """Record steps and replay them, which spares the CPU. auto: as compile."""
     gradient_checkpointing: bool = False

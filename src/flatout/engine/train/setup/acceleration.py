@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from flatout.engine.families import Family, family_of
 from flatout.engine.machine.environment import c_compiler, environment_has
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.flops import launch_tokens, sheet_tflops
-from flatout.engine.models.memory import estimate
+from flatout.engine.models.memory import estimate, guessed_tokens
 from flatout.engine.parameters import SettingsError, TrainSettings
 from flatout.engine.train.setup.budgets import token_budget
 from flatout.engine.train.setup.job import TrainJob
+from flatout.engine.train.setup.memory_fit import PLENTY, ROOM
 from flatout.engine.train.setup.payoff import (
     LAYER_WEIGHTS,
+    NOW,
     OPEN,
     Choice,
     Options,
@@ -79,34 +81,49 @@ def accelerate(
     recorded = _graph_options(job, runtime, strategy, config)
     if planned is None:
         return Choice(compiled[-1], recorded[-1])
-    late = _is_late(job, runtime, config, planned.earlier)
+    late = _late_options(job, runtime, strategy, config, planned)
     if planned.earlier is not None:
         kept = planned.earlier
         on = kept.compile if compiled == OPEN else compiled[-1]
         graphs = kept.cuda_graphs if recorded == OPEN else recorded[-1]
         is_same = (on, graphs) == (kept.compile, kept.cuda_graphs)
-        return Choice(on, graphs, kept.reason if is_same else "", on and late)
+        later = on and (kept.late if late == OPEN else late[-1])
+        return Choice(on, graphs, kept.reason if is_same else "", later)
     work = _work(job, runtime, config, planned)
     if work is None or OPEN not in (compiled, recorded):
-        return Choice(compiled[-1], recorded[-1], "", late)
-    return replace(choose_compilation(work, compiled, recorded), late=late)
+        return Choice(compiled[-1], recorded[-1], "", late[-1])
+    return choose_compilation(work, compiled, recorded, late)
 
 
-def _is_late(
-    job: TrainJob, runtime: Runtime, config: Any, earlier: Choice | None
-) -> bool:
-    """Where it is asked for; `auto` begins no run so, because the clock would choose
-    the step by which two of them differ, but goes on as one that was so."""
+def _late_options(
+    job: TrainJob, runtime: Runtime, strategy: str, config: Any, planned: Planned
+) -> Options:
     wanted = job.settings.train.compile
-    goes_on = earlier is not None and earlier.late
-    if wanted != "late" and not (wanted == "auto" and goes_on):
-        return False
+    if wanted not in ("auto", "late"):
+        return NOW
     fault = _late_fault(job, runtime, config)
-    if wanted == "late" and fault:
-        raise SettingsError(
-            f"train.compile: late: {fault}; set it to auto, true or false"
-        )
-    return fault is None and _compile_options(wanted, runtime, config)[-1]
+    if wanted == "late":
+        if fault:
+            raise SettingsError(
+                f"train.compile: late: {fault}; set it to auto, true or false"
+            )
+        return (True,)
+    if fault or _compile_options(wanted, runtime, config) != OPEN:
+        return NOW
+    goes_on = planned.earlier is not None
+    return OPEN if goes_on or _both_fit(job, runtime, strategy, config) else NOW
+
+
+def _both_fit(job: TrainJob, runtime: Runtime, strategy: str, config: Any) -> bool:
+    """Whether memory holds a training and the process that compiles beside it, which
+    has weights, gradients and a step of its own."""
+    if runtime.device_memory_bytes is None:
+        return False
+    room = ROOM * runtime.memory_within_reach / 2
+    guess = guessed_tokens(job.settings, config, room)
+    budget = token_budget(job, runtime, strategy, config)
+    needed = min(budget, step_tokens(job, runtime))
+    return guess is not None and guess >= PLENTY * needed
 
 
 def _late_fault(job: TrainJob, runtime: Runtime, config: Any) -> str | None:

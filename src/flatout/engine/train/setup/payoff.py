@@ -3,12 +3,15 @@ function of the work planned."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 Options = tuple[bool, ...]
 """Both where there is a choice, else the one that must be."""
 OPEN: Options = (False, True)
+
+NOW: Options = (False,)
+"""Of what is compiled late: nothing is."""
 
 LAYER_WEIGHTS = 12
 """Of a layer, in squares of its width."""
@@ -32,6 +35,11 @@ are one graph. Page: 2026-11-22_what-helped_h200.md."""
 CACHED_SHARE = 0.2
 """Of these seconds where the cache on the disk is filled: 4.5 to 5.5 of 25 to 30. Page:
 2026-11-22_engine_h200.md."""
+
+BESIDE_S = 10.0
+"""Until a process beside the training begins to compile: interpreter, imports, model.
+Imports without bytecode took 12 s, with it 2 to 7. Page:
+2026-11-24_command-to-model-again_h200.md."""
 
 
 @dataclass(frozen=True)
@@ -65,26 +73,58 @@ class Choice:
     """Compiled by another process, while the first steps are not."""
 
 
-def choose_compilation(work: Work, compiled: Options, recorded: Options) -> Choice:
+def choose_compilation(
+    work: Work, compiled: Options, recorded: Options, late: Options = NOW
+) -> Choice:
     """Of the options those that end soonest; of equals the plainer ones."""
 
-    def total_s(plan: tuple[bool, bool]) -> float:
-        return _steps_s(work, *plan) + _cost_s(work, *plan)
+    def total_s(plan: tuple[bool, bool, bool]) -> float:
+        on, graphs, later = plan
+        if later:
+            return _late_steps_s(work, graphs) + _late_cost_s(work, graphs)
+        return _steps_s(work, on, graphs) + _cost_s(work, on, graphs)
 
-    on, graphs = min(product(compiled, recorded), key=total_s)
+    plans = [p for p in product(compiled, recorded, late) if p[0] or not p[2]]
+    on, graphs, later = min(plans, key=total_s)
     saved_s = _steps_s(work, False, graphs) - _steps_s(work, True, graphs)
     spared_s = _steps_s(work, on, False) - _steps_s(work, on, True)
     told = [
-        _told("compile", on, compiled, compile_s(work), saved_s),
+        _told("compile", on, compiled, compile_s(work), saved_s)
+        if not later
+        else _told_late(work, graphs),
         _told("CUDA graphs", graphs, recorded, record_s(work), spared_s),
     ]
-    return Choice(on, graphs, f"{'; '.join(told)} ({work.steps:,} steps)")
+    return Choice(on, graphs, f"{'; '.join(told)} ({work.steps:,} steps)", later)
 
 
 def compile_s(work: Work) -> float:
     """Seconds of compiling, until all parts have run once."""
     whole_s = START_S + PART_S * work.parts
     return whole_s * (CACHED_SHARE if work.cached else 1)
+
+
+def ready_s(work: Work) -> float:
+    """Seconds until a process beside the training has compiled."""
+    return BESIDE_S + compile_s(work)
+
+
+def _late_parts(work: Work, graphs: bool) -> tuple[Work, Work]:
+    """Steps until that process is done, and those behind it, which find what it
+    compiled."""
+    before = min(work.steps, int(ready_s(work) / step_s(work, False, graphs)))
+    rest = replace(work, steps=work.steps - before, cached=True)
+    return replace(work, steps=before), rest
+
+
+def _late_steps_s(work: Work, graphs: bool) -> float:
+    first, rest = _late_parts(work, graphs)
+    return _steps_s(first, False, graphs) + _steps_s(rest, True, graphs)
+
+
+def _late_cost_s(work: Work, graphs: bool) -> float:
+    """Each shape is recorded twice."""
+    first, rest = _late_parts(work, graphs)
+    return _cost_s(first, False, graphs) + _cost_s(rest, True, graphs)
 
 
 def record_s(work: Work) -> float:
@@ -119,6 +159,15 @@ def _told(name: str, on: bool, options: Options, cost_s: float, saved_s: float) 
     if len(options) == 1:
         return f"{state}: the only choice here"
     return f"{state}: costs about {_seconds(cost_s)}, saves about {_seconds(saved_s)}"
+
+
+def _told_late(work: Work, graphs: bool) -> str:
+    first, rest = _late_parts(work, graphs)
+    saved_s = _steps_s(work, False, graphs) - _late_steps_s(work, graphs)
+    return (
+        f"compile late, in a process beside about {first.steps:,} steps: costs about "
+        f"{_seconds(compile_s(rest))} then, saves about {_seconds(saved_s)}"
+    )
 
 
 def _seconds(value: float) -> str:
