@@ -266,7 +266,7 @@ class TrainSettings(SlowHabits):
     """End after so many evaluations in a row without a new best. null: all steps."""
     compile: bool | Literal["auto", "late"] = "auto"
     """torch.compile. late: from a later step on, while another process compiles. auto:
-    on a GPU, whichever of these three takes the steps planned the least time."""
+    on a GPU, false, true or late, whichever ends the steps planned soonest."""
     cuda_graphs: bool | Auto = "auto"
     """Record steps and replay them, which spares the CPU. auto: as compile."""
     gradient_checkpointing: bool = False

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flatout.engine.families import Family, family_of
-from flatout.engine.machine.environment import c_compiler, environment_has
+from flatout.engine.machine.container import available_memory_bytes
+from flatout.engine.machine.environment import c_compiler, usable_cores
 from flatout.engine.machine.runtime import Runtime
+from flatout.engine.models.compile_cache import caches_off
 from flatout.engine.models.flops import launch_tokens, sheet_tflops
 from flatout.engine.models.memory import estimate, guessed_tokens
 from flatout.engine.parameters import SettingsError, TrainSettings
-from flatout.engine.train.setup.budgets import token_budget
+from flatout.engine.train.setup.budgets import (
+    deviation,
+    most_tokens,
+    rank_tokens,
+    token_budget,
+)
 from flatout.engine.train.setup.job import TrainJob
 from flatout.engine.train.setup.memory_fit import PLENTY, ROOM
 from flatout.engine.train.setup.payoff import (
     LAYER_WEIGHTS,
-    NOW,
+    NEVER_LATE,
     OPEN,
     Choice,
     Options,
@@ -34,6 +41,8 @@ SLOW_HOST = 1.5
 7,668 samples/s on two hosts, 7,868 and 8,160 with graphs."""
 GRAPH_MEMORY_SHARE = 0.8
 """Of the device's memory."""
+LATE_CORES, LATE_HOST_BYTES = 4, 8 * 2**30
+"""The process that compiles has workers of its own, which hold PyTorch."""
 GRAPH_PAD_MULTIPLE = 256
 """Packed totals are rounded up, the more the larger they are on average, so that few
 CUDA graphs are needed."""
@@ -41,13 +50,6 @@ GRAPH_PAD_SHARE = 1 / 96
 """Of a rank's tokens a step, on average: 256 for 24,600 tokens, 1 % at most."""
 
 NO_C_COMPILER = "no C compiler (gcc or clang) is installed here"
-
-CACHES_OFF = {
-    "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
-    "TORCH_COMPILE_FORCE_DISABLE_CACHES": "1",
-    "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
-}
-"""Variables of PyTorch, with which no process finds what another one compiled."""
 
 
 @dataclass(frozen=True)
@@ -86,12 +88,12 @@ def accelerate(
         kept = planned.earlier
         on = kept.compile if compiled == OPEN else compiled[-1]
         graphs = kept.cuda_graphs if recorded == OPEN else recorded[-1]
-        is_same = (on, graphs) == (kept.compile, kept.cuda_graphs)
         later = on and (kept.late if late == OPEN else late[-1])
-        return Choice(on, graphs, kept.reason if is_same else "", later)
+        same = Choice(on, graphs, kept.reason, later)
+        return same if same == kept else replace(same, reason="")
     work = _work(job, runtime, config, planned)
     if work is None or OPEN not in (compiled, recorded):
-        return Choice(compiled[-1], recorded[-1], "", late[-1])
+        return Choice(compiled[-1], recorded[-1], "", late == (True,))
     return choose_compilation(work, compiled, recorded, late)
 
 
@@ -100,7 +102,7 @@ def _late_options(
 ) -> Options:
     wanted = job.settings.train.compile
     if wanted not in ("auto", "late"):
-        return NOW
+        return NEVER_LATE
     fault = _late_fault(job, runtime, config)
     if wanted == "late":
         if fault:
@@ -109,21 +111,23 @@ def _late_options(
             )
         return (True,)
     if fault or _compile_options(wanted, runtime, config) != OPEN:
-        return NOW
+        return NEVER_LATE
     goes_on = planned.earlier is not None
-    return OPEN if goes_on or _both_fit(job, runtime, strategy, config) else NOW
+    return OPEN if goes_on or _both_fit(job, runtime, strategy, config) else NEVER_LATE
 
 
 def _both_fit(job: TrainJob, runtime: Runtime, strategy: str, config: Any) -> bool:
-    """Whether memory holds a training and the process that compiles beside it, which
-    has weights, gradients and a step of its own."""
-    if runtime.device_memory_bytes is None:
+    """Whether there are cores and memory for a training and the process that compiles
+    beside it, which has weights, gradients and a step of its own."""
+    few = usable_cores() < LATE_CORES or available_memory_bytes() < LATE_HOST_BYTES
+    if few or runtime.device_memory_bytes is None:
         return False
     room = ROOM * runtime.memory_within_reach / 2
     guess = guessed_tokens(job.settings, config, room)
+    if guess is None:  # rows that are no tokens, or a model that tells no sizes
+        return False
     budget = token_budget(job, runtime, strategy, config)
-    needed = min(budget, step_tokens(job, runtime))
-    return guess is not None and guess >= PLENTY * needed
+    return guess >= PLENTY * min(budget, most_tokens(job, runtime, strategy))
 
 
 def _late_fault(job: TrainJob, runtime: Runtime, config: Any) -> str | None:
@@ -134,9 +138,8 @@ def _late_fault(job: TrainJob, runtime: Runtime, config: Any) -> str | None:
         return "sharded weights (fsdp) are compiled before they are spread"
     if not family_of(config).compiles:
         return f"{config.model_type} has kernels of its own from its first step on"
-    off = [name for name, value in CACHES_OFF.items() if environment_has(name, value)]
-    if off:
-        return f"{off[0]} is set, and nothing that another process compiled is found"
+    if off := caches_off():
+        return f"{off} is set, and nothing that another process compiled is found"
     return None
 
 
@@ -169,17 +172,8 @@ def _work(
 def _shapes(job: TrainJob, runtime: Runtime) -> int:
     """Of packed steps, at most: totals lie within two deviations to both sides, and
     lengths deviate by no more than mean and longest allow (Bhatia & Davis 2000)."""
-    around = 4 * _deviation(job, runtime)
+    around = 4 * deviation(job, runtime)
     return min(MAX_GRAPHS, 1 + int(around / graph_multiple(job, runtime)))
-
-
-def _deviation(job: TrainJob, runtime: Runtime) -> float:
-    """Of the tokens of a rank's step, at most."""
-    facts = job.train.facts
-    rows = job.settings.train.global_batch_size / runtime.ranks.world_size
-    spread = facts.mean_length * (facts.longest - facts.mean_length)
-    deviation: float = (rows * max(0.0, spread)) ** 0.5
-    return deviation
 
 
 def _compile_options(wanted: bool | str, runtime: Runtime, config: Any) -> Options:
@@ -246,17 +240,6 @@ def _can_record(job: TrainJob, runtime: Runtime, strategy: str, family: Family) 
 def fused(train: TrainSettings) -> bool:
     """AdamW alone reads on the device whether a step is finite."""
     return train.fused_optimizer and train.optimizer == "adamw"
-
-
-def rank_tokens(job: TrainJob, runtime: Runtime) -> float:
-    """Of a global batch, on average."""
-    rows = job.settings.train.global_batch_size / runtime.ranks.world_size
-    return rows * job.train.facts.mean_length
-
-
-def step_tokens(job: TrainJob, runtime: Runtime) -> float:
-    """Of a rank, in nearly all steps at most: two deviations above the mean."""
-    return rank_tokens(job, runtime) + 2 * _deviation(job, runtime)
 
 
 def graph_multiple(job: TrainJob, runtime: Runtime) -> int:

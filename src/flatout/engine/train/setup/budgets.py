@@ -75,3 +75,31 @@ def overhead_tokens(config: Any, is_cuda: bool) -> int:
     if is_cuda:
         return GPU_OVERHEAD_TOKENS
     return family_of(config).cpu_overhead_tokens(config)
+
+
+def rank_tokens(job: TrainJob, runtime: Runtime) -> float:
+    """Of a global batch, on average."""
+    rows = job.settings.train.global_batch_size / runtime.ranks.world_size
+    return rows * job.train.facts.mean_length
+
+
+def deviation(job: TrainJob, runtime: Runtime) -> float:
+    """Of the tokens of a rank's step, at most."""
+    facts = job.train.facts
+    rows = job.settings.train.global_batch_size / runtime.ranks.world_size
+    spread = facts.mean_length * (facts.longest - facts.mean_length)
+    return math.sqrt(rows * max(0.0, spread))
+
+
+def step_tokens(job: TrainJob, runtime: Runtime) -> float:
+    """Of a rank, in nearly all steps at most: two deviations above the mean."""
+    return rank_tokens(job, runtime) + 2 * deviation(job, runtime)
+
+
+def most_tokens(job: TrainJob, runtime: Runtime, strategy: str) -> float:
+    """Of a rank's step, padding included."""
+    if strategy == "packed":
+        return step_tokens(job, runtime)
+    rows = job.settings.train.global_batch_size / runtime.ranks.world_size
+    fixed, longest = job.settings.max_length, job.train.facts.longest
+    return rows * (fixed if strategy == "fixed" else longest)

@@ -20,7 +20,7 @@ from flatout.engine.batches.global_batches import GlobalBatches, Planner
 from flatout.engine.models.memory import Demand, guessed_tokens, line, moment_bytes
 from flatout.engine.models.model import TaskModel, forget_failed_pass, is_out_of_memory
 from flatout.engine.rows.layout import Ints
-from flatout.engine.train.setup.acceleration import step_tokens
+from flatout.engine.train.setup.budgets import step_tokens
 from flatout.engine.train.setup.job import TrainJob
 from flatout.engine.train.setup.memory_fit import (
     ROOM,

@@ -10,8 +10,7 @@ Options = tuple[bool, ...]
 """Both where there is a choice, else the one that must be."""
 OPEN: Options = (False, True)
 
-NOW: Options = (False,)
-"""Of what is compiled late: nothing is."""
+NEVER_LATE: Options = (False,)
 
 LAYER_WEIGHTS = 12
 """Of a layer, in squares of its width."""
@@ -36,10 +35,13 @@ CACHED_SHARE = 0.2
 """Of these seconds where the cache on the disk is filled: 4.5 to 5.5 of 25 to 30. Page:
 2026-11-22_engine_h200.md."""
 
-BESIDE_S = 10.0
+BESIDE_S = 12.0
 """Until a process beside the training begins to compile: interpreter, imports, model.
-Imports without bytecode took 12 s, with it 2 to 7. Page:
-2026-11-24_command-to-model-again_h200.md."""
+Two had compiled BERT-base's two parts after 32 and 39 s. Page:
+2026-11-25_late-by-auto_h200.md."""
+LATE_SHARE = 0.4
+"""Of compiling, what a late run does itself when the other process has: 8.5 and 11.1
+of 24 s. The same page."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Choice:
 
 
 def choose_compilation(
-    work: Work, compiled: Options, recorded: Options, late: Options = NOW
+    work: Work, compiled: Options, recorded: Options, late: Options = NEVER_LATE
 ) -> Choice:
     """Of the options those that end soonest; of equals the plainer ones."""
 
@@ -86,14 +88,11 @@ def choose_compilation(
 
     plans = [p for p in product(compiled, recorded, late) if p[0] or not p[2]]
     on, graphs, later = min(plans, key=total_s)
-    saved_s = _steps_s(work, False, graphs) - _steps_s(work, True, graphs)
-    spared_s = _steps_s(work, on, False) - _steps_s(work, on, True)
-    told = [
-        _told("compile", on, compiled, compile_s(work), saved_s)
-        if not later
-        else _told_late(work, graphs),
-        _told("CUDA graphs", graphs, recorded, record_s(work), spared_s),
-    ]
+    told = (
+        _told_late(work, graphs, recorded)
+        if later
+        else _told_now(work, on, graphs, compiled, recorded)
+    )
     return Choice(on, graphs, f"{'; '.join(told)} ({work.steps:,} steps)", later)
 
 
@@ -103,17 +102,20 @@ def compile_s(work: Work) -> float:
     return whole_s * (CACHED_SHARE if work.cached else 1)
 
 
+def late_compile_s(work: Work) -> float:
+    """Seconds of what another process has compiled, when it is taken over."""
+    return LATE_SHARE * compile_s(replace(work, cached=False))
+
+
 def ready_s(work: Work) -> float:
     """Seconds until a process beside the training has compiled."""
     return BESIDE_S + compile_s(work)
 
 
 def _late_parts(work: Work, graphs: bool) -> tuple[Work, Work]:
-    """Steps until that process is done, and those behind it, which find what it
-    compiled."""
+    """Steps until that process is done, and those behind it."""
     before = min(work.steps, int(ready_s(work) / step_s(work, False, graphs)))
-    rest = replace(work, steps=work.steps - before, cached=True)
-    return replace(work, steps=before), rest
+    return replace(work, steps=before), replace(work, steps=work.steps - before)
 
 
 def _late_steps_s(work: Work, graphs: bool) -> float:
@@ -122,9 +124,12 @@ def _late_steps_s(work: Work, graphs: bool) -> float:
 
 
 def _late_cost_s(work: Work, graphs: bool) -> float:
+    return late_compile_s(work) + graphs * _late_record_s(work)
+
+
+def _late_record_s(work: Work) -> float:
     """Each shape is recorded twice."""
-    first, rest = _late_parts(work, graphs)
-    return _cost_s(first, False, graphs) + _cost_s(rest, True, graphs)
+    return sum(record_s(part) for part in _late_parts(work, graphs=True))
 
 
 def record_s(work: Work) -> float:
@@ -161,13 +166,26 @@ def _told(name: str, on: bool, options: Options, cost_s: float, saved_s: float) 
     return f"{state}: costs about {_seconds(cost_s)}, saves about {_seconds(saved_s)}"
 
 
-def _told_late(work: Work, graphs: bool) -> str:
-    first, rest = _late_parts(work, graphs)
+def _told_now(
+    work: Work, on: bool, graphs: bool, compiled: Options, recorded: Options
+) -> list[str]:
+    saved_s = _steps_s(work, False, graphs) - _steps_s(work, True, graphs)
+    spared_s = _steps_s(work, on, False) - _steps_s(work, on, True)
+    return [
+        _told("compile", on, compiled, compile_s(work), saved_s),
+        _told("CUDA graphs", graphs, recorded, record_s(work), spared_s),
+    ]
+
+
+def _told_late(work: Work, graphs: bool, recorded: Options) -> list[str]:
+    first, _ = _late_parts(work, graphs)
     saved_s = _steps_s(work, False, graphs) - _late_steps_s(work, graphs)
-    return (
+    spared_s = _late_steps_s(work, False) - _late_steps_s(work, True)
+    return [
         f"compile late, in a process beside about {first.steps:,} steps: costs about "
-        f"{_seconds(compile_s(rest))} then, saves about {_seconds(saved_s)}"
-    )
+        f"{_seconds(late_compile_s(work))} then, saves about {_seconds(saved_s)}",
+        _told("CUDA graphs", graphs, recorded, _late_record_s(work), spared_s),
+    ]
 
 
 def _seconds(value: float) -> str:

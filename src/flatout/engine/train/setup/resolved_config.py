@@ -16,13 +16,13 @@ from flatout.engine.train.setup.acceleration import (
     Planned,
     accelerate,
     fused,
-    rank_tokens,
     width_of,
     without_compiler,
 )
 from flatout.engine.train.setup.budgets import (
     GPU_OVERHEAD_TOKENS,
     overhead_tokens,
+    rank_tokens,
     token_budget,
 )
 from flatout.engine.train.setup.job import TrainJob
