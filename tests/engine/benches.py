@@ -56,8 +56,9 @@ def spec(kind: str, measure: Measure = QUICK, **options: Any) -> TrialSpec:
     return TrialSpec(kind, "grid", settings(), measure, options=options)
 
 
-TIME_SHARE = {"again": 0.8}
-"""Of an end-to-end trial's time: about 6 of 7.4 s on two cores."""
+TIME_SHARE = {"device": 0.5, "loader": 0.4, "memory": 0.2, "again": 0.4}
+"""Of an end-to-end trial's time, which is 7.4 s on two cores. Page:
+2026-11-25_tuned-rate-by-range_2-cores.md."""
 
 
 @dataclass

@@ -4,9 +4,11 @@
     python -m tests.tools.promise_coverage
 
 A machine has a rate whose logarithm is a sum: noise of each window, noise of each
-process, and a wander that all processes share, a random walk or one that returns to its
-mean. A tune takes windows at the moments at which mode tune does on two quiet cores;
-the training begins 15 s after it and takes 40 s. `--tunes` of each are drawn.
+process, and a wander that all processes share: a random walk, one that returns to its
+mean, or spells of a slower speed. A tune takes windows at the moments at which mode
+tune does on two quiet cores; the training begins 15 s after it and takes 40 s. The same
+tunes are judged as of a quiet machine, and as of one with other programs. `--tunes` of
+each are drawn.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ import numpy as np
 
 from flatout.engine.benchmark.promise import Promise, promised
 
-WINDOW_S, TICK_S = 1.6, 0.4
+WINDOW_S, TICK_S = 0.8, 0.4
 BEFORE_S, TRAINING_S = 15.0, 40.0
 Layout = Sequence[tuple[float, int]]
 """When each process begins, in seconds, and its windows."""
-TUNE: Layout = ((8, 4), (30, 2), *((40 + 6 * n, 2) for n in range(5)))
+TUNE: Layout = ((8, 4), (30, 2), *((40 + 3 * n, 2) for n in range(16)))
 TWO: Layout = ((10, 4), (80, 4))
 
 
@@ -39,9 +41,14 @@ class Machine:
     wander: float = 0.0
     wander_s: float = 60.0
     """After which it has forgotten two thirds of where it was."""
+    slow: float = 1.0
+    """Its other speed, as a share of the usual one."""
+    slow_s: float = 60.0
+    """Of a spell, on average."""
+    every_s: float = 300.0
 
     @property
-    def is_quiet(self) -> bool:
+    def is_steady(self) -> bool:
         small = self.windows <= 0.08 and self.processes <= 0.04
         return small and self.walk <= 0.08 and not self.wander
 
@@ -54,7 +61,19 @@ class Machine:
         found, last = np.empty(count), draw.normal()
         for tick, fresh in enumerate(draw.normal(size=count)):
             found[tick] = last = kept * last + math.sqrt(1 - kept**2) * fresh
-        return walk + self.wander * found
+        return (
+            walk + self.wander * found + math.log(self.slow) * self.spells(draw, count)
+        )
+
+    def spells(self, draw: np.random.Generator, count: int) -> np.ndarray:
+        """Whether a tick is in one."""
+        fast_s, found = self.every_s - self.slow_s, np.empty(count)
+        inside = draw.random() * self.every_s < self.slow_s
+        for tick, chance in enumerate(draw.random(count)):
+            if chance * (self.slow_s if inside else fast_s) < TICK_S:
+                inside = not inside
+            found[tick] = inside
+        return found
 
     def tuned(
         self, layout: Layout, draw: np.random.Generator
@@ -91,18 +110,20 @@ MACHINES = {
     "wanders 10 % in 60 s": Machine(wander=0.1),
     "wanders 20 % in 60 s": Machine(wander=0.2),
     "wanders 15 % in 300 s": Machine(wander=0.15, wander_s=300),
+    "0.8 of its speed for 60 of 300 s": Machine(slow=0.8),
+    "0.8 of its speed for 20 of 100 s": Machine(slow=0.8, slow_s=20, every_s=100),
 }
 
 
 def coverage(
-    machine: Machine, layout: Layout, tunes: int, seed: int = 0
+    machine: Machine, layout: Layout, tunes: int, *, quiet: bool, seed: int = 0
 ) -> tuple[float, float]:
-    """Share of trainings inside, and half of the interval over the rate, the median."""
+    """Share of trainings inside, and half of the interval over the rate: the median."""
     draw = np.random.default_rng(seed)
     inside, halves = [], []
     for _ in range(tunes):
         trials, came = machine.tuned(layout, draw)
-        promise: Promise = promised(trials)
+        promise: Promise = promised(trials, quiet=quiet)
         assert promise.low is not None and promise.high is not None
         inside.append(promise.low <= came <= promise.high)
         halves.append((promise.high - promise.low) / 2 / promise.samples_per_s)
@@ -115,13 +136,14 @@ def main() -> None:
     )
     parser.add_argument("--tunes", type=int, default=1000)
     asked = parser.parse_args()
-    print("| machine | inside, % | half, % | two processes: inside, % | half, % |")
-    print("|---|---|---|---|---|")
+    ways = "quiet: inside, % | half, % | busy: inside, % | half, %"
+    print(f"| machine | {ways} | two processes: inside, % | half, % |")
+    print("|---|---|---|---|---|---|---|")
     for name, machine in MACHINES.items():
         cells = [
             f"{100 * share:.0f} | {100 * half:.1f}"
-            for layout in (TUNE, TWO)
-            for share, half in [coverage(machine, layout, asked.tunes)]
+            for layout, quiet in ((TUNE, True), (TUNE, False), (TWO, False))
+            for share, half in [coverage(machine, layout, asked.tunes, quiet=quiet)]
         ]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 

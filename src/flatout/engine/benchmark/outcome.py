@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import asdict
+from statistics import median
 from typing import Any
 
 from flatout.engine.benchmark.contests import headline_rows, peer_rows
 from flatout.engine.benchmark.promise import (
+    QUIET_WAIT_PCT,
     USUAL_ON_CPU,
     USUAL_ON_GPU,
     Promise,
@@ -192,7 +194,16 @@ def _promise(search: Search, trial: TrialResult) -> Promise:
             windows += [ratio * rate for rate in _windows(bench, one, "below_")]
         trials.append(windows)
     usual = USUAL_ON_GPU if nvidia_gpu_count() else USUAL_ON_CPU
-    return promised([t for t in trials if t] or [[trial.rate]], usual)
+    found = [t for t in trials if t] or [[trial.rate]]
+    return promised(found, usual, quiet=_is_quiet(bench))
+
+
+def _is_quiet(bench: Bench) -> bool:
+    """Whether the short processes had cores when they wanted them; not where the
+    kernel does not count that."""
+    found = [figures.get("cpu_wait_pct") for figures in bench.figures.values()]
+    waits = [wait_pct for wait_pct in found if wait_pct is not None]
+    return bool(waits) and median(waits) <= QUIET_WAIT_PCT
 
 
 def _is_like(trial: TrialResult, wanted: TrialResult, bench: Bench) -> bool:

@@ -5,8 +5,14 @@ trials differ from each other, and by how far the machine drifts until then. Win
 inside of a trial say little of either. So the interval is a prediction for one more
 trial (Student's t; Hahn & Meeker 1991, section 4.7). It is wider by what separates the
 later half of the trials from the earlier one, and its centre leans to the later ones: a
-host's speed wanders. A tune has two to eight trials of the same settings, few for a
+host's speed wanders. A tune has two to twenty trials of the same settings, few for a
 variance: a usual one counts as USUAL_DEGREES more, as by an inverse gamma prior.
+
+Many trials say more: the next one lies between the lowest and the highest of n with a
+chance of (n - 1) / (n + 1), whatever their distribution is (Hahn & Meeker 1991, section
+5). That of a host with two speeds is no bell, and Student's t far too wide for it. So
+from RANGED trials on a quiet machine the interval ends half a usual deviation beyond
+them, or before. Beside other programs, which come and go, it is Student's.
 
 Windows of the configured settings speak for the recommended ones too, times the ratio
 that was measured by turns: so all minutes of a tune are in it.
@@ -28,6 +34,11 @@ USUAL_DEGREES = 2
 RECENT = 0.7
 """Weight of a trial over that of the next one."""
 LEAST_WINDOWS = 3
+RANGED = 16
+"""The next trial lies in the range of so many with a chance of 0.88."""
+QUIET_WAIT_PCT = 5.0
+"""Of a trial's time, in which its main thread is ready to run and has no core: the most
+on a quiet machine. On two such cores it is 1.3 to 4.4."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +51,15 @@ class Promise:
     """None: too few windows to say."""
 
 
-def promised(trials: Sequence[Sequence[float]], usual: float = USUAL_ON_CPU) -> Promise:
+def promised(
+    trials: Sequence[Sequence[float]],
+    usual: float = USUAL_ON_CPU,
+    *,
+    quiet: bool = False,
+) -> Promise:
     """From the rates of each trial's windows, in the order of the trials; `usual` is
-    the deviation to expect. Raises ValueError where there is no window."""
+    the deviation to expect, `quiet` a machine without other programs. Raises ValueError
+    where there is no window."""
     rates = [harmonic_mean(windows) for windows in trials]  # samples over their time
     weights = [RECENT**age for age in reversed(range(len(rates)))]
     centre = fmean(rates, weights)
@@ -57,7 +74,11 @@ def promised(trials: Sequence[Sequence[float]], usual: float = USUAL_ON_CPU) -> 
     share = sum(weight**2 for weight in weights) / sum(weights) ** 2
     deviation = math.sqrt(variance * (1 + share) + _drift(rates) ** 2)
     half = float(t.ppf((1 + CONFIDENCE) / 2, degrees)) * deviation
-    return Promise(centre, max(0.0, centre - half), centre + half)
+    low, high = max(0.0, centre - half), centre + half
+    if quiet and len(rates) >= RANGED:
+        margin = usual * centre / 2
+        low, high = max(low, min(rates) - margin), min(high, max(rates) + margin)
+    return Promise(centre, low, high)
 
 
 def _of_a_mean(trials: Sequence[Sequence[float]]) -> float:

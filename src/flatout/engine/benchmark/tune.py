@@ -39,9 +39,9 @@ FREE_LOADER = 20.0
 EXPLORING_SHARE = 0.6
 """Share of the time limit for exploring; the rest is for what must be confirmed."""
 EXPECTED_TRIALS = 17
-AGAIN_ON_CPU, AGAIN_ON_GPU = 5, 1
+AGAIN_ON_CPU, AGAIN_ON_GPU = 16, 1
 """Further processes of the chosen settings: what one training differs from another by.
-Forks take six seconds on two cores, processes that start CUDA half a minute."""
+Forks take three seconds on two cores, processes that start CUDA half a minute."""
 AGAIN_WITHIN_S = 100.0
 """Of a tune; after that one of them is enough."""
 BATCH_GROWTH = 1.03

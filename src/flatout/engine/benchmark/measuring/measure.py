@@ -6,6 +6,7 @@ step that training uses; phases are timed afterwards, on steps that rank nothing
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -32,6 +33,7 @@ from flatout.engine.benchmark.measuring.windows import (
     spread_pct,
 )
 from flatout.engine.benchmark.trials.trial_spec import Measure, TrialSpec
+from flatout.engine.machine.conditions import Conditions
 from flatout.engine.machine.runtime import Runtime, memory, set_up
 from flatout.engine.train.process_group import ProcessGroup
 from flatout.engine.train.recording.summary import efficiency
@@ -55,19 +57,22 @@ def end_to_end(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
 
 
 def again(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """The rates of `end_to_end`, and no more: a process is what counts, so that it is
-    a short one."""
+    """The rates of `end_to_end`, and no more: processes are what counts, so that each
+    is a short one, however far apart its windows are."""
     runtime = set_up(job.settings.runtime)
     group = _join(job, runtime)
     measure = replace(spec.measure, repeats=AGAIN_WINDOWS)
     warm = warm_training(job, measure, loaded_feed, runtime, group)
-    windows = warm.windows()
+    conditions = Conditions(runtime)
+    windows = warm.windows(most_apart_pct=math.inf)
+    conditions.sample()
     windows = windows[1:] or windows
     if group:
         group.leave()
     return {
         **_rates(windows),
         **_resolved_parameters(warm.driver.trainer, warm.feed),
+        **conditions.figures(),
         "note": _note(warm.driver.trainer, windows, []),
     }
 

@@ -2,7 +2,8 @@
 
 One rule serves all contenders of all modes. A window speaks for all rows. As many are
 taken as `enough` says, from the same `repeats`; all of them count but those into which
-a compilation fell; the rate is that of the window in the middle.
+a compilation fell; the rate is that of the window in the middle. Short processes, which
+are no contenders, take the fewest.
 """
 
 from __future__ import annotations
@@ -97,17 +98,17 @@ class Warm:
         self.step_s = agreed(min(self.step_s, step_seconds(window)), runtime)
         return window
 
-    def windows(self) -> list[Window]:
-        """Those that count."""
+    def windows(self, most_apart_pct: float = SPREAD_LIMIT_PCT) -> list[Window]:
+        """Those that count: more of them where they lie further apart."""
         self.shorten(block_steps(self.measure, self.time_step()))
         windows: list[Window] = []
-        while not self._enough(windows):
+        while not self._enough(windows, most_apart_pct):
             windows.append(self.window())
         return steady(windows)
 
-    def _enough(self, windows: list[Window]) -> bool:
+    def _enough(self, windows: list[Window], most_apart_pct: float) -> bool:
         rates = [rate(window) for window in windows if window.clean]
-        more = not enough(rates, len(windows), self.measure.repeats)
+        more = not enough(rates, len(windows), self.measure.repeats, most_apart_pct)
         return not agreed(float(more), self._runtime)
 
     def lead_in(self) -> None:
@@ -143,12 +144,17 @@ def agreed(value: float, runtime: Runtime) -> float:
     return float(shared)
 
 
-def enough(rates: Sequence[float], taken: int, repeats: int) -> bool:
+def enough(
+    rates: Sequence[float],
+    taken: int,
+    repeats: int,
+    most_apart_pct: float = SPREAD_LIMIT_PCT,
+) -> bool:
     """`rates` of those that count, of `taken` windows. `repeats` are enough that are
     free of compilations and together; at most twice as many and one are taken."""
     if taken > 2 * repeats:
         return True
-    return len(rates) >= repeats and spread_of(rates) <= SPREAD_LIMIT_PCT
+    return len(rates) >= repeats and spread_of(rates) <= most_apart_pct
 
 
 def middle(windows: Sequence[Rated]) -> Rated:
