@@ -46,6 +46,10 @@ def test_the_line_names_rate_mean_padding_wait_memory_and_time_left():
     )
     warming = progress_line(point(2, float("nan")), 900, [], 1.0, float("nan"))
     assert warming == "step 2/900  loss 0.5000  1.0 GiB  (no rate yet)"
+    late = progress_line(point(40, float("nan")), 900, windows, 1.26, 200.4)
+    assert late == (
+        "step 40/900  3 min 20 s left  loss 0.5000  50 samples/s so far  1.3 GiB"
+    )
 
 
 @pytest.mark.parametrize(

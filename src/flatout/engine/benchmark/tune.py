@@ -38,10 +38,11 @@ FREE_LOADER = 20.0
 """So much faster, and no worker is needed: making batches costs under 5 % of a step."""
 EXPLORING_SHARE = 0.6
 """Share of the time limit for exploring; the rest is for what must be confirmed."""
-EXPECTED_TRIALS = 17
 AGAIN_ON_CPU, AGAIN_ON_GPU = 16, 1
 """Further processes of the chosen settings: what one training differs from another by.
 Forks take three seconds on two cores, processes that start CUDA half a minute."""
+EXPECTED_TRIALS = 12
+"""Beside these."""
 AGAIN_WITHIN_S = 100.0
 """Of a tune; after that one of them is enough."""
 BATCH_GROWTH = 1.03
@@ -67,7 +68,8 @@ class Tuned:
 
 def tune(bench: Bench) -> Tuned | None:
     """None where nothing runs, not even one row at a time."""
-    bench.watcher.expect(EXPECTED_TRIALS)
+    times = AGAIN_ON_GPU if nvidia_gpu_count() else AGAIN_ON_CPU
+    bench.watcher.expect(EXPECTED_TRIALS + times)
     bench.run("device", label="the device's peak")
     configured = bench.run("end_to_end", label=CONFIGURED)
     changes = _runnable(bench, configured)
@@ -80,7 +82,7 @@ def tune(bench: Bench) -> Tuned | None:
     if tuned is None:
         return None
     keep_safe(bench, tuned)
-    again(bench, tuned.changes, AGAIN_ON_GPU if nvidia_gpu_count() else AGAIN_ON_CPU)
+    again(bench, tuned.changes, times)
     if bench.processes > 1:
         bench.run("end_to_end", changes, world_size=1, label="one device alone")
     if bench.options.free_global_batch:

@@ -155,6 +155,9 @@ def progress_line(
         return f"{begin}  {loss}  {memory_gib:.1f} GiB  (no rate yet)"
     chosen = steady(list(windows))
     mean = sum(w.samples for w in chosen) / seconds_of(chosen)
+    if math.isnan(point.samples_per_s):  # other steps follow, as those compiled late
+        rate = f"{mean:.0f} samples/s so far"
+        return f"{begin}  {duration(left_s)} left  {loss}  {rate}  {memory_gib:.1f} GiB"
     padding_pct = 100 * (1 - point.tokens_per_s / point.padded_tokens_per_s)
     return "  ".join(
         [

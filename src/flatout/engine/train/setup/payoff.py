@@ -37,11 +37,11 @@ CACHED_SHARE = 0.2
 
 BESIDE_S = 12.0
 """Until a process beside the training begins to compile: interpreter, imports, model.
-Two had compiled BERT-base's two parts after 32 and 39 s. Page:
+Four had compiled BERT-base's two parts after 32 to 45 s. Page:
 2026-11-25_late-by-auto_h200.md."""
 LATE_SHARE = 0.4
-"""Of compiling, what a late run does itself when the other process has: 8.5 and 11.1
-of 24 s. The same page."""
+"""Of compiling, what a late run does itself when the other process has: 8.5 to 11.1 of
+24 s. The same page."""
 
 
 @dataclass(frozen=True)
