@@ -56,8 +56,8 @@ def spec(kind: str, measure: Measure = QUICK, **options: Any) -> TrialSpec:
     return TrialSpec(kind, "grid", settings(), measure, options=options)
 
 
-TIME_SHARE = {"device": 0.5, "loader": 0.4, "memory": 0.2, "again": 0.4}
-"""Of an end-to-end trial's time, which is 7.4 s on two cores. Page:
+TIME_SHARE = {"device": 0.6, "loader": 0.46, "memory": 0.17, "again": 0.46}
+"""Of an end-to-end trial's time, which is 7.0 s on two cores. Page:
 2026-11-25_tuned-rate-by-range_2-cores.md."""
 
 

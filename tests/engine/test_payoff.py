@@ -261,10 +261,20 @@ def test_auto_compiles_nothing_beside_a_training_on_a_small_host(
 
 
 def test_padding_counts_for_the_memory_of_both(tmp_path, card_gib):
-    """1,813 rows of 24 tokens, and of 2,048, as fixed rows have: budgets of 1e6."""
-    card_gib[0] = 140.0
+    """1,813 packed rows are 24,600 tokens; fixed ones have the greatest length."""
     planned = Planned(3_000, parts=2)
-    assert not short_and_long(tmp_path, planned, batching="fixed").late
+    for gib, is_late in ((140.0, False), (10_000.0, True)):
+        card_gib[0] = gib
+        found = short_and_long(tmp_path, planned, batching="fixed")
+        assert (found.compile, found.late) == (not is_late, is_late)
+
+
+def test_auto_begins_no_run_on_images_late(tmp_path, card_gib):
+    job = test_images.job_of(tmp_path, test_images.VIT)
+    model = build_model(job)
+    large = replace(plan(job, H200, model), sample_flops=10**12, steps=10**6)
+    found = resolve(job, H200, model.config, large)
+    assert (found.compile, found.late) == (True, False)
 
 
 def test_a_late_run_stays_one_when_it_is_resumed(tmp_path):

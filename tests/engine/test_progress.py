@@ -104,6 +104,9 @@ def test_a_deadline_that_will_be_missed_is_told_of_once(trainer, caplog):
     progress = Progress(trainer)
     progress.window(point(2, elapsed_s=90), [window(160, 10.0)], 0, 0.0)
     assert caplog.text == ""  # one window is no projection
+    uncompiled = point(4, float("nan"), elapsed_s=95)
+    progress.window(uncompiled, [window(160, 10.0)] * 2, 0, 0.0)
+    assert caplog.text == ""  # compiled steps will be faster
     for step in (4, 6):
         progress.window(point(step, elapsed_s=95), [window(160, 10.0)] * 2, 0, 0.0)
     [record] = caplog.records

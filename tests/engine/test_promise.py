@@ -40,6 +40,15 @@ def test_two_speeds_promise_both_and_no_more(quiet):
     assert quiet or (found.low < 70 and found.high > 110)
 
 
+def test_the_range_widens_nothing():
+    """One early trial at 90, then 17 at 100: Student's t ends before 89."""
+    trials = [[90.0, 90.0], *(17 * [[100.0, 100.0]])]
+    quiet, other = promised(trials, quiet=True), promised(trials)
+    assert quiet.low == other.low > 90
+    assert quiet.high == pytest.approx(100 + 0.01 * quiet.samples_per_s)
+    assert quiet.high < other.high
+
+
 def test_few_trials_say_nothing_by_their_range():
     for count, by_range in ((15, False), (16, True)):
         trials = (8 * [[100.0, 100.0], [80.0, 80.0]])[:count]

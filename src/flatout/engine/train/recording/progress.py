@@ -61,7 +61,8 @@ class Progress:
             return
         left_s = self._left_s(point.step, windows, start, evaluate_s)
         left_s += self._looks_left_s(point.step, start, look_s)
-        self._hold_against_deadline(point.elapsed_s + left_s, windows)
+        if not math.isnan(point.samples_per_s):  # later steps may be faster
+            self._hold_against_deadline(point.elapsed_s + left_s, windows)
         now = time.monotonic()
         if now < self._next_s and point.step < self._trainer.total_steps:
             return

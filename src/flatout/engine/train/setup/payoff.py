@@ -37,7 +37,7 @@ CACHED_SHARE = 0.2
 
 BESIDE_S = 12.0
 """Until a process beside the training begins to compile: interpreter, imports, model.
-Four had compiled BERT-base's two parts after 32 to 45 s. Page:
+Five had compiled BERT-base's two parts after 32 to 45 s. Page:
 2026-11-25_late-by-auto_h200.md."""
 LATE_SHARE = 0.4
 """Of compiling, what a late run does itself when the other process has: 8.5 to 11.1 of
