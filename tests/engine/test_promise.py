@@ -4,61 +4,63 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from flatout.engine.benchmark.promise import kept, promised
+from flatout.engine.benchmark.promise import (
+    ON_CPU,
+    ON_GPU,
+    ON_VIRTUAL_CPU,
+    kept,
+    promised,
+)
 from tests.tools.promise_coverage import MACHINES, TUNE, TWO, coverage
 
-QUIET = (100, 100, 100, 96, 92, 88, 84, 62, 57, 98, 82, 72, 67, 66, 82, 81)
-BUSY = (100, 100, 100, 96, 94, 92, 90, 78, 78, 99, 91, 86, 84, 82, 83, 81)
-"""Of 100 trainings on each machine, by 1,000 tunes, judged as of a quiet machine and of
-one with other programs. Page: 2026-11-25_promise-by-range_simulated.md."""
+VIRTUAL = (100, 100, 100, 100, 98, 85, 100, 82, 60, 96, 77, 75, 57, 80, 83, 83)
+OTHER = (100, 100, 100, 96, 94, 92, 90, 78, 78, 99, 91, 86, 84, 82, 83, 81)
+"""Of 100 trainings on each machine, by 1,000 tunes, judged as of a quiet virtual
+machine and as of any other. Page:
+2026-11-25_promise-on-virtual-machines_simulated.md."""
 HOLDS = [
-    (name, quiet, of_100)
-    for quiet, shares in ((True, QUIET), (False, BUSY))
+    (name, usual, of_100)
+    for usual, shares in ((ON_VIRTUAL_CPU, VIRTUAL), (ON_CPU, OTHER))
     for name, of_100 in zip(MACHINES, shares, strict=True)
 ]
 
 
-@pytest.mark.parametrize(("name", "quiet", "of_100"), HOLDS)
-def test_trainings_come_to_what_was_promised_as_often_as_measured(name, quiet, of_100):
+@pytest.mark.parametrize(("name", "usual", "of_100"), HOLDS)
+def test_trainings_come_to_what_was_promised_as_often_as_measured(name, usual, of_100):
     """Nine of ten where processes differ by a few percent; fewer where the machine
     itself wanders while a tune goes on. Within four standard errors."""
     tunes, share = 300, of_100 / 100
-    inside, half = coverage(MACHINES[name], TUNE, tunes, quiet=quiet)
+    inside, half = coverage(MACHINES[name], TUNE, tunes, usual)
     error = max(0.005, (share * (1 - share) / tunes) ** 0.5)
     assert inside == pytest.approx(share, abs=4 * error)
     assert half <= (0.15 if MACHINES[name].is_steady else 0.4)
 
 
-@pytest.mark.parametrize("quiet", [True, False])
-def test_two_speeds_promise_both_and_no_more(quiet):
-    """12 trials at 100 samples/s, then 6 at 80. On a quiet machine the interval ends
-    1 % of the promised rate beyond them; elsewhere Student's t goes on."""
-    found = promised([[rate, rate] for rate in 12 * [100.0] + 6 * [80.0]], quiet=quiet)
-    margin = 0.01 * found.samples_per_s
-    ends = pytest.approx((80 - margin, 100 + margin))
-    assert ((found.low, found.high) == ends) == quiet
-    assert quiet or (found.low < 70 and found.high > 110)
+def test_a_virtual_machine_may_have_a_speed_that_its_tune_has_not_met():
+    """Eighteen equal trials: by the usual deviation, which counts as 32 trials."""
+    found = promised(18 * [[100.0, 100.0]], ON_VIRTUAL_CPU)
+    weights = 0.9 ** np.arange(18)
+    share = (weights**2).sum() / weights.sum() ** 2
+    deviation = np.sqrt(32 * 6**2 / 49 * (1 + share))
+    assert found.high - 100 == pytest.approx(t.ppf(0.95, 49) * deviation)
+    assert found.samples_per_s - found.low == pytest.approx(found.high - 100)
+    other = promised(18 * [[100.0, 100.0]])
+    assert other.high - other.low < (found.high - found.low) / 2
 
 
-def test_the_range_widens_nothing():
-    """One early trial at 90, then 17 at 100: Student's t ends before 89."""
-    trials = [[90.0, 90.0], *(17 * [[100.0, 100.0]])]
-    quiet, other = promised(trials, quiet=True), promised(trials)
-    assert quiet.low == other.low > 90
-    assert quiet.high == pytest.approx(100 + 0.01 * quiet.samples_per_s)
-    assert quiet.high < other.high
-
-
-def test_few_trials_say_nothing_by_their_range():
-    for count, by_range in ((15, False), (16, True)):
-        trials = (8 * [[100.0, 100.0], [80.0, 80.0]])[:count]
-        quiet, other = promised(trials, quiet=True), promised(trials)
-        assert quiet.samples_per_s == other.samples_per_s
-        assert (quiet.high < other.high and quiet.low > other.low) == by_range
+def test_spells_of_a_speed_are_no_drift():
+    """Nine trials at each of two, a fifth apart, as two quiet cores have shown.
+    Elsewhere the difference is taken for a drift, and may go on."""
+    trials = [[rate, rate] for rate in 9 * [650.0] + 9 * [780.0]]
+    virtual, other = promised(trials, ON_VIRTUAL_CPU), promised(trials)
+    assert virtual.low < 650
+    assert virtual.high > 780
+    assert virtual.high - virtual.low < 0.3 * virtual.samples_per_s
+    assert other.high - other.low > 2 * (virtual.high - virtual.low)
 
 
 def test_two_processes_promise_what_two_can_tell():
-    inside, half = coverage(MACHINES["processes 2 %"], TWO, tunes=300, quiet=False)
+    inside, half = coverage(MACHINES["processes 2 %"], TWO, 300, ON_CPU)
     assert inside >= 0.92
     assert half <= 0.09
 
@@ -77,7 +79,7 @@ def test_a_process_is_what_is_counted_and_the_usual_deviation_as_two():
 
 
 def test_a_quiet_machine_promises_some_percent_and_two_windows_nothing():
-    quiet = promised([[100.0, 100.0], [100.0]], usual=0.01)
+    quiet = promised([[100.0, 100.0], [100.0]], ON_GPU)
     share = (0.7**2 + 1) / 1.7**2
     half = t.ppf(0.95, 3) * np.sqrt(2 / 3 * (1 + share))
     assert quiet.high - 100 == pytest.approx(half)

@@ -7,8 +7,8 @@ A machine has a rate whose logarithm is a sum: noise of each window, noise of ea
 process, and a wander that all processes share: a random walk, one that returns to its
 mean, or spells of a slower speed. A tune takes windows at the moments at which mode
 tune does on two quiet cores; the training begins 15 s after it and takes 40 s. The same
-tunes are judged as of a quiet machine, and as of one with other programs. `--tunes` of
-each are drawn.
+tunes are judged as of a quiet virtual machine, and as of any other. `--tunes` of each
+are drawn.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flatout.engine.benchmark.promise import Promise, promised
+from flatout.engine.benchmark.promise import (
+    ON_CPU,
+    ON_VIRTUAL_CPU,
+    Promise,
+    Usual,
+    promised,
+)
 
 WINDOW_S, TICK_S = 0.8, 0.4
 BEFORE_S, TRAINING_S = 15.0, 40.0
@@ -116,14 +122,14 @@ MACHINES = {
 
 
 def coverage(
-    machine: Machine, layout: Layout, tunes: int, *, quiet: bool, seed: int = 0
+    machine: Machine, layout: Layout, tunes: int, usual: Usual, seed: int = 0
 ) -> tuple[float, float]:
     """Share of trainings inside, and half of the interval over the rate: the median."""
     draw = np.random.default_rng(seed)
     inside, halves = [], []
     for _ in range(tunes):
         trials, came = machine.tuned(layout, draw)
-        promise: Promise = promised(trials, quiet=quiet)
+        promise: Promise = promised(trials, usual)
         assert promise.low is not None and promise.high is not None
         inside.append(promise.low <= came <= promise.high)
         halves.append((promise.high - promise.low) / 2 / promise.samples_per_s)
@@ -136,14 +142,18 @@ def main() -> None:
     )
     parser.add_argument("--tunes", type=int, default=1000)
     asked = parser.parse_args()
-    ways = "quiet: inside, % | half, % | busy: inside, % | half, %"
+    ways = "virtual: inside, % | half, % | other: inside, % | half, %"
     print(f"| machine | {ways} | two processes: inside, % | half, % |")
     print("|---|---|---|---|---|---|---|")
     for name, machine in MACHINES.items():
         cells = [
             f"{100 * share:.0f} | {100 * half:.1f}"
-            for layout, quiet in ((TUNE, True), (TUNE, False), (TWO, False))
-            for share, half in [coverage(machine, layout, asked.tunes, quiet=quiet)]
+            for layout, usual in (
+                (TUNE, ON_VIRTUAL_CPU),
+                (TUNE, ON_CPU),
+                (TWO, ON_CPU),
+            )
+            for share, half in [coverage(machine, layout, asked.tunes, usual)]
         ]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 

@@ -10,10 +10,12 @@ from typing import Any
 
 from flatout.engine.benchmark.contests import headline_rows, peer_rows
 from flatout.engine.benchmark.promise import (
+    ON_CPU,
+    ON_GPU,
+    ON_VIRTUAL_CPU,
     QUIET_WAIT_PCT,
-    USUAL_ON_CPU,
-    USUAL_ON_GPU,
     Promise,
+    Usual,
     promised,
 )
 from flatout.engine.benchmark.recommend import (
@@ -27,7 +29,7 @@ from flatout.engine.benchmark.search import ADVISES, Search
 from flatout.engine.benchmark.trials.trial_spec import TrialResult
 from flatout.engine.benchmark.tune import GAIN
 from flatout.engine.benchmark.verdict import judge, memory_pct, scaling_share
-from flatout.engine.machine.environment import nvidia_gpu_count
+from flatout.engine.machine.environment import is_virtual_machine, nvidia_gpu_count
 from flatout.engine.models.flops import peak_tflops
 
 
@@ -193,9 +195,13 @@ def _promise(search: Search, trial: TrialResult) -> Promise:
         if ratio is not None and one is trial:
             windows += [ratio * rate for rate in _windows(bench, one, "below_")]
         trials.append(windows)
-    usual = USUAL_ON_GPU if nvidia_gpu_count() else USUAL_ON_CPU
-    found = [t for t in trials if t] or [[trial.rate]]
-    return promised(found, usual, quiet=_is_quiet(bench))
+    return promised([t for t in trials if t] or [[trial.rate]], _usual(bench))
+
+
+def _usual(bench: Bench) -> Usual:
+    if nvidia_gpu_count():
+        return ON_GPU
+    return ON_VIRTUAL_CPU if is_virtual_machine() and _is_quiet(bench) else ON_CPU
 
 
 def _is_quiet(bench: Bench) -> bool:

@@ -6,13 +6,12 @@ inside of a trial say little of either. So the interval is a prediction for one 
 trial (Student's t; Hahn & Meeker 1991, section 4.7). It is wider by what separates the
 later half of the trials from the earlier one, and its centre leans to the later ones: a
 host's speed wanders. A tune has two to twenty trials of the same settings, few for a
-variance: a usual one counts as USUAL_DEGREES more, as by an inverse gamma prior.
+variance: what is known of such machines counts as some trials more, as by an inverse
+gamma prior (Gelman et al. 2013, section 2.6).
 
-Many trials say more: the next one lies between the lowest and the highest of n with a
-chance of (n - 1) / (n + 1), whatever their distribution is (Hahn & Meeker 1991, section
-5). That of a host with two speeds is no bell, and Student's t far too wide for it. So
-from RANGED trials on a quiet machine the interval ends half a usual deviation beyond
-them, or before. Beside other programs, which come and go, it is Student's.
+Processors of a virtual machine are shared with others', which come and go: its speed
+has spells of a minute, though none of its own programs takes a core. A tune that meets
+one speed says nothing of the other, and one that meets both says too much.
 
 Windows of the configured settings speak for the recommended ones too, times the ratio
 that was measured by turns: so all minutes of a tune are in it.
@@ -27,18 +26,30 @@ from statistics import fmean, harmonic_mean
 from typing import Any
 
 CONFIDENCE = 0.9
-USUAL_ON_CPU, USUAL_ON_GPU = 0.02, 0.01
-"""Standard deviation of processes that train the same on a quiet machine: a share."""
-USUAL_DEGREES = 2
-"""How many trials the usual deviation counts as."""
-RECENT = 0.7
-"""Weight of a trial over that of the next one."""
 LEAST_WINDOWS = 3
-RANGED = 16
-"""The next trial lies in the range of so many with a chance of 0.88."""
 QUIET_WAIT_PCT = 5.0
 """Of a trial's time, in which its main thread is ready to run and has no core: the most
 on a quiet machine. On two such cores it is 1.3 to 4.4."""
+
+
+@dataclass(frozen=True)
+class Usual:
+    """What is known of a machine's trials before there are any."""
+
+    deviation: float
+    """Standard, of processes that train the same: a share of their rate."""
+    trials: int = 2
+    """As how many it counts."""
+    recent: float = 0.7
+    """Weight of a trial over that of the next one."""
+    drifts: bool = True
+    """Whether what separates halves of a tune may go on: spells of a speed end."""
+
+
+ON_GPU, ON_CPU = Usual(0.01), Usual(0.02)
+ON_VIRTUAL_CPU = Usual(0.06, trials=32, recent=0.9, drifts=False)
+"""Where its own programs leave it cores. Trials of 23 tunes deviate by 6.1 % there:
+docs/results/2026-11-25_tuned-rate-virtual_2-cores.md."""
 
 
 @dataclass(frozen=True)
@@ -51,34 +62,25 @@ class Promise:
     """None: too few windows to say."""
 
 
-def promised(
-    trials: Sequence[Sequence[float]],
-    usual: float = USUAL_ON_CPU,
-    *,
-    quiet: bool = False,
-) -> Promise:
-    """From the rates of each trial's windows, in the order of the trials; `usual` is
-    the deviation to expect, `quiet` a machine without other programs. Raises ValueError
-    where there is no window."""
+def promised(trials: Sequence[Sequence[float]], usual: Usual = ON_CPU) -> Promise:
+    """From the rates of each trial's windows, in the order of the trials. Raises
+    ValueError where there is no window."""
     rates = [harmonic_mean(windows) for windows in trials]  # samples over their time
-    weights = [RECENT**age for age in reversed(range(len(rates)))]
+    weights = [usual.recent**age for age in reversed(range(len(rates)))]
     centre = fmean(rates, weights)
     if sum(map(len, trials)) < LEAST_WINDOWS:
         return Promise(centre)
     from scipy.stats import t  # type: ignore[import-untyped]  # takes half a second
 
-    degrees = USUAL_DEGREES + len(rates) - 1
-    expected = max((usual * centre) ** 2, _of_a_mean(trials))
+    degrees = usual.trials + len(rates) - 1
+    expected = max((usual.deviation * centre) ** 2, _of_a_mean(trials))
     between = sum((rate - centre) ** 2 for rate in rates)
-    variance = (USUAL_DEGREES * expected + between) / degrees
+    variance = (usual.trials * expected + between) / degrees
     share = sum(weight**2 for weight in weights) / sum(weights) ** 2
-    deviation = math.sqrt(variance * (1 + share) + _drift(rates) ** 2)
+    drift = _drift(rates) if usual.drifts else 0.0
+    deviation = math.sqrt(variance * (1 + share) + drift**2)
     half = float(t.ppf((1 + CONFIDENCE) / 2, degrees)) * deviation
-    low, high = max(0.0, centre - half), centre + half
-    if quiet and len(rates) >= RANGED:
-        margin = usual * centre / 2
-        low, high = max(low, min(rates) - margin), min(high, max(rates) + margin)
-    return Promise(centre, low, high)
+    return Promise(centre, max(0.0, centre - half), centre + half)
 
 
 def _of_a_mean(trials: Sequence[Sequence[float]]) -> float:
