@@ -23,7 +23,7 @@ from flatout.engine.benchmark.contests import headline_rows, peer_contests, sort
 from flatout.engine.benchmark.ladder import Climb
 from flatout.engine.benchmark.measuring.memory_probe import largest_that_fits
 from flatout.engine.benchmark.outcome import summarise
-from flatout.engine.benchmark.promise import ON_CPU, ON_VIRTUAL_CPU, promised
+from flatout.engine.benchmark.promise import ON_CPU, ON_GPU, ON_VIRTUAL_CPU, promised
 from flatout.engine.benchmark.recommend import tuned_parameters
 from flatout.engine.benchmark.rungs import SLOW, rungs
 from flatout.engine.benchmark.runner import Bench, OutOfTime
@@ -38,6 +38,7 @@ from flatout.engine.benchmark.search import (
 )
 from flatout.engine.benchmark.trials.processes import Answer
 from flatout.engine.benchmark.trials.trial_spec import with_changes
+from flatout.engine.machine import environment
 from flatout.engine.parameters import SettingsError, parse_settings
 from flatout.reports.console import TrialTable, table
 from flatout.tracking.outcomes import ladder_metrics
@@ -336,13 +337,21 @@ class TwoSpeedBench(FormulaBench):
 
 
 @pytest.mark.parametrize(
-    ("wait_pct", "virtual", "usual"),
-    [(4.9, True, ON_VIRTUAL_CPU), (5.1, True, ON_CPU), (4.9, False, ON_CPU)],
+    ("wait_pct", "flags", "gpus", "prior", "drifts"),
+    [
+        (4.9, ["avx2", "hypervisor"], 0, ON_VIRTUAL_CPU, False),
+        (5.1, ["avx2", "hypervisor"], 0, ON_VIRTUAL_CPU, True),
+        (None, ["avx2", "hypervisor"], 0, ON_VIRTUAL_CPU, True),
+        (4.9, ["avx2"], 0, ON_CPU, True),
+        (4.9, [], 0, ON_CPU, True),
+        (4.9, ["avx2", "hypervisor"], 1, ON_GPU, True),
+    ],
 )
 def test_spells_of_a_speed_are_expected_of_a_quiet_virtual_machine_alone(
-    wait_pct, virtual, usual, tmp_path, monkeypatch
+    wait_pct, flags, gpus, prior, drifts, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(outcome, "is_virtual_machine", lambda: virtual)
+    monkeypatch.setattr(environment, "cpu_instructions", lambda: flags)
+    monkeypatch.setattr(outcome, "nvidia_gpu_count", lambda: gpus)
     machine = {"cpu_wait_pct": wait_pct}
     search = Search(bench(tmp_path, machine, TwoSpeedBench, mode="tune"))
     search.bench.processes = 1
@@ -350,7 +359,7 @@ def test_spells_of_a_speed_are_expected_of_a_quiet_virtual_machine_alone(
     found = summarise(search)["tuned"]["provenance"]
     rates = [t.rate for t in search.bench.results if t.kind in ("end_to_end", "again")]
     assert len({round(rate) for rate in rates}) == 2
-    expected = promised([[rate] for rate in rates], usual)
+    expected = promised([[rate] for rate in rates], prior, drifts=drifts)
     interval = found["samples_per_s_low"], found["samples_per_s_high"]
     assert interval == pytest.approx((expected.low, expected.high), rel=0.01)
 

@@ -7,8 +7,8 @@ A machine has a rate whose logarithm is a sum: noise of each window, noise of ea
 process, and a wander that all processes share: a random walk, one that returns to its
 mean, or spells of a slower speed. A tune takes windows at the moments at which mode
 tune does on two quiet cores; the training begins 15 s after it and takes 40 s. The same
-tunes are judged as of a quiet virtual machine, and as of any other. `--tunes` of each
-are drawn.
+tunes are judged as of a virtual machine, quiet or beside other programs, and as of one
+with a processor of its own. `--tunes` of each are drawn.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import numpy as np
 from flatout.engine.benchmark.promise import (
     ON_CPU,
     ON_VIRTUAL_CPU,
+    Prior,
     Promise,
-    Usual,
     promised,
 )
 
@@ -118,18 +118,32 @@ MACHINES = {
     "wanders 15 % in 300 s": Machine(wander=0.15, wander_s=300),
     "0.8 of its speed for 60 of 300 s": Machine(slow=0.8),
     "0.8 of its speed for 20 of 100 s": Machine(slow=0.8, slow_s=20, every_s=100),
+    "0.8 of its speed for 50 of 100 s": Machine(slow=0.8, slow_s=50, every_s=100),
 }
 
 
+@dataclass(frozen=True)
+class Judged:
+    """As of which machine."""
+
+    prior: Prior = ON_CPU
+    drifts: bool = True
+
+
+QUIET_VIRTUAL = Judged(ON_VIRTUAL_CPU, drifts=False)
+BUSY_VIRTUAL = Judged(ON_VIRTUAL_CPU)
+OWN = Judged()
+
+
 def coverage(
-    machine: Machine, layout: Layout, tunes: int, usual: Usual, seed: int = 0
+    machine: Machine, layout: Layout, tunes: int, judged: Judged = OWN, seed: int = 0
 ) -> tuple[float, float]:
     """Share of trainings inside, and half of the interval over the rate: the median."""
     draw = np.random.default_rng(seed)
     inside, halves = [], []
     for _ in range(tunes):
         trials, came = machine.tuned(layout, draw)
-        promise: Promise = promised(trials, usual)
+        promise: Promise = promised(trials, judged.prior, drifts=judged.drifts)
         assert promise.low is not None and promise.high is not None
         inside.append(promise.low <= came <= promise.high)
         halves.append((promise.high - promise.low) / 2 / promise.samples_per_s)
@@ -142,18 +156,20 @@ def main() -> None:
     )
     parser.add_argument("--tunes", type=int, default=1000)
     asked = parser.parse_args()
-    ways = "virtual: inside, % | half, % | other: inside, % | half, %"
-    print(f"| machine | {ways} | two processes: inside, % | half, % |")
-    print("|---|---|---|---|---|---|---|")
+    columns = {
+        "quiet, virtual": (TUNE, QUIET_VIRTUAL),
+        "busy, virtual": (TUNE, BUSY_VIRTUAL),
+        "own processor": (TUNE, OWN),
+        "own, two processes": (TWO, OWN),
+    }
+    heads = [f"{name}: inside, % | half, %" for name in columns]
+    print(f"| machine | {' | '.join(heads)} |")
+    print("|---" * (1 + 2 * len(columns)) + "|")
     for name, machine in MACHINES.items():
         cells = [
             f"{100 * share:.0f} | {100 * half:.1f}"
-            for layout, usual in (
-                (TUNE, ON_VIRTUAL_CPU),
-                (TUNE, ON_CPU),
-                (TWO, ON_CPU),
-            )
-            for share, half in [coverage(machine, layout, asked.tunes, usual)]
+            for layout, judged in columns.values()
+            for share, half in [coverage(machine, layout, asked.tunes, judged)]
         ]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 

@@ -14,8 +14,8 @@ from flatout.engine.benchmark.promise import (
     ON_GPU,
     ON_VIRTUAL_CPU,
     QUIET_WAIT_PCT,
+    Prior,
     Promise,
-    Usual,
     promised,
 )
 from flatout.engine.benchmark.recommend import (
@@ -195,18 +195,20 @@ def _promise(search: Search, trial: TrialResult) -> Promise:
         if ratio is not None and one is trial:
             windows += [ratio * rate for rate in _windows(bench, one, "below_")]
         trials.append(windows)
-    return promised([t for t in trials if t] or [[trial.rate]], _usual(bench))
+    found, prior = [t for t in trials if t] or [[trial.rate]], _prior()
+    spells = prior is ON_VIRTUAL_CPU and _is_quiet(bench)
+    return promised(found, prior, drifts=not spells)
 
 
-def _usual(bench: Bench) -> Usual:
+def _prior() -> Prior:
     if nvidia_gpu_count():
         return ON_GPU
-    return ON_VIRTUAL_CPU if is_virtual_machine() and _is_quiet(bench) else ON_CPU
+    return ON_VIRTUAL_CPU if is_virtual_machine() else ON_CPU
 
 
 def _is_quiet(bench: Bench) -> bool:
-    """Whether the short processes had cores when they wanted them; not where the
-    kernel does not count that."""
+    """Whether trials had cores when they wanted them; False where the kernel does not
+    count that."""
     found = [figures.get("cpu_wait_pct") for figures in bench.figures.values()]
     waits = [wait_pct for wait_pct in found if wait_pct is not None]
     return bool(waits) and median(waits) <= QUIET_WAIT_PCT

@@ -6,12 +6,13 @@ inside of a trial say little of either. So the interval is a prediction for one 
 trial (Student's t; Hahn & Meeker 1991, section 4.7). It is wider by what separates the
 later half of the trials from the earlier one, and its centre leans to the later ones: a
 host's speed wanders. A tune has two to twenty trials of the same settings, few for a
-variance: what is known of such machines counts as some trials more, as by an inverse
-gamma prior (Gelman et al. 2013, section 2.6).
+variance, which therefore has a scaled inverse chi-square prior (Gelman et al. 2013,
+section 3.3).
 
-Processors of a virtual machine are shared with others', which come and go: its speed
-has spells of a minute, though none of its own programs takes a core. A tune that meets
-one speed says nothing of the other, and one that meets both says too much.
+The speed of a virtual machine may have spells of a minute, though none of its own
+programs takes a core. A tune that meets one speed says nothing of the other, and one
+that meets both says too much: there the prior counts for more than the trials. Spells
+end, so what separates the halves does not widen it, where no other program explains it.
 
 Windows of the configured settings speak for the recommended ones too, times the ratio
 that was measured by turns: so all minutes of a tune are in it.
@@ -33,23 +34,22 @@ on a quiet machine. On two such cores it is 1.3 to 4.4."""
 
 
 @dataclass(frozen=True)
-class Usual:
-    """What is known of a machine's trials before there are any."""
+class Prior:
+    """Of the variance of trials that train the same."""
 
     deviation: float
-    """Standard, of processes that train the same: a share of their rate."""
-    trials: int = 2
-    """As how many it counts."""
-    recent: float = 0.7
-    """Weight of a trial over that of the next one."""
-    drifts: bool = True
-    """Whether what separates halves of a tune may go on: spells of a speed end."""
+    """Standard deviation of their rates: a share of the rate."""
+    degrees: int = 2
+    """Degrees of freedom."""
 
 
-ON_GPU, ON_CPU = Usual(0.01), Usual(0.02)
-ON_VIRTUAL_CPU = Usual(0.06, trials=32, recent=0.9, drifts=False)
-"""Where its own programs leave it cores. Trials of 23 tunes deviate by 6.1 % there:
+ON_GPU, ON_CPU = Prior(0.01), Prior(0.02)
+ON_VIRTUAL_CPU = Prior(0.06, degrees=32)
+"""The deviation is that of trials in 23 tunes on one host. Trials of one tune share its
+spells and tell little of others: so many degrees keep 23 of 23 intervals below 15 %.
 docs/results/2026-11-25_tuned-rate-virtual_2-cores.md."""
+RECENT, RECENT_OF_SPELLS = 0.7, 0.9
+"""Weight of a trial over that of the next one."""
 
 
 @dataclass(frozen=True)
@@ -62,22 +62,27 @@ class Promise:
     """None: too few windows to say."""
 
 
-def promised(trials: Sequence[Sequence[float]], usual: Usual = ON_CPU) -> Promise:
-    """From the rates of each trial's windows, in the order of the trials. Raises
-    ValueError where there is no window."""
+def promised(
+    trials: Sequence[Sequence[float]], prior: Prior = ON_CPU, *, drifts: bool = True
+) -> Promise:
+    """From the rates of each trial's windows, in the order of the trials; `drifts`:
+    what separates their halves may go on. Raises ValueError where there is no window.
+    """
     rates = [harmonic_mean(windows) for windows in trials]  # samples over their time
-    weights = [usual.recent**age for age in reversed(range(len(rates)))]
+    recent = RECENT if drifts else RECENT_OF_SPELLS
+    weights = [recent**age for age in reversed(range(len(rates)))]
     centre = fmean(rates, weights)
     if sum(map(len, trials)) < LEAST_WINDOWS:
         return Promise(centre)
     from scipy.stats import t  # type: ignore[import-untyped]  # takes half a second
 
-    degrees = usual.trials + len(rates) - 1
-    expected = max((usual.deviation * centre) ** 2, _of_a_mean(trials))
+    degrees = prior.degrees + len(rates) - 1
+    # Trials differ at least as their windows let their means differ.
+    expected = max((prior.deviation * centre) ** 2, _of_a_mean(trials))
     between = sum((rate - centre) ** 2 for rate in rates)
-    variance = (usual.trials * expected + between) / degrees
+    variance = (prior.degrees * expected + between) / degrees
     share = sum(weight**2 for weight in weights) / sum(weights) ** 2
-    drift = _drift(rates) if usual.drifts else 0.0
+    drift = _drift(rates) if drifts else 0.0
     deviation = math.sqrt(variance * (1 + share) + drift**2)
     half = float(t.ppf((1 + CONFIDENCE) / 2, degrees)) * deviation
     return Promise(centre, max(0.0, centre - half), centre + half)

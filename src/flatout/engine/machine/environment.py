@@ -131,8 +131,8 @@ def cpu_instructions() -> list[str]:
 
 
 def is_virtual_machine() -> bool:
-    """Whether others' programs may share these cores unseen; False where the system
-    does not tell, as off x86."""
+    """Whether other machines may share this one's processor unseen; False where the
+    system does not tell, as off x86."""
     return "hypervisor" in cpu_instructions()
 
 
