@@ -22,6 +22,7 @@ from kedro.framework.startup import bootstrap_project
 from mlflow import MlflowClient
 
 from flatout.datasets import CsvTable, KeptTable, TunedParameters
+from flatout.engine.benchmark.outcome import BenchmarkError
 from flatout.engine.benchmark.pairs import ALONE
 from flatout.engine.benchmark.recommend import provenance
 from flatout.engine.launch.job_files import token_key
@@ -29,7 +30,11 @@ from flatout.engine.machine.environment import device_name
 from flatout.engine.parameters import parse_settings
 from flatout.engine.rows.opening import rows_from_dataset
 from flatout.pipelines.benchmark import create_pipeline
-from flatout.pipelines.benchmark.nodes import show_benchmark, write_tuned
+from flatout.pipelines.benchmark.nodes import (
+    check_trials,
+    show_benchmark,
+    write_tuned,
+)
 from flatout.project.parameters.hooks import TunedHooks, tuned_mismatches
 from flatout.reports.comparisons import ladder_text
 from flatout.reports.durations import time_to_train_text
@@ -515,6 +520,16 @@ def test_an_empty_benchmark_is_shown_as_such():
         "Trial 001 (as configured) ended as timeout: stopped after 60 s. "
         "Its log: `l.txt`"
     ) in shown["report"]
+    trials = pd.DataFrame([failed, {**failed, "trial_id": "002", "log": float("nan")}])
+    for summary, told in (
+        (empty, "Trial 001 (as configured) ended as timeout: stopped after 60 s."),
+        ({**empty, "failed": None}, "Trial 001 (as configured) ended as timeout"),
+    ):
+        with pytest.raises(BenchmarkError, match="no trial could be measured, 2") as no:
+            check_trials(trials, summary, shown["report"])
+        assert told in str(no.value)
+    check_trials(pd.DataFrame(), empty, "")  # mode journey has none
+    check_trials(pd.concat([trials, pd.DataFrame([TRIAL])]), empty, "")
 
 
 def test_a_trial_that_was_refused_has_no_log_to_name():

@@ -190,12 +190,17 @@ def _nothing(summary: Mapping[str, Any]) -> str:
     failed = summary["failed"]
     if not failed:
         return ""
-    log = f" Its log: `{failed['log']}`" if failed["log"] else ""
-    return section(
-        "Nothing to recommend",
-        f"Trial {failed['trial_id']} ({failed['label']}) ended as {failed['status']}: "
-        f"{failed['note']}.{log}",
+    return section("Nothing to recommend", failure_text(failed))
+
+
+def failure_text(trial: Mapping[str, Any]) -> str:
+    """Of a row of the trials, as a file has it too."""
+    log = trial["log"] if isinstance(trial["log"], str) else ""
+    ended = (
+        f"Trial {trial['trial_id']} ({trial['label']}) ended as {trial['status']}: "
+        f"{trial['note'].rstrip('.')}."
     )
+    return f"{ended} Its log: `{log}`" if log else ended
 
 
 def _verdict(summary: Mapping[str, Any]) -> str:

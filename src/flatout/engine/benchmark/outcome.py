@@ -33,6 +33,12 @@ from flatout.engine.machine.environment import is_virtual_machine, nvidia_gpu_co
 from flatout.engine.models.flops import peak_tflops
 
 
+class BenchmarkError(RuntimeError):
+    """A benchmark that measured nothing."""
+
+    exit_code = 1
+
+
 def summarise(search: Search) -> dict[str, Any]:
     """Everything but the tables themselves."""
     bench = search.bench

@@ -79,3 +79,17 @@ def show_benchmark(
 
     figures = all_figures(trials, summary, ladder)
     return {**figures, "report": report_text(summary, trials, ladder)}
+
+
+def check_trials(trials: pd.DataFrame, summary: dict[str, Any], report: str) -> None:
+    """Behind `report`, which is kept by then. Raises BenchmarkError where trials ran
+    and none was measured."""
+    from flatout.engine.benchmark.outcome import BenchmarkError
+    from flatout.reports.report import failure_text
+
+    if len(trials) and not (trials["status"] == "ok").any():
+        told = failure_text(summary["failed"] or trials.iloc[0].to_dict())
+        raise BenchmarkError(
+            f"no trial could be measured, {len(trials)} were tried and are in "
+            f"benchmark_report.md. {told}"
+        )

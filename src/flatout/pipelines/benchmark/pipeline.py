@@ -6,7 +6,12 @@ from typing import Any
 
 from kedro.pipeline import Node, Pipeline
 
-from flatout.pipelines.benchmark.nodes import run_trials, show_benchmark, write_tuned
+from flatout.pipelines.benchmark.nodes import (
+    check_trials,
+    run_trials,
+    show_benchmark,
+    write_tuned,
+)
 
 
 def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
@@ -56,6 +61,16 @@ def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
                 inputs={"summary": "benchmark_summary"},
                 outputs="tuned_parameters",
                 name="write_tuned",
+            ),
+            Node(
+                func=check_trials,
+                inputs={
+                    "trials": "benchmark_trials",
+                    "summary": "benchmark_summary",
+                    "report": "benchmark_report",
+                },
+                outputs=None,
+                name="check_trials",
             ),
         ]
     )
