@@ -118,6 +118,18 @@ def test_labels_that_are_not_found_are_asked_for(tmp_path):
     np.savez(tmp_path / "n.npz", x=np.zeros((4, 2)), z=np.zeros(4))
     with pytest.raises(ArraysError, match="none of x, z is called label, labels"):
         look_at_samples("arrays", tmp_path / "n.npz")
+    found, why = look_at_samples("arrays", tmp_path / "n.npz", "z")
+    assert found["split"] == {"label_column": "z"}
+    assert "z is the label" in why
+    with pytest.raises(ArraysError, match="has no column w; it has x, z"):
+        look_at_samples("arrays", tmp_path / "n.npz", "w")
+
+
+def test_a_label_of_another_name_is_no_input(tmp_path):
+    table = pd.DataFrame({"a": [0.5, 1.5], "b": [1.0, 2.0], "kind": ["x", "y"]})
+    table.to_csv(tmp_path / "named.csv", index=False)
+    assert other_kind(tmp_path / "named.csv") is None
+    assert other_kind(tmp_path / "named.csv", "kind") == "arrays"
 
 
 def photos(folder) -> Path:
@@ -183,7 +195,9 @@ def test_samples_are_measured_and_the_last_command_trains_on_them(
             ["--batch-sizes", "8", "many"],
             "benchmark.batch_sizes.1: should be an integer",
         ),
-        (["--steps", "0"], "0 is not in the range x>=1"),
+        (["--steps", "1"], "1 is not in the range x>=2"),
+        (["--batch-sizes", "8", "-1"], "benchmark.batch_sizes.1: should be greater"),
+        (["--num-workers", "-2"], "benchmark.num_workers.0: should be greater"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(arguments, said, monkeypatch):
@@ -211,5 +225,9 @@ def test_it_is_a_run_on_the_file_with_these_parameters(tmp_path, monkeypatch):
     assert "detect.none: unknown parameter" in done.stdout
     catalog = yaml.safe_load((conf / "local/catalog.yml").read_text())
     assert catalog["raw_texts"]["filepath"] == str(file)
-    again = CliRunner().invoke(cli.cli, asked)
-    assert "would be replaced" in again.output
+    again = kedro(*asked)
+    assert "detect.none: unknown parameter" in again.stdout, "goes on as far"
+    parameters = (conf / "local/parameters.yml").read_text()
+    other = CliRunner().invoke(cli.cli, [*asked, "--label-column", "review"])
+    assert "parameters.yml would be replaced" in other.output
+    assert (conf / "local/parameters.yml").read_text() == parameters

@@ -21,6 +21,11 @@ SCALING = [
     {"devices": 8, "samples_per_s": None, "share_of_linear": None},
 ]
 NOTHING_GAINED = {**SUMMARY["tuned"], "gained": False}
+OTHER_BATCH = {
+    **SUMMARY["tuned"],
+    "changes_optimisation": True,
+    "parameters": {"train": {"global_batch_size": 8}},
+}
 
 
 @pytest.mark.parametrize(
@@ -30,6 +35,12 @@ NOTHING_GAINED = {**SUMMARY["tuned"], "gained": False}
             {},
             "Bound by: compute. Tuned settings are in conf/tuned: 50 samples/s "
             "(90 %: 48 to 52) instead of 40 (1.25x).",
+        ),
+        (
+            {"tuned": OTHER_BATCH, "global_batch_size": 16},
+            "Bound by: compute. Tuned settings are in conf/tuned: 50 samples/s "
+            "(90 %: 48 to 52) instead of 40 (1.25x), with global batch 8 in place of "
+            "16, which changes the optimisation.",
         ),
         (
             {"tuned": NOTHING_GAINED},
@@ -120,3 +131,21 @@ def test_what_workers_give_where_nothing_else_differs(workers, told):
     picks = {**SUMMARY["picks"], "recommended": advised}
     found = answer({**SUMMARY, "picks": picks}, pd.DataFrame([before]), pd.DataFrame())
     assert found.endswith(f"instead of 40 (1.25x).{told}")
+
+
+def test_settings_that_were_not_tried_are_not_called_slower():
+    """The configured trial ran, and what else was asked for erred."""
+    own, other = {**TRIAL, "label": "as configured"}, {**TRIAL, "status": "error"}
+    summary = {**SUMMARY, "tuned": NOTHING_GAINED}
+    alone = answer(summary, pd.DataFrame([own, other]), LADDER)
+    assert "No settings were measured other than the configured ones" in alone
+    both = answer(summary, pd.DataFrame([own, TRIAL]), LADDER)
+    assert "No settings are faster than the configured ones" in both
+
+
+@pytest.mark.parametrize(("spread_pct", "doubted"), [(49.0, False), (318.0, True)])
+def test_a_gain_on_a_busy_machine_is_doubted(spread_pct, doubted):
+    own = {**TRIAL, "label": "as configured", "samples_per_s_spread_pct": spread_pct}
+    told = answer(SUMMARY, pd.DataFrame([own, TRIAL]), LADDER)
+    said = f"within one of both trials the rate changes by {spread_pct:.0f} %. Measure"
+    assert (said in told) == doubted

@@ -141,6 +141,7 @@ SUMMARY = {
     ],
     "tuned": {
         "gained": True,
+        "changes_optimisation": False,
         "provenance": {
             "samples_per_s": 50.0,
             "samples_per_s_low": 48.0,
@@ -233,8 +234,9 @@ def test_four_figures_and_a_page():
         "## Time to train 3 epochs",
         "| rows | before | after | within 72 h |",
         "| 1,000 | 2 h | 1 h | yes |",
-        "Train with it: `kedro run --env=tuned`. The log says where the parameters "
-        "were written; where that is not `conf/tuned`, copy them there first.",
+        "Train with it: `kedro run --env=tuned`. The log has the whole command, with "
+        "`--params` where your data need some, and where the parameters were "
+        "written. Where that is not `conf/tuned`, copy them there first.",
         "largest safe budget: 4096 tokens",
     ):
         assert text in report
@@ -525,7 +527,9 @@ def test_an_empty_benchmark_is_shown_as_such():
         (empty, "Trial 001 (as configured) ended as timeout: stopped after 60 s."),
         ({**empty, "failed": None}, "Trial 001 (as configured) ended as timeout"),
     ):
-        with pytest.raises(BenchmarkError, match="no trial could be measured, 2") as no:
+        with pytest.raises(
+            BenchmarkError, match="no training could be measured, 2"
+        ) as no:
             check_trials(trials, summary, shown["report"])
         assert told in str(no.value)
     check_trials(pd.DataFrame(), empty, "")  # mode journey has none

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -35,7 +36,7 @@ class ListsCommand(click.Command):
         joined: list[str] = []
         collects = False
         for word in (part for arg in args for part in _cut(arg, names)):
-            if collects and not word.startswith("-"):
+            if collects and not re.match(r"-(?!\d)", word):  # -1 is a bad number
                 joined[-1] = f"{joined[-1]} {word}".strip()
                 continue
             joined += [word, ""] if word in names else [word]

@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from flatout.cli.grid import ListsCommand, grid_parameters, of_samples, use_device
-from flatout.cli.groups import AT_LEAST_1, DATA_DIR, flatout, plain_errors
+from flatout.cli.groups import DATA_DIR, flatout, plain_errors
 from flatout.cli.run import run
+from flatout.engine.machine.environment import nvidia_gpu_count
 from flatout.engine.parameters import parse_settings
 
 
@@ -38,7 +39,7 @@ def init(file: str | None, yes: bool, force: bool, conf: Path, **known: Any) -> 
         if file is None:
             written = first_settings.write_templates(folder)
         else:
-            written = _first_settings(folder, file, asks=asks, **known)
+            written = _first_settings(folder, file, asks=asks, force=force, **known)
     for path in written:
         click.echo(f"written: {path}")
     click.echo("Next: kedro flatout doctor checks it, kedro run trains.")
@@ -53,6 +54,7 @@ def _first_settings(
     label_column: str | None = None,
     checkpoint: str | None = None,
     asks: bool = False,
+    force: bool = False,
 ) -> list[Path]:
     from flatout.project.init import settings as first_settings
 
@@ -61,7 +63,10 @@ def _first_settings(
     if task is None and asks:
         task = click.prompt("Task (docs/tasks.md)", default=found.task)
     found = first_settings.with_task(found, task)
-    return first_settings.write_settings(folder, found, entry, checkpoint)
+    texts = first_settings.settings_texts(found, entry, checkpoint)
+    if not force:
+        first_settings.check_absent(folder, texts)
+    return first_settings.write_settings(folder, texts)
 
 
 @flatout.command(cls=ListsCommand)
@@ -71,10 +76,12 @@ def _first_settings(
 @click.option("--precisions", metavar="NAME...", help="fp32, bf16, fp16 or auto.")
 @click.option("--prefetch", metavar="N...", help="Batches ahead a loader process.")
 @click.option("--pin-memory", metavar="BOOL...", help="true, false or both.")
-@click.option("--steps", type=AT_LEAST_1, help="Of a timed window.")
+@click.option("--steps", type=click.IntRange(min=2), help="Of a timed window.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto")
 @click.option("--model", help="A checkpoint: name on the Hub, or folder.")
 @click.option("--task", help="Of docs/tasks.md. Default: guessed.")
+@click.option("--text-column", help="Default: guessed.")
+@click.option("--label-column", help="Default: guessed.")
 @DATA_DIR
 @click.option("--force", is_flag=True, help="Replace what is in conf/local.")
 @click.option("--conf-source", hidden=True)
@@ -85,6 +92,8 @@ def benchmark(
     device: str,
     conf_source: str | None,
     data_dir: str | None,
+    text_column: str | None,
+    label_column: str | None,
     force: bool,
     **options: Any,
 ) -> Any:
@@ -101,16 +110,24 @@ def benchmark(
     with plain_errors():
         use_device(device)
         parse_settings({"benchmark": grid_parameters(options)["benchmark"]})
-        if data_path and (kind := first_settings.other_kind(Path(data_path))):
-            found, why = look_at_samples(kind, Path(data_path))
+        if options["pin_memory"] and not nvidia_gpu_count():
+            click.echo("--pin-memory: no GPU is seen here to copy to; not tried.")
+        path = Path(data_path or "")
+        if data_path and (kind := first_settings.other_kind(path, label_column)):
+            found, why = look_at_samples(kind, path, label_column)
             given = of_samples(kind, found, options["task"])
             click.echo(f"{data_path}: {why}.")
         elif data_path:
             folder = Path(conf_source or "conf") / "local"
-            if not force:
-                first_settings.check_absent(folder)
-            known = {"task": options["task"], "checkpoint": options["model"]}
-            _first_settings(folder, data_path, **known)
+            _first_settings(
+                folder,
+                data_path,
+                task=options["task"],
+                text_column=text_column,
+                label_column=label_column,
+                checkpoint=options["model"],
+                force=force,
+            )
             options |= {"model": None, "task": None}  # they are in conf/local now
     asked = grid_parameters(options)
     told = {**given["params"].get("model", {}), **asked.pop("model", {})}

@@ -12,7 +12,10 @@ from flatout.reports.markdown import number_text
 HEAD = """\
 # Written by the benchmark; the next one that recommends something writes it again.
 """
-TRAIN_WITH_IT = "# Train with it, once it is in conf/tuned: kedro run --env=tuned\n"
+TRAIN_WITH_IT = (
+    "# Train with it, once it is in conf/tuned: kedro run --env=tuned. The log of the\n"
+    "# benchmark has the whole command, with --params where your data need some.\n"
+)
 RATES = ("samples_per_s", "samples_per_s_low", "samples_per_s_high")
 NOTHING_GAINED = "# No faster than the configured settings: kedro run does as well.\n"
 

@@ -27,15 +27,16 @@ USUAL = (*LABELS, "y")
 Found = tuple[dict[str, Any], str]
 
 
-def look_at_samples(kind: str, path: Path) -> Found:
-    """Parameters for `arrays` or `images`, and what they were guessed from. Raises
-    ArraysError."""
-    return {"arrays": _numbers, "images": _images}[kind](path)
+def look_at_samples(kind: str, path: Path, label: str | None = None) -> Found:
+    """Parameters for `arrays` or `images`, and what they were guessed from; `label`:
+    the column of a table that holds them. Raises ArraysError."""
+    return _numbers(path, label) if kind == "arrays" else _images(path)
 
 
-def holds_numbers(path: Path) -> bool:
+def holds_numbers(path: Path, label: str | None = None) -> bool:
     """Whether a table, or the first one of a folder, has numbers in all columns but
     that of a label."""
+    labels = {*USUAL, *([label.casefold()] if label else [])}
     files = [path] if path.is_file() else sorted(path.rglob("*"))
     table = next((f for f in files if f.suffix.lower() in tables.ENDINGS), None)
     if table is None:
@@ -44,7 +45,7 @@ def holds_numbers(path: Path) -> bool:
         fields = list(tables.schema(table))
     except (OSError, ValueError):
         return False
-    inputs = [one for one in fields if one.name.casefold() not in USUAL]
+    inputs = [one for one in fields if one.name.casefold() not in labels]
     return bool(inputs) and all(_is_number(one.type) for one in inputs)
 
 
@@ -57,11 +58,12 @@ def _is_number(kind: pa.DataType) -> bool:
     return any(test(kind) for test in tests)
 
 
-def _numbers(path: Path) -> Found:
+def _numbers(path: Path, label: str | None) -> Found:
     source = ArrayFiles(path, (), None)
-    label = _label(source.names)
     if label is None:
-        raise ArraysError(_without_label(path, source.names))
+        label = _label(source.names)
+    if label not in source.names:
+        raise ArraysError(_without_label(path, source.names, label))
     first = next(replace(source, label=label).windows())
     found: dict[str, Any] = {"arrays": {"path": str(path)}}
     found["split"] = {"label_column": label}
@@ -78,12 +80,15 @@ def _label(names: Iterable[str]) -> str | None:
     return next((by_name[usual] for usual in USUAL if usual in by_name), None)
 
 
-def _without_label(path: Path, names: Iterable[str]) -> str:
+def _without_label(path: Path, names: Iterable[str], label: str | None) -> str:
+    columns = ", ".join(sorted(names))
+    if label is not None:
+        return f"{path} has no column {label}; it has {columns}"
     if path.suffix == ".npy":
         return f"{path} has no labels: save them beside it, as {path.stem}.label.npy"
     return (
-        f"{path}: none of {', '.join(sorted(names))} is called {', '.join(USUAL)}: "
-        "rename the one that holds the labels"
+        f"{path}: none of {columns} is called {', '.join(USUAL)}: name the one that "
+        "holds the labels with --label-column"
     )
 
 

@@ -112,15 +112,16 @@ def _encoding(file: Path) -> dict[str, str]:
         return {"encoding": "cp949" if len(pairs) * 4 > len(high) else "cp1252"}
 
 
-def other_kind(path: Path) -> str | None:
-    """The environment that trains on most of what `path` holds; None of texts."""
+def other_kind(path: Path, label: str | None = None) -> str | None:
+    """The environment that trains on most of what `path` holds, whose labels are in
+    the column `label`; None of texts."""
     files = [path] if path.is_file() else path.rglob("*")
     count = Counter(file.suffix.lower() for file in files if file.is_file())
     found = {env: sum(count[s] for s in known) for env, known in OTHERS.items()}
     most = max(found, key=lambda env: found[env])
     if found[most] > sum(count[s] for s in TEXTS):
         return most
-    return "arrays" if holds_numbers(path) else None
+    return "arrays" if holds_numbers(path, label) else None
 
 
 def with_task(found: Guess, task: str | None) -> Guess:
@@ -133,9 +134,14 @@ def with_task(found: Guess, task: str | None) -> Guess:
     return replace(found, task=str(task))
 
 
-def check_absent(folder: Path) -> None:
-    """Raises ConfThereError."""
-    there = [str(folder / name) for name in TEMPLATES if (folder / name).exists()]
+def check_absent(folder: Path, texts: Mapping[str, str] | None = None) -> None:
+    """Of files that hold what `texts` says none is lost. Raises ConfThereError."""
+    there = [
+        str(folder / name)
+        for name in TEMPLATES
+        if (folder / name).exists()
+        and (folder / name).read_text("utf-8", "replace") != (texts or {}).get(name)
+    ]
     if there:
         raise ConfThereError(
             f"{' and '.join(there)} would be replaced: move what you need, and say "
@@ -145,13 +151,17 @@ def check_absent(folder: Path) -> None:
 
 def write_templates(folder: Path) -> list[Path]:
     """Files of comments alone."""
-    return [_write(folder / name, text) for name, text in TEMPLATES.items()]
+    return write_settings(folder, TEMPLATES)
 
 
-def write_settings(
-    folder: Path, found: Guess, entry: Mapping[str, Any], checkpoint: str | None
-) -> list[Path]:
-    """catalog.yml and parameters.yml."""
+def write_settings(folder: Path, texts: Mapping[str, str]) -> list[Path]:
+    return [_write(folder / name, text) for name, text in texts.items()]
+
+
+def settings_texts(
+    found: Guess, entry: Mapping[str, Any], checkpoint: str | None
+) -> dict[str, str]:
+    """Of catalog.yml and parameters.yml."""
     batch, source = 64 if nvidia_gpu_count() else 16, entry["filepath"]
     train: dict[str, Any] = {"global_batch_size": batch}
     model: dict[str, Any] = {"task": found.task}
@@ -171,10 +181,10 @@ def write_settings(
         "# max_length: 99 of 100 texts are no longer, about. global_batch_size: a\n"
         "# first one for this device. docs/parameters.md lists all parameters.\n"
     )
-    return [
-        _write(folder / "catalog.yml", _yaml({"raw_texts": dict(entry)})),
-        _write(folder / "parameters.yml", head + _yaml(parameters)),
-    ]
+    return {
+        "catalog.yml": _yaml({"raw_texts": dict(entry)}),
+        "parameters.yml": head + _yaml(parameters),
+    }
 
 
 def _model_type(task: str) -> str | None:
