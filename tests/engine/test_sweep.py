@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from optuna.trial import create_trial
 
@@ -158,6 +160,36 @@ def test_other_settings_or_tokens_are_trained_anew(tmp_path, formula):
         run_sweep(settings(folder, grid=grid), other)
     run_sweep(settings(folder, study="b", grid=grid), other)
     assert len(formula()) == 3
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("changed", ["mine.py", "losses.py", "own_family.py"])
+def test_other_own_code_is_another_sweep(tmp_path, formula, monkeypatch, changed):
+    own, other = (tmp_path / name / "my_tasks" for name in ("one", "other"))
+    for folder in (own, other):
+        folder.mkdir(parents=True)
+        for name in ("__init__.py", "losses.py"):
+            (folder / name).write_text("")
+        (folder / "mine.py").write_text("from tests.own_task import TwoNumbers\n")
+        (folder.parent / "own_family.py").write_text("")
+    [file] = other.parent.rglob(changed)
+    file.write_text(file.read_text() + "SCALE = 2")
+    dumped = settings(tmp_path / "sweep", grid={RATE: [0.1]}).model_dump(mode="json")
+    dumped["model"] |= {"task": "my_tasks.mine.TwoNumbers", "family": "own_family"}
+    asked, files = parse_settings(dumped), benches.job_files(tmp_path)
+
+    def sweep_with(folder):
+        with monkeypatch.context() as here:
+            here.syspath_prepend(str(folder.parent))
+            here.setenv("PYTHONPATH", f"{folder.parent}:{PROJECT}")
+            for name in [n for n in sys.modules if n.split(".")[0] == "my_tasks"]:
+                del sys.modules[name]
+            return run_sweep(asked, files)
+
+    first = sweep_with(own)
+    assert sweep_with(own) == first
+    with pytest.raises(StorageError, match=r"code of (my_tasks.mine|own_family): "):
+        sweep_with(other)
 
 
 @pytest.mark.process

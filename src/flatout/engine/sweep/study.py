@@ -6,7 +6,9 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from optuna.study import Study
 
 import flatout
 from flatout.engine.benchmark.recommend import versions
-from flatout.engine.parameters import SweepSettings
+from flatout.engine.parameters import ModelSettings, Settings, SweepSettings
 from flatout.engine.parameters.secrets import without_password
 from flatout.engine.sweep.queue import this_machine
 from flatout.engine.sweep.space import objective
@@ -69,7 +71,7 @@ def identity(job: TrainJob) -> dict[str, str]:
         for name in ("sampler", "pruner", "grid", "ranges")
     }
     fixed = {n: v for n, v in result_identity(job).items() if n not in swept}
-    facts = {**fixed, **tried, **versions(), "code": _code()}
+    facts = {**fixed, **tried, **trained_by(*_models(job.settings))}
     facts["sweep.choose_by"], _ = objective(job.settings)
     return {name: _text(value) for name, value in facts.items()}
 
@@ -84,11 +86,43 @@ def _plain(value: Any) -> Any:
     return value.model_dump() if hasattr(value, "model_dump") else value
 
 
-def _code() -> str:
-    """Digest of flatout's own sources."""
-    root = Path(flatout.__file__).parent
+def trained_by(*models: ModelSettings) -> dict[str, str]:
+    """Versions, and digests of the code that trains `models`: of flatout's, and of a
+    task and a family of one's own."""
+    engine = Path(flatout.__file__).parent / "engine"
+    modules = sorted({name for model in models for name in _own_modules(model)})
+    own = {f"code of {name}": _digest(_sources(name)) for name in modules}
+    return {**versions(), "code": _digest(engine.rglob("*.py")), **own}
+
+
+def _models(settings: Settings) -> Iterator[ModelSettings]:
+    """All that the sweep may train, as far as they name code."""
+    grid = settings.sweep.grid
+    for name in ("task", "family"):
+        for value in grid.get(f"model.{name}", [getattr(settings.model, name)]):
+            yield settings.model.model_copy(update={name: value})
+
+
+def _own_modules(model: ModelSettings) -> Iterator[str]:
+    if "." in model.task:
+        yield model.task.rpartition(".")[0]
+    if model.family:
+        yield model.family
+
+
+def _sources(module: str) -> Iterable[Path]:
+    """A module's file, of one in a package also those beside it, which it may import.
+    None of a module that cannot be found: importing it says so."""
+    with suppress(ImportError, ValueError):
+        spec = find_spec(module)
+        if spec and spec.origin and (file := Path(spec.origin)).is_file():
+            return file.parent.glob("*.py") if spec.parent else [file]
+    return []
+
+
+def _digest(files: Iterable[Path]) -> str:
     digest = hashlib.sha256()
-    for file in sorted((root / "engine").rglob("*.py")):
+    for file in sorted(files):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
 
