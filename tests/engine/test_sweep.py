@@ -9,6 +9,7 @@ from optuna.trial import create_trial
 
 from flatout.engine.benchmark.trials import processes as trials
 from flatout.engine.parameters import SettingsError, SweepSettings, parse_settings
+from flatout.engine.sweep import study
 from flatout.engine.sweep.best import SweepError, choose_best
 from flatout.engine.sweep.queue import ANSWER
 from flatout.engine.sweep.space import check_sweep, combinations
@@ -176,9 +177,11 @@ def test_other_own_code_is_another_sweep(tmp_path, formula, monkeypatch, changed
     file.write_text(file.read_text() + "SCALE = 2")
     dumped = settings(tmp_path / "sweep", grid={RATE: [0.1]}).model_dump(mode="json")
     dumped["model"] |= {"task": "my_tasks.mine.TwoNumbers", "family": "own_family"}
-    asked, files = parse_settings(dumped), benches.job_files(tmp_path)
+    files = benches.job_files(tmp_path)
 
-    def sweep_with(folder):
+    def sweep_with(folder, study="sweep"):
+        dumped["sweep"]["study"] = study
+        asked = parse_settings(dumped)
         with monkeypatch.context() as here:
             here.syspath_prepend(str(folder.parent))
             here.setenv("PYTHONPATH", f"{folder.parent}:{PROJECT}")
@@ -190,6 +193,23 @@ def test_other_own_code_is_another_sweep(tmp_path, formula, monkeypatch, changed
     assert sweep_with(own) == first
     with pytest.raises(StorageError, match=r"code of (my_tasks.mine|own_family): "):
         sweep_with(other)
+    assert len(formula()) == 1
+    sweep_with(other, "other")
+    assert len(formula()) == 2, "other code trains anew"
+    sweep_with(own, "third")
+    assert len(formula()) == 2, "the same code takes what it trained before"
+
+
+@pytest.mark.process
+def test_other_versions_train_anew(tmp_path, formula, monkeypatch):
+    folder, files = tmp_path / "sweep", benches.job_files(tmp_path)
+    first = run_sweep(settings(folder, grid={RATE: [0.1]}), files)
+    monkeypatch.setattr(study, "versions", lambda: {"torch": "1.0"})
+    with pytest.raises(StorageError, match=r"torch: .* there, 1.0 here"):
+        run_sweep(settings(folder, grid={RATE: [0.1]}), files)
+    second = run_sweep(settings(folder, study="b", grid={RATE: [0.1]}), files)
+    assert first[0]["key"] != second[0]["key"]
+    assert len(formula()) == 2
 
 
 @pytest.mark.process

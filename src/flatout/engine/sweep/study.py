@@ -88,7 +88,7 @@ def _plain(value: Any) -> Any:
 
 def trained_by(*models: ModelSettings) -> dict[str, str]:
     """Versions, and digests of the code that trains `models`: of flatout's, and of a
-    task and a family of one's own."""
+    task and a family of one's own. Others' answers and checkpoints are not taken."""
     engine = Path(flatout.__file__).parent / "engine"
     modules = sorted({name for model in models for name in _own_modules(model)})
     own = {f"code of {name}": _digest(_sources(name)) for name in modules}
@@ -138,7 +138,7 @@ def _check(study: Study, wanted: Mapping[str, str], options: SweepSettings) -> N
             "begun with something else:\n"
             + "\n".join(f"  {line}" for line in lines)
             + "\nUse the same everywhere, or begin another one: name it with "
-            "sweep.study. What was trained before is not lost"
+            "sweep.study. What the same code trained before is not lost"
         )
 
 

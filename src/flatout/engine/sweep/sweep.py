@@ -26,7 +26,7 @@ from flatout.engine.machine.signals import Interrupted
 from flatout.engine.parameters import Settings
 from flatout.engine.sweep.queue import ANSWER, MACHINE, Queue
 from flatout.engine.sweep.space import Changes, check_sweep, objective
-from flatout.engine.sweep.study import open_study
+from flatout.engine.sweep.study import open_study, trained_by
 from flatout.engine.sweep.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -125,7 +125,8 @@ class Sweep:
 
     def _train(self, trial: Trial, device: str | None) -> None:
         spec = self._spec(trial.params)
-        key = spec.key({"data": self.files.data_key, "format": FORMAT})
+        by = trained_by(spec.settings.model)
+        key = spec.key({"data": self.files.data_key, "format": FORMAT, "by": by})
         folder = self.folder / key
         folder.mkdir(exist_ok=True)
         with Watch(self.queue, trial, folder, self.metric) as watch:
