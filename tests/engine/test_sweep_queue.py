@@ -20,13 +20,9 @@ from flatout.engine.parameters import SettingsError, SweepSettings, parse_settin
 from flatout.engine.parameters.secrets import without_password
 from flatout.engine.sweep import storage as storages
 from flatout.engine.sweep.database import PlainRows
+from flatout.engine.sweep.journal import drop_torn_line
 from flatout.engine.sweep.queue import Queue
-from flatout.engine.sweep.storage import (
-    StorageError,
-    drop_torn_line,
-    open_storage,
-    patiently,
-)
+from flatout.engine.sweep.storage import StorageError, open_storage, patiently
 from flatout.engine.sweep.sweep import run_sweep
 from flatout.engine.sweep.watch import Watch
 from tests.engine import benches
@@ -198,6 +194,40 @@ def test_a_line_that_was_cut_short_is_dropped_before_the_next(tmp_path):
     again = optuna.load_study(storage=open_storage(str(file)), study_name="s")
     waiting = [t.system_attrs["fixed_params"]["x"] for t in again.trials]
     assert waiting == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"model": "mine"}',
+        b"notes\nof mine, without an end",
+        b'{"texts": 1}\n{"texts": 2}',
+        b"[3]\n",
+        b"7\n",
+        b"\x00" * 64 + b"\n",
+        b"\x00" * 64,
+        b"SQLite format 3\x00\x10\xff\xfe",
+        b"\x89PNG\r\n\x1a\n\x00",
+        b"\n",
+        b'{"op_code":0}\n',
+        b'{"op_code":99}\n',
+        b'{"op_code":10}\n' + b"\x00" * 9 + b"\n",
+    ],
+)
+def test_a_file_that_is_no_journal_is_refused_and_left_alone(content, tmp_path):
+    file = tmp_path / "thesis.json"
+    file.write_bytes(content)
+    with pytest.raises(SettingsError, match="is not a journal of a sweep: name anoth"):
+        open_storage(str(file))
+    assert file.read_bytes() == content
+    assert [one.name for one in tmp_path.iterdir()] == [file.name]
+
+
+def test_a_journal_torn_in_its_first_line_is_begun_again(tmp_path):
+    file = tmp_path / "journal"
+    file.write_bytes(b'{"op_code":0,"worker_id":"a')
+    optuna.create_study(storage=open_storage(str(file)), study_name="s")
+    assert json.loads(file.read_bytes().splitlines()[0])["op_code"] == 0
 
 
 def test_a_storage_that_is_away_is_asked_again_and_its_end_told(monkeypatch, caplog):

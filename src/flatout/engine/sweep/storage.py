@@ -4,7 +4,6 @@ with one that is away for a while."""
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -35,11 +34,15 @@ def open_storage(place: str) -> Any:
     """The optuna storage of `sweep.storage`. Raises SettingsError."""
     import optuna
 
+    from flatout.engine.sweep.journal import open_journal
+
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         if "://" not in place:
-            return optuna.storages.JournalStorage(_journal(Path(place)))
+            return open_journal(Path(place))
         return _database(place)
+    except SettingsError:
+        raise
     except _opening_faults() as error:
         raise SettingsError(
             f"sweep.storage: {without_password(place)} cannot be opened: "
@@ -118,32 +121,3 @@ def _opening_faults() -> tuple[type[BaseException], ...]:
 
 def _cause(error: BaseException) -> str:
     return without_password(first_line(error.__cause__ or error))
-
-
-def _journal(file: Path) -> Any:
-    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
-
-    class MendingLock(JournalFileOpenLock):  # type: ignore[misc]
-        """A writer that died in its line leaves a part of it, to which the next line
-        would be glued: nobody could read the file any more."""
-
-        def acquire(self) -> bool:
-            taken = bool(super().acquire())
-            drop_torn_line(file)
-            return taken
-
-    file.parent.mkdir(parents=True, exist_ok=True)
-    return JournalFileBackend(str(file), lock_obj=MendingLock(str(file)))
-
-
-def drop_torn_line(file: Path) -> None:
-    """Cut what stands behind the last line's end."""
-    with file.open("rb+") as journal:
-        size = journal.seek(0, os.SEEK_END)
-        if size == 0:
-            return
-        journal.seek(size - 1)
-        if journal.read() == b"\n":
-            return
-        journal.seek(0)
-        journal.truncate(journal.read().rfind(b"\n") + 1)
