@@ -175,6 +175,8 @@ class SweepSettings(SettingsModel):
     choose_by: str | None = None
     """Figure of the report that decides, as `validation_accuracy`. null: `train.metric`
     of the validation split."""
+    devices_per_trial: int = Field(1, ge=1)
+    """GPUs of each trial, which trains in a rank on each. Without a GPU: ranks."""
     heartbeat_s: float = Field(30.0, gt=0)
     """How often a machine says that its trial goes on. After three that it missed the
     trial is another machine's."""

@@ -24,7 +24,7 @@ Changes = Mapping[str, SweptValue]
 
 SWEPT = ("train.", "model.", "runtime.")
 FIXED = ("train.distributed", "train.resume")
-"""A trial is one process on one device, and goes on where it stopped."""
+"""A trial has sweep.devices_per_trial, and goes on where it stopped."""
 LARGEST_EXACT = 2**53
 """Storages keep every number as a float."""
 
@@ -57,8 +57,8 @@ def check_sweep(settings: Settings) -> None:
 def _check_value(settings: Settings, path: str, value: SweptValue) -> None:
     if path.startswith(FIXED):
         raise SettingsError(
-            f"sweep: {path} cannot be swept: a trial runs on one device and resumes "
-            "by itself; take it out of sweep.grid"
+            f"sweep: {path} cannot be swept: sweep.devices_per_trial says how many "
+            "devices a trial has, and it resumes by itself; take it out of sweep.grid"
         )
     try:
         changed = with_changes(settings, {path: value})

@@ -1,4 +1,4 @@
-"""Trains what the queue has, one trial a device, until nothing is left."""
+"""Trains what the queue has, one trial on a set of devices, until nothing is left."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from flatout.engine.benchmark.trials.standby import Standby
 from flatout.engine.benchmark.trials.trial import TRAINING
 from flatout.engine.benchmark.trials.trial_spec import TrialSpec, with_changes
 from flatout.engine.launch.job_files import JobFiles
-from flatout.engine.machine.environment import gpu_names, only_gpu
 from flatout.engine.machine.signals import Interrupted
 from flatout.engine.parameters import Settings
+from flatout.engine.sweep.devices import Devices, sets_of
 from flatout.engine.sweep.queue import ANSWER, MACHINE, Queue
 from flatout.engine.sweep.space import Changes, check_sweep, objective
 from flatout.engine.sweep.study import open_study, trained_by
@@ -45,6 +45,7 @@ Row = dict[str, Any]
 def run_sweep(settings: Settings, files: JobFiles) -> list[Row]:
     """A line a trial, of all machines. Raises SettingsError, StorageError."""
     check_sweep(settings)
+    devices = sets_of(settings.sweep.devices_per_trial)
     folder = Path(settings.sweep.folder)
     folder.mkdir(parents=True, exist_ok=True)
     stop = threading.Event()
@@ -53,7 +54,7 @@ def run_sweep(settings: Settings, files: JobFiles) -> list[Row]:
     sweep = Sweep(settings, files, folder, queue)
     try:
         with _terminated_as_interrupted():
-            return sweep.run(gpu_names() or [None])
+            return sweep.run(devices)
     except KeyboardInterrupt as error:
         logger.warning(
             "Interrupted: what was being trained is queued again; the same command, "
@@ -100,10 +101,10 @@ class Sweep:
         """Figures of a line."""
         return list(dict.fromkeys([self.metric, *FIGURES]))
 
-    def run(self, devices: Sequence[str | None]) -> list[Row]:
-        """Each device takes the next trial as soon as it is free."""
+    def run(self, devices: Sequence[Devices]) -> list[Row]:
+        """Each set of devices takes the next trial as soon as it is free."""
         with ThreadPoolExecutor(len(devices)) as pool:
-            works = [pool.submit(self._work, device) for device in devices]
+            works = [pool.submit(self._work, one) for one in devices]
             try:
                 for work in wait(works, return_when=FIRST_EXCEPTION).done:
                     work.result()
@@ -112,25 +113,29 @@ class Sweep:
                 raise
         return self._rows()
 
-    def _work(self, device: str | None) -> None:
+    def _work(self, devices: Devices) -> None:
         while not self.queue.stop.is_set():
-            trial = self.queue.take()
-            if trial is not None:
-                self._train(trial, device)
-            elif self.queue.done():
+            with devices.held() as ours:
+                trial = self.queue.take() if ours else None
+                if trial is not None:
+                    self._train(trial, devices)
+                    continue
+            if self.queue.done():
                 return
-            else:  # a machine that still trains may die
-                self.queue.stop.wait(min(POLL_S, self.settings.sweep.heartbeat_s))
-                self.queue.look()
+            # A machine that still trains may die, another sweep here may end.
+            self.queue.stop.wait(min(POLL_S, self.settings.sweep.heartbeat_s))
+            self.queue.look()
 
-    def _train(self, trial: Trial, device: str | None) -> None:
-        spec = self._spec(trial.params)
+    def _train(self, trial: Trial, devices: Devices) -> None:
+        ranks = self.settings.sweep.devices_per_trial
+        spec, alone = self._spec(trial.params, ranks), self._spec(trial.params, 1)
         by = trained_by(spec.settings.model)
-        key = spec.key({"data": self.files.data_key, "format": FORMAT, "by": by})
+        # Machines with other sets of devices share a trial's folder.
+        key = alone.key({"data": self.files.data_key, "format": FORMAT, "by": by})
         folder = self.folder / key
         folder.mkdir(exist_ok=True)
         with Watch(self.queue, trial, folder, self.metric) as watch:
-            answer = watch.judged(self._answer(spec, folder, device, watch.over))
+            answer = watch.judged(self._answer(spec, folder, devices, watch.over))
         if answer.status in ("stopped", "lost"):
             self.queue.give_back(trial)
             return
@@ -138,13 +143,13 @@ class Sweep:
             shutil.rmtree(folder / TRAINING, ignore_errors=True)
         self._tell(trial, answer, folder)
 
-    def _spec(self, changes: Changes) -> TrialSpec:
-        alone = {"train.distributed.num_processes": 1, "train.resume": "auto"}
-        settings = with_changes(self.settings, {**changes, **alone})
+    def _spec(self, changes: Changes, ranks: int) -> TrialSpec:
+        fixed = {"train.distributed.num_processes": ranks, "train.resume": "auto"}
+        settings = with_changes(self.settings, {**changes, **fixed})
         return TrialSpec("train", "sweep", settings)
 
     def _answer(
-        self, spec: TrialSpec, folder: Path, device: str | None, over: threading.Event
+        self, spec: TrialSpec, folder: Path, devices: Devices, over: threading.Event
     ) -> Answer:
         """Kept from before, or of a training now."""
         return kept_answer(folder) or ask(
@@ -153,7 +158,7 @@ class Sweep:
             folder,
             self.settings.sweep.trial_timeout_s or math.inf,
             self.settings.benchmark.memory_headroom,
-            only_gpu(device),
+            devices.variables,
             over,
             self.standby,
         )
