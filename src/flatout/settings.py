@@ -5,7 +5,12 @@ from __future__ import annotations
 from flatout.engine.machine.environment import find_own_programs
 from flatout.engine.machine.garbage import collect_rarely
 from flatout.places import artifact_folder, project_path, tracking_store
-from flatout.project.catalog_hooks import CatalogHooks, OutputHooks, TrustHooks
+from flatout.project.catalog_hooks import (
+    CatalogHooks,
+    OutputHooks,
+    TrustHooks,
+    WinnerHooks,
+)
 from flatout.project.config_loader import ProjectConfigLoader
 from flatout.project.data_origin import OriginHooks
 from flatout.project.guard_hooks import GuardHooks
@@ -53,6 +58,7 @@ HOOKS = (
     TrustHooks(),
     OriginHooks(),
     OutputHooks(),
+    WinnerHooks(),
     ParameterHooks(),
     WholeRunHooks(),
     PhaseHooks(TRACKING),

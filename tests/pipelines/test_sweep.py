@@ -168,6 +168,28 @@ def test_best_prints_the_winner_and_writes_its_environment(tmp_path):
     assert last.endswith("kedro run --env=best")
 
 
+@pytest.mark.process
+def test_a_sweep_without_a_winner_leaves_none_of_an_earlier_one(tmp_path):
+    data, conf = write_tokens(tmp_path / "data"), tmp_path / "conf"
+    conf.mkdir()
+    winner = {"trial_id": "001", "settings": {RATE: 0.5}, "chosen_by": "loss"}
+    winner |= {"loss": 1.5, "trials": {"ok": 1}}
+    file = data / "08_reporting" / "sweep_best.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps(winner))
+    asked = f"data_dir={data},runtime.threads=1,sweep.trial_timeout_s=0.01,{GRID}"
+    done = kedro("run", "--env=test", "--pipelines=sweep", f"--params={asked}")
+    assert done.returncode == 1, done.stdout
+    assert "none of the 2 trials" in " ".join(done.stdout.split())
+    where = (f"--data-dir={data}", f"--conf-source={conf}")
+    told = CliRunner().invoke(cli.flatout, ["best", *where])
+    assert told.exit_code == 2
+    assert "the last sweep has no winner" in told.output
+    assert "sweep_best.earlier.json" in told.output
+    assert json.loads(file.with_name("sweep_best.earlier.json").read_text()) == winner
+    assert not list(conf.iterdir())
+
+
 def test_best_writes_beside_the_configuration_in_use(tmp_path):
     conf, reports = tmp_path / "my conf", tmp_path / "data" / "08_reporting"
     conf.mkdir()

@@ -29,10 +29,28 @@ def read_best(data: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise NoSweepError(
-            f"{file} is not there: kedro run --pipelines=sweep writes it"
-        ) from None
+        raise NoSweepError(_no_winner(file)) from None
     return found
+
+
+def set_aside(file: Path) -> None:
+    """Where a sweep begins: `file` has the winner of another, and goes beside it."""
+    if file.is_file():
+        file.replace(_earlier(file))
+
+
+def _earlier(file: Path) -> Path:
+    return file.with_suffix(f".earlier{file.suffix}")
+
+
+def _no_winner(file: Path) -> str:
+    if not _earlier(file).is_file():
+        return f"{file} is not there: kedro run --pipelines=sweep writes it"
+    return (
+        f"the last sweep has no winner, {file} is not there: it still runs, was "
+        "stopped or refused, or no trial ended well. kedro run --pipelines=sweep goes "
+        f"on with it. The winner of an earlier one is in {_earlier(file).name}"
+    )
 
 
 def write_best(conf: Path, best: Mapping[str, Any]) -> Path:
