@@ -138,3 +138,12 @@ def test_a_machine_that_has_become_another_is_told_from_settings_that_have(
     found, text = kept(came, {**tuned, "tflops_per_s": 0.5}, tflops)
     assert (found, said in text) == (inside, True), text
     assert kept(came, tuned, tflops)[0] == (90 <= came <= 110), "an older conf/tuned"
+
+
+@pytest.mark.parametrize(("trained_s", "judged"), [(4.9, False), (5.1, True)])
+def test_a_training_of_a_few_seconds_is_not_judged(trained_s, judged):
+    tuned = {"samples_per_s_low": 90.0, "samples_per_s_high": 110.0}
+    found, text = kept(80.0, tuned, None, trained_s)
+    assert found == (not judged)
+    assert ("80.0 came: below, but 4.9 s of training tell little" in text) != judged
+    assert kept(100.0, tuned, None, trained_s)[1].endswith("inside")

@@ -815,7 +815,9 @@ def test_a_training_ends_with_what_was_promised(data, caplog, came, level):
     hooks._settings = settings.model_copy(update={"tuned": {**here, **promise}})
     node = create_pipeline().nodes[0]._copy(name="train_model")
     hooks.before_node_run(node, {"train_tokens": rows})
-    hooks.after_node_run(node, {"train_report": {"samples_per_s": came}})
+    hooks.after_node_run(
+        node, {"train_report": {"samples_per_s": came, "train_wall_s": 9.0}}
+    )
     assert not caplog.records
     with caplog.at_level("INFO"):
         hooks.after_pipeline_run()

@@ -28,6 +28,8 @@ from typing import Any
 
 CONFIDENCE = 0.9
 LEAST_WINDOWS = 3
+LEAST_TRAINED_S = 5.0
+"""Of a training that is judged: two or three windows of a trial."""
 QUIET_WAIT_PCT = 5.0
 """Of a trial's time, in which its main thread is ready to run and has no core: the most
 on a quiet machine. On two such cores it is 1.3 to 4.4."""
@@ -103,12 +105,16 @@ def _drift(rates: Sequence[float]) -> float:
 
 
 def kept(
-    came: float, tuned: Mapping[str, Any], tflops: float | None = None
+    came: float,
+    tuned: Mapping[str, Any],
+    tflops: float | None = None,
+    trained_s: float = math.inf,
 ) -> tuple[bool, str] | None:
     """Whether a training came to what conf/tuned promises (`tuned` as it writes it),
     and in words; None where it promises nothing. `tflops`: of plain products on this
     machine now. Where those have become slower or faster, so has the machine, and its
-    part of the difference is no fault of the settings."""
+    part of the difference is no fault of the settings. One of a few seconds,
+    `trained_s`, may differ by chance."""
     low, high = tuned.get("samples_per_s_low"), tuned.get("samples_per_s_high")
     if not isinstance(low, (int, float)) or not isinstance(high, (int, float)):
         return None
@@ -119,6 +125,8 @@ def kept(
     if low <= came <= high:
         return True, f"{text}: inside"
     side = "below" if came < low else "above"
+    if trained_s < LEAST_TRAINED_S:
+        return True, f"{text}: {side}, but {trained_s:.1f} s of training tell little"
     speed = _speed(tuned, tflops)
     if low * speed <= came <= high * speed:
         return True, (

@@ -144,7 +144,12 @@ class TunedHooks:
         report = outputs["train_report"]
         if self._is_measured and report["samples_per_s"]:
             tflops = report.get("peak_tflops_measured") or self._tflops()
-            self._kept = kept(report["samples_per_s"], self._settings.tuned, tflops)
+            self._kept = kept(
+                report["samples_per_s"],
+                self._settings.tuned,
+                tflops,
+                report["train_wall_s"],
+            )
 
     @hook_impl
     def after_pipeline_run(self) -> None:
