@@ -201,6 +201,24 @@ def test_other_own_code_is_another_sweep(tmp_path, formula, monkeypatch, changed
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("text", ["", '{"status": "o', "[]", '{"status": "ok"}'])
+def test_a_torn_answer_is_none(tmp_path, formula, caplog, text):
+    folder, files = tmp_path / "sweep", benches.job_files(tmp_path)
+    asked = settings(folder, grid={RATE: [0.1]})
+    first = run_sweep(asked, files)
+    [file] = folder.glob("*/answer.json")
+    file.write_text(text)
+    again = settings(folder, grid={RATE: [0.1]}, study="again")
+    second = run_sweep(again, files)
+    assert second[0]["validation_loss"] == first[0]["validation_loss"]
+    assert len(formula()) == 2
+    [told] = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert told.startswith(f"{file} is no whole answer")
+    run_sweep(settings(folder, grid={RATE: [0.1]}, study="kept"), files)
+    assert len(formula()) == 2, "the new answer is whole"
+
+
+@pytest.mark.process
 def test_other_versions_train_anew(tmp_path, formula, monkeypatch):
     folder, files = tmp_path / "sweep", benches.job_files(tmp_path)
     first = run_sweep(settings(folder, grid={RATE: [0.1]}), files)

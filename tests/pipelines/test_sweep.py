@@ -168,6 +168,20 @@ def test_best_prints_the_winner_and_writes_its_environment(tmp_path):
     assert last.endswith("kedro run --env=best")
 
 
+@pytest.mark.parametrize("text", ["", '{"trial_id": "00', "[]", '{"trial_id": "1"}'])
+def test_a_torn_winner_is_told_in_words(tmp_path, text):
+    file = tmp_path / "data" / "08_reporting" / "sweep_best.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    (tmp_path / "conf").mkdir()
+    where = (f"--data-dir={tmp_path / 'data'}", f"--conf-source={tmp_path / 'conf'}")
+    done = CliRunner().invoke(cli.flatout, ["best", *where])
+    assert done.exit_code == 2
+    assert f"{file} is empty or torn" in done.output
+    assert "kedro run --pipelines=sweep" in done.output
+    assert not list((tmp_path / "conf").iterdir())
+
+
 @pytest.mark.process
 def test_a_sweep_without_a_winner_leaves_none_of_an_earlier_one(tmp_path):
     data, conf = write_tokens(tmp_path / "data"), tmp_path / "conf"

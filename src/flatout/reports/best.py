@@ -28,8 +28,15 @@ def read_best(data: Path) -> dict[str, Any]:
     file = data / "08_reporting" / "sweep_best.json"
     try:
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        _ = [found[n] for n in ("trial_id", "settings", "trials", found["chosen_by"])]
     except FileNotFoundError:
         raise NoSweepError(_no_winner(file)) from None
+    except (ValueError, TypeError, KeyError):
+        raise NoSweepError(
+            f"{file} is empty or torn, as a full disk leaves it. Run the same sweep "
+            "again: kedro run --pipelines=sweep writes the file and trains nothing "
+            "that has ended"
+        ) from None
     return found
 
 

@@ -7,6 +7,7 @@ dies or fills the memory costs itself alone. The parent never touches the device
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shlex
 import signal
@@ -37,6 +38,8 @@ from flatout.engine.machine.environment import (
     training_environment,
 )
 
+logger = logging.getLogger(__name__)
+
 MODULE = TRIAL
 KEPT = frozenset({"ok", "oom"})
 """Answers that nobody asks for again."""
@@ -57,8 +60,14 @@ class Answer:
 def kept_answer(folder: Path) -> Answer | None:
     """What the trial in `folder` answered before; None where it is to be asked."""
     file = folder / "answer.json"
-    answer = Answer(**json.loads(file.read_text())) if file.exists() else None
-    return answer if answer and answer.status in KEPT else None
+    try:
+        answer = Answer(**json.loads(file.read_text()))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:  # as a full disk leaves it
+        logger.warning("%s is no whole answer (%s): the trial runs again", file, error)
+        return None
+    return answer if answer.status in KEPT else None
 
 
 def ask(
@@ -77,13 +86,7 @@ def ask(
     write_spec(spec, asdict(files), folder)
     limit = resident_limit_bytes(headroom)
     answer = run_isolated(
-        spec,
-        folder,
-        timeout_s,
-        limit,
-        variables=variables,
-        stop=stop,
-        standby=standby,
+        spec, folder, timeout_s, limit, variables=variables, stop=stop, standby=standby
     )
     if answer.status != "stopped":
         write_text(folder / "answer.json", json.dumps(asdict(answer)))
