@@ -18,11 +18,12 @@ from optuna.trial import TrialState
 from flatout.engine.machine.signals import Interrupted
 from flatout.engine.parameters import SettingsError, SweepSettings, parse_settings
 from flatout.engine.parameters.secrets import without_password
+from flatout.engine.sweep import queue
 from flatout.engine.sweep import storage as storages
 from flatout.engine.sweep.database import PlainRows
 from flatout.engine.sweep.journal import drop_torn_line
-from flatout.engine.sweep.queue import Queue
-from flatout.engine.sweep.storage import StorageError, open_storage, patiently
+from flatout.engine.sweep.queue import Queue, this_machine
+from flatout.engine.sweep.storage import Patience, StorageError, open_storage
 from flatout.engine.sweep.sweep import run_sweep
 from flatout.engine.sweep.watch import Watch
 from tests.engine import benches
@@ -240,13 +241,107 @@ def test_a_storage_that_is_away_is_asked_again_and_its_end_told(monkeypatch, cap
             raise OSError(f"no route to {place}")
         return "there"
 
-    assert patiently(call, place, threading.Event()) == "there"
+    patience = Patience(place, threading.Event())
+    assert patience.ask(call) == "there"
+    assert not patience.is_away
     assert "trainings go on" in caplog.text
     monkeypatch.setattr(storages, "PATIENCE_S", 0.0)
     asked.clear()
     with pytest.raises(StorageError, match=r"is gone .* the same command") as gone:
-        patiently(call, place, threading.Event())
+        patience.ask(call)
+    assert patience.is_away
     assert "secret" not in f"{gone.value} {caplog.text}"
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(storages, "RETRY_S", 0.02)
+    monkeypatch.setattr(storages, "PATIENCE_S", 0.2)
+
+
+def until(condition) -> None:
+    for _ in range(3000):
+        if condition():
+            return
+        time.sleep(0.02)
+    raise AssertionError("it never came")
+
+
+def test_a_storage_that_was_waited_for_is_asked_once_more_each_time(impatient):
+    patience, asked = Patience("file", threading.Event()), []
+
+    def call():
+        asked.append(1)
+        raise OSError("away")
+
+    for most in (100, 1, 1):
+        asked.clear()
+        with pytest.raises(StorageError):
+            patience.ask(call)
+        assert len(asked) <= most
+    assert patience.ask(lambda: "there") == "there"
+    asked.clear()
+    with pytest.raises(StorageError):
+        patience.ask(call)
+    assert len(asked) > 1, "it is waited for anew"
+
+
+def test_a_storage_that_comes_back_late_hears_of_the_training(
+    tmp_path, impatient, caplog
+):
+    shared, away = tmp_path / "shared", tmp_path / "away"
+    [a] = queues(shared, "a", heartbeat_s=0.05)
+    trial = a.take()
+    with Watch(a, trial, tmp_path, "validation_loss") as watch:
+        shared.rename(away)
+        until(lambda: "goes on to its end" in caplog.text)
+        away.rename(shared)
+        until(lambda: not a.patience.is_away)
+        assert not watch.over.is_set()
+    assert a.finish(trial, OK, 1.0)
+    assert "taken for dead" not in caplog.text
+
+
+@pytest.mark.process
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("gpus", ["", "0,1"])
+def test_what_is_trained_while_the_storage_is_gone_is_kept_and_told_later(
+    gpus, tmp_path, formula, impatient, caplog, monkeypatch
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    names = gpus.split(",")
+    folder, shared, away = (tmp_path / n for n in ("sweep", "shared", "away"))
+    asked = settings(
+        folder,
+        grid={RATE: [0.1, 0.2][: len(names)]},
+        storage=str(shared / "journal"),
+        heartbeat_s=0.05,
+    )
+    files = benches.job_files(tmp_path)
+    folder.mkdir()
+    (folder / "hold").write_text("0")
+
+    def lose_the_storage() -> None:
+        until(lambda: len(formula()) == len(names))
+        shared.rename(away)
+        until(lambda: "goes on to its end" in caplog.text)
+        (folder / "hold").unlink()
+
+    threading.Thread(target=lose_the_storage, daemon=True).start()
+    ended = {**this_machine(), "begin_s": 0.0}  # this command, for the next one
+    with (
+        monkeypatch.context() as first,
+        pytest.raises(StorageError, match=r"is gone .* the same command goes on"),
+    ):
+        first.setattr(queue, "this_machine", lambda: ended)
+        run_sweep(asked, files)
+    answers = [json.loads(file.read_text()) for file in folder.glob("*/answer.json")]
+    assert [answer["status"] for answer in answers] == ["ok"] * len(names)
+    assert "taken for dead" not in caplog.text
+    away.rename(shared)
+    rows = run_sweep(asked, files)
+    assert [row["status"] for row in rows] == ["ok"] * len(names)
+    assert len(formula()) == len(names), "nothing is trained again"
 
 
 def test_passwords_are_not_shown():

@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from flatout.engine.files.owner import process_space, runs_since
 from flatout.engine.parameters import SweepSettings
 from flatout.engine.sweep.space import Changes, combinations, distributions, key_of
-from flatout.engine.sweep.storage import patiently
+from flatout.engine.sweep.storage import Patience
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ class Queue:
     options: SweepSettings
     stop: threading.Event
     machine: Mapping[str, Any] = field(default_factory=lambda: this_machine())  # noqa: PLW0108
+    patience: Patience = field(init=False)
     _again: frozenset[int] = frozenset()
     """Failed before this command began: it tries them once more."""
     _seen: dict[int, tuple[Any, float]] = field(default_factory=dict)
@@ -51,6 +52,7 @@ class Queue:
     _turn: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
+        self.patience = Patience(self.options.storage, self.stop)
         self._grid = combinations(self.options) if self._is_grid else []
         self._places = {key_of(c): place for place, c in enumerate(self._grid)}
         self._space = distributions(self.options)
@@ -131,10 +133,11 @@ class Queue:
         self.finish(trial, twin.user_attrs[ANSWER], twin.value)
 
     def beat(self, trial: Trial) -> bool:
-        """Say that `trial` goes on; False where another machine took it for dead."""
+        """Say that `trial` goes on; False where another machine took it for dead.
+        Raises StorageError where that cannot be known."""
         try:
             self._mark(trial)
-        except (UpdateFinishedTrialError, RuntimeError):
+        except UpdateFinishedTrialError:
             return False
         return True
 
@@ -221,7 +224,7 @@ class Queue:
         self._ask(lambda: self.study.tell(number, value, state=state))
 
     def _ask(self, call: Any) -> Any:
-        return patiently(call, self.options.storage, self.stop)
+        return self.patience.ask(call)
 
 
 def this_machine() -> dict[str, Any]:

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -77,26 +78,54 @@ def _database(place: str) -> Any:
     return None
 
 
+@dataclass
+class Patience:
+    """With one storage, of all threads that ask it."""
+
+    place: str
+    stop: threading.Event
+    _silent_s: float | None = None
+    """Since when it does not answer."""
+
+    @property
+    def is_away(self) -> bool:
+        return self._silent_s is not None
+
+    def ask(self, call: Callable[[], Found]) -> Found:
+        """What `call` gives, asked again while the storage is away. Raises StorageError
+        PATIENCE_S after it was heard last, and at once where `stop` is set."""
+        since_s = None
+        while True:
+            try:
+                found = call()
+            except _faults() as error:
+                # Once: it may still answer those who only read.
+                since_s = self._silence(error) if since_s is None else since_s
+                if self.stop.is_set() or time.monotonic() - since_s > PATIENCE_S:
+                    raise StorageError(_gone(self.place, error)) from None
+                self.stop.wait(RETRY_S)
+            else:
+                self._silent_s = None
+                return found
+
+    def _silence(self, error: BaseException) -> float:
+        """When it began; told of once."""
+        begin_s = self._silent_s
+        if begin_s is None:
+            self._silent_s = begin_s = time.monotonic()
+            logger.warning(
+                "sweep.storage %s does not answer (%s): trainings go on, and it is "
+                "asked again for %.0f minutes",
+                without_password(self.place),
+                _cause(error),
+                PATIENCE_S / 60,
+            )
+        return begin_s
+
+
 def patiently(call: Callable[[], Found], place: str, stop: threading.Event) -> Found:
-    """What `call` gives, asked again while the storage is away. Raises StorageError
-    after PATIENCE_S, and at once where `stop` is set."""
-    begin_s = None
-    while True:
-        try:
-            return call()
-        except _faults() as error:
-            if begin_s is None:
-                begin_s = time.monotonic()
-                logger.warning(
-                    "sweep.storage %s does not answer (%s): trainings go on, and it "
-                    "is asked again for %.0f minutes",
-                    without_password(place),
-                    _cause(error),
-                    PATIENCE_S / 60,
-                )
-            if stop.is_set() or time.monotonic() - begin_s > PATIENCE_S:
-                raise StorageError(_gone(place, error)) from None
-            time.sleep(RETRY_S)
+    """Asked once, before there is a queue. Raises StorageError."""
+    return Patience(place, stop).ask(call)
 
 
 def _gone(place: str, error: BaseException) -> str:

@@ -8,7 +8,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from flatout.engine.parameters import Settings
 from flatout.engine.sweep.devices import Devices, sets_of
 from flatout.engine.sweep.queue import ANSWER, MACHINE, Queue
 from flatout.engine.sweep.space import Changes, check_sweep, objective
+from flatout.engine.sweep.storage import StorageError
 from flatout.engine.sweep.study import open_study, trained_by
 from flatout.engine.sweep.watch import Watch
 
@@ -90,6 +91,8 @@ class Sweep:
     """A sub-folder a trial: spec.json, log.txt, answer.json."""
     queue: Queue
     standby: Standby = field(default_factory=Standby)
+    closing: threading.Event = field(default_factory=threading.Event)
+    """Set where no device is to take another trial."""
 
     @property
     def metric(self) -> str:
@@ -106,15 +109,25 @@ class Sweep:
         with ThreadPoolExecutor(len(devices)) as pool:
             works = [pool.submit(self._work, one) for one in devices]
             try:
-                for work in wait(works, return_when=FIRST_EXCEPTION).done:
-                    work.result()
+                self._wait(works)
             except BaseException:  # Ctrl-C: the trials of all devices go back
                 self.queue.stop.set()
                 raise
         return self._rows()
 
+    def _wait(self, works: Sequence[Future[None]]) -> None:
+        """Until all have ended, or one failed. Where the storage is gone the others'
+        trainings end first, and are kept."""
+        try:
+            for work in wait(works, return_when=FIRST_EXCEPTION).done:
+                work.result()
+        except StorageError:
+            self.closing.set()
+            wait(works)
+            raise
+
     def _work(self, devices: Devices) -> None:
-        while not self.queue.stop.is_set():
+        while not self.queue.stop.is_set() and not self.closing.is_set():
             with devices.held() as ours:
                 trial = self.queue.take() if ours else None
                 if trial is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +14,7 @@ from optuna.trial import Trial
 
 from flatout.engine.benchmark.trials.processes import Answer
 from flatout.engine.sweep.queue import Queue
-from flatout.engine.sweep.storage import StorageError, patiently
+from flatout.engine.sweep.storage import StorageError
 from flatout.engine.train.recording.metrics_file import parse_point
 
 logger = logging.getLogger(__name__)
@@ -38,6 +37,8 @@ class Watch:
     """Why it was ended: pruned, lost."""
     _evaluations: int = 0
     _value: float | None = None
+    _is_alone: bool = False
+    """Whether the storage was gone for good."""
     _end: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> Watch:
@@ -76,10 +77,15 @@ class Watch:
             except UpdateFinishedTrialError:
                 self._stop("lost")
             except StorageError as error:
-                # The training goes on: its answer is told, or kept, when it ends.
-                logger.warning("%s", error)
-                return
+                self._goes_on(error)
             self._end.wait(LOOK_S)
+
+    def _goes_on(self, error: StorageError) -> None:
+        """The storage may be back before the training ends: then others hear of it,
+        and its answer is told. Else that is kept in its folder."""
+        if not self._is_alone and not self.queue.stop.is_set():
+            logger.warning("%s. The training goes on to its end", error)
+        self._is_alone = True
 
     def _beat(self) -> None:
         if not self.queue.beat(self.trial):
@@ -94,28 +100,27 @@ class Watch:
     def _report(self) -> None:
         """New evaluations, in order; the pruner is asked at each. Without one they stay
         out of the storage, which everybody reads from its first line."""
-        place, stop = self.queue.options.storage, self.queue.stop
         prunes = self.queue.options.pruner != "none"
-        for value in list(self._new_values()):
-            self._evaluations, self._value = self._evaluations + 1, value
-            number = self._evaluations
+        for number, value in enumerate(self._new_values(), self._evaluations + 1):
 
             def report(value: float = value, number: int = number) -> bool:
                 self.trial.report(value, number)
                 return bool(self.trial.should_prune())
 
-            if prunes and patiently(report, place, stop):
+            is_behind = prunes and self.queue.patience.ask(report)
+            self._evaluations, self._value = number, value
+            if is_behind:
                 self._stop("pruned")
                 return
 
-    def _new_values(self) -> Iterator[float]:
+    def _new_values(self) -> list[float]:
         file = self.folder / "metrics.jsonl"
         if not file.exists():
-            return
+            return []
         lines = file.read_bytes().split(b"\n")[:-1]
         points = (parse_point(line).get("metrics", {}) for line in lines)
         values = [point[self.metric] for point in points if self.metric in point]
-        yield from values[self._evaluations :]
+        return values[self._evaluations :]
 
     def _stop(self, verdict: str) -> None:
         self._verdict = self._verdict or verdict
