@@ -352,6 +352,21 @@ def test_trials_are_nested_runs(store, tmp_path, points):
     assert times[0][1] == times[1][0], "one after the other"
 
 
+def test_a_pruned_trial_has_not_failed(store, tmp_path, points):
+    rows = {"trial_id": ["001", "002"], "status": ["pruned", "ok"]}
+    table = pd.DataFrame({**rows, "train.learning_rate": [0.5, 0.1]})
+    outbox = tracking.begin(points, record(store, tmp_path), goes_on=False)
+    outbox.record.trials = outcomes.nested_runs(table)
+    assert run_to_end(outbox)
+    client, parent = MlflowClient(store), outbox.record.run_id
+    experiment = client.get_run(parent).info.experiment_id
+    filters = f"tags.mlflow.parentRunId = '{parent}' AND tags.exit_reason = 'pruned'"
+    [pruned] = client.search_runs([experiment], filters)
+    assert pruned.info.run_name == "001_learning_rate-0.5"
+    assert pruned.info.status == "FINISHED"
+    assert pruned.data.params["status"] == "pruned"
+
+
 def test_a_nested_run_that_the_store_has_is_not_made_again(store, tmp_path, points):
     """As after a kill between a run of the store and the end of all."""
     table = pd.DataFrame({"trial_id": ["a1", "b2"], "samples_per_s": [1.0, 2.0]})

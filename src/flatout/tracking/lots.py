@@ -26,6 +26,7 @@ def send_trial(
 ) -> None:
     now = int(time.time() * 1000)  # a record of an earlier version has no times
     start_ms, end_ms = trial.get("start_ms", now), trial.get("end_ms", now)
+    tags = {**tags, **trial.get("tags", {})}
     run = client.create_run(
         experiment_id, start_time=start_ms, run_name=trial["name"], tags=tags
     )

@@ -58,7 +58,7 @@ class RunRecord:
     datasets: list[dict[str, str]] = field(default_factory=list)
     """Inputs: name, digest, context, source, rows."""
     trials: list[dict[str, Any]] = field(default_factory=list)
-    """Nested runs: name, status, params, metrics, start_ms, end_ms."""
+    """Nested runs: name, status, params, metrics, tags, start_ms, end_ms."""
     sent_steps: dict[str, int] = field(default_factory=dict)
     """Of each metric the last step that the store has. All else that it has the store
     is asked for (`sending.Sender`)."""

@@ -27,6 +27,9 @@ TRIAL_SETTINGS = frozenset(
 )
 """Numbers of a trial that were set, not measured."""
 
+PRUNED = "pruned"
+"""Status of a sweep's trial that fell behind: ended on purpose, no failure."""
+
 DESCRIPTION = "mlflow.note.content"
 
 REPORT_TAGS = (
@@ -115,12 +118,14 @@ def _nested_run(row: dict[str, Any]) -> dict[str, Any]:
         if k not in TRIAL_SETTINGS and not _is_swept(k)
     }
     texts = {k: str(v)[:500] for k, v in present.items() if k not in numbers}
-    failed = row.get("status") not in (None, "ok")
+    status = row.get("status")
+    ended_well = status in (None, "ok", PRUNED)
     return {
         "name": plain_name(_trial_name(row)),
-        "status": "FAILED" if failed else "FINISHED",
+        "status": "FINISHED" if ended_well else "FAILED",
         "params": texts,
         "metrics": numbers,
+        "tags": {"exit_reason": PRUNED} if status == PRUNED else {},
     }
 
 
