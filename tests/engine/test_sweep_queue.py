@@ -393,6 +393,37 @@ def test_ctrl_c_gives_the_trial_back_at_once(tmp_path, formula):
 
 
 @pytest.mark.process
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("heartbeat_s", [0.05, 30.0])
+def test_ctrl_c_while_the_storage_is_away_says_what_is_so(
+    heartbeat_s, tmp_path, formula, caplog
+):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    shared = tmp_path / "shared"
+    asked = settings(
+        tmp_path / "sweep",
+        grid={RATE: [0.1], BATCH: [19]},
+        storage=str(shared / "journal"),
+        heartbeat_s=heartbeat_s,
+    )
+    files = benches.job_files(tmp_path)
+
+    def interrupt() -> None:
+        until(formula)
+        shared.rename(tmp_path / "away")
+        until(lambda: heartbeat_s > 1 or "does not answer" in caplog.text)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(Interrupted):
+        run_sweep(asked, files)
+    assert "take what was being trained when its heartbeat has ended" in caplog.text
+    assert ("asked again" in caplog.text) == (heartbeat_s < 1)
+    assert "taken for dead" not in caplog.text
+    assert "queued again" not in caplog.text
+
+
+@pytest.mark.process
 @pytest.mark.parametrize("kind", ["journal", "postgresql", "mysql"])
 def test_two_of_three_machines_die_and_each_combination_is_finished_once(kind):
     if not queue_drill.has_server(kind):

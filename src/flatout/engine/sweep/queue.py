@@ -160,6 +160,16 @@ class Queue:
         with suppress(UpdateFinishedTrialError, ValueError):  # it has ended meanwhile
             self._tell(trial.number, TrialState.FAIL, None)
 
+    @property
+    def legacy(self) -> str:
+        """What becomes of the trials of a command that was stopped."""
+        if not self.patience.is_away:
+            return "what was being trained is queued again"
+        return (
+            "sweep.storage does not answer, so other machines take what was being "
+            "trained when its heartbeat has ended"
+        )
+
     def look(self) -> None:
         """Give back trials of machines that are gone."""
         with self._turn:

@@ -109,10 +109,12 @@ class Patience:
                 return found
 
     def _silence(self, error: BaseException) -> float:
-        """When it began; told of once."""
+        """When it began; told of once, where it is asked again."""
         begin_s = self._silent_s
-        if begin_s is None:
-            self._silent_s = begin_s = time.monotonic()
+        if begin_s is not None:
+            return begin_s
+        self._silent_s = begin_s = time.monotonic()
+        if not self.stop.is_set():
             logger.warning(
                 "sweep.storage %s does not answer (%s): trainings go on, and it is "
                 "asked again for %.0f minutes",

@@ -58,8 +58,9 @@ def run_sweep(settings: Settings, files: JobFiles) -> list[Row]:
             return sweep.run(devices)
     except KeyboardInterrupt as error:
         logger.warning(
-            "Interrupted: what was being trained is queued again; the same command, "
-            "here or on another machine, goes on from its newest checkpoint"
+            "Interrupted: %s; the same command, here or on another machine, goes on "
+            "from its newest checkpoint",
+            queue.legacy,
         )
         raise Interrupted(signal.SIGINT) from error
     finally:
