@@ -21,7 +21,7 @@ from flatout.engine.parameters.secrets import without_password
 from flatout.engine.sweep import queue
 from flatout.engine.sweep import storage as storages
 from flatout.engine.sweep.database import PlainRows
-from flatout.engine.sweep.journal import drop_torn_line
+from flatout.engine.sweep.journal import MendingLock, drop_torn_line
 from flatout.engine.sweep.queue import Queue, this_machine
 from flatout.engine.sweep.storage import Patience, StorageError, open_storage
 from flatout.engine.sweep.sweep import run_sweep
@@ -222,6 +222,28 @@ def test_a_file_that_is_no_journal_is_refused_and_left_alone(content, tmp_path):
         open_storage(str(file))
     assert file.read_bytes() == content
     assert [one.name for one in tmp_path.iterdir()] == [file.name]
+
+
+def test_a_journal_beside_which_no_lock_can_be_made_is_refused_at_opening(tmp_path):
+    file = tmp_path / "journal"
+    optuna.create_study(storage=open_storage(str(file)), study_name="s")
+    # Root may write everywhere: here the lock's name is too long for the disk.
+    bound = file.rename(tmp_path / ("j" * 253))
+    with pytest.raises(SettingsError, match="name a file in a folder that this user"):
+        open_storage(str(bound))
+
+
+def test_a_lock_that_is_gone_with_its_folder_is_released(tmp_path):
+    file = tmp_path / "shared" / "journal"
+    open_storage(str(file))
+    lock = MendingLock(file)
+    assert lock.acquire()
+    file.parent.rename(tmp_path / "away")
+    lock.release()
+    file.parent.mkdir()
+    with pytest.raises(FileNotFoundError):
+        lock.acquire()
+    assert not list(file.parent.iterdir()), "nobody would release it"
 
 
 def test_a_journal_torn_in_its_first_line_is_begun_again(tmp_path):

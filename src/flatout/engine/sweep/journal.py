@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,24 @@ class MendingLock(JournalFileOpenLock):  # type: ignore[misc]
             raise
         return taken
 
+    def release(self) -> None:
+        """Without a fault where the lock's file is gone, with its folder or to another
+        machine that waited for long: what happened to the line is known before."""
+        with suppress(RuntimeError):
+            super().release()
+
 
 def open_journal(file: Path) -> Any:
-    """Raises SettingsError where `file` is something else, which stays as it is."""
+    """Raises SettingsError where `file` is something else, which stays as it is, and
+    OSError where this user may only read it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     check_journal(file)
+    lock = MendingLock(file)
+    backend = JournalFileBackend(str(file), lock)
+    lock.acquire()
+    lock.release()
     try:
-        return JournalStorage(JournalFileBackend(str(file), MendingLock(file)))
+        return JournalStorage(backend)
     except (LookupError, TypeError, AssertionError) as error:
         raise _no_journal(file, repr(error)) from None
 
