@@ -23,6 +23,7 @@ from flatout.engine.sweep import storage as storages
 from flatout.engine.sweep.database import PlainRows
 from flatout.engine.sweep.journal import MendingLock, drop_torn_line
 from flatout.engine.sweep.queue import Queue, this_machine
+from flatout.engine.sweep.space import check_sweep
 from flatout.engine.sweep.storage import Patience, StorageError, open_storage
 from flatout.engine.sweep.sweep import run_sweep
 from flatout.engine.sweep.watch import Watch
@@ -384,6 +385,45 @@ def test_passwords_are_not_shown():
 def test_a_storage_that_cannot_be_is_told_with_what_can(place, remedy):
     with pytest.raises(SettingsError, match=f"cannot be opened: {remedy}"):
         open_storage(place)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "localhost:25999/sweeps",
+        "ann@host/sweeps",
+        "ann:secret@host:5432/sweeps",
+        "ann:sec/ret@host",
+        "postgresql:/ann:secret@host/sweeps",
+    ],
+)
+def test_an_address_without_its_kind_is_no_file(place):
+    with pytest.raises(SettingsError, match="begins with its kind: write postg") as no:
+        check_sweep(settings(storage=place))
+    assert "sec" not in str(no.value)
+
+
+@pytest.mark.parametrize("driver", ["", "+psycopg"])
+def test_the_old_name_of_postgresql_is_told(driver):
+    with pytest.raises(SettingsError, match="write postgresql:// in place of postgres"):
+        check_sweep(settings(storage=f"postgres{driver}://ann:secret@host/x"))
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "data/08_reporting/sweep.journal",
+        "/home/ann@example.org/sweep:1/sweep.journal",
+        "./ann@host/sweep.journal",
+        "C:/Users/ann@host/sweep.journal",
+        "best@night.journal",
+        "postgresql://ann@host:5432/sweeps",
+        "mysql+pymysql://ann@host/sweeps?read_default_file=~/.my.cnf",
+        "sqlite:///data/sweep.db",
+    ],
+)
+def test_files_and_databases_may_be_named(place):
+    check_sweep(settings(storage=place))
 
 
 def test_a_grid_of_too_many_combinations_is_refused():

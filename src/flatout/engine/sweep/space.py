@@ -17,6 +17,7 @@ from flatout.engine.parameters import (
     SweptValue,
     near_or_all,
 )
+from flatout.engine.sweep.storage import check_place
 from flatout.engine.tasks import task_class
 
 Changes = Mapping[str, SweptValue]
@@ -44,8 +45,9 @@ def objective(settings: Settings) -> tuple[str, bool]:
 
 def check_sweep(settings: Settings) -> None:
     """Raises SettingsError for a setting that is none, or a value that it cannot
-    have."""
+    have, and for a storage that cannot be meant."""
     objective(settings)
+    check_place(settings.sweep.storage)
     options = settings.sweep
     listed: dict[str, list[SweptValue]] = dict(options.grid)
     listed |= {path: [r.low, r.high] for path, r in options.ranges.items()}

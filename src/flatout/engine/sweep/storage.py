@@ -4,6 +4,7 @@ with one that is away for a while."""
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +23,9 @@ PATIENCE_S = 600.0
 RETRY_S = 2.0
 OPENINGS = 3
 
+_ADDRESS = re.compile(r"[^/]*@[^/]*/|[^/]+:\d+/|[^/]{2,}:.*@")
+"""user@host/, host:port/, user:password@, postgresql:/user@."""
+
 Found = TypeVar("Found")
 
 
@@ -29,6 +33,23 @@ class StorageError(RuntimeError):
     """A storage that is gone for good, or that holds another sweep."""
 
     exit_code = 1
+
+
+def check_place(place: str) -> None:
+    """Raises SettingsError for an address that would be taken for a file, or for a kind
+    of database that has another name. Without the address: its password may stand
+    anywhere."""
+    kind, separator, _ = place.partition("://")
+    if separator and kind.split("+")[0] == "postgres":
+        raise SettingsError(
+            "sweep.storage: write postgresql:// in place of postgres://"
+        )
+    if not separator and _ADDRESS.match(place):
+        raise SettingsError(
+            "sweep.storage: the address of a database begins with its kind: write "
+            "postgresql://user@host/name or mysql+pymysql://user@host/name; a file of "
+            "such a name is written with ./ before it"
+        )
 
 
 def open_storage(place: str) -> Any:
