@@ -309,6 +309,32 @@ def test_a_storage_that_was_waited_for_is_asked_once_more_each_time(impatient):
     assert len(asked) > 1, "it is waited for anew"
 
 
+def test_a_refusal_is_an_answer_of_a_storage(impatient):
+    patience, asked = Patience("file", threading.Event()), []
+
+    def refused():
+        asked.append(1)
+        raise OSError if len(asked) == 1 else KeyError
+
+    with pytest.raises(KeyError):
+        patience.ask(refused)
+    assert not patience.is_away
+
+
+@pytest.mark.parametrize("zeros", [b"\0\0\n{}\n", b"\xff\xff\n"])
+def test_lines_that_cannot_be_read_yet_are_waited_for(zeros, tmp_path, impatient):
+    [a, b] = queues(tmp_path)
+    trial = b.take()
+    file = tmp_path / "sweep.journal"
+    whole = file.read_bytes()
+    file.write_bytes(whole + zeros)
+    with pytest.raises(StorageError, match="is gone"):
+        a.trials()
+    file.write_bytes(whole)
+    assert [one.number for one in a.trials()] == [trial.number]
+    assert not a.patience.is_away
+
+
 def test_a_storage_that_comes_back_late_hears_of_the_training(
     tmp_path, impatient, caplog
 ):

@@ -3,6 +3,7 @@ with one that is away for a while."""
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import threading
@@ -125,6 +126,9 @@ class Patience:
                 if self.stop.is_set() or time.monotonic() - since_s > PATIENCE_S:
                     raise StorageError(_gone(self.place, error)) from None
                 self.stop.wait(RETRY_S)
+            except Exception:
+                self._silent_s = None  # a refusal is an answer
+                raise
             else:
                 self._silent_s = None
                 return found
@@ -160,11 +164,13 @@ def _gone(place: str, error: BaseException) -> str:
 
 
 def _faults() -> tuple[type[BaseException], ...]:
-    """What a storage raises that is away: a server, or a folder of the network."""
+    """What a storage raises that is away: a server, or a folder of the network, which
+    may show zeros where another machine has written a line."""
     from optuna.exceptions import StorageInternalError
     from sqlalchemy.exc import SQLAlchemyError
 
-    return (StorageInternalError, SQLAlchemyError, OSError)
+    unreadable = (json.JSONDecodeError, UnicodeDecodeError)
+    return (StorageInternalError, SQLAlchemyError, OSError, *unreadable)
 
 
 def _opening_faults() -> tuple[type[BaseException], ...]:
