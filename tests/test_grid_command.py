@@ -18,9 +18,10 @@ from PIL import Image
 from flatout import cli
 from flatout.cli.grid import grid_parameters, of_samples
 from flatout.engine.arrays.sources import ArraysError
+from flatout.engine.data.raw_texts import RawTextsError
 from flatout.engine.parameters import SettingsError, parse_settings
 from flatout.project.init.samples import look_at_samples
-from flatout.project.init.settings import other_kind
+from flatout.project.init.settings import look_at, other_kind
 from tests.conftest import PROJECT, kedro
 from tests.test_first_settings import KINDS, write
 
@@ -130,6 +131,8 @@ def test_a_label_of_another_name_is_no_input(tmp_path):
     table.to_csv(tmp_path / "named.csv", index=False)
     assert other_kind(tmp_path / "named.csv") is None
     assert other_kind(tmp_path / "named.csv", "kind") == "arrays"
+    with pytest.raises(RawTextsError, match="no texts but 2 numbers a sample, kind is"):
+        look_at(str(tmp_path / "named.csv"), None, "kind")
 
 
 def photos(folder) -> Path:
@@ -195,12 +198,19 @@ def test_samples_are_measured_and_the_last_command_trains_on_them(
             ["--batch-sizes", "8", "many"],
             "benchmark.batch_sizes.1: should be an integer",
         ),
+        (
+            ["--data-path", "images", "--label-column", "x"],
+            "--label-column: images have",
+        ),
+        (["--data-path", "images", "--text-column", "x"], "--text-column: images have"),
         (["--steps", "1"], "1 is not in the range x>=2"),
         (["--batch-sizes", "8", "-1"], "benchmark.batch_sizes.1: should be greater"),
         (["--num-workers", "-2"], "benchmark.num_workers.0: should be greater"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(arguments, said, monkeypatch):
+def test_what_cannot_be_measured_is_refused(arguments, said, monkeypatch, tmp_path):
+    photos(tmp_path).rename(tmp_path / "images")
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     done = CliRunner().invoke(cli.flatout, ["benchmark", *arguments])
     assert done.exit_code in (2, 3)
@@ -216,18 +226,19 @@ def test_it_is_a_run_on_the_file_with_these_parameters(tmp_path, monkeypatch):
     file = write(tmp_path / "reviews.csv", KINDS["reviews.csv"][0])
     where = (f"--conf-source={conf}", f"--data-dir={tmp_path / 'data'}")
     (conf / "base/parameters_detect.yml").write_text("detect: {none: 1}")
-    lists = ("--batch-sizes", "8", "--device", "cpu")
+    lists = ("--batch-sizes", "8", "--device", "cpu", "--pin-memory", "false")
     asked = ("flatout", "benchmark", "--data-path", str(file), *lists, *where)
     done = kedro(*asked)
     assert done.returncode == 2, done.stdout
     assert "review is the text, stars has 5 classes" in done.stdout
     assert "kedro run --pipelines=split,tokenize,benchmark, mode grid" in done.stdout
+    assert "--pin-memory: no GPU is seen here to copy to; not tried." in done.stdout
     assert "detect.none: unknown parameter" in done.stdout
     catalog = yaml.safe_load((conf / "local/catalog.yml").read_text())
     assert catalog["raw_texts"]["filepath"] == str(file)
     again = kedro(*asked)
     assert "detect.none: unknown parameter" in again.stdout, "goes on as far"
     parameters = (conf / "local/parameters.yml").read_text()
-    other = CliRunner().invoke(cli.cli, [*asked, "--label-column", "review"])
+    other = CliRunner().invoke(cli.cli, [*asked, "--task", "regression"])
     assert "parameters.yml would be replaced" in other.output
     assert (conf / "local/parameters.yml").read_text() == parameters

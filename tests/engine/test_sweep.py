@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from optuna.trial import create_trial
@@ -11,6 +13,7 @@ from flatout.engine.benchmark.trials import processes as trials
 from flatout.engine.parameters import SettingsError, SweepSettings, parse_settings
 from flatout.engine.sweep import study
 from flatout.engine.sweep.best import SweepError, choose_best
+from flatout.engine.sweep.devices import Devices
 from flatout.engine.sweep.queue import ANSWER
 from flatout.engine.sweep.space import check_sweep, combinations
 from flatout.engine.sweep.storage import StorageError
@@ -109,6 +112,39 @@ def test_a_sweep_that_makes_no_sense_is_refused(sweep, message):
     with pytest.raises(SettingsError) as refused:
         settings(**sweep)
     assert message in str(refused.value)
+
+
+@pytest.mark.process
+def test_a_gpu_that_another_sweep_trains_on_is_waited_for(
+    tmp_path, formula, monkeypatch, caplog
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    asked = settings(tmp_path / "sweep", grid={RATE: [0.02], BATCH: [8]})
+    files = benches.job_files(tmp_path)
+    with ThreadPoolExecutor(1) as pool, caplog.at_level("INFO"):
+        with Devices(("7",)).held() as ours:
+            assert ours
+            rows = pool.submit(run_sweep, asked, files)
+            while "GPU 7: another sweep trains on it" not in caplog.text:
+                assert not rows.done(), rows.exception()
+                time.sleep(0.05)
+            assert not formula()
+        assert [row["status"] for row in rows.result(60)] == ["ok"]
+    assert formula() == ["0.02 7"]
+
+
+@pytest.mark.process
+def test_memory_that_one_device_has_not_is_asked_of_two(tmp_path, formula):
+    """What ended well on one device is not trained again."""
+    grid, files = {RATE: [0.02], BATCH: [8, 13]}, benches.job_files(tmp_path)
+    for ranks, ran in ((1, 2), (1, 2), (2, 3), (2, 3)):
+        study = f"study_{ranks}_{ran}_{len(formula())}"
+        asked = settings(
+            tmp_path / "sweep", grid=grid, study=study, devices_per_trial=ranks
+        )
+        rows = run_sweep(asked, files)
+        assert [row["status"] for row in rows] == ["ok", "oom"]
+        assert len(formula()) == ran
 
 
 @pytest.mark.process

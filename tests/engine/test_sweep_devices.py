@@ -40,6 +40,11 @@ def test_more_devices_than_there_are_is_refused(monkeypatch):
         sets_of(10_000)
 
 
+def test_names_of_one_card_in_another_order_are_the_same_locks():
+    with Devices(("3", "5")).held() as ours, Devices(("5", "3")).held() as again:
+        assert (ours, again) == (True, False)
+
+
 HOLDER = """
 import sys
 from flatout.engine.sweep.devices import Devices

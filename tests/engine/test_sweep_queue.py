@@ -21,7 +21,7 @@ from flatout.engine.parameters.secrets import without_password
 from flatout.engine.sweep import queue
 from flatout.engine.sweep import storage as storages
 from flatout.engine.sweep.database import PlainRows
-from flatout.engine.sweep.journal import MendingLock, drop_torn_line
+from flatout.engine.sweep.journal import Backend, MendingLock, drop_torn_line
 from flatout.engine.sweep.queue import Queue, this_machine
 from flatout.engine.sweep.space import check_sweep
 from flatout.engine.sweep.storage import Patience, StorageError, open_storage
@@ -333,6 +333,29 @@ def test_lines_that_cannot_be_read_yet_are_waited_for(zeros, tmp_path, impatient
     file.write_bytes(whole)
     assert [one.number for one in a.trials()] == [trial.number]
     assert not a.patience.is_away
+
+
+def test_no_line_is_skipped_where_some_came_as_zeros(tmp_path):
+    file = tmp_path / "q.journal"
+    lines = [
+        json.dumps({"op_code": n, "is": "x" * n}).encode() + b"\n" for n in range(9)
+    ]
+    file.write_bytes(lines[0] + b"\0\0\0\0\0\n")
+    reader = Backend(str(file))
+    with pytest.raises(UnicodeDecodeError):
+        list(reader.read_logs(0))
+    file.write_bytes(b"".join(lines[:3]))
+    assert [one["op_code"] for one in reader.read_logs(1)] == [1, 2]
+    file.write_bytes(b"".join(lines))
+    assert [one["op_code"] for one in reader.read_logs(3)] == [3, 4, 5, 6, 7, 8]
+
+
+def test_notes_behind_a_line_like_a_journals_stay(tmp_path):
+    file, notes = tmp_path / "notes.txt", b'{"op_code":0}\nmy notes without an end'
+    file.write_bytes(notes)
+    with pytest.raises(SettingsError, match="is not a journal of a sweep"):
+        open_storage(str(file))
+    assert file.read_bytes() == notes
 
 
 def test_a_storage_that_comes_back_late_hears_of_the_training(

@@ -532,6 +532,10 @@ def test_an_empty_benchmark_is_shown_as_such():
         ) as no:
             check_trials(trials, summary, shown["report"])
         assert told in str(no.value)
+    beside = [{**TRIAL, "kind": kind} for kind in ("device", "memory", "loader")]
+    with pytest.raises(BenchmarkError, match=r"no training .*, 2 were"):
+        check_trials(pd.concat([trials, pd.DataFrame(beside)]), empty, "")
+    check_trials(pd.DataFrame(beside), {**empty, "mode": "loader"}, "")
     check_trials(pd.DataFrame(), empty, "")  # mode journey has none
     check_trials(pd.concat([trials, pd.DataFrame([TRIAL])]), empty, "")
 

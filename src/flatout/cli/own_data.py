@@ -114,6 +114,7 @@ def benchmark(
             click.echo("--pin-memory: no GPU is seen here to copy to; not tried.")
         path = Path(data_path or "")
         if data_path and (kind := first_settings.other_kind(path, label_column)):
+            _check_columns(kind, text_column, label_column)
             found, why = look_at_samples(kind, path, label_column)
             given = of_samples(kind, found, options["task"])
             click.echo(f"{data_path}: {why}.")
@@ -135,3 +136,14 @@ def benchmark(
     given["params"] |= {"data_dir": data_dir} if data_dir else {}
     click.echo(f"kedro run --pipelines={','.join(given['pipelines'])}, mode grid")
     return context.invoke(run, conf_source=conf_source, **given)
+
+
+def _check_columns(kind: str, text: str | None, label: str | None) -> None:
+    """Raises click.UsageError for a column that samples of this kind have not."""
+    if text:
+        raise click.UsageError(f"--text-column: {kind} have no texts; leave it out")
+    if label and kind == "images":
+        raise click.UsageError(
+            "--label-column: images have their folder's name as label, or the column "
+            "label of a manifest; leave it out"
+        )

@@ -84,8 +84,10 @@ def _recommendation(summary: Summary, trials: pd.DataFrame) -> str:
 def _no_gain(trials: pd.DataFrame) -> str:
     """What is said of other settings: none may have been measured."""
     rows = trials.to_dict("records")
-    ran = [row for row in rows if row["kind"] == "end_to_end" and row["status"] == "ok"]
-    if ran and all(row["label"] == CONFIGURED for row in ran):
+    kinds = ("end_to_end", "compute")
+    ran = [row for row in rows if row["kind"] in kinds and row["status"] == "ok"]
+    settings = {tuple(str(row.get(name)) for name in SETTINGS) for row in ran}
+    if len(settings) == 1:
         return "No settings were measured other"
     return "No settings are faster"
 
@@ -101,8 +103,8 @@ def _batch(summary: Summary) -> str:
 
 
 DOUBTFUL_PCT = 50.0
-"""By how much windows of one trial differ on no machine that is left alone: by 11 % in
-the median of ten tunes on two cores, by 35 % at most."""
+"""By how much windows of one trial differ on no machine that is left alone: on two
+cores of a virtual machine by 35 % at most, in ten tunes."""
 
 
 def _doubt(summary: Summary, trials: pd.DataFrame) -> str:
@@ -130,6 +132,9 @@ SETTLED = (
     "compile",
     "cuda_graphs",
 )
+
+
+SETTINGS = (*SETTLED, "num_workers", "prefetch_factor", "pin_memory")
 
 
 def _workers(summary: Summary, trials: pd.DataFrame) -> str:

@@ -35,7 +35,7 @@ def read_best(data: Path) -> dict[str, Any]:
         raise NoSweepError(
             f"{file} is empty or torn, as a full disk leaves it. Run the same sweep "
             "again: kedro run --pipelines=sweep writes the file and trains nothing "
-            "that has ended"
+            "that has ended well"
         ) from None
     return found
 

@@ -1,4 +1,4 @@
-"""The sets of GPUs that trials get, each of which one sweep at a time trains on."""
+"""The sets of GPUs that trials get. One sweep at a time trains on a GPU."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Devices:
-    """Of one trial; of a CPU, which has all cores, no names."""
+    """The GPUs of one trial; no names on a CPU, whose cores trials share."""
 
     names: tuple[str, ...] = ()
 
     @property
     def variables(self) -> dict[str, str]:
-        """With which a trial's process sees these alone."""
+        """Environment in which a trial sees only these."""
         return only_gpu(",".join(self.names)) if self.names else {}
 
     @contextmanager
@@ -35,18 +35,32 @@ class Devices:
         this machine may train on one of them."""
         with ExitStack() as locks:
             try:
-                for name in self.names:
-                    locks.enter_context(FileLock(_lock_file(name), timeout=0))
+                for card in sorted(map(_card, self.names)):
+                    locks.enter_context(FileLock(_lock_file(card), timeout=0))
             except Timeout:
                 locks.close()
                 yield False
                 return
+            except OSError as error:  # no place for locks: better two trials than none
+                logger.debug("GPUs are not locked: %s", error)
             yield True
 
 
-def _lock_file(name: str) -> Path:
+def _card(name: str) -> str:
+    """The same for each name of a card, another for that of another container."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        found = pynvml.nvmlDeviceGetHandleByIndex(int(name))
+        return str(pynvml.nvmlDeviceGetUUID(found))
+    except Exception:  # a name that is no index, or no driver to ask
+        return name
+
+
+def _lock_file(card: str) -> Path:
     user = os.getuid() if hasattr(os, "getuid") else ""
-    return Path(tempfile.gettempdir(), f"flatout_{user}_gpu_{name.replace('/', '_')}")
+    return Path(tempfile.gettempdir(), f"flatout_{user}_gpu_{card.replace('/', '_')}")
 
 
 def sets_of(count: int) -> list[Devices]:
@@ -61,9 +75,9 @@ def sets_of(count: int) -> list[Devices]:
         )
     if not names:
         return [Devices()]
-    if over := names[len(names) // count * count :]:
+    if idle := names[len(names) // count * count :]:
         logger.warning(
-            "GPU %s stays idle: trials get %d GPUs each", ", ".join(over), count
+            "GPU %s stays idle: trials get %d GPUs each", ", ".join(idle), count
         )
     groups = zip(*[iter(names)] * count, strict=False)
     return [Devices(tuple(group)) for group in groups]

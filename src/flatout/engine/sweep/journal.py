@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,22 @@ from flatout.engine.parameters import SettingsError
 
 BEGIN = b'{"op_code":'
 """Of each line that Optuna writes."""
+
+
+class Backend(JournalFileBackend):  # type: ignore[misc]
+    """One that reads a line again where its bytes were no text: those of a network's
+    disk may come as zeros at first. Optuna does so for broken JSON alone, and would
+    go on behind that line."""
+
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+        number = log_number_from
+        try:
+            for entry in super().read_logs(log_number_from):
+                yield entry
+                number += 1
+        except UnicodeDecodeError:
+            self._log_number_offset.pop(number + 1, None)
+            raise
 
 
 class MendingLock(JournalFileOpenLock):  # type: ignore[misc]
@@ -47,13 +64,13 @@ def open_journal(file: Path) -> Any:
     file.parent.mkdir(parents=True, exist_ok=True)
     check_journal(file)
     lock = MendingLock(file)
-    backend = JournalFileBackend(str(file), lock)
-    lock.acquire()
-    lock.release()
     try:
-        return JournalStorage(backend)
+        storage = JournalStorage(Backend(str(file), lock))
     except (LookupError, TypeError, AssertionError) as error:
         raise _no_journal(file, repr(error)) from None
+    lock.acquire()  # mends the last line, of what is a journal
+    lock.release()
+    return storage
 
 
 def check_journal(file: Path) -> None:

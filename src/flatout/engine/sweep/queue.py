@@ -161,7 +161,7 @@ class Queue:
             self._tell(trial.number, TrialState.FAIL, None)
 
     @property
-    def legacy(self) -> str:
+    def fate_of_trials(self) -> str:
         """What becomes of the trials of a command that was stopped."""
         if not self.patience.is_away:
             return "what was being trained is queued again"
@@ -182,7 +182,7 @@ class Queue:
                     name = trial.user_attrs.get(MACHINE, {}).get("host", "a machine")
                     logger.warning(
                         "trial %d of %s gave no sign of life: it is queued again",
-                        trial.number,
+                        self.place(trial),
                         name,
                     )
                     self.give_back(trial)

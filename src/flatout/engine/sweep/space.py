@@ -25,7 +25,7 @@ Changes = Mapping[str, SweptValue]
 
 SWEPT = ("train.", "model.", "runtime.")
 FIXED = ("train.distributed", "train.resume")
-"""A trial has sweep.devices_per_trial, and goes on where it stopped."""
+"""sweep.devices_per_trial sets a trial's devices; it goes on where it stopped."""
 LARGEST_EXACT = 2**53
 """Storages keep every number as a float."""
 

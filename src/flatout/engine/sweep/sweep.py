@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import shutil
@@ -32,6 +33,7 @@ from flatout.engine.sweep.watch import Watch
 
 logger = logging.getLogger(__name__)
 
+SPEC = "spec.json"
 FORMAT = 1
 """Raised when a trial's answer changes its meaning: older answers are not taken."""
 FIGURES = ("validation_loss", "validation_accuracy", "samples_per_s")
@@ -60,7 +62,7 @@ def run_sweep(settings: Settings, files: JobFiles) -> list[Row]:
         logger.warning(
             "Interrupted: %s; the same command, here or on another machine, goes on "
             "from its newest checkpoint",
-            queue.legacy,
+            queue.fate_of_trials,
         )
         raise Interrupted(signal.SIGINT) from error
     finally:
@@ -128,24 +130,31 @@ class Sweep:
             raise
 
     def _work(self, devices: Devices) -> None:
+        told = False
         while not self.queue.stop.is_set() and not self.closing.is_set():
             with devices.held() as ours:
                 trial = self.queue.take() if ours else None
-                if trial is not None:
+                if trial is not None and self.closing.is_set():
+                    self.queue.give_back(trial)
+                elif trial is not None:
                     self._train(trial, devices)
                     continue
             if self.queue.done():
                 return
+            if not ours and not told:
+                told = True
+                names = ", ".join(devices.names)
+                logger.info("GPU %s: another sweep trains on it, waiting", names)
             # A machine that still trains may die, another sweep here may end.
             self.queue.stop.wait(min(POLL_S, self.settings.sweep.heartbeat_s))
             self.queue.look()
 
     def _train(self, trial: Trial, devices: Devices) -> None:
         ranks = self.settings.sweep.devices_per_trial
-        spec, alone = self._spec(trial.params, ranks), self._spec(trial.params, 1)
+        spec, one_rank = self._spec(trial.params, ranks), self._spec(trial.params, 1)
         by = trained_by(spec.settings.model)
         # Machines with other sets of devices share a trial's folder.
-        key = alone.key({"data": self.files.data_key, "format": FORMAT, "by": by})
+        key = one_rank.key({"data": self.files.data_key, "format": FORMAT, "by": by})
         folder = self.folder / key
         folder.mkdir(exist_ok=True)
         with Watch(self.queue, trial, folder, self.metric) as watch:
@@ -166,7 +175,10 @@ class Sweep:
         self, spec: TrialSpec, folder: Path, devices: Devices, over: threading.Event
     ) -> Answer:
         """Kept from before, or of a training now."""
-        return kept_answer(folder) or ask(
+        kept = kept_answer(folder)
+        if kept and (kept.status == "ok" or _ranks_of(folder) == _ranks(spec)):
+            return kept
+        return ask(
             spec,
             self.files,
             folder,
@@ -207,6 +219,16 @@ class Sweep:
         ended = [t for t in self.queue.live() if ANSWER in t.user_attrs]
         kept = one_a_place(ended, self.queue.place)
         return [_row(kept[place], place) for place in sorted(kept)]
+
+
+def _ranks(spec: TrialSpec) -> Any:
+    return spec.settings.train.distributed.num_processes
+
+
+def _ranks_of(folder: Path) -> Any:
+    """Of the training whose answer lies there: memory that one GPU has not may be
+    that of two."""
+    return _ranks(TrialSpec.from_json(json.loads((folder / SPEC).read_text())["spec"]))
 
 
 def one_a_place(

@@ -37,8 +37,7 @@ class Watch:
     """Why it was ended: pruned, lost."""
     _evaluations: int = 0
     _value: float | None = None
-    _is_alone: bool = False
-    """Whether the storage was gone for good."""
+    _outage_told: bool = False
     _end: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> Watch:
@@ -77,22 +76,22 @@ class Watch:
             except UpdateFinishedTrialError:
                 self._stop("lost")
             except StorageError as error:
-                self._goes_on(error)
+                self._note_outage(error)
             self._end.wait(LOOK_S)
 
-    def _goes_on(self, error: StorageError) -> None:
+    def _note_outage(self, error: StorageError) -> None:
         """The storage may be back before the training ends: then others hear of it,
         and its answer is told. Else that is kept in its folder."""
-        if not self._is_alone and not self.queue.stop.is_set():
+        if not self._outage_told and not self.queue.stop.is_set():
             logger.warning("%s. The training goes on to its end", error)
-        self._is_alone = True
+        self._outage_told = True
 
     def _beat(self) -> None:
         if not self.queue.beat(self.trial):
             logger.warning(
                 "trial %d was taken for dead and is another machine's now: its "
                 "training here ends",
-                self.trial.number + 1,
+                self.queue.place(self.trial),
             )
             self._stop("lost")
         self.queue.look()
@@ -115,9 +114,10 @@ class Watch:
 
     def _new_values(self) -> list[float]:
         file = self.folder / "metrics.jsonl"
-        if not file.exists():
+        try:
+            lines = file.read_bytes().split(b"\n")[:-1]
+        except OSError:  # not there yet, or its disk is away: looked at again
             return []
-        lines = file.read_bytes().split(b"\n")[:-1]
         points = (parse_point(line).get("metrics", {}) for line in lines)
         values = [point[self.metric] for point in points if self.metric in point]
         return values[self._evaluations :]

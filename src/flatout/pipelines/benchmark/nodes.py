@@ -89,7 +89,8 @@ def check_trials(trials: pd.DataFrame, summary: dict[str, Any], report: str) -> 
 
     if trials.empty:  # mode journey has none
         return
-    trained = trials[~trials["kind"].isin(["device", "memory"])]
+    beside = {"device", "memory"} | ({"loader"} - {summary["mode"]})
+    trained = trials[~trials["kind"].isin(beside)]
     if len(trained) and not (trained["status"] == "ok").any():
         told = failure_text(summary["failed"] or trained.iloc[0].to_dict())
         raise BenchmarkError(

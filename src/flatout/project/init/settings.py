@@ -70,8 +70,8 @@ def look_at(
 ) -> tuple[Guess, dict[str, Any]]:
     """A guess of what `file` holds, and the catalog's entry that reads it. Raises
     RawTextsError."""
-    if kind := other_kind(Path(file)):
-        raise RawTextsError(_no_texts(kind, file))
+    if kind := other_kind(Path(file), label):
+        raise RawTextsError(_no_texts(kind, file, label))
     entry: dict[str, Any] = {"type": "flatout.datasets.TextFiles", "filepath": file}
     options: dict[str, Any] = _encoding(Path(file))
     raw: RawTexts = TextFiles(filepath=file, **options).load()
@@ -83,10 +83,10 @@ def look_at(
     return guess(raw, text, label), entry | options
 
 
-def _no_texts(kind: str, file: str) -> str:
+def _no_texts(kind: str, file: str, label: str | None) -> str:
     given, why = {kind: {"path": file}}, kind
     with suppress(ArraysError):  # the command says what is wrong
-        given, why = look_at_samples(kind, Path(file))
+        given, why = look_at_samples(kind, Path(file), label)
     params = ",".join(f"{path}={value}" for path, value in by_path(given))
     return (
         f"{file} holds no texts but {why}: kedro run --env={kind} "
