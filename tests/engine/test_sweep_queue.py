@@ -472,7 +472,9 @@ def test_the_old_name_of_postgresql_is_told(driver):
     ],
 )
 def test_files_and_databases_may_be_named(place):
-    check_sweep(settings(storage=place))
+    asked = settings(storage=place)
+    check_sweep(asked)
+    assert asked.sweep.storage == place, "as it was named"
 
 
 def test_a_grid_of_too_many_combinations_is_refused():

@@ -113,8 +113,8 @@ def kept(
     """Whether a training came to what conf/tuned promises (`tuned` as it writes it),
     and in words; None where it promises nothing. `tflops`: of plain products on this
     machine now. Where those have become slower or faster, so has the machine, and its
-    part of the difference is no fault of the settings. One of a few seconds,
-    `trained_s`, may differ by chance."""
+    part of the difference is no fault of the settings. `trained_s`: seconds
+    of the training; of a few the rate may differ by chance."""
     low, high = tuned.get("samples_per_s_low"), tuned.get("samples_per_s_high")
     if not isinstance(low, (int, float)) or not isinstance(high, (int, float)):
         return None

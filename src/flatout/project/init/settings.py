@@ -20,7 +20,7 @@ from flatout.engine.data.raw_texts import RawTexts, RawTextsError
 from flatout.engine.families import first_type
 from flatout.engine.files.atomic_write import write_text
 from flatout.engine.machine.environment import nvidia_gpu_count
-from flatout.engine.parameters import parse_settings
+from flatout.engine.parameters import ModelSettings, parse_settings
 from flatout.engine.parameters.common import by_path
 from flatout.engine.tasks import HeadKind, columns_of, task_class
 from flatout.project.init.guess import Guess, guess
@@ -44,14 +44,14 @@ TEMPLATES = {
 #   filepath: data/01_raw/reviews.csv # or .tsv, .jsonl, .parquet, .arrow, a folder
 #   # delimiter: ";"
 """,
-    "parameters.yml": """\
+    "parameters.yml": f"""\
 # What differs from conf/base/parameters.yml; docs/parameters.md lists all parameters.
 # kedro flatout init FILE fills this in from your data.
 # split:
 #   text_column: text
 #   label_column: label # null: unlabelled text
 # model:
-#   task: sequence-classification # docs/tasks.md
+#   task: {ModelSettings.model_fields["task"].default} # docs/tasks.md
 #   name_or_path: null # a checkpoint; null: from scratch
 # tokenize:
 #   max_length: 320 # tokens; longer texts are cut
