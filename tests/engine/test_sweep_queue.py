@@ -20,6 +20,7 @@ from flatout.engine.parameters import SettingsError, SweepSettings, parse_settin
 from flatout.engine.parameters.secrets import without_password
 from flatout.engine.sweep import queue
 from flatout.engine.sweep import storage as storages
+from flatout.engine.sweep import study as studies
 from flatout.engine.sweep.database import PlainRows
 from flatout.engine.sweep.journal import Backend, MendingLock, drop_torn_line
 from flatout.engine.sweep.queue import Queue, this_machine
@@ -591,3 +592,26 @@ def test_a_database_lists_trials_as_optuna_does(tmp_path):
         found = plain._get_trials(study._study_id, *asked)
         assert repr(found) == repr(theirs._get_trials(study._study_id, *asked))
     assert [trial.number for trial in found] == [2, 4, 5]
+
+
+def test_a_storage_that_goes_away_while_a_study_is_begun_is_asked_again(
+    tmp_path, monkeypatch, impatient
+):
+    """Behind the study's begin, and before it says what it is of."""
+    monkeypatch.setattr(storages, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(studies, "CREATOR_TAKES_S", 0.0)
+    note, failed = optuna.Study.set_user_attr, []
+
+    def away_once(study, *given):
+        if not failed:
+            failed.append(given)
+            raise OSError("the disk is away")
+        note(study, *given)
+
+    monkeypatch.setattr(optuna.Study, "set_user_attr", away_once)
+    asked, folder = settings(tmp_path / "sweep"), tmp_path / "sweep"
+    folder.mkdir()
+    job = benches.job_files(tmp_path).open(asked, folder)
+    study = studies.open_study(job, threading.Event())
+    assert failed
+    assert study.user_attrs[studies.IDENTITY] == studies.identity(job)

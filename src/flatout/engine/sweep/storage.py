@@ -150,11 +150,6 @@ class Patience:
         return begin_s
 
 
-def patiently(call: Callable[[], Found], place: str, stop: threading.Event) -> Found:
-    """Asked once, before there is a queue. Raises StorageError."""
-    return Patience(place, stop).ask(call)
-
-
 def _gone(place: str, error: BaseException) -> str:
     return (
         f"sweep.storage {without_password(place)} is gone ({_cause(error)}). "

@@ -22,7 +22,7 @@ from flatout.engine.parameters import ModelSettings, Settings, SweepSettings
 from flatout.engine.parameters.secrets import without_password
 from flatout.engine.sweep.queue import this_machine
 from flatout.engine.sweep.space import objective
-from flatout.engine.sweep.storage import StorageError, open_storage, patiently
+from flatout.engine.sweep.storage import Patience, StorageError, open_storage
 from flatout.engine.train.setup.identity import result_identity
 from flatout.engine.train.setup.job import TrainJob
 
@@ -33,22 +33,23 @@ CREATOR_TAKES_S = 30.0
 def open_study(job: TrainJob, stop: threading.Event) -> Study:
     """Begun, or gone on with. Raises SettingsError, and StorageError where the study
     has another identity."""
-    options, seed = job.settings.sweep, job.settings.runtime.seed
-    storage = open_storage(options.storage)
-    wanted = identity(job)
-    _, higher = objective(job.settings)
+    storage, wanted = open_storage(job.settings.sweep.storage), identity(job)
+    patience = Patience(job.settings.sweep.storage, stop)
+    return patience.ask(lambda: _opened(job.settings, storage, wanted))
 
-    def create() -> Study:
-        return optuna.create_study(
+
+def _opened(settings: Settings, storage: Any, wanted: Mapping[str, str]) -> Study:
+    """Again from its begin where the storage was away in between."""
+    options, seed = settings.sweep, settings.runtime.seed
+    _, higher = objective(settings)
+    try:
+        study = optuna.create_study(
             storage=storage,
             study_name=options.study,
             direction="maximize" if higher else "minimize",
             pruner=_pruner(options),
         )
-
-    try:
-        study = patiently(create, options.storage, stop)
-        study.set_user_attr(IDENTITY, wanted)
+        study.set_user_attr(IDENTITY, dict(wanted))
     except optuna.exceptions.DuplicatedStudyError:
         study = optuna.load_study(
             storage=storage, study_name=options.study, pruner=_pruner(options)
