@@ -9,7 +9,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from flatout.engine.parameters.common import SettingsError
-from flatout.engine.parameters.other_names import HERE, RENAMED
+from flatout.engine.parameters.other_names import HERE, REMOVED, RENAMED
 
 NEAR = 0.8
 """difflib's ratio from which a name is taken for a misspelling."""
@@ -58,6 +58,10 @@ WORDS = {
 
 def _fault_text(fault: Any, location: list[Any], model: type[BaseModel]) -> str:
     """`unknown parameter; did you mean train.global_batch_size?`"""
+    path = ".".join(str(part) for part in location)
+    removed = REMOVED.get(path) or REMOVED.get(f"{path}={fault['input']}")
+    if removed:
+        return f"was removed in this version: {removed}"
     if fault["type"] == "extra_forbidden":
         return f"unknown parameter; {_hint(location, model)}"
     message = str(fault["msg"]).removeprefix("Value error, ")

@@ -12,6 +12,17 @@ logger = logging.getLogger(__name__)
 RENAMED = {"train.strategy": "train.batching"}
 """Parameters of one group by their earlier names, which are read for one release."""
 
+REMOVED: dict[str, str] = {
+    # model and runtime
+    # split and tokenize
+    # train
+    # benchmark
+    # sweep
+    # tracking and the rest
+}
+"""What to use in place of a parameter (`train.example`) or of one of its values
+(`train.example=value`) that an earlier version had. docs/migration.md lists them."""
+
 _NAMES = {
     "train": "training trainer training_args training_arguments",
     "tokenize": "tokenizer tokenization",
