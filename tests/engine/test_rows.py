@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import datasets
 import numpy as np
 import pandas as pd
@@ -96,6 +98,25 @@ def test_bytes_that_are_not_utf8_cost_their_row_only():
 def test_labels_of_several_kinds_become_names(values, names):
     rows, _ = checked(pd.DataFrame({"text": ["t", "u"], "label": values}))
     assert [row["label"] for row in rows] == names
+
+
+NAN = pa.array([0.5, float("nan")])
+
+
+@pytest.mark.parametrize("nan", [NAN, NAN.cast(pa.float16()), NAN.dictionary_encode()])
+@pytest.mark.parametrize("column", ["text", "label", "who", "part", "flag"])
+def test_nan_is_a_missing_value_in_whatever_column(column, nan):
+    """As pandas has it, which knows no other missing float."""
+    flags = ("flag",) if column == "flag" else ()
+    columns = Columns(
+        "text", None, None if flags else "label", "who", flags=flags, split="part"
+    )
+    if flags:
+        columns = replace(columns, label_type=pa.list_(pa.string()))
+    good = {"text": ["a", "b"], "label": ["x", "y"], "who": ["p", "q"]}
+    good |= {"part": ["train", "train"], "flag": [0, 1]}
+    _, rejected = checked(pa.table({**good, column: nan}), columns)
+    assert rejected[1] == f"{column} is missing"
 
 
 def invalid_utf8():

@@ -30,6 +30,15 @@ def plain(array: Any) -> Any:
     return array
 
 
+def named(array: Any) -> Any:
+    """Values as `plain` gives them, null in place of NaN."""
+    array = plain(array)
+    missing = array.is_null(nan_is_null=True)
+    if missing.true_count == array.null_count:
+        return array
+    return pc.if_else(missing, pa.scalar(None, array.type), array)
+
+
 def checks_of(found: list[Any]) -> list[Check]:
     """Of rows read one by one: what is a text (N,) is the reason why not."""
     reasons = sorted({one for one in found if isinstance(one, str)})
@@ -46,7 +55,7 @@ def is_text(kind: Any) -> bool:
 
 def read_text(batch: RawBatch, name: str) -> tuple[Any, list[Check]]:
     """A text column as `string`, null where it cannot be used."""
-    array, kinds = plain(batch.columns[name]), batch.kinds.get(name)
+    array, kinds = named(batch.columns[name]), batch.kinds.get(name)
     if not is_text(array.type):
         nothing = pa.nulls(len(array), pa.string())
         missing = mask_of(array.is_null())
@@ -147,7 +156,7 @@ def _is_finite(value: Any) -> bool:
 
 def read_class(batch: RawBatch, name: str) -> tuple[Any, Any, list[Check]]:
     """Class names: texts as they are, whole numbers without a decimal point."""
-    array = plain(batch.columns[name])
+    array = named(batch.columns[name])
     kinds = batch.kinds.get(name)
     if kinds is None:
         kinds = np.full(len(array), _kind_of_type(array.type), np.uint8)
@@ -178,13 +187,13 @@ def _names_of_floats(array: Any) -> Any:
         array = array.cast(pa.float32())
     encoded = array.dictionary_encode()
     numbers = encoded.dictionary.to_numpy(zero_copy_only=False)
-    names = [None if np.isnan(number) else name_of(number) for number in numbers]
+    names = [name_of(number) for number in numbers]
     return pa.array(names, pa.string()).take(encoded.indices)
 
 
 def read_group(batch: RawBatch, name: str) -> tuple[Any, list[Check]]:
     """Names of groups, of any type that has names."""
-    array, bad_bytes = _valid_utf8(plain(batch.columns[name]))
+    array, bad_bytes = _valid_utf8(named(batch.columns[name]))
     kinds = batch.kinds.get(name, np.full(len(array), Kind.TEXT, np.uint8))
     checks = [
         (kinds == Kind.BAD_UNICODE, f"{name} is not valid Unicode"),

@@ -24,7 +24,7 @@ from flatout.engine.data.forms.messages import read_messages
 from flatout.engine.data.forms.words import read_tagged
 from flatout.engine.data.raw_texts import Kind, RawBatch
 
-NOTHING = ("", "None")
+NOTHING = ("", "None", "nan")
 """Excerpts that show nothing."""
 
 REJECTED_SCHEMA = pa.schema(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from flatout.engine.data.column_checks import Check, mask_of, read_number
+from flatout.engine.data.column_checks import Check, mask_of, named, read_number
 from flatout.engine.data.raw_texts import RawBatch
 
 
@@ -20,7 +20,7 @@ def read_flags(
     flags = np.zeros((len(batch.rows), len(names)), bool)
     for at, name in enumerate(names):
         numbers = read_number(batch, name)[0].to_numpy(zero_copy_only=False)
-        missing = mask_of(batch.columns[name].is_null())
+        missing = mask_of(named(batch.columns[name]).is_null())
         odd = (numbers != 0) & (numbers != 1)
         checks += [
             (name, (missing, f"{name} is missing")),

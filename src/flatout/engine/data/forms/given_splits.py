@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flatout.engine.data.column_checks import Check, mask_of, plain
+from flatout.engine.data.column_checks import Check, mask_of, named
 from flatout.engine.data.raw_texts import SPLITS, RawBatch, RawTexts, RawTextsError
 
 SPLIT_CODES = {
@@ -78,7 +78,7 @@ def named_splits(splits: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def read_splits(batch: RawBatch, name: str) -> tuple[npt.NDArray[np.int8], list[Check]]:
     """Codes (N,) of the splits that a column names."""
-    array = plain(batch.columns[name])
+    array = named(batch.columns[name])
     missing = mask_of(array.is_null())
     names = array.cast(pa.string()).to_pylist()
     codes = [SPLIT_CODES.get((value or "").strip().lower(), -1) for value in names]
