@@ -65,15 +65,19 @@ def build(
             return _from_scratch(auto, config, settings, options)
     if settings.name_or_path is None:
         return _from_scratch(auto, config, settings, options)
+    where = {"revision": settings.revision, **where_to_look(settings.name_or_path)}
     try:
+        saved, _ = transformers.PretrainedConfig.get_config_dict(
+            settings.name_or_path, **where
+        )
         return load_with_new_head(
             auto,
             settings.name_or_path,
+            saved,
             config=config,
-            revision=settings.revision,
             trust_remote_code=settings.trust_remote_code,
             use_safetensors=True,
-            **where_to_look(settings.name_or_path),
+            **where,
             **options,
         )
     except (OSError, ValueError, KeyError) as error:

@@ -1,27 +1,145 @@
-"""A checkpoint whose head is not the task's: the body stays, the head is new.
+"""A checkpoint for the task at hand: the body stays, and the head where it fits.
 
-transformers refuses a head of another size (three labels then, four now) with a
-RuntimeError, and takes one of another kind with a table in the log.
+transformers keeps the rows of a head by number and renames them by the config, so that
+`positive, negative` becomes `negative, positive` without a word. Here rows follow the
+names of their labels; a head whose labels are others starts from scratch.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
+import torch
+
 logger = logging.getLogger(__name__)
+
+SHOWN_NAMES = 5
 
 
 class BodyMismatch(ValueError):
     """Weights below the head that have another shape than the config says."""
 
 
-def load_with_new_head(auto: Any, name: str, **options: Any) -> Any:
-    """`auto.from_pretrained`; says once which weights start from scratch. Raises
+def load_with_new_head(
+    auto: Any, name: str, saved: Mapping[str, Any], **options: Any
+) -> Any:
+    """`auto.from_pretrained` with the labels of `options["config"]`; `saved`: the
+    checkpoint's own config. Says once which weights start from scratch. Raises
     BodyMismatch, and what transformers raises."""
-    model, info = auto.from_pretrained(
-        name, ignore_mismatched_sizes=True, output_loading_info=True, **options
+    config, then = options["config"], saved_labels(saved)
+    now = [str(config.id2label[number]) for number in range(config.num_labels)]
+    places: list[int] | None = list(range(len(now)))
+    sized: Mapping[str, int] = {}
+    if len(then) == len(now):  # else shapes tell the head apart
+        places = _places(then, now, saved, config)
+    if places != list(range(len(now))):
+        sized = label_dimensions(auto, config, options)
+    model, new = _loaded(auto, name, **options)
+    sized = {key: dimension for key, dimension in sized.items() if key not in new}
+    if sized and places is None:
+        _warn(name, then, now)
+        _start_anew(model, sized)
+        new = sorted({*new, *sized})
+    elif sized and places is not None:
+        _move_rows(model, sized, places)
+        logger.info("the head's outputs are those of %s, moved by name", name)
+    if new:
+        logger.warning(
+            "not in %s, so they start from scratch: %s", name, ", ".join(new)
+        )
+    return model
+
+
+def saved_labels(saved: Mapping[str, Any]) -> list[str]:
+    """Names of a checkpoint's labels by number; LABEL_0, ... if it has none."""
+    named = saved.get("id2label")
+    if named:
+        return [str(named[key]) for key in sorted(named, key=int)]
+    number = saved.get("num_labels") or 2  # as transformers has it
+    return [f"LABEL_{place}" for place in range(int(number))]
+
+
+def _places(
+    then: Sequence[str], now: Sequence[str], saved: Mapping[str, Any], config: Any
+) -> list[int] | None:
+    """The old number of each label of `now`; None if they are not the same labels."""
+    kind, same = config.problem_type, list(range(len(now)))
+    # transformers takes one output of no kind for a regression.
+    was = saved.get("problem_type") or ("regression" if len(then) == 1 else kind)
+    if kind and "regression" in (kind, was):
+        return same if kind == was else None
+    numbers = [label.removeprefix("LABEL_") for label in then]
+    for known, form in ((then, str), (then, _folded), (numbers, str)):
+        number = {form(label): place for place, label in enumerate(known)}
+        if len(number) == len(now) and number.keys() == {form(n) for n in now}:
+            return [number[form(label)] for label in now]
+    return None
+
+
+def _folded(label: str) -> str:
+    return label.strip().casefold()
+
+
+def label_dimensions(
+    auto: Any, config: Any, options: Mapping[str, Any]
+) -> dict[str, int]:
+    """Which dimension of which tensors is that of the labels, found by comparing with
+    a model of one label more; both are without weights."""
+    shapes = []
+    for more in (0, 1):
+        own = deepcopy(config)
+        own.num_labels = config.num_labels + more
+        trusted = {key: options[key] for key in ("trust_remote_code",) if options[key]}
+        with torch.device("meta"):
+            model = auto.from_config(own, **trusted)
+        shapes.append({key: t.shape for key, t in model.state_dict().items()})
+    return {
+        key: next(i for i, n in enumerate(shape) if n != shapes[1][key][i])
+        for key, shape in shapes[0].items()
+        if shape != shapes[1][key]
+    }
+
+
+@torch.no_grad()
+def _move_rows(model: Any, sized: Mapping[str, int], places: Sequence[int]) -> None:
+    state, order = model.state_dict(), torch.tensor(places)
+    moved = {key: state[key].index_select(dim, order) for key, dim in sized.items()}
+    for key, values in moved.items():
+        state[key].copy_(values)
+
+
+def _start_anew(model: Any, sized: Mapping[str, int]) -> None:
+    """As the model itself initialises the layers of these tensors."""
+    for path in {key.rpartition(".")[0] for key in sized}:
+        layer = model.get_submodule(path)
+        for parameter in layer.parameters(recurse=False):
+            parameter._is_hf_initialized = False  # loading has set it
+        model._init_weights(layer)
+
+
+def _warn(name: str, then: Sequence[str], now: Sequence[str]) -> None:
+    logger.warning(
+        "%s has the labels %s, the data has %s: the head does not fit. If they mean "
+        "the same, give the data the checkpoint's names",
+        *(name, _shown(then), _shown(now)),
     )
+
+
+def _shown(labels: Sequence[str]) -> str:
+    more = f" and {len(labels) - SHOWN_NAMES} more" * (len(labels) > SHOWN_NAMES)
+    return ", ".join(map(repr, labels[:SHOWN_NAMES])) + more
+
+
+def _loaded(auto: Any, name: str, **options: Any) -> tuple[Any, list[str]]:
+    """The model, and the names of its weights that the checkpoint does not have."""
+    with _no_notes():
+        model, info = auto.from_pretrained(
+            name, ignore_mismatched_sizes=True, output_loading_info=True, **options
+        )
     prefix = f"{model.base_model_prefix}."
     changed = {key: (then, now) for key, then, now in info["mismatched_keys"]}
     body = sorted(key for key in changed if key.startswith(prefix))
@@ -31,9 +149,17 @@ def load_with_new_head(auto: Any, name: str, **options: Any) -> Any:
             f"{body[0]} is {then} in the checkpoint and {now} by its config "
             f"({len(body)} weights differ so): take sizes out of model.overrides"
         )
-    new = sorted({*changed, *info["missing_keys"]})
-    if new:
-        logger.warning(
-            "not in %s, so they start from scratch: %s", name, ", ".join(new)
-        )
-    return model
+    return model, sorted({*changed, *info["missing_keys"]})
+
+
+@contextmanager
+def _no_notes() -> Iterator[None]:
+    """Without transformers' table of weights that are new; ours is a line."""
+    from transformers.utils import logging as library
+
+    before = library.get_verbosity()
+    library.set_verbosity_error()
+    try:
+        yield
+    finally:
+        library.set_verbosity(before)
