@@ -16,7 +16,6 @@ root_doc = "README"
 include_patterns = ["*.md", "conf/README.md", "docs/**", "tests/README.md"]
 include_patterns += ["notebooks/*.ipynb", "src/**/README.md"]
 myst_heading_anchors = 3
-suppress_warnings = ["myst.header"]  # pages of results begin tables with level 3
 
 PROJECT = Path(__file__).parents[1]
 HAS_RUN = (PROJECT / "data/08_reporting/train_report.json").is_file()
@@ -28,9 +27,9 @@ SIDEBAR = {
     "Start": ["docs/README", "docs/tasks", "docs/troubleshooting", "docs/parameters"],
     "Guides": ["docs/guides/*", "docs/five_guides", "docs/coming_from_the_trainer"],
     "Pipelines": ["docs/pipelines/*", "conf/README", "notebooks/review"],
-    "Optimisations": ["docs/optimisations/README", "docs/optimisations/*"],
+    "Optimisations": ["docs/optimisations", "docs/benchmarks"],
     "Inside": ["docs/architecture", "docs/engine", "docs/own_task", "CONTRIBUTING"],
-    "Log": ["CHANGELOG", "docs/results/README", "docs/results/*"],
+    "Log": ["CHANGELOG", "docs/migration", "docs/log"],
     "Words": ["docs/glossary", "docs/glossary.ko", "README.ko"],
     "Beside the code": ["tests/README", "src/**"],
 }

@@ -10,6 +10,8 @@ from pathlib import Path
 
 PROJECT = Path(__file__).parents[1]
 FOLDERS = ("conf", "src", "tests", "notebooks")
+HISTORY = ("CHANGELOG.md", "docs/log.md", "docs/migration.md")
+"""Documents that name commands and parameters of earlier versions."""
 SHELL = frozenset({"bash", "sh", "shell", "console"})
 PROGRAMS = frozenset(
     {"make", "kedro", "flatout", "python", "pip", "torchrun", "accelerate"}
@@ -47,12 +49,13 @@ class Fence:
 
 
 def documents() -> list[Path]:
-    """Every Markdown file of the project; none that a run has written."""
+    """Every Markdown file of the project but HISTORY; none that a run has written."""
     inside = [path for name in FOLDERS for path in (PROJECT / name).rglob("*.md")]
     found = [path for path in inside if "egg-info" not in str(path)]
-    folders = ("docs", "docs/guides", "docs/optimisations", "docs/pipelines")
+    folders = ("docs", "docs/guides", "docs/pipelines")
     docs = [page for name in folders for page in (PROJECT / name).glob("*.md")]
-    return sorted([*PROJECT.glob("*.md"), *docs, *found])
+    history = {PROJECT / name for name in HISTORY}
+    return sorted({*PROJECT.glob("*.md"), *docs, *found} - history)
 
 
 def lines_of(path: Path) -> list[Line]:

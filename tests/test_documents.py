@@ -233,21 +233,6 @@ def test_the_tests_that_documents_name_are_there():
         assert definition in file.read_text(), f"{span.place}: {span.text}"
 
 
-def test_every_optimisation_has_a_page_of_one_form():
-    folder = PROJECT / "docs" / "optimisations"
-    index = (folder / "README.md").read_text()
-    pages = sorted(path for path in folder.glob("*.md") if path.stem != "README")
-    assert sorted(re.findall(r"\((\w+\.md)\)", index)) == [page.name for page in pages]
-    parts = ["Settings: ", "**When it hurts.**", "**Measured.**", "**Sources**"]
-    for page in pages:
-        text = page.read_text()
-        found = [text.find(f"\n\n{part}") for part in parts]
-        assert -1 not in found and found == sorted(found), page.name
-        figure = text[found[2] : found[3]]
-        assert "Not measured" in figure or "(../results/2026-" in figure, page.name
-        assert len(text.splitlines()) <= 15, page.name
-
-
 ROWS_OF_GUIDES = {"A": 25, "B": 21, "C": 32, "D": 31, "E": 22}
 
 

@@ -10,50 +10,7 @@ from flatout.engine.benchmark.promise import (
     kept,
     promised,
 )
-from tests.conftest import PROJECT
-from tests.tools.promise_coverage import (
-    BUSY_VIRTUAL,
-    MACHINES,
-    OWN,
-    QUIET_VIRTUAL,
-    TUNE,
-    TWO,
-    coverage,
-)
-
-PAGE = "docs/results/2026-11-25_promise-on-virtual-machines_simulated.md"
-JUDGED = (QUIET_VIRTUAL, BUSY_VIRTUAL, OWN)
-"""The machines whose pairs of columns begin its table."""
-
-
-def published():
-    """(name, judged, of 100 trainings inside, half of the interval in %), by 1,000
-    tunes each."""
-    lines = (PROJECT / PAGE).read_text().splitlines()
-    table = [line.strip("| ") for line in lines if line.startswith("|")]
-    for line in table[2 : 2 + len(MACHINES)]:
-        name, *cells = (cell.strip() for cell in line.split("|"))
-        for judged, place in zip(JUDGED, range(0, 6, 2), strict=True):
-            yield name, judged, *map(float, cells[place : place + 2])
-
-
-HOLDS = list(published())
-
-
-def test_the_page_has_each_machine():
-    assert {name for name, *_ in HOLDS} == set(MACHINES)
-
-
-@pytest.mark.parametrize(("name", "judged", "of_100", "half_pct"), HOLDS)
-def test_trainings_come_to_what_was_promised_as_often_as_measured(
-    name, judged, of_100, half_pct
-):
-    """Within four standard errors; halves, which are medians, within a tenth."""
-    tunes, share = 300, of_100 / 100
-    inside, half = coverage(MACHINES[name], TUNE, tunes, judged)
-    error = max(0.005, (share * (1 - share) / tunes) ** 0.5)
-    assert inside == pytest.approx(share, abs=4 * error)
-    assert half == pytest.approx(half_pct / 100, rel=0.1)
+from tests.tools.promise_coverage import MACHINES, OWN, TWO, coverage
 
 
 def test_a_virtual_machine_may_have_a_speed_that_its_tune_has_not_met():

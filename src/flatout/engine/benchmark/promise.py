@@ -49,7 +49,7 @@ ON_GPU, ON_CPU = Prior(0.01), Prior(0.02)
 ON_VIRTUAL_CPU = Prior(0.06, degrees=32)
 """The deviation is that of trials in 23 tunes on one host. Trials of one tune share its
 spells and tell little of others: so many degrees keep 23 of 23 intervals below 15 %.
-docs/results/2026-11-25_tuned-rate-virtual_2-cores.md."""
+docs/log.md."""
 RECENT, RECENT_OF_SPELLS = 0.7, 0.9
 """Weight of a trial over that of the next one."""
 

@@ -20,7 +20,7 @@ HELD_BYTES = 2**30
 COMPILERS = ("g++", "gcc", "clang++", "clang")
 FLASH4_ROWS, FLASH4_GPUS = 512, (9, 10)
 """From more tokens a row on FlashAttention 4 gains, on these major capabilities."""
-FLASH4_PAGE = "docs/optimisations/long_attention.md says how to install it"
+FLASH4_PAGE = "docs/optimisations.md#attention-of-long-rows says how to install it"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A function whose module is imported when it is called, not when its name is.
 
 SciPy is 0.35 CPU seconds of a start
-(docs/results/2026-11-25_start-and-end_2-cores.md).
+(docs/log.md).
 """
 
 from __future__ import annotations

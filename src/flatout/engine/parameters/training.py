@@ -27,7 +27,7 @@ VARIABLES = {
     "TOKENIZERS_PARALLELISM": "false",
     "GOMP_SPINCOUNT": "10000",
 }
-"""Waiting threads spin briefly, then yield: docs/optimisations/cpu_threads.md."""
+"""Waiting threads spin briefly, then yield: docs/optimisations.md#cpu-threads."""
 
 
 class RuntimeSettings(SettingsModel):

@@ -2,7 +2,7 @@
 
 Inductor takes 0.35 ms for the gradient of 24,600 x 2 x 3,072 in bf16 (H200), twice what
 reading and writing it needs: it lays the two halves side by side element by element.
-Liger's kernel takes 1.8 times as long (docs/results/2026-11-22_kernels_h200.md).
+Liger's kernel takes 1.8 times as long (docs/log.md).
 
 Legend: P tokens, N columns of the gate.
 """

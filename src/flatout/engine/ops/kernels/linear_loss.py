@@ -4,7 +4,7 @@ The logits of 65,000 tokens over 32,000 pieces are 4 GiB, their gradient as much
 again. Here they exist for a chunk of tokens at a time, and the forward pass leaves the
 gradients of the hidden states and of the weight, which the backward pass only scales
 (the idea of Liger-Kernel, Hsu et al. 2024, whose own takes 1.04 to 2.6 times as long:
-docs/results/2026-11-22_kernels_h200.md).
+docs/log.md).
 """
 
 from __future__ import annotations
