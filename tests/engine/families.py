@@ -55,6 +55,18 @@ CONFIGS["modernbert-mean"] = CONFIGS["modernbert"] | {
     "model_type": "modernbert",
     "classifier_pooling": "mean",
 }
+QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+BOTH_SIDES = {
+    f"{name}-both": {"model_type": name, **CONFIGS[name], **more, "is_causal": False}
+    for name, more in {
+        "llama": {"sliding_window": 3},  # which models of its type ignore
+        "mistral": {},
+        "qwen2": QWEN_WINDOW,
+        "qwen3": QWEN_WINDOW,
+        "gpt2": {},
+    }.items()
+}
+"""Decoders whose tokens look to both sides."""
 LABEL_NAMES = ["a", "b", "c"]
 NAMED = (
     "sequence-classification",
@@ -65,6 +77,7 @@ NAMED = (
 DECODERS = frozenset(
     t for f in families() if f.causal and f.packs for t in f.model_types
 )
+POOL_LAST = DECODERS | BOTH_SIDES.keys()
 
 
 def no_dropout(model):
@@ -126,9 +139,8 @@ def built(family: str, task: str, implementation: str = "sdpa"):
     """A model of transformers, the same at each call, without dropout."""
     torch.manual_seed(0)
     implementation = "eager" if family in RECURRENT | BILM else implementation
-    settings = ModelSettings(
-        task=task, config={"model_type": family, **(CONFIGS | RECURRENT | BILM)[family]}
-    )
+    known = CONFIGS | RECURRENT | BILM | BOTH_SIDES
+    settings = ModelSettings(task=task, config={"model_type": family, **known[family]})
     made = task_of(task)
     return no_dropout(build(settings, made, VOCABULARY, MAX_LENGTH, implementation))
 
@@ -165,7 +177,7 @@ def step_rows(family: str, task: str, strategy: str, **options) -> StepRows:
     collator = collator_of(
         task,
         packed=strategy == "packed",
-        pools_last=family in DECODERS,
+        pools_last=family in POOL_LAST,
         pad_to_length=MAX_LENGTH if strategy == "fixed" else None,
         max_length=MAX_LENGTH,
         **options,

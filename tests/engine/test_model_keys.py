@@ -50,6 +50,12 @@ def test_all_keys_are_named():
     ]
 
 
+def test_decoders_take_transformers_switch_to_look_to_both_sides():
+    for kind, faults in (("qwen2", 0), ("gpt2", 0), ("bert", 1), ("log_key_lstm", 1)):
+        settings = ModelSettings(config={"model_type": kind, "is_causal": False})
+        assert len(model_key_faults(settings)) == faults, kind
+
+
 def test_a_misspelt_type_is_refused_with_the_nearest():
     assert refused(ModelSettings(config={"model_type": "robreta"})) == HEAD + (
         "model.config.model_type: 'robreta' is none of transformers'; did you mean "

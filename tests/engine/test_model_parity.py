@@ -11,6 +11,7 @@ import torch
 from flatout.engine.ops.attention import PACKED
 from flatout.engine.ops.row_by_row import Rule, row_by_row
 from tests.engine.families import (
+    BOTH_SIDES,
     CONFIGS,
     DECODERS,
     RECURRENT,
@@ -66,6 +67,16 @@ def test_short_rows_of_every_strategy_equal_plain_transformers(family, task):
     rows = short_rows(task)
     data = step_rows(family, task, "random", rows=rows)
     expected = plain_gradient(family, task, data)
+    check_every_strategy(family, task, rows, expected)
+
+
+@pytest.mark.parametrize("task", ["sequence-classification", "token-classification"])
+@pytest.mark.parametrize("family", BOTH_SIDES)
+def test_decoders_that_look_to_both_sides_equal_plain_transformers(family, task):
+    rows = token_rows(task, 12)
+    expected = plain_gradient(
+        family, task, step_rows(family, task, "random", rows=rows)
+    )
     check_every_strategy(family, task, rows, expected)
 
 

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.families import families, import_own
+from flatout.engine.families import families, family_of_type, import_own
 from flatout.engine.machine.hub import missing_folder
 from flatout.engine.parameters import ModelSettings, near_or_all, refusal
 from flatout.engine.tasks import task_fault
@@ -62,7 +62,7 @@ def model_key_faults(settings: ModelSettings) -> list[str]:
     if kind not in CONFIG_MAPPING:
         near = near_or_all(kind, list(CONFIG_MAPPING.keys()), "")
         return [f"model.config.model_type: {kind!r} is none of transformers'; {near}"]
-    valid = _names(CONFIG_MAPPING[kind])
+    valid = _names(CONFIG_MAPPING[kind]) | _switches(kind)
     return _faults("model.config", keys - INHERITED - OLDER, valid, kind)
 
 
@@ -78,6 +78,7 @@ def is_of_transformers(kind: str) -> bool:
 def override_faults(settings: ModelSettings, config: Any) -> list[str]:
     """Those of `model.overrides` by the checkpoint's own config."""
     valid = _names(type(config)) | {name for name in vars(config) if name[0] != "_"}
+    valid |= _switches(config.model_type)
     keys = settings.overrides.keys() - COMMON
     return _faults("model.overrides", keys, valid, config.model_type)
 
@@ -111,6 +112,12 @@ def _faults(
         + near_or_all(key, valid, f"{where}.")
         for key in sorted(set(keys) - set(valid))
     ]
+
+
+def _switches(kind: str) -> frozenset[str]:
+    """What transformers reads from the config of every decoder, and no class names."""
+    family = family_of_type(kind)
+    return frozenset({"is_causal"} if family.causal and family.attends else ())
 
 
 def _names(config_class: Any) -> frozenset[str]:

@@ -11,6 +11,7 @@ row (row_by_row.py).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -89,9 +90,10 @@ def packed_attention(  # noqa: PLR0913 - the signature is transformers'
 
     `kwargs` holds `cu_seqlens` (R + 1,) int32 and `max_seqlen`, as given to the model.
     """
-    causal = bool(getattr(module, "is_causal", False))
+    causal = is_causal(module, kwargs)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    rule = Rule(scale, dropout, causal, *window(sliding_window, causal))
+    span = seen_span(module, sliding_window, causal)
+    rule = Rule(scale, dropout, causal, *window(span, causal))
     # Rotary embeddings come back in fp32 under autocast; kernels want one dtype.
     dtype = value.dtype
     query, key, value = (
@@ -110,6 +112,20 @@ def packed_attention(  # noqa: PLR0913 - the signature is transformers'
         targets = getattr(module, "target_index", None)
         out = _rows_in_fp32(query, key, value, kwargs["cu_seqlens"], rule, targets)
     return out.to(dtype).unsqueeze(0), None
+
+
+def is_causal(module: nn.Module, given: Mapping[str, Any]) -> bool:
+    """Whether tokens look to the left only. `given`: what the model hands on to its
+    attention, among it `is_causal` of its config, which wins over the module's own."""
+    told = given.get("is_causal")
+    return bool(getattr(module, "is_causal", False) if told is None else told)
+
+
+def seen_span(module: nn.Module, span: int | None, causal: bool) -> int | None:
+    """The argument of `window`. A decoder that looks to both sides by its config has
+    transformers' mask for that, which does not count the token itself."""
+    widened = span is not None and not causal and getattr(module, "is_causal", False)
+    return span + 1 if widened else span
 
 
 def window(sliding_window: int | None, causal: bool) -> tuple[int, int]:

@@ -12,13 +12,19 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from flatout.engine.ops.attention import FLASH4, joined_attention, window
+from flatout.engine.ops.attention import (
+    FLASH4,
+    is_causal,
+    joined_attention,
+    seen_span,
+    window,
+)
 from flatout.engine.ops.projections import fused_product, is_fused
 from flatout.engine.ops.row_by_row import Rule
 
 
 class _Attention(nn.Module):
-    """Causal, over packed rows."""
+    """Over packed rows; causal, unless the config says `is_causal: false`."""
 
     q_proj: nn.Linear
     o_proj: nn.Linear
@@ -39,7 +45,7 @@ class _Attention(nn.Module):
     ) -> tuple[Tensor, None]:
         """(1, P, N) -> (1, P, N). `packed` holds cu_seqlens (R + 1,) and max_seqlen."""
         product = fused_product(self.q_proj, hidden_states)
-        out = _attended(self, product, position_embeddings, packed, causal=True)
+        out = _attended(self, product, position_embeddings, packed)
         return self.o_proj(out), None
 
 
@@ -59,7 +65,7 @@ class _EncoderAttention(nn.Module):
     ) -> tuple[Tensor, None]:
         """As a decoder's."""
         product = self.Wqkv(hidden_states)
-        out = _attended(self, product, position_embeddings, packed, causal=False)
+        out = _attended(self, product, position_embeddings, packed)
         return self.out_drop(self.Wo(out)), None
 
 
@@ -68,13 +74,13 @@ def _attended(
     product: Tensor,
     turns: tuple[Tensor, Tensor],
     packed: dict[str, Any],
-    *,
-    causal: bool,
 ) -> Tensor:
     """Query, key and value side by side (1, P, (H + 2 G) D) -> (1, P, H D)."""
     turned = _turned(module, product, *turns)
     dropout = module.attention_dropout if module.training else 0.0
-    rule = Rule(module.scaling, dropout, causal, *window(module.span, causal))
+    causal = is_causal(module, packed)
+    span = seen_span(module, module.span, causal)
+    rule = Rule(module.scaling, dropout, causal, *window(span, causal))
     bounds, longest = packed["cu_seqlens"], packed["max_seqlen"]
     full_rows = packed.get("full_rows")
     given = (turned, module.heads, bounds, longest, rule, full_rows)
@@ -150,7 +156,9 @@ def _turns_whole_heads(model: Any) -> bool:
 
 
 def _span(attention: Any) -> int | None:
-    """Mistral's window is in the configuration, Qwen's in the layer; Llama has none."""
-    source = attention if hasattr(attention, "sliding_window") else attention.config
+    """Mistral's window is in the configuration, Qwen's in the layer; Llama has none,
+    whatever its configuration says."""
+    by_config = attention.config.model_type == "mistral"
+    source = attention.config if by_config else attention
     span: int | None = getattr(source, "sliding_window", None)
     return span
