@@ -16,7 +16,7 @@ from flatout.project.data_origin import OriginHooks
 from flatout.project.guard_hooks import GuardHooks
 from flatout.project.hooks import EnvironmentHooks, HandOverHooks, TrackingHooks
 from flatout.project.parameters.hooks import ParameterHooks, TunedHooks
-from flatout.project.parameters.whole_run import WholeRunHooks
+from flatout.project.parameters.this_run import ThisRunHooks
 from flatout.project.phases import PhaseHooks
 from flatout.project.sessions import session_class
 from flatout.project.summary_hooks import SummaryHooks
@@ -60,7 +60,7 @@ HOOKS = (
     OutputHooks(),
     WinnerHooks(),
     ParameterHooks(),
-    WholeRunHooks(),
+    ThisRunHooks(),
     PhaseHooks(TRACKING),
     SummaryHooks(),
 )

@@ -154,7 +154,6 @@ SUMMARY = {
     "scaling": [],
     "peers": [],
     "headline": [],
-    "journey": None,
     "profile": None,
 }
 
@@ -194,7 +193,6 @@ def test_wiring():
         "test_tokens",
         "tokenizer",
         "label_names",
-        "whole_run",
         *(f"params:{name}" for name in parameters),
     }
     assert pipeline.all_outputs() == {
@@ -536,7 +534,6 @@ def test_an_empty_benchmark_is_shown_as_such():
     with pytest.raises(BenchmarkError, match=r"no training .*, 2 were"):
         check_trials(pd.concat([trials, pd.DataFrame(beside)]), empty, "")
     check_trials(pd.DataFrame(beside), {**empty, "mode": "loader"}, "")
-    check_trials(pd.DataFrame(), empty, "")  # mode journey has none
     check_trials(pd.concat([trials, pd.DataFrame([TRIAL])]), empty, "")
 
 

@@ -26,7 +26,6 @@ from rich.table import Table
 from flatout.engine.files.owner import start_ticks
 from flatout.project.hooks import TrackingHooks
 from flatout.project.parameters.hooks import TRAINING_NODES, loader_of
-from flatout.reports.journey import PHASES
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +34,22 @@ OF_PIPELINE = {
     "evaluate": "evaluation",
 }
 MODEL_ENTRIES = frozenset({"model", "tokenizer", "model_tokenizer", "tokenizer_file"})
+PHASES = {
+    "imports": "interpreter and imports",
+    "configuration": "configuration",
+    "data": "data",
+    "model": "model and tokenizer",
+    "compilation": "compilation",
+    "first_step": "first step",
+    "steps": "steps",
+    "evaluation": "evaluation",
+    "checkpoints": "checkpoints",
+    "tracking": "tracking",
+    "pictures": "pictures",
+    "saving": "saving",
+    "rest": "rest",
+}
+"""In the order of the table; phases of other pipelines have the pipeline's name."""
 WIDTH = 100
 NOTHING_S = 1e-6
 

@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 
 from flatout.engine.benchmark.tune import CONFIGURED
-from flatout.reports import journey
 from flatout.reports.comparisons import loader_text
 from flatout.reports.markdown import counted, number_text
 from flatout.reports.tuned import interval_text
@@ -31,18 +30,13 @@ def answer(summary: Summary, trials: pd.DataFrame, steps: pd.DataFrame) -> str:
         text = _scaling(summary)
     elif mode in ("headline", "peers"):
         text = _contest(summary[mode])
-    elif mode == "journey":
-        text = journey.answer(summary[mode])
     else:
         text = _recommendation(summary, trials) + _workers(summary, trials)
     return text if summary["complete"] else f"Cut short, so far: {text}"
 
 
 def chart(summary: Summary, steps: pd.DataFrame) -> str:
-    """Bars of samples/s in plain text, of mode journey a table of seconds; empty where
-    nothing was measured."""
-    if summary["mode"] == "journey":
-        return journey.chart(summary["journey"])
+    """Bars of samples/s in plain text; empty if nothing was measured."""
     bars = [(name, rate) for name, rate in _bars(summary, steps) if _is_rate(rate)]
     if not bars:
         return ""

@@ -16,7 +16,6 @@ from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
-from flatout.engine.benchmark.journey.commands import WholeRun
 from flatout.engine.benchmark.search import Search, search
 from flatout.engine.benchmark.trials.trial_spec import TrialResult
 from flatout.engine.benchmark.trials.watching import Watcher
@@ -126,14 +125,12 @@ def show_findings(
     wide.print(Text(chart(summary, steps)))
 
 
-def search_watched(
-    settings: Settings, files: JobFiles, command: WholeRun | None = None
-) -> Search:
+def search_watched(settings: Settings, files: JobFiles) -> Search:
     """Run the benchmark under a table of its trials. Raises Interrupted on Ctrl-C: what
     was measured is kept."""
     try:
         with TrialTable() as table:
-            return search(settings, files, table, command)
+            return search(settings, files, table)
     except KeyboardInterrupt as error:
         logger.warning(
             "Interrupted: %s done; the same command goes on with the rest",

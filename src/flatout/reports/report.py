@@ -17,7 +17,6 @@ from flatout.reports.comparisons import (
     scaling_text,
 )
 from flatout.reports.durations import time_to_train_text
-from flatout.reports.journey import journey_text
 from flatout.reports.markdown import (
     Columns,
     Row,
@@ -59,7 +58,6 @@ def findings_text(
         scaling_text(summary),
         headline_text(summary),
         peers_text(summary),
-        journey_text(summary),
     )
 
 

@@ -64,7 +64,6 @@ def note_outputs(record: RunRecord, outputs: dict[str, Any]) -> None:
     if "benchmark_trials" in outputs:
         record.trials = nested_runs(outputs["benchmark_trials"])
         record.metrics.update(pick_metrics(outputs["benchmark_summary"]))
-        record.metrics.update(journey_metrics(outputs["benchmark_summary"]))
         record.tags.update(verdict_tags(outputs["benchmark_summary"]))
         record.tags[DESCRIPTION] = outputs["benchmark_summary"].get("answer", "")
     if "benchmark_ladder" in outputs:
@@ -172,16 +171,6 @@ def pick_metrics(summary: dict[str, Any]) -> dict[str, float]:
         f"{name}_samples_per_s": float(trial["samples_per_s"])
         for name, trial in summary["picks"].items()
         if trial
-    }
-
-
-def journey_metrics(summary: dict[str, Any]) -> dict[str, float]:
-    """`flatout_cold_s`: median seconds of whole commands; none of other modes."""
-    rows = (summary.get("journey") or {}).get("rows", [])
-    return {
-        f"{row['contender']}_{row['start']}_s": float(row["median_s"])
-        for row in rows
-        if row["median_s"]
     }
 
 

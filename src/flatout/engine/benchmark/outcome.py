@@ -67,7 +67,6 @@ def summarise(search: Search) -> dict[str, Any]:
         "scaling": _scaling(bench),
         "peers": peer_rows(bench) if bench.options.mode == "peers" else [],
         "headline": headline_rows(bench) if bench.options.mode == "headline" else [],
-        "journey": search.journey.summary() if search.journey else None,
         "profile": bench.profile,
     }
 

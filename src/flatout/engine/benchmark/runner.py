@@ -6,7 +6,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -73,10 +73,6 @@ class Bench:
     """Files that the profile of the chosen trial left."""
     begin_s: float = field(default_factory=time.perf_counter)
     standby: Standby = field(default_factory=Standby)
-    answers: dict[Kind, Callable[[TrialSpec, Path], Answer]] = field(
-        default_factory=dict
-    )
-    """What answers, and keeps its answer in that folder, in place of a trial."""
 
     @cached_property
     def _rows(self) -> SplitRows:
@@ -229,8 +225,6 @@ class Bench:
         return Answer("error", note, 0.0, {})
 
     def _answer(self, spec: TrialSpec, key: str) -> Answer:
-        if own := self.answers.get(spec.kind):
-            return own(spec, self.folder / key)
         # A contender trains the whole, not some windows.
         longer = PEER_TIMEOUTS if spec.kind == "peer" else 1
         return ask(

@@ -20,8 +20,6 @@ from flatout.engine.benchmark.contests import (
     peer_contests,
     scaling_contests,
 )
-from flatout.engine.benchmark.journey.commands import WholeRun
-from flatout.engine.benchmark.journey.journey import Journey, run_journey
 from flatout.engine.benchmark.ladder import Step, ladder
 from flatout.engine.benchmark.recommend import Picks, pick
 from flatout.engine.benchmark.runner import Bench, OutOfTime
@@ -55,9 +53,6 @@ class Search:
     complete: bool = True
     skipped: list[Changes] = field(default_factory=list)
     """Combinations beyond one that ran out of memory."""
-    command: WholeRun | None = None
-    """What mode journey starts."""
-    journey: Journey | None = None
 
     @property
     def configured(self) -> TrialResult | None:
@@ -95,14 +90,13 @@ def search(
     settings: Settings,
     files: JobFiles,
     watcher: Watcher | None = None,
-    command: WholeRun | None = None,
 ) -> Search:
     """Run the mode that the settings ask for."""
     options = settings.benchmark
     folder = Path(options.folder) / options.mode
     bench = Bench(settings, files, folder, watcher or Watcher())
     bench.start()
-    found = Search(bench, command=command)
+    found = Search(bench)
     try:
         MODES[options.mode](found)
         if options.profile:
@@ -243,17 +237,10 @@ def run_headline(search: Search) -> None:
     search.bench.run_all([PEAK, *headline_contests(search.bench)])
 
 
-def travel(search: Search) -> None:
-    """Whole commands, flatout's beside Trainer scripts, cold and warm."""
-    search.journey = run_journey(search.bench, search.command)
-    search.journey.run()
-
-
 MODES: dict[str, Callable[[Search], None]] = {
     "tune": run_tune,
     "grid": run_grid,
     "headline": run_headline,
-    "journey": travel,
     "ladder": run_ladder,
     "loader": run_loader,
     "peers": run_peers,

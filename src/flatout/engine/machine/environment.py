@@ -249,16 +249,6 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     return {**inherited, _STARTER: str(os.getpid()), **extra}
 
 
-def environment_of_commands(
-    settings: RuntimeSettings, extra: Mapping[str, str]
-) -> dict[str, str]:
-    """For whole commands that set variables of their own: as `child_environment`, but
-    without those that `apply` has set here, nor a tracking store."""
-    own = {*training_environment(settings), "MLFLOW_TRACKING_URI"}
-    inherited = child_environment({})
-    return {k: v for k, v in inherited.items() if k not in own} | dict(extra)
-
-
 def starter() -> int:
     """Process id of who started this process, dead or not. Told once: whom this process
     starts in its turn has another."""

@@ -19,7 +19,7 @@ from flatout.engine.parameters.common import (
 )
 
 BenchmarkMode = Literal[
-    "tune", "grid", "ladder", "headline", "peers", "loader", "scaling", "journey"
+    "tune", "grid", "ladder", "headline", "peers", "loader", "scaling"
 ]
 Contender = Literal[
     "flatout",
@@ -67,15 +67,13 @@ class BenchmarkSettings(SettingsModel):
     """Tokens of a micro-batch. Empty: chosen around one global batch."""
     contenders: list[Contender] = Field(list(get_args(Contender)), min_length=1)
     """Whom modes peers and headline compare; compiled ones, and those with Liger's
-    kernels, only on a GPU. Mode journey has scripts of trainer-default and
-    trainer-best."""
+    kernels, only on a GPU."""
     steps_per_trial: int = Field(20, ge=2)
     """Optimizer steps of a timed window."""
     warmup_steps: int = Field(3, ge=1)
     """Steps before the first window; not counted."""
     repeats: int = Field(3, ge=1)
-    """Windows of `steps_per_trial` steps, or turns (of two; of whole commands in mode
-    journey); the median counts."""
+    """Windows of `steps_per_trial` steps, or turns of two; the median counts."""
     min_window_s: float = Field(1.0, ge=0)
     """A window goes over its steps again until it is at least so long."""
     max_window_s: float = Field(2.5, gt=0)
@@ -86,8 +84,7 @@ class BenchmarkSettings(SettingsModel):
     max_minutes: float | None = Field(None, gt=0)
     """Any mode begins no trial after it; the next run goes on."""
     trial_timeout_s: float = Field(300, gt=0)
-    """A trial that takes longer is ended; modes peers and journey allow 12 times as
-    much."""
+    """A trial that takes longer is ended; mode peers allows 12 times as much."""
     memory_headroom: float = Field(0.1, ge=0, lt=1)
     """Share of the device's memory that a recommendation leaves free."""
     slow_rows_ms: float = Field(20.0, gt=0)

@@ -17,6 +17,8 @@ REMOVED: dict[str, str] = {
     # split and tokenize
     # train
     # benchmark
+    "benchmark.mode=journey": "time the whole command by hand: kedro run ends with a "
+    "table of its seconds by phase",
     # sweep
     # tracking and the rest
 }

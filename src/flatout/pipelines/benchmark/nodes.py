@@ -32,12 +32,11 @@ def run_trials(
     training: TrainSettings,
     benchmark: BenchmarkSettings,
     tokenizer: Any | None = None,
-    whole_run: Any | None = None,
 ) -> dict[str, Any]:
     """Measure trials in processes of their own; logs go under `benchmark.folder`.
 
-    The splits are `datasets.Dataset`s of rows, `tokenizer` is, for rows of tokens, a
-    `PreTrainedTokenizerBase`, `whole_run` a WholeRun.
+    The splits are `datasets.Dataset`s of rows, and `tokenizer` is, for rows of
+    tokens, a `PreTrainedTokenizerBase`.
     """
     # Imports torch, which the pipelines before this one do not need.
     from flatout.engine.benchmark.outcome import summarise
@@ -55,7 +54,7 @@ def run_trials(
     splits = {"train": train, "validation": validation, "test": test}
     folder = settings.benchmark.folder
     files = JobFiles.checked(settings, splits, tokenizer, label_names, folder)
-    search = search_watched(settings, files, whole_run)
+    search = search_watched(settings, files)
     ladder = pd.DataFrame([asdict(step) for step in search.ladder])
     trials, summary = pd.DataFrame(search.bench.results), summarise(search)
     summary["answer"] = answer(summary, trials, ladder)
@@ -87,8 +86,6 @@ def check_trials(trials: pd.DataFrame, summary: dict[str, Any], report: str) -> 
     from flatout.engine.benchmark.outcome import BenchmarkError
     from flatout.reports.report import failure_text
 
-    if trials.empty:  # mode journey has none
-        return
     beside = {"device", "memory"} | ({"loader"} - {summary["mode"]})
     trained = trials[~trials["kind"].isin(beside)]
     if len(trained) and not (trained["status"] == "ok").any():

@@ -31,7 +31,6 @@ def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
                     "tokenize": "params:tokenize",
                     "training": "params:train",
                     "benchmark": "params:benchmark",
-                    "whole_run": "whole_run",
                 },
                 outputs={
                     "trials": "benchmark_trials",

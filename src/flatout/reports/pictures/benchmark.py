@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
 
 from flatout.engine.benchmark.verdict import MEMORY_BEST_PCT
-from flatout.reports.journey import PHASES as PHASES_OF_COMMANDS
 
 PHASES = (
     ("io_ms", "I/O", "#b07aa1"),
@@ -75,23 +74,6 @@ def _joined_by(rows: pd.DataFrame) -> str:
 def _half_spread(rows: pd.DataFrame) -> Any:
     share = rows["samples_per_s_spread_pct"].fillna(0) / 200
     return rows["samples_per_s"] * share
-
-
-def journey(rows: Sequence[Mapping[str, Any]]) -> go.Figure:
-    """Where a whole command's time goes, a bar a command; they end at its median."""
-    figure = _figure("From the command to the saved model", "", "seconds")
-    known = [row for row in rows if row["median_s"]]
-    if not known:
-        return _empty(figure, "no command ended well")
-    others = (name for row in known for name in row["phases_s"])
-    names = dict.fromkeys([*PHASES_OF_COMMANDS, *others])
-    for name in names:
-        spent = [row["phases_s"].get(name, 0.0) for row in known]
-        if any(spent):
-            title = PHASES_OF_COMMANDS.get(name, name)
-            figure.add_bar(x=[row["name"] for row in known], y=spent, name=title)
-    figure.update_layout(barmode="stack", legend={"traceorder": "reversed"})
-    return figure
 
 
 def phases(trials: pd.DataFrame) -> go.Figure:
@@ -256,10 +238,9 @@ def _empty(figure: go.Figure, text: str) -> go.Figure:
 def all_figures(
     trials: pd.DataFrame, summary: Mapping[str, Any], steps: pd.DataFrame
 ) -> dict[str, go.Figure]:
-    whole = summary.get("journey")
     return {
         "throughput": throughput(trials),
-        "phases": journey(whole["rows"]) if whole else phases(trials),
+        "phases": phases(trials),
         "memory": memory(trials, summary["memory_gib"], summary["memory_headroom"]),
         "ladder": ladder(steps),
     }
