@@ -7,9 +7,18 @@ from pathlib import Path
 from kedro.utils import find_kedro_project
 
 from flatout.engine.machine.environment import tracking_uri
+from flatout.engine.parameters import SettingsError
 
 SERVERS = ("http", "https", "databricks", "databricks-uc")
 """Schemes of tracking stores that keep artifacts themselves."""
+
+_roots: list[Path] = []
+
+
+def use_project(folder: str | Path | None) -> None:
+    """Let relative paths start at `folder`, the project of the session that begins.
+    None: at the project that the working directory belongs to."""
+    _roots[:] = [Path(folder).expanduser().resolve()] if folder else []
 
 
 def project_path(path: str = ".") -> str:
@@ -17,7 +26,8 @@ def project_path(path: str = ".") -> str:
 
     The packaged project has no root: there it is the working directory.
     """
-    return str((find_kedro_project(Path.cwd()) or Path.cwd()) / path)
+    root = _roots[0] if _roots else find_kedro_project(Path.cwd()) or Path.cwd()
+    return str(root / path)
 
 
 def tracking_store(data_dir: str) -> str:
@@ -30,3 +40,14 @@ def artifact_folder(data_dir: str) -> str | None:
     it a database or a folder as the store would put them where the run was started."""
     scheme = (tracking_uri() or "").partition(":")[0]
     return None if scheme in SERVERS else f"{project_path(data_dir)}/mlartifacts"
+
+
+def check_store(store: str, artifacts: str | None) -> None:
+    """Raises SettingsError for folders that MLflow would take for others."""
+    for place in (store, artifacts or ""):
+        is_here = place.startswith(("sqlite:", "/"))
+        if is_here and ("%" in place or "?" in place):
+            raise SettingsError(
+                f"{place}: MLflow reads % and ? in the name of a folder as parts of an "
+                "address. Keep the data elsewhere with --params=data_dir=/another/folder"
+            )

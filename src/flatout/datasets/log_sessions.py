@@ -13,6 +13,7 @@ from flatout.engine.data.sessions.grouping import LogColumns
 from flatout.engine.data.sessions.log_sessions import LogSessions as _LogSessions
 from flatout.engine.data.sessions.parts import Deal, Part
 from flatout.engine.data.sessions.synthetic import FORMAT_VERSION, synthetic_sessions
+from flatout.places import project_path
 
 
 class LogSessions(ReadOnlyDataset):
@@ -50,7 +51,7 @@ class LogSessions(ReadOnlyDataset):
         self._reader = _LogSessions(
             Path(filepath),
             abnormal=Path(abnormal_filepath) if abnormal_filepath else None,
-            labels=Path(label_filepath) if label_filepath else None,
+            labels=Path(project_path(label_filepath)) if label_filepath else None,
             columns=LogColumns(
                 key_column, session_column, session_pattern, label_column
             ),

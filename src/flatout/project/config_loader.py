@@ -88,7 +88,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
         no hook that could see to it. Raises SettingsError."""
         state = repr((self.env, self.runtime_params))
         if state not in self._parsed:
-            self._parsed[state] = parse_settings(self.given_parameters)
+            self._parsed[state] = rooted(parse_settings(self.given_parameters))
             fit_pipelines(self._parsed[state])
         return self._parsed[state]
 
@@ -170,3 +170,27 @@ class ProjectConfigLoader(OmegaConfigLoader):
             set(),
             key == "credentials",
         )
+
+
+def rooted(settings: Settings) -> Settings:
+    """`settings` with paths that start at the project, whatever the working directory.
+
+    A name of a checkpoint is a path if the project has a folder of that name."""
+    if Path(project_path()) == Path.cwd():
+        return settings
+    model, sweep, name = settings.model, settings.sweep, settings.model.name_or_path
+    storage = sweep.storage if "://" in sweep.storage else project_path(sweep.storage)
+    if name and Path(project_path(name)).is_dir():
+        model = model.model_copy(update={"name_or_path": project_path(name)})
+    paths = {
+        key: project_path(path) for key, path in settings.paths.model_dump().items()
+    }
+    swept = {"folder": project_path(sweep.folder), "storage": storage}
+    trials = {"folder": project_path(settings.benchmark.folder)}
+    changed = {
+        "model": model,
+        "paths": settings.paths.model_copy(update=paths),
+        "sweep": sweep.model_copy(update=swept),
+        "benchmark": settings.benchmark.model_copy(update=trials),
+    }
+    return settings.model_copy(update=changed)

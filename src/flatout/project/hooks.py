@@ -30,7 +30,7 @@ from flatout.engine.files.atomic_write import clear_leftovers
 from flatout.engine.machine import environment
 from flatout.engine.parameters import SettingsModel
 from flatout.engine.parameters.secrets import without_password
-from flatout.places import project_path, tracking_store
+from flatout.places import check_store, project_path, tracking_store
 from flatout.project.parameters.hooks import TRAINING_NODES, checked_settings
 from flatout.project.raw_origin import short_name
 from flatout.project.recording.mlflow_options import MlflowOptions
@@ -143,6 +143,10 @@ class TrackingHooks:
 
                 switch_catalog_logging(catalog, False)
             return
+        check_store(
+            self.mlflow_config.server.mlflow_tracking_uri,
+            self.mlflow_config.tracking.experiment.create_experiment_kwargs.artifact_location,
+        )
         self._catalog, self._models, self._to_log = catalog, None, None
         self.outbox = self._begin(run_params, pipeline, catalog)
         self.outbox.save()

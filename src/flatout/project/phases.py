@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flatout.engine.files.owner import start_ticks
+from flatout.places import use_project
 from flatout.project.hooks import TrackingHooks
 from flatout.project.parameters.hooks import TRAINING_NODES, loader_of
 
@@ -118,7 +119,9 @@ class PhaseHooks:
     @hook_impl(tryfirst=True)
     def after_context_created(self, context: KedroContext) -> None:
         """The process is the command's where a command line started it; a notebook's
-        is not, and the clock begins with the configuration."""
+        is not, and the clock begins with the configuration. This hook is the first of
+        all: what the next ones read is of this session's project."""
+        use_project(context.project_path)
         created_s = loader_of(context).created_s
         begin_s = time.perf_counter() - process_age_s()
         is_command = click.get_current_context(silent=True) is not None

@@ -17,6 +17,7 @@ from kedro.framework.session import KedroSession
 from pluggy import PluginManager
 
 from flatout.engine.machine.environment import current_ranks, launched_from_outside
+from flatout.places import use_project
 from flatout.project.command_line import check_pipelines
 from flatout.project.config_loader import ProjectConfigLoader
 
@@ -36,6 +37,10 @@ class ProjectSession(KedroSession):
     """Without --pipelines it runs those that the parameter `pipelines` names."""
 
     _loader: AbstractConfigLoader | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        use_project(kwargs.get("project_path"))
+        super().__init__(*args, **kwargs)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         asked = kwargs.get("pipeline_name") or kwargs.get("pipeline_names")
