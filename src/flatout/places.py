@@ -49,5 +49,5 @@ def check_store(store: str, artifacts: str | None) -> None:
         if is_here and ("%" in place or "?" in place):
             raise SettingsError(
                 f"{place}: MLflow reads % and ? in the name of a folder as parts of an "
-                "address. Keep the data elsewhere with --params=data_dir=/another/folder"
+                "address: keep the data elsewhere (--params=data_dir=/another/folder)"
             )
