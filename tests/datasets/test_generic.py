@@ -20,7 +20,7 @@ SPLITS = ("train", "validation", "test")
 PARAMETERS = {
     "split": {},
     "model": {"config": {"model_type": "bert", "max_position_embeddings": 64}},
-    "tokenize": {"max_length": 32, "vocab_size": 100, "num_processes": 1},
+    "tokenize": {"max_length": 32, "vocab_size": 100},
     "train": {},
 }
 OURS = {

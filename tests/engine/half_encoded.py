@@ -1,4 +1,4 @@
-"""Encodes rows in helper processes and does not come to an end: once the disk is full,
+"""Encodes rows and does not come to an end: once the disk is full,
 then it is killed. Run by test_encode_faults.py."""
 
 from __future__ import annotations
@@ -10,19 +10,18 @@ import sys
 from pathlib import Path
 
 import datasets
-import psutil
 
 from flatout.engine.files import arrow_folder
 from flatout.engine.files.arrow_folder import write_recipe
 from flatout.engine.files.atomic_folder import StorageError
 from flatout.engine.parameters import ModelSettings, TokenizeSettings
-from flatout.engine.tokenizing.encoders import encode_tasks
+from flatout.engine.tokenizing.encoders import encode
 from flatout.engine.tokenizing.encoders.encode import TokensRecipe
 from flatout.engine.tokenizing.token_recipes import tokens_recipe
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
 MODEL = ModelSettings(config={"model_type": "bert"})
-TOKENIZE = TokenizeSettings(max_length=16, vocab_size=64, num_processes=2)
+TOKENIZE = TokenizeSettings(max_length=16, vocab_size=64)
 LIMIT_BYTES = 50_000
 BATCHES = 3
 """So many are written before the process is killed."""
@@ -41,7 +40,7 @@ def encode_on_a_full_disk(folder: Path) -> None:
     try:
         write_recipe(folder / "tokens", recipe_of(folder))
     except StorageError as error:
-        print(error)  # noqa: T201
+        print(error, flush=True)  # noqa: T201
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
@@ -51,8 +50,6 @@ def encode_until_killed(folder: Path) -> None:
     def few(*arguments):
         for number, batch in enumerate(whole(*arguments)):
             if number == BATCHES:
-                helpers = [child.pid for child in psutil.Process().children()]
-                print(*helpers, flush=True)  # noqa: T201
                 os.kill(os.getpid(), signal.SIGKILL)
             yield batch
 
@@ -61,6 +58,6 @@ def encode_until_killed(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    encode_tasks.UNIT_BYTES = arrow_folder.MERGE_BYTES = 2_000
+    encode.UNIT_BYTES = arrow_folder.MERGE_BYTES = 2_000
     encode_on_a_full_disk(Path(sys.argv[1]))
     encode_until_killed(Path(sys.argv[1]))

@@ -17,12 +17,9 @@ from flatout.engine.files.atomic_folder import write_whole
 from flatout.engine.models.building import ModelError
 from flatout.engine.parameters import ModelSettings, Settings, TokenizeSettings
 from flatout.engine.predict.checks import check_tokens
-from flatout.engine.tokenizing.encoders import encode_tasks, pair_heads, plain_encoder
-from flatout.engine.tokenizing.encoders.encode import TokensError
-from flatout.engine.tokenizing.encoders.encode_tasks import choose_processes
-from flatout.engine.tokenizing.encoders.encoded import Encoded
-from flatout.engine.tokenizing.encoders.encoding import Encoder
-from flatout.engine.tokenizing.encoders.plain_encoder import EncodeOptions
+from flatout.engine.tokenizing.encoders import encode
+from flatout.engine.tokenizing.encoders.encode import TokensError, unit_bounds
+from flatout.engine.tokenizing.encoders.encoder import EncodeOptions, Encoder
 from flatout.engine.tokenizing.token_keys import (
     StaleTokensError,
     check_tokens_match,
@@ -161,50 +158,13 @@ def test_the_cut_rows_are_counted_exactly(word_pieces, tmp_path):
     assert (noted["num_tokens"], noted["longest"]) == (sum(lengths), max(lengths))
 
 
-@pytest.mark.process
-def test_helper_processes_give_the_same_rows_in_the_same_order(
-    word_pieces, monkeypatch
-):
-    monkeypatch.setattr(encode_tasks, "UNIT_BYTES", 4_000)
-    rows = rows_of(texts_of(800), label=[str(i % 7) for i in range(800)])
-    alone = recipe_of(
-        word_pieces, rows, tokenize=TOKENIZE.model_copy(update={"num_processes": 1})
-    )
-    shared = recipe_of(
-        word_pieces, rows, tokenize=TOKENIZE.model_copy(update={"num_processes": 2})
-    )
-    assert alone.key.digest == shared.key.digest
-    assert alone.to_dataset().to_dict() == shared.to_dataset().to_dict()
-
-
-@pytest.mark.parametrize(
-    ("task_s", "tasks", "knows_words", "expected"),
-    [
-        (0.01, 3, True, 1),
-        (1.0, 0, True, 1),
-        (1.0, 200, True, 8),
-        (1.0, 200, False, 8),
-        (0.5, 8, False, 1),
-        (0.5, 8, True, 8),
-    ],
-)
-def test_the_number_of_processes_follows_the_measured_work(
-    monkeypatch, task_s, tasks, knows_words, expected
-):
-    monkeypatch.setattr(encode_tasks, "usable_cores", lambda: 8)
-    assert choose_processes(task_s, tasks, knows_words) == expected
-
-
-def test_tasks_cover_all_rows_once_and_are_of_one_size(word_pieces, monkeypatch):
-    monkeypatch.setattr(encode_tasks, "UNIT_BYTES", 2_000)
-    rows = rows_of(texts_of(700))
-    options = EncodeOptions(max_length=16)
-    with encode_tasks.row_files(rows) as (file,):
-        tasks = encode_tasks.plan_tasks(file, options)
-    spans = [(start, stop) for _, start, stop in tasks]
+def test_parts_cover_all_rows_once_and_are_of_one_size(monkeypatch):
+    monkeypatch.setattr(encode, "UNIT_BYTES", 2_000)
+    texts = texts_of(700)
+    spans = list(unit_bounds(pa.table({"text": texts}), EncodeOptions(max_length=16)))
     assert [start for start, _ in spans] == [0] + [stop for _, stop in spans[:-1]]
     assert spans[-1][1] == 700
-    read = [min(len(t.encode()), 6 * 16) for t in rows["text"]]
+    read = [min(len(t.encode()), 6 * 16) for t in texts]
     sizes = [sum(read[start:stop]) for start, stop in spans]
     assert max(sizes) <= 2_000 and min(sizes[:-1]) > 1_800
 
@@ -240,11 +200,8 @@ def test_pairs_have_type_ids_and_are_cut_together(word_pieces, tmp_path):
 
 
 @pytest.mark.parametrize("max_length", [16, 17])
-def test_long_pairs_give_what_the_whole_texts_give(
-    word_pieces, monkeypatch, max_length
-):
+def test_long_pairs_are_cut_as_transformers_cuts_them(word_pieces, max_length):
     """Of nearly the same length, too: which is longer decides where one is cut."""
-    monkeypatch.setattr(pair_heads, "PIECE_CHARACTERS", 500)
     sizes = [(300, 300), (301, 300), (300, 301), (400, 5), (5, 400), (40, 300), (9, 9)]
     texts = ["the" + " fox" * n for n, _ in sizes]
     pairs = ["the" + " lazy" * n for _, n in sizes]
@@ -347,7 +304,7 @@ def test_one_huge_text(word_pieces, text):
 
 
 def test_a_huge_text_in_a_pair(word_pieces):
-    rows = rows_of(["word " * 10_000_000, "a b"], text_pair=["a b", "word " * 10_000])
+    rows = rows_of(["word " * 1_000_000, "a b"], text_pair=["a b", "word " * 10_000])
     tokens = recipe_of(word_pieces, rows).to_dataset()
     theirs = AutoTokenizer.from_pretrained(word_pieces.folder)
     texts, pairs = ["word " * 100, "a b"], ["a b", "word " * 100]
@@ -365,18 +322,6 @@ def test_a_huge_text_in_a_pair(word_pieces):
 )
 def test_names_of_labels(labels, names):
     assert label_names_of(rows_of(["a", "b", "c"], label=labels)) == names
-
-
-@pytest.mark.parametrize("type_ids", [None, np.arange(5, dtype=np.int8)])
-def test_encoded_rows_travel_as_bytes(type_ids):
-    ids, lengths = np.arange(5, dtype=np.int32), np.array([2, 3], np.int32)
-    back = Encoded.from_bytes(
-        Encoded(ids, lengths, np.array([True, False]), type_ids).to_bytes()
-    )
-    assert back.ids.tolist() == [0, 1, 2, 3, 4] and back.lengths.tolist() == [2, 3]
-    assert back.cut.tolist() == [True, False]
-    assert (back.type_ids is None) == (type_ids is None)
-    assert type_ids is None or back.type_ids.tolist() == type_ids.tolist()
 
 
 def settings_of(model=MODEL, tokenize=TOKENIZE):
@@ -500,9 +445,7 @@ def test_join_texts_is_for_language_models(word_pieces):
 def test_joined_texts_keep_every_token_and_the_documents_bounds(
     word_pieces, monkeypatch, size
 ):
-    monkeypatch.setattr(encode_tasks, "UNIT_BYTES", size)
-    for module in (plain_encoder, pair_heads):
-        monkeypatch.setattr(module, "PIECE_CHARACTERS", 200)
+    monkeypatch.setattr(encode, "UNIT_BYTES", size)
     model = MODEL.model_copy(update={"task": "causal-lm"})
     texts = texts_of(60)
     tokenize = TokenizeSettings(max_length=16, join_texts=True)

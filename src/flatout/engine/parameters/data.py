@@ -86,8 +86,6 @@ class TokenizeSettings(SettingsModel):
     """Tokens, special tokens included; longer texts are cut."""
     vocab_size: int = Field(8_000, ge=64)
     """Word pieces of a tokenizer trained here (`model.name_or_path: null`)."""
-    num_processes: Count | Auto = "auto"
-    """That encode. auto: chosen by the measured time of the first texts."""
     join_texts: bool = False
     """Language models: lay texts end to end in blocks of `max_length`."""
 

@@ -15,6 +15,8 @@ RENAMED = {"train.strategy": "train.batching"}
 REMOVED: dict[str, str] = {
     # model and runtime
     # split and tokenize
+    "tokenize.num_processes": "the tokenizer's own threads use all cores; "
+    "runtime.environment: {RAYON_NUM_THREADS: 1} keeps them to one",
     # train
     # benchmark
     "benchmark.mode=journey": "time the whole command by hand: kedro run ends with a "

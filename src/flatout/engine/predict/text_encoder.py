@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 from flatout.engine.machine.environment import tokenizer_parallelism
 from flatout.engine.predict.predictor import Predictor
 from flatout.engine.rows.tokens import TokenRows
-from flatout.engine.tokenizing.encoders.encoding import Encoder
-from flatout.engine.tokenizing.encoders.plain_encoder import EncodeOptions
+from flatout.engine.tokenizing.encoders.encoder import EncodeOptions, Encoder
 from flatout.engine.tokenizing.token_recipes import empty_text_id
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
@@ -31,9 +30,7 @@ class TextEncoder:
             form=predictor.task.row_form,
             empty_id=empty_text_id(tokenizer),
         )
-        # Beside a GPU Python is what is short: it lays out and launches.
-        by_words = not predictor.runtime.is_cuda
-        self._encoder = Encoder(tokenizer.backend, options, by_words=by_words)
+        self._encoder = Encoder(tokenizer.backend, options)
         parameters = inspect.signature(model.forward).parameters
         self._takes_type_ids = (
             "token_type_ids" in parameters and tokenizer.gives_type_ids

@@ -15,10 +15,7 @@ from flatout.engine.parameters import ModelSettings, TokenizeSettings
 from flatout.engine.tasks import Task, make_task
 from flatout.engine.tokenizing.encoders.encode import WRITTEN, TokensRecipe
 from flatout.engine.tokenizing.encoders.encoded import TokensError
-from flatout.engine.tokenizing.encoders.plain_encoder import (
-    EncodeOptions,
-    special_around,
-)
+from flatout.engine.tokenizing.encoders.encoder import EncodeOptions, special_around
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
 COLUMNS = ("text", "text_pair", "completion", "messages", "label")
@@ -58,7 +55,6 @@ def tokens_recipe(
         tokenizer=tokenizer,
         options=options,
         task=task,
-        num_processes=tokenize.num_processes,
     )
 
 

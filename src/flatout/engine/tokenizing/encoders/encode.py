@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,26 +16,25 @@ import pyarrow.compute as pc
 from flatout.engine.files.arrow_folder import ArrowRecipe
 from flatout.engine.files.content_key import ContentKey
 from flatout.engine.machine.environment import tokenizer_parallelism
-from flatout.engine.machine.workers import run_in_order
-from flatout.engine.parameters import Auto
 from flatout.engine.rows.token_facts import TokenFacts
 from flatout.engine.tasks import IGNORED, Task
 from flatout.engine.tokenizing.encoders.chat import ChatEncoder
-from flatout.engine.tokenizing.encoders.encode_tasks import (
-    Slice,
-    choose_processes,
-    plan_tasks,
-    row_files,
-)
 from flatout.engine.tokenizing.encoders.encoded import Encoded, TokensError
-from flatout.engine.tokenizing.encoders.encoding import Encoder, encode_slice, read_rows
+from flatout.engine.tokenizing.encoders.encoder import (
+    CHARACTERS_PER_TOKEN,
+    EncodeOptions,
+    Encoder,
+)
 from flatout.engine.tokenizing.encoders.joining import JOINED_SCHEMA, join_blocks
-from flatout.engine.tokenizing.encoders.plain_encoder import EncodeOptions
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
 logger = logging.getLogger(__name__)
 
-MEASURED_TASKS = 2
+UNIT_BYTES = 2 << 20
+"""Text that is encoded at a time."""
+UNIT_ROWS = 20_000
+TEXTS = ("text", "text_pair", "completion", "messages")
+"""Columns that are encoded."""
 WRITTEN = ("completion", "messages")
 """Forms of rows of which a part is learnt."""
 
@@ -51,7 +50,6 @@ class TokensRecipe(ArrowRecipe):
     tokenizer: TokenizerFile
     options: EncodeOptions
     task: Task
-    num_processes: int | Auto
     _facts: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def facts(self) -> dict[str, Any]:
@@ -83,19 +81,16 @@ class TokensRecipe(ArrowRecipe):
         """RecordBatches in the order of the rows. Raises TokensError."""
         started = time.perf_counter()
         self._check_labels()
-        with row_files(self.rows) as files:
-            tasks = [task for file in files for task in plan_tasks(file, self.options)]
-            encoded = self._encode(tasks)
-            if self.options.join:
-                batches = join_blocks(encoded, self.options.max_length)
-            else:
-                batches = self._row_batches(encoded)
-            facts = TokenFacts()
-            for batch in batches:
-                facts.add(batch)
-                yield batch
-            self._facts.update(facts.as_dict())
-            self._facts["vocabulary"] = self.tokenizer.vocabulary_digest
+        encoded, facts = self._encode(), TokenFacts()
+        if self.options.join:
+            batches = join_blocks(encoded, self.options.max_length)
+        else:
+            batches = self._row_batches(encoded)
+        for batch in batches:
+            facts.add(batch)
+            yield batch
+        self._facts.update(facts.as_dict())
+        self._facts["vocabulary"] = self.tokenizer.vocabulary_digest
         elapsed_s = time.perf_counter() - started
         rows, rate = len(self.rows), len(self.rows) / max(elapsed_s, 1e-9)
         logger.info("%s: %s rows, %s rows/s", self.name, f"{rows:,}", f"{rate:,.0f}")
@@ -130,46 +125,25 @@ class TokensRecipe(ArrowRecipe):
         labels = _spread_words(targets, part.lengths, part.marks)
         return _lists(labels, part.lengths)
 
-    def _encode(self, tasks: list[Slice]) -> Iterator[Encoded]:
-        """The first tasks here, to measure; the others where they are done first. The
-        last one measured counts, since the first meets all words for the first time."""
+    def _encode(self) -> Iterator[Encoded]:
+        """All rows in turn, some at a time: bounds memory."""
+        table = self.rows.data.table
+        encode = self._encoder()
+        for start, stop in unit_bounds(table, self.options):
+            with tokenizer_parallelism(True):
+                yield encode(table.slice(start, stop - start), start)
+
+    def _encoder(self) -> Callable[[Any, int], Encoded]:
+        """Encodes a part of the rows, given the number of its first row."""
         if self.options.form == "messages":
-            yield from self._encode_chats(tasks)
-            return
+            chats = ChatEncoder(self.tokenizer.folder, self.options.max_length)
+            return lambda part, start: chats.encode(_column(part, "messages"), start)
         encoder = Encoder(self.tokenizer.backend, self.options)
-        tables = {file: read_rows(file) for file in dict.fromkeys(t[0] for t in tasks)}
-        task_s = 0.0
-        for task in tasks[:MEASURED_TASKS]:
-            started = time.perf_counter()
-            part = _encode_task(encoder, tables, task, on_all_cores=False)
-            task_s = time.perf_counter() - started
-            yield part
-        rest = tasks[MEASURED_TASKS:]
-        processes = self.num_processes
-        if processes == "auto":
-            processes = choose_processes(task_s, len(rest), encoder.knows_words)
-        if processes > 1:
-            yield from self._encode_elsewhere(rest, processes)
-            return
-        for task in rest:
-            yield _encode_task(encoder, tables, task, on_all_cores=True)
-
-    def _encode_chats(self, tasks: list[Slice]) -> Iterator[Encoded]:
-        chats = ChatEncoder(self.tokenizer.folder, self.options.max_length)
-        first = 0
-        for file, start, stop in tasks:
-            column = read_rows(file).column("messages").slice(start, stop - start)
-            yield chats.encode(column, first)
-            first += stop - start
-
-    def _encode_elsewhere(
-        self, tasks: list[Slice], processes: int
-    ) -> Iterator[Encoded]:
-        setup = {"tokenizer": str(self.tokenizer.path), "options": asdict(self.options)}
-        answers = run_in_order(
-            "flatout.engine.tokenizing.encoders.encoding", setup, tasks, processes
+        second = "completion" if self.options.form == "completion" else "text_pair"
+        return lambda part, start: encoder.encode(
+            _column(part, "text"),
+            _column(part, second) if second in part.column_names else None,
         )
-        return map(Encoded.from_bytes, answers)
 
     def _check_labels(self) -> None:
         """Raises TokensError where a label cannot be learnt."""
@@ -217,12 +191,29 @@ def _spread_words(
     return labels
 
 
-def _encode_task(
-    encoder: Encoder, tables: dict[str, Any], task: Slice, on_all_cores: bool
-) -> Encoded:
-    file, start, stop = task
-    with tokenizer_parallelism(on_all_cores):
-        return encode_slice(encoder, tables[file], start, stop)
+def unit_bounds(table: Any, options: EncodeOptions) -> Iterator[tuple[int, int]]:
+    """Begin and end of parts of a table of about UNIT_BYTES of text to encode."""
+    names = [name for name in TEXTS if name in table.column_names]
+    ends = np.cumsum(sum(_cost_bytes(table.column(n), options) for n in names))
+    start = 0
+    while start < len(ends):
+        done = ends[start - 1] if start else 0
+        stop = int(np.searchsorted(ends, done + UNIT_BYTES, side="right"))
+        stop = min(max(stop, start + 1), start + UNIT_ROWS)
+        yield start, stop
+        start = stop
+
+
+def _cost_bytes(texts: Any, options: EncodeOptions) -> npt.NDArray[np.int64]:
+    """Bytes (N,) of each text that will be looked at."""
+    lengths: npt.NDArray[np.int64] = pc.binary_length(texts).to_numpy().astype(np.int64)
+    if options.join:
+        return lengths
+    return np.minimum(lengths, CHARACTERS_PER_TOKEN * options.max_length)
+
+
+def _column(table: Any, name: str) -> Any:
+    return table.column(name).combine_chunks()
 
 
 def _lists(values: npt.NDArray[Any], lengths: npt.NDArray[np.int32]) -> Any:

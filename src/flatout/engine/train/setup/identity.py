@@ -19,7 +19,6 @@ EXECUTION = (
     "split",
     "arrays",
     "images",
-    "tokenize.num_processes",
     "tokenize.vocab_size",
     "tokenize.join_texts",
     "benchmark",

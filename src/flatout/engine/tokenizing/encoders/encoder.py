@@ -1,10 +1,9 @@
-"""The Rust tokenizer as it is, kept from reading more than the tokens need."""
+"""Texts to token ids by the Rust tokenizer, whose threads use all cores."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -12,16 +11,12 @@ import pyarrow.compute as pc
 from tokenizers import Tokenizer
 
 from flatout.engine.tokenizing.encoders.encoded import Encoded, flat
-from flatout.engine.tokenizing.encoders.pair_heads import (
-    PIECE_CHARACTERS,
-    SPARE_TOKENS,
-    pair_heads,
-    pieces_of,
-    up_to_space,
-)
 
 CHARACTERS_PER_TOKEN = 6
 """Of a text longer than this times `max_length` only a head is encoded at first."""
+SPARE_TOKENS = 8
+"""The head of a text must give so many tokens more than wanted: its last few may be
+others than those of the whole text. If it does not, more is encoded."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +27,7 @@ class EncodeOptions:
     has_pair: bool = False
     join: bool = False
     end_id: int | None = None
-    """Joined texts: put between two of them where the tokenizer puts nothing there."""
+    """Joined texts: put between two of them if the tokenizer puts nothing there."""
     form: str = "text"
     """What a row is made of: a text, `words` with one space between them, a
     `completion` behind its prompt, `messages`."""
@@ -40,7 +35,7 @@ class EncodeOptions:
     """Stands for a text of which the tokenizer leaves no token."""
 
 
-class PlainEncoder:
+class Encoder:
     """Encodes Arrow columns of texts by `encode_batch_fast`."""
 
     def __init__(self, tokenizer: Tokenizer, options: EncodeOptions) -> None:
@@ -48,69 +43,67 @@ class PlainEncoder:
         self._tokenizer = tokenizer
         self._added = tokenizer.num_special_tokens_to_add(options.has_pair)
         tokenizer.no_padding()
-        if options.join:
-            tokenizer.no_truncation()
-        else:
+        tokenizer.no_truncation()
+        self._before, self._after = special_around(tokenizer) or ([], [])
+        if not options.join:
             tokenizer.enable_truncation(options.max_length)
 
-    def encode(self, texts: Any) -> Encoded:
+    def encode(self, texts: Any, pairs: Any | None = None) -> Encoded:
+        """Encode Arrow columns of N texts (and of as many second texts)."""
+        if self.options.form == "completion":
+            return self._encode_completions(texts, pairs)
+        if pairs is not None:
+            return self._encode_pairs(texts, pairs)
+        if self.options.form == "words":
+            return self._encode_words(texts)
         if self.options.join:
             return self._encode_to_join(texts)
         return self._collect(self._encode_heads(texts))
 
-    def encode_pairs(self, texts: Any, pairs: Any) -> Encoded:
-        limit = CHARACTERS_PER_TOKEN * self.options.max_length
-        inputs = [
-            (text, pair)
-            if len(text) <= limit and len(pair) <= limit
-            else self._pair_heads(text, pair, limit)
-            for text, pair in zip(texts.to_pylist(), pairs.to_pylist(), strict=True)
-        ]
+    def _encode_pairs(self, texts: Any, pairs: Any) -> Encoded:
+        inputs = list(zip(texts.to_pylist(), pairs.to_pylist(), strict=True))
         encodings = self._tokenizer.encode_batch_fast(inputs)
-        rows = self._collect(encodings)
         type_ids = flat([encoding.type_ids for encoding in encodings], "b")
-        return Encoded(rows.ids, rows.lengths, rows.cut, type_ids)
+        return replace(self._collect(encodings), type_ids=type_ids)
 
-    def encode_completions(
-        self, prompts: Any, completions: Any, before: list[int], after: list[int]
-    ) -> Encoded:
+    def _encode_completions(self, prompts: Any, completions: Any) -> Encoded:
         """Prompts and what follows them, each encoded by itself, as a model meets them
-        when it writes; `after` ends them. `marks` are 0 at what is learnt."""
+        when it writes. `marks` are 0 at what is learnt."""
         found = [
             self._tokenizer.encode_batch_fast(t.to_pylist(), add_special_tokens=False)
             for t in (prompts, completions)
         ]
+        end = [] if self.options.end_id is None else [self.options.end_id]
         size, rows, marks, cut = self.options.max_length, [], [], []
         for prompt, completion in zip(*found, strict=True):
-            known, learnt = before + prompt.ids, completion.ids + after
+            known = self._before + prompt.ids
+            learnt = completion.ids + self._after + end
             rows.append((known + learnt)[:size])
             marks.append(([-1] * len(known) + [0] * len(learnt))[:size])
             cut.append(len(known) + len(learnt) > size)
-        lengths = np.fromiter(map(len, rows), np.int32, len(rows))
-        return Encoded(flat(rows), lengths, np.array(cut, bool), marks=flat(marks))
+        return replace(_encoded(rows, cut), marks=flat(marks))
 
-    def encode_words(self, texts: Any) -> Encoded:
+    def _encode_words(self, texts: Any) -> Encoded:
         """Texts of words, each word by itself; `marks` are the words' first pieces."""
         words = [text.split(" ") for text in texts.to_pylist()]
         encodings = self._tokenizer.encode_batch(words, is_pretokenized=True)
-        rows = self._collect(encodings)
-        parts = [[-1 if w is None else w for w in e.word_ids] for e in encodings]
-        numbers = flat(parts)
-        before = np.concatenate([[-1], numbers[:-1]])
-        starts = (np.cumsum(rows.lengths) - rows.lengths)[rows.lengths > 0]
-        before[starts] = -1
-        return replace(rows, marks=np.where(numbers != before, numbers, -1))
+        marks = [_first_pieces(encoding.word_ids) or [-1] for encoding in encodings]
+        return replace(self._collect(encodings), marks=flat(marks))
 
-    def _pair_heads(self, text: str, pair: str, limit: int) -> tuple[str, str]:
-        room = self.options.max_length - self._added
-        return pair_heads(self._tokenizer, text, pair, limit, room)
-
-    def _collect(self, encodings: list[Any]) -> Encoded:
-        lengths = np.fromiter(map(len, encodings), np.int32, len(encodings))
-        cut = np.zeros(len(lengths), dtype=bool)
-        for index in np.flatnonzero(lengths == self.options.max_length).tolist():
-            cut[index] = bool(encodings[index].overflowing)
-        return Encoded(flat([encoding.ids for encoding in encodings]), lengths, cut)
+    def _collect(self, encodings: Sequence[Any]) -> Encoded:
+        """A row without a token gets `empty_id`: a model cannot read nothing."""
+        full = self.options.max_length
+        rows = [encoding.ids for encoding in encodings]
+        cut = [
+            len(row) == full and bool(encoding.overflowing)
+            for row, encoding in zip(rows, encodings, strict=True)
+        ]
+        if not all(rows) and self.options.empty_id is None:
+            raise ValueError(
+                "the tokenizer leaves no token of a text, and it has no unknown or end "
+                "token to stand for it"
+            )
+        return _encoded([row or [self.options.empty_id] for row in rows], cut)
 
     def _encode_heads(self, texts: Any) -> list[Any]:
         """Encodings; of long texts only as much is read as the first tokens need."""
@@ -149,29 +142,32 @@ class PlainEncoder:
 
     def _encode_to_join(self, texts: Any) -> Encoded:
         """Whole texts, with what separates them."""
-        values = texts.to_pylist()
-        is_long = [len(text) > PIECE_CHARACTERS for text in values]
-        short = [text for text, long in zip(values, is_long, strict=True) if not long]
-        encodings = iter(self._tokenizer.encode_batch_fast(short))
         end = [] if self.options.end_id is None else [self.options.end_id]
-        rows: list[list[int]] = [
-            (list(chain(*self._pieces(text))) if long else next(encodings).ids) + end
-            for text, long in zip(values, is_long, strict=True)
-        ]
-        lengths = np.fromiter(map(len, rows), np.int32, len(rows))
-        return Encoded(flat(rows), lengths, np.zeros(len(rows), dtype=bool))
+        encodings = self._tokenizer.encode_batch_fast(texts.to_pylist())
+        rows = [encoding.ids + end for encoding in encodings]
+        return _encoded(rows, [False] * len(rows))
 
-    def _pieces(self, text: str) -> Iterator[list[int]]:
-        """Ids of a very long text, a piece at a time, special tokens at its ends."""
-        before, after = special_around(self._tokenizer) or ([], [])
-        yield before
-        for piece in pieces_of(text):
-            yield self._tokenizer.encode(piece, add_special_tokens=False).ids
-        yield after
+
+def _encoded(rows: Sequence[list[int]], cut: Sequence[bool]) -> Encoded:
+    lengths = np.fromiter(map(len, rows), np.int32, len(rows))
+    return Encoded(flat(rows), lengths, np.array(cut, bool))
+
+
+def _first_pieces(words: list[int | None]) -> list[int]:
+    """Numbers of words, -1 at all pieces but the first of each, and beside words."""
+    before = [None, *words]
+    pairs = zip(words, before, strict=False)
+    return [-1 if word is None or word == last else word for word, last in pairs]
+
+
+def up_to_space(text: str) -> str:
+    """`text` cut before its last space; nothing if it has none, since a word that is
+    cut may have other tokens than its head."""
+    return text.rpartition(" ")[0]
 
 
 def special_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
-    """Special tokens put before and after a text; None where that cannot be told."""
+    """Special tokens put before and after a text; None if that cannot be told."""
     found = set()
     for probe in ("a", "0 1", "The"):
         bare = tokenizer.encode(probe, add_special_tokens=False).ids
