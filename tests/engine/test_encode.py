@@ -146,6 +146,19 @@ def test_heads_are_exact_for_any_text(texts):
     assert encoded.cut.tolist() == [bool(e.overflowing) for e in expected]
 
 
+@pytest.mark.parametrize("task", ["next-key", "causal-lm", "bidirectional-lm"])
+def test_a_cut_text_has_no_end_where_ends_are_learnt(word_pieces, task):
+    """The first tokens of the whole text, as transformers has it; also of one that is
+    longer by its end alone."""
+    texts = [*texts_of(200), "fox " * 14, "fox " * 15, "fox " * 16]
+    model = MODEL.model_copy(update={"task": task})
+    recipe = recipe_of(word_pieces, rows_of(texts), model=model)
+    whole = AutoTokenizer.from_pretrained(word_pieces.folder)(texts)["input_ids"]
+    tokens = recipe.to_dataset()
+    assert tokens["input_ids"][:] == [ids[:16] for ids in whole]
+    assert recipe.facts()["cut_rows"] == sum(len(ids) > 16 for ids in whole)
+
+
 def test_the_cut_rows_are_counted_exactly(word_pieces, tmp_path):
     texts = texts_of(500)
     recipe = recipe_of(word_pieces, rows_of(texts))

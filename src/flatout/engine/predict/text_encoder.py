@@ -29,6 +29,7 @@ class TextEncoder:
             has_pair=predictor.settings.text_pair_column is not None,
             form=predictor.task.row_form,
             empty_id=empty_text_id(tokenizer),
+            whole_ends=predictor.task.predicts_neighbours,
         )
         self._encoder = Encoder(tokenizer.backend, options)
         parameters = inspect.signature(model.forward).parameters

@@ -46,6 +46,8 @@ def tokens_recipe(
         "label_names": label_names,
         **token_options(model, tokenize),
     }
+    if options.whole_ends and ends_texts(tokenizer):
+        fields["whole_ends"] = True  # rows made before had ends where they were cut
     if options.form == "messages":
         fields["chat_template"] = tokenizer.chat_template
     return TokensRecipe(
@@ -114,6 +116,7 @@ def _options(
         form=form,
         end_id=tokenizer.token_id("eos_token") if ends and not ends_alone else None,
         empty_id=empty_text_id(tokenizer),
+        whole_ends=task.predicts_neighbours,
     )
 
 
@@ -132,14 +135,20 @@ def _check_written(
             f"tokenize.join_texts is for whole texts, and the rows were split with "
             f"split.{form}_column: set it to false"
         )
-    around = special_around(tokenizer.backend)
-    if form == "completion" and not (around and around[1]):
-        if around is None or tokenizer.token_id("eos_token") is None:
+    if form == "completion" and not ends_texts(tokenizer):
+        unknown = special_around(tokenizer.backend) is None
+        if unknown or tokenizer.token_id("eos_token") is None:
             raise TokensError(
                 "the tokenizer puts no token behind a text and has no end token: a "
                 "model could never learn to stop. Give it an eos_token in "
                 "tokenizer_config.json"
             )
+
+
+def ends_texts(tokenizer: TokenizerFile) -> bool:
+    """Whether the tokenizer puts a token behind a text."""
+    _, after = special_around(tokenizer.backend) or ([], [])
+    return bool(after)
 
 
 def empty_text_id(tokenizer: TokenizerFile) -> int | None:

@@ -33,6 +33,9 @@ class EncodeOptions:
     `completion` behind its prompt, `messages`."""
     empty_id: int | None = None
     """Stands for a text of which the tokenizer leaves no token."""
+    whole_ends: bool = False
+    """Whether a text that is cut has no end: a model that learnt the end tokens there
+    would expect each text to end at `max_length`."""
 
 
 class Encoder:
@@ -45,8 +48,10 @@ class Encoder:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self._before, self._after = special_around(tokenizer) or ([], [])
+        ends = len(self._after) if options.whole_ends else 0
+        self._size = options.max_length + ends
         if not options.join:
-            tokenizer.enable_truncation(options.max_length)
+            tokenizer.enable_truncation(self._size)
 
     def encode(self, texts: Any, pairs: Any | None = None) -> Encoded:
         """Encode Arrow columns of N texts (and of as many second texts)."""
@@ -63,7 +68,8 @@ class Encoder:
     def _encode_pairs(self, texts: Any, pairs: Any) -> Encoded:
         inputs = list(zip(texts.to_pylist(), pairs.to_pylist(), strict=True))
         encodings = self._tokenizer.encode_batch_fast(inputs)
-        type_ids = flat([encoding.type_ids for encoding in encodings], "b")
+        full = self.options.max_length
+        type_ids = flat([encoding.type_ids[:full] for encoding in encodings], "b")
         return replace(self._collect(encodings), type_ids=type_ids)
 
     def _encode_completions(self, prompts: Any, completions: Any) -> Encoded:
@@ -93,10 +99,11 @@ class Encoder:
     def _collect(self, encodings: Sequence[Any]) -> Encoded:
         """A row without a token gets `empty_id`: a model cannot read nothing."""
         full = self.options.max_length
-        rows = [encoding.ids for encoding in encodings]
+        rows = [encoding.ids[:full] for encoding in encodings]
         cut = [
-            len(row) == full and bool(encoding.overflowing)
-            for row, encoding in zip(rows, encodings, strict=True)
+            len(encoding) > full
+            or (len(encoding) == self._size and bool(encoding.overflowing))
+            for encoding in encodings
         ]
         if not all(rows) and self.options.empty_id is None:
             raise ValueError(
