@@ -85,7 +85,16 @@ def test_total_steps_rounds_a_fraction_up():
     assert batches.steps_per_epoch == 3
     assert batches.total_steps(2) == 6
     assert batches.total_steps(0.5) == 2
+    tenths = GlobalBatches(10_000, 1_000, seed=0)
+    assert tenths.total_steps(0.1 + 0.2) == 3  # ten times it is 3.0000000000000004
+    assert tenths.total_steps(0.3 + 1e-6) == 4
+
+
+def test_steps_that_are_set_win_over_epochs():
+    """As `max_steps` of transformers' Trainer does."""
+    batches = GlobalBatches(10, 4, seed=0)
     assert batches.total_steps(2, max_steps=5) == 5
+    assert batches.total_steps(1, max_steps=40) == 40
 
 
 @given(

@@ -270,12 +270,12 @@ def test_one_epoch_is_no_epochs():
     )
 
 
-def test_the_last_step_ends_a_training_sooner_than_its_epochs():
+def test_max_steps_count_in_place_of_epochs():
     """75 steps of 8 rows, of 3 epochs of 1,000."""
     text = time_to_train_text({**SUMMARY, "max_steps": 75})
     assert text.endswith(
-        " train.max_steps=75 ends this training after 600 of 3,000 samples: "
-        "24 min before, 12 min after."
+        " train.max_steps=75 counts in place of epochs, 600 samples in place of "
+        "3,000: 24 min before, 12 min after."
     )
     assert "max_steps" not in time_to_train_text({**SUMMARY, "max_steps": 375})
 

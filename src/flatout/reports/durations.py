@@ -22,15 +22,15 @@ def time_to_train_text(summary: Mapping[str, Any]) -> str:
     }
     note = "Steps alone; evaluation, checkpoints and start-up come on top."
     title = f"Time to train {counted(epochs, 'epoch')}"
-    return section(title, table(times, columns), note + _ends_sooner(summary))
+    return section(title, table(times, columns), note + _of_max_steps(summary))
 
 
-def _ends_sooner(summary: Mapping[str, Any]) -> str:
-    """What train.max_steps leaves of the data's own epochs."""
+def _of_max_steps(summary: Mapping[str, Any]) -> str:
+    """The time of train.max_steps, which counts in place of epochs."""
     steps, times = summary["max_steps"], summary["time_to_train"][0]
     whole = times["rows"] * times["epochs"]
     samples = (steps or 0) * summary["global_batch_size"]
-    if not steps or samples >= whole:
+    if not steps or samples == whole:
         return ""
     share = samples / whole
     before, after = (
@@ -38,6 +38,6 @@ def _ends_sooner(summary: Mapping[str, Any]) -> str:
         for hours in (times["hours_before"], times["hours_after"])
     )
     return (
-        f" train.max_steps={steps} ends this training after {samples:,} of "
-        f"{whole:,.0f} samples: {before} before, {after} after."
+        f" train.max_steps={steps} counts in place of epochs, {samples:,} samples in "
+        f"place of {whole:,.0f}: {before} before, {after} after."
     )

@@ -43,9 +43,10 @@ class GlobalBatches:
         return -(-self.num_rows // self.batch_size)
 
     def total_steps(self, epochs: float, max_steps: int | None = None) -> int:
-        """Steps of `epochs` epochs (a fraction is rounded up), at most `max_steps`."""
-        steps = math.ceil(epochs * self.steps_per_epoch - 1e-9)
-        return steps if max_steps is None else min(steps, max_steps)
+        """`max_steps`; without it, steps of `epochs` epochs (a fraction is rounded up)."""
+        if max_steps is not None:
+            return max_steps
+        return math.ceil(epochs * self.steps_per_epoch - 1e-9)
 
     def epoch(self, step: int) -> int:
         return step // self.steps_per_epoch

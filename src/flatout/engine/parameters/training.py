@@ -205,9 +205,9 @@ class TrainSettings(SlowHabits):
     """Most tokens, padding included, of one micro-batch on one device. auto: what its
     memory holds, at most 65,536 on a GPU and 8,192 without one."""
     epochs: float = Field(3, gt=0)
-    """Passes over the training rows; a part of one is allowed."""
+    """Passes over the training rows, if max_steps is null; a part of one is allowed."""
     max_steps: int | None = Field(None, ge=1)
-    """Optimizer steps. null: what `epochs` makes."""
+    """Optimizer steps, in place of `epochs`. null: as many as `epochs` needs."""
     learning_rate: float = Field(5e-5, gt=0)
     """Peak, reached after the warm-up."""
     learning_rate_at_batch: Count | None = None
