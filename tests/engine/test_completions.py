@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from flatout.engine.batches.global_batches import GlobalBatches
 from flatout.engine.data.raw_texts import open_raw_texts
 from flatout.engine.data.split_recipes import plan_split
 from flatout.engine.families import usable_positions
@@ -29,6 +31,7 @@ from flatout.engine.tasks import columns_of
 from flatout.engine.tokenizing.encoders.encoded import TokensError
 from flatout.engine.tokenizing.token_recipes import tokens_recipe
 from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
+from flatout.engine.train.loop import train
 from tests.engine.families import (
     CONFIGS,
     DECODERS,
@@ -246,3 +249,39 @@ def test_trainings_equal_plain_ones_on_one_rank_and_on_two(tmp_path):
     ranks = tmp_path / "ranks"
     ranks.mkdir()
     assert_same(on_two_ranks({"two": two}, ranks)["two"][0], plain)
+
+
+def cut_prompts(rows: TokenRows, learnt: set[int]) -> TokenRows:
+    """The same, in which all rows but `learnt` are a prompt alone."""
+    views = [view.tolist() for view in rows.views(np.arange(len(rows)))]
+    labels = [ids if n in learnt else [-100] * len(ids) for n, ids in enumerate(views)]
+    return rows_of(TASK, views, labels=pa.array(labels, pa.list_(pa.int32())))
+
+
+def test_rows_without_a_target_are_counted_and_give_no_loss(tmp_path, caplog):
+    """A mean over no target is NaN, as plain transformers has it, and not 0."""
+    start = save_start(tmp_path / "start", TASK)
+    few = {"global_batch_size": 1, "max_steps": 8, "epochs": 1}
+    job = job_for(tmp_path / "job", TASK, start, rows=8, **few)
+    job = replace(job, train=cut_prompts(job.train, {2, 5}))
+    result = train(job, set_up(RuntimeSettings(precision="fp32", threads=1)))
+    order = [int(step_row) for step_row in map(job_rows(job), range(8))]
+    has_loss = [math.isfinite(point.loss) for point in result.history]
+    assert has_loss == [row in (2, 5) for row in order]
+    (told,) = [w for w in result.report.warnings if "no target" in w]
+    assert told in caplog.messages
+    assert "6 of 8 training rows" in told
+    assert "rows 0, 1, 3, 4, 6, ... of train_tokens" in told
+
+
+def job_rows(job):
+    batches = GlobalBatches(len(job.train), 1, job.settings.runtime.seed)
+    return lambda step: batches.rows(step)[0]
+
+
+def test_rows_that_are_all_prompts_are_refused(tmp_path):
+    start = save_start(tmp_path / "start", TASK)
+    job = job_for(tmp_path / "job", TASK, start, rows=8)
+    job = replace(job, train=cut_prompts(job.train, set()))
+    with pytest.raises(SettingsError, match="every prompt fills the whole row"):
+        train(job, set_up(RuntimeSettings(precision="fp32", threads=1)))

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+UNLABELLED_NAMED = 5
 AnyFacts = TypeVar("AnyFacts", bound="TokenFacts")
 
 
@@ -26,6 +27,10 @@ class TokenFacts:
     """Largest token id."""
     label_counts: dict[str, int] = field(default_factory=dict)
     """Rows of each class, by its number as text (JSON has no other keys)."""
+    num_unlabelled: int = 0
+    """Rows with a label a token, none of which is one behind the first token."""
+    unlabelled: list[int] = field(default_factory=list)
+    """Numbers of the first of them."""
 
     @property
     def mean_length(self) -> float:
@@ -41,6 +46,7 @@ class TokenFacts:
         if not batch.num_rows:
             return
         ids = batch.column("input_ids")
+        self._count_unlabelled(batch)
         largest = pc.max(ids.flatten()).as_py()
         self.num_rows += batch.num_rows
         self.num_tokens += len(ids.flatten())
@@ -54,6 +60,19 @@ class TokenFacts:
             found = np.unique(batch.column("labels").to_numpy(), return_counts=True)
             pairs = zip(map(str, found[0].tolist()), found[1].tolist(), strict=True)
             self.label_counts = dict(Counter(self.label_counts) + Counter(dict(pairs)))
+
+    def _count_unlabelled(self, batch: Any) -> None:
+        """A prompt that fills the whole row leaves nothing of its completion."""
+        labels = batch.column("labels") if "labels" in batch.schema.names else None
+        if labels is None or not pa.types.is_list(labels.type):
+            return
+        real = np.append(0, np.cumsum(labels.flatten().to_numpy() >= 0))
+        ends = np.append(0, np.cumsum(pc.list_value_length(labels).to_numpy()))
+        begins = np.minimum(ends[:-1] + 1, ends[1:])
+        rows = np.flatnonzero(real[ends[1:]] == real[begins])
+        self.num_unlabelled += len(rows)
+        found = (self.num_rows + rows[:UNLABELLED_NAMED]).tolist()
+        self.unlabelled = (self.unlabelled + found)[:UNLABELLED_NAMED]
 
     def as_dict(self) -> dict[str, Any]:
         return {"tokens": asdict(self)}

@@ -68,8 +68,8 @@ class BadStep:
 
 def initial_loss_warning(loss: float, chance: float | None) -> str | None:
     """A first loss far above chance points at a wrong head, labels or rate."""
-    if chance is None or loss <= chance + INITIAL_LOSS_TOLERANCE:
-        return None
+    if chance is None or not loss > chance + INITIAL_LOSS_TOLERANCE:
+        return None  # a first step without a target has no loss, NaN
     return (
         f"the first loss is {loss:.2f}, chance is {chance:.2f}: check labels, "
         "tokenizer and model belong together"

@@ -157,7 +157,7 @@ class Recorder:
             loss = read_loss(self.trainer)
             self.first_batch_s = time.perf_counter() - self._loop_begin_s
             self.compiled_first_s = compile_clock.seconds
-            if self.start_step == 0:
+            if self.start_step == 0 and batch.num_targets:
                 self.initial_loss = loss
         if done_here == WARMUP_STEPS:
             self.trainer.runtime.synchronize()
@@ -277,7 +277,7 @@ class Recorder:
         return LogPoint(
             step=done,
             epoch=done / self.trainer.data.batches.steps_per_epoch,
-            loss=figures["loss"] / max(1, self._steps_since_log),
+            loss=figures["loss"] / (self._steps_since_log or math.nan),
             learning_rate=learning_rate,
             grad_norm=figures["last_norm"],
             samples_per_s=rates.samples_per_s,

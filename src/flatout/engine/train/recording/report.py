@@ -14,7 +14,7 @@ class LogPoint:
     step: int
     epoch: float
     loss: float
-    """Mean over the window's steps, those without a target left out."""
+    """Mean over the window's steps that have a target; NaN if none has."""
     learning_rate: float
     grad_norm: float
     samples_per_s: float

@@ -25,7 +25,7 @@ from flatout.engine.train.setup.budgets import (
     rank_tokens,
     token_budget,
 )
-from flatout.engine.train.setup.job import TrainJob
+from flatout.engine.train.setup.job import TrainJob, without_targets
 from flatout.engine.train.setup.memory_fit import Fit
 
 
@@ -106,7 +106,7 @@ def resolve(
             "strategy fixed pads each of the joined texts to tokenize.max_length: "
             "packed or grouped take fewer tokens"
         )
-    notes += without_compiler(runtime)
+    notes += without_targets(job) + without_compiler(runtime)
     choice = accelerate(job, runtime, config, strategy, planned)
     graphs = choice.cuda_graphs
     lanes = 0 if choice.compile or choice.late else _lanes(job, runtime, config)
