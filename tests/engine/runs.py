@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import re
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -97,21 +95,3 @@ def when_logged(text: str, action):
 
 def crash():
     raise Crash
-
-
-def run_beside_compiler(run, job, moment: str):
-    """`run(job)`, which waits at the line `moment` of its log until the process that
-    compiles beside it is done; its result and its log."""
-    logger, handler, told = logging.getLogger("flatout.engine"), logging.Handler(), []
-    handler.emit = lambda record: told.append(record.getMessage())
-
-    def wait():
-        number = re.findall(r"process (\d+) compiles", "\n".join(told))[0]
-        os.waitid(os.P_PID, int(number), os.WEXITED | os.WNOWAIT)
-
-    logger.addHandler(handler)
-    try:
-        with when_logged(moment, wait):
-            return run(job), told
-    finally:
-        logger.removeHandler(handler)

@@ -11,7 +11,6 @@ from multiprocessing import get_context
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch._dynamo.utils import counters
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -40,7 +39,6 @@ from tests.engine.runs import (
     Crash,
     crash,
     make_job,
-    run_beside_compiler,
     when_logged,
 )
 from tests.engine.test_arrays import job_of as table_job
@@ -343,24 +341,6 @@ def test_an_interrupted_training_with_graphs_ends_as_an_undisturbed_one(tmp_path
     near = max(1e-4, 3 * (again - expected).abs().max().item())
     assert near < 0.1
     torch.testing.assert_close(found, expected, rtol=0.0, atol=near)
-
-
-def test_steps_go_on_compiled_behind_those_that_were_not(tmp_path, monkeypatch):
-    """Recorded before and behind; nothing is compiled here that the process beside it
-    has left. As near to a run compiled from its first step as bf16 is."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "graphs"))
-    options = {"cuda_graphs": True, "learning_rate": 1e-3}
-    torch._dynamo.reset()
-    counters.clear()
-    late = gpu_job(tmp_path / "late", compile="late", **options)
-    result, told = run_beside_compiler(run, late, "step 10/60  loss")
-    report, misses = result.report, counters["inductor"]["fxgraph_cache_miss"]
-    assert (report.compile, report.cuda_graphs) == (True, True)
-    assert (report.compiled_from_step, misses) == (10, 0)
-    assert any("compiled from step 11 on: another process" in line for line in told)
-    now = run(gpu_job(tmp_path / "now", **options))
-    for mine, other in zip(result.history, now.history, strict=True):
-        assert mine.loss == pytest.approx(other.loss, rel=3e-2)
 
 
 EXACT = {"precision": "fp32", "tf32": False, "threads": 1}

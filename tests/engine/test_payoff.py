@@ -24,7 +24,6 @@ from flatout.engine.models.compilation import distinct_parts
 from flatout.engine.models.compile_cache import is_marked, leave_mark, mark_of
 from flatout.engine.ops.attention import PACKED
 from flatout.engine.parameters import SettingsError
-from flatout.engine.train.setup import acceleration
 from flatout.engine.train.setup.acceleration import Planned
 from flatout.engine.train.setup.assemble import build_model
 from flatout.engine.train.setup.payoff import (
@@ -115,62 +114,6 @@ def test_where_the_host_is_the_bound_compiling_gains_nothing():
     assert not found.compile and "saves about 0.0 s" in found.reason
 
 
-def test_a_longer_run_is_compiled_beside_its_first_steps():
-    """BERT-base: 49.17 ms a step, 34.9 compiled. 36 s of another process are 732 steps;
-    taking it over costs 0.4 x 24 s."""
-    step, fast = (step_s(BERT_BASE, on, False) for on in (False, True))
-    before = int(36 / step)
-    for steps, off, now, late in (
-        (1_000, 1_000 * step, 24 + 1_000 * fast, None),
-        (
-            2_000,
-            None,
-            24 + 2_000 * fast,
-            before * step + 9.6 + (2_000 - before) * fast,
-        ),
-    ):
-        found = choose_compilation(
-            replace(BERT_BASE, steps=steps), OPEN, (False,), OPEN
-        )
-        assert (found.compile, found.late) == (late is not None, late is not None)
-        assert min(s for s in (off, now, late) if s) == (late or off)
-    assert found.reason.startswith(
-        f"compile late, in a process beside about {before} steps: costs about 9.6 s "
-        f"then, saves about {(2_000 - before) * (step - fast):.0f} s"
-    )
-
-
-def test_what_is_compiled_already_is_taken_at_once():
-    long = replace(BERT_BASE, steps=2_000, cached=True)
-    found = choose_compilation(long, OPEN, OPEN, OPEN)
-    assert found.compile and not found.late
-
-
-def test_a_late_run_begins_to_pay_where_it_ends_before_an_uncompiled_one():
-    """45.6 s, less 14.3 ms for each of 732 steps, are gained from 1,403 steps on."""
-
-    def is_late(steps: int) -> bool:
-        work = replace(BERT_BASE, steps=steps)
-        return choose_compilation(work, OPEN, (False,), OPEN).late
-
-    assert [is_late(steps) for steps in (1_402, 1_403, 10**6)] == [False, True, True]
-
-
-def test_each_shape_of_a_late_run_is_recorded_twice():
-    """64 shapes of 12 layers, 2.2 ms each, are 1.7 s, or 3.4."""
-    for steps, later, pays, cost_s in (
-        (1_200, False, True, "1.7"),
-        (1_200, True, False, "3.4"),
-        (2_000, True, True, "3.4"),
-    ):
-        work = replace(BERT_BASE, steps=steps, shapes=64)
-        found = choose_compilation(work, (True,), OPEN, (later,))
-        assert found.cuda_graphs == pays
-        assert f"CUDA graphs {'on' if pays else 'off'}: costs about {cost_s} s" in (
-            found.reason
-        )
-
-
 def test_what_is_set_stays():
     for compiled in (True, False):
         for recorded in (True, False):
@@ -202,126 +145,12 @@ def test_auto_weighs_the_work_planned_and_yes_or_no_wins(tmp_path):
     assert (endless.compile, endless.compile_reason) == (True, "")
 
 
-@pytest.fixture
-def card_gib(monkeypatch):
-    """Memory of the card that is not here."""
-    held = [140.0]
-    size = property(lambda runtime: int(held[0] * 2**30))
-    for name in ("device_memory_bytes", "memory_within_reach"):
-        monkeypatch.setattr(Runtime, name, size)
-    monkeypatch.setattr(acceleration, "usable_cores", lambda: 4)
-    monkeypatch.setattr(acceleration, "available_memory_bytes", lambda: 8 * 2**30)
-    return held
-
-
-def test_a_run_begins_late_where_it_is_asked_to(tmp_path):
-    planned = Planned(3_000, parts=2)
-    now = short_and_long(tmp_path, planned, compile=True)
-    assert (now.compile, now.late) == (True, False)
-    late = short_and_long(tmp_path, planned, compile="late")
-    assert (late.compile, late.late, late.compiled_from_step) == (False, True, None)
-    measured = short_and_long(tmp_path, None, compile="late")
-    assert (measured.compile, measured.late) == (True, False)
-
-
-def test_auto_begins_a_long_run_late(tmp_path, card_gib):
-    """Not one whose code lies on the disk, nor where the clock must choose nothing."""
-    long = Planned(3_000, parts=2)
-    found = short_and_long(tmp_path, long)
-    assert (found.compile, found.late) == (False, True)
-    assert found.compile_reason.startswith("compile late, in a process beside about ")
-    filled = short_and_long(tmp_path, replace(long, cached=True))
-    assert (filled.compile, filled.late) == (True, False)
-    job = make_job(tmp_path, global_batch_size=1_813, token_budget=10**6)
-    exact = resolve(job, replace(H200, deterministic=True), BASE, long)
-    assert (exact.compile, exact.late) == (True, False)
-
-
-def test_auto_compiles_beside_a_training_where_memory_holds_both(tmp_path, card_gib):
-    """24,600 tokens and their deviation, with half as much to spare, in half of nine
-    tenths of it: 93.8 GiB by the guess."""
-    kept = Choice(True, False, "as weighed then", late=True)
-    for gib, is_late in ((96.0, True), (91.0, False)):
-        card_gib[0] = gib
-        planned = Planned(3_000, parts=2)
-        assert short_and_long(tmp_path, planned).late is is_late
-        assert short_and_long(tmp_path, replace(planned, earlier=kept)).late
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("usable_cores", 3), ("available_memory_bytes", 8 * 2**30 - 1)],
-)
-def test_auto_compiles_nothing_beside_a_training_on_a_small_host(
-    name, value, tmp_path, card_gib, monkeypatch
-):
-    monkeypatch.setattr(acceleration, name, lambda: value)
-    found = short_and_long(tmp_path, Planned(3_000, parts=2))
-    assert (found.compile, found.late) == (True, False)
-
-
-def test_padding_counts_for_the_memory_of_both(tmp_path, card_gib):
-    """1,813 packed rows are 24,600 tokens; fixed ones have the greatest length."""
-    planned = Planned(3_000, parts=2)
-    for gib, is_late in ((140.0, False), (10_000.0, True)):
-        card_gib[0] = gib
-        found = short_and_long(tmp_path, planned, batching="fixed")
-        assert (found.compile, found.late) == (not is_late, is_late)
-
-
-def test_auto_begins_no_run_on_images_late(tmp_path, card_gib):
-    job = test_images.job_of(tmp_path, test_images.VIT)
-    model = build_model(job)
-    large = replace(plan(job, H200, model), sample_flops=10**12, steps=10**6)
-    found = resolve(job, H200, model.config, large)
-    assert (found.compile, found.late) == (True, False)
-
-
-def test_a_late_run_stays_one_when_it_is_resumed(tmp_path):
-    """By auto too; but not where another value is set, nor is its reason told then."""
-    kept = Choice(True, False, "as weighed then", late=True)
-    planned = Planned(3_000, parts=2, earlier=kept)
-    resumed = short_and_long(tmp_path, planned)
-    assert (resumed.late, resumed.compile_reason) == (True, "as weighed then")
-    other = short_and_long(tmp_path, planned, compile=True)
-    assert (other.late, other.compile_reason) == (False, "")
-    assert not short_and_long(
-        tmp_path, replace(planned, earlier=Choice(True, False))
-    ).late
-
-
-def test_what_cannot_be_compiled_late_is_refused(tmp_path):
-    planned = Planned(3_000, parts=2)
-    exact = replace(H200, deterministic=True)
-    late, auto = (make_job(tmp_path, compile=value) for value in ("late", "auto"))
-    with pytest.raises(SettingsError, match=r"compile: late: .*the clock would choose"):
-        resolve(late, exact, BASE, planned)
-    assert not resolve(auto, exact, BASE, planned).late
-    sharded = {"strategy": "fsdp", "num_processes": 2}
-    job = make_job(tmp_path, compile="late", distributed=sharded)
-    with pytest.raises(SettingsError, match="late: sharded weights"):
-        resolve(job, H200, BASE, planned)
-
-
-def test_nothing_is_compiled_beside_where_it_would_not_be_found(tmp_path, monkeypatch):
-    """PyTorch's own caches are off: both processes would compile in full."""
-    planned = Planned(3_000, parts=2, earlier=Choice(True, False, late=True))
-    assert short_and_long(tmp_path, planned).late
-    monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
-    auto = short_and_long(tmp_path, planned)
-    assert (auto.compile, auto.late) == (True, False)
-    told = r"late: TORCHINDUCTOR_FORCE_DISABLE_CACHES is set.*set it to auto"
-    with pytest.raises(SettingsError, match=told):
-        short_and_long(tmp_path, planned, compile="late")
-
-
-def test_a_cpu_and_a_card_of_unknown_speed_are_as_before(tmp_path, card_gib):
+def test_a_cpu_and_a_card_of_unknown_speed_are_as_before(tmp_path):
     planned = Planned(12, parts=2)
     job = make_job(tmp_path)
     unknown = replace(H200, device_name="NVIDIA something new")
     assert not resolve(job, CPU, BASE, replace(planned, steps=10**9)).compile
-    found = resolve(job, unknown, BASE, planned)
-    assert (found.compile, found.late) == (True, False)
+    assert resolve(job, unknown, BASE, planned).compile
 
 
 def test_ranks_take_the_main_ones_word(tmp_path):

@@ -55,6 +55,7 @@ from flatout.engine.parameters import Settings, parse_settings
 from flatout.engine.rows.opening import open_rows
 from flatout.engine.train.setup.assemble import assemble
 from flatout.engine.train.setup.job import TrainJob
+from flatout.engine.train.step import _StepGraphs
 from tests.tools.image_loader import make_files
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -289,7 +290,7 @@ def flatout(job: TrainJob, turns: Turns) -> None:
     driver = Driver(trainer)
     if trainer.resolved.cuda_graphs:  # recorded anew, with the algorithms chosen then
         stepper = trainer.stepper
-        turns.on_round = lambda: stepper.go_on_with(stepper.module, stepper.noise)
+        turns.on_round = lambda: setattr(stepper, "_graphs", _StepGraphs(stepper))
     for batch in loader:
         driver.step(batch, loader.wait_s)
         if turns.step_done(batch.num_samples, loader.wait_s):

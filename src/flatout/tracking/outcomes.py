@@ -45,7 +45,6 @@ REPORT_TAGS = (
     "compile",
     "cuda_graphs",
     "compile_reason",
-    "compiled_from_step",
     "token_key",
     "resumed_from_step",
     "exit_reason",

@@ -43,7 +43,7 @@ class GlobalBatches:
         return -(-self.num_rows // self.batch_size)
 
     def total_steps(self, epochs: float, max_steps: int | None = None) -> int:
-        """`max_steps`; without it, steps of `epochs` epochs (a fraction is rounded up)."""
+        """`max_steps`; without it, the steps of `epochs` epochs, rounded up."""
         if max_steps is not None:
             return max_steps
         return math.ceil(epochs * self.steps_per_epoch - 1e-9)

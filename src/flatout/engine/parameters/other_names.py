@@ -18,6 +18,7 @@ REMOVED: dict[str, str] = {
     "tokenize.num_processes": "the tokenizer's own threads use all cores; "
     "runtime.environment: {RAYON_NUM_THREADS: 1} keeps them to one",
     # train
+    "train.compile=late": "use train.compile=auto, or true for a long training",
     # benchmark
     "benchmark.mode=journey": "time the whole command by hand: kedro run ends with a "
     "table of its seconds by phase",

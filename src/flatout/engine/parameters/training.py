@@ -264,9 +264,8 @@ class TrainSettings(SlowHabits):
     names and knows whether higher is better. null: the loss."""
     early_stopping_patience: int | None = Field(None, ge=1)
     """End after so many evaluations in a row without a new best. null: all steps."""
-    compile: bool | Literal["auto", "late"] = "auto"
-    """torch.compile. late: from a later step on, while another process compiles. auto:
-    on a GPU, false, true or late, whichever ends the steps planned soonest."""
+    compile: bool | Auto = "auto"
+    """torch.compile. auto: on a GPU, if the steps planned end sooner with it."""
     cuda_graphs: bool | Auto = "auto"
     """Record steps and replay them, which spares the CPU. auto: as compile."""
     gradient_checkpointing: bool = False

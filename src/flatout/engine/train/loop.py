@@ -86,7 +86,6 @@ def train(
     ):
         loader = start_or_resume(trainer, recorder, wrong_rows, session)
         for batch in loader:
-            session.step_begins(batch.step)
             try:
                 lr = take_step(trainer, recorder, batch, loader.wait_s)
             except (RuntimeError, MemoryError) as error:
@@ -198,7 +197,7 @@ def announce(trainer: Trainer) -> None:
         resolved.residual,
         resolved.strategy,
         resolved.attention,
-        "late" if resolved.late else resolved.compile,
+        resolved.compile,
         resolved.cuda_graphs,
         ", gradients exchanged at once" if resolved.flat_all_reduce else "",
     )

@@ -229,8 +229,6 @@ class Decision:
     stop: int
     """Signal to leave with; 0: none."""
     save: bool
-    compiling: bool = False
-    """Beside a rank another process still compiles."""
 
 
 @dataclass
@@ -252,21 +250,19 @@ class Agreement:
             return True
         return self.every_steps is not None and done % self.every_steps == 0
 
-    def reach(
-        self, done: int, stop: int, save: bool, compiling: bool = False
-    ) -> Decision:
+    def reach(self, done: int, stop: int, save: bool) -> Decision:
         """Called by all ranks at the same step; `save` counts on the main rank."""
         if self.control is None:
-            return Decision(stop, save, compiling)
+            return Decision(stop, save)
         apart = self._steps_apart(done) if self.ranks.is_main else 0
         save = save and self.ranks.is_main
-        word = torch.tensor([stop, int(save), int(compiling), apart])
+        word = torch.tensor([stop, int(save), apart])
         torch.distributed.all_reduce(
             word, op=torch.distributed.ReduceOp.MAX, group=self.control
         )
-        stop, save_now, compiles, apart = word.tolist()
+        stop, save_now, apart = word.tolist()
         self._next = done + apart
-        return Decision(stop, bool(save_now), bool(compiles))
+        return Decision(stop, bool(save_now))
 
     def _steps_apart(self, done: int) -> int:
         last_done, last_s = self._last

@@ -129,13 +129,6 @@ class Stepper:
         self.set_scalars(batch)
         self.launch(batch)
 
-    def go_on_with(self, module: nn.Module, noise: Noise | None) -> None:
-        """Step by `module` from here on; what was recorded of the one before goes."""
-        self.module, self.noise = module, noise
-        if self._graphs is not None:
-            self._graphs = _StepGraphs(self)
-        self._first = True
-
     def drop_graphs(self) -> None:
         """Step kernel by kernel from here on; the graphs' memory is free again."""
         self._graphs = None

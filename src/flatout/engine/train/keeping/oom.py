@@ -31,14 +31,12 @@ class OutOfMemory(RuntimeError):
 
 
 def shrink(trainer: Trainer, error: RuntimeError | MemoryError, step: int) -> None:
-    """End a process that compiles beside the steps; give up CUDA graphs, which have
-    memory of their own; then halve the token budget: the global batch stays, in more
-    micro-batches. Raises OutOfMemory where the settings do not allow it, and on one of
-    several ranks; any other error as it is."""
+    """Give up CUDA graphs, which have memory of their own; then halve the token budget:
+    the global batch stays, in more micro-batches. Raises OutOfMemory if the settings do
+    not allow it, and on one of several ranks; any other error as it is."""
     if not is_out_of_memory(error):
         raise error
-    if not _ends_beside(trainer, error, f"at step {step}"):
-        _shrink_steps(trainer, error, step)
+    _shrink_steps(trainer, error, step)
     trainer.optimizer.zero_grad(set_to_none=True)
     _free_failed_pass(trainer, error)
 
@@ -64,12 +62,11 @@ def _shrink_steps(
 def shrink_evaluation(
     trainer: Trainer, error: RuntimeError | MemoryError, rows: SplitRows
 ) -> None:
-    """End a process beside it; halve the token budget of evaluations alone, since
-    training steps fit as they are; give up CUDA graphs. Raises as `shrink` does."""
+    """Halve the token budget of evaluations alone, since training steps fit as they
+    are; give up CUDA graphs. Raises as `shrink` does."""
     if not is_out_of_memory(error):
         raise error
-    if not _ends_beside(trainer, error, "in an evaluation"):
-        _shrink_evaluation(trainer, error, rows)
+    _shrink_evaluation(trainer, error, rows)
     _free_failed_pass(trainer, error)
 
 
@@ -99,28 +96,6 @@ def evaluation_budget(trainer: Trainer, rows: SplitRows) -> int:
     """Tokens of a micro-batch of `rows`, which may be longer than all trained on."""
     most = min(trainer.resolved.token_budget, trainer.evaluation_budget)
     return max(most, _longest(trainer, rows))
-
-
-def _ends_beside(
-    trainer: Trainer, error: RuntimeError | MemoryError, where: str
-) -> bool:
-    """Whether a process compiled beside the steps, which have its memory from here on:
-    a budget that was halved would stay so when it has long been gone."""
-    resolved, beside = trainer.resolved, trainer.beside
-    if not resolved.late or resolved.compiled_from_step is not None:
-        return False
-    if not _is_alone(trainer):
-        how = f"out of memory {where} beside the process that compiles"
-        message = _message(trainer, how, "train.compile: true")
-        raise OutOfMemory(message, {"compile": True}) from error
-    if beside is None or not beside.is_running():
-        return False
-    logger.warning(
-        "out of memory %s: the process that compiles beside the training is ended",
-        where,
-    )
-    beside.stop()
-    return True
 
 
 def _drop_graphs(

@@ -22,7 +22,6 @@ from flatout.engine.checkpoints.resume import Resume, resume_line
 from flatout.engine.checkpoints.unfinished import Unfinished
 from flatout.engine.machine.signals import Interrupted, StopSignals
 from flatout.engine.machine.watchdog import heartbeat
-from flatout.engine.train.keeping.late_compile import LateCompile
 from flatout.engine.train.keeping.saved_model import SaveError, load_weights, save_model
 from flatout.engine.train.keeping.snapshots import Snapshots, broadcast, restore
 from flatout.engine.train.process_group import Agreement, ProcessGroup
@@ -68,7 +67,6 @@ class Session:
         )
         every = settings.checkpoint.every_steps
         self._agreement = Agreement(self._ranks, self._control, every)
-        self._late = LateCompile(trainer)
         self._faults: list[str] = []
         self._first_step = self._saved_step = 0
         self._saved_s = time.monotonic()
@@ -83,7 +81,6 @@ class Session:
 
     def __exit__(self, kind: object, *_: object) -> None:
         heartbeat.watch_alone(None)
-        self._late.stop()
         self._writer.wait()
         self._note_saved()
         if kind is None:
@@ -106,25 +103,13 @@ class Session:
             self._writer.newest = found
             self._note_saved()
             logger.info(resume_line(found))
-        compiled_from = broadcast(self._compiled_from(found), self._control)
         if self._ranks.is_main:
-            self._begin_unfinished(step, compiled_from)
-        self._late.begin(step, compiled_from)
+            self._begin_unfinished(step)
         self._first_step = self._saved_step = step
         heartbeat.enter("train")
         return step
 
-    def _compiled_from(self, found: Checkpoint | None) -> int | None:
-        """As the run that is continued had it; None where it did not know yet."""
-        if not (self._ranks.is_main and self.trainer.resolved.late):
-            return None
-        kept = found.manifest.accelerated if found else {}
-        step: int | None = kept.get("compiled_from_step")
-        if step is None and self._settings.resume == "auto":
-            step = self._unfinished.compiled_from()
-        return step
-
-    def _begin_unfinished(self, step: int, compiled_from: int | None) -> None:
+    def _begin_unfinished(self, step: int) -> None:
         """Say so where an earlier run left nothing; note this one from here on."""
         earlier = self._unfinished.earlier_step()
         if earlier and step == 0 and self._settings.resume == "auto":
@@ -133,12 +118,7 @@ class Session:
                 "%d): starting at step 1",
                 earlier,
             )
-        self._unfinished.begin(step, compiled_from)
-
-    def step_begins(self, step: int) -> None:
-        """Before the step with that number, counted from 0."""
-        if self._late.switch_at(step):
-            self.recorder.forget_rates()
+        self._unfinished.begin(step)
 
     def step_done(self, done: int) -> None:
         """After each step: a sign of life, a checkpoint if due. Raises Interrupted on
@@ -153,13 +133,7 @@ class Session:
             done,
             self._signals.received or 0,
             self._save_is_due(done),
-            self._late.is_compiling,
         )
-        is_last = done == self.trainer.total_steps
-        if self._late.is_open and not (decision.compiling or is_last):
-            if self._ranks.is_main:
-                self._unfinished.note_compiled_from(done)
-            self._late.announce(done)
         if decision.stop:
             self._leave(done, decision.stop)
         if decision.save:

@@ -82,7 +82,6 @@ class Recorder:
         self.clock = WindowClock(runtime.device)
         self.conditions = Conditions(runtime)
         self._steps_since_log = 0
-        self._windows_are_old = False
         self._loop_begin_s = 0.0
         self._elapsed_before_s = 0.0
 
@@ -163,10 +162,6 @@ class Recorder:
             self.trainer.runtime.synchronize()
             self.clock.begin()
 
-    def forget_rates(self) -> None:
-        """Steps are others from here on: rates are theirs as soon as there is one."""
-        self._windows_are_old = True
-
     def log_due(self, done: int) -> bool:
         every = self.trainer.job.settings.train.log_every
         return done % every == 0 or done == self.trainer.total_steps
@@ -178,9 +173,6 @@ class Recorder:
         batch_s = self.loader.times.batch_s() if self.loader else 0.0
         figures = _read_sums(self.trainer, self.clock.compiles, batch_s)
         window = self.clock.close(int(figures["compiles"]), figures["batch_s"])
-        if self._windows_are_old and window.clean:
-            self.windows.clear()
-            self._windows_are_old = False
         if batch.step + 1 - self.start_step > WARMUP_STEPS:
             self.windows.append(window)
         self.conditions.sample()
@@ -269,10 +261,7 @@ class Recorder:
         self, figures: dict[str, float], batch: StepBatch, learning_rate: float
     ) -> LogPoint:
         done = batch.step + 1
-        # In the warm-up NaN, which uncompiled steps are to those compiled late.
-        resolved = self.trainer.resolved
-        waits = self._windows_are_old or (resolved.late and not resolved.compile)
-        rates = Rates.over([] if waits else self.windows[-1:])
+        rates = Rates.over(self.windows[-1:])  # NaN in the warm-up
         judged = figures["judged"]
         return LogPoint(
             step=done,

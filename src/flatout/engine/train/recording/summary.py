@@ -103,7 +103,6 @@ def resolved_parameters(trainer: Trainer) -> dict[str, Any]:
         "compile": resolved.compile,
         "cuda_graphs": resolved.cuda_graphs,
         "compile_reason": resolved.compile_reason,
-        "compiled_from_step": resolved.compiled_from_step,
         "device": runtime.device_name,
         "threads": runtime.threads,
         "lanes": resolved.lanes,

@@ -7,24 +7,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flatout.engine.families import Family, family_of
-from flatout.engine.machine.container import available_memory_bytes
-from flatout.engine.machine.environment import c_compiler, usable_cores
+from flatout.engine.machine.environment import c_compiler
 from flatout.engine.machine.runtime import Runtime
-from flatout.engine.models.compile_cache import caches_off
 from flatout.engine.models.flops import launch_tokens, sheet_tflops
-from flatout.engine.models.memory import estimate, guessed_tokens
+from flatout.engine.models.memory import estimate
 from flatout.engine.parameters import SettingsError, TrainSettings
 from flatout.engine.train.setup.budgets import (
     deviation,
-    most_tokens,
     rank_tokens,
     token_budget,
 )
 from flatout.engine.train.setup.job import TrainJob
-from flatout.engine.train.setup.memory_fit import PLENTY, ROOM
 from flatout.engine.train.setup.payoff import (
     LAYER_WEIGHTS,
-    NEVER_LATE,
     OPEN,
     Choice,
     Options,
@@ -41,8 +36,6 @@ SLOW_HOST = 1.5
 7,668 samples/s on two hosts, 7,868 and 8,160 with graphs."""
 GRAPH_MEMORY_SHARE = 0.8
 """Of the device's memory."""
-LATE_CORES, LATE_HOST_BYTES = 4, 8 * 2**30
-"""The process that compiles has workers of its own, which hold PyTorch."""
 GRAPH_PAD_MULTIPLE = 256
 """Packed totals are rounded up, the more the larger they are on average, so that few
 CUDA graphs are needed."""
@@ -83,64 +76,16 @@ def accelerate(
     recorded = _graph_options(job, runtime, strategy, config)
     if planned is None:
         return Choice(compiled[-1], recorded[-1])
-    late = _late_options(job, runtime, strategy, config, planned)
     if planned.earlier is not None:
         kept = planned.earlier
         on = kept.compile if compiled == OPEN else compiled[-1]
         graphs = kept.cuda_graphs if recorded == OPEN else recorded[-1]
-        later = on and (kept.late if late == OPEN else late[-1])
-        same = Choice(on, graphs, kept.reason, later)
+        same = Choice(on, graphs, kept.reason)
         return same if same == kept else replace(same, reason="")
     work = _work(job, runtime, config, planned)
     if work is None or OPEN not in (compiled, recorded):
-        return Choice(compiled[-1], recorded[-1], "", late == (True,))
-    return choose_compilation(work, compiled, recorded, late)
-
-
-def _late_options(
-    job: TrainJob, runtime: Runtime, strategy: str, config: Any, planned: Planned
-) -> Options:
-    wanted = job.settings.train.compile
-    if wanted not in ("auto", "late"):
-        return NEVER_LATE
-    fault = _late_fault(job, runtime, config)
-    if wanted == "late":
-        if fault:
-            raise SettingsError(
-                f"train.compile: late: {fault}; set it to auto, true or false"
-            )
-        return (True,)
-    if fault or _compile_options(wanted, runtime, config) != OPEN:
-        return NEVER_LATE
-    goes_on = planned.earlier is not None
-    return OPEN if goes_on or _both_fit(job, runtime, strategy, config) else NEVER_LATE
-
-
-def _both_fit(job: TrainJob, runtime: Runtime, strategy: str, config: Any) -> bool:
-    """Whether there are cores and memory for a training and the process that compiles
-    beside it, which has weights, gradients and a step of its own."""
-    few = usable_cores() < LATE_CORES or available_memory_bytes() < LATE_HOST_BYTES
-    if few or runtime.device_memory_bytes is None:
-        return False
-    room = ROOM * runtime.memory_within_reach / 2
-    guess = guessed_tokens(job.settings, config, room)
-    if guess is None:  # rows that are no tokens, or a model that tells no sizes
-        return False
-    budget = token_budget(job, runtime, strategy, config)
-    return guess >= PLENTY * min(budget, most_tokens(job, runtime, strategy))
-
-
-def _late_fault(job: TrainJob, runtime: Runtime, config: Any) -> str | None:
-    """Why steps cannot be compiled from a later one on."""
-    if runtime.deterministic:
-        return "runtime.deterministic is on, and the clock would choose the step"
-    if job.settings.train.distributed.strategy == "fsdp":
-        return "sharded weights (fsdp) are compiled before they are spread"
-    if not family_of(config).compiles:
-        return f"{config.model_type} has kernels of its own from its first step on"
-    if off := caches_off():
-        return f"{off} is set, and nothing that another process compiled is found"
-    return None
+        return Choice(compiled[-1], recorded[-1])
+    return choose_compilation(work, compiled, recorded)
 
 
 def _work(

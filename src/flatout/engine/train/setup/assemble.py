@@ -46,17 +46,6 @@ from flatout.engine.train.step import Stepper
 logger = logging.getLogger(__name__)
 
 
-class Beside(Protocol):
-    """A process that works for the run, on the same device."""
-
-    def is_running(self) -> bool: ...
-
-    def told(self) -> str:
-        """How it went, as the end of a line."""
-
-    def stop(self) -> None: ...
-
-
 @dataclass
 class Trainer:
     """The parts of a run, put together."""
@@ -74,8 +63,6 @@ class Trainer:
     evaluation_budget: int = sys.maxsize
     """Most tokens of an evaluation's micro-batch, where memory ran out in one; training
     has its own in `resolved`."""
-    beside: Beside | None = None
-    """What shares the device for a while."""
 
 
 Compile = Callable[[nn.Module], nn.Module]

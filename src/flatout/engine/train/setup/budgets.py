@@ -94,12 +94,3 @@ def deviation(job: TrainJob, runtime: Runtime) -> float:
 def step_tokens(job: TrainJob, runtime: Runtime) -> float:
     """Of a rank, in nearly all steps at most: two deviations above the mean."""
     return rank_tokens(job, runtime) + 2 * deviation(job, runtime)
-
-
-def most_tokens(job: TrainJob, runtime: Runtime, strategy: str) -> float:
-    """Of a rank's step, padding included."""
-    if strategy == "packed":
-        return step_tokens(job, runtime)
-    rows = job.settings.train.global_batch_size / runtime.ranks.world_size
-    fixed, longest = job.settings.max_length, job.train.facts.longest
-    return rows * (fixed if strategy == "fixed" else longest)

@@ -3,14 +3,12 @@ function of the work planned."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 Options = tuple[bool, ...]
 """Both where there is a choice, else the one that must be."""
 OPEN: Options = (False, True)
-
-NEVER_LATE: Options = (False,)
 
 LAYER_WEIGHTS = 12
 """Of a layer, in squares of its width."""
@@ -34,14 +32,6 @@ are one graph. Page: 2026-11-22_what-helped_h200.md."""
 CACHED_SHARE = 0.2
 """Of these seconds where the cache on the disk is filled: 4.5 to 5.5 of 25 to 30. Page:
 2026-11-22_engine_h200.md."""
-
-BESIDE_S = 12.0
-"""Until a process beside the training begins to compile: interpreter, imports, model.
-Five had compiled BERT-base's two parts after 32 to 45 s. Page:
-2026-11-25_late-by-auto_h200.md."""
-LATE_SHARE = 0.4
-"""Of compiling, what a late run does itself when the other process has: 8.5 to 11.1 of
-24 s. The same page."""
 
 
 @dataclass(frozen=True)
@@ -71,65 +61,28 @@ class Choice:
     compile: bool
     cuda_graphs: bool
     reason: str = ""
-    late: bool = False
-    """Compiled by another process, while the first steps are not."""
 
 
-def choose_compilation(
-    work: Work, compiled: Options, recorded: Options, late: Options = NEVER_LATE
-) -> Choice:
+def choose_compilation(work: Work, compiled: Options, recorded: Options) -> Choice:
     """Of the options those that end soonest; of equals the plainer ones."""
 
-    def total_s(plan: tuple[bool, bool, bool]) -> float:
-        on, graphs, later = plan
-        if later:
-            return _late_steps_s(work, graphs) + _late_cost_s(work, graphs)
-        return _steps_s(work, on, graphs) + _cost_s(work, on, graphs)
+    def total_s(plan: tuple[bool, bool]) -> float:
+        return _steps_s(work, *plan) + _cost_s(work, *plan)
 
-    plans = [p for p in product(compiled, recorded, late) if p[0] or not p[2]]
-    on, graphs, later = min(plans, key=total_s)
-    told = (
-        _told_late(work, graphs, recorded)
-        if later
-        else _told_now(work, on, graphs, compiled, recorded)
-    )
-    return Choice(on, graphs, f"{'; '.join(told)} ({work.steps:,} steps)", later)
+    on, graphs = min(product(compiled, recorded), key=total_s)
+    saved_s = _steps_s(work, False, graphs) - _steps_s(work, True, graphs)
+    spared_s = _steps_s(work, on, False) - _steps_s(work, on, True)
+    told = [
+        _told("compile", on, compiled, compile_s(work), saved_s),
+        _told("CUDA graphs", graphs, recorded, record_s(work), spared_s),
+    ]
+    return Choice(on, graphs, f"{'; '.join(told)} ({work.steps:,} steps)")
 
 
 def compile_s(work: Work) -> float:
     """Seconds of compiling, until all parts have run once."""
     whole_s = START_S + PART_S * work.parts
     return whole_s * (CACHED_SHARE if work.cached else 1)
-
-
-def late_compile_s(work: Work) -> float:
-    """Seconds of what another process has compiled, when it is taken over."""
-    return LATE_SHARE * compile_s(replace(work, cached=False))
-
-
-def ready_s(work: Work) -> float:
-    """Seconds until a process beside the training has compiled."""
-    return BESIDE_S + compile_s(work)
-
-
-def _late_parts(work: Work, graphs: bool) -> tuple[Work, Work]:
-    """Steps until that process is done, and those behind it."""
-    before = min(work.steps, int(ready_s(work) / step_s(work, False, graphs)))
-    return replace(work, steps=before), replace(work, steps=work.steps - before)
-
-
-def _late_steps_s(work: Work, graphs: bool) -> float:
-    first, rest = _late_parts(work, graphs)
-    return _steps_s(first, False, graphs) + _steps_s(rest, True, graphs)
-
-
-def _late_cost_s(work: Work, graphs: bool) -> float:
-    return late_compile_s(work) + graphs * _late_record_s(work)
-
-
-def _late_record_s(work: Work) -> float:
-    """Each shape is recorded twice."""
-    return sum(record_s(part) for part in _late_parts(work, graphs=True))
 
 
 def record_s(work: Work) -> float:
@@ -164,28 +117,6 @@ def _told(name: str, on: bool, options: Options, cost_s: float, saved_s: float) 
     if len(options) == 1:
         return f"{state}: the only choice here"
     return f"{state}: costs about {_seconds(cost_s)}, saves about {_seconds(saved_s)}"
-
-
-def _told_now(
-    work: Work, on: bool, graphs: bool, compiled: Options, recorded: Options
-) -> list[str]:
-    saved_s = _steps_s(work, False, graphs) - _steps_s(work, True, graphs)
-    spared_s = _steps_s(work, on, False) - _steps_s(work, on, True)
-    return [
-        _told("compile", on, compiled, compile_s(work), saved_s),
-        _told("CUDA graphs", graphs, recorded, record_s(work), spared_s),
-    ]
-
-
-def _told_late(work: Work, graphs: bool, recorded: Options) -> list[str]:
-    first, _ = _late_parts(work, graphs)
-    saved_s = _steps_s(work, False, graphs) - _late_steps_s(work, graphs)
-    spared_s = _late_steps_s(work, False) - _late_steps_s(work, True)
-    return [
-        f"compile late, in a process beside about {first.steps:,} steps: costs about "
-        f"{_seconds(late_compile_s(work))} then, saves about {_seconds(saved_s)}",
-        _told("CUDA graphs", graphs, recorded, _late_record_s(work), spared_s),
-    ]
 
 
 def _seconds(value: float) -> str:

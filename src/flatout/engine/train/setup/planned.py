@@ -50,9 +50,7 @@ def _sample_flops(job: TrainJob, model: Any) -> int:
 def as_kept(resolved: ResolvedConfig, runtime: Runtime) -> dict[str, Any]:
     """For a checkpoint, so that who goes on from it does the same."""
     return {
-        "compile": resolved.compile or resolved.late,
-        "late": resolved.late,
-        "compiled_from_step": resolved.compiled_from_step,
+        "compile": resolved.compile,
         "cuda_graphs": resolved.cuda_graphs,
         "token_budget": resolved.token_budget,
         "reason": resolved.compile_reason,
@@ -73,8 +71,7 @@ def _earlier(found: Manifest | None, runtime: Runtime) -> Choice | None:
     kept = found.accelerated if found else {}
     if not kept or any(kept.get(k) != v for k, v in _where(runtime).items()):
         return None
-    options = kept["compile"], kept["cuda_graphs"], kept["reason"]
-    return Choice(*options, late=kept.get("late", False))
+    return Choice(kept["compile"], kept["cuda_graphs"], kept["reason"])
 
 
 def _where(runtime: Runtime) -> dict[str, Any]:

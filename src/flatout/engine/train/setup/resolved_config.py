@@ -55,10 +55,6 @@ class ResolvedConfig:
     """Why steps are, or are not, compiled and recorded, with the seconds weighed."""
     budget_reason: str = ""
     """How much of the memory steps are expected to take, where that was measured."""
-    late: bool = False
-    """Steps begin uncompiled, and are compiled from a later one on."""
-    compiled_from_step: int | None = None
-    """That one, counted from 0, as soon as it is known."""
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -84,8 +80,7 @@ class ResolvedConfig:
     def agreed(self) -> dict[str, Any]:
         """What is the same on all ranks, or they would wait for each other for good,
         or cut a global batch in different ways."""
-        compiling = "compile", "compile_reason", "late", "compiled_from_step"
-        own = ("notes", "attention", "budget_reason", *compiling)
+        own = ("notes", "attention", "budget_reason", "compile", "compile_reason")
         return {f"{n} (auto)": v for n, v in asdict(self).items() if n not in own}
 
 
@@ -109,7 +104,7 @@ def resolve(
     notes += without_targets(job) + without_compiler(runtime)
     choice = accelerate(job, runtime, config, strategy, planned)
     graphs = choice.cuda_graphs
-    lanes = 0 if choice.compile or choice.late else _lanes(job, runtime, config)
+    lanes = 0 if choice.compile else _lanes(job, runtime, config)
     if train.cuda_graphs == "auto" and not graphs:
         notes += _launch_bound(job, runtime, config)
     if train.optimizer != "adamw":
@@ -121,7 +116,7 @@ def resolve(
         strategy=strategy,
         attention=_attention(job.settings, runtime, config, strategy),
         token_budget=token_budget(job, runtime, strategy, config),
-        compile=choice.compile and not choice.late,
+        compile=choice.compile,
         cuda_graphs=graphs,
         fused_optimizer=fused(train),
         residual=_residual(job.settings.runtime.residual, runtime),
@@ -131,7 +126,6 @@ def resolve(
         lstm_threads=_lstm_threads(lanes, runtime, config),
         flat_all_reduce=_flat_all_reduce(job, runtime, graphs),
         compile_reason=choice.reason,
-        late=choice.late,
         notes=tuple(notes),
     )
 
@@ -145,13 +139,12 @@ def resolve_together(
     """`own`, with what ranks on unlike devices must have the same of: graphs where all
     of them would, cuts for the main rank's host."""
     graphs = all(resolved.cuda_graphs for resolved in gathered)
-    asks, notes = job.settings.train.compile in ("auto", "late"), own.notes
+    asks, notes = job.settings.train.compile == "auto", own.notes
     if own.cuda_graphs and not graphs:
         notes += ("no CUDA graphs: not all of these GPUs take them by themselves",)
     return replace(
         own,
         compile=gathered[0].compile if asks else own.compile,
-        late=gathered[0].late if asks else own.late,
         cuda_graphs=graphs,
         flat_all_reduce=_flat_all_reduce(job, runtime, graphs),
         launch_tokens=gathered[0].launch_tokens,
