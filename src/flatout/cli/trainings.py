@@ -18,11 +18,19 @@ from flatout.places import project_path
 from flatout.project.command_line import check_data_dir, check_environment
 from flatout.project.parameters.hooks import checked_settings
 
+ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
-@flatout.command(
-    hidden=True,
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-)
+
+@flatout.command("compile-cache", hidden=True, context_settings=ANY_ARGUMENTS)
+def compile_cache() -> None:
+    """Said for a release to those who call it."""
+    raise click.ClickException(
+        "compile-cache is gone: pack the folder of compiled code with tar, as "
+        "docs/guides/gpus.md shows"
+    )
+
+
+@flatout.command(hidden=True, context_settings=ANY_ARGUMENTS)
 def compare() -> None:
     """Said for a release to those who call it."""
     raise click.ClickException(
@@ -85,38 +93,6 @@ def best(data_dir: str | None, conf_source: str | None) -> None:
     shown = file if conf_source else file.relative_to(project_path())
     for line in best_lines(found, shown, conf_source):
         click.echo(line)
-
-
-@flatout.group("compile-cache")
-def compile_cache() -> None:
-    """Carry compiled code to another machine like this one."""
-
-
-@compile_cache.command("export")
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-def export(file: Path) -> None:
-    """Write all code that trainings have compiled on this machine to FILE."""
-    from flatout.engine.models.carried_cache import export_cache
-
-    with plain_errors():
-        found = export_cache(file)
-    click.echo(f"{file}: {found.files} files, {found.bytes / 1e6:.1f} MB of them.")
-    click.echo(f"There: kedro flatout compile-cache import {file.name}")
-
-
-@compile_cache.command("import")
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-def import_(file: Path) -> None:
-    """Put the code in FILE where trainings find it, before the first one.
-
-    It is run as it is: take it from a machine that you trust. A file of other versions
-    or another device is refused, and trainings compile as usual.
-    """
-    from flatout.engine.models.carried_cache import import_cache
-
-    with plain_errors():
-        found = import_cache(file)
-    click.echo(f"{found.files} files taken, {found.bytes / 1e6:.1f} MB of code.")
 
 
 @flatout.command()

@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.machine.environment import compile_cache_folder, environment_has
+from flatout.engine.machine.environment import compile_cache_folder
 
 logger = logging.getLogger(__name__)
 
@@ -91,17 +91,3 @@ def tell_of_torn_graphs() -> None:
     log = logging.getLogger("torch._inductor.codecache")
     if not any(isinstance(known, _TornGraphs) for known in log.filters):
         log.addFilter(_TornGraphs())
-
-
-CACHES_OFF = {
-    "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
-    "TORCH_COMPILE_FORCE_DISABLE_CACHES": "1",
-    "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
-}
-
-
-def caches_off() -> str | None:
-    """The variable of PyTorch, if one is set, with which no process finds what another
-    one compiled."""
-    off = (name for name, value in CACHES_OFF.items() if environment_has(name, value))
-    return next(off, None)
