@@ -87,8 +87,6 @@ class StepBatch:
     """Tokens that each rank computes for it, padding included."""
     attention_pairs: int
     """Pairs of tokens that see each other, over all layers."""
-    lanes: tuple[int, ...] = ()
-    """Micro-batches of each lane, where they run side by side."""
 
     @property
     def num_padded_tokens(self) -> int:
@@ -273,7 +271,6 @@ class StepRows:
                 sum(padded(lengths[own]) for own in rank) for rank in plan.micro_batches
             ],
             attention_pairs=self.count_pairs(lengths) if self.count_pairs else 0,
-            lanes=plan.lanes,
         )
 
     def __len__(self) -> int:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, pairwise
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -107,8 +107,6 @@ class Plan:
     collectives run once a micro-batch; one of them may be empty."""
 
     micro_batches: tuple[tuple[Ints, ...], ...]
-    lanes: tuple[int, ...] = ()
-    """How many of them each lane has, one lane's behind the other's; (): no lanes."""
 
 
 class BudgetError(ValueError):
@@ -127,9 +125,6 @@ class Planner:
     world_size: int = 1
     overhead_tokens: int = 64
     launch_tokens: int = 0
-    lanes: int = 0
-    """Micro-batches that run side by side, under one budget, where one rank is alone.
-    """
 
     def plan(self, lengths: Ints) -> Plan:
         """Plan for rows of `lengths` (N,). Raises BudgetError."""
@@ -140,27 +135,9 @@ class Planner:
                 f"{self.token_budget}: raise it to at least tokenize.max_length="
                 f"{self.max_length}, or shorten the rows"
             )
-        if self.lanes > 1:
-            return self._in_lanes(lengths, longest)
         if self.strategy == "packed":
             return self._packed(lengths)
         return self._padded(lengths)
-
-    def _in_lanes(self, lengths: Ints, longest: int) -> Plan:
-        """Each lane has about as many tokens as the others, long rows or short ones,
-        and is cut by itself."""
-        tokens = lengths[order := self._order(lengths)]
-        middles = tokens.cumsum() - tokens / 2
-        ends = tokens.sum() * np.arange(1, self.lanes) / self.lanes
-        parts = np.split(order, np.searchsorted(middles, ends))
-        budget = max(longest, self.token_budget // self.lanes)
-        alone = replace(self, token_budget=budget, lanes=0)
-        lanes = [
-            [own[at] for at in alone.plan(lengths[own]).micro_batches[0]]
-            for own in parts
-            if len(own)
-        ]
-        return Plan((tuple(chain(*lanes)),), tuple(map(len, lanes)))
 
     def _order(self, lengths: Ints) -> Ints:
         """Rows, the longest first where the strategy sorts them."""

@@ -9,10 +9,6 @@ kept with probability 1 - p, independently as far as the tests of the hash can t
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor, nn
 
@@ -73,19 +69,6 @@ class HashDropout(nn.Module):
         return torch.where(kept, states / (1 - self.p), 0.0)
 
 
-_drawing = threading.local()
-
-
-@contextmanager
-def drawing_from(generator: torch.Generator) -> Iterator[None]:
-    """`drawn_mask` takes its numbers from there, in this thread alone."""
-    _drawing.generator = generator
-    try:
-        yield
-    finally:
-        _drawing.generator = None
-
-
 def drawn_mask(count: int, p: float, like: Tensor) -> Tensor:
     """(count,) 0 where dropped, 1 / (1 - p) elsewhere, of the type of `like`.
 
@@ -93,8 +76,7 @@ def drawn_mask(count: int, p: float, like: Tensor) -> Tensor:
     after the other, and its own dropout takes a draw for each number. p is rounded to
     a 65,536th."""
     draws = torch.empty(-(-count // 4), dtype=torch.int64, device=like.device)
-    generator = getattr(_drawing, "generator", None)
-    draws.random_(-(2**63), None, generator=generator)
+    draws.random_(-(2**63), None)
     bits = draws.view(torch.int16)[:count]
     dropped = round(p * 2**16)
     kept = bits >= dropped - 2**15

@@ -55,8 +55,7 @@ class RuntimeSettings(SettingsModel):
     """Most that PyTorch may take of a GPU's memory, as of a smaller card. null: all
     that other programs leave."""
     threads: Count | Auto = "auto"
-    """OMP and MKL threads; of an LSTM on a CPU micro-batches, or rows, side by side.
-    auto: 1 beside a GPU, the usable cores without one."""
+    """OMP and MKL threads. auto: 1 beside a GPU, the usable cores without one."""
     environment: dict[str, str] = VARIABLES
     """Variables that are set before torch is imported; others are added to these."""
 

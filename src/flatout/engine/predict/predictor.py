@@ -79,8 +79,6 @@ class Predictor:
         self.settings = settings.predict
         self.max_length = longest_row(model.config, tokenizer, settings)
         self.runtime = set_up(settings.runtime)
-        if family_of(model.config).lane_tokens(model.config) is not None:
-            torch.set_num_threads(1)  # operators are slower by several
         self.strategy, self.attention = self._choose(model, settings)
         self._collator = self._make_collator(model.config, tokenizer)
         self._planner = self._make_planner(model.config)

@@ -223,7 +223,7 @@ def _evaluate_split(trainer: Trainer, rows: SplitRows) -> Evaluation:
     settings, runtime = trainer.job.settings, trainer.runtime
     config = trainer.model.model.config
     budget = evaluation_budget(trainer, rows)
-    resolved = replace(trainer.resolved, token_budget=budget, lanes=0)
+    resolved = replace(trainer.resolved, token_budget=budget)
     # Graphs of the training step do not serve here, and others are not worth compiling.
     with torch.compiler.set_stance("force_eager"):
         return evaluate(

@@ -10,23 +10,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial, reduce
-from itertools import islice
-from operator import add
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flatout.engine.batches.buffers import Shapes
-from flatout.engine.batches.collation import MicroBatch, StepBatch
+from flatout.engine.batches.collation import StepBatch
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.ops.dropout import Noise
 from flatout.engine.train.flat_all_reduce import FlatAllReduce
-from flatout.engine.train.lanes import Lanes, Passes
 from flatout.engine.train.optimizer import Updater
 from flatout.engine.train.recording.timing import compile_clock
 
@@ -79,8 +76,7 @@ class Stepper:
     and compiled already. `no_sync` gives the context in which ranks do not reduce
     gradients (all micro-batches but the last); with `all_reduce` they do so behind the
     last one. `metrics_every` steps `hits` counts right predictions, for the training
-    accuracy; inside a CUDA graph it does at every step, for nothing. With `lanes`
-    micro-batches run side by side.
+    accuracy; inside a CUDA graph it does at every step, for nothing.
     """
 
     def __init__(  # noqa: PLR0913 - what a step is made of
@@ -95,7 +91,6 @@ class Stepper:
         metrics_every: int = 1,
         hits: Hits | None = None,
         noise: Noise | None = None,
-        lanes: Lanes | None = None,
     ) -> None:
         self.module = module
         self.updater = updater
@@ -105,7 +100,6 @@ class Stepper:
         self.metrics_every = metrics_every
         self.hits = hits
         self.noise = noise
-        self.lanes = lanes
         self.sums = StepSums.zeros(runtime.device)
         self.step_number = torch.zeros((), dtype=torch.int64, device=runtime.device)
         self._loss_divisor = torch.ones((), device=runtime.device)
@@ -177,8 +171,6 @@ class Stepper:
 
     def _accumulate_gradients(self, batch: StepBatch) -> Tensor:
         """Gradients of the global batch's mean loss; this rank's share of it, ()."""
-        if self.lanes is not None and len(batch.lanes) > 1:
-            return self._side_by_side(batch, self.lanes)
         weight = self.loss_weight
         total = torch.zeros((), device=self.runtime.device)
         micro_batches = batch.micro_batches
@@ -197,32 +189,6 @@ class Stepper:
             if logits is not None and self._counts_hits(batch.step):
                 self._count_hits(logits, micro.labels)
         return total
-
-    def _side_by_side(self, batch: StepBatch, lanes: Lanes) -> Tensor:
-        """The same, a share of the micro-batches in each lane. Sums have one order,
-        whichever lane is first."""
-        own = iter(batch.micro_batches)
-        shares = [list(islice(own, count)) for count in batch.lanes]
-        whole = reduce(add, lanes.run(self._share, shares))
-        found = zip(self.updater.parameters, whole.gradients, strict=True)
-        for parameter, gradient in found:
-            parameter.grad = gradient
-        if self._counts_hits(batch.step):
-            for logits, labels in whole.judged:
-                self._count_hits(logits, labels)
-        return whole.loss / self._loss_divisor
-
-    def _share(self, micro_batches: Sequence[MicroBatch]) -> Passes:
-        return reduce(add, map(self._pass, micro_batches))
-
-    def _pass(self, micro: MicroBatch) -> Passes:
-        with self.runtime.autocast(keep_casts=False):
-            loss, logits = self.module(micro.tensors())
-        gradients = torch.autograd.grad(
-            loss * self.loss_weight, self.updater.parameters, allow_unused=True
-        )
-        judged = [] if logits is None else [(logits, micro.labels)]
-        return Passes(loss.detach(), gradients, judged)
 
     def _counts_hits(self, step: int) -> bool:
         return self._graphs is not None or step % self.metrics_every == 0

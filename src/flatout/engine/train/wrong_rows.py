@@ -183,7 +183,7 @@ def _judge(trainer: Trainer, done: int) -> list[_Target]:
     """The rows may be longer than all trained on, as those of an evaluation are."""
     job, runtime = trainer.job, trainer.runtime
     budget = evaluation_budget(trainer, job.validation)
-    resolved = replace(trainer.resolved, token_budget=budget, lanes=0)
+    resolved = replace(trainer.resolved, token_budget=budget)
     chance = np.random.default_rng([job.settings.runtime.seed, done])
     sample = _sample(trainer, chance)
     planner = replace(make_planner(job.settings, runtime, resolved), world_size=1)

@@ -101,7 +101,7 @@ def _judge(job: TrainJob, runtime: Runtime, model: Any) -> Any:
         }
     )
     padded_job = replace(job, settings=padded)
-    resolved = replace(resolve(padded_job, runtime, model.config), lanes=0)
+    resolved = resolve(padded_job, runtime, model.config)
     planner = make_planner(padded, runtime, resolved)
     collator = make_collator(padded_job, runtime, resolved, model.config)
     copy = _built(job)

@@ -128,8 +128,6 @@ class TrainReport:
     resumed_from_step: int | None
     compile_reason: str = ""
     """Why `compile` and `cuda_graphs` are what they are, with the seconds weighed."""
-    lanes: int = 0
-    """Micro-batches side by side on a CPU; 0: all threads share each operator."""
     lstm_threads: int = 0
     """Threads that share the rows of each LSTM on a CPU where a batch has enough; 0:
     none do."""

@@ -28,7 +28,6 @@ from flatout.engine.ops.lstm import RowsBeside
 from flatout.engine.ops.precision import round_residual_stream
 from flatout.engine.parameters import SettingsError, TrainSettings
 from flatout.engine.train.flat_all_reduce import FlatAllReduce
-from flatout.engine.train.lanes import Lanes
 from flatout.engine.train.optimizer import Updater, build_optimizer
 from flatout.engine.train.setup.acceleration import Planned
 from flatout.engine.train.setup.calibration import fit
@@ -186,7 +185,6 @@ def _stepper(
         metrics_every=train.metrics_every,
         hits=job.task.hits,
         noise=noise,
-        lanes=Lanes(resolved.lanes) if resolved.lanes else None,
     )
 
 
@@ -216,7 +214,7 @@ def _replace_parts(
 ) -> Noise | None:
     """Put in place of a model's own parts what computes the same in less time; the
     seed that its dropouts share, where they share one."""
-    if not runtime.is_cuda and (resolved.packed or resolved.lanes):
+    if not runtime.is_cuda and resolved.packed:
         replace_dropout(task_model.model, None)
     if resolved.lstm_threads:
         RowsBeside.put_in(task_model.model, Threads(resolved.lstm_threads))

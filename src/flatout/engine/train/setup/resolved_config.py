@@ -44,9 +44,6 @@ class ResolvedConfig:
     """What one more micro-batch costs the device, in tokens."""
     launch_tokens: int = 0
     """Tokens that the device trains while the host launches a micro-batch."""
-    lanes: int = 0
-    """Micro-batches of a step that run side by side, a thread each; 0: all threads
-    share each operator."""
     lstm_threads: int = 0
     """Threads that share the rows of each LSTM; 0: none do."""
     flat_all_reduce: bool = False
@@ -64,9 +61,8 @@ class ResolvedConfig:
     @property
     def side_by_side(self) -> str:
         """What threads have a share of, as the end of a line."""
-        if self.lstm_threads:
-            return ", rows of LSTMs side by side where there are enough"
-        return f", {self.lanes} micro-batches side by side" if self.lanes > 1 else ""
+        side_by_side = ", rows of LSTMs side by side where there are enough"
+        return side_by_side if self.lstm_threads else ""
 
     def within(self, fit: Fit) -> ResolvedConfig:
         """With what memory holds of it."""
@@ -104,7 +100,6 @@ def resolve(
     notes += without_targets(job) + without_compiler(runtime)
     choice = accelerate(job, runtime, config, strategy, planned)
     graphs = choice.cuda_graphs
-    lanes = 0 if choice.compile else _lanes(job, runtime, config)
     if train.cuda_graphs == "auto" and not graphs:
         notes += _launch_bound(job, runtime, config)
     if train.optimizer != "adamw":
@@ -122,8 +117,7 @@ def resolve(
         residual=_residual(job.settings.runtime.residual, runtime),
         overhead_tokens=overhead_tokens(config, runtime.is_cuda),
         launch_tokens=launch_tokens(width_of(config), runtime),
-        lanes=lanes,
-        lstm_threads=_lstm_threads(lanes, runtime, config),
+        lstm_threads=0 if choice.compile else _lstm_threads(job, runtime, config),
         flat_all_reduce=_flat_all_reduce(job, runtime, graphs),
         compile_reason=choice.reason,
         notes=tuple(notes),
@@ -201,21 +195,12 @@ def _residual(wanted: str, runtime: Runtime) -> str:
     return wanted if runtime.precision == "bf16" else "fp32"
 
 
-def _lanes(job: TrainJob, runtime: Runtime, config: Any) -> int:
-    """As many as there are threads, where each has enough to do."""
-    least = family_of(config).lane_tokens(config)
+def _lstm_threads(job: TrainJob, runtime: Runtime, config: Any) -> int:
     # Layers that are computed again would draw other numbers than before.
     again = job.settings.train.gradient_checkpointing
     alone = runtime.ranks.world_size == 1 and not runtime.is_cuda
-    if least is None or again or not alone or runtime.threads == 1:
-        return 0
-    return max(1, min(runtime.threads, int(rank_tokens(job, runtime)) // least))
-
-
-def _lstm_threads(lanes: int, runtime: Runtime, config: Any) -> int:
-    """All, where there is one lane: micro-batches side by side have theirs already."""
-    shares = lanes == 1 and family_of(config).shares_rows(config)
-    return runtime.threads if shares else 0
+    shares = alone and not again and family_of(config).shares_rows(config)
+    return runtime.threads if shares and runtime.threads > 1 else 0
 
 
 def _flat_all_reduce(job: TrainJob, runtime: Runtime, graphs: bool) -> bool:

@@ -50,7 +50,6 @@ def make_planner(
         world_size=runtime.ranks.world_size,
         overhead_tokens=overhead,
         launch_tokens=resolved.launch_tokens,
-        lanes=resolved.lanes,
     )
 
 
