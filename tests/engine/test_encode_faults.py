@@ -10,6 +10,7 @@ import datasets
 import pytest
 
 from flatout.engine.families import usable_positions
+from flatout.engine.files import atomic_write
 from flatout.engine.files.arrow_folder import write_recipe
 from flatout.engine.files.atomic_folder import is_current, write_whole
 from flatout.engine.tokenizing.encoders import encode
@@ -50,6 +51,7 @@ def test_half_written_tokens_are_never_taken_and_the_next_run_makes_them_whole(
     assert not is_current(tmp_path / "tokens", recipe.key)
     assert not is_current(half, recipe.key)
     monkeypatch.setattr(encode, "UNIT_BYTES", 20_000)
+    monkeypatch.setattr(atomic_write, "ABANDONED_S", 0.0)  # as on the next day
     assert write_recipe(tmp_path / "tokens", recipe) == ROWS
     assert is_current(tmp_path / "tokens", recipe.key) and not half.exists()
     tokens = datasets.load_from_disk(str(tmp_path / "tokens"))

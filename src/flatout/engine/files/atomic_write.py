@@ -1,11 +1,10 @@
 """Files and folders that appear whole under their name, or not at all.
 
-They are written under a hidden name beside their place and renamed. A hidden name says
-which process it belongs to, so that what a killed one left is told from what a living
-one is writing, and is removed at a later start (`clear_leftovers`):
+They are written under a hidden name beside their place and renamed. What a killed
+process left under such a name is removed when nothing was written to it for a day.
 
-    .<name>.writing-<machine>~<process>~<its start>~<random>
-    .<name>.replaced-...    what was there before, between two renames
+    .<name>.writing-<random>
+    .<name>.replaced-<random>    what was there before, between two renames
 """
 
 from __future__ import annotations
@@ -21,19 +20,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.files.owner import exists, process_space, start_ticks
-
 logger = logging.getLogger(__name__)
 
 WRITING, REPLACED = "writing", "replaced"
-HIDDEN = re.compile(
-    rf"\.(?P<name>.+)\.(?P<use>{WRITING}|{REPLACED})"
-    r"-(?P<machine>.*)~(?P<pid>\d+)~(?P<start_ticks>\d+)~[0-9a-f]+"
-)
+HIDDEN = re.compile(rf"\.(?P<name>.+)\.(?P<use>{WRITING}|{REPLACED})-.+")
 REPLACE_ATTEMPTS = 3
 ABANDONED_S = 86_400.0
-"""A process that cannot be asked about, as another machine's, counts as dead when
-nothing was written for so long."""
+"""Without a write for so long a hidden path counts as left behind."""
 
 
 def child(folder: Path, name: Any) -> Path:
@@ -48,10 +41,8 @@ def child(folder: Path, name: Any) -> Path:
 
 
 def hidden_path(target: Path, use: str = WRITING) -> Path:
-    """A new place beside `target`, for this process alone."""
-    pid = os.getpid()
-    owner = f"{process_space()}~{pid}~{start_ticks(pid) or 0}"
-    return target.with_name(f".{target.name}.{use}-{owner}~{uuid.uuid4().hex}")
+    """A new place beside `target`."""
+    return target.with_name(f".{target.name}.{use}-{uuid.uuid4().hex}")
 
 
 def replace_atomically(written: Path, target: Path) -> None:
@@ -136,43 +127,24 @@ def sync(path: Path) -> None:
 
 def clear_leftovers(folder: Path, *, alone: bool = False) -> None:
     """Settle what killed processes left in `folder`, and say so in one line. `alone`:
-    no other machine works here now."""
+    nobody else writes here now, so that the age does not count."""
     try:
         names = [entry.name for entry in os.scandir(folder)]
     except OSError:
         return
-    rests = [
-        (folder / name, found)
-        for name in names
-        if (found := HIDDEN.fullmatch(name)) is not None
-    ]
-    dead = [(path, found) for path, found in rests if _is_dead(path, found, alone)]
-    for path, found in dead:
+    settled = set()
+    for found in filter(None, map(HIDDEN.fullmatch, names)):
+        path = folder / found.string
         if found["use"] == REPLACED:
             _settle(path, folder / found["name"])
-        else:
+        elif alone or time.time() - _written_s(path) > ABANDONED_S:
             remove(path)
-    if dead:
-        shown = ", ".join(sorted({found["name"] for _, found in dead}))
+        else:
+            continue
+        settled.add(found["name"])
+    if settled:
+        shown = ", ".join(sorted(settled))
         logger.info("%s: removed what killed runs left of %s", folder, shown)
-
-
-def _is_dead(path: Path, found: re.Match[str], alone: bool) -> bool:
-    """Whether the process that wrote `path` is gone. Where that cannot be known, it
-    lives until `ABANDONED_S`."""
-    if found["machine"] != process_space():
-        return alone or _is_abandoned(path)
-    pid = int(found["pid"])
-    if not exists(pid):
-        return True
-    ticks = start_ticks(pid)
-    if ticks is None or found["start_ticks"] == "0":
-        return _is_abandoned(path)
-    return ticks != int(found["start_ticks"])
-
-
-def _is_abandoned(path: Path) -> bool:
-    return time.time() - _written_s(path) > ABANDONED_S
 
 
 def _written_s(path: Path) -> float:

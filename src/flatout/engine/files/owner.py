@@ -23,17 +23,6 @@ def process_space() -> str:
     return f"{platform.node()}~{xxhash.xxh3_64_hexdigest(marks.encode())}"
 
 
-def exists(pid: int) -> bool:
-    """Also of another user's process, which /proc may hide."""
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def start_ticks(pid: int) -> int | None:
     """When the process started, in clock ticks since the machine did, which no change
     of the clock moves; None where that cannot be read."""
