@@ -18,14 +18,7 @@ from flatout.engine.train.setup.budgets import (
     token_budget,
 )
 from flatout.engine.train.setup.job import TrainJob
-from flatout.engine.train.setup.payoff import (
-    LAYER_WEIGHTS,
-    OPEN,
-    Choice,
-    Options,
-    Work,
-    choose_compilation,
-)
+from flatout.engine.train.setup.payoff import Choice, Work, choose_compilation
 from flatout.engine.train.step import MAX_GRAPHS
 
 GRAPH_MAX_TOKENS = 16_384
@@ -70,43 +63,42 @@ def accelerate(
     strategy: str,
     planned: Planned | None,
 ) -> Choice:
-    """What is set, or pays within the work `planned`; None: steps are measured, and
-    what speeds them up is on whatever it costs. Raises SettingsError."""
-    compiled = _compile_options(job.settings.train.compile, runtime, config)
-    recorded = _graph_options(job, runtime, strategy, config)
+    """What is set, or repays itself within the work `planned`; None: steps are
+    measured, and what speeds them up is on whatever it costs. Raises SettingsError."""
+    compiled = _compile_wanted(job.settings.train.compile, runtime, config)
+    recorded = _graphs_wanted(job, runtime, strategy, config)
+    known = Choice(compiled is not False, recorded is not False)
     if planned is None:
-        return Choice(compiled[-1], recorded[-1])
+        return known
     if planned.earlier is not None:
         kept = planned.earlier
-        on = kept.compile if compiled == OPEN else compiled[-1]
-        graphs = kept.cuda_graphs if recorded == OPEN else recorded[-1]
-        same = Choice(on, graphs, kept.reason)
+        same = Choice(
+            kept.compile if compiled is None else compiled,
+            kept.cuda_graphs if recorded is None else recorded,
+            kept.reason,
+        )
         return same if same == kept else replace(same, reason="")
+    if None not in (compiled, recorded):
+        return known
     work = _work(job, runtime, config, planned)
-    if work is None or OPEN not in (compiled, recorded):
-        return Choice(compiled[-1], recorded[-1])
-    return choose_compilation(work, compiled, recorded)
+    return choose_compilation(work, compiled, recorded) if work else known
 
 
 def _work(
     job: TrainJob, runtime: Runtime, config: Any, planned: Planned
 ) -> Work | None:
-    """None on a CPU, which `auto` never compiles for, and where model or rows have no
-    size that FLOPs can be told by."""
-    layers = family_of(config).num_layers(config)
-    width: float = width_of(config)
-    if planned.sample_flops and layers:  # of layers with as many products
-        width = (planned.sample_flops / (6 * LAYER_WEIGHTS * layers)) ** 0.5
-    if not (runtime.is_cuda and layers and width):
-        return None
-    peak = sheet_tflops(runtime)
-    if peak is None:
+    """None on a CPU, which `auto` never compiles for, and if model or rows have no size
+    that FLOPs can be told by."""
+    layers, tokens = family_of(config).num_layers(config), rank_tokens(job, runtime)
+    weights = 12 * layers * width_of(config) ** 2
+    flops = tokens * (planned.sample_flops or 6 * weights)
+    peak = sheet_tflops(runtime) if runtime.is_cuda else None
+    if not (layers and flops and peak):
         return None
     return Work(
         steps=planned.steps,
-        tokens=rank_tokens(job, runtime),
+        step_flops=flops,
         layers=layers,
-        width=width,
         peak_tflops=peak,
         parts=planned.parts,
         shapes=_shapes(job, runtime),
@@ -121,17 +113,18 @@ def _shapes(job: TrainJob, runtime: Runtime) -> int:
     return min(MAX_GRAPHS, 1 + int(around / graph_multiple(job, runtime)))
 
 
-def _compile_options(wanted: bool | str, runtime: Runtime, config: Any) -> Options:
+def _compile_wanted(wanted: bool | str, runtime: Runtime, config: Any) -> bool | None:
+    """None if `auto` may choose. Raises SettingsError."""
     if wanted == "auto":
         family, several = family_of(config), runtime.ranks.world_size > 1
         untried = several and family.batch_statistics  # ranks meet within the graph
         works = family.compiles and not untried and not _compiler_fault(runtime)
-        return OPEN if runtime.is_cuda and works else (False,)
+        return None if runtime.is_cuda and works else False
     if wanted and (fault := _compiler_fault(runtime)):
         raise SettingsError(
             f"train.compile: {fault}; install one, or set train.compile: false"
         )
-    return (bool(wanted),)
+    return bool(wanted)
 
 
 def _compiler_fault(runtime: Runtime) -> str | None:
@@ -152,9 +145,10 @@ def without_compiler(runtime: Runtime) -> list[str]:
     ]
 
 
-def _graph_options(
+def _graphs_wanted(
     job: TrainJob, runtime: Runtime, strategy: str, config: Any
-) -> Options:
+) -> bool | None:
+    """None if `auto` may choose. Raises SettingsError."""
     train, family = job.settings.train, family_of(config)
     possible = _can_record(job, runtime, strategy, family)
     if train.cuda_graphs != "auto":
@@ -164,14 +158,14 @@ def _graph_options(
                 "and packed rows, or a model whose padded ones may be recorded "
                 "(LSTMs, tables, images): set it to auto or false"
             )
-        return (bool(train.cuda_graphs),)
+        return bool(train.cuda_graphs)
     # Checkpointing was never recorded so far.
     if not (possible and family.records_unasked) or train.gradient_checkpointing:
-        return (False,)
+        return False
     small = rank_tokens(job, runtime) <= _most_graph_tokens(
         job, runtime, strategy, config
     )
-    return OPEN if small and _graphs_fit(job, runtime, config) else (False,)
+    return None if small and _graphs_fit(job, runtime, config) else False
 
 
 def _can_record(job: TrainJob, runtime: Runtime, strategy: str, family: Family) -> bool:
