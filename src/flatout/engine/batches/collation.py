@@ -154,18 +154,11 @@ class Collator:
     def collate(self, rows: Rows, row_ids: Ints, epoch: int) -> MicroBatch:
         """Tensors for `row_ids` (B,); an empty batch gives one padding token whose
         loss is zero, so that a rank without rows still takes part in collectives."""
-        return self.laid_out(rows, row_ids, epoch)[0]
-
-    def laid_out(
-        self, rows: Rows, row_ids: Ints, epoch: int
-    ) -> tuple[MicroBatch, LaidOut]:
-        """The tensors, and where rows begin in them."""
-        arrays, laid = self._arrays(rows, row_ids, epoch)
         made = {
-            n: a.made() if isinstance(a, LateArray) else a for n, a in arrays.items()
+            name: array.made() if isinstance(array, LateArray) else array
+            for name, array in self._arrays(rows, row_ids, epoch).items()
         }
-        tensors = {name: torch.from_numpy(array) for name, array in made.items()}
-        return MicroBatch.of(tensors), laid
+        return MicroBatch.of({n: torch.from_numpy(array) for n, array in made.items()})
 
     def collate_step(
         self,
@@ -176,20 +169,19 @@ class Collator:
     ) -> tuple[Tensor, Shapes]:
         """A micro-batch for the row numbers of each of `parts`, all in one buffer: in
         `memory` (bytes,), where they fit."""
-        found = [self._arrays(rows, ids, epoch)[0] for ids in parts]
+        found = [self._arrays(rows, ids, epoch) for ids in parts]
         return in_one_buffer(found, memory)
 
-    def _arrays(self, rows: Rows, row_ids: Ints, epoch: int) -> tuple[Arrays, LaidOut]:
+    def _arrays(self, rows: Rows, row_ids: Ints, epoch: int) -> Arrays:
         targets = self.task.targets(rows, row_ids, epoch, pools_last=self.pools_last)
         laid = rows.lay_out(row_ids, self.layout, targets.values)
         index, labels = self._joined(targets, laid)
-        arrays = {
+        return {
             **laid.fields,
             **targets.fields,
             "target_index": index,
             "labels": labels,
         }
-        return arrays, laid
 
     def _joined(self, targets: Targets, laid: LaidOut) -> tuple[Ints, npt.NDArray[Any]]:
         """Places in rows -> places among all of the batch (K,), with labels (K, ...);

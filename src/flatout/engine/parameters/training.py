@@ -254,8 +254,8 @@ class TrainSettings(SlowHabits):
     metrics_every: int = Field(10, ge=1)
     """Steps between two updates of the training accuracy (kept on the device)."""
     error_analysis_every: int | None = Field(1000, ge=1)
-    """Steps between two looks at five wrong validation rows; null: none, at the end
-    neither."""
+    """Steps between two looks at five wrong validation rows, of tasks with one target a
+    row; null: none, at the end neither."""
     evaluate_every: Count | Literal["epoch"] | None = "epoch"
     """Steps, `epoch`, or null for once at the end."""
     metric: str | None = None

@@ -82,10 +82,6 @@ class Judged(NamedTuple):
     score: float | None
     """Probability of the prediction, where it has one."""
     wrong: bool
-    target: int | None = None
-    """Which of the K targets; None: they come in order."""
-    looks_back: bool = False
-    """Whether it is predicted from what stands behind it."""
 
 
 class Metrics(ABC):
@@ -136,8 +132,6 @@ class Task(ABC):
     """Label of padding."""
     causal: ClassVar[bool] = False
     """Whether a token may only see those before it."""
-    predicts_neighbours: ClassVar[bool] = False
-    """Whether a target stands beside its place, which is seen, and not at it."""
     joins_texts: ClassVar[bool] = False
     """Whether texts may be joined to full rows (`tokenize.join_texts`)."""
     takes_options: ClassVar[frozenset[str]] = frozenset()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -14,7 +14,6 @@ from flatout.engine.tasks._shared.text_scores import ScoresTexts
 from flatout.engine.tasks._task import (
     IGNORED,
     HeadKind,
-    Judged,
     Metrics,
     Targets,
     TaskError,
@@ -39,7 +38,6 @@ class BidirectionalLM(ScoresTexts):
         for name in ("perplexity", "accuracy", "top_5_accuracy")
     }
     label_shape: ClassVar[tuple[int, ...]] = (2,)
-    predicts_neighbours = True
     joins_texts = True
     pipeline_tag = "feature-extraction"
 
@@ -88,18 +86,6 @@ class BidirectionalLM(ScoresTexts):
             "benchmark.mode peers does not support bidirectional-lm: transformers has "
             "no model of it"
         )
-
-    def judge(
-        self, logits: Tensor, labels: Tensor, decode: Callable[[Ints], str]
-    ) -> list[Judged]:
-        """Of logits (K, 2, V): a direction after the other at each place."""
-        real = self.real(labels)
-        judged = super().judge(logits[real], labels[real], decode)
-        places = zip(*(at.tolist() for at in real.nonzero(as_tuple=True)), strict=True)
-        return [
-            one._replace(target=target, looks_back=bool(side))
-            for one, (target, side) in zip(judged, places, strict=True)
-        ]
 
 
 def _neighbours(ids: npt.NDArray[Any]) -> Ints:
