@@ -34,40 +34,39 @@ def shrink(trainer: Trainer, error: RuntimeError | MemoryError, step: int) -> No
     """Give up CUDA graphs, which have memory of their own; then halve the token budget:
     the global batch stays, in more micro-batches. Raises OutOfMemory if the settings do
     not allow it, and on one of several ranks; any other error as it is."""
+    where = f"at step {step}"
     if not is_out_of_memory(error):
         raise error
-    _shrink_steps(trainer, error, step)
+    if trainer.resolved.cuda_graphs:
+        _drop_graphs(trainer, error, where)
+    elif trainer.model.family.batch_statistics:
+        how = f"out of memory {where}, which BatchNorm takes whole"
+        message = _message(trainer, how, "train.global_batch_size smaller")
+        raise OutOfMemory(message, None) from error
+    else:
+        budget = trainer.resolved.token_budget
+        half = _halved(trainer, trainer.data.rows, budget, error, where)
+        trainer.resolved = replace(trainer.resolved, token_budget=half)
+        planner = replace(trainer.data.planner, token_budget=half)
+        trainer.data = replace(trainer.data, planner=planner)
     trainer.optimizer.zero_grad(set_to_none=True)
     _free_failed_pass(trainer, error)
 
 
-def _shrink_steps(
-    trainer: Trainer, error: RuntimeError | MemoryError, step: int
-) -> None:
-    if trainer.resolved.cuda_graphs:
-        _drop_graphs(trainer, error, f"at step {step}")
-    elif trainer.model.family.batch_statistics:
-        how = f"out of memory at step {step}, which BatchNorm takes whole"
-        raise OutOfMemory(
-            _message(trainer, how, "train.global_batch_size smaller"), None
-        ) from error
-    else:
-        budget = trainer.resolved.token_budget
-        half = _halved(trainer, trainer.data.rows, budget, error, f"at step {step}")
-        trainer.resolved = replace(trainer.resolved, token_budget=half)
-        planner = replace(trainer.data.planner, token_budget=half)
-        trainer.data = replace(trainer.data, planner=planner)
-
-
-def shrink_evaluation(
-    trainer: Trainer, error: RuntimeError | MemoryError, rows: SplitRows
-) -> None:
-    """Halve the token budget of evaluations alone, since training steps fit as they
-    are; give up CUDA graphs. Raises as `shrink` does."""
-    if not is_out_of_memory(error):
-        raise error
-    _shrink_evaluation(trainer, error, rows)
-    _free_failed_pass(trainer, error)
+def evaluate_within_memory(
+    trainer: Trainer, rows: SplitRows, evaluate: Callable[[], Found]
+) -> Found:
+    """If memory runs out, all over with half as many tokens at once, in evaluations
+    alone, since training steps fit as they are; then without CUDA graphs. Raises as
+    `shrink` does."""
+    while True:
+        try:
+            return evaluate()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            _shrink_evaluation(trainer, error, rows)
+            _free_failed_pass(trainer, error)
 
 
 def _shrink_evaluation(
@@ -79,17 +78,6 @@ def _shrink_evaluation(
     else:
         half = _halved(trainer, rows, budget, error, "in an evaluation")
         trainer.evaluation_budget = half
-
-
-def evaluate_within_memory(
-    trainer: Trainer, rows: SplitRows, evaluate: Callable[[], Found]
-) -> Found:
-    """Where memory runs out, all over with half as many tokens at once."""
-    while True:
-        try:
-            return evaluate()
-        except (RuntimeError, MemoryError) as error:
-            shrink_evaluation(trainer, error, rows)
 
 
 def evaluation_budget(trainer: Trainer, rows: SplitRows) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from flatout.engine.models.memory import GIB, Demand, line, rounded_down
+from flatout.engine.models.memory import GIB, Demand, rounded_down
 
 ROOM = 0.9
 """Of the memory within reach: between blocks in use lies memory that nothing fits in,
@@ -13,15 +13,12 @@ and sizes differ from step to step."""
 KEPT_ROOM = 0.97
 """A resumed run keeps its budget, and its bits, unless memory is shorter than this."""
 TIGHT = 0.6
-"""Where steps take more of the memory, what lies unused between blocks counts: up to
-a third of what they need (page 2026-11-24_memory-per-card_h200.md)."""
+"""If steps take more of the memory, what lies unused between blocks counts: up to a
+third of what they need (H200)."""
 PLENTY = 1.5
 """Where so many times the guess fits, nothing is measured."""
-ALIKE = 2.0
-"""A line is followed to so many times its higher end."""
-GROWTH = 8
 FOLLOWED = 0.7
-"""Of what the line says will fit, measured next."""
+"""Of what the first measurement says will fit, measured next."""
 FULL = 0.9
 """Of the largest micro-batch, from which on nothing larger is measured: rows do not
 fill it."""
@@ -136,41 +133,27 @@ def by_guess(
 def points(
     measure: Measure, start: int, bounds: Bounds, free_bytes: float
 ) -> list[Point]:
-    """Measurements of rising sizes, the largest near what `free_bytes` hold; none where
-    the smallest does not fit."""
+    """Two measurements, in rising order: at `start`, or below it if memory runs out,
+    and near what `free_bytes` hold by that one. None if the longest row does not fit;
+    one if whole rows make both sizes the same pass."""
     tokens = min(max(start, bounds.least), bounds.most)
-    found: dict[int, float] = {}
-    while True:
-        point = measure(tokens)
-        if point is None:
-            if found or tokens <= bounds.least:
-                return sorted(found.items())
-            tokens = max(bounds.least, tokens // 4)
-            continue
-        known = point[0] in found  # whole rows: another size may be the same pass
-        found[point[0]] = point[1]
-        following = _next_size(sorted(found.items()), bounds, free_bytes)
-        if known:
-            return sorted(found.items())
-        if following is None:
-            return sorted(found.items())
-        tokens = following
+    while (first := measure(tokens)) is None:
+        if tokens <= bounds.least:
+            return []
+        tokens = max(bounds.least, tokens // 4)
+    second = measure(_second_size(first, bounds, free_bytes))
+    return sorted({first[0]: first[1], **dict([second] if second else [])}.items())
 
 
-def _next_size(found: list[Point], bounds: Bounds, free_bytes: float) -> int | None:
-    """Upwards where the line would be followed far, else a second point of it; None
-    where that is enough."""
-    highest, _ = found[-1]
-    fixed, per_token = line(found)
-    fitting = (free_bytes - fixed) / max(per_token, 1e-9)
-    if highest < FULL * bounds.most and fitting > ALIKE * highest:
-        return int(min(bounds.most, GROWTH * highest, FOLLOWED * fitting))
-    if len(found) > 1:
-        return None
-    if highest // 2 >= bounds.least:
-        return highest // 2
-    between = int(min(bounds.most, (highest + fitting) / 2))
-    return between if between > highest else None
+def _second_size(first: Point, bounds: Bounds, free_bytes: float) -> int:
+    """Towards what fits by the first; half of it if that is hardly more."""
+    tokens, taken = first
+    fitting = int(tokens * free_bytes / max(taken, 1.0))
+    larger = min(bounds.most, int(FOLLOWED * fitting))
+    if tokens < FULL * bounds.most and larger > tokens:
+        return larger
+    half = tokens // 2
+    return half if half >= bounds.least else min(bounds.most, (tokens + fitting) // 2)
 
 
 def _too_large(demand: Demand, memory: int) -> str:
