@@ -168,27 +168,6 @@ def test_an_error_is_cut_between_words_in_a_terminal(monkeypatch, capsys):
     assert max(map(len, cut[:-1])) <= 100 and " ".join(" ".join(cut).split()) == whole
 
 
-ENDS = """
-import atexit, threading, time
-from flatout.engine.machine.signals import end_process
-class Kept:
-    def __del__(self):
-        print("taken apart")
-kept = Kept()
-atexit.register(print, "exit function")
-threading.Thread(target=lambda: (time.sleep(0.3), print("thread"))).start()
-print("begun")
-end_process()
-"""
-
-
-def test_a_process_ends_with_its_threads_and_exit_functions_and_no_more():
-    command = [sys.executable, "-c", ENDS]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.split("\n") == ["begun", "thread", "exit function", ""]
-    assert done.stderr == ""
-
-
 @pytest.mark.process
 def test_a_profiler_that_runs_kedro_has_the_last_word(tmp_path):
     """And a run that is not watched says all it has to say into a pipe."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 import signal
-import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib import resources
@@ -20,7 +19,7 @@ from kedro.framework.project import pipelines
 from kedro.io import DatasetError
 from kedro.pipeline import Pipeline
 
-from flatout.engine.machine.signals import STOPPING, end_process
+from flatout.engine.machine.signals import STOPPING
 from flatout.engine.parameters import near_or_all
 from flatout.places import project_path
 
@@ -130,26 +129,6 @@ class PassSignalsOn:
         if command_args and command_args[0] in STARTING_SERVERS:
             for signum in STOPPING:
                 signal.signal(signum, _pass_on)
-
-
-class LeaveAtOnce:
-    """Python's own end takes apart, for half a second once torch is there, what goes
-    with the process anyway."""
-
-    @cli_hook_impl(trylast=True)
-    def after_command_run(self, command_args: list[str], exit_code: Any) -> None:
-        """Of a `kedro run` that went well; others end as Python ends."""
-        if command_args[:1] == ["run"] and not exit_code and _is_kedro_itself():
-            end_process()
-
-
-def _is_kedro_itself() -> bool:
-    """No profiler or debugger that runs Kedro, and has the last word."""
-    main = sys.modules["__main__"]
-    spec = getattr(main, "__spec__", None)
-    name = spec.name if spec else Path(getattr(main, "__file__", "") or "").stem
-    is_watched = sys.gettrace() or sys.getprofile()
-    return name in ("kedro", "kedro.__main__") and not is_watched
 
 
 def _pass_on(signum: int, _frame: FrameType | None) -> None:

@@ -212,13 +212,6 @@ def compile_cache_folder() -> Path:
     return Path(tempfile.gettempdir(), name)
 
 
-def triton_cache_folder() -> Path:
-    """Where Triton keeps kernels that are launched outside of compiled graphs."""
-    if named := os.environ.get("TRITON_CACHE_DIR"):
-        return Path(named)
-    return Path(os.environ.get("TRITON_HOME", Path.home()), ".triton", "cache")
-
-
 def c_compiler() -> str | None:
     """With which Triton builds what starts a kernel, as its runtime/build.py looks."""
     return os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")

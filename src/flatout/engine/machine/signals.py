@@ -1,16 +1,13 @@
 """SIGTERM and Ctrl-C: the step is finished, the run saved, the process left. A process
-beside a run ends with it, whatever ended the run; one that is done ends at once."""
+beside a run ends with it, whatever ended the run."""
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import signal
-import sys
 import threading
 import time
-from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -70,17 +67,6 @@ class StopSignals:
             self.received = signum
             name = signal.Signals(signum).name
             logger.warning("%s: finishing this step, then saving and leaving", name)
-
-
-def end_process() -> None:
-    """With status 0, threads and exit functions as at any other end, but nothing taken
-    apart behind them."""
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-    os._exit(0)
 
 
 def die_with_parent(parent: int | None = None) -> None:

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatout.engine.machine.deferred import deferred
 from flatout.engine.machine.runtime import has_triton
 from flatout.engine.ops.projections import take_product
 from flatout.engine.ops.row_by_row import Rule, row_by_row
@@ -48,8 +47,7 @@ MAX_FLASH_HEAD_DIM = 256
 def register() -> None:
     """Make the names known to transformers. No mask is built for the packed ones:
     transformers builds none for names its mask interface does not hold."""
-    with deferred("scipy.optimize", "linear_sum_assignment"):  # for detection's losses
-        from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     AttentionInterface.register(PACKED, packed_attention)
