@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+import pyarrow.compute as pc
 import pytest
 from pydantic import ValidationError
 
 from flatout.engine.launch.launch import run_job
 from flatout.engine.parameters import SettingsError, TrainSettings, parse_settings
+from flatout.engine.rows.tokens import TokenRows
 from flatout.engine.tasks import check_options
 from flatout.engine.train import loop
 from tests.engine.runs import Crash, crash, curve, make_job, points, when_logged
@@ -136,3 +139,17 @@ def test_a_metric_that_the_task_has_not_is_refused(tmp_path, task, metric, said)
 def test_patience_needs_evaluations():
     with pytest.raises(ValidationError, match="needs evaluations before the end"):
         TrainSettings(early_stopping_patience=2, evaluate_every=None)
+
+
+def test_a_metric_without_a_value_stops_nothing_and_the_loss_chooses(tmp_path, caplog):
+    """AUC of rows of one class: scikit-learn gives none either."""
+    job = make_job(tmp_path, **JUMPS, metric="auc", early_stopping_patience=2)
+    table = job.validation.table
+    rows = TokenRows(table.filter(pc.equal(table["labels"], 1)))
+    result = run_job(replace(job, validation=rows))
+    found = [point["validation_loss"] for point in evaluations(job)]
+    assert not any("validation_auc" in point for point in evaluations(job))
+    assert len(found) == stop_of(found, 2) + 1
+    assert result.report.validation_loss == min(found)
+    [told] = [text for text in result.report.warnings if "train.metric: auc" in text]
+    assert told in caplog.messages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from dataclasses import replace
@@ -11,12 +12,17 @@ import pytest
 from flatout.engine.batches.collation import StepRows
 from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.conditions import Conditions
+from flatout.engine.machine.runtime import set_up
+from flatout.engine.parameters import RuntimeSettings
 from flatout.engine.train.recording import recorder
+from flatout.engine.train.recording.health import HealthWatch
+from flatout.engine.train.recording.report import LogPoint
 from tests.engine.families import rows_of
 from tests.engine.runs import NO_DROPOUT, make_job
 
 LARGE = {"initializer_range": 3.0, **NO_DROPOUT}
 STEPS = 40
+CPU = set_up(RuntimeSettings(threads=1))
 
 
 @pytest.fixture
@@ -66,6 +72,22 @@ def test_vanishing_gradients_are_told_at_the_third_log_point(told):
         config={"initializer_range": 1e-6, **NO_DROPOUT}, freeze=["classifier"]
     )
     assert only(found, "gradient norm is unusually low: .* Little is learnt") == 9
+
+
+@pytest.mark.parametrize(
+    ("losses", "warned"),
+    [([1.1, 1.08, 1.07], True), ([1.1, 0.6, 0.2], False), ([0.03, 0.03, 0.03], False)],
+)
+def test_small_gradients_of_a_model_that_has_learnt_are_no_illness(losses, warned):
+    """Of three classes, whose chance is a loss of 1.10; the last model knew before."""
+    rates = dict.fromkeys(("samples_per_s", "tokens_per_s", "padded_tokens_per_s"), 9.0)
+    points = [
+        LogPoint(n, n / 10, loss, 1e-3, 0.01, **rates, loader_wait_pct=0, elapsed_s=n)
+        for n, loss in enumerate(losses, 1)
+    ]
+    watch = HealthWatch(CPU, chance_loss=math.log(3), num_workers=0)
+    watch.look(losses[0], points, [], None)
+    assert any("unusually low" in text for text in watch.warnings) is warned
 
 
 def test_a_rank_with_fewer_tokens_is_named_at_the_first_log_points(tmp_path):

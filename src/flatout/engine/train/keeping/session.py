@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import time
 from pathlib import Path
 
@@ -39,8 +38,6 @@ LOCK_WAIT_S = 10.0
 """Ranks of a failed attempt may need a moment to go."""
 FIRST_MINUTES = 1.0
 """Until the first checkpoint by the clock: a kill before it loses no more."""
-ROOM_FACTOR = 3
-"""Checkpoints that should fit on the disk: two kept, and one being written."""
 
 
 class Session:
@@ -178,19 +175,6 @@ class Session:
                 f"the checkpoint folder {self.folder} cannot be written ({error}): "
                 "correct its permissions, or set paths.checkpoints to another folder"
             ) from None
-        self._check_room()
-
-    def _check_room(self) -> None:
-        parameters = sum(p.numel() for p in self.trainer.model.parameters())
-        needed = ROOM_FACTOR * 3 * 4 * parameters  # weights and two moments, fp32
-        free = shutil.disk_usage(self.folder).free
-        if free < needed:
-            logger.warning(
-                "%s has %.1f GiB free, checkpoints of this model may need %.1f GiB",
-                self.folder,
-                free / 2**30,
-                needed / 2**30,
-            )
 
     def _find(self) -> Checkpoint | None:
         """On the main rank; its error is everybody's."""

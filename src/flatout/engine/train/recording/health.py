@@ -76,7 +76,14 @@ def initial_loss_warning(loss: float, chance: float | None) -> str | None:
     )
 
 
-def grad_norm_warning(norms: list[float]) -> str | None:
+def has_learnt(history: Sequence[LogPoint], chance: float | None) -> bool:
+    """Whether the loss is below half of chance, or of its first value: gradients are
+    small then."""
+    first = max(history[0].loss, chance or 0.0) if history else 0.0
+    return bool(history) and history[-1].loss < first / 2
+
+
+def grad_norm_warning(norms: list[float], *, has_learnt: bool) -> str | None:
     """Median gradient norm of the log points outside the healthy band."""
     finite = sorted(norm for norm in norms if math.isfinite(norm))
     if not finite:
@@ -88,7 +95,7 @@ def grad_norm_warning(norms: list[float]) -> str | None:
             f"gradient norm is unusually high: {median:.3g} in the median, usual is at "
             f"most {high:g}. Lower train.learning_rate"
         )
-    if median < low:
+    if median < low and not has_learnt:
         return (
             f"gradient norm is unusually low: {median:.3g} in the median, usual is at "
             f"least {low:g}. Little is learnt: raise train.learning_rate, or look at "
@@ -196,11 +203,12 @@ class HealthWatch:
         """Warn of what is new."""
         norms = [point.grad_norm for point in history]
         enough = len(norms) >= FEWEST_POINTS
+        learnt = has_learnt(history, self._chance_loss)
         waits = Rates.over(list(windows)).loader_wait_pct if windows else 0.0
         on_cpu, threads = not self._runtime.is_cuda, self._runtime.threads
         found = {
             "loss": initial_loss_warning(initial_loss, self._chance_loss),
-            "norm": grad_norm_warning(norms) if enough else None,
+            "norm": grad_norm_warning(norms, has_learnt=learnt) if enough else None,
             "cpu": cpu_wait_warning(cpu_wait_pct, threads, on_cpu=on_cpu),
             "loader": loader_wait_warning(
                 waits if len(windows) >= FEWEST_POINTS else 0.0, self._num_workers
@@ -208,7 +216,13 @@ class HealthWatch:
             "rank": idle_rank_warning(windows),
         }
         for kind, text in found.items():
-            if text and kind not in self._told:
-                self._told[kind] = text
-                if self._runtime.ranks.is_main:
-                    logger.warning(text)
+            if text:
+                self.tell(kind, text)
+
+    def tell(self, kind: str, text: str) -> None:
+        """Once of each kind."""
+        if kind in self._told:
+            return
+        self._told[kind] = text
+        if self._runtime.ranks.is_main:
+            logger.warning(text)

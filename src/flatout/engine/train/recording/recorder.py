@@ -219,18 +219,30 @@ class Recorder:
         return self._is_best(result)
 
     def _is_best(self, result: Evaluation) -> bool:
-        """By `train.metric`; counts how long no evaluation was."""
-        name = self.trainer.job.settings.train.metric
+        """By `train.metric`, or by the loss if the metric has no value here; counts how
+        long no evaluation was."""
+        name = self._metric_of(result)
         sign = -1.0 if self.trainer.job.task.figures[name or "loss"] else 1.0
         found = sign * result.value(name)
         # Nothing is less than NaN, which a best of the first evaluation may have.
         best = math.nan if self.best is None else sign * self.best.value(name)
         is_best = math.isnan(best) or found < best
-        improved = is_best and not math.isnan(found)
-        self.evaluations_without_best = (
-            0 if improved else self.evaluations_without_best + 1
-        )
+        if not math.isnan(found):  # what does not exist wears out no patience
+            waited = 0 if is_best else self.evaluations_without_best + 1
+            self.evaluations_without_best = waited
         return is_best
+
+    def _metric_of(self, result: Evaluation) -> str | None:
+        name = self.trainer.job.settings.train.metric
+        if not math.isnan(result.value(name)) or name is None:
+            return name
+        if self.health_watch is not None:
+            text = (
+                f"train.metric: {name} has no value on the validation split, as with "
+                "rows of one class alone: the best model is the one of the least loss"
+            )
+            self.health_watch.tell("metric", text)
+        return None
 
     @property
     def lost_patience(self) -> bool:
