@@ -9,7 +9,6 @@ from flatout.project.catalog_hooks import (
     CatalogHooks,
     OutputHooks,
     TrustHooks,
-    WinnerHooks,
 )
 from flatout.project.config_loader import ProjectConfigLoader
 from flatout.project.data_origin import OriginHooks
@@ -58,7 +57,6 @@ HOOKS = (
     TrustHooks(),
     OriginHooks(),
     OutputHooks(),
-    WinnerHooks(),
     ParameterHooks(),
     ThisRunHooks(),
     PhaseHooks(TRACKING),

@@ -13,11 +13,12 @@ from flatout.engine.benchmark.trials import processes as trials
 from flatout.engine.parameters import SettingsError, SweepSettings, parse_settings
 from flatout.engine.sweep import study
 from flatout.engine.sweep.best import SweepError, choose_best
-from flatout.engine.sweep.devices import Devices
-from flatout.engine.sweep.queue import ANSWER
+from flatout.engine.sweep.devices import Devices, reserved
+from flatout.engine.sweep.queued import ANSWER, PLACE
 from flatout.engine.sweep.space import check_sweep, combinations
 from flatout.engine.sweep.storage import StorageError
-from flatout.engine.sweep.sweep import one_a_place, run_sweep
+from flatout.engine.sweep.sweep import run_sweep
+from flatout.engine.sweep.table import one_a_place
 from tests.conftest import PROJECT
 from tests.engine import benches
 
@@ -26,7 +27,7 @@ RATE, BATCH = "train.learning_rate", "train.global_batch_size"
 
 def settings(folder=".", **sweep):
     dumped = benches.settings().model_dump(mode="json")
-    kept = {"folder": str(folder), "storage": f"{folder}/sweep.journal"}
+    kept = {"folder": str(folder), "storage": f"{folder}/sweep.db"}
     return parse_settings({**dumped, "sweep": {**kept, **sweep}})
 
 
@@ -50,10 +51,12 @@ def test_of_a_combination_that_was_tried_twice_what_ended_well_is_kept(
 ):
     tried = []
     for number, status in enumerate((first, second)):
-        trial = create_trial(value=0.0, user_attrs={ANSWER: {"status": status}})
+        trial = create_trial(
+            value=0.0, user_attrs={PLACE: 7, ANSWER: {"status": status}}
+        )
         trial.number = number
         tried.append(trial)
-    found = one_a_place(tried[::-1] if turned else tried, lambda _: 7)
+    found = one_a_place(tried[::-1] if turned else tried)
     assert {place: trial.number for place, trial in found.items()} == {7: kept}
 
 
@@ -122,8 +125,7 @@ def test_a_gpu_that_another_sweep_trains_on_is_waited_for(
     asked = settings(tmp_path / "sweep", grid={RATE: [0.02], BATCH: [8]})
     files = benches.job_files(tmp_path)
     with ThreadPoolExecutor(1) as pool, caplog.at_level("INFO"):
-        with Devices(("7",)).held() as ours:
-            assert ours
+        with reserved([Devices(("7",))]):
             rows = pool.submit(run_sweep, asked, files)
             while "GPU 7: another sweep trains on it" not in caplog.text:
                 assert not rows.done(), rows.exception()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from flatout.engine.parameters import SettingsError
-from flatout.engine.sweep.devices import Devices, sets_of
+from flatout.engine.sweep.devices import Devices, reserved, sets_of
 from tests.conftest import PROJECT
 
 
@@ -40,24 +42,20 @@ def test_more_devices_than_there_are_is_refused(monkeypatch):
         sets_of(10_000)
 
 
-def test_names_of_one_card_in_another_order_are_the_same_locks():
-    with Devices(("3", "5")).held() as ours, Devices(("5", "3")).held() as again:
-        assert (ours, again) == (True, False)
-
-
 HOLDER = """
 import sys
-from flatout.engine.sweep.devices import Devices
-with Devices(("7",)).held() as ours:
-    print(ours, flush=True)
+from flatout.engine.sweep.devices import Devices, reserved
+with reserved([Devices(("7",)), Devices(("5",))]):
+    print("held", flush=True)
     sys.stdin.read()
 """
 
 
-def test_a_gpu_is_one_sweeps_at_a_time(tmp_path, monkeypatch):
-    """Another process has GPU 7, and is killed with it."""
+def test_a_gpu_is_one_sweeps_at_a_time(tmp_path, monkeypatch, caplog):
+    """Another process has GPUs 5 and 7, and is killed with them."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
+    caplog.set_level("INFO")
     other = subprocess.Popen(
         [sys.executable, "-c", HOLDER],
         stdin=subprocess.PIPE,
@@ -65,15 +63,19 @@ def test_a_gpu_is_one_sweeps_at_a_time(tmp_path, monkeypatch):
         text=True,
         cwd=PROJECT,
     )
-    assert other.stdout.readline() == "True\n"
-    with Devices(("6", "7")).held() as ours:
-        assert not ours
-        with Devices(("6",)).held() as free:
-            assert free, "what could be had of a set is let go"
-    other.kill()
-    other.wait()
-    with Devices(("6", "7")).held() as ours:
-        assert ours
-    with Devices().held() as ours, Devices().held() as again:
-        assert ours, "cores are shared"
-        assert again
+    assert other.stdout.readline() == "held\n"
+    with reserved([Devices(("6",)), Devices()]):
+        assert not caplog.text, "others are free, and cores are shared"
+
+    def waits_for_seven() -> None:
+        with reserved([Devices(("7", "5"))]):
+            pass
+
+    with ThreadPoolExecutor(1) as pool:
+        mine = pool.submit(waits_for_seven)
+        while "another sweep trains on it, waiting" not in caplog.text:
+            assert not mine.done()
+            time.sleep(0.02)
+        other.kill()
+        other.wait()
+        mine.result(30)

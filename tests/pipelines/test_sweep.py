@@ -12,14 +12,16 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner
+from kedro.io import DatasetError
 from mlflow import MlflowClient
 
 from flatout import cli
+from flatout.datasets import TunedParameters
 from flatout.engine.parameters import SettingsError, parse_settings
 from flatout.pipelines.sweep import create_pipeline
 from flatout.project.config_loader import ProjectConfigLoader
 from flatout.project.parameters.hooks import ParameterHooks
-from flatout.reports.best import NoSweepError, best_lines, read_best, write_best
+from flatout.reports.best import parameters_text
 from flatout.settings import CONFIG_LOADER_ARGS
 from tests import warm
 from tests.conftest import PROJECT, kedro
@@ -42,7 +44,12 @@ def test_wiring():
         *(f"params:{name}" for name in parameters),
     }
     figures = {"sweep_parallel", "sweep_importance", "sweep_history"}
-    assert pipeline.all_outputs() == {"sweep_trials", "sweep_best", *figures}
+    assert pipeline.all_outputs() == {
+        "sweep_trials",
+        "sweep_best",
+        "best_parameters",
+        *figures,
+    }
 
 
 def killed_after_a_trial(arguments: list[str], logs: Path) -> int:
@@ -92,6 +99,12 @@ def test_a_killed_sweep_goes_on_and_trains_nothing_twice(tmp_path, empty_store):
         f"--params={RATE}={lowest[RATE]},{BATCH}={lowest[BATCH]}"
     )
     assert best["command"] in " ".join(done.stdout.split())
+    written = yaml.safe_load((data / "best/parameters.yml").read_text())
+    assert written["train"] == {
+        "learning_rate": float(lowest[RATE]),
+        "global_batch_size": int(lowest[BATCH]),
+    }
+    assert written["best"]["trial_id"] == best["trial_id"]
     assert_nested_runs(data, best)
     for name in ("parallel", "importance", "history"):
         figure = json.loads((data / f"08_reporting/sweep_{name}.json").read_text())
@@ -143,81 +156,47 @@ def test_a_trial_has_a_rank_on_each_of_its_devices(tmp_path, empty_store):
     assert answer.stat().st_mtime_ns == written_ns
 
 
-def test_best_prints_the_winner_and_writes_its_environment(tmp_path):
+def test_the_winner_is_an_environment_over_that_of_the_sweep(tmp_path):
     best = {
         "trial_id": "003",
         "settings": {RATE: 0.01, "model.config.hidden_size": 64},
         "chosen_by": "validation_loss",
         "validation_loss": 0.25,
-        "trials": {"ok": 3, "oom": 1},
     }
-    reports = tmp_path / "data" / "08_reporting"
-    reports.mkdir(parents=True)
-    with pytest.raises(NoSweepError, match="--pipelines=sweep writes it"):
-        read_best(tmp_path / "data")
-    (reports / "sweep_best.json").write_text(json.dumps(best))
-    file = write_best(tmp_path / "conf", read_best(tmp_path / "data"))
-    assert yaml.safe_load(file.read_text()) == {
+    entry = TunedParameters(
+        filepath=str(tmp_path / "conf/best/parameters.yml"),
+        fallback=str(tmp_path / "best.yml"),
+        measured_in={"environment": "images", "params": {}},
+    )
+    with pytest.raises(DatasetError, match="--pipelines=sweep writes it"):
+        entry.load()
+    entry.save(parameters_text(best))
+    assert yaml.safe_load(entry.load()) == {
         "train": {"learning_rate": 0.01},
         "model": {"config": {"hidden_size": 64}},
+        "best": {
+            "trial_id": "003",
+            "chosen_by": "validation_loss",
+            "validation_loss": 0.25,
+            "environment": "images",
+        },
     }
-    file = write_best(tmp_path / "conf", {**best, "environment": "images"})
-    assert yaml.safe_load(file.read_text())["best"] == {"environment": "images"}
-    first, *_, last = best_lines(best, Path("conf/best/parameters.yml"))
-    assert first == "Trial 003 won: validation_loss 0.25 (3 ok, 1 oom)."
-    assert last.endswith("kedro run --env=best")
-
-
-@pytest.mark.parametrize("text", ["", '{"trial_id": "00', "[]", '{"trial_id": "1"}'])
-def test_a_torn_winner_is_told_in_words(tmp_path, text):
-    file = tmp_path / "data" / "08_reporting" / "sweep_best.json"
-    file.parent.mkdir(parents=True)
-    file.write_text(text)
-    (tmp_path / "conf").mkdir()
-    where = (f"--data-dir={tmp_path / 'data'}", f"--conf-source={tmp_path / 'conf'}")
-    done = CliRunner().invoke(cli.flatout, ["best", *where])
-    assert done.exit_code == 2
-    assert f"{file} is empty or torn" in done.output
-    assert "kedro run --pipelines=sweep" in done.output
-    assert not list((tmp_path / "conf").iterdir())
 
 
 @pytest.mark.process
-def test_a_sweep_without_a_winner_leaves_none_of_an_earlier_one(tmp_path):
-    data, conf = write_tokens(tmp_path / "data"), tmp_path / "conf"
-    conf.mkdir()
-    winner = {"trial_id": "001", "settings": {RATE: 0.5}, "chosen_by": "loss"}
-    winner |= {"loss": 1.5, "trials": {"ok": 1}}
-    file = data / "08_reporting" / "sweep_best.json"
-    file.parent.mkdir()
-    file.write_text(json.dumps(winner))
+def test_a_sweep_without_a_winner_says_so(tmp_path):
+    data = write_tokens(tmp_path / "data")
     asked = f"data_dir={data},runtime.threads=1,sweep.trial_timeout_s=0.01,{GRID}"
     done = kedro("run", "--env=test", "--pipelines=sweep", f"--params={asked}")
     assert done.returncode == 1, done.stdout
     assert "none of the 2 trials" in " ".join(done.stdout.split())
-    where = (f"--data-dir={data}", f"--conf-source={conf}")
-    told = CliRunner().invoke(cli.flatout, ["best", *where])
-    assert told.exit_code == 2
-    assert "the last sweep has no winner" in told.output
-    assert "sweep_best.earlier.json" in told.output
-    assert json.loads(file.with_name("sweep_best.earlier.json").read_text()) == winner
-    assert not list(conf.iterdir())
+    assert not (data / "best").exists()
 
 
-def test_best_writes_beside_the_configuration_in_use(tmp_path):
-    conf, reports = tmp_path / "my conf", tmp_path / "data" / "08_reporting"
-    conf.mkdir()
-    reports.mkdir(parents=True)
-    best = {"trial_id": "001", "settings": {RATE: 0.0123}, "chosen_by": "loss"}
-    best |= {"loss": 1.5, "trials": {"ok": 1}}
-    (reports / "sweep_best.json").write_text(json.dumps(best))
-    before = sorted((PROJECT / "conf").glob("best/*"))
-    where = (f"--data-dir={tmp_path / 'data'}", f"--conf-source={conf}")
-    done = CliRunner().invoke(cli.flatout, ["best", *where])
-    assert f"kedro run --env=best --conf-source='{conf}'" in done.output
-    parameters = yaml.safe_load((conf / "best" / "parameters.yml").read_text())
-    assert parameters == {"train": {"learning_rate": 0.0123}}
-    assert sorted((PROJECT / "conf").glob("best/*")) == before
+def test_the_command_that_wrote_the_winner_names_the_pipeline_that_does():
+    done = CliRunner().invoke(cli.flatout, ["best", "--data-dir=data"])
+    assert done.exit_code == 1
+    assert "kedro run --pipelines=sweep writes conf/best" in done.output
 
 
 def test_names_that_are_no_settings_are_refused_before_anything_runs():

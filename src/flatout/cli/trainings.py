@@ -14,7 +14,6 @@ from flatout.cli.groups import (
     flatout,
     plain_errors,
 )
-from flatout.places import project_path
 from flatout.project.command_line import check_data_dir, check_environment
 from flatout.project.parameters.hooks import checked_settings
 
@@ -71,28 +70,16 @@ def sync(env: str | None, data_dir: str | None, tracking_uri: str | None) -> Non
         raise SystemExit(1)
 
 
-@flatout.command()
-@DATA_DIR
-@click.option(
-    "--conf-source",
-    type=click.Path(exists=True, file_okay=False),
-    help="Folder of configuration. Default: conf.",
+@flatout.command(
+    hidden=True,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
-def best(data_dir: str | None, conf_source: str | None) -> None:
-    """Print the best training of the last sweep, and write conf/best.
-
-    kedro run --env=best trains with its settings. With --conf-source they are written
-    there, and it needs that option too.
-    """
-    from flatout.reports.best import best_lines, read_best, write_best
-
-    with plain_errors():
-        check_data_dir(data_dir)
-        found = read_best(Path(project_path(data_dir or "data")))
-        file = write_best(Path(conf_source or project_path("conf")), found)
-    shown = file if conf_source else file.relative_to(project_path())
-    for line in best_lines(found, shown, conf_source):
-        click.echo(line)
+def best() -> None:
+    """Answered for a release."""
+    raise click.ClickException(
+        "kedro flatout best is gone: kedro run --pipelines=sweep writes conf/best, "
+        "kedro run --env=best trains with it"
+    )
 
 
 @flatout.command()

@@ -109,27 +109,29 @@ class TunedParameters(PathDataset):
     def _how_to_train(self, tuned: Mapping[str, Any]) -> str:
         """Only a folder beside `base` is an environment."""
         conf = self._path.parent.parent
-        command = f"kedro run --env=tuned{self._given(tuned)}"
+        name = self._path.parent.name
+        command = f"kedro run --env={name}{self._given(tuned)}"
         if conf.resolve() == Path(project_path("conf")).resolve():
             return f"{command} trains with it"
         if (conf / "base").is_dir():
             return f"{command} --conf-source={shlex.quote(str(conf))} trains with it"
-        return f"copied to conf/tuned, {command} trains with it"
+        return f"copied to conf/{name}, {command} trains with it"
 
     def _given(self, tuned: Mapping[str, Any]) -> str:
-        """The parameters of this command line, but for those of the benchmark and what
+        """The parameters of this command line, but for those of the pipeline and what
         `tuned` has found."""
         found = dict(by_path(tuned))
         given = [
             f"{path}={value}"
             for path, value in by_path(self._params)
-            if not path.startswith("benchmark.") and path not in found
+            if not path.startswith(("benchmark.", "sweep.")) and path not in found
         ]
         return f" --params={shlex.quote(','.join(given))}" if given else ""
 
     def _missing(self) -> str:
+        writer = "sweep" if self._path.parent.name == "best" else "benchmark"
         return (
-            f"{self._path} is not there yet: kedro run --pipelines=benchmark writes it"
+            f"{self._path} is not there yet: kedro run --pipelines={writer} writes it"
         )
 
     def _describe(self) -> dict[str, Any]:

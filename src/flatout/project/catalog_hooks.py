@@ -12,7 +12,6 @@ from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
 from kedro.io import DataCatalog
 from kedro.pipeline import Pipeline
-from kedro.pipeline.node import Node
 
 from flatout.datasets import OwnSplits, TransformersModel
 from flatout.datasets.generic import RECIPES, accept_recipes, fault_of, is_generic
@@ -21,7 +20,6 @@ from flatout.engine.data.raw_texts import SPLITS
 from flatout.engine.files.writable import ELSEWHERE, first_fault
 from flatout.engine.parameters import Settings, SettingsError
 from flatout.project.parameters.hooks import checked_settings
-from flatout.reports.best import set_aside
 
 logger = logging.getLogger(__name__)
 
@@ -134,21 +132,6 @@ class OutputHooks:
             paths += store_in(self._context, settings.data_dir)
         if fault := first_fault(paths):
             raise UnwritableError(f"{fault}: {ELSEWHERE}")
-
-
-class WinnerHooks:
-    """Sets the winner of an earlier sweep aside when another one begins: it may take
-    days, or end without one."""
-
-    @hook_impl
-    def after_context_created(self, context: KedroContext) -> None:
-        self._context = context
-
-    @hook_impl
-    def before_node_run(self, node: Node) -> None:
-        if node.name == "run_sweep":
-            for file in local_paths(self._context, ["sweep_best"]):
-                set_aside(file)
 
 
 def store_in(context: KedroContext, data_dir: str | None) -> list[Path]:

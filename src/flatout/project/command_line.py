@@ -41,8 +41,8 @@ def check_environment(env: str | None, conf_source: str | None = None) -> None:
         return  # an archive of settings is Kedro's to open
     if env == BEST:
         raise CommandError(
-            f"--env: {conf / BEST} is not there yet: kedro flatout best writes it from "
-            "the last sweep"
+            f"--env: {conf / BEST} is not there yet: kedro run --pipelines=sweep "
+            "writes it"
         )
     known = {path.parent.name for path in conf.glob("*/*.yml")} | {"local"}
     raise CommandError(f"--env: no environment {env}; {near_or_all(str(env), known)}")

@@ -16,7 +16,7 @@ from flatout.places import project_path
 from flatout.project.fitting import fit_pipelines
 
 TUNED, BEST = "tuned", "best"
-"""Environments that the benchmark and a sweep's `kedro flatout best` write."""
+"""Environments that the benchmark and the sweep write."""
 
 SITUATIONS = ("first_try", "low_memory", "slow_loader", "final_run", "reproducible")
 

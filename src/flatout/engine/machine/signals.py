@@ -37,7 +37,11 @@ class StopSignals:
     """Notes SIGTERM and SIGINT inside a `with` block. A second Ctrl-C ends the
     process at once. Outside the main thread nothing is caught."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, then: str = "finishing this step, then saving and leaving"
+    ) -> None:
+        """`then`: what the block does at a signal, for the log."""
+        self._then = then
         self.received: int | None = None
         self._before: dict[int, Any] = {}
         self._owner = 0
@@ -66,7 +70,7 @@ class StopSignals:
         if self.received is None:
             self.received = signum
             name = signal.Signals(signum).name
-            logger.warning("%s: finishing this step, then saving and leaving", name)
+            logger.warning("%s: %s", name, self._then)
 
 
 def die_with_parent(parent: int | None = None) -> None:

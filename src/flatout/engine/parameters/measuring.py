@@ -151,9 +151,9 @@ class SweepRange(SettingsModel):
 class SweepSettings(SettingsModel):
     """Trainings that differ in some settings, named by path (train.learning_rate)."""
 
-    storage: str = "data/08_reporting/sweep.journal"
-    """Where trials are queued: a file for this machine and those that share its folder,
-    or the URL of a database for many: `postgresql://user@host/name`."""
+    storage: str = "data/08_reporting/sweep.db"
+    """Where trials are queued: a file of SQLite for one command, or the database of a
+    server for several machines: `postgresql://user@host/name`."""
     study: str = "sweep"
     """Name of the queue in its storage: the same on all machines that work on it."""
     sampler: Literal["grid", "tpe"] = "grid"
@@ -175,8 +175,8 @@ class SweepSettings(SettingsModel):
     devices_per_trial: int = Field(1, ge=1)
     """GPUs of each trial, which trains in a rank on each. Without a GPU: ranks."""
     heartbeat_s: float = Field(30.0, gt=0)
-    """How often a machine says that its trial goes on. After three that it missed the
-    trial is another machine's."""
+    """How often a machine tells the server that its trial goes on. After three that it
+    missed the trial is another machine's."""
     trial_timeout_s: float | None = Field(None, gt=0)
     """A training that takes longer is ended; the others go on."""
     folder: str = "data/08_reporting/sweep_logs"

@@ -11,7 +11,7 @@ from typing import Any
 
 from flatout.engine.parameters import Settings
 from flatout.engine.sweep.space import objective
-from flatout.engine.sweep.sweep import FIGURES, Row, shown
+from flatout.engine.sweep.table import FIGURES, Row, shown
 
 logger = logging.getLogger(__name__)
 

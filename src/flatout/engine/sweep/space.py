@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING
 
 from flatout.engine.benchmark.trials.trial_spec import with_changes
 from flatout.engine.models.model_keys import check_model_keys
@@ -17,8 +17,10 @@ from flatout.engine.parameters import (
     SweptValue,
     near_or_all,
 )
-from flatout.engine.sweep.storage import check_place
 from flatout.engine.tasks import task_class
+
+if TYPE_CHECKING:
+    from optuna.trial import Trial
 
 Changes = Mapping[str, SweptValue]
 """Value of each swept setting, by path."""
@@ -26,8 +28,9 @@ Changes = Mapping[str, SweptValue]
 SWEPT = ("train.", "model.", "runtime.")
 FIXED = ("train.distributed", "train.resume")
 """sweep.devices_per_trial sets a trial's devices; it goes on where it stopped."""
-LARGEST_EXACT = 2**53
-"""Storages keep every number as a float."""
+
+_ADDRESS = re.compile(r"[^/]*@[^/]*/|[^/]+:\d+/|[^/]{2,}:.*@")
+"""user@host/, host:port/, user:password@, postgresql:/user@."""
 
 
 def objective(settings: Settings) -> tuple[str, bool]:
@@ -56,6 +59,23 @@ def check_sweep(settings: Settings) -> None:
             _check_value(settings, path, value)
 
 
+def check_place(place: str) -> None:
+    """Raises SettingsError for an address that would be taken for a file, or for a kind
+    of database that has another name. Without the address: its password may stand
+    anywhere."""
+    kind, separator, _ = place.partition("://")
+    if separator and kind.split("+")[0] == "postgres":
+        raise SettingsError(
+            "sweep.storage: write postgresql:// in place of postgres://"
+        )
+    if not separator and _ADDRESS.match(place):
+        raise SettingsError(
+            "sweep.storage: the address of a database begins with its kind: write "
+            "postgresql://user@host/name or mysql+pymysql://user@host/name; a file of "
+            "such a name is written with ./ before it"
+        )
+
+
 def _check_value(settings: Settings, path: str, value: SweptValue) -> None:
     if path.startswith(FIXED):
         raise SettingsError(
@@ -82,38 +102,13 @@ def combinations(options: SweepSettings) -> list[Changes]:
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
-def key_of(changes: Changes) -> str:
-    """The same for the same values, whatever their order."""
-    return json.dumps(dict(changes), sort_keys=True)
+def suggested(trial: Trial, options: SweepSettings) -> Changes:
+    """The settings that Optuna gives to `trial`."""
+    lists = {p: trial.suggest_categorical(p, v) for p, v in options.grid.items()}
+    return {**lists, **{p: _drawn(trial, p, r) for p, r in options.ranges.items()}}
 
 
-def distributions(options: SweepSettings) -> dict[str, Any]:
-    from optuna.distributions import CategoricalDistribution
-
-    kind = _named if options.sampler == "grid" else CategoricalDistribution
-    lists = {path: kind(values) for path, values in options.grid.items()}
-    return {**lists, **{path: _bounded(r) for path, r in options.ranges.items()}}
-
-
-def _named(values: Sequence[SweptValue]) -> Any:
-    """Of a grid, whose combinations are queued by name: numbers by their bounds, as the
-    list of all values would stand in every trial and be parsed with each."""
-    from optuna.distributions import (
-        CategoricalDistribution,
-        FloatDistribution,
-        IntDistribution,
-    )
-
-    if all(type(value) is float for value in values):
-        return FloatDistribution(min(values), max(values))
-    if all(type(value) is int and abs(value) <= LARGEST_EXACT for value in values):
-        return IntDistribution(min(values), max(values))
-    return CategoricalDistribution(values)
-
-
-def _bounded(bounds: SweepRange) -> Any:
-    from optuna.distributions import FloatDistribution, IntDistribution
-
-    whole = isinstance(bounds.low, int) and isinstance(bounds.high, int)
-    kind = IntDistribution if whole else FloatDistribution
-    return kind(bounds.low, bounds.high, log=bounds.log)
+def _drawn(trial: Trial, path: str, bounds: SweepRange) -> int | float:
+    if isinstance(bounds.low, int) and isinstance(bounds.high, int):
+        return int(trial.suggest_int(path, bounds.low, bounds.high, log=bounds.log))
+    return float(trial.suggest_float(path, bounds.low, bounds.high, log=bounds.log))

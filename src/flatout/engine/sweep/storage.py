@@ -1,175 +1,184 @@
-"""Where the trials of a sweep are kept: an Optuna storage, and what it takes to live
-with one that is away for a while."""
+"""Where the trials of a sweep are kept: an Optuna storage."""
 
 from __future__ import annotations
 
-import json
 import logging
-import re
+import sqlite3
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from flatout.engine.parameters import SettingsError
+import optuna
+from filelock import FileLock, Timeout
+from optuna.exceptions import StorageInternalError
+from optuna.storages import RDBStorage
+from sqlalchemy.exc import SQLAlchemyError
+
+from flatout.engine.parameters import SettingsError, SweepSettings
 from flatout.engine.parameters.faults import first_line
 from flatout.engine.parameters.secrets import without_password
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_S = 600.0
-"""How long a storage may be away before the sweep ends."""
-RETRY_S = 2.0
-OPENINGS = 3
+FAULTS = (StorageInternalError, SQLAlchemyError)
+"""What a storage raises that is away."""
+MISSED_HEARTBEATS = 3
+OPENINGS, REOPEN_S = 3, 2.0
+"""Two machines that make the tables in the same moment disturb each other once."""
+SQLITE = "sqlite:///"
+SQLITE_TIMEOUT_S = 60.0
 
-_ADDRESS = re.compile(r"[^/]*@[^/]*/|[^/]+:\d+/|[^/]{2,}:.*@")
-"""user@host/, host:port/, user:password@, postgresql:/user@."""
-
-Found = TypeVar("Found")
+Stale = Callable[[Any, Any], None]
+"""(study, trial) of a machine that is gone -> None."""
 
 
 class StorageError(RuntimeError):
-    """A storage that is gone for good, or that holds another sweep."""
+    """A storage that is gone, in use, or that holds another sweep."""
 
     exit_code = 1
 
 
-def check_place(place: str) -> None:
-    """Raises SettingsError for an address that would be taken for a file, or for a kind
-    of database that has another name. Without the address: its password may stand
-    anywhere."""
-    kind, separator, _ = place.partition("://")
-    if separator and kind.split("+")[0] == "postgres":
-        raise SettingsError(
-            "sweep.storage: write postgresql:// in place of postgres://"
-        )
-    if not separator and _ADDRESS.match(place):
-        raise SettingsError(
-            "sweep.storage: the address of a database begins with its kind: write "
-            "postgresql://user@host/name or mysql+pymysql://user@host/name; a file of "
-            "such a name is written with ./ before it"
-        )
+class FileStorage(RDBStorage):  # type: ignore[misc]
+    """SQLite locks no row that it reads: two threads would take the same trial."""
+
+    def __init__(self, file: Path) -> None:
+        self._turn = threading.Lock()
+        patient = {"connect_args": {"timeout": SQLITE_TIMEOUT_S}}
+        super().__init__(f"{SQLITE}{file.absolute()}", engine_kwargs=patient)
+
+    def set_trial_state_values(self, *given: Any, **named: Any) -> bool:
+        with self._turn:
+            return bool(super().set_trial_state_values(*given, **named))
 
 
-def open_storage(place: str) -> Any:
-    """The optuna storage of `sweep.storage`. Raises SettingsError."""
-    import optuna
+class ServerStorage(RDBStorage):  # type: ignore[misc]
+    """A short outage does not end the heartbeats of a trial."""
 
-    from flatout.engine.sweep.journal import open_journal
+    def record_heartbeat(self, trial_id: int) -> None:
+        with suppress(*FAULTS):
+            super().record_heartbeat(trial_id)
 
+
+def database_file(place: str) -> Path | None:
+    """The SQLite file that `sweep.storage` names. None for a server."""
+    if place.startswith(SQLITE):
+        return Path(place.removeprefix(SQLITE))
+    return None if "://" in place else Path(place)
+
+
+@contextmanager
+def opened(options: SweepSettings, stale: Stale) -> Iterator[Any]:
+    """The Optuna storage of `sweep.storage`; a file is this process's alone.
+
+    Raises SettingsError, and StorageError if the storage goes away inside the block.
+    """
+    place, file = options.storage, database_file(options.storage)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
-        if "://" not in place:
-            return open_journal(Path(place))
-        return _database(place)
-    except SettingsError:
-        raise
-    except _opening_faults() as error:
+        storage, lock = _open(file, place, options, stale)
+    except (*FAULTS, ImportError, ValueError, OSError, RuntimeError) as error:
+        if isinstance(error, (SettingsError, StorageError)):
+            raise
         raise SettingsError(
             f"sweep.storage: {without_password(place)} cannot be opened: "
             f"{_remedy(place, error)} ({_cause(error)})"
         ) from None
+    try:
+        yield storage
+    except FAULTS as error:
+        raise StorageError(
+            f"sweep.storage {without_password(place)} is gone ({_cause(error)}). "
+            "What trials have trained is kept under sweep.folder: the same command "
+            "goes on with it when the storage is back"
+        ) from None
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _open(
+    file: Path | None, place: str, options: SweepSettings, stale: Stale
+) -> tuple[Any, FileLock | None]:
+    if file is None:
+        return _server(place, options, stale), None
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lock = _locked(file)
+    try:
+        _check_file(file)
+        return FileStorage(file), lock
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _locked(file: Path) -> FileLock:
+    lock = FileLock(f"{file}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise StorageError(
+            f"sweep.storage: another command works with {file}. Several machines or "
+            "commands share the database of a server: "
+            "sweep.storage=postgresql://user@host/name"
+        ) from None
+    return lock
+
+
+def _check_file(file: Path) -> None:
+    """Raises SettingsError for a file that holds something else; it stays as it is."""
+    if not file.exists() or not file.stat().st_size:
+        return
+    try:
+        with closing(
+            sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)
+        ) as found:
+            tables = {
+                name for (name,) in found.execute("select name from sqlite_master")
+            }
+    except sqlite3.DatabaseError as error:
+        tables, cause = set(), str(error)
+    else:
+        cause = f"its tables are {', '.join(sorted(tables)[:3]) or 'none'}"
+    if "studies" not in tables:
+        raise SettingsError(
+            f"sweep.storage: {file} is not the database of a sweep: name another file "
+            f"({cause}). It is left as it was"
+        )
+
+
+def _server(place: str, options: SweepSettings, stale: Stale) -> Any:
+    beat_s = max(1, round(options.heartbeat_s))
+    for left in reversed(range(OPENINGS)):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                return ServerStorage(
+                    place,
+                    engine_kwargs={"pool_pre_ping": True},
+                    heartbeat_interval=beat_s,
+                    grace_period=MISSED_HEARTBEATS * beat_s,
+                    heartbeat_stale_trial_callback=stale,
+                )
+        except FAULTS:
+            if not left:
+                raise
+            time.sleep(REOPEN_S)
+    return None
 
 
 def _remedy(place: str, error: BaseException) -> str:
-    if "://" not in place:
+    if database_file(place) is not None:
         return "name a file in a folder that this user may write to"
     kind = "mysql" if place.startswith(("mysql", "mariadb")) else "postgresql"
-    if not place.startswith(("mysql", "mariadb", "postgres", "sqlite")):
+    if not place.startswith(("mysql", "mariadb", "postgres")):
         return "name a file, or a database of PostgreSQL, MySQL or MariaDB"
     if isinstance(error, ImportError):
         return f"install its driver (pip install 'flatout[{kind}]')"
     return "is it running, and are name, user and password right?"
-
-
-def _database(place: str) -> Any:
-    import optuna
-
-    from flatout.engine.sweep.database import PlainRows
-
-    for left in reversed(range(OPENINGS)):
-        try:
-            rdb = PlainRows(place, engine_kwargs={"pool_pre_ping": True})
-            return optuna.storages.get_storage(rdb)
-        except _faults():  # also where two machines make its tables in one moment
-            if not left:
-                raise
-            time.sleep(RETRY_S)
-    return None
-
-
-@dataclass
-class Patience:
-    """With one storage, of all threads that ask it."""
-
-    place: str
-    stop: threading.Event
-    _silent_s: float | None = None
-    """Since when it does not answer."""
-
-    @property
-    def is_away(self) -> bool:
-        return self._silent_s is not None
-
-    def ask(self, call: Callable[[], Found]) -> Found:
-        """What `call` gives, asked again while the storage is away. Raises StorageError
-        PATIENCE_S after it was heard last, and at once where `stop` is set."""
-        since_s = None
-        while True:
-            try:
-                found = call()
-            except _faults() as error:
-                # Once: it may still answer those who only read.
-                since_s = self._silence(error) if since_s is None else since_s
-                if self.stop.is_set() or time.monotonic() - since_s > PATIENCE_S:
-                    raise StorageError(_gone(self.place, error)) from None
-                self.stop.wait(RETRY_S)
-            except Exception:
-                self._silent_s = None  # a refusal is an answer
-                raise
-            else:
-                self._silent_s = None
-                return found
-
-    def _silence(self, error: BaseException) -> float:
-        """When it began; told of once, where it is asked again."""
-        begin_s = self._silent_s
-        if begin_s is not None:
-            return begin_s
-        self._silent_s = begin_s = time.monotonic()
-        if not self.stop.is_set():
-            logger.warning(
-                "sweep.storage %s does not answer (%s): trainings go on, and it is "
-                "asked again for %.0f minutes",
-                without_password(self.place),
-                _cause(error),
-                PATIENCE_S / 60,
-            )
-        return begin_s
-
-
-def _gone(place: str, error: BaseException) -> str:
-    return (
-        f"sweep.storage {without_password(place)} is gone ({_cause(error)}). "
-        "What trials have trained is kept under sweep.folder: the same command goes "
-        "on with it when the storage is back"
-    )
-
-
-def _faults() -> tuple[type[BaseException], ...]:
-    """What a storage raises that is away: a server, or a folder of the network, which
-    may show zeros where another machine has written a line."""
-    from optuna.exceptions import StorageInternalError
-    from sqlalchemy.exc import SQLAlchemyError
-
-    unreadable = (json.JSONDecodeError, UnicodeDecodeError)
-    return (StorageInternalError, SQLAlchemyError, OSError, *unreadable)
-
-
-def _opening_faults() -> tuple[type[BaseException], ...]:
-    return (ImportError, ValueError, *_faults())
 
 
 def _cause(error: BaseException) -> str:

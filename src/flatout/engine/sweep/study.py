@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -13,52 +12,48 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-import xxhash
 from optuna.study import Study
 
 import flatout
 from flatout.engine.benchmark.recommend import versions
 from flatout.engine.parameters import ModelSettings, Settings, SweepSettings
 from flatout.engine.parameters.secrets import without_password
-from flatout.engine.sweep.queue import this_machine
+from flatout.engine.sweep.queued import fail_running, queue_again
 from flatout.engine.sweep.space import objective
-from flatout.engine.sweep.storage import Patience, StorageError, open_storage
+from flatout.engine.sweep.storage import StorageError, database_file
 from flatout.engine.train.setup.identity import result_identity
 from flatout.engine.train.setup.job import TrainJob
 
 IDENTITY = "identity"
-CREATOR_TAKES_S = 30.0
+CREATOR_TAKES_S = 10
 
 
-def open_study(job: TrainJob, stop: threading.Event) -> Study:
-    """Begun, or gone on with. Raises SettingsError, and StorageError where the study
-    has another identity."""
-    storage, wanted = open_storage(job.settings.sweep.storage), identity(job)
-    patience = Patience(job.settings.sweep.storage, stop)
-    return patience.ask(lambda: _opened(job.settings, storage, wanted))
-
-
-def _opened(settings: Settings, storage: Any, wanted: Mapping[str, str]) -> Study:
-    """Again from its begin where the storage was away in between."""
-    options, seed = settings.sweep, settings.runtime.seed
-    _, higher = objective(settings)
+def open_study(job: TrainJob, storage: Any) -> Study:
+    """Begun or gone on with, everything to try in its queue. Raises StorageError if the
+    study has another identity."""
+    options, wanted = job.settings.sweep, identity(job)
+    alone = database_file(options.storage) is not None
+    _, higher = objective(job.settings)
+    common = {
+        "storage": storage,
+        "study_name": options.study,
+        "pruner": _pruner(options),
+    }
     try:
         study = optuna.create_study(
-            storage=storage,
-            study_name=options.study,
             direction="maximize" if higher else "minimize",
-            pruner=_pruner(options),
+            sampler=_sampler(options, job.settings.runtime.seed),
+            **common,
         )
-        study.set_user_attr(IDENTITY, dict(wanted))
     except optuna.exceptions.DuplicatedStudyError:
-        study = optuna.load_study(
-            storage=storage, study_name=options.study, pruner=_pruner(options)
-        )
-        _check(study, wanted, options)
-        # Another seed, or the draws of another machine would come again.
-        words = f"{seed} {len(study.get_trials(deepcopy=False))} {this_machine()}"
-        seed = xxhash.xxh32_intdigest(words.encode())
-    study.sampler = _sampler(options, seed)
+        # Without a seed: the draws of the first command would come again.
+        study = optuna.load_study(sampler=_sampler(options, None), **common)
+        known = _noted_identity(study, 0 if alone else CREATOR_TAKES_S)
+        _check(known or wanted, wanted, options)
+    if alone:
+        fail_running(study)
+    queue_again(study, options)
+    study.set_user_attr(IDENTITY, dict(wanted))  # last: others wait for it
     return study
 
 
@@ -128,11 +123,9 @@ def _digest(files: Iterable[Path]) -> str:
     return digest.hexdigest()[:12]
 
 
-def _check(study: Study, wanted: Mapping[str, str], options: SweepSettings) -> None:
-    known = _identity_of(study)
-    if known is None:  # who made the study was killed in that moment
-        study.set_user_attr(IDENTITY, dict(wanted))
-        return
+def _check(
+    known: Mapping[str, str], wanted: Mapping[str, str], options: SweepSettings
+) -> None:
     if lines := list(_differences(known, wanted)):
         raise StorageError(
             f"sweep.study {options.study!r} in {without_password(options.storage)} was "
@@ -143,14 +136,17 @@ def _check(study: Study, wanted: Mapping[str, str], options: SweepSettings) -> N
         )
 
 
-def _identity_of(study: Study) -> Mapping[str, str] | None:
-    """Whoever makes the study notes it right after."""
-    for _ in range(int(CREATOR_TAKES_S)):
+def _noted_identity(study: Study, quiet_s: int) -> Mapping[str, str] | None:
+    """None if who created the study has noted none, and queued nothing for `quiet_s`:
+    that process was killed."""
+    count, quiet = -1, 0
+    while True:
         known: Mapping[str, str] | None = study.user_attrs.get(IDENTITY)
-        if known is not None:
+        if known is not None or quiet >= quiet_s:
             return known
         time.sleep(1)
-    return None
+        now = len(study.get_trials(deepcopy=False))
+        count, quiet = now, quiet + 1 if now == count else 0
 
 
 def _differences(known: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:
@@ -160,7 +156,7 @@ def _differences(known: Mapping[str, str], wanted: Mapping[str, str]) -> Iterato
             yield f"{name}: {there} there, {here} here"
 
 
-def _sampler(options: SweepSettings, seed: int) -> Any:
+def _sampler(options: SweepSettings, seed: int | None) -> Any:
     """A grid is queued by name: nothing is left to be drawn."""
     if options.sampler == "grid":
         return optuna.samplers.RandomSampler(seed=seed)

@@ -1,89 +1,87 @@
-"""Trains what the queue has, one trial on a set of devices, until nothing is left."""
+"""Trains what the study has queued: a thread for each set of devices, a process for
+each trial, until nothing is left."""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
+import platform
 import shutil
-import signal
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+import time
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
+import optuna
+from filelock import FileLock
+from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
+from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial
 
 from flatout.engine.benchmark.trials.processes import KEPT, Answer, ask, kept_answer
-from flatout.engine.benchmark.trials.standby import Standby
 from flatout.engine.benchmark.trials.trial import TRAINING
 from flatout.engine.benchmark.trials.trial_spec import TrialSpec, with_changes
 from flatout.engine.launch.job_files import JobFiles
-from flatout.engine.machine.signals import Interrupted
+from flatout.engine.machine.signals import Interrupted, StopSignals
 from flatout.engine.parameters import Settings
-from flatout.engine.sweep.devices import Devices, sets_of
-from flatout.engine.sweep.queue import ANSWER, MACHINE, Queue
-from flatout.engine.sweep.space import Changes, check_sweep, objective
-from flatout.engine.sweep.storage import StorageError
+from flatout.engine.sweep.devices import Devices, reserved, sets_of
+from flatout.engine.sweep.pruning import Pruning
+from flatout.engine.sweep.queued import (
+    ANSWER,
+    ended,
+    is_something_left,
+    is_wanted,
+    place_of,
+    requeue,
+    running,
+)
+from flatout.engine.sweep.space import (
+    Changes,
+    check_sweep,
+    combinations,
+    objective,
+    suggested,
+)
+from flatout.engine.sweep.storage import FAULTS, StorageError, opened
 from flatout.engine.sweep.study import open_study, trained_by
-from flatout.engine.sweep.watch import Watch
+from flatout.engine.sweep.table import (
+    FACTS,
+    FIGURES,
+    Row,
+    number,
+    one_a_place,
+    row,
+    shown,
+)
 
 logger = logging.getLogger(__name__)
 
 SPEC = "spec.json"
 FORMAT = 1
 """Raised when a trial's answer changes its meaning: older answers are not taken."""
-FIGURES = ("validation_loss", "validation_accuracy", "samples_per_s")
-FACTS = ("steps", "train_wall_s", "device")
 POLL_S = 2.0
 """Between two looks at what other machines still train."""
 
-Row = dict[str, Any]
-"""A line of sweep_trials.csv."""
+
+class NoValueError(Exception):
+    """A trial that has no figure to compare; the others go on."""
 
 
 def run_sweep(settings: Settings, files: JobFiles) -> list[Row]:
-    """A line a trial, of all machines. Raises SettingsError, StorageError."""
+    """A line a trial, of all machines. Raises SettingsError, StorageError, and
+    Interrupted at SIGTERM or Ctrl-C."""
     check_sweep(settings)
     devices = sets_of(settings.sweep.devices_per_trial)
     folder = Path(settings.sweep.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    stop = threading.Event()
-    study = open_study(files.open(settings, folder), stop)
-    queue = Queue(study, settings.sweep, stop)
-    sweep = Sweep(settings, files, folder, queue)
-    try:
-        with _terminated_as_interrupted():
-            return sweep.run(devices)
-    except KeyboardInterrupt as error:
-        logger.warning(
-            "Interrupted: %s; the same command, here or on another machine, goes on "
-            "from its newest checkpoint",
-            queue.fate_of_trials,
-        )
-        raise Interrupted(signal.SIGINT) from error
-    finally:
-        sweep.standby.close()
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """A scheduler's SIGTERM gives trials back as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with opened(settings.sweep, requeue) as storage, reserved(devices):
+        study = open_study(files.open(settings, folder), storage)
+        with StopSignals("ending the trials") as signals:
+            return Sweep(settings, files, folder, study, devices, signals).run()
 
 
 @dataclass
@@ -92,79 +90,106 @@ class Sweep:
     files: JobFiles
     folder: Path
     """A sub-folder a trial: spec.json, log.txt, answer.json."""
-    queue: Queue
-    standby: Standby = field(default_factory=Standby)
-    closing: threading.Event = field(default_factory=threading.Event)
-    """Set where no device is to take another trial."""
+    study: Study
+    devices: Sequence[Devices]
+    signals: StopSignals
+    lost: str = ""
+    """Why a trial's answer came too late."""
+    _free: Queue[Devices] = field(default_factory=Queue)
 
-    @property
-    def metric(self) -> str:
-        """What decides."""
-        return objective(self.settings)[0]
+    def __post_init__(self) -> None:
+        self.options = self.settings.sweep
+        self.metric, _ = objective(self.settings)
+        self.figures = list(dict.fromkeys([self.metric, *FIGURES]))
+        self.total = (
+            len(combinations(self.options))
+            if self.options.sampler == "grid"
+            else self.options.n_trials
+        )
+        for one in self.devices:
+            self._free.put(one)
 
-    @property
-    def names(self) -> list[str]:
-        """Figures of a line."""
-        return list(dict.fromkeys([self.metric, *FIGURES]))
+    def run(self) -> list[Row]:
+        """Until nothing is left here and on other machines, whose trials are taken over
+        when their heartbeats end."""
+        told = False
+        while not self.signals.received:
+            if is_something_left(self.study, self.options):
+                self._optimize()
+            elif others := running(self.study):
+                if not told:
+                    told = True
+                    logger.info("other machines train %d trials, waiting", len(others))
+                time.sleep(POLL_S)
+                self._take_over()
+            else:
+                break
+        if self.signals.received:
+            logger.warning(
+                "Interrupted: the same command, here or on another machine, goes on "
+                "from the newest checkpoint of each trial"
+            )
+            raise Interrupted(self.signals.received)
+        kept = one_a_place(ended(self.study))
+        return [row(kept[place], place) for place in sorted(kept)]
 
-    def run(self, devices: Sequence[Devices]) -> list[Row]:
-        """Each set of devices takes the next trial as soon as it is free."""
-        with ThreadPoolExecutor(len(devices)) as pool:
-            works = [pool.submit(self._work, one) for one in devices]
-            try:
-                self._wait(works)
-            except BaseException:  # Ctrl-C: the trials of all devices go back
-                self.queue.stop.set()
-                raise
-        return self._rows()
-
-    def _wait(self, works: Sequence[Future[None]]) -> None:
-        """Until all have ended, or one failed. Where the storage is gone the others'
-        trainings end first, and are kept."""
+    def _optimize(self) -> None:
         try:
-            for work in wait(works, return_when=FIRST_EXCEPTION).done:
-                work.result()
-        except StorageError:
-            self.closing.set()
-            wait(works)
+            self.study.optimize(
+                self._objective,
+                n_jobs=len(self.devices),
+                catch=(NoValueError,),
+                callbacks=[self._stop_at_the_end],
+            )
+        except (ValueError, AssertionError) as error:  # Optuna could not end a trial
+            if self.lost:
+                raise StorageError(self.lost) from None
+            if isinstance(error.__context__, FAULTS):
+                raise error.__context__ from None
             raise
 
-    def _work(self, devices: Devices) -> None:
-        told = False
-        while not self.queue.stop.is_set() and not self.closing.is_set():
-            with devices.held() as ours:
-                trial = self.queue.take() if ours else None
-                if trial is not None and self.closing.is_set():
-                    self.queue.give_back(trial)
-                elif trial is not None:
-                    self._train(trial, devices)
-                    continue
-            if self.queue.done():
-                return
-            if not ours and not told:
-                told = True
-                names = ", ".join(devices.names)
-                logger.info("GPU %s: another sweep trains on it, waiting", names)
-            # A machine that still trains may die, another sweep here may end.
-            self.queue.stop.wait(min(POLL_S, self.settings.sweep.heartbeat_s))
-            self.queue.look()
+    def _take_over(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            optuna.storages.fail_stale_trials(self.study)
 
-    def _train(self, trial: Trial, devices: Devices) -> None:
-        ranks = self.settings.sweep.devices_per_trial
-        spec, one_rank = self._spec(trial.params, ranks), self._spec(trial.params, 1)
+    def _stop_at_the_end(self, study: Study, _: FrozenTrial) -> None:
+        if self.signals.received or not is_something_left(study, self.options):
+            study.stop()
+
+    def _objective(self, trial: Trial) -> float:
+        if not is_wanted(self.study, self.options, trial):
+            raise NoValueError("nothing is left to try")
+        devices = self._free.get()
+        try:
+            return self._value(trial, devices)
+        except UpdateFinishedTrialError:
+            self.lost = (
+                f"trial {place_of(trial)} was taken for dead and queued again, because "
+                f"this machine gave no sign of life for {self.options.heartbeat_s:g} s "
+                "three times. What was trained is kept: the same command goes on"
+            )
+            raise
+        finally:
+            self._free.put(devices)
+
+    def _value(self, trial: Trial, devices: Devices) -> float:
+        changes = suggested(trial, self.options)
+        ranks = self.options.devices_per_trial
+        spec, one_rank = self._spec(changes, ranks), self._spec(changes, 1)
         by = trained_by(spec.settings.model)
         # Machines with other sets of devices share a trial's folder.
         key = one_rank.key({"data": self.files.data_key, "format": FORMAT, "by": by})
         folder = self.folder / key
         folder.mkdir(exist_ok=True)
-        with Watch(self.queue, trial, folder, self.metric) as watch:
-            answer = watch.judged(self._answer(spec, folder, devices, watch.over))
-        if answer.status in ("stopped", "lost"):
-            self.queue.give_back(trial)
-            return
+        with FileLock(folder / ".lock"):  # tpe may draw the same twice in one moment
+            answer = self._answer(spec, folder, devices, trial)
+        if answer.status == "stopped":
+            requeue(self.study, trial)
+            raise NoValueError("stopped")
         if answer.status in (*KEPT, "pruned"):
             shutil.rmtree(folder / TRAINING, ignore_errors=True)
-        self._tell(trial, answer, folder)
+        return self._tell(trial, answer, folder)
 
     def _spec(self, changes: Changes, ranks: int) -> TrialSpec:
         fixed = {"train.distributed.num_processes": ranks, "train.resume": "auto"}
@@ -172,53 +197,63 @@ class Sweep:
         return TrialSpec("train", "sweep", settings)
 
     def _answer(
-        self, spec: TrialSpec, folder: Path, devices: Devices, over: threading.Event
+        self, spec: TrialSpec, folder: Path, devices: Devices, trial: Trial
     ) -> Answer:
         """Kept from before, or of a training now."""
         kept = kept_answer(folder)
         if kept and (kept.status == "ok" or _ranks_of(folder) == _ranks(spec)):
             return kept
-        return ask(
+        pruning = Pruning(trial, folder, self.metric)
+        answer = ask(
             spec,
             self.files,
             folder,
-            self.settings.sweep.trial_timeout_s or math.inf,
+            self.options.trial_timeout_s or math.inf,
             self.settings.benchmark.memory_headroom,
             devices.variables,
-            over,
-            self.standby,
+            self._stop_of(pruning),
         )
+        if not pruning.is_behind or answer.status != "stopped":
+            return answer
+        note = f"after {pruning.evaluations} evaluations"
+        figures = {self.metric: pruning.value}
+        return replace(answer, status="pruned", note=note, figures=figures)
 
-    def _tell(self, trial: Trial, answer: Answer, folder: Path) -> None:
+    def _stop_of(self, pruning: Pruning) -> Callable[[], bool]:
+        """Whether a training is to end. Without a pruner nothing is reported: every
+        command reads all reports."""
+        prunes = self.options.pruner != "none"
+        return lambda: bool(self.signals.received) or (prunes and pruning.look())
+
+    def _tell(self, trial: Trial, answer: Answer, folder: Path) -> float:
         value = answer.figures.get(self.metric)
         if answer.status == "ok" and (value is None or not math.isfinite(value)):
             answer = replace(answer, status="error", note=f"{self.metric} is {value}")
         told = {
-            **{n: _number(answer.figures.get(n)) for n in self.names},
+            **{n: number(answer.figures.get(n)) for n in self.figures},
             "status": answer.status,
             "note": answer.note,
             **{n: answer.figures.get(n) for n in FACTS},
             "elapsed_s": answer.elapsed_s,
             "key": folder.name,
             "log": str((folder / "log.txt").absolute()),
+            "machine": platform.node(),
         }
-        rated = value if answer.status == "ok" else None
-        mine = self.queue.finish(trial, told, rated)
+        trial.set_user_attr(ANSWER, told)
         logger.info(
-            "trial %d of %d: %s, %s: %s%s",
-            self.queue.place(trial),
-            self.queue.total,
+            "trial %d of %d: %s, %s: %s",
+            place_of(trial),
+            self.total,
             shown(trial.params),
             answer.status,
-            shown({n: told[n] for n in self.names}) or f"{answer.note} ({told['log']})",
-            "" if mine else "; another machine has told it before",
+            shown({n: told[n] for n in self.figures})
+            or f"{answer.note} ({told['log']})",
         )
-
-    def _rows(self) -> list[Row]:
-        """Of all machines' trials that have ended."""
-        ended = [t for t in self.queue.live() if ANSWER in t.user_attrs]
-        kept = one_a_place(ended, self.queue.place)
-        return [_row(kept[place], place) for place in sorted(kept)]
+        if answer.status == "pruned":
+            raise optuna.TrialPruned
+        if answer.status != "ok":
+            raise NoValueError(answer.note)
+        return float(told[self.metric])
 
 
 def _ranks(spec: TrialSpec) -> Any:
@@ -229,40 +264,3 @@ def _ranks_of(folder: Path) -> Any:
     """Of the training whose answer lies there: memory that one GPU has not may be
     that of two."""
     return _ranks(TrialSpec.from_json(json.loads((folder / SPEC).read_text())["spec"]))
-
-
-def one_a_place(
-    ended: Iterable[FrozenTrial], place: Callable[[FrozenTrial], int]
-) -> dict[int, FrozenTrial]:
-    """Of a combination that was tried twice: what ended well, then the newer trial."""
-
-    def worth(trial: FrozenTrial) -> tuple[bool, int]:
-        return trial.user_attrs[ANSWER]["status"] == "ok", trial.number
-
-    return {place(trial): trial for trial in sorted(ended, key=worth)}
-
-
-def _row(trial: FrozenTrial, place: int) -> Row:
-    answer = dict(trial.user_attrs[ANSWER])
-    begun = trial.datetime_start
-    return {
-        "trial_id": f"{place:03d}",
-        **trial.params,
-        **answer,
-        "machine": trial.user_attrs.get(MACHINE, {}).get("host", ""),
-        "begun_s": begun.timestamp() if begun else None,
-    }
-
-
-def _number(value: Any) -> Any:
-    """Storages keep JSON, which has no NaN."""
-    return value if value is None or math.isfinite(value) else None
-
-
-def shown(values: Mapping[str, Any]) -> str:
-    """`train.learning_rate=0.001, train.global_batch_size=16`, without what is None."""
-    return ", ".join(
-        f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
-        for name, value in values.items()
-        if value is not None
-    )

@@ -60,13 +60,16 @@ def choose_best(
     sweep: SweepSettings,
     this_run: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Settings of the best trial by `sweep.choose_by`, and the command to train.
-    `this_run` has the `environment` of the sweep, None for that of the project."""
+    """`best`: settings of the best trial by `sweep.choose_by`, and the command that
+    trains with them. `parameters`: the text of conf/best/parameters.yml. `this_run` has
+    the `environment` of the sweep, None for that of the project."""
     from flatout.engine.sweep import best
+    from flatout.reports.best import parameters_text
 
     rows = trials.to_dict("records")
     settings = Settings(model=model, train=training, sweep=sweep)
-    return best.choose_best(rows, settings, this_run["environment"])
+    found = best.choose_best(rows, settings, this_run["environment"])
+    return {"best": found, "parameters": parameters_text(found)}
 
 
 def show_sweep(

@@ -39,7 +39,7 @@ def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
                     "sweep": "params:sweep",
                     "this_run": "this_run",
                 },
-                outputs="sweep_best",
+                outputs={"best": "sweep_best", "parameters": "best_parameters"},
                 name="choose_best",
             ),
             Node(

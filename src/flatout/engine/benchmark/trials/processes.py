@@ -13,9 +13,8 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -77,7 +76,7 @@ def ask(
     timeout_s: float,
     headroom: float,
     variables: Mapping[str, str],
-    stop: threading.Event | None = None,
+    stop: Callable[[], bool] | None = None,
     standby: Standby | None = None,
 ) -> Answer:
     """Run a trial in `folder` and keep its answer there. `headroom`: share of the
@@ -107,14 +106,15 @@ def run_isolated(
     max_resident_bytes: int | None,
     *,
     variables: Mapping[str, str] = MappingProxyType({}),
-    stop: threading.Event | None = None,
+    stop: Callable[[], bool] | None = None,
     standby: Standby | None = None,
 ) -> Answer:
     """Run the trial whose spec.json lies in `folder`. Its log is kept there, below the
     command that runs it again by hand.
 
     `max_resident_bytes`: end it before the machine runs out (devices without memory
-    of their own). `variables`: for its environment. `stop`: end it when this is set.
+    of their own). `variables`: for its environment. The trial ends when
+    `stop` is true, which is asked often.
     """
     result = folder / "result.json"
     result.unlink(missing_ok=True)
@@ -125,7 +125,7 @@ def run_isolated(
     log.write_text(f"$ {by_hand(spec, folder, own)}\n")
     process: Running | None = None
     if standby is not None and spec.world_size == 1:
-        process = standby.start(MODULE, folder, own, stop)
+        process = standby.start(MODULE, folder, own)
     process = process or _start(spec, folder, own)
     try:
         fault = wait_for(process, timeout_s, max_resident_bytes, stop)
@@ -182,14 +182,14 @@ def wait_for(
     process: Running,
     timeout_s: float,
     max_resident_bytes: int | None,
-    stop: threading.Event | None,
+    stop: Callable[[], bool] | None,
 ) -> tuple[str, str] | None:
     """Until the end; the status and note of a trial that had to be stopped."""
     deadline = time.perf_counter() + timeout_s
     while process.poll() is None:
         if time.perf_counter() > deadline:
             return "timeout", f"stopped after {timeout_s:g} s"
-        if stop is not None and stop.is_set():
+        if stop is not None and stop():
             return "stopped", "stopped from outside"
         if max_resident_bytes and _resident_bytes(process.pid) > max_resident_bytes:
             return "oom", f"stopped at {max_resident_bytes / 2**30:.1f} GiB resident"

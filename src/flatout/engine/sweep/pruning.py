@@ -1,0 +1,46 @@
+"""Ends a training whose evaluations fall behind those of other trials."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from optuna.trial import Trial
+
+from flatout.engine.sweep.storage import FAULTS
+from flatout.engine.train.recording.metrics_file import parse_point
+
+
+@dataclass
+class Pruning:
+    """Reports a trial's evaluations to its pruner."""
+
+    trial: Trial
+    folder: Path
+    """Of the trial."""
+    metric: str
+    evaluations: int = 0
+    value: float | None = None
+    """Of the newest evaluation."""
+    is_behind: bool = False
+
+    def look(self) -> bool:
+        """Report new evaluations, in order; whether the training is to end. An outage
+        of the storage ends none."""
+        with suppress(*FAULTS):
+            for value in self._values()[self.evaluations :]:
+                if self.is_behind:
+                    break
+                self.trial.report(value, self.evaluations + 1)
+                self.evaluations, self.value = self.evaluations + 1, value
+                self.is_behind = self.trial.should_prune()
+        return self.is_behind
+
+    def _values(self) -> list[float]:
+        try:
+            lines = (self.folder / "metrics.jsonl").read_bytes().split(b"\n")[:-1]
+        except OSError:  # not there yet
+            return []
+        points = (parse_point(line).get("metrics", {}) for line in lines)
+        return [point[self.metric] for point in points if self.metric in point]

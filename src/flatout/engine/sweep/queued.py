@@ -1,0 +1,96 @@
+"""What is to try, as trials of an Optuna study. Each has a place, from 1: that of its
+combination in the grid, or the number under which tpe drew it first."""
+
+from __future__ import annotations
+
+from optuna.study import Study
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from flatout.engine.parameters import SweepSettings
+from flatout.engine.sweep.space import Changes, combinations
+
+PLACE, ANSWER = "place", "answer"
+"""Attributes of a trial."""
+SETTLED = ("ok", "oom", "pruned")
+"""Status of trials that no command tries again."""
+
+
+def place_of(trial: Trial | FrozenTrial) -> int:
+    """Of a trial that was just drawn, the next one."""
+    place: int = trial.user_attrs.get(PLACE, trial.number + 1)
+    return place
+
+
+def ended(study: Study) -> list[FrozenTrial]:
+    """Trials that have told what came of them."""
+    return [t for t in study.get_trials(deepcopy=False) if ANSWER in t.user_attrs]
+
+
+def running(study: Study) -> list[FrozenTrial]:
+    return list(study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)))
+
+
+def queue_again(study: Study, options: SweepSettings) -> None:
+    """Queue each place that has not ended for good, and that no trial waits for: of a
+    new study the whole grid."""
+    trials = study.get_trials(deepcopy=False)
+    wanted = dict(_grid(options))
+    wanted |= {place_of(t): t.params for t in trials if PLACE in t.user_attrs}
+    for place in sorted(wanted.keys() - {place_of(t) for t in trials if _is_live(t)}):
+        _enqueue(study, wanted[place], place)
+
+
+def requeue(study: Study, trial: Trial | FrozenTrial) -> None:
+    """Let the next free device have it, from its newest checkpoint."""
+    if PLACE in trial.user_attrs:
+        _enqueue(study, trial.params, place_of(trial))
+
+
+def fail_running(study: Study) -> None:
+    """Of a storage that is this process's alone: who trained them was killed."""
+    for trial in running(study):
+        study.tell(trial.number, state=TrialState.FAIL)
+
+
+def is_wanted(study: Study, options: SweepSettings, trial: Trial) -> bool:
+    """False for what Optuna drew although nothing is left to try. A new trial of tpe
+    gets its place."""
+    if PLACE in trial.user_attrs:
+        return True
+    others = _places(study) - {place_of(trial)}
+    earlier = [place for place in others if place < place_of(trial)]
+    if options.sampler == "grid" or len(earlier) >= options.n_trials:
+        return False
+    trial.set_user_attr(PLACE, place_of(trial))
+    return True
+
+
+def is_something_left(study: Study, options: SweepSettings) -> bool:
+    """Whether there is anything to try that nobody has begun."""
+    waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+    owed = options.sampler != "grid" and len(_places(study)) < options.n_trials
+    return bool(waiting) or owed
+
+
+def _places(study: Study) -> set[int]:
+    """Of trials that wait, run, or have ended in any way but by being stopped."""
+    return {
+        place_of(trial)
+        for trial in study.get_trials(deepcopy=False)
+        if trial.state != TrialState.FAIL or ANSWER in trial.user_attrs
+    }
+
+
+def _is_live(trial: FrozenTrial) -> bool:
+    """Whether its place is settled, or somebody is at it."""
+    status = trial.user_attrs.get(ANSWER, {}).get("status")
+    return trial.state != TrialState.FAIL or status in SETTLED
+
+
+def _grid(options: SweepSettings) -> list[tuple[int, Changes]]:
+    grid = options.sampler == "grid"
+    return list(enumerate(combinations(options), 1)) if grid else []
+
+
+def _enqueue(study: Study, changes: Changes, place: int) -> None:
+    study.enqueue_trial(dict(changes), user_attrs={PLACE: place})
