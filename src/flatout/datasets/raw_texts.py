@@ -45,7 +45,8 @@ class TextFiles(ReadOnlyDataset):
     """Read-only CSV, TSV, JSON lines, Parquet or Arrow: a file or a folder of shards.
 
     Streamed, so it may be larger than memory. Rows that cannot be read go to
-    `rejected_rows` with their number.
+    `rejected_rows` with their number. A CSV file without a header needs
+    `column_names`.
 
     `filepath` may be a URL of a store that fsspec knows (s3://, gs://, hf://,
     https://): its files are copied to `cache_dir`, and again where they have changed.
@@ -54,27 +55,23 @@ class TextFiles(ReadOnlyDataset):
 
     content = "text files"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - an option of the catalog each
         self,
         *,
         filepath: str,
         encoding: str = "utf-8",
         delimiter: str = ",",
         quote_char: str | None = '"',
+        column_names: list[str] | None = None,
         cache_dir: str = "data/01_raw/fetched",
         credentials: dict[str, Any] | None = None,
         fs_args: dict[str, Any] | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> None:
-        form = Format(encoding=encoding, delimiter=delimiter, quote_char=quote_char)
-        try:
-            form.arrow_encoding  # noqa: B018
-        except LookupError as error:
-            raise DatasetError(
-                f"encoding: {encoding} is unknown; Python knows utf-8, latin-1, cp949, "
-                "utf-16, ..."
-            ) from error
-        self._filepath, self._form = filepath, form
+        names = tuple(column_names) if column_names else None
+        with dataset_errors():
+            self._form = Format(encoding, delimiter, quote_char, names)
+        self._filepath = filepath
         self._cache = Path(project_path(cache_dir))
         self._options = {**(credentials or {}), **(fs_args or {})}
         self.metadata = metadata

@@ -14,9 +14,9 @@ from flatout.engine.data.raw_texts import (
     RawTexts,
     RawTextsError,
     batches_of,
+    named_row,
     open_raw_texts,
 )
-from flatout.engine.data.readers.row_lines import find_lines, named_place, row_numbers
 from flatout.engine.data.rows import CheckedBatch, check_batch
 from flatout.engine.data.split import DEFAULT_TEXT_COLUMN
 from flatout.engine.diagnosis.finding import Finding, within
@@ -77,8 +77,8 @@ def _columns(
     if bad <= settings.split.max_rejected_fraction * count:
         return Finding("data", "ok", text)
     first = checked.rejected.slice(0, 1)
-    (key,), (reason,) = row_numbers(first), first.column("reason").to_pylist()
-    place = named_place(key, find_lines(raw, [key]))
+    (row,) = first.to_pylist()
+    place, reason = named_row((row["source"], row["row"])), row["reason"]
     share = settings.split.max_rejected_fraction
     text += f", which is too few for split.max_rejected_fraction {share:g}"
     fix = "correct the rows, or raise split.max_rejected_fraction; later rows may do"

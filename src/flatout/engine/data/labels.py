@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flatout.engine.data.raw_texts import Kind
-from flatout.engine.data.readers.row_lines import Lines, RowNumber, named_place
+from flatout.engine.data.raw_texts import Kind, RowNumber, named_row
 from flatout.engine.data.row_facts import REJECTED, Codes, RowFacts
 from flatout.engine.data.row_hashes import first_rows
 from flatout.engine.data.rows import rejected_batch
@@ -110,13 +109,9 @@ class LabelFindings:
     several: list[tuple[str, RowNumber]]
     """Of the first SHOWN_TEXTS of these two labels each, in turn."""
 
-    @property
-    def named(self) -> list[RowNumber]:
-        return [*self.once.values(), *(row for _, row in self.several)]
-
 
 def label_findings(facts: RowFacts, codes: Codes) -> LabelFindings:
-    """What to look up in the files before the report is written."""
+    """What the report says of labels."""
     used = np.flatnonzero(codes >= 0)
     labels, known = facts.labels[used], _Names.of(facts.label_sets)
     once = known.seen_once(labels)
@@ -142,10 +137,9 @@ def label_report(
     codes: Codes,
     splits: Sequence[str],
     findings: LabelFindings,
-    lines: Lines,
 ) -> dict[str, Any]:
     """Figures of the labels, as far as they are names; none where there are none."""
-    shown = [f"{label} in {named_place(row, lines)}" for label, row in findings.several]
+    shown = [f"{label} in {named_row(row)}" for label, row in findings.several]
     several = {
         "texts_with_several_labels": findings.num_texts,
         "several_labels_at": [shown[at : at + 2] for at in range(0, len(shown), 2)],
@@ -153,7 +147,7 @@ def label_report(
     if not facts.label_sets:
         return several if facts.numbers is not None else {}
     known = _Names.of(facts.label_sets)
-    places = {name: named_place(row, lines) for name, row in findings.once.items()}
+    places = {name: named_row(row) for name, row in findings.once.items()}
     return {
         "labels": int((known.rows_of(facts.labels[codes >= 0]) > 0).sum()),
         "label_shares": {

@@ -66,6 +66,20 @@ class RawBatch:
     """Place of their split among train, validation and test; -1: none is given."""
 
 
+RowNumber = tuple[str, int]
+"""A row's source, and its number there."""
+
+
+def named_row(key: RowNumber) -> str:
+    """`row reviews.csv:38`, or `row 5` of rows without a file."""
+    return f"row {place(*key)}"
+
+
+def place(source: str, row: int) -> str:
+    """Number of a row, with the name of the file it is in."""
+    return str(row) if source == SOURCE else f"{source}:{row}"
+
+
 class RawTexts(Protocol):
     """What the split reads."""
 

@@ -31,7 +31,6 @@ REJECTED_SCHEMA = pa.schema(
     [
         ("source", pa.string()),
         ("row", pa.int64()),
-        ("line", pa.int64()),
         ("reason", pa.string()),
         ("excerpt", pa.string()),
     ]
@@ -127,15 +126,15 @@ def _rejected(
         shown = values[0] if values[0].strip() not in NOTHING else values[1]
         found.append((int(batch.rows[index]), reason, shown))
     found += [(broken.row, broken.reason, broken.excerpt) for broken in batch.broken]
-    found.sort(key=itemgetter(0))  # the lines of a row stay in their order
+    found.sort(key=itemgetter(0))  # parts of a row stay in their order
     return rejected_batch(batch.source, found)
 
 
 def rejected_batch(source: str, found: list[tuple[int, str, str]]) -> Any:
-    """RecordBatch of REJECTED_SCHEMA from (row, reason, excerpt), without lines."""
+    """RecordBatch of REJECTED_SCHEMA from (row, reason, excerpt)."""
     size = len(found)
     rows, reasons, excerpts = zip(*found, strict=True) if found else ([], [], [])
-    columns = [[source] * size, rows, [None] * size, reasons, excerpts]
+    columns = [[source] * size, rows, reasons, excerpts]
     arrays = [
         pa.array(values, field.type)
         for values, field in zip(columns, REJECTED_SCHEMA, strict=True)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +24,17 @@ import pyarrow as pa
 from flatout.engine.data.columns import Columns, prose_beside
 from flatout.engine.data.forms.given_splits import SplitTexts, entry_of
 from flatout.engine.data.labels import (
-    LabelFindings,
     label_findings,
     label_report,
     label_warnings,
     reject_labels,
 )
-from flatout.engine.data.raw_texts import SPLITS, RawTexts, batches_of
-from flatout.engine.data.readers.row_lines import (
-    Lines,
+from flatout.engine.data.raw_texts import (
+    SPLITS,
+    RawTexts,
     RowNumber,
-    find_lines,
-    named_place,
-    row_numbers,
-    with_lines,
+    batches_of,
+    named_row,
 )
 from flatout.engine.data.row_facts import (
     DUPLICATE,
@@ -111,15 +107,6 @@ class SplitPlan:
         found = leaks(facts.exact, _assign(facts, self.settings))
         return [[facts.at(row) for row in rows] for rows in found[:SHOWN_LEAKS]]
 
-    @cached_property
-    def _told(self) -> tuple[LabelFindings, Lines]:
-        """What is said of labels; and the lines of all rows that are named, which are
-        looked up together: it takes another pass over the file."""
-        facts, (codes, rejected) = self._read[0], self._decided
-        found = label_findings(facts, codes)
-        shown = [*found.named, *chain(*self._leaks)]
-        return found, find_lines(self.raw, [*row_numbers(rejected), *shown])
-
     def rows(self, split: str) -> Iterator[Any]:
         """RecordBatches of the rows of a split."""
         codes, start = self._decided[0], 0
@@ -128,23 +115,21 @@ class SplitPlan:
             start += batch.num_rows
             yield batch.filter(pa.array(mask))
 
-    @cached_property
+    @property
     def rejected(self) -> Any:
         """Table with REJECTED_SCHEMA of every row that cannot be used."""
-        return with_lines(self._decided[1], self._told[1])
+        return self._decided[1]
 
     @cached_property
     def report(self) -> dict[str, Any]:
         """Counts, shares and leaks; checks that no row is unaccounted for."""
         facts, codes = self._read[0], self._decided[0]
-        labels = label_report(facts, codes, SPLITS, *self._told)
+        found = label_findings(facts, codes)
+        labels = label_report(facts, codes, SPLITS, found)
         kept = self.settings.keep_duplicates
         report = split_report(facts, codes, self.rejected, labels, repeats=kept)
         if facts.are_given:
-            lines = self._told[1]
-            report["leaks"] = [
-                [named_place(row, lines) for row in rows] for rows in self._leaks
-            ]
+            report["leaks"] = [list(map(named_row, rows)) for rows in self._leaks]
         logger.info(summary_text(report, self.rejected))
         for warning in (*label_warnings(report), *leak_warnings(report)):
             logger.warning(warning)

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from flatout.engine.data.raw_texts import SOURCE, SPLITS
-from flatout.engine.data.readers.row_lines import place
+from flatout.engine.data.raw_texts import SOURCE, SPLITS, place
 from flatout.engine.data.row_facts import DUPLICATE, Codes, RowFacts
 from flatout.engine.data.row_hashes import in_two_splits
 from flatout.engine.data.rows import NOTHING
@@ -111,22 +110,20 @@ def _reason_lines(report: Mapping[str, Any], rejected: Any, most: int) -> list[s
 
 
 def _reason_line(reason: str, count: int, rejected: Any) -> str:
-    """`3 x label is missing: lines 2, 7, 9, the first is 'text'`."""
+    """`3 x label is missing: rows 2, 7, 9 (counted from 0), the first is 'text'`."""
     chosen = rejected.filter(pc.equal(rejected.column("reason"), reason)).slice(0, 5)
     first, *_ = rows = chosen.to_pylist()
     places = _places(rows, ", ..." if count > len(rows) else "")
     shown = first["excerpt"].strip()
     example = f", the first is {shown!r}" if shown not in NOTHING else ""
-    if first["line"] is None:
-        return f"{count} x {reason}: rows {places} (counted from 0){example}"
-    return f"{count} x {reason}: lines {places}{example}"
+    return f"{count} x {reason}: rows {places} (counted from 0){example}"
 
 
 def _places(rows: list[dict[str, Any]], more: str) -> str:
     """`2, 7, 9, ... of reviews.csv`; the file with each where they are several."""
     sources = {row["source"] for row in rows}
     one = len(sources) == 1 and SOURCE not in sources
-    named = [(SOURCE if one else r["source"], r["row"], r["line"]) for r in rows]
+    named = [(SOURCE if one else r["source"], r["row"]) for r in rows]
     numbers = ", ".join(place(*where) for where in named)
     return f"{numbers}{more} of {sources.pop()}" if one else f"{numbers}{more}"
 

@@ -48,13 +48,6 @@ class SplitTexts:
         found = {name: part.digest(columns) for name, part in self.parts.items()}
         return json.dumps(found, sort_keys=True)
 
-    def line_numbers(self, source: str) -> Iterator[int] | None:
-        """Of the rows of a source, where its reader knows them."""
-        name, _, own = source.partition("/")
-        numbers = getattr(self.parts[name], "line_numbers", lambda source: None)
-        found: Iterator[int] | None = numbers(own)
-        return found
-
 
 def entry_of(split: str) -> str:
     """The catalog's name of a split of one's own."""

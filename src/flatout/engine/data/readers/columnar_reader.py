@@ -4,7 +4,6 @@ options to stay within the memory of `ParquetFile`.)"""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -18,31 +17,23 @@ from flatout.engine.data.raw_texts import (
 )
 from flatout.engine.data.readers.file_reader import FileReader
 
+_BROKEN = (
+    "it is damaged, cut short or no Parquet file. Write this shard again, or take it "
+    "out of the folder"
+)
+
 
 class ParquetReader(FileReader):
     def column_names(self) -> list[str]:
-        with self._errors():
+        with self.errors(_BROKEN):
             file = pq.ParquetFile(self.path, page_checksum_verification=True)
             return list(file.schema_arrow.names)
 
     def batches(self, columns: list[str]) -> Iterator[RawBatch]:
-        with self._errors():
+        with self.errors(_BROKEN):
             table = pq.ParquetFile(self.path, page_checksum_verification=True)
             size = _rows_a_batch(table.metadata)
             yield from numbered(self.source, table.iter_batches(size, columns=columns))
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (FileNotFoundError, PermissionError):
-            raise
-        except (pa.ArrowException, OSError) as error:
-            raise self.fail(
-                error,
-                "it is damaged, cut short or no Parquet file. Write this shard again, "
-                "or take it out of the folder",
-            ) from error
 
 
 def _rows_a_batch(metadata: Any) -> int:

@@ -3,22 +3,21 @@
 
 from __future__ import annotations
 
-import csv
-import io
+import logging
 import re
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from flatout.engine.data.raw_texts import BrokenRow, RawBatch, RawTextsError
-from flatout.engine.data.readers.file_reader import FileReader
-from flatout.engine.data.readers.row_lines import lines_of
+from flatout.engine.data.readers.file_reader import FileReader, Utf8
+
+logger = logging.getLogger(__name__)
 
 # Arrow cuts the rows; its own reader of files (pyarrow.dataset) numbers no bad rows.
 
@@ -32,132 +31,79 @@ _TOO_LONG = (
 )
 
 
-@contextmanager
-def _undecoded_rows() -> Iterator[list[BaseException]]:
-    """Of rows with a wrong number of fields, which Arrow hands over as text: it prints
-    what it cannot decode, and goes on to say that the row is no CSV."""
-    found: list[BaseException] = []
-    shown = sys.unraisablehook
-
-    def hook(error: Any) -> None:
-        if isinstance(error.exc_value, UnicodeDecodeError):
-            found.append(error.exc_value)
-        else:
-            shown(error)
-
-    sys.unraisablehook = hook
-    try:
-        yield found
-    finally:
-        sys.unraisablehook = shown
-
-
 class CsvReader(FileReader):
     def column_names(self) -> list[str]:
-        return self._names(keep_empty=False)
+        names = self._names(keep_empty=False)
+        if names and names[0].strip().lower().startswith("sep="):
+            raise RawTextsError(
+                f"{self.path} begins with Excel's line {names[0]!r}: take that line "
+                "out, and name the delimiter in the catalog"
+            )
+        return names
 
     def _names(self, keep_empty: bool) -> list[str]:
-        with self._errors():
-            with self.open() as stream:
-                head = stream.read(HEAD_BYTES)
-            if b"\n" in head:
-                with suppress(
-                    pa.ArrowInvalid, UnicodeDecodeError
-                ):  # cut in a character
-                    return self._names_in(pa.BufferReader(head), keep_empty)
-            return self._names_in(self.open(), keep_empty)
-
-    def _names_in(self, stream: Any, keep_empty: bool) -> list[str]:
-        return list(self._parse(stream, [], [], keep_empty).schema.names)
+        with self.errors("is it really a CSV file?"):
+            try:
+                return self._parse([], [], keep_empty, HEAD_BYTES)[1].schema.names
+            except pa.ArrowInvalid:  # the first row may be longer
+                return self._parse([], [], keep_empty, BLOCK_BYTES)[1].schema.names
 
     @cached_property
     def _keep_empty(self) -> bool:
         """Whether an empty line is a row: in a file of one column it cannot be told
-        from an empty value. Not where one stands before the header."""
+        from an empty value. Not if one stands before the header."""
         names = self._names(keep_empty=False)
         return len(names) == 1 and self._names(keep_empty=True) == names
 
     def batches(self, columns: list[str]) -> Iterator[RawBatch]:
         broken: list[BrokenRow] = []
-        start, last, told = 0, None, 0
-        stream = _Counted(self.open(), (self.form.quote_char or "").encode())
-        for batch in self._batches(stream, columns, broken):
-            rows, start = _rows_between(start, batch.num_rows, broken)
-            arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
-            before = [fault for fault in broken[told:] if fault.row < start]
-            yield RawBatch(self.source, rows, arrays, broken=before)
-            told += len(before)
-            last = batch if batch.num_rows else last
-        if stream.count % 2:
+        start, last, told, records = 0, None, 0, _Records(self)
+        with self.errors("is it really a CSV file?"):
+            stream, found = self._parse(columns, broken, self._keep_empty, BLOCK_BYTES)
+            for batch in found:
+                rows, start = _rows_between(start, batch.num_rows, broken)
+                arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
+                before = [fault for fault in broken[told:] if fault.row < start]
+                yield RawBatch(self.source, rows, arrays, broken=before)
+                told += len(before)
+                last = batch if batch.num_rows else last
+                records.look_at(batch)
+        if stream.marks % 2:
             self._check_last_quote(last, broken, start)
         if broken[told:]:
             nothing = {name: pa.array([], pa.string()) for name in columns}
             rows = np.empty(0, np.int64)
             yield RawBatch(self.source, rows, nothing, broken=broken[told:])
-
-    def line_numbers(self) -> Iterator[int]:
-        """As Python's reader of CSV counts them, which cuts rows as Arrow's does."""
-        starts = self._record_starts()
-        next(starts, None)  # the header
-        yield from starts
-
-    def _record_starts(self) -> Iterator[int]:
-        encoding, start = self.form.encoding, 1
-        if self.form.arrow_encoding == "utf8":
-            encoding = "utf-8-sig"
-        quote = self.form.quote_char or None
-        limit = csv.field_size_limit(BLOCK_BYTES)
-        try:
-            stream = io.TextIOWrapper(self.open(), encoding, "replace", newline="")
-            records = csv.reader(
-                stream,
-                delimiter=self._delimiter,
-                quotechar=quote,
-                quoting=csv.QUOTE_MINIMAL if quote else csv.QUOTE_NONE,
-            )
-            for record in records:
-                if record or self._keep_empty:
-                    yield start
-                start = records.line_num + 1
-        except csv.Error:  # a quote that is never closed: no row is behind it
-            yield start
-        finally:
-            csv.field_size_limit(limit)
+        records.tell()
 
     @property
-    def _delimiter(self) -> str:
+    def delimiter(self) -> str:
         suffixes = [suffix.lower() for suffix in self.path.suffixes]
         is_tab = ".tsv" in suffixes and self.form.delimiter == ","
         return "\t" if is_tab else self.form.delimiter
 
-    def _batches(
-        self, stream: Any, columns: list[str], broken: list[BrokenRow]
-    ) -> Iterator[Any]:
-        with self._errors():
-            keep_empty = self._keep_empty
-            yield from self._parse(stream, columns, broken, keep_empty)
-
     def _parse(
         self,
-        stream: Any,
         columns: list[str],
         broken: list[BrokenRow],
         keep_empty: bool,
-    ) -> Any:
-        quote = self.form.quote_char
-        return pacsv.open_csv(
-            stream,
+        block_bytes: int,
+    ) -> tuple[Utf8, Any]:
+        quote, names = self.form.quote_char, self.form.column_names
+        stream = self.utf8(mark=quote or "")
+        found = pacsv.open_csv(
+            stream.stream,
             read_options=pacsv.ReadOptions(
                 use_threads=False,  # or rows that are not cut out have no number
-                block_size=BLOCK_BYTES,
-                encoding=self.form.arrow_encoding,
+                block_size=block_bytes,
+                column_names=list(names) if names else None,
             ),
             parse_options=pacsv.ParseOptions(
-                delimiter=self._delimiter,
+                delimiter=self.delimiter,
                 quote_char=quote if quote else False,
                 newlines_in_values=bool(quote),
                 ignore_empty_lines=not keep_empty,
-                invalid_row_handler=lambda row: _note(row, broken),
+                invalid_row_handler=lambda row: self._note(row, broken),
             ),
             convert_options=pacsv.ConvertOptions(
                 strings_can_be_null=False,
@@ -165,20 +111,10 @@ class CsvReader(FileReader):
                 column_types=dict.fromkeys(columns, pa.string()),
             ),
         )
+        return stream, found
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            with _undecoded_rows() as undecoded:
-                yield
-        except UnicodeDecodeError as error:
-            raise self.bad_encoding() from error
-        except pa.ArrowInvalid as error:
-            if undecoded or "UTF8" in str(error):
-                raise self.bad_encoding() from error
-            too_long = "straddling" in str(error)
-            advice = _TOO_LONG if too_long else "is it really a CSV file?"
-            raise self.fail(error, advice) from error
+    def advice_for(self, error: Exception, advice: str) -> str:
+        return _TOO_LONG if "straddling" in str(error) else advice
 
     def _check_last_quote(
         self, last: Any, broken: list[BrokenRow], num_rows: int
@@ -193,25 +129,54 @@ class CsvReader(FileReader):
             row, head = num_rows - 1, swallowed[0].splitlines()[0][:80]
         else:
             return
-        line = lines_of(self.line_numbers(), [row]).get(row)
         raise RawTextsError(
-            f"{self.path}: the quote opened in line {line} ({head!r}) is never closed, "
+            f"{self.path}: the quote opened in row {row} ({head!r}) is never closed, "
             "so the rest of the file was read as part of that row. Close it, write "
             'a quote inside a text twice (""), or set quote_char: null for '
             "raw_texts in the catalog"
         )
 
+    def _note(self, row: Any, broken: list[BrokenRow]) -> str:
+        """Keep a row with a wrong number of fields; each of its lines counts as one."""
+        # Python's splitlines also cuts at U+2028 and others, which end no row.
+        lines = re.split(r"\r\n|\r|\n", row.text)
+        reason = (
+            f"{row.actual_columns} fields where {row.expected_columns} are expected"
+        )
+        if len(lines) > 1:
+            reason += " (a quote over several lines: is it closed?)"
+        # Counted from 1, with the header if there is one.
+        number = row.number - (1 if self.form.column_names else 2)
+        broken += [BrokenRow(number, reason, line[:80], len(lines)) for line in lines]
+        return "skip"
 
-def _note(row: Any, broken: list[BrokenRow]) -> str:
-    """Keep a row with a wrong number of fields; a line of the file each."""
-    # Python's splitlines also cuts at U+2028 and others, which end no row.
-    lines = re.split(r"\r\n|\r|\n", row.text)
-    reason = f"{row.actual_columns} fields where {row.expected_columns} are expected"
-    if len(lines) > 1:
-        reason += " (a quote over several lines: is it closed?)"
-    number = row.number - 2  # counted from 1, with the header
-    broken += [BrokenRow(number, reason, line[:80], len(lines)) for line in lines]
-    return "skip"
+
+class _Records:
+    """Fields in which a whole record of the file stands: a quote that belongs to a text
+    may have opened there, and swallowed the rows up to the next quote."""
+
+    def __init__(self, reader: CsvReader) -> None:
+        self._reader, self._count = reader, 0
+        mark, others = re.escape(reader.delimiter), len(reader.column_names()) - 1
+        line = f"[^{mark}\n]*(?:{mark}[^{mark}\n]*){{{others}}}"
+        self._pattern = rf"(?:\n{line}\r?(?:\n|$))|(?:^{line}\r?\n)" if others else ""
+
+    def look_at(self, batch: Any) -> None:
+        for column in batch.columns if self._pattern else ():
+            lines = pc.match_substring(column, "\n")
+            if pc.any(lines).as_py():
+                found = pc.match_substring_regex(column.filter(lines), self._pattern)
+                self._count += pc.sum(found).as_py() or 0
+
+    def tell(self) -> None:
+        if self._count:
+            logger.info(
+                "%s: %s fields hold line breaks and delimiters, as whole rows do. If "
+                "they swallowed rows behind a quote that is part of a text, set "
+                "quote_char: null for the entry in the catalog",
+                self._reader.source,
+                f"{self._count:,}",
+            )
 
 
 def _rows_between(start: int, count: int, broken: list[BrokenRow]) -> tuple[Any, int]:
@@ -220,23 +185,3 @@ def _rows_between(start: int, count: int, broken: list[BrokenRow]) -> tuple[Any,
     candidates = np.arange(start, start + count + len(gaps))
     rows = candidates[~np.isin(candidates, gaps)][:count]
     return rows, int(rows[-1]) + 1 if count else start
-
-
-class _Counted:
-    """A stream, and how often a mark was read from it."""
-
-    closed = False
-
-    def __init__(self, stream: Any, mark: bytes) -> None:
-        self._stream, self._mark, self.count = stream, mark, 0
-
-    def read(self, size: int) -> bytes:
-        data: bytes = self._stream.read(size)
-        self.count += data.count(self._mark) if self._mark else 0
-        return data
-
-    def readable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        self._stream.close()

@@ -16,6 +16,8 @@ from flatout.engine.data.raw_texts import RawBatch, RawTextsError
 from flatout.engine.parameters.faults import first_line
 
 HASH_BYTES = 16 << 20
+PACKED = {"gzip": b"\x1f\x8b", "bz2": b"BZh", "zstd": b"\x28\xb5\x2f\xfd"}
+"""How packed files begin."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,51 @@ class Format:
     encoding: str = "utf-8"
     delimiter: str = ","
     quote_char: str | None = '"'
+    column_names: tuple[str, ...] | None = None
+    """Of a CSV file without a header."""
 
-    @property
-    def arrow_encoding(self) -> str:
-        name = codecs.lookup(self.encoding).name
-        return "utf8" if name in ("utf-8", "utf-8-sig") else name
+    def __post_init__(self) -> None:
+        """Raises RawTextsError."""
+        try:
+            "a".encode(self.encoding)
+        except (LookupError, TypeError) as error:
+            raise RawTextsError(
+                f"encoding: {self.encoding!r} is unknown; Python knows utf-8, latin-1, "
+                "cp949, utf-16, ..."
+            ) from error
+        if not _is_one_mark(self.delimiter):
+            raise RawTextsError(
+                f"delimiter: {self.delimiter!r} is not one ASCII character between "
+                'columns, as ",", ";", "|" or "\\t" (a tab, in double quotes)'
+            )
+        if self.quote_char and not _is_one_mark(self.quote_char):
+            raise RawTextsError(
+                f"quote_char: {self.quote_char!r} is not one ASCII character; null: "
+                "quotes are part of the texts"
+            )
+
+
+def _is_one_mark(value: Any) -> bool:
+    one = isinstance(value, str) and len(value) == 1 and value.isascii()
+    return one and value not in "\r\n"
+
+
+class Utf8:
+    """The bytes of a stream as UTF-8, and how often a mark was read from it."""
+
+    def __init__(self, stream: Any, encoding: str, mark: str, *, as_is: bool) -> None:
+        self.marks = 0
+        self._mark, self._as_is = mark, as_is
+        self._decoder = codecs.getincrementaldecoder(encoding)()
+        self.stream = pa.TransformInputStream(stream, self._decoded)
+
+    def _decoded(self, block: Any) -> bytes:
+        data = bytes(block)
+        if self._as_is:
+            return data
+        text = self._decoder.decode(data, final=not data)
+        self.marks += text.count(self._mark) if self._mark else 0
+        return text.encode(errors="replace")
 
 
 class FileReader(ABC):
@@ -44,28 +86,73 @@ class FileReader(ABC):
     @abstractmethod
     def batches(self, columns: list[str]) -> Iterator[RawBatch]: ...
 
-    def line_numbers(self) -> Iterator[int] | None:
-        """Line of the file, from 1, of each row in turn; None where it has no lines."""
-        return None
+    def utf8(self, mark: str = "", *, keep_bad: bool = False) -> Utf8:
+        """The file's text. `keep_bad`: bytes that are not UTF-8 stay as they are."""
+        encoding = codecs.lookup(self.form.encoding).name
+        as_is = keep_bad and encoding in ("utf-8", "utf-8-sig")
+        encoding = "utf-8-sig" if encoding == "utf-8" else encoding
+        return Utf8(self._open(), encoding, mark, as_is=as_is)
 
-    def open(self) -> Any:
-        """The bytes, unpacked where the suffix says so."""
-        return pa.input_stream(str(self.path), compression="detect")
+    def _open(self) -> Any:
+        """The bytes, unpacked if they begin as packed files do, whatever the name."""
+        with self.path.open("rb") as file:
+            head = file.read(4)
+        packed = next((k for k, mark in PACKED.items() if head.startswith(mark)), None)
+        return pa.input_stream(str(self.path), compression=packed)
 
-    def bad_encoding(self) -> RawTextsError:
-        """Bytes that are not of the file's encoding, with their place."""
-        offset, line, byte = _first_bad_byte(self)
-        # Windows has quotes and dashes where latin-1 has control characters.
-        likely = "cp1252" if 0x80 <= byte < 0xA0 else "latin-1"
+    @contextmanager
+    def errors(self, advice: str) -> Iterator[None]:
+        """Errors of reading as RawTextsError, with the file's name and `advice`."""
+        try:
+            yield
+        except (FileNotFoundError, PermissionError, RawTextsError):
+            raise
+        except UnicodeError as error:
+            raise self._bad_encoding(error) from error
+        except (pa.ArrowException, OSError) as error:
+            raise self.fail(error, self.advice_for(error, advice)) from error
+
+    def advice_for(self, error: Exception, advice: str) -> str:
+        """What to do about `error`."""
+        return advice
+
+    def _bad_encoding(self, error: UnicodeError) -> RawTextsError:
+        own = codecs.lookup(self.form.encoding).name
+        byte, shown = b"", ""
+        if isinstance(error, UnicodeDecodeError):
+            byte = error.object[error.start : error.start + 1]
+            shown = f" (byte 0x{byte.hex()})"
+        fitting = (
+            name
+            for name in _likely_encodings(self.path, byte)
+            if codecs.lookup(name).name != own and _decodes(byte, name)
+        )
         return RawTextsError(
-            f"{self.path} is not {self.form.encoding}: byte 0x{byte:02x} at offset "
-            f"{offset}, line {line}. Name the file's encoding in the catalog, as in "
-            f"encoding: {likely} (or cp949, utf-16)"
+            f"{self.path} is not {self.form.encoding}{shown}. Name the file's encoding "
+            f"in the catalog, as in encoding: {next(fitting)} (or cp949, utf-16)"
         )
 
     def fail(self, error: Exception, advice: str) -> RawTextsError:
         why = first_line(error)
         return RawTextsError(f"{self.path} cannot be read ({why}): {advice}")
+
+
+def _likely_encodings(path: Path, byte: bytes) -> list[str]:
+    with path.open("rb") as file:
+        head = file.read(64)
+    if head[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return ["utf-16", "latin-1", "utf-8"]
+    # Windows has quotes and dashes where latin-1 has control characters.
+    windows = byte and 0x80 <= byte[0] < 0xA0
+    likely = ["cp1252", "latin-1"] if windows else ["latin-1", "cp1252"]
+    return [*likely, "utf-8"]
+
+
+def _decodes(byte: bytes, encoding: str) -> bool:
+    try:
+        return encoding.startswith("utf") or bool(byte.decode(encoding)) or not byte
+    except UnicodeDecodeError:
+        return False
 
 
 def files_of(path: Path) -> list[Path]:
@@ -83,24 +170,6 @@ def add_bytes(state: Any, file: Path) -> None:
     with readable(file), file.open("rb") as stream:
         while block := stream.read(HASH_BYTES):
             state.update(block)
-
-
-def _first_bad_byte(reader: FileReader) -> tuple[int, int, int]:
-    """Offset, line (from 1) and value of the first byte that cannot be decoded."""
-    decoder = codecs.getincrementaldecoder(reader.form.encoding)()
-    offset, line = 0, 1
-    with reader.open() as stream:
-        while block := stream.read(1 << 20):
-            pending = decoder.getstate()[0]
-            try:
-                decoder.decode(block)
-            except UnicodeDecodeError as error:
-                data = pending + block
-                line += data[: error.start].count(b"\n")
-                return offset - len(pending) + error.start, line, data[error.start]
-            offset += len(block)
-            line += block.count(b"\n")
-    return offset, line, 0
 
 
 @contextmanager

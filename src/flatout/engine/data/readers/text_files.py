@@ -96,11 +96,6 @@ class TextFiles:
             with readable(shard):
                 yield from self._open(shard).batches(list(columns))
 
-    def line_numbers(self, source: str) -> Iterator[int] | None:
-        """Of the rows of the shard that batches call `source`."""
-        shard = self.path / source if self.path.is_dir() else self.path
-        return self._open(shard).line_numbers()
-
     def _columns_of(self, shard: Path) -> list[str]:
         with readable(shard):
             if shard.stat().st_size == 0:
@@ -126,7 +121,7 @@ class TextFiles:
 
 def reader_of(path: Path) -> type[FileReader] | None:
     """By the suffix; None where it is of no known kind."""
-    suffixes = [suffix.lower() for suffix in path.suffixes if suffix not in PACKED]
+    suffixes = [s.lower() for s in path.suffixes if s.lower() not in PACKED]
     return READERS.get(suffixes[-1]) if suffixes else None
 
 

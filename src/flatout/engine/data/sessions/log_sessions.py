@@ -26,7 +26,7 @@ from flatout.engine.data.raw_texts import (
     RawTextsError,
 )
 from flatout.engine.data.readers.file_reader import add_bytes, files_of, readable
-from flatout.engine.data.readers.text_files import TextFiles, reader_of
+from flatout.engine.data.readers.text_files import reader_of
 from flatout.engine.data.sessions.grouping import Grouped, LogColumns, group_lines
 from flatout.engine.data.sessions.parts import (
     ABNORMAL,
@@ -71,13 +71,6 @@ class LogSessions:
             yield from self._of(self.path, NORMAL, columns)
             yield from self._of(self.abnormal, ABNORMAL, columns)
 
-    def line_numbers(self, source: str) -> Iterator[int] | None:
-        """Of the lines of the file that batches call `source`."""
-        paths = [path for path in (self.path, self.abnormal) if path is not None]
-        files = [file for path in paths for file in _files(path)]
-        found = (file for file in files if file.name == source)
-        return _line_numbers(next(found))
-
     def _of(
         self, path: Path, label: str | None, columns: Sequence[str]
     ) -> Iterator[RawBatch]:
@@ -107,13 +100,6 @@ def _files(path: Path) -> list[Path]:
             "several: put them together in one file"
         )
     return found
-
-
-def _line_numbers(file: Path) -> Iterator[int] | None:
-    if reader_of(file):
-        return TextFiles(file).line_numbers(file.name)
-    with file.open("rb") as stream:
-        return iter(range(1, sum(1 for _ in stream) + 1))
 
 
 def _lines_of_keys(file: Path) -> Grouped:
