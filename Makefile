@@ -13,7 +13,7 @@ NEWER_PIP := $(BIN)/pip install --quiet --disable-pip-version-check pip==26.3
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help run test slow lint format docs compare ui viz lock clean
+.PHONY: help run test slow lint format docs ui viz lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -53,10 +53,6 @@ format: .venv/dev ## let ruff write what it can
 
 docs: .venv/dev ## these documents and the notebook as pages, in build/docs
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs . build/docs
-
-compare: .venv/runtime ## samples/s of the slow configuration and the default, and the ratio
-	$(BIN)/kedro run --pipelines=split,tokenize,benchmark \
-	  --params=benchmark.mode=headline,benchmark.contenders=flatout
 
 ui: .venv/runtime ## MLflow on http://127.0.0.1:5000; elsewhere with PORT=...
 	$(BIN)/kedro flatout ui $(if $(PORT),--port $(PORT))

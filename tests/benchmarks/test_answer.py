@@ -10,11 +10,6 @@ from flatout.reports.answer import MAX_LINES, answer, chart
 from flatout.reports.report import report_text
 from tests.pipelines.test_benchmark import LADDER, SUMMARY, TRIAL
 
-CONTEST = [
-    {"name": "slow", "samples_per_s": 10.0},
-    {"name": "Trainer", "samples_per_s": 40.0},
-    {"name": "flatout", "samples_per_s": 100.0},
-]
 SCALING = [
     {"devices": 1, "samples_per_s": 10.0, "share_of_linear": 1.0},
     {"devices": 4, "samples_per_s": 39.0, "share_of_linear": 0.975},
@@ -59,11 +54,6 @@ OTHER_BATCH = {
             "Nothing to recommend: trial 001 error: no head.",
         ),
         (
-            {"mode": "headline", "headline": CONTEST},
-            "flatout trains 100 samples/s: 2.50 times the fastest of the others, "
-            "Trainer (40).",
-        ),
-        (
             {"mode": "scaling", "scaling": SCALING, "complete": False, "devices": 8},
             "Cut short, so far: 4 devices train 39 samples/s, 98 % of 4 times one "
             "alone.",
@@ -79,7 +69,6 @@ OTHER_BATCH = {
             "the largest step is TF32 (2.50x).",
         ),
         ({"mode": "loader"}, "The loader was not measured."),
-        ({"mode": "peers"}, "There are no two trainings to compare."),
     ],
 )
 def test_each_mode_has_a_sentence(changes, sentence):
@@ -112,7 +101,6 @@ def test_the_chart_has_ten_lines_at_most():
     assert len(lines) == MAX_LINES
     assert [line.split()[0] for line in (lines[0], lines[-1])] == ["1", "20"]
     assert (lines[0].count("█"), lines[-1].count("█")) == (2, 30)
-    assert chart({**SUMMARY, "mode": "peers"}, LADDER) == ""
 
 
 @pytest.mark.parametrize(

@@ -122,9 +122,6 @@ class FormulaBench(Bench):
         ]
         return {"times_below": rates[0] / rates[1]} if all(rates) else {}
 
-    def _peer(self, spec: TrialSpec) -> dict[str, Any]:
-        return self._rated(spec, self.machine.get("trainer", 2.0) * self._batch(spec))
-
     def _batch(self, spec: TrialSpec) -> int:
         return spec.settings.train.global_batch_size
 

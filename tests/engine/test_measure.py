@@ -7,7 +7,6 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -27,11 +26,10 @@ from flatout.engine.benchmark.measuring.driver import (
     representative_block,
 )
 from flatout.engine.benchmark.measuring.phases import PHASES, GpuSampler, PhaseClock
-from flatout.engine.benchmark.peers import clock as peer_clock
 from flatout.engine.benchmark.trials.trial_spec import Measure, with_changes
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.train.recording.recorder import Recorder
-from flatout.engine.train.recording.timing import CompileClock, Window
+from flatout.engine.train.recording.timing import Window
 from flatout.engine.train.setup.assemble import assemble
 from flatout.engine.train.step import Stepper
 from tests.engine.benches import job_files, settings, spec
@@ -155,20 +153,12 @@ WALLS = {
     ],
     ids=WALLS,
 )
-def test_one_rule_for_flatout_and_the_trainer(
-    walls, taken, count, median_s, monkeypatch
-):
-    """The same windows give the same rate, whoever took them."""
+def test_windows_are_taken_until_they_are_together(walls, taken, count, median_s):
     own = Scripted(walls)
     ours = own.windows()
     assert len(walls) - len(own.walls) == taken
-    figures = clocked(walls, monkeypatch)
-    theirs = figures["window_samples_per_s"]
-    assert theirs == pytest.approx([windows.rate(window) for window in ours])
-    assert len(theirs) == count
-    assert figures["samples_per_s"] == pytest.approx(16 / median_s)
+    assert len(ours) == count
     assert windows.rate(windows.middle(ours)) == pytest.approx(16 / median_s)
-    assert figures["steps"] == 1 + taken
 
 
 class Scripted(windows.Warm):
@@ -188,26 +178,6 @@ class Scripted(windows.Warm):
     def window(self):
         wall_s = self.walls.pop(0)
         return window(wall_s or 0.5, clean=wall_s is not None)
-
-
-def clocked(walls, monkeypatch):
-    """A contender's figures whose windows are a step of 16 samples each."""
-    now = SimpleNamespace(s=0.0)
-    clock_time = SimpleNamespace(perf_counter=lambda: now.s)
-    monkeypatch.setattr(peer_clock, "time", clock_time)
-    compiles = CompileClock()
-    monkeypatch.setattr(peer_clock, "compile_clock", compiles)
-    rules = {"evaluations": 0, "warmup_steps": 1, "window_steps": 1, "repeats": 3}
-    runtime = set_up(settings().runtime)
-    clock = peer_clock.PeerClock(runtime, 1 + len(walls), None, **rules)
-    clock.start()
-    for wall_s in [7.0, *walls]:
-        now.s += wall_s or 0.5
-        if wall_s is None:
-            compiles.add(0.1)
-        if clock.step_done(16):
-            break
-    return clock.figures()
 
 
 def test_one_turn_of_many_does_not_make_them_unsteady():

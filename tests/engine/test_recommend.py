@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from flatout.engine.benchmark.contests import seconds_to, target_loss
 from flatout.engine.benchmark.promise import Promise
 from flatout.engine.benchmark.recommend import (
     mismatches,
@@ -162,20 +161,3 @@ def test_a_change_of_the_optimisation_is_marked():
     chosen = trial("001", 50.0, 1.0, global_batch_size=32)
     text = parameters_text(summary(chosen, changes=True))
     assert "CHANGES THE OPTIMISATION: the global batch goes from 8 to 32" in text
-
-
-def test_time_to_a_loss_that_all_contenders_reached():
-    quick = [
-        {"seconds": 1.0, "validation_loss": 2.0},
-        {"seconds": 2.0, "validation_loss": 1.0},
-    ]
-    slow = [
-        {"seconds": 2.0, "validation_loss": 2.5},
-        {"seconds": 4.0, "validation_loss": 1.5},
-    ]
-    target = target_loss([quick, slow])
-    assert target == 1.5
-    assert seconds_to(quick, target) == pytest.approx(1.5)
-    assert seconds_to(slow, target) == pytest.approx(4.0)
-    assert target_loss([]) is None
-    assert seconds_to(quick, 0.5) is None

@@ -19,19 +19,17 @@ from flatout.engine.benchmark import outcome, tune
 from flatout.engine.benchmark import rungs as rungs_module
 from flatout.engine.benchmark import runner as bench_module
 from flatout.engine.benchmark import search as search_module
-from flatout.engine.benchmark.contests import headline_rows, peer_contests, sorted_steps
 from flatout.engine.benchmark.ladder import Climb
 from flatout.engine.benchmark.measuring.memory_probe import largest_that_fits
 from flatout.engine.benchmark.outcome import summarise
 from flatout.engine.benchmark.promise import ON_CPU, ON_GPU, ON_VIRTUAL_CPU, promised
 from flatout.engine.benchmark.recommend import tuned_parameters
 from flatout.engine.benchmark.rungs import SLOW, rungs
-from flatout.engine.benchmark.runner import Bench, OutOfTime
+from flatout.engine.benchmark.runner import OutOfTime
 from flatout.engine.benchmark.search import (
     MODES,
     Search,
     run_grid,
-    run_headline,
     run_ladder,
     run_loader,
     run_tune,
@@ -699,99 +697,6 @@ def test_rungs_that_change_the_optimisation_are_marked_and_last(tmp_path):
     failed = replace(end, cumulative=None, status="oom")
     steps = [asdict(step) for step in (*search.ladder[:-1], failed)]
     assert ladder_metrics(pd.DataFrame(steps)) == of_same
-
-
-def test_peers_meet_at_every_batch_where_it_is_free(tmp_path):
-    same = peer_contests(bench(tmp_path / "same", mode="peers"))
-    trainers = ("default", "best", "unsorted", "flattened")
-    names = ["flatout", *(f"trainer-{name}" for name in trainers)]
-    assert [one.label for one in same] == names
-    two = bench(tmp_path / "two", mode="peers", contenders="trainer-best flatout")
-    assert [one.label for one in peer_contests(two)] == ["trainer-best", "flatout"]
-    none = bench(tmp_path / "none", mode="peers", contenders="trainer-best-compiled")
-    with pytest.raises(SettingsError, match="trainer-best-compiled needs a GPU"):
-        peer_contests(none)
-    free = {"free_global_batch": True, "batch_sizes": [8, 16]}
-    found = peer_contests(bench(tmp_path / "free", mode="peers", **free))
-    assert [one.label for one in found] == [
-        f"{name}, batch {size}" for size in (8, 16) for name in names
-    ] + ["conf/slow"]
-    assert found[5].changes["train.global_batch_size"] == 16
-    assert found[5].options == {"contender": "flatout"}
-    rates = [one.changes["train.learning_rate"] for one in found[:6]]
-    assert rates[0] / rates[5] == pytest.approx(0.5**0.5)  # learning_rate_rule: sqrt
-    assert found[-1].changes["train.global_batch_size"] == 16
-
-
-def test_the_headline_compares_with_the_slow_one_and_with_the_trainers_best(tmp_path):
-    free = {"free_global_batch": True, "batch_sizes": [32, 40]}
-    both = {"contenders": "flatout trainer-best"}
-    found = bench(tmp_path, {"trainer": 0.5}, mode="headline", **free, **both)
-    run_headline(Search(found))
-    rows = {row["name"]: row for row in headline_rows(found)}
-    assert list(rows) == [
-        "conf/slow",
-        *[f"trainer-best, batch {size}" for size in (8, 32, 40)],
-        *[f"flatout, batch {size}" for size in (8, 16, 32, 40)],
-    ]
-    slow, ours = rows["conf/slow"], rows["flatout, batch 40"]
-    assert rows["trainer-best, batch 40"]["samples_per_s"] == pytest.approx(2000)
-    assert ours["over_trainer"] == pytest.approx(ours["samples_per_s"] / 2000)
-    assert ours["over_slow"] == ours["samples_per_s"] / slow["samples_per_s"]
-    assert slow["over_slow"] == 1.0
-    trainer = found.asked[found.results[4].trial_id].train
-    assert (trainer.global_batch_size, trainer.max_steps) == (40, 4)
-    assert {trial.world_size for trial in found.results} == {1}
-    assert summarise(Search(found))["headline"][-1]["name"] == "flatout, batch 40"
-
-
-RATIOS = ("samples_per_s", "over_slow", "over_trainer", "share_of_measured_peak")
-
-
-def test_a_line_that_fails_and_sides_that_are_left_out(tmp_path):
-    oom = bench(tmp_path / "oom", {"memory_tokens": 100}, mode="headline")
-    run_headline(Search(oom))
-    rows = headline_rows(oom)
-    assert {row["status"] for row in rows} == {"oom"}
-    assert {row[name] for row in rows for name in RATIOS} == {None}
-    alone = bench(tmp_path / "one", mode="headline", contenders="trainer-best")
-    run_headline(Search(alone))
-    assert [row["name"] for row in headline_rows(alone)] == [
-        "conf/slow",
-        "trainer-best, batch 8",
-    ]
-
-
-def test_the_trainers_windows_are_stretches_over_which_it_sorts():
-    from transformers.trainer_pt_utils import get_length_grouped_indices
-
-    size, rows = 8, 200
-    lengths = [1 + 7 * index % 61 for index in range(rows)]
-    order = get_length_grouped_indices(lengths, size)
-    found = [lengths[index] for index in order]
-    stretch = size * sorted_steps(size, rows)
-    for start in range(stretch, 4 * stretch, stretch):
-        part = found[
-            start + 1 : start + stretch
-        ]  # the longest of all went to the front
-        assert part == sorted(part, reverse=True)
-
-
-def test_a_single_process_sees_one_gpu(tmp_path, monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        bench_module,
-        "ask",
-        lambda *asked, **_: seen.append(asked[-1]) or Answer("error", "", 0.0, {}),
-    )
-    for gpus in ("2,3", "2", ""):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
-        for ranks in (1, 2):
-            files = job_files(tmp_path / "files")
-            trial = Bench(settings(), files, tmp_path / "bench")
-            trial.start()
-            trial.run("end_to_end", world_size=ranks)
-    assert seen == [{"CUDA_VISIBLE_DEVICES": "2"}, {}, {}, {}, {}, {}]
 
 
 def test_the_loader_alone_over_workers(tmp_path):

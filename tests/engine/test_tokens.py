@@ -4,30 +4,62 @@ from __future__ import annotations
 
 import tracemalloc
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from flatout.engine.files.arrow_folder import TableRecipe, write_recipe
+from flatout.engine.files.arrow_folder import ArrowRecipe, TableRecipe, write_recipe
 from flatout.engine.files.atomic_folder import stored_facts, stored_key
 from flatout.engine.files.content_key import ContentKey
 from flatout.engine.parameters import SettingsError
+from flatout.engine.rows.token_facts import TokenFacts
 from flatout.engine.rows.tokens import TokenRows
 from flatout.engine.train.setup.job import check_rows
 from tests.engine.families import LABEL_NAMES, VOCABULARY, token_rows
 from tests.engine.runs import make_job
-from tests.tools.scaling_rows import MachineRows
 
 TASK = "sequence-classification"
+BATCH_ROWS = 500_000
+
+
+@dataclass
+class MachineRows(ArrowRecipe):
+    """Rows of a few random ids, written in batches."""
+
+    key: ContentKey
+    rows: int
+    _facts: TokenFacts = field(default_factory=TokenFacts)
+
+    @property
+    def schema(self):
+        ids = pa.list_(pa.int32())
+        return pa.schema(
+            [("input_ids", ids), ("labels", pa.int64()), ("length", pa.int32())]
+        )
+
+    def facts(self):
+        return self._facts.as_dict()
+
+    def batches(self):
+        for start_row in range(0, self.rows, BATCH_ROWS):
+            count = min(BATCH_ROWS, self.rows - start_row)
+            random = np.random.default_rng(start_row)
+            lengths = random.integers(4, 13, count, np.int32)
+            offsets = np.zeros(count + 1, np.int32)
+            np.cumsum(lengths, out=offsets[1:])
+            ids = random.integers(5, VOCABULARY.size, offsets[-1], np.int32)
+            lists = pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids))
+            labels = pa.array(random.integers(0, len(LABEL_NAMES), count))
+            columns = [lists, labels, pa.array(lengths)]
+            batch = pa.RecordBatch.from_arrays(columns, schema=self.schema)
+            self._facts.add(batch)
+            yield batch
 
 
 def machine_rows(folder, count, key="k"):
-    recipe = MachineRows(
-        ContentKey({"rows": key}), count, VOCABULARY.size, len(LABEL_NAMES)
-    )
-    write_recipe(folder, recipe)
+    write_recipe(folder, MachineRows(ContentKey({"rows": key}), count))
     return TokenRows.open(folder)
 
 

@@ -41,7 +41,7 @@ def bad_trials(monkeypatch):
 
 
 def answer(tmp_path, behaviour, timeout_s=30.0, limit=None):
-    asked = spec("peer", behaviour=behaviour)
+    asked = spec("loader", behaviour=behaviour)
     files = job_files(tmp_path)
     stored = {"spec": asked.as_json(), "job": asdict(files)}
     (tmp_path / "spec.json").write_text(json.dumps(stored))
@@ -199,14 +199,11 @@ def by_hand(folder):
 
 @pytest.mark.process
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "options", "ranks"),
-    [("peer", {"contender": "trainer-best"}, 1), ("end_to_end", {}, 2)],
-)
-def test_a_trial_again_by_hand_is_the_same(tmp_path, kind, options, ranks):
+@pytest.mark.parametrize(("kind", "ranks"), [("again", 1), ("end_to_end", 2)])
+def test_a_trial_again_by_hand_is_the_same(tmp_path, kind, ranks):
     bench = Bench(settings(), job_files(tmp_path), tmp_path / "sweep")
     bench.start()
-    trial = bench.run(kind, options=options, world_size=ranks)
+    trial = bench.run(kind, world_size=ranks)
     assert (trial.status, trial.world_size) == ("ok", ranks)
     result = tmp_path / "sweep" / trial.key / "result.json"
     first = json.loads(result.read_text())["figures"]
@@ -256,7 +253,7 @@ bench.start()
 for behaviour in sys.argv[2:]:
     options = {"behaviour": behaviour}
     ranks = 2 if behaviour == "hang" else 1
-    trial = bench.run("peer", options=options, label=behaviour, world_size=ranks)
+    trial = bench.run("loader", options=options, label=behaviour, world_size=ranks)
     print(trial.label, trial.status, bench.reused, flush=True)
 bench.finish()
 """

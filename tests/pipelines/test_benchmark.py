@@ -39,7 +39,7 @@ from flatout.project.parameters.hooks import TunedHooks, tuned_mismatches
 from flatout.reports.comparisons import ladder_text
 from flatout.reports.durations import time_to_train_text
 from flatout.reports.markdown import time_text
-from flatout.reports.pictures.benchmark import PHASES, ladder, phases, throughput
+from flatout.reports.pictures.benchmark import ladder, throughput
 from flatout.reports.report import findings_text, report_text
 from tests import warm
 from tests.conftest import PROJECT, kedro
@@ -152,36 +152,8 @@ SUMMARY = {
     "free_global_batch": None,
     "loader": [],
     "scaling": [],
-    "peers": [],
-    "headline": [],
     "profile": None,
 }
-
-
-def test_the_headline_is_shown_with_ratios_and_failures():
-    row = {
-        "name": "flatout, batch 16",
-        "samples_per_s": 2422.2,
-        "over_slow": 15.98,
-        "over_trainer": 0.5646,
-        "spread_pct": 0.31,
-        "tflops_per_s": 118.3,
-        "mfu_pct": 11.96,
-        "share_of_measured_peak": 0.1514,
-        "reserved_memory_gib": 3.31,
-        "first_step_s": 6.59,
-        "status": "ok",
-        "flags": None,
-        "note": "",
-    }
-    nothing = dict.fromkeys(row) | {"name": "trainer-best, batch 8", "status": "oom"}
-    flags = {**nothing, "flags": {"bf16": True}}
-    summary = {**SUMMARY, "headline": [row, flags]}
-    text = findings_text(summary, pd.DataFrame(), LADDER)
-    shown = "| flatout, batch 16 | 2,422 | 15.98x | 0.56x | 0.3 % | 118 | 12.0 % |"
-    assert f"{shown} 15.1 % | 3.31 | 6.59 | ok |" in text
-    assert "| trainer-best, batch 8 |  |  |  |  |  |  |  |  |  | oom |" in text
-    assert "- trainer-best, batch 8: `{'bf16': True}`" in text
 
 
 def test_wiring():
@@ -348,32 +320,6 @@ def test_trials_that_differ_in_little_are_told_apart():
 def test_a_line_joins_trials_that_differ_in_the_batch_alone(mode, batches, drawn):
     rows = [{**TRIAL, "mode": mode, "global_batch_size": size} for size in batches]
     assert throughput(pd.DataFrame(rows)).data[0].mode == drawn
-
-
-def test_the_trainer_is_in_the_figures_beside_flatout():
-    ours = {**TRIAL, "mode": "headline", "label": "flatout, batch 8"}
-    names = [column for column, _, _ in PHASES]
-    peer = {**ours, **dict.fromkeys(names), "trial_id": "001", "kind": "peer"}
-    peer |= {"label": "trainer-best, batch 8", "samples_per_s": 20.0, "total_ms": 400.0}
-    numbers = ["001", "002", "003"]
-    more = {**peer, "trial_id": "003", "global_batch_size": 16}
-    trials = pd.DataFrame([peer, {**ours, "trial_id": "002"}, more])
-    lines = throughput(trials).data
-    assert [(line.name, list(line.x), line.mode) for line in lines] == [
-        ("flatout", [8], "lines+markers"),
-        ("trainer-best", [8, 16], "lines+markers"),
-    ]
-    steps = phases(trials)
-    assert [name[:3] for name in steps.layout.xaxis.categoryarray] == numbers
-    bars = {bar.name: list(bar.y) for bar in steps.data}
-    assert bars["forward"] == [60.0]
-    assert bars["whole step, phases not measured"] == [400.0, 400.0]
-    assert bars["whole step, without phase timing"] == [400.0, 160.0, 400.0]
-    alone = phases(pd.DataFrame([peer])).data
-    assert [bar.name for bar in alone] == [
-        "whole step, phases not measured",
-        "whole step, without phase timing",
-    ]
 
 
 def test_a_kept_gain_goes_up_though_its_minute_was_slower():

@@ -237,8 +237,6 @@ def commands() -> dict[str, list[str]]:
     found = {"tests": tests}
     if torch.cuda.is_available():
         found["kernels"] = ["-m", "tests.engine.kernel_checks"]
-    if torch.cuda.device_count() > 1:
-        found["fsdp"] = ["-m", "tests.tools.fsdp_memory"]
     return found
 
 

@@ -33,8 +33,8 @@ def compile_cache() -> None:
 def compare() -> None:
     """Said for a release to those who call it."""
     raise click.ClickException(
-        "compare is gone: run make compare, or kedro run --pipelines=benchmark "
-        "--params=benchmark.mode=headline,benchmark.contenders=flatout"
+        "compare is gone: run kedro run --pipelines=benchmark "
+        "--params=benchmark.mode=ladder"
     )
 
 

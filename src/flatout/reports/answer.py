@@ -28,8 +28,6 @@ def answer(summary: Summary, trials: pd.DataFrame, steps: pd.DataFrame) -> str:
         text = _loader(summary, trials)
     elif mode == "scaling":
         text = _scaling(summary)
-    elif mode in ("headline", "peers"):
-        text = _contest(summary[mode])
     else:
         text = _recommendation(summary, trials) + _workers(summary, trials)
     return text if summary["complete"] else f"Cut short, so far: {text}"
@@ -192,23 +190,6 @@ def _scaling(summary: Summary) -> str:
     return f"{trained} {rate} samples/s, {share}{shared}."
 
 
-def _contest(rows: Sequence[Mapping[str, Any]]) -> str:
-    """flatout at its fastest beside the fastest of the others."""
-    rated = [row for row in rows if _is_rate(row["samples_per_s"])]
-    rated.sort(key=lambda row: float(row["samples_per_s"]), reverse=True)
-    own = [row for row in rated if row["name"].startswith("flatout")]
-    others = [row for row in rated if row not in own]
-    if not own or not others:
-        return "There are no two trainings to compare."
-    ours, best = own[0], others[0]
-    times = ours["samples_per_s"] / best["samples_per_s"]
-    return (
-        f"{ours['name']} trains {number_text(ours['samples_per_s'])} samples/s: "
-        f"{times:.2f} times the fastest of the others, {best['name']} "
-        f"({number_text(best['samples_per_s'])})."
-    )
-
-
 def _bars(summary: Summary, steps: pd.DataFrame) -> Bars:
     mode = summary["mode"]
     if mode == "ladder":
@@ -221,8 +202,6 @@ def _bars(summary: Summary, steps: pd.DataFrame) -> Bars:
     if mode == "scaling":
         rows = summary["scaling"]
         return [(counted(r["devices"], "device"), r["samples_per_s"]) for r in rows]
-    if mode in ("headline", "peers"):
-        return [(row["name"], row["samples_per_s"]) for row in summary[mode]]
     return _picks(summary)
 
 

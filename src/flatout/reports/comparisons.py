@@ -14,9 +14,7 @@ from flatout.reports.markdown import (
     Row,
     bullets,
     cell_text,
-    fixed,
     number_text,
-    percent,
     section,
     table,
     times,
@@ -154,59 +152,3 @@ SHARED_CORES = (
     "What they lack to linear is not communication alone, and tells nothing about "
     "machines with a device for each process."
 )
-
-HEADLINE: Columns = {
-    "training": "name",
-    "samples/s": "samples_per_s",
-    "over slow": times("over_slow"),
-    "over the Trainer's best": times("over_trainer"),
-    "windows": percent("spread_pct"),
-    "TFLOP/s": "tflops_per_s",
-    "of data sheet": percent("mfu_pct"),
-    "of measured": percent("share_of_measured_peak", 100),
-    "GiB": "reserved_memory_gib",
-    "first step s": "first_step_s",
-    "status": "status",
-}
-HEADLINE_NOTE = (
-    "Samples/s: the median of windows behind the warm-up; `windows`: how far they "
-    "differ. One rule for all lines: `repeats` windows, at most twice as many and "
-    "one where they differ by over 5 %; all count into which no compilation fell. "
-    "flatout's go over the same rows, the Trainer's are stretches over which "
-    "it sorts. TFLOP/s: model FLOPs, in per cent of the peak in the device's "
-    "data sheet and of what a large product reached on it."
-)
-PEERS: Columns = {
-    "contender": "name",
-    "samples/s": "samples_per_s",
-    "times the fastest Trainer": fixed("over_best_peer", 2),
-    "GiB": "reserved_memory_gib",
-    "s to target": "seconds_to_target",
-    "of these the first step": "first_step_s",
-    "loss": fixed("validation_loss", 4),
-    "accuracy": fixed("validation_accuracy", 3),
-    "status": "status",
-}
-
-
-def headline_text(summary: Summary) -> str:
-    return _contest("Headline", summary["headline"], HEADLINE, HEADLINE_NOTE)
-
-
-def peers_text(summary: Summary) -> str:
-    rows = summary["peers"]
-    target = number_text(rows[0]["target_validation_loss"], 4) if rows else ""
-    note = (
-        f"Target: validation loss {target}, the lowest that all reached. Same model, "
-        "rows, seed, metric code and warm-up rule."
-    )
-    return _contest("Peers", rows, PEERS, note)
-
-
-def _contest(title: str, rows: Sequence[Row], columns: Columns, note: str) -> str:
-    """A line a contender, the flags that it had, and why it did not train."""
-    if not rows:
-        return ""
-    lines = [f"{row['name']}: `{row['flags']}`" for row in rows if row["flags"]]
-    lines += [f"{row['name']}: {row['note']}" for row in rows if row["note"]]
-    return section(title, table(rows, columns), f"{note}\n{bullets(lines)}")

@@ -9,13 +9,7 @@ import pandas as pd
 import yaml
 
 from flatout.reports.answer import answer, chart
-from flatout.reports.comparisons import (
-    headline_text,
-    ladder_text,
-    loader_text,
-    peers_text,
-    scaling_text,
-)
+from flatout.reports.comparisons import ladder_text, loader_text, scaling_text
 from flatout.reports.durations import time_to_train_text
 from flatout.reports.markdown import (
     Columns,
@@ -56,8 +50,6 @@ def findings_text(
         ladder_text(steps) if summary["mode"] == "ladder" else "",
         loader_text(summary, trials),
         scaling_text(summary),
-        headline_text(summary),
-        peers_text(summary),
     )
 
 

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from flatout.engine.benchmark.contests import headline_rows, peer_rows
 from flatout.engine.benchmark.promise import (
     ON_CPU,
     ON_GPU,
@@ -65,8 +64,6 @@ def summarise(search: Search) -> dict[str, Any]:
         "free_global_batch": _free(search, recommended),
         "loader": _loader(bench),
         "scaling": _scaling(bench),
-        "peers": peer_rows(bench) if bench.options.mode == "peers" else [],
-        "headline": headline_rows(bench) if bench.options.mode == "headline" else [],
         "profile": bench.profile,
     }
 

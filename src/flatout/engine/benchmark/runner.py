@@ -13,12 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.engine.benchmark.recommend import versions
-from flatout.engine.benchmark.trials.processes import (
-    Answer,
-    ask,
-    kept_answer,
-    one_gpu,
-)
+from flatout.engine.benchmark.trials.processes import Answer, ask, kept_answer
 from flatout.engine.benchmark.trials.standby import Standby
 from flatout.engine.benchmark.trials.trial_spec import (
     Kind,
@@ -42,8 +37,6 @@ logger = logging.getLogger(__name__)
 TUNE_MINUTES_CPU, TUNE_MINUTES_GPU = 5.0, 15.0
 """Of mode tune's time to explore. On an H200 a trial that compiles takes 45 to 60 s;
 with what earlier ones left on the disk its dozen trials took 290 s."""
-PEER_TIMEOUTS = 12
-"""`trial_timeout_s` that a whole training may take."""
 
 
 class OutOfTime(Exception):
@@ -225,15 +218,13 @@ class Bench:
         return Answer("error", note, 0.0, {})
 
     def _answer(self, spec: TrialSpec, key: str) -> Answer:
-        # A contender trains the whole, not some windows.
-        longer = PEER_TIMEOUTS if spec.kind == "peer" else 1
         return ask(
             spec,
             self.files,
             self.folder / key,
-            longer * self.options.trial_timeout_s,
+            self.options.trial_timeout_s,
             self.options.memory_headroom,
-            one_gpu(spec.world_size),
+            {},
             standby=self.standby,
         )
 

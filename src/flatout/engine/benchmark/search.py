@@ -15,11 +15,6 @@ from flatout.engine.benchmark.budgets import (
     safe_changes,
     safe_label,
 )
-from flatout.engine.benchmark.contests import (
-    headline_contests,
-    peer_contests,
-    scaling_contests,
-)
 from flatout.engine.benchmark.ladder import Step, ladder
 from flatout.engine.benchmark.recommend import Picks, pick
 from flatout.engine.benchmark.runner import Bench, OutOfTime
@@ -32,7 +27,7 @@ from flatout.engine.benchmark.tune import (
     worker_counts,
 )
 from flatout.engine.launch.job_files import JobFiles
-from flatout.engine.machine.environment import nvidia_gpu_count
+from flatout.engine.machine.environment import nvidia_gpu_count, usable_cores
 from flatout.engine.parameters import BenchmarkSettings, Settings
 
 logger = logging.getLogger(__name__)
@@ -222,27 +217,22 @@ def run_loader(search: Search) -> None:
 
 
 def run_scaling(search: Search) -> None:
-    """The same global batch on more and more devices."""
-    search.bench.run_all(scaling_contests())
-
-
-def run_peers(search: Search) -> None:
-    """flatout and the Hugging Face Trainer, each training the same whole."""
-    search.bench.run_all(peer_contests(search.bench))
-
-
-def run_headline(search: Search) -> None:
-    """Rates of the slow configuration, the Trainer and flatout; the device's peak
-    first, for the share of it that is used."""
-    search.bench.run_all([PEAK, *headline_contests(search.bench)])
+    """1, 2, 4, ... devices at the same global batch; without GPUs, processes that
+    share the cores."""
+    most = nvidia_gpu_count() or min(2, usable_cores())
+    search.bench.run_all(
+        [
+            Planned("end_to_end", label=f"devices: {size}", world_size=size)
+            for size in (1, 2, 4, 8, 16)
+            if size <= most
+        ]
+    )
 
 
 MODES: dict[str, Callable[[Search], None]] = {
     "tune": run_tune,
     "grid": run_grid,
-    "headline": run_headline,
     "ladder": run_ladder,
     "loader": run_loader,
-    "peers": run_peers,
     "scaling": run_scaling,
 }

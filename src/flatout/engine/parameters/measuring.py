@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from math import prod
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -18,20 +18,7 @@ from flatout.engine.parameters.common import (
     Strategy,
 )
 
-BenchmarkMode = Literal[
-    "tune", "grid", "ladder", "headline", "peers", "loader", "scaling"
-]
-Contender = Literal[
-    "flatout",
-    "trainer-default",
-    "trainer-best",
-    "trainer-best-compiled",
-    "trainer-unsorted",
-    "trainer-liger",
-    "trainer-flattened",
-    "trainer-flattened-liger",
-    "trainer-flattened-compiled",
-]
+BenchmarkMode = Literal["tune", "grid", "ladder", "loader", "scaling"]
 
 
 class SlowHabits(SettingsModel):
@@ -65,9 +52,6 @@ class BenchmarkSettings(SettingsModel):
     configured."""
     token_budgets: list[Count] = []
     """Tokens of a micro-batch. Empty: chosen around one global batch."""
-    contenders: list[Contender] = Field(list(get_args(Contender)), min_length=1)
-    """Whom modes peers and headline compare; compiled ones, and those with Liger's
-    kernels, only on a GPU."""
     steps_per_trial: int = Field(20, ge=2)
     """Optimizer steps of a timed window."""
     warmup_steps: int = Field(3, ge=1)
@@ -84,7 +68,7 @@ class BenchmarkSettings(SettingsModel):
     max_minutes: float | None = Field(None, gt=0)
     """Any mode begins no trial after it; the next run goes on."""
     trial_timeout_s: float = Field(300, gt=0)
-    """A trial that takes longer is ended; mode peers allows 12 times as much."""
+    """A trial that takes longer is ended."""
     memory_headroom: float = Field(0.1, ge=0, lt=1)
     """Share of the device's memory that a recommendation leaves free."""
     slow_rows_ms: float = Field(20.0, gt=0)
@@ -110,7 +94,6 @@ class BenchmarkSettings(SettingsModel):
         "precisions",
         "strategies",
         "token_budgets",
-        "contenders",
         mode="before",
     )
     @classmethod
@@ -119,11 +102,6 @@ class BenchmarkSettings(SettingsModel):
         if isinstance(value, str):
             return value.split()
         return [value] if isinstance(value, int) else value
-
-    @field_validator("contenders")
-    @classmethod
-    def _each_once(cls, names: list[Contender]) -> list[Contender]:
-        return list(dict.fromkeys(names))
 
 
 MAX_COMBINATIONS = 10_000

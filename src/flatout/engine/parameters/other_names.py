@@ -20,6 +20,10 @@ REMOVED: dict[str, str] = {
     # train
     "train.compile=late": "use train.compile=auto, or true for a long training",
     # benchmark
+    "benchmark.mode=peers": "run python -m benchmarks.encoders in a checkout",
+    "benchmark.mode=headline": "use benchmark.mode=ladder, which ends with all that "
+    "was kept over conf/slow",
+    "benchmark.contenders": "drop it: the benchmark no longer trains with the Trainer",
     "benchmark.mode=journey": "time the whole command by hand: kedro run ends with a "
     "table of its seconds by phase",
     # sweep

@@ -281,11 +281,6 @@ class Task(ABC):
         """Mean loss of a model that knows nothing; None where that depends on data."""
         return None
 
-    def trainer_collator(self, tokenizer: Any) -> Any:
-        """What a transformers Trainer collates the same token rows with, in mode peers;
-        None: padding does. Raises TaskError where it would train on other targets."""
-        return None
-
     # For people.
 
     @abstractmethod

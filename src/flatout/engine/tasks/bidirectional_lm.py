@@ -16,7 +16,6 @@ from flatout.engine.tasks._task import (
     HeadKind,
     Metrics,
     Targets,
-    TaskError,
 )
 
 if TYPE_CHECKING:
@@ -79,13 +78,6 @@ class BidirectionalLM(ScoresTexts):
         from flatout.engine.tasks._shared.direction_metrics import Directions
 
         return Directions(device)
-
-    def trainer_collator(self, tokenizer: Any) -> Any:
-        """Raises TaskError."""
-        raise TaskError(
-            "benchmark.mode peers does not support bidirectional-lm: transformers has "
-            "no model of it"
-        )
 
 
 def _neighbours(ids: npt.NDArray[Any]) -> Ints:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from flatout.engine.data.first_look import (
 from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import Rows
 from flatout.engine.tasks._shared.text_scores import ScoresTexts
-from flatout.engine.tasks._task import IGNORED, HeadKind, Targets, TaskError
+from flatout.engine.tasks._task import IGNORED, HeadKind, Targets
 
 PROMPTS = ("prompt", "question", "instruction", "input")
 COMPLETIONS = ("completion", "answer", "response", "output")
@@ -62,21 +62,6 @@ class CausalLM(ScoresTexts):
             views = rows.views(row_ids, "labels")
             return sum(int((view[1:] != IGNORED).sum()) for view in views)
         return int((rows.lengths(row_ids) - 1).clip(0).sum())
-
-    def trainer_collator(self, tokenizer: Any) -> Any:
-        """Pads, and takes the row itself as labels, padding left out. Raises TaskError
-        for completions."""
-
-        def collate(rows: list[dict[str, Any]]) -> Any:
-            if "labels" in rows[0]:
-                raise TaskError("benchmark.mode peers does not support completions")
-            ids = [{"input_ids": row["input_ids"]} for row in rows]
-            batch = tokenizer.pad(ids, return_tensors="pt")
-            padded = batch["attention_mask"] == 0
-            batch["labels"] = batch["input_ids"].masked_fill(padded, IGNORED)
-            return batch
-
-        return collate
 
 
 def _chats(look: FirstLook) -> Guessed | None:

@@ -72,13 +72,6 @@ class MaskedLM(CrossEntropy):
         """With a gap to be filled."""
         return f"{tokenizer.mask_token} {text}"
 
-    def trainer_collator(self, tokenizer: Any) -> Any:
-        """Raises TaskError."""
-        raise TaskError(
-            "benchmark.mode peers does not support masked-lm: the Trainer masks other "
-            "tokens"
-        )
-
     def _candidates(self, ids: npt.NDArray[Any]) -> Ints:
         """Places (C,) that may become targets."""
         return np.flatnonzero(~np.isin(ids, self._special))

@@ -133,12 +133,6 @@ class TokenClassification(CrossEntropy):
     def _name(self, number: int, decode: Callable[[Ints], str]) -> Any:
         return self.label_names[number]
 
-    def trainer_collator(self, tokenizer: Any) -> Any:
-        """Pads tags as well."""
-        from transformers import DataCollatorForTokenClassification
-
-        return DataCollatorForTokenClassification(tokenizer)
-
     def answer_fields(self) -> list[Any]:
         """A tag for each word, and its probability; null beyond the longest row."""
         return [

@@ -20,21 +20,21 @@ KEPT_COLOR, LOST_COLOR = "#4e79a7", "#bab0ac"
 
 
 def measured(trials: pd.DataFrame) -> pd.DataFrame:
-    """Trials of whole trainings, of steps alone and of peers that ended well."""
+    """Trials of whole trainings and of steps alone that ended well."""
     if trials.empty:
         return trials
-    whole = trials["kind"].isin(["end_to_end", "compute", "peer"])
+    whole = trials["kind"].isin(["end_to_end", "compute"])
     return trials[whole & (trials["status"] == "ok")]
 
 
 def throughput(trials: pd.DataFrame) -> go.Figure:
-    """Samples/s over the global batch, a line a strategy and loader, or a contender."""
+    """Samples/s over the global batch, a line a strategy and loader."""
     rows = measured(trials)
     rows = rows[rows["kind"] != "compute"] if len(rows) else rows
     figure = _figure("Throughput", "global batch, samples", "samples/s")
     if rows.empty:
         return _empty(figure, "no training was measured")
-    for name, group in rows.groupby(_line_names(rows)):
+    for name, group in rows.groupby([_settings_name(row) for row in rows.itertuples()]):
         line = group.sort_values("global_batch_size")
         figure.add_scatter(
             x=line["global_batch_size"],
@@ -46,14 +46,6 @@ def throughput(trials: pd.DataFrame) -> go.Figure:
         )
     figure.update_xaxes(type="log", tickvals=sorted(rows["global_batch_size"].unique()))
     return figure
-
-
-def _line_names(rows: pd.DataFrame) -> pd.Series:
-    """What a trial's line is called. Contenders are told apart by their label: the
-    Trainer's settings do not name it."""
-    if rows["mode"].isin(["peers", "headline"]).all():
-        return rows["label"].str.replace(r", batch \d+$", "", regex=True)
-    return pd.Series([_settings_name(row) for row in rows.itertuples()], rows.index)
 
 
 def _settings_name(row: Any) -> str:
@@ -82,12 +74,9 @@ def phases(trials: pd.DataFrame) -> go.Figure:
     figure = _figure("Phases of a step", "trial", "milliseconds")
     if rows.empty:
         return _empty(figure, "no training was measured")
-    names, split = _names(rows), rows.dropna(subset=["forward_ms"])
-    if len(split):
-        _add_phases(figure, names[split.index], split)
-    whole = rows.drop(index=split.index)
-    if len(whole):
-        _add_unsplit(figure, names[whole.index], whole)
+    names = _names(rows)
+    for column, name, color in PHASES:
+        figure.add_bar(x=names, y=rows[column], name=name, marker_color=color)
     figure.add_scatter(
         x=names,
         y=rows["total_ms"],
@@ -98,21 +87,6 @@ def phases(trials: pd.DataFrame) -> go.Figure:
     figure.update_layout(barmode="stack")
     figure.update_xaxes(categoryorder="array", categoryarray=names)
     return figure
-
-
-def _add_phases(figure: go.Figure, names: pd.Series, rows: pd.DataFrame) -> None:
-    for column, name, color in PHASES:
-        figure.add_bar(x=names, y=rows[column], name=name, marker_color=color)
-
-
-def _add_unsplit(figure: go.Figure, names: pd.Series, rows: pd.DataFrame) -> None:
-    """Steps of contenders: nothing inside them is timed."""
-    figure.add_bar(
-        x=names,
-        y=rows["total_ms"],
-        name="whole step, phases not measured",
-        marker_color=LOST_COLOR,
-    )
 
 
 def memory(

@@ -31,9 +31,7 @@ from flatout.engine.launch.job_files import JobFiles
 from flatout.engine.machine.container import available_memory_bytes
 from flatout.engine.machine.environment import (
     child_environment,
-    gpu_names,
     nvidia_gpu_count,
-    only_gpu,
     training_environment,
 )
 
@@ -169,13 +167,6 @@ def command(spec: TrialSpec, folder: Path) -> list[str]:
     launcher = ["-m", "flatout.engine.launch.agent", str(folder), "--standalone"]
     ranks = ["--nproc-per-node", str(spec.world_size)]
     return [sys.executable, *launcher, *ranks, *trial]
-
-
-def one_gpu(world_size: int) -> dict[str, str]:
-    """Variables for a trial of one device: where its process saw several GPUs, the
-    Trainer would spread over all of them."""
-    names = gpu_names()
-    return only_gpu(names[0]) if world_size == 1 and len(names) > 1 else {}
 
 
 def wait_for(

@@ -78,7 +78,6 @@ def _one_line(error: Exception) -> str:
 
 def run(spec: TrialSpec, open_job: Callable[[], TrainJob], folder: Path) -> Figures:
     from flatout.engine.benchmark.measuring import measure, memory_probe, probes
-    from flatout.engine.benchmark.peers import contender
 
     kinds: dict[str, Callable[[TrialSpec, TrainJob, Path], Figures]] = {
         "end_to_end": measure.end_to_end,
@@ -89,7 +88,6 @@ def run(spec: TrialSpec, open_job: Callable[[], TrainJob], folder: Path) -> Figu
         "memory": memory_probe.memory,
         "device": probes.device,
         "profile": probes.profile,
-        "peer": contender.contend,
         "train": train_whole,
     }
     return kinds[spec.kind](spec, open_job(), folder)

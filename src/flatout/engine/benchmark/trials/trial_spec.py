@@ -21,14 +21,13 @@ Kind = Literal[
     "memory",
     "device",
     "profile",
-    "peer",
     "train",
 ]
 """What a trial measures: training whole; the rates alone of settings that were measured
 before, in one more process; steps on batches that lie on the device already; what
 stands below a rung, window by window; the loader alone; the largest token budget; the
-device's peak; where the time of a few steps goes, operator by operator; a contender; a
-whole training (the sweep)."""
+device's peak; where the time of a few steps goes, operator by operator; a whole
+training (the sweep)."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Scripts that repeat the published comparisons from a checkout."""

@@ -1,0 +1,236 @@
+"""The harness of all scripts: sides by turns, each in a process of its own.
+
+A script names its cases and the sides of each case, and calls `main`. A side is a
+function that returns figures by name. The order of the sides is turned round from turn
+to turn, so that a machine that becomes slower favours none. The result is a table in
+Markdown, and a JSON file with every run, the hardware, the versions and the commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parents[1]
+MARK = "FIGURES "
+"""Begins the line with which a side's process tells its figures."""
+Figures = dict[str, Any]
+Side = Callable[[argparse.Namespace], Figures]
+Cases = Mapping[str, Mapping[str, Side]]
+"""By case: the sides by name. Ratios are those of the first side to each other one."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """What a script measures."""
+
+    module: str
+    """As `python -m` accepts it."""
+    description: str
+    cases: Cases
+    figure: str = "samples_per_s"
+    """The figure that is compared; each side returns it."""
+    checkouts: Mapping[str, str] = field(default_factory=dict)
+    """By side: an argument that names the checkout whose code it imports."""
+    small_cases: tuple[str, ...] = ()
+    """Cases of `--small`; all of them if empty."""
+
+
+def parser_of(script: Script) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {script.module}", description=script.description
+    )
+    parser.add_argument("--small", action="store_true", help="tiny, for two cores")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--cases", nargs="+", choices=list(script.cases))
+    parser.add_argument("--without", nargs="+", default=[], help="sides to leave out")
+    parser.add_argument("--out", type=Path, default=PROJECT / "build" / "benchmarks")
+    parser.add_argument("--side", nargs=2, help=argparse.SUPPRESS)
+    return parser
+
+
+def main(script: Script, parser: argparse.ArgumentParser | None = None) -> int:
+    """Run a side if the command names one, else all of them by turns; the exit status
+    is 1 if a side failed."""
+    given = (parser or parser_of(script)).parse_args()
+    if given.side:
+        given.case, name = given.side
+        found = script.cases[given.case][name](given)
+        sys.stdout.write(f"\n{MARK}{json.dumps(found)}\n")
+        return 0
+    cases = given.cases or (given.small and script.small_cases) or list(script.cases)
+    found = {case: _by_turns(script, case, given) for case in cases}
+    text = "\n\n".join(_table(case, found[case], script.figure) for case in cases)
+    _keep(script, found, text, given.out)
+    sys.stdout.write(f"\n{conditions_text()}\n\n{text}\n")
+    runs = [run for sides in found.values() for own in sides.values() for run in own]
+    return int(any("error" in run for run in runs))
+
+
+def _by_turns(
+    script: Script, case: str, given: argparse.Namespace
+) -> dict[str, list[Figures]]:
+    """By side: the figures of each run. A side that failed is not run again."""
+    names = [name for name in script.cases[case] if name not in given.without]
+    found: dict[str, list[Figures]] = {name: [] for name in names}
+    for turn in range(given.turns):
+        for name in names if turn % 2 == 0 else names[::-1]:
+            if any("error" in run for run in found[name]):
+                continue
+            argument = script.checkouts.get(name)
+            checkout = getattr(given, argument) if argument else PROJECT
+            run = _run(script.module, case, name, Path(checkout), given.out)
+            found[name].append(run)
+            shown = run.get("error") or f"{run[script.figure]:,.4g} {script.figure}"
+            _say(f"{case}, turn {turn + 1}, {name}: {shown}")
+    return found
+
+
+def _run(module: str, case: str, name: str, checkout: Path, out: Path) -> Figures:
+    """One side in a fresh process, with the code of `checkout`."""
+    places = [str(checkout / "src"), str(PROJECT), os.environ.get("PYTHONPATH", "")]
+    out.mkdir(parents=True, exist_ok=True)
+    slug = "".join(c if c.isalnum() else "-" for c in f"{module}-{case}-{name}")
+    log = out / f"{slug}.log"
+    begin = time.perf_counter()
+    with log.open("w") as target:
+        done = subprocess.run(
+            [sys.executable, "-m", module, *sys.argv[1:], "--side", case, name],
+            cwd=PROJECT,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))},
+            stdout=target,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    lines = log.read_text(errors="replace").splitlines()
+    told = [line for line in lines if line.startswith(MARK)]
+    if done.returncode or not told:
+        last = next((line for line in reversed(lines) if line.strip()), "")
+        return {"error": f"status {done.returncode}: {last[:200]} (log: {log})"}
+    found: Figures = json.loads(told[-1].removeprefix(MARK))
+    return {**found, "process_s": time.perf_counter() - begin}
+
+
+def _table(case: str, found: Mapping[str, list[Figures]], figure: str) -> str:
+    """A line a side: medians, lowest and highest run, ratio by turns."""
+    lines = [
+        f"{case}:",
+        "",
+        f"| side | {figure}, median | lowest to highest | runs | first / this | more |",
+        "|---|---|---|---|---|---|",
+    ]
+    first = next(iter(found.values()), [])
+    for name, runs in found.items():
+        if not runs or "error" in runs[-1]:
+            fault = runs[-1]["error"] if runs else "was not run"
+            lines.append(f"| {name} | {fault.replace('|', '/')} | | | | |")
+            continue
+        values = [run[figure] for run in runs]
+        spread = f"{min(values):,.4g} to {max(values):,.4g}"
+        lines.append(
+            f"| {name} | {median(values):,.4g} | {spread} | {len(values)} | "
+            f"{_ratio(first, runs, figure)} | {_more(runs, figure)} |"
+        )
+    return "\n".join(lines)
+
+
+def _ratio(first: Sequence[Figures], runs: Sequence[Figures], figure: str) -> str:
+    """Of each turn, so that what slows a whole turn falls out."""
+    if runs is first or any("error" in run for run in first):
+        return ""
+    ratios = [a[figure] / b[figure] for a, b in zip(first, runs, strict=False)]
+    return f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+def _more(runs: Sequence[Figures], figure: str) -> str:
+    """Medians of the other numbers that each run has."""
+    hidden = {figure, "process_s"}
+    names = [n for n, v in runs[0].items() if isinstance(v, (int, float))]
+    return ", ".join(
+        f"{name} {median(run[name] for run in runs):.4g}"
+        for name in names
+        if name not in hidden and all(run.get(name) is not None for run in runs)
+    )
+
+
+def conditions() -> dict[str, Any]:
+    """Hardware, versions and commit."""
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": _commit(PROJECT),
+        "hardware": _hardware(),
+        "versions": {name: _version(name) for name in ("torch", "transformers")},
+    }
+
+
+def conditions_text() -> str:
+    found = conditions()
+    versions = ", ".join(
+        f"{name} {number}" for name, number in found["versions"].items()
+    )
+    return (
+        f"{found['hardware']}, {found['date']}, commit {found['commit']}, {versions}."
+    )
+
+
+def _hardware() -> str:
+    import torch
+
+    if torch.cuda.is_available():
+        count = torch.cuda.device_count()
+        return f"{count} x {torch.cuda.get_device_name(0)}"
+    names = [
+        line.partition(":")[2].strip()
+        for line in _lines(Path("/proc/cpuinfo"))
+        if line.startswith("model name")
+    ]
+    return f"{os.cpu_count()} cores, {(names or [platform.machine()])[0]}"
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def _commit(checkout: Path) -> str:
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(checkout), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    changed = " with changes" if git("status", "--porcelain", "-uno") else ""
+    return (git("rev-parse", "--short", "HEAD") or "unknown") + changed
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _keep(script: Script, found: Mapping[str, Any], text: str, folder: Path) -> None:
+    name = script.module.rpartition(".")[2]
+    result = {
+        "command": [script.module, *sys.argv[1:]],
+        **conditions(),
+        "figure": script.figure,
+        "runs": found,
+    }
+    (folder / f"{name}.json").write_text(json.dumps(result, indent=1))
+    (folder / f"{name}.md").write_text(f"{conditions_text()}\n\n{text}\n")
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+    sys.stdout.flush()

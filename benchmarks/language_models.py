@@ -1,0 +1,117 @@
+"""Qwen3-0.6B's shape from random weights: flatout, the Trainer, a packed loop.
+
+    python -m benchmarks.language_models
+    python -m benchmarks.language_models --small --turns 1
+
+The flattened Trainer has no padding, and Liger's kernels if liger-kernel is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+from benchmarks import training
+from benchmarks.harness import Figures, Script, main
+from benchmarks.packed_loop import packed_loop
+from benchmarks.training import Shape
+
+QWEN3 = {
+    "model_type": "qwen3",
+    "vocab_size": 32_000,
+    "hidden_size": 1024,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 3072,
+    "tie_word_embeddings": True,
+}
+SMALL = {
+    **QWEN3,
+    "vocab_size": 1_000,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "intermediate_size": 128,
+}
+SHAPES = {
+    "96 tokens, batch 256": Shape(
+        QWEN3, 256, 96, token_budget=32_768, steps=8, warm_steps=12, micro_batch=64
+    ),
+    "1,200 tokens, batch 16": Shape(
+        QWEN3, 16, 1_200, 2_048, token_budget=32_768, steps=8, warm_steps=12
+    ),
+}
+
+
+def shape_of(given: argparse.Namespace) -> Shape:
+    shape = SHAPES[given.case]
+    if not given.small:
+        return shape
+    rows = {"batch": 8, "mean_tokens": 48, "longest": 128, "token_budget": "auto"}
+    steps = {"steps": 4, "warm_steps": 2, "micro_batch": None}
+    return replace(shape, config=SMALL, **rows, **steps)
+
+
+def _model(shape: Shape) -> Any:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(**shape.config, max_position_embeddings=shape.longest)
+    return AutoModelForCausalLM.from_config(config)
+
+
+def flatout(given: argparse.Namespace) -> Figures:
+    shape = shape_of(given)
+    table = training.token_table(shape, labels=False)
+    return training.flatout(shape, "causal-lm", table)
+
+
+def loop(given: argparse.Namespace) -> Figures:
+    shape = shape_of(given)
+    table = training.token_table(shape, labels=False)
+    return packed_loop(shape, _model(shape), table)
+
+
+def trainer_rebalanced(given: argparse.Namespace) -> Figures:
+    shape = shape_of(given)
+    table = training.token_table(shape, labels=False)
+    collator = training.padding_collator(causal=True)
+    rebalanced = {"train_sampling_strategy": "batch_rebalance"}
+    return training.trainer(shape, _model(shape), table, collator, **rebalanced)
+
+
+def trainer_flattened(given: argparse.Namespace) -> Figures:
+    from transformers import DataCollatorWithFlattening
+
+    shape, liger = shape_of(given), find_spec("liger_kernel") is not None
+    model = _model(shape)
+    model.set_attn_implementation(training.register_packed_attention())
+    collator = DataCollatorWithFlattening(return_flash_attn_kwargs=True)
+    table = training.token_table(shape, labels=False)
+    flags = {"use_liger_kernel": liger and training.IS_CUDA}
+    found = training.trainer(shape, model, table, collator, **flags)
+    return {**found, "liger": flags["use_liger_kernel"]}
+
+
+SIDES = {
+    "flatout": flatout,
+    "packed, compiled loop": loop,
+    "Trainer, flattened": trainer_flattened,
+    "Trainer, batch_rebalance": trainer_rebalanced,
+}
+SCRIPT = Script(
+    "benchmarks.language_models",
+    "Qwen3-0.6B's shape beside the Trainer and a packed loop",
+    dict.fromkeys(SHAPES, SIDES),
+    small_cases=("96 tokens, batch 256",),
+)
+
+if __name__ == "__main__":
+    raise SystemExit(main(SCRIPT))

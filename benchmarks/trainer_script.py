@@ -1,0 +1,74 @@
+"""A training with transformers' Trainer as people write it, from texts to the model.
+
+    python -m benchmarks.trainer_script JOB.json
+
+Imports nothing of flatout, so that its seconds are the Trainer's alone. JOB has all
+that a script would have written into it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def main(job: dict[str, Any]) -> None:
+    """Train, evaluate, save; `result` has the accuracy and the number of samples."""
+    import torch
+    import transformers
+    from datasets import load_dataset
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    transformers.set_seed(job["seed"])
+    rows = load_dataset("csv", data_files=job["rows"])["train"]
+    labels = sorted(set(rows["label"]))
+    numbers = {name: number for number, name in enumerate(labels)}
+    tokenizer = AutoTokenizer.from_pretrained(job["checkpoint"])
+
+    def encode(batch: Any) -> Any:
+        found = tokenizer(batch["text"], truncation=True, max_length=job["max_length"])
+        found["labels"] = [numbers[name] for name in batch["label"]]
+        return found
+
+    tokens = rows.map(encode, batched=True, remove_columns=rows.column_names)
+    parts = tokens.train_test_split(test_size=0.2, seed=job["seed"])
+    held_out = parts["test"].train_test_split(test_size=0.5, seed=job["seed"])
+    model = AutoModelForSequenceClassification.from_pretrained(
+        job["checkpoint"], num_labels=len(labels)
+    )
+    cuda = torch.cuda.is_available()
+    arguments = transformers.TrainingArguments(
+        job["work"],
+        eval_strategy="epoch",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        seed=job["seed"],
+        use_cpu=not cuda,
+        **{**job["arguments"], "bf16": cuda and job["arguments"].get("bf16", False)},
+    )
+    trainer = transformers.Trainer(
+        model,
+        arguments,
+        train_dataset=parts["train"],
+        eval_dataset=held_out["train"],
+        data_collator=transformers.DataCollatorWithPadding(tokenizer),
+        compute_metrics=accuracy,
+    )
+    trainer.train()
+    found = trainer.evaluate(held_out["test"])
+    trainer.save_model(job["model"])
+    told = {"test_accuracy": found["eval_accuracy"], "samples": len(parts["train"])}
+    Path(job["result"]).write_text(json.dumps(told), encoding="utf-8")
+
+
+def accuracy(predicted: Any) -> dict[str, float]:
+    """Of logits (N, C) and labels (N,)."""
+    logits, labels = predicted
+    return {"accuracy": float((logits.argmax(-1) == labels).mean())}
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))

@@ -1,0 +1,263 @@
+"""What the sides of the scripts share: rows, a stopwatch, flatout, the Trainer.
+
+Every side trains the same rows of random tokens for as many steps, under the same
+stopwatch, which stands outside of flatout and of the Trainer.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+IS_CUDA = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if IS_CUDA else "cpu")
+FIRST_ID, PAD = 5, 0
+"""Ids below FIRST_ID are special."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model, its rows and its global batch."""
+
+    config: dict[str, Any]
+    batch: int
+    """Rows of an optimizer step."""
+    mean_tokens: float = 92
+    longest: int = 320
+    token_budget: int | str = "auto"
+    steps: int = 20
+    """Optimizer steps of a window."""
+    warm_steps: int = 30
+    """Steps before the first window; compiled code of a Trainer needs many."""
+    micro_batch: int | None = None
+    """Rows that a side without token budgets computes at a time; None: the batch."""
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.config["vocab_size"])
+
+
+WINDOWS = 3
+LABELS = 12
+
+
+@dataclass
+class Stopwatch:
+    """Samples/s of windows behind the warm-up."""
+
+    shape: Shape
+    marks: list[float] = field(default_factory=list)
+    steps: int = 0
+    began: float = field(default_factory=time.perf_counter)
+    first_step_s: float = 0.0
+
+    def step(self) -> bool:
+        """After every optimizer step; True if it was the last one."""
+        self.steps += 1
+        behind = self.steps - self.shape.warm_steps
+        if self.steps == 1 or (behind >= 0 and behind % self.shape.steps == 0):
+            if IS_CUDA:
+                torch.cuda.synchronize()
+            now = time.perf_counter()
+            if self.steps == 1:
+                self.first_step_s = now - self.began
+            if behind >= 0:
+                self.marks.append(now)
+        return len(self.marks) > WINDOWS
+
+    def figures(self) -> dict[str, Any]:
+        samples = self.shape.steps * self.shape.batch
+        rates = [samples / float(wall_s) for wall_s in np.diff(self.marks)]
+        memory = torch.cuda.max_memory_reserved() / 2**30 if IS_CUDA else None
+        return {
+            "samples_per_s": median(rates),
+            "spread_pct": 100 * (max(rates) - min(rates)) / median(rates),
+            "first_step_s": self.first_step_s,
+            "reserved_gib": memory,
+            "windows_samples_per_s": rates,
+        }
+
+
+def token_table(shape: Shape, *, labels: bool) -> pa.Table:
+    """Rows of random tokens whose lengths are lognormal, as those of texts are; enough
+    for some windows."""
+    chance = np.random.default_rng(2)
+    count = max(2 * shape.steps, 40) * shape.batch
+    draws = np.exp(0.7 * chance.standard_normal(count))
+    lengths = np.clip(draws * shape.mean_tokens / draws.mean(), 4, shape.longest)
+    offsets = np.concatenate([[0], np.cumsum(lengths.astype(int))]).astype(np.int32)
+    ids = chance.integers(FIRST_ID, shape.vocabulary, offsets[-1]).astype(np.int32)
+    columns: dict[str, Any] = {"input_ids": pa.ListArray.from_arrays(offsets, ids)}
+    if labels:
+        columns["labels"] = pa.array(chance.integers(0, LABELS, count))
+    return pa.table(columns)
+
+
+def flatout_job(
+    shape: Shape, task: str, table: pa.Table, folder: Path, train: Mapping[str, Any]
+) -> Any:
+    """A training of flatout on these rows. `train`: further parameters."""
+    from flatout.engine.parameters import parse_settings
+    from flatout.engine.rows.tokens import TokenRows
+    from flatout.engine.rows.vocabulary import Vocabulary
+    from flatout.engine.train.setup.job import TrainJob
+
+    given = {
+        "global_batch_size": shape.batch,
+        "token_budget": shape.token_budget,
+        "learning_rate": 1e-4,
+        "epochs": 10_000,
+        "error_analysis_every": None,
+        "compile": IS_CUDA,
+        "distributed": {"num_processes": 1},
+        **train,
+    }
+    settings = parse_settings(
+        {
+            "model": {"task": task, "config": dict(shape.config)},
+            "tokenize": {"max_length": shape.longest},
+            "train": given,
+        }
+    )
+    few = TokenRows(table.slice(0, 64))
+    names = (
+        tuple(f"label {n}" for n in range(LABELS))
+        if "labels" in table.schema.names
+        else ()
+    )
+    vocabulary = Vocabulary(shape.vocabulary, PAD, 4, (0, 1, 2, 3, 4))
+    places = folder / "run", folder / "metrics.jsonl"
+    rows = TokenRows(table)
+    return TrainJob(settings, rows, few, few, vocabulary, names, *places, "k")
+
+
+def flatout(shape: Shape, task: str, table: pa.Table, **train: Any) -> dict[str, Any]:
+    """flatout's own loader, step and log points under the stopwatch."""
+    from flatout.engine.batches.loader import StepLoader
+    from flatout.engine.benchmark.measuring.driver import Driver
+    from flatout.engine.machine.environment import apply
+    from flatout.engine.machine.runtime import set_up
+    from flatout.engine.train.setup.assemble import assemble
+
+    with tempfile.TemporaryDirectory(prefix="flatout-") as name:
+        train = {"max_steps": 1_000_000, **train}
+        job = flatout_job(shape, task, table, Path(name), train)
+        apply(job.settings.runtime)
+        runtime = set_up(job.settings.runtime)
+        watch = Stopwatch(shape)
+        trainer = assemble(job, runtime)
+        trainer.model.train()
+        settings = job.settings.train.loader
+        loader = StepLoader(trainer.data, settings, runtime, 0, trainer.total_steps)
+        driver = Driver(trainer)
+        for batch in loader:
+            driver.step(batch, loader.wait_s)
+            if watch.step():
+                break
+    resolved = trainer.resolved
+    chosen = {"strategy": resolved.strategy, "token_budget": resolved.token_budget}
+    return {**watch.figures(), **chosen, "graphs": resolved.cuda_graphs}
+
+
+def trainer(
+    shape: Shape, model: Any, table: pa.Table, collator: Any, **flags: Any
+) -> dict[str, Any]:
+    """transformers' Trainer at the flags that are best for speed, and `flags`. Rows
+    come in random order if no flag says otherwise."""
+    import transformers
+    from datasets import Dataset
+
+    watch = Stopwatch(shape)
+
+    class Clocked(transformers.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+            control.should_training_stop = watch.step()
+
+    micro = shape.micro_batch or shape.batch
+    best = {
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": shape.batch // micro,
+        "max_steps": 1_000_000,
+        "learning_rate": 1e-4,
+        "bf16": IS_CUDA,
+        "tf32": True if IS_CUDA else None,
+        "use_cpu": not IS_CUDA,
+        "optim": "adamw_torch_fused",
+        "dataloader_num_workers": 4 if IS_CUDA else 0,
+        "dataloader_persistent_workers": IS_CUDA,
+        "dataloader_drop_last": True,
+        "logging_nan_inf_filter": False,
+        "logging_strategy": "no",
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    with tempfile.TemporaryDirectory(prefix="trainer-") as name:
+        transformers.Trainer(
+            model,
+            transformers.TrainingArguments(name, **{**best, **flags}),
+            train_dataset=Dataset(table),
+            data_collator=collator,
+            callbacks=[Clocked()],
+        ).train()
+    return watch.figures()
+
+
+def padding_collator(*, causal: bool) -> Callable[[list[dict[str, Any]]], Any]:
+    """Rows padded to the longest one; a causal row is its own label."""
+
+    def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        ids = [torch.tensor(row["input_ids"]) for row in rows]
+        padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
+        mask = (padded != PAD).long()
+        if causal:
+            labels = padded.masked_fill(mask == 0, -100)
+        else:
+            labels = torch.tensor([row["labels"] for row in rows])
+        return {"input_ids": padded, "attention_mask": mask, "labels": labels}
+
+    return collate
+
+
+def register_packed_attention() -> str:
+    """PyTorch's flash kernel for rows that lie end to end, among transformers'
+    implementations; its name. Elsewhere than on a GPU, attention row by row."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register("packed_rows", _packed_attention)
+    AttentionMaskInterface.register("packed_rows", lambda *_, **__: None)
+    return "packed_rows"
+
+
+def _packed_attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kw: Any
+) -> tuple[Tensor, None]:
+    """(1, H, P, D), (1, G, P, D) twice -> (1, P, H, D)."""
+    bounds, longest = kw["cu_seq_lens_q"], int(kw["max_length_q"])
+    causal = bool(getattr(module, "is_causal", False))
+    q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
+    k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+    if IS_CUDA:
+        from torch.nn.attention.varlen import varlen_attn
+
+        window = (-1, 0) if causal else (-1, -1)
+        found = varlen_attn(
+            q, k, v, bounds, bounds, longest, longest, window_size=window
+        )
+        return found.unsqueeze(0), None
+    attend = torch.nn.functional.scaled_dot_product_attention
+    rows = [
+        attend(*(t[a:b].transpose(0, 1) for t in (q, k, v)), is_causal=causal)
+        for a, b in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+    ]
+    return torch.cat(rows, 1).transpose(0, 1).unsqueeze(0), None
