@@ -29,18 +29,18 @@ OTHER_BATCH = {
         (
             {},
             "Bound by: compute. Tuned settings are in conf/tuned: 50 samples/s "
-            "(90 %: 48 to 52) instead of 40 (1.25x).",
+            "(trials: 48 to 52) instead of 40 (1.25x).",
         ),
         (
             {"tuned": OTHER_BATCH, "global_batch_size": 16},
             "Bound by: compute. Tuned settings are in conf/tuned: 50 samples/s "
-            "(90 %: 48 to 52) instead of 40 (1.25x), with global batch 8 in place of "
+            "(trials: 48 to 52) instead of 40 (1.25x), with global batch 8 in place of "
             "16, which changes the optimisation.",
         ),
         (
             {"tuned": NOTHING_GAINED},
             "Bound by: compute. No settings are faster than the configured ones, 40 "
-            "samples/s (90 %: 48 to 52).",
+            "samples/s (trials: 48 to 52).",
         ),
         (
             {"tuned": None, "failed": {"trial_id": "001", "status": "oom"}},

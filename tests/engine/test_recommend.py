@@ -137,7 +137,7 @@ def test_the_tuned_file_says_where_it_comes_from():
     for line in (
         "# device:      1 x H200",
         "# data:        token key abc, 1,200 train rows",
-        "# samples/s:   50.0 (90 %: 48 to 52), 25.0 as configured before",
+        "# samples/s:   50.0 (trials: 48 to 52), 25.0 as configured before",
         "# bound by:    compute",
     ):
         assert line in text.splitlines()

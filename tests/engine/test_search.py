@@ -7,6 +7,7 @@ import re
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import median
 
 import pandas as pd
 import pytest
@@ -15,14 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from flatout.engine.benchmark import outcome, tune
 from flatout.engine.benchmark import rungs as rungs_module
 from flatout.engine.benchmark import runner as bench_module
 from flatout.engine.benchmark import search as search_module
+from flatout.engine.benchmark import tune
 from flatout.engine.benchmark.ladder import Climb
 from flatout.engine.benchmark.measuring.memory_probe import largest_that_fits
 from flatout.engine.benchmark.outcome import summarise
-from flatout.engine.benchmark.promise import ON_CPU, ON_GPU, ON_VIRTUAL_CPU, promised
 from flatout.engine.benchmark.recommend import tuned_parameters
 from flatout.engine.benchmark.rungs import SLOW, rungs
 from flatout.engine.benchmark.runner import OutOfTime
@@ -36,7 +36,6 @@ from flatout.engine.benchmark.search import (
 )
 from flatout.engine.benchmark.trials.processes import Answer
 from flatout.engine.benchmark.trials.trial_spec import with_changes
-from flatout.engine.machine import environment
 from flatout.engine.parameters import SettingsError, parse_settings
 from flatout.reports.console import TrialTable, table
 from flatout.tracking.outcomes import ladder_metrics
@@ -239,8 +238,8 @@ def test_tune_out_of_time_confirms_what_it_has(tmp_path):
     run_tune(search)
     assert search.tuned.chosen.trial_id == search.tuned.configured.trial_id
     kinds = [trial.kind for trial in found.results]
-    assert kinds == ["device", "end_to_end", "compute", *["again"] * 17]
-    assert found.results[-1].label == "as configured, once more"
+    assert kinds == ["device", "end_to_end", "compute", *["again"] * 3]
+    assert found.results[-1].label == "once more"
 
 
 def test_what_is_found_counts_where_no_time_is_left_for_further_processes(
@@ -276,17 +275,16 @@ def test_further_processes_are_of_what_is_recommended_and_no_choice(tmp_path):
     found.processes = 1
     search = Search(found)
     run_tune(search)
-    first, *last = [t for t in found.results if t.kind == "again"]
-    assert [first.token_budget, first.strategy] == [8192, "packed"]
+    last = [t for t in found.results if t.kind == "again"]
     wanted = tuned_parameters(found.settings, search.tuned.chosen)
-    assert len(last) == 16
+    assert len(last) == 3
     assert all(tuned_parameters(found.settings, t) == wanted for t in last)
     picks = {
         search.picks.fastest,
         search.picks.recommended,
         search.picks.most_efficient,
     }
-    assert not picks & {t.trial_id for t in (first, *last)}
+    assert not picks & {t.trial_id for t in last}
 
 
 @pytest.mark.parametrize(
@@ -313,53 +311,7 @@ class SlowingBench(FormulaBench):
         rate = speed * answer.figures.get("samples_per_s", 0.0)
         if not rate:
             return answer
-        windows = {"samples_per_s": rate, "window_samples_per_s": 3 * [rate]}
-        if times := answer.figures.get("times_below"):
-            windows["below_window_samples_per_s"] = 3 * [rate / times]
-        return replace(answer, figures={**answer.figures, **windows})
-
-
-@dataclass
-class TwoSpeedBench(FormulaBench):
-    """Every fourth trial finds the host at 0.8 of its speed."""
-
-    def _answer(self, spec, key):
-        answer = super()._answer(spec, key)
-        if spec.kind != "again":
-            return answer
-        speed = 1.0 if len(self.results) % 4 else 0.8
-        rate = speed * answer.figures["samples_per_s"]
-        windows = {"samples_per_s": rate, "window_samples_per_s": 2 * [rate]}
-        waits = {"cpu_wait_pct": self.machine["cpu_wait_pct"]}
-        return replace(answer, figures={**answer.figures, **windows, **waits})
-
-
-@pytest.mark.parametrize(
-    ("wait_pct", "flags", "gpus", "prior", "drifts"),
-    [
-        (4.9, ["avx2", "hypervisor"], 0, ON_VIRTUAL_CPU, False),
-        (5.1, ["avx2", "hypervisor"], 0, ON_VIRTUAL_CPU, True),
-        (None, ["avx2", "hypervisor"], 0, ON_VIRTUAL_CPU, True),
-        (4.9, ["avx2"], 0, ON_CPU, True),
-        (4.9, [], 0, ON_CPU, True),
-        (4.9, ["avx2", "hypervisor"], 1, ON_GPU, True),
-    ],
-)
-def test_spells_of_a_speed_are_expected_of_a_quiet_virtual_machine_alone(
-    wait_pct, flags, gpus, prior, drifts, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(environment, "cpu_instructions", lambda: flags)
-    monkeypatch.setattr(outcome, "nvidia_gpu_count", lambda: gpus)
-    machine = {"cpu_wait_pct": wait_pct}
-    search = Search(bench(tmp_path, machine, TwoSpeedBench, mode="tune"))
-    search.bench.processes = 1
-    run_tune(search)
-    found = summarise(search)["tuned"]["provenance"]
-    rates = [t.rate for t in search.bench.results if t.kind in ("end_to_end", "again")]
-    assert len({round(rate) for rate in rates}) == 2
-    expected = promised([[rate] for rate in rates], prior, drifts=drifts)
-    interval = found["samples_per_s_low"], found["samples_per_s_high"]
-    assert interval == pytest.approx((expected.low, expected.high), rel=0.01)
+        return replace(answer, figures={**answer.figures, "samples_per_s": rate})
 
 
 def test_a_host_that_slows_hides_no_gain(tmp_path):
@@ -380,10 +332,14 @@ def test_a_host_that_slows_hides_no_gain(tmp_path):
     source = summarise(slowing)["tuned"]["provenance"]
     rate, before = source["samples_per_s"], source["samples_per_s_before"]
     assert rate / before == pytest.approx(expected)
-    last = slowing.bench.results[-1]
-    assert last.kind == "again"
-    assert last.rate < rate < chosen.rate, "the later ones count for more"
-    assert source["samples_per_s_low"] < last.rate < source["samples_per_s_high"]
+    *_, last = like = [chosen.rate] + [
+        trial.rate for trial in slowing.bench.results if trial.kind == "again"
+    ]
+    assert (source["samples_per_s_low"], source["samples_per_s_high"]) == (
+        last,
+        chosen.rate,
+    )
+    assert rate == pytest.approx(median(like))
 
 
 def test_a_grid_goes_upwards_until_memory_runs_out(tmp_path):

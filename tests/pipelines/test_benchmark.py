@@ -753,7 +753,7 @@ def test_settings_tuned_elsewhere_warn_before_training(data, caplog):
 @pytest.mark.parametrize(
     ("came", "level"), [(100.0, "INFO"), (80.0, "WARNING")], ids=["inside", "below"]
 )
-def test_a_training_ends_with_what_was_promised(data, caplog, came, level):
+def test_a_training_ends_with_what_trials_gave(data, caplog, came, level):
     rows = datasets.load_from_disk(str(data / "05_model_input" / "train_tokens"))
     settings = parse_settings({"model": {"config": {"model_type": "bert"}}})
     here = provenance(settings, device_name(), 1, token_key(rows_from_dataset(rows)))
@@ -770,7 +770,7 @@ def test_a_training_ends_with_what_was_promised(data, caplog, came, level):
         hooks.after_pipeline_run()
     [record] = caplog.records
     assert record.levelname == level
-    assert f"95.0 to 105.0 samples/s were promised, {came:.1f} came" in record.message
+    assert f"trials gave 95.0 to 105.0 samples/s, {came:.1f} came" in record.message
 
 
 def test_broken_tuned_versions_are_named_and_left_out(data, caplog):

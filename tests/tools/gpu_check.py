@@ -268,7 +268,7 @@ def _as_they_end(running: list[Future[Check]]) -> Iterator[Check]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 where all is well, 1 where a check failed or a rate is low."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parts = ["tests", "kernels", "fsdp", "rates"]
+    parts = ["tests", "kernels", "rates"]
     parser.add_argument("--only", nargs="+", choices=parts, default=parts)
     names = [one.name for one in (*CONFIGURATIONS, *IN_SMALL)]
     parser.add_argument("--configurations", nargs="+", choices=names, help="rates of")

@@ -49,11 +49,11 @@ def _provenance_lines(summary: Mapping[str, Any], source: Mapping[str, Any]) -> 
 
 
 def interval_text(source: Mapping[str, Any]) -> str:
-    """` (90 %: 160 to 181)`; empty where there were too few windows."""
+    """` (trials: 160 to 181)`; empty if there was one trial."""
     low, high = source["samples_per_s_low"], source["samples_per_s_high"]
     if low is None:
         return ""
-    return f" (90 %: {number_text(low)} to {number_text(high)})"
+    return f" (trials: {number_text(low)} to {number_text(high)})"
 
 
 def _optimisation_lines(
@@ -69,7 +69,7 @@ def _optimisation_lines(
 
 def _source(provenance: Mapping[str, Any]) -> dict[str, Any]:
     """What a later training compares itself with."""
-    found = {
+    return {
         name: provenance[name]
         for name in ("device", "devices", "versions", "token_key", "model", "date")
     } | {
@@ -77,6 +77,3 @@ def _source(provenance: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in provenance.items()
         if name in RATES and value is not None
     }
-    if tflops := provenance.get("tflops_per_s"):
-        found["tflops_per_s"] = float(f"{tflops:.4g}")
-    return found

@@ -5,18 +5,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import asdict
-from statistics import median
 from typing import Any
 
-from flatout.engine.benchmark.promise import (
-    ON_CPU,
-    ON_GPU,
-    ON_VIRTUAL_CPU,
-    QUIET_WAIT_PCT,
-    Prior,
-    Promise,
-    promised,
-)
+from flatout.engine.benchmark.promise import Promise, promised
 from flatout.engine.benchmark.recommend import (
     provenance,
     time_to_train,
@@ -28,7 +19,7 @@ from flatout.engine.benchmark.search import ADVISES, Search
 from flatout.engine.benchmark.trials.trial_spec import TrialResult
 from flatout.engine.benchmark.tune import GAIN
 from flatout.engine.benchmark.verdict import judge, memory_pct, scaling_share
-from flatout.engine.machine.environment import is_virtual_machine, nvidia_gpu_count
+from flatout.engine.machine.environment import nvidia_gpu_count
 from flatout.engine.models.flops import peak_tflops
 
 
@@ -162,7 +153,6 @@ def _tuned(search: Search, trial: TrialResult | None) -> dict[str, Any] | None:
         promise,
         promise.samples_per_s / gain if gain else None,
     )
-    source["tflops_per_s"] = _plain_tflops(bench, trial.precision)
     return {
         "parameters": tuned_parameters(bench.settings, trial),
         "provenance": source,
@@ -173,47 +163,11 @@ def _tuned(search: Search, trial: TrialResult | None) -> dict[str, Any] | None:
     }
 
 
-def _plain_tflops(bench: Bench, precision: str | None) -> float | None:
-    """Of plain products, where they were tried in this precision."""
-    for figures in bench.figures.values():
-        if figures.get("peak_tflops_measured"):
-            same = figures.get("precision", precision) == precision
-            return float(figures["peak_tflops_measured"]) if same else None
-    return None
-
-
 def _promise(search: Search, trial: TrialResult) -> Promise:
-    """From all trials of `trial`'s settings, and of the configured ones where both were
-    measured by turns."""
-    bench, configured = search.bench, search.configured
-    ratio = trial.times_below if search.tuned is not None else None
-    trials: list[list[float]] = []
-    for one in bench.results:
-        windows: list[float] = []
-        if _is_like(one, trial, bench):
-            windows += _windows(bench, one)
-        if ratio is not None and configured and _is_like(one, configured, bench):
-            windows += [ratio * rate for rate in _windows(bench, one)]
-        if ratio is not None and one is trial:
-            windows += [ratio * rate for rate in _windows(bench, one, "below_")]
-        trials.append(windows)
-    found, prior = [t for t in trials if t] or [[trial.rate]], _prior()
-    spells = prior is ON_VIRTUAL_CPU and _is_quiet(bench)
-    return promised(found, prior, drifts=not spells)
-
-
-def _prior() -> Prior:
-    if nvidia_gpu_count():
-        return ON_GPU
-    return ON_VIRTUAL_CPU if is_virtual_machine() else ON_CPU
-
-
-def _is_quiet(bench: Bench) -> bool:
-    """Whether trials had cores when they wanted them; False where the kernel does not
-    count that."""
-    found = [figures.get("cpu_wait_pct") for figures in bench.figures.values()]
-    waits = [wait_pct for wait_pct in found if wait_pct is not None]
-    return bool(waits) and median(waits) <= QUIET_WAIT_PCT
+    """From all trials of `trial`'s settings."""
+    bench = search.bench
+    like = [one.rate for one in bench.results if _is_like(one, trial, bench)]
+    return promised(like or [trial.rate])
 
 
 def _is_like(trial: TrialResult, wanted: TrialResult, bench: Bench) -> bool:
@@ -225,12 +179,6 @@ def _is_like(trial: TrialResult, wanted: TrialResult, bench: Bench) -> bool:
         and trial.world_size == wanted.world_size
         and one == other
     )
-
-
-def _windows(bench: Bench, trial: TrialResult, whose: str = "") -> list[float]:
-    """Samples/s of each window of a trial, or of what stood `below_` it."""
-    figures = bench.figures[trial.trial_id]
-    return list(figures.get(f"{whose}window_samples_per_s", []))
 
 
 def _free(search: Search, advised: TrialResult | None) -> dict[str, Any] | None:

@@ -38,13 +38,11 @@ FREE_LOADER = 20.0
 """So much faster, and no worker is needed: making batches costs under 5 % of a step."""
 EXPLORING_SHARE = 0.6
 """Share of the time limit for exploring; the rest is for what must be confirmed."""
-AGAIN_ON_CPU, AGAIN_ON_GPU = 16, 1
-"""Further processes of the chosen settings: what one training differs from another by.
-Forks take three seconds on two cores, processes that start CUDA half a minute."""
+AGAIN_ON_CPU, AGAIN_ON_GPU = 3, 1
+"""Further processes of the chosen settings: how far one training differs from another.
+Those that start CUDA need half a minute."""
 EXPECTED_TRIALS = 12
 """Beside these."""
-AGAIN_WITHIN_S = 110.0
-"""Of a tune; after that one of them is enough."""
 BATCH_GROWTH = 1.03
 """A larger free global batch must gain so much."""
 
@@ -76,8 +74,6 @@ def tune(bench: Bench) -> Tuned | None:
     if changes is None:
         return None
     changes = explore_steps(bench, changes)
-    if configured.ok and not nvidia_gpu_count():  # between the first and the last ones
-        again(bench, {}, 1)
     tuned = cross(bench, changes, configured)
     if tuned is None:
         return None
@@ -91,15 +87,12 @@ def tune(bench: Bench) -> Tuned | None:
 
 
 def again(bench: Bench, changes: Changes, times: int) -> None:
-    """Settings that were measured before, in other minutes and processes: no choice
-    follows from it, so that without time left there is none, but the promise does."""
-    label = "once more" if changes else f"{CONFIGURED}, once more"
+    """Settings that were measured before, in other processes: no choice follows from
+    it, so that there is none if no time is left."""
     with suppress(OutOfTime):
-        for number in range(times):
-            if number and bench.elapsed_s > AGAIN_WITHIN_S:
-                return
+        for _ in range(times):
             options = {"again": len(bench.results)}
-            bench.run("again", changes, label=label, options=options)
+            bench.run("again", changes, label="once more", options=options)
 
 
 def _runnable(bench: Bench, configured: TrialResult) -> Changes | None:

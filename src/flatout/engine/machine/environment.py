@@ -130,12 +130,6 @@ def cpu_instructions() -> list[str]:
     return sorted(told.split())
 
 
-def is_virtual_machine() -> bool:
-    """Whether other machines may share this one's processor unseen; False where the
-    system does not tell, as off x86."""
-    return "hypervisor" in cpu_instructions()
-
-
 def _of_first_cpu(field: str) -> str:
     try:
         with open("/proc/cpuinfo") as file:

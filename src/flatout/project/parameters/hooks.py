@@ -105,12 +105,9 @@ class ParameterHooks:
             )
 
 
-PEAK_SECONDS = 1.0
-
-
 class TunedHooks:
     """Warns where tuned settings were measured on something else than this; else says
-    at the end whether the promised rate came."""
+    at the end whether the rate of their trials came."""
 
     _is_measured = False
     _kept: tuple[bool, str] | None = None
@@ -143,12 +140,8 @@ class TunedHooks:
 
         report = outputs["train_report"]
         if self._is_measured and report["samples_per_s"]:
-            tflops = report.get("peak_tflops_measured") or self._tflops()
             self._kept = kept(
-                report["samples_per_s"],
-                self._settings.tuned,
-                tflops,
-                report["train_wall_s"],
+                report["samples_per_s"], self._settings.tuned, report["train_wall_s"]
             )
 
     @hook_impl
@@ -156,14 +149,6 @@ class TunedHooks:
         if self._kept is not None:
             inside, text = self._kept
             logger.log(logging.INFO if inside else logging.WARNING, text)
-
-    def _tflops(self) -> float | None:
-        """Of this machine's cores, in a second; a GPU's are in the report."""
-        from flatout.engine.machine.runtime import set_up
-        from flatout.engine.models.flops import measured_tflops
-
-        runtime = set_up(self._settings.runtime)
-        return None if runtime.is_cuda else measured_tflops(runtime, PEAK_SECONDS)
 
 
 def tuned_mismatches(settings: Settings, trained_on: Any) -> list[str]:

@@ -33,7 +33,6 @@ from flatout.engine.benchmark.measuring.windows import (
     spread_pct,
 )
 from flatout.engine.benchmark.trials.trial_spec import Measure, TrialSpec
-from flatout.engine.machine.conditions import Conditions
 from flatout.engine.machine.runtime import Runtime, memory, set_up
 from flatout.engine.train.process_group import ProcessGroup
 from flatout.engine.train.recording.summary import efficiency
@@ -63,16 +62,13 @@ def again(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
     group = _join(job, runtime)
     measure = replace(spec.measure, repeats=AGAIN_WINDOWS)
     warm = warm_training(job, measure, loaded_feed, runtime, group)
-    conditions = Conditions(runtime)
     windows = warm.windows(most_apart_pct=math.inf)
-    conditions.sample()
     windows = windows[1:] or windows
     if group:
         group.leave()
     return {
         **_rates(windows),
         **_resolved_parameters(warm.driver.trainer, warm.feed),
-        **conditions.figures(),
         "note": _note(warm.driver.trainer, windows, []),
     }
 
@@ -174,8 +170,6 @@ def _beside(pairs: list[InterleavedPair]) -> dict[str, Any]:
     return {
         "times_below": median(ratios),
         "times_below_spread_pct": middle_half_pct(ratios),
-        "below_window_samples_per_s": [rate(pair.baseline) for pair in pairs],
-        "turns_times_below": ratios,
     }
 
 
