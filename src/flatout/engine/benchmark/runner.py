@@ -14,7 +14,6 @@ from typing import Any
 
 from flatout.engine.benchmark.recommend import versions
 from flatout.engine.benchmark.trials.processes import Answer, ask, kept_answer
-from flatout.engine.benchmark.trials.standby import Standby
 from flatout.engine.benchmark.trials.trial_spec import (
     Kind,
     Measure,
@@ -65,7 +64,6 @@ class Bench:
     profile: dict[str, Any] | None = None
     """Files that the profile of the chosen trial left."""
     begin_s: float = field(default_factory=time.perf_counter)
-    standby: Standby = field(default_factory=Standby)
 
     @cached_property
     def _rows(self) -> SplitRows:
@@ -225,7 +223,7 @@ class Bench:
             self.options.trial_timeout_s,
             self.options.memory_headroom,
             {},
-            standby=self.standby,
+            forks=True,
         )
 
     def _filled(self, trial: TrialResult, answer: Answer) -> TrialResult:

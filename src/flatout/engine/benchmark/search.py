@@ -105,8 +105,6 @@ def search(
             options.max_minutes,
             len(bench.results),
         )
-    finally:
-        bench.standby.close()
     return found
 
 

@@ -236,6 +236,22 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     return {**inherited, _STARTER: str(os.getpid()), **extra}
 
 
+@contextmanager
+def as_child(extra: Mapping[str, str]) -> Iterator[None]:
+    """The variables of `child_environment` in this process, while one starts that takes
+    them over."""
+    before = dict(os.environ)
+    try:
+        for name in _RANK_VARIABLES & before.keys():
+            del os.environ[name]
+        os.environ.update(child_environment(extra))
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
+
 def starter() -> int:
     """Process id of who started this process, dead or not. Told once: whom this process
     starts in its turn has another."""

@@ -34,7 +34,7 @@ def throughput(trials: pd.DataFrame) -> go.Figure:
     figure = _figure("Throughput", "global batch, samples", "samples/s")
     if rows.empty:
         return _empty(figure, "no training was measured")
-    for name, group in rows.groupby([_settings_name(row) for row in rows.itertuples()]):
+    for name, group in rows.groupby(_line_names(rows)):
         line = group.sort_values("global_batch_size")
         figure.add_scatter(
             x=line["global_batch_size"],
@@ -46,6 +46,10 @@ def throughput(trials: pd.DataFrame) -> go.Figure:
         )
     figure.update_xaxes(type="log", tickvals=sorted(rows["global_batch_size"].unique()))
     return figure
+
+
+def _line_names(rows: pd.DataFrame) -> pd.Series:
+    return pd.Series([_settings_name(row) for row in rows.itertuples()], rows.index)
 
 
 def _settings_name(row: Any) -> str:

@@ -21,8 +21,8 @@ import psutil
 
 from flatout.engine.benchmark.measuring.phases import GpuSampler
 from flatout.engine.benchmark.measuring.windows import Warm, block_steps, enough, rate
+from flatout.engine.benchmark.trials.forks import is_fork, start_fork
 from flatout.engine.benchmark.trials.processes import MODULE, command, write_spec
-from flatout.engine.benchmark.trials.standby import fork, is_fork
 from flatout.engine.benchmark.trials.trial_spec import TrialSpec
 from flatout.engine.machine.environment import child_environment, training_environment
 from flatout.engine.parameters import parse_settings
@@ -116,7 +116,7 @@ def _start(spec: TrialSpec, folder: Path) -> Baseline:
     write_spec(below, stored["job"], folder / "below")
     variables = training_environment(settings.runtime)
     if is_fork(variables):
-        forked = fork(MODULE, folder / "below", folder / "log.txt")
+        forked = start_fork("fork", MODULE, folder / "below", folder / "log.txt")
         process = psutil.Process(forked.pid)
     else:
         process = psutil.Popen(

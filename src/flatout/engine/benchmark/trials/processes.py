@@ -24,7 +24,7 @@ from typing import Any
 
 import psutil
 
-from flatout.engine.benchmark.trials.standby import TRIAL, Running, Standby
+from flatout.engine.benchmark.trials.forks import SERVER, Running
 from flatout.engine.benchmark.trials.trial_spec import TrialSpec
 from flatout.engine.files.atomic_write import write_text
 from flatout.engine.launch.job_files import JobFiles
@@ -37,7 +37,8 @@ from flatout.engine.machine.environment import (
 
 logger = logging.getLogger(__name__)
 
-MODULE = TRIAL
+MODULE = "flatout.engine.benchmark.trials.trial"
+"""What a trial's process runs."""
 KEPT = frozenset({"ok", "oom"})
 """Answers that nobody asks for again."""
 POLL_S = 0.1
@@ -75,15 +76,16 @@ def ask(
     headroom: float,
     variables: Mapping[str, str],
     stop: Callable[[], bool] | None = None,
-    standby: Standby | None = None,
+    *,
+    forks: bool = False,
 ) -> Answer:
     """Run a trial in `folder` and keep its answer there. `headroom`: share of the
-    machine's memory that stays free, where its device has none of its own. `standby`:
-    starts it, where it can."""
+    machine's memory that stays free, if its device has none of its own. `forks`: start
+    it from the fork server, if this machine can."""
     write_spec(spec, asdict(files), folder)
     limit = resident_limit_bytes(headroom)
     answer = run_isolated(
-        spec, folder, timeout_s, limit, variables=variables, stop=stop, standby=standby
+        spec, folder, timeout_s, limit, variables=variables, stop=stop, forks=forks
     )
     if answer.status != "stopped":
         write_text(folder / "answer.json", json.dumps(asdict(answer)))
@@ -105,7 +107,7 @@ def run_isolated(
     *,
     variables: Mapping[str, str] = MappingProxyType({}),
     stop: Callable[[], bool] | None = None,
-    standby: Standby | None = None,
+    forks: bool = False,
 ) -> Answer:
     """Run the trial whose spec.json lies in `folder`. Its log is kept there, below the
     command that runs it again by hand.
@@ -122,8 +124,9 @@ def run_isolated(
     log = folder / "log.txt"
     log.write_text(f"$ {by_hand(spec, folder, own)}\n")
     process: Running | None = None
-    if standby is not None and spec.world_size == 1:
-        process = standby.start(MODULE, folder, own)
+    if forks and spec.world_size == 1:
+        kind = str((spec.settings.model.config or {}).get("model_type", ""))
+        process = SERVER.start(MODULE, folder, own, kind)
     process = process or _start(spec, folder, own)
     try:
         fault = wait_for(process, timeout_s, max_resident_bytes, stop)

@@ -1,4 +1,4 @@
-"""A trial that says who it is: `python -m tests.engine.standby_trial FOLDER`."""
+"""A trial that says who it is: `python -m tests.engine.fork_trial FOLDER`."""
 
 from __future__ import annotations
 
