@@ -83,7 +83,7 @@ def has_learnt(history: Sequence[LogPoint], chance: float | None) -> bool:
     return bool(history) and history[-1].loss < first / 2
 
 
-def grad_norm_warning(norms: list[float], *, has_learnt: bool) -> str | None:
+def grad_norm_warning(norms: list[float], *, has_learnt: bool = False) -> str | None:
     """Median gradient norm of the log points outside the healthy band."""
     finite = sorted(norm for norm in norms if math.isfinite(norm))
     if not finite:

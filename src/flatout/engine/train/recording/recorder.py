@@ -180,9 +180,9 @@ class Recorder:
         if bad_step < StepSums.NEVER:
             raise self._bad_step(bad_step, figures).error()
         point = self._point(figures, batch, learning_rate)
-        self._steps_since_log = 0
         self.history.append(point)
-        self.metrics.write(point.step, point.as_metrics())
+        self._write(point)
+        self._steps_since_log = 0
         every = self.trainer.job.settings.train.log_every
         if point.step - self.start_step <= FIRST_POINTS * every:  # a resumed run's too
             self.judge_health()
@@ -195,6 +195,19 @@ class Recorder:
             ]
             self.progress.window(point, self.windows, self.start_step, *spent_s)
         return point
+
+    def _write(self, point: LogPoint) -> None:
+        """A mean over no target is no loss: it is told of, and goes to no store."""
+        metrics = point.as_metrics()
+        if not self._steps_since_log:
+            del metrics["train_loss"]
+            if self.health_watch is not None:
+                self.health_watch.tell(
+                    "targets",
+                    f"no row of the batches up to step {point.step} has a target: the "
+                    "model learns nothing from them, and their loss of 0 means nothing",
+                )
+        self.metrics.write(point.step, metrics)
 
     @contextmanager
     def paused(self, phase: str) -> Iterator[None]:
@@ -278,7 +291,7 @@ class Recorder:
         return LogPoint(
             step=done,
             epoch=done / self.trainer.data.batches.steps_per_epoch,
-            loss=figures["loss"] / (self._steps_since_log or math.nan),
+            loss=figures["loss"] / max(1, self._steps_since_log),
             learning_rate=learning_rate,
             grad_norm=figures["last_norm"],
             samples_per_s=rates.samples_per_s,

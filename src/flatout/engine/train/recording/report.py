@@ -14,7 +14,7 @@ class LogPoint:
     step: int
     epoch: float
     loss: float
-    """Mean over the window's steps that have a target; NaN if none has."""
+    """Mean over the window's steps that have a target; 0 if none has."""
     learning_rate: float
     grad_norm: float
     samples_per_s: float
