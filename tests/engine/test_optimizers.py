@@ -195,3 +195,32 @@ def test_a_step_on_the_fast_path_is_adamws(tmp_path):
     assert isinstance(trainer.stepper, Stepper)
     assert trainer.stepper.updater.fused and trainer.resolved.fused_optimizer
     assert len(trainer.optimizer.param_groups) == 2
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, None])
+def test_momentum_is_the_one_that_is_set(momentum):
+    """0 is a value of its own: PyTorch's SGD without momentum keeps no state."""
+    model = nn.Linear(3, 2)
+    settings = TrainSettings(optimizer="sgd", momentum=momentum)
+    made = build_optimizer(model, settings, fused=False, capturable=False)
+    expected = 0.9 if momentum is None else momentum
+    assert {group["momentum"] for group in made.param_groups} == {expected}
+    model(torch.ones(1, 3)).sum().backward()
+    made.step()
+    kept = [state.get("momentum_buffer") for state in made.state.values()]
+    assert any(buffer is not None for buffer in kept) is bool(expected)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_changes_no_weight(fused, loss):
+    """Its gradient may be finite all the same, as where a target is masked out late."""
+    model = nn.Linear(3, 2)
+    before = copy.deepcopy(model.state_dict())
+    optimizer = build_optimizer(model, TrainSettings(), fused=fused, capturable=False)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    norm, finite = Updater(optimizer, 1.0, fused=fused)(torch.tensor(loss))
+    assert bool(norm.isfinite()) and not bool(finite)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])

@@ -35,6 +35,12 @@ def test_rates_are_exact(settings, expected):
     assert rates(10, warmup_fraction=0.2, **settings) == pytest.approx(expected)
 
 
+def test_a_part_of_a_step_of_warm_up_is_a_whole_one():
+    """0.25 of 10 steps are 2.5, which `TrainingArguments.get_warmup_steps` makes 3."""
+    found = rates(10, warmup_fraction=0.25, schedule="constant")
+    assert found == pytest.approx([1 / 3, 2 / 3, *[1] * 8])
+
+
 @pytest.mark.parametrize(
     ("batch", "meant", "rate"), [(64, 16, 2.0), (16, 64, 0.5), (64, None, 1.0)]
 )
