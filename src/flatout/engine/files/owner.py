@@ -2,25 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import platform
-from functools import cache
 from pathlib import Path
 
 import psutil
-import xxhash
-
-
-@cache
-def process_space() -> str:
-    """Where a process number means one process: containers of one name, and a machine
-    before and after its start, count as several."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
-        marks = f"{boot.strip()}{os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:  # not Linux
-        return platform.node()
-    return f"{platform.node()}~{xxhash.xxh3_64_hexdigest(marks.encode())}"
 
 
 def start_ticks(pid: int) -> int | None:

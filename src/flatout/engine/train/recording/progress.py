@@ -61,8 +61,7 @@ class Progress:
             return
         left_s = self._left_s(point.step, windows, start, evaluate_s)
         left_s += self._looks_left_s(point.step, start, look_s)
-        if not math.isnan(point.samples_per_s):  # later steps may be faster
-            self._hold_against_deadline(point.elapsed_s + left_s, windows)
+        self._hold_against_deadline(point.elapsed_s + left_s, windows)
         now = time.monotonic()
         if now < self._next_s and point.step < self._trainer.total_steps:
             return
@@ -156,9 +155,6 @@ def progress_line(
         return f"{begin}  {loss}  {memory_gib:.1f} GiB  (no rate yet)"
     chosen = steady(list(windows))
     mean = sum(w.samples for w in chosen) / seconds_of(chosen)
-    if math.isnan(point.samples_per_s):  # other steps follow, as those compiled late
-        rate = f"{mean:.0f} samples/s so far"
-        return f"{begin}  {duration(left_s)} left  {loss}  {rate}  {memory_gib:.1f} GiB"
     padding_pct = 100 * (1 - point.tokens_per_s / point.padded_tokens_per_s)
     return "  ".join(
         [
