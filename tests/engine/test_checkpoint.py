@@ -27,6 +27,7 @@ from flatout.engine.checkpoints.checkpoint_writer import CheckpointWriter
 from flatout.engine.checkpoints.shards import whole_tensor
 from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.runtime import set_up
+from flatout.engine.train import loop
 from flatout.engine.train.keeping.snapshots import (
     Snapshots,
     UnsoundStateError,
@@ -36,6 +37,7 @@ from flatout.engine.train.keeping.snapshots import (
 from flatout.engine.train.recording.health import NonFiniteError
 from flatout.engine.train.recording.recorder import Recorder
 from flatout.engine.train.setup.assemble import assemble
+from flatout.engine.train.setup.identity import identity
 from tests.engine.runs import Crash, crash, make_job, when_logged
 
 FILES = (
@@ -321,3 +323,12 @@ def test_a_tensor_that_no_rank_shares_is_whole():
     tensor = torch.arange(3.0, requires_grad=True)
     found = whole_tensor(tensor)
     assert torch.equal(found, tensor) and not found.requires_grad
+
+
+def test_another_training_is_refused_before_its_model_is_built(tmp_path, monkeypatch):
+    job = make_job(tmp_path)
+    known = {**identity(job), "train.learning_rate": 0.5}
+    write_checkpoint(job.work_folder, Manifest(4, 12, 1, known, None), lambda _: [])
+    monkeypatch.setattr(loop, "assemble", None)
+    with pytest.raises(CheckpointError, match=r"learning_rate: 0\.5 -> 0\.001"):
+        loop.train(job, set_up(job.settings.runtime))

@@ -44,7 +44,7 @@ class Resume:
             self._set_aside("", "")
             forget_finished(self.folder)
             return None
-        self._check_identity(found)
+        check_identity(found.folder, found.manifest, self.identity)
         forget_finished(self.folder)
         self._set_aside(*self._names_kept(found))
         self._fetch_best(found)
@@ -68,14 +68,6 @@ class Resume:
                 "never"
             )
         return found
-
-    def _check_identity(self, found: Checkpoint) -> None:
-        if differences := differing(found.manifest.identity, self.identity):
-            raise CheckpointError(
-                f"{found.folder} was made by another training (then -> now): "
-                f"{'; '.join(differences)}. Set these back to go on with it, or set "
-                "train.resume: never to start from the beginning"
-            )
 
     def _names_kept(self, found: Checkpoint) -> tuple[str, str]:
         if found.folder.parent.resolve() != self.folder.resolve():
@@ -105,15 +97,25 @@ class Resume:
             )
 
 
-def glimpse(wanted: str, folder: Path) -> Manifest | None:
-    """Of the run that `train.resume: <wanted>` would go on with; its files are checked
-    by `Resume` alone, and so are its faults told."""
+def check_identity(folder: Path, found: Manifest, identity: dict[str, Any]) -> None:
+    """Raises CheckpointError if `folder` has a checkpoint of another training."""
+    if differences := differing(found.identity, identity):
+        raise CheckpointError(
+            f"{folder} was made by another training (then -> now): "
+            f"{'; '.join(differences)}. Set these back to go on with it, or set "
+            "train.resume: never to start from the beginning"
+        )
+
+
+def glimpse(wanted: str, folder: Path) -> Checkpoint | None:
+    """The checkpoint that `train.resume: <wanted>` would go on from; its files are
+    checked by `Resume` alone, and so are its faults told."""
     if wanted == "never":
         return None
     named = folder if wanted == "auto" else Path(wanted)
     for candidate in [*step_folders(named), named]:
         try:
-            return read_manifest(candidate)
+            return Checkpoint(candidate, read_manifest(candidate))
         except CheckpointError:
             continue
     return None

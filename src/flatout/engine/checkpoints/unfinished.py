@@ -47,9 +47,10 @@ class Unfinished:
             with suppress(OSError):
                 os.pwrite(self._file, f"{self._key} {step:20d}".encode(), 0)
 
-    def end(self) -> None:
-        """The training has its result."""
+    def close(self, *, finished: bool) -> None:
+        """`finished`: the training has its result."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
-            self._path.unlink(missing_ok=True)
+            if finished:
+                self._path.unlink(missing_ok=True)

@@ -123,13 +123,6 @@ def cpu_name() -> str:
     return _of_first_cpu("model name") or "CPU"
 
 
-def cpu_instructions() -> list[str]:
-    """What code that is built for this CPU may use; a virtual machine hides some of it.
-    Empty where the system does not tell."""
-    told = _of_first_cpu("flags") or _of_first_cpu("Features")
-    return sorted(told.split())
-
-
 def _of_first_cpu(field: str) -> str:
     try:
         with open("/proc/cpuinfo") as file:

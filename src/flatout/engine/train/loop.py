@@ -13,6 +13,7 @@ import torch
 
 from flatout.engine.batches.collation import StepBatch
 from flatout.engine.batches.loader import StepLoader
+from flatout.engine.checkpoints.resume import check_identity, glimpse
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.building import load_pretrained
 from flatout.engine.rows.rows import SplitRows
@@ -33,7 +34,7 @@ from flatout.engine.train.recording.summary import build_report, resolved_parame
 from flatout.engine.train.recording.timing import compile_clock
 from flatout.engine.train.schedule import learning_rate
 from flatout.engine.train.setup.assemble import Trainer, assemble
-from flatout.engine.train.setup.identity import agreed
+from flatout.engine.train.setup.identity import agreed, identity
 from flatout.engine.train.setup.job import TrainJob
 from flatout.engine.train.setup.planned import note_compiled, plan
 from flatout.engine.train.setup.step_data import make_collator, make_planner
@@ -77,6 +78,9 @@ def train(
     compile_clock.listen()
     if group:
         group.check_equal(agreed(job))
+    if found := glimpse(job.settings.train.resume, job.work_folder):
+        # Known before the model is loaded.
+        check_identity(found.folder, found.manifest, identity(job))
     trainer = assemble(job, runtime, group, partial(plan, job, runtime))
     announce(trainer)
     recorder, wrong_rows = make_recorder(trainer, begin_s), WrongRows(trainer)

@@ -80,8 +80,7 @@ class Session:
         heartbeat.watch_alone(None)
         self._writer.wait()
         self._note_saved()
-        if kind is None:
-            self._unfinished.end()
+        self._unfinished.close(finished=kind is None)
         self._lock.release()
         self._signals.__exit__()
         if kind is None and self._signals.received:

@@ -25,7 +25,8 @@ def plan(job: TrainJob, runtime: Runtime, model: Any) -> Planned:
     train, seed = job.settings.train, job.settings.runtime.seed
     batches = GlobalBatches(len(job.train), train.global_batch_size, seed)
     asks = runtime.is_cuda and not runtime.deterministic
-    found = glimpse(train.resume, job.work_folder)
+    checkpoint = glimpse(train.resume, job.work_folder)
+    found = checkpoint and checkpoint.manifest
     earlier = _earlier(found, runtime)
     done = found.step if found and earlier is None else 0
     return Planned(
