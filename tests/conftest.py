@@ -36,7 +36,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("busy machine")
 
 PROJECT = Path(__file__).parents[1]
-CORPUS = yaml.safe_load((PROJECT / "conf/test/globals.yml").read_text())["corpus"]
+CORPUS = yaml.safe_load((PROJECT / "conf/test/parameters.yml").read_text())["corpus"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -15,8 +15,8 @@ from flatout.engine.parameters import DistributedSettings
 from tests.command_checks import fault_of
 from tests.conftest import PROJECT
 
-SLURM = PROJECT / "conf" / "clusters" / "slurm.sh"
-KUBERNETES = PROJECT / "conf" / "clusters" / "pytorchjob.yaml"
+SLURM = PROJECT / "deploy" / "slurm.sh"
+KUBERNETES = PROJECT / "deploy" / "pytorchjob.yaml"
 OF_SLURM = {"$SLURM_NNODES": "2", "$SLURM_NODEID": "1", "$ENDPOINT": "node0:29500"}
 
 SRUN = """case "$*" in *--nodes=1*) exit 0 ;; esac

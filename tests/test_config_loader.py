@@ -59,13 +59,14 @@ def test_the_benchmark_writes_beside_the_configuration_in_use(conf):
     assert own["filepath"] == str(PROJECT / "conf/tuned/parameters.yml")
 
 
-@pytest.mark.parametrize("env", [None, "local", *SETTINGS_OF_TRAINING])
+@pytest.mark.parametrize("env", [None, "local", "test", "elmo", *SETTINGS_OF_TRAINING])
 def test_the_users_data_and_model_are_those_of_local(conf, env):
     found = loader(conf, env)
     assert found["catalog"]["raw_texts"]["filepath"] == "mine.csv"
-    assert "train_tokens" in found["catalog"]
+    assert "{split}_tokens" in found["catalog"]
     assert found["parameters"]["model"]["name_or_path"] == "mine"
-    assert found["parameters"]["train"]["epochs"] == 7
+    if env not in ("test", "elmo"):
+        assert found["parameters"]["train"]["epochs"] == 7
     assert found["credentials"] == {"server": {"token": "t"}}
     assert found["mlflow"]["ui"]["host"] == "127.0.0.1"
 
@@ -79,7 +80,8 @@ def test_what_was_measured_lies_over_the_environment_of_its_measurement(conf, en
     assert found["parameters"]["train"]["rows"] == "images"
     assert found["parameters"]["train"]["log_every"] == 5
     assert "epochs" not in found.layers()[f"conf/{env}"]["train"]
-    assert list(found.layers())[:3] == ["conf/base", "conf/images", f"conf/{env}"]
+    names = ["conf/base", "conf/local", "conf/images", f"conf/{env}"]
+    assert list(found.layers())[:4] == names
     measured_again = found["catalog"]["tuned_parameters"]["measured_in"]
     assert measured_again["environment"] == "images"
 
@@ -131,10 +133,25 @@ def test_the_command_line_wins_over_all(conf):
     assert (given["log_every"], given["epochs"], given["token_budget"]) == (9, 7, 640)
 
 
-def test_the_test_environment_is_no_matter_of_the_user(conf):
-    found = loader(conf, "test")
-    assert found["catalog"]["raw_texts"]["type"] != "pandas.CSVDataset"
-    assert found["parameters"]["train"]["max_steps"] == 8
+@pytest.mark.parametrize("place", ["file", "command line"])
+def test_data_dir_and_paths_move_the_catalog(conf, place):
+    moved = {"data_dir": "/else", "images": {"path": "photos"}, "corpus": {"rows": 50}}
+    if place == "file":
+        write(conf / "local/parameters.yml", moved)
+    found = loader(conf, "images", **(moved if place == "command line" else {}))
+    tokens = found["catalog"]["{split}_tokens"]["filepath"]
+    assert tokens == "/else/05_model_input/{split}_tokens"
+    assert found["catalog"]["raw_images"]["path"] == "photos"
+    assert found["parameters"]["paths"]["checkpoints"] == "/else/06_models/checkpoints"
+    (conf / "local/catalog.yml").unlink()
+    again = loader(conf, None, **(moved if place == "command line" else {}))
+    assert again["catalog"]["raw_texts"]["rows"] == 50
+
+
+def test_environments_set_parameters_only():
+    folders = [f for f in (PROJECT / "conf").iterdir() if f.is_dir()]
+    others = [f for f in folders if f.name not in ("base", "local", "tuned", "best")]
+    assert {file.name for f in others for file in f.iterdir()} == {"parameters.yml"}
 
 
 def test_without_a_local_folder_environments_are_kedros(conf):

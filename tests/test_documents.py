@@ -182,7 +182,7 @@ def test_pages_beside_the_code_are_stubs():
 def test_every_file_of_conf_is_in_its_page():
     conf = PROJECT / "conf"
     text = (conf / "README.md").read_text()
-    files = [*conf.glob("base/*.yml"), *conf.glob("clusters/*"), conf / "logging.yml"]
+    files = [*conf.glob("base/*.yml"), conf / "logging.yml"]
     names = [file.relative_to(conf).as_posix() for file in files]
     assert sorted(name for name in names if f"`{name}`" not in text) == []
 

@@ -10,7 +10,7 @@ from flatout.datasets import TextFiles
 from flatout.engine.parameters import SettingsError, SplitSettings
 from flatout.pipelines.split.nodes import split_rows
 from flatout.project.catalog_hooks import CatalogHooks
-from flatout.project.raw_origin import origin_of
+from flatout.project.data_origin import origin_of
 
 
 def files(folder, names):
@@ -39,12 +39,11 @@ def test_the_entries_are_read_in_place_of_raw_texts(tmp_path):
 def test_a_change_of_one_file_is_noticed(tmp_path):
     catalog, entries = files(tmp_path, ("train", "test"))
     CatalogHooks().after_catalog_created(catalog, entries)
-    before = origin_of(catalog)
+    before = origin_of(catalog, "raw_texts")
     assert before["name"] == "raw_train_texts, raw_test_texts"
-    assert before["tells_changes"]
-    assert origin_of(catalog) == before
+    assert origin_of(catalog, "raw_texts") == before
     (tmp_path / "test.csv").write_text("text,label\nnew,a\n")
-    assert origin_of(catalog)["state"] != before["state"]
+    assert origin_of(catalog, "raw_texts")["state"] != before["state"]
 
 
 def test_other_splits_without_train_are_refused(tmp_path):

@@ -30,7 +30,7 @@ CONFIG_LOADER_ARGS = {
     "base_env": "base",
     "default_run_env": "local",
     # Without it an environment's `train: {max_steps: 4}` would drop all else of train.
-    "merge_strategy": {"parameters": "soft", "mlflow": "soft", "globals": "soft"},
+    "merge_strategy": {"parameters": "soft", "mlflow": "soft"},
     "config_patterns": {"mlflow": ["mlflow*", "mlflow*/**", "**/mlflow*"]},
     "custom_resolvers": {
         "project_path": project_path,

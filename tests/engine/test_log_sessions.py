@@ -116,7 +116,7 @@ def test_what_is_not_there_is_named(tmp_path, options, message):
     entry = LogSessions(filepath=str(structured(tmp_path)), **options)
     with pytest.raises(RawTextsError, match=message) as caught:
         read(entry)
-    assert re.search(r"structured\.csv.*conf/deeplog/catalog\.yml", str(caught.value))
+    assert re.search(r"structured\.csv.*conf/local/catalog\.yml", str(caught.value))
 
 
 def test_a_pattern_that_is_none_is_refused_by_the_entry():

@@ -25,6 +25,7 @@ from flatout.engine.parameters import Settings
 from flatout.engine.tasks import columns_of
 from flatout.engine.tokenizing.token_keys import changed_options
 from flatout.project.data_origin import tokens_fault
+from flatout.project.fitting import raw_entry
 
 READING_LIMIT_S = 4.0
 SHOWN_LABELS = 8
@@ -33,18 +34,19 @@ MANY_LABELS = 1000
 
 def raw_rows(catalog: DataCatalog, settings: Settings) -> list[Finding]:
     """Two rows: the columns with the first rows judged, and the labels in them."""
-    source = catalog.get("raw_texts")
+    raw = raw_entry(settings)
+    source = catalog.get(raw)
     if isinstance(source, DocstringCorpus) and not source.is_parsed:
         text = "the built-in corpus; the first run parses it"
         return [Finding("data", "ok", text), Finding("labels", "ok", "package names")]
     if isinstance(source, TextFiles) and source.is_remote:
-        text = "raw_texts is a URL: the first run fetches it and looks at it"
+        text = f"{raw} is a URL: the first run fetches it and looks at it"
         return [Finding("data", "ok", text)]
     try:
         data = within(READING_LIMIT_S, source.load)
         return judged(data, settings)
     except TimeoutError:
-        text = f"raw_texts was not read within {READING_LIMIT_S:g} s: not looked at"
+        text = f"{raw} was not read within {READING_LIMIT_S:g} s: not looked at"
         return [Finding("data", "ok", text)]
     except (DatasetError, RawTextsError) as error:
         fix = "name file and columns in conf/local: catalog.yml, parameters.yml"

@@ -1,5 +1,5 @@
-"""Kedro's configuration loader: conf/local in force below some environments, files
-read once, and parameters checked and complete."""
+"""Kedro's configuration loader with one rule for every environment: conf/base, then
+conf/local, then the environment. Files are read once, parameters are checked."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from flatout.project.fitting import fit_pipelines
 TUNED, BEST = "tuned", "best"
 """Environments that the benchmark and the sweep write."""
 
+PARAMETERS = "parameters*.y*ml"
 SITUATIONS = ("first_try", "low_memory", "slow_loader", "final_run", "reproducible")
 
 SETTINGS_OF_TRAINING = ("slow", TUNED, BEST, *SITUATIONS)
-"""Environments that only say how to train: the user's data, model and credentials are
-those of conf/local."""
+"""Environments that set how to train and neither data nor model."""
 
 
 class NotTunedError(Exception):
@@ -30,14 +30,13 @@ class NotTunedError(Exception):
 
 
 class ProjectConfigLoader(OmegaConfigLoader):
-    """base <- env, as Kedro has it; base <- local <- env for SETTINGS_OF_TRAINING.
-    `tuned` and `best` lie over the environment that they were measured in.
+    """base <- local <- env. `tuned` and `best` lie over the environment that they were
+    measured in.
 
-    Kedro alone would put `tuned` in the place of `local`, and train the built-in corpus
-    with settings that were measured on the user's own.
-
-    Kedro's parses all files again at each access, and a run has a dozen: half a second.
-    `parameters` has the defaults of all that no file names.
+    Kedro puts an environment in the place of `local`, so that `--env=tuned` would train
+    the built-in corpus with settings that were measured on the user's own. Kedro also
+    parses all files again at each access, and a run has a dozen: half a second.
+    `parameters` holds the defaults of all that no file names.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -47,6 +46,8 @@ class ProjectConfigLoader(OmegaConfigLoader):
         super().__init__(*args, **options)
         OmegaConf.register_new_resolver("conf_path", self._conf_path, replace=True)
         OmegaConf.register_new_resolver("this_run", self.this_run, replace=True)
+        OmegaConf.register_new_resolver("parameter", self._parameter, replace=True)
+        OmegaConf.register_new_resolver("data_dir", self._data_dir, replace=True)
         if self.env == TUNED:
             self._check_tuned()
 
@@ -60,10 +61,23 @@ class ProjectConfigLoader(OmegaConfigLoader):
             else project_path(f"conf/{path}")
         )
 
+    def _parameter(self, path: str, default: Any = None) -> Any:
+        """`${parameter:corpus.rows}` in a catalog: the value of the command line or of
+        the parameters' files."""
+        names = [self.base_env, *self._environments()]
+        folders = [Path(self.conf_source, name) for name in names]
+        files = [f for folder in folders for f in sorted(folder.rglob(PARAMETERS))]
+        given = OmegaConf.merge(*map(OmegaConf.load, files), self.runtime_params or {})
+        return OmegaConf.select(given, path, default=default)
+
+    def _data_dir(self) -> str:
+        """`${data_dir:}`: the folder of all that a run writes."""
+        return str(self._parameter("data_dir", "data"))
+
     def this_run(self) -> dict[str, Any]:
-        """What another command must say to train on the same: its environment, where
-        that is one of data or models, and the parameters of its command line."""
-        env = self.lower_env if self.env in SETTINGS_OF_TRAINING else self.env
+        """What another command needs to train on the same data: the environment that
+        sets data and model, if any, and the parameters of the command line."""
+        env = self._measured_in() if self.env in SETTINGS_OF_TRAINING else self.env
         named = None if env in (None, self.base_env, self.default_run_env) else env
         return {"environment": named, "params": self.runtime_params or {}}
 
@@ -95,9 +109,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
     def layers(self) -> dict[str, dict[str, Any]]:
         """The parameters that each place names, by its name, the last one in force."""
         given, self.runtime_params = self.runtime_params, {}
-        folders = [self.base_env, self.env or self.default_run_env]
-        if self._is_layered:
-            folders.insert(1, self.lower_env)
+        folders = [self.base_env, *self._environments()]
         try:
             found = {
                 f"conf/{name}": self._folder(name, "parameters") for name in folders
@@ -111,7 +123,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
         return found if key != "parameters" else {**found, **self._complete(found)}
 
     def __setitem__(self, key: str, value: Any) -> None:
-        self._found.clear()  # globals are in what was read of others
+        self._found.clear()
         self._parsed.clear()
         super().__setitem__(key, value)
 
@@ -132,31 +144,35 @@ class ProjectConfigLoader(OmegaConfigLoader):
         return deepcopy(self._found[state])
 
     def _read(self, key: str) -> dict[str, Any]:
-        if not self._is_layered or key not in self.config_patterns:
+        environments = self._environments()
+        if len(environments) < 2 or key not in self.config_patterns:
             return super().__getitem__(key)
-        asked, self.env = self.env, self.lower_env
-        try:
-            under = super().__getitem__(key)
-        finally:
-            self.env = asked
-        return self._over(under, key)
+        found = self._folder(self.base_env, key)
+        for name in environments:
+            found = self._over(found, name, key)
+        return found or super().__getitem__(key)
 
-    @property
-    def _is_layered(self) -> bool:
-        lower = Path(self.conf_source) / self.lower_env
-        return self.env in SETTINGS_OF_TRAINING and lower.is_dir()
+    def _environments(self) -> list[str]:
+        """Those in force over conf/base, the last one wins. An archive of conf/ is read
+        as Kedro does, without conf/local."""
+        env = self.env or self.default_run_env
+        if env == self.base_env:
+            return []
+        names = [self.default_run_env, self._measured_in(), env]
+        is_there = Path(self.conf_source, self.default_run_env).is_dir()
+        return list(dict.fromkeys(n for n in names if n)) if is_there else [env]
 
-    @property
-    def lower_env(self) -> str:
-        """What lies below SETTINGS_OF_TRAINING: of measured ones the environment that
-        they were measured in, which may be of images or numbers."""
+    def _measured_in(self) -> str | None:
+        """The environment that `tuned` or `best` was measured in, which may be one of
+        images or numbers."""
         name = str(self.env)
-        is_there = name in (TUNED, BEST) and Path(self.conf_source, name).is_dir()
-        measured = self._folder(name, "parameters") if is_there else {}
-        return str((measured.get(name) or {}).get("environment", self.default_run_env))
+        if name not in (TUNED, BEST) or not Path(self.conf_source, name).is_dir():
+            return None
+        found = (self._folder(name, "parameters").get(name) or {}).get("environment")
+        return str(found) if found else None
 
-    def _over(self, under: dict[str, Any], key: str) -> dict[str, Any]:
-        over = self._folder(str(self.env), key)
+    def _over(self, under: dict[str, Any], name: str, key: str) -> dict[str, Any]:
+        over = self._folder(name, key)
         if self.merge_strategy.get(key) != "soft":
             return {**under, **over}
         merged = OmegaConf.merge(under, over)

@@ -1,41 +1,47 @@
-"""Which raw rows the token rows come from, so that old ones never pass for new.
+"""Which raw data the token rows were made from, so that old rows never pass for new.
 
-Beside the rows stand the digest of the raw data and, noted by `OriginHooks`, a hash of
-what the catalog said of `raw_texts` then: its entry, and the sizes and times of its
-files, or what their store says of them. Where these are as they were nothing is read;
-where they are not, the digest decides.
+When rows are saved, `OriginHooks` notes the state of the raw data beside them: a hash
+of the catalog entry and of the size, times and inode of its files. If that state is the
+same at the start of a training, nothing is read. If it differs, the digest of the raw
+rows decides.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from pathlib import Path
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+import xxhash
 from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
 from kedro.io import DataCatalog, DatasetError
 from kedro.pipeline import Pipeline
 
-from flatout.datasets import DocstringCorpus, KeyedArrowDataset
+from flatout.datasets import DocstringCorpus, KeyedArrowDataset, OwnSplits, TextFiles
 from flatout.engine.data.columns import Columns
+from flatout.engine.data.forms.given_splits import entry_of
 from flatout.engine.data.raw_texts import SPLITS, open_raw_texts
+from flatout.engine.data.readers.remote_files import shown
 from flatout.engine.data.split_recipes import ROWS_DIGEST, split_options
 from flatout.engine.files.atomic_folder import note_facts, stored_facts, stored_key
 from flatout.engine.files.content_key import ContentKey
 from flatout.engine.parameters import Settings
 from flatout.engine.parameters.faults import first_line
 from flatout.engine.tasks import columns_of
+from flatout.project.fitting import raw_entry
 from flatout.project.parameters.hooks import TRAINING_NODES, checked_settings
-from flatout.project.raw_origin import origin_of
 
 logger = logging.getLogger(__name__)
 
 ORIGIN = "raw_texts"
-"""The fact of a folder that says what its rows were made from."""
+"""The fact of a folder that holds the state of the raw data."""
 DECIDES_NO_ROW = ("max_rejected_fraction", "label_type")
-"""Of the options of split: a limit, and what the tokens' own check tells."""
+"""Options of split that change no row."""
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+"""The address of an object in memory differs at each start."""
 
 
 class OriginHooks:
@@ -67,40 +73,35 @@ class OriginHooks:
 
     @hook_impl
     def after_dataset_loaded(self, dataset_name: str) -> None:
-        if dataset_name == "raw_texts" and self._catalog is not None:
-            self._origin = origin_of(self._catalog, fetched=True)
+        if self._catalog and dataset_name == raw_entry(self._settings):
+            self._origin = origin_of(self._catalog, dataset_name, fetched=True)
 
     @hook_impl
     def after_dataset_saved(self, dataset_name: str) -> None:
-        """Also where the rows were kept: their source may have another name now."""
+        """Rows that were kept are noted too: their source may have a new name."""
         if self._catalog is None or dataset_name not in ("train_rows", "train_tokens"):
             return
-        folder = _folder(self._catalog, dataset_name)
-        if dataset_name == "train_tokens" and (rows := self._rows_folder()):
+        folder, rows = (_folder(self._catalog, n) for n in (dataset_name, "train_rows"))
+        if dataset_name == "train_tokens" and rows:
             self._origin = stored_facts(rows).get(ORIGIN)
         if folder is not None and self._origin is not None:
             note_facts(folder, {ORIGIN: self._origin})
 
-    def _rows_folder(self) -> Path | None:
-        return None if self._catalog is None else _folder(self._catalog, "train_rows")
-
 
 def samples_fault(catalog: DataCatalog, settings: Settings) -> str | None:
-    """What samples of a fixed shape were made from, where that is another now; None
-    where it cannot be known because the raw files are not here."""
+    """Why stored samples of a fixed shape are not those of the raw files; None if they
+    are, or if the raw files are not on this machine."""
     from flatout.engine.arrays.opening import open_source
     from flatout.engine.arrays.recipes import changes_since
 
-    kind, splits = settings.train.rows, []
-    for split in SPLITS:
-        folder = _folder(catalog, f"{split}_{kind}")
-        if folder is not None and (key := stored_key(folder)):
-            splits.append(key)
+    kind = settings.train.rows
+    folders = [_folder(catalog, f"{split}_{kind}") for split in SPLITS]
+    keys = [key for folder in folders if folder and (key := stored_key(folder))]
     try:
         source = open_source(kind, catalog.load(f"raw_{kind}"), settings)
         changes = {
             change
-            for key in splits
+            for key in keys
             for change in changes_since(key, source, settings.split, settings.model)
         }
     except (DatasetError, OSError, ValueError) as error:
@@ -115,8 +116,8 @@ def samples_fault(catalog: DataCatalog, settings: Settings) -> str | None:
 
 
 def tokens_fault(catalog: DataCatalog, settings: Settings) -> str | None:
-    """What the tokens were made from, and what is there in its place; None where that
-    is the same, or cannot be known because rows or raw data are not here."""
+    """Why the tokens are not those of the raw data; None if they are, or if rows or raw
+    data are not on this machine."""
     stale = [name for name in SPLITS if _is_stale(catalog, name)]
     tokens, rows = _folder(catalog, "train_tokens"), _folder(catalog, "train_rows")
     if not stale or tokens is None or rows is None:
@@ -138,49 +139,38 @@ def _is_stale(catalog: DataCatalog, split: str) -> bool:
 
 
 def rows_fault(catalog: DataCatalog, settings: Settings) -> str | None:
-    """The same of the rows that split made, and of its parameters."""
-    folder = _folder(catalog, "train_rows")
+    """Why the rows of the split are not those of the raw data and its parameters."""
+    folder, raw = _folder(catalog, "train_rows"), raw_entry(settings)
     key = stored_key(folder) if folder else None
     if folder is None or key is None or "raw_texts" not in key.fields:
-        logger.info("what the tokens were made from is not here: taken as they are")
+        logger.info("the rows behind the tokens are not here: the tokens are trusted")
         return None
-    task = settings.model.task
-    columns = columns_of(settings.split, task)
-    changes = _changed_options(key, columns, settings)
-    if changes:
+    columns = columns_of(settings.split, settings.model.task)
+    if changes := _changed_options(key, columns, settings):
         return (
             f"the rows were split with other parameters (then -> now): "
             f"{'; '.join(changes)}. Run kedro run, or set the parameters back"
         )
-    now = origin_of(catalog)
+    now = origin_of(catalog, raw)
     if now is None:
-        logger.info("raw_texts cannot be opened here: the tokens are taken as they are")
-    if now is None or _is_untouched(folder, now):
+        logger.info("%s cannot be opened here: the tokens are trusted", raw)
+    if now is None or stored_facts(folder).get(ORIGIN) == now:
         return None
-    same = _same_content(catalog, key, columns)
+    same = _same_content(catalog.get(raw), raw, key, columns)
     if same:
         note_facts(folder, {ORIGIN: now})
     if same is not False:
         return None
-    then, here = _name(stored_facts(folder)), _name({ORIGIN: now})
+    then, here = _name(stored_facts(folder)), now["name"]
     if then == here:
         return (
-            f"{here or 'raw_texts'} holds other rows than those that the tokens were "
-            "made from: run kedro run"
+            f"{here} holds other rows than those that the tokens were made from: run "
+            "kedro run"
         )
     return (
-        f"the tokens were made from {then or 'other data'}, raw_texts is now {here} "
-        "(a file's name counts, too): run kedro run, or set raw_texts back"
+        f"the tokens were made from {then or 'other data'}, {raw} is now {here} "
+        f"(a file's name counts, too): run kedro run, or set {raw} back"
     )
-
-
-def _is_untouched(folder: Path, now: Mapping[str, Any]) -> bool:
-    """By what the catalog says of raw_texts."""
-    same = stored_facts(folder).get(ORIGIN) == now
-    if same and not now["tells_changes"]:
-        text = "%s has no files to look at: not compared with the tokens"
-        logger.info(text, now["name"])
-    return bool(same)
 
 
 def _changed_options(
@@ -191,29 +181,91 @@ def _changed_options(
         for name, value in split_options(columns, settings.split).items()
         if name not in DECIDES_NO_ROW
     }
-    if not columns.has_labels:  # of the task, which the tokens' own check compares
+    if not columns.has_labels:  # the tokens' own check compares the task
         del wanted["split.label_column"]
     stored = {name: key.fields.get(name.removeprefix("split.")) for name in wanted}
     return ContentKey(wanted).changes_since(ContentKey(stored))
 
 
 def _same_content(
-    catalog: DataCatalog, key: ContentKey, columns: Columns
+    entry: Any, raw: str, key: ContentKey, columns: Columns
 ) -> bool | None:
-    """By the digest of all raw rows; None where they cannot be had."""
-    entry = catalog.get("raw_texts")
+    """By the digest of all raw rows; None if they cannot be read."""
     if isinstance(entry, DocstringCorpus) and not entry.is_parsed:
         return None
-    logger.info("raw_texts is not as it was: comparing what it holds")
+    logger.info("%s is not as it was: comparing what it holds", raw)
     try:
-        raw = open_raw_texts(entry.load())
-        if set(columns.names) - set(raw.column_names):
+        rows = open_raw_texts(entry.load())
+        if set(columns.names) - set(rows.column_names):
             return False
-        return bool(raw.digest(columns.names) == key.fields["raw_texts"])
+        return bool(rows.digest(columns.names) == key.fields["raw_texts"])
     except Exception as error:  # each kind of entry has errors of its own
         why = first_line(error)
-        logger.warning("raw_texts cannot be compared with the tokens: %s", why)
+        logger.warning("%s cannot be compared with the tokens: %s", raw, why)
         return None
+
+
+def origin_of(
+    catalog: DataCatalog, raw: str, *, fetched: bool = False
+) -> dict[str, str] | None:
+    """`name` and `state` of the raw data, without reading a row; None if the entry
+    cannot be made here. A hash, because an entry may hold credentials. `fetched`: the
+    state of remote files when they were fetched."""
+    try:
+        entry = catalog.get(raw)
+        described = entry._describe()
+    except Exception:  # a package that is not installed here
+        return None
+    state = xxhash.xxh3_128()
+    for name, value in sorted(described.items()):
+        state.update(repr((name, ADDRESS.sub("", str(value)))).encode())
+    for part in entry.parts.values() if isinstance(entry, OwnSplits) else [entry]:
+        for file_state in _file_states(part, fetched):
+            state.update(repr(file_state).encode())
+    return {"name": _shown(entry, described), "state": state.hexdigest()}
+
+
+def short_name(catalog: DataCatalog, raw: str) -> str:
+    """Name of the data for people; empty if the entry cannot be made."""
+    found = origin_of(catalog, raw)
+    if found is None:
+        return ""
+    is_built_in = isinstance(catalog.get(raw), DocstringCorpus)
+    return "docstrings" if is_built_in else found["name"].split(".")[0][:40]
+
+
+def _shown(entry: Any, described: Mapping[str, Any]) -> str:
+    """A name without the credentials that a URL may carry."""
+    if isinstance(entry, DocstringCorpus):
+        return "the built-in corpus"
+    if isinstance(entry, OwnSplits):
+        return ", ".join(map(entry_of, entry.parts))
+    place = str(_place(described) or described.get("name") or type(entry).__name__)
+    if "://" in place:
+        return PurePosixPath(shown(place)).name
+    return Path(place).name if _place(described) else place
+
+
+def _place(described: Mapping[str, Any]) -> Any:
+    return next((described[n] for n in ("filepath", "path") if described.get(n)), None)
+
+
+def _file_states(entry: Any, fetched: bool) -> Iterator[tuple[Any, ...]]:
+    """Name and state of each file of a raw entry."""
+    place = _place(entry._describe())
+    if isinstance(entry, TextFiles) and entry.is_remote:
+        try:
+            yield from sorted(entry.stamps(fetched=fetched).items())
+        except DatasetError:  # loading reports why
+            yield "not reached", None
+    elif place and not isinstance(entry, DocstringCorpus):
+        path = Path(str(place))
+        for file in sorted([path, *path.rglob("*")]):
+            if file.is_file():
+                found = file.stat()
+                times = found.st_mtime_ns, found.st_ctime_ns
+                name = str(file.relative_to(path.parent))
+                yield name, found.st_size, *times, found.st_ino
 
 
 def _name(facts: Mapping[str, Any]) -> str | None:
@@ -222,7 +274,7 @@ def _name(facts: Mapping[str, Any]) -> str | None:
 
 
 def _folder(catalog: DataCatalog, name: str) -> Path | None:
-    """Of an entry that keeps a key; None for a user's own kind of entry."""
+    """Folder of an entry that keeps a key; None for an entry of another kind."""
     entry = catalog.get(name)
     if not isinstance(entry, KeyedArrowDataset):
         return None

@@ -10,17 +10,29 @@ from kedro.pipeline import Pipeline
 from flatout.engine.parameters import Settings
 
 OF_ROWS = ("train", "evaluate", "predict", "benchmark", "sweep")
-"""Those whose inputs have the name of what a sample is, as `train.rows` says."""
+"""Pipelines whose inputs have the name of the kind of rows, `train.rows`."""
+OF_SESSIONS = "next-key"
+"""The task that learns from sessions instead of texts."""
+
+
+def raw_entry(settings: Settings) -> str:
+    """Name of the catalog entry with the raw data of this training."""
+    if settings.train.rows != "tokens":
+        return f"raw_{settings.train.rows}"
+    return "raw_sessions" if settings.model.task == OF_SESSIONS else "raw_texts"
 
 
 def fit_pipelines(settings: Settings) -> None:
     """Let the project's pipelines read such rows, and the default one be those that the
     parameter `pipelines` names, from now on."""
-    kind = settings.train.rows
+    kind, raw = settings.train.rows, raw_entry(settings)
     for name in OF_ROWS if kind != "tokens" else ():
         if name in pipelines:
             module = import_module(f"flatout.pipelines.{name}")
             pipelines[name] = module.create_pipeline(rows=kind)
+    if kind == "tokens" and "split" in pipelines:
+        module = import_module("flatout.pipelines.split")
+        pipelines["split"] = module.create_pipeline(raw=raw)
     named = [pipelines[name] for name in settings.pipelines if name in pipelines]
     if named:
         pipelines["__default__"] = sum(named, start=Pipeline([]))

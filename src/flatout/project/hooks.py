@@ -31,8 +31,9 @@ from flatout.engine.machine import environment
 from flatout.engine.parameters import SettingsModel
 from flatout.engine.parameters.secrets import without_password
 from flatout.places import check_store, project_path, tracking_store
+from flatout.project.data_origin import short_name
+from flatout.project.fitting import raw_entry
 from flatout.project.parameters.hooks import TRAINING_NODES, checked_settings
-from flatout.project.raw_origin import short_name
 from flatout.project.recording.mlflow_options import MlflowOptions
 from flatout.project.recording.model_logging import (
     ModelLogger,
@@ -303,8 +304,7 @@ class TrackingHooks:
 
     def _run_name(self, nodes: set[str], catalog: DataCatalog) -> str:
         settings = self._settings
-        rows = settings.train.rows
-        data = short_name(catalog, "raw_texts" if rows == "tokens" else f"raw_{rows}")
+        data = short_name(catalog, raw_entry(settings))
         if "run_trials" in nodes:
             return facts.run_name(
                 data, settings, f"benchmark-{settings.benchmark.mode}"

@@ -90,8 +90,8 @@ __all__ = [
 class Settings(SettingsModel):
     """All parameters together, as `conf/*/parameters*.yml` spell them."""
 
-    data_dir: str | None = None
-    """Read by the catalog; here so that `--params=data_dir=...` is no unknown key."""
+    data_dir: str = "data"
+    """Folder of everything that a run writes; the catalog's paths are below it."""
     pipelines: list[str] = []
     """What `kedro run` runs without --pipelines. Empty: split, tokenize, train,
     evaluate."""

@@ -10,12 +10,12 @@ from flatout.engine.parameters.common import Auto, Count, SettingsModel
 
 
 class CorpusSettings(SettingsModel):
-    """The built-in corpus, where a run asks for another size of it."""
+    """Size of the built-in corpus."""
 
-    rows: int | None = Field(None, ge=10)
-    """Docstrings. null: the number that `conf/*/globals.yml` gives."""
-    labels: int | None = Field(None, ge=2)
-    """Packages they are taken from. null: as in `conf/*/globals.yml`."""
+    rows: int | None = Field(12_000, ge=10)
+    """Number of docstrings; null: all there are."""
+    labels: int = Field(10, ge=2, le=12)
+    """Number of packages they come from."""
 
 
 class Fractions(SettingsModel):

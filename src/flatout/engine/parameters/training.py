@@ -341,3 +341,7 @@ class PathSettings(SettingsModel):
     """Folder."""
     metrics: str = "data/08_reporting/train_metrics.jsonl"
     """File, one JSON object a log point."""
+    tuned: str | None = None
+    """File that the benchmark writes for `--env=tuned`; null: `conf/tuned`."""
+    best: str | None = None
+    """File that the sweep writes for `--env=best`; null: `conf/best`."""

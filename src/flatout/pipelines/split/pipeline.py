@@ -9,12 +9,13 @@ from kedro.pipeline import Node, Pipeline
 from flatout.pipelines.split.nodes import split_rows
 
 
-def create_pipeline(**_: Any) -> Pipeline:
+def create_pipeline(raw: str = "raw_texts", **_: Any) -> Pipeline:
+    """`raw`: name of the catalog entry with the raw data."""
     return Pipeline(
         [
             Node(
                 func=split_rows,
-                inputs=["raw_texts", "params:split", "params:model.task"],
+                inputs=[raw, "params:split", "params:model.task"],
                 # The quarantine is saved first: it is there when the run stops.
                 outputs={
                     "rejected_rows": "rejected_rows",

@@ -1,58 +1,61 @@
-"""Values that are given where nothing reads them, or that only the catalog reads."""
+"""Parameters and catalog entries that nothing would read are refused before a run."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
-from flatout.engine.parameters import Settings, SettingsError, parse_settings, refusal
+from kedro.framework.project import pipelines
+
+from flatout.engine.parameters import Settings, SettingsError, refusal
+from flatout.engine.parameters.faults import NEAR
 from flatout.project.config_loader import ProjectConfigLoader
-from flatout.project.parameters.entries import refuse_misspelt_names
+from flatout.project.fitting import raw_entry
 
 
 def check_sources(loader: ProjectConfigLoader) -> None:
-    """Raises SettingsError for globals that cannot be used, for parameters that work
-    only as globals or on the command line, and for misspelt catalog entries."""
-    _check_globals(loader["globals"])
-    refuse_unread(loader.given_parameters, loader.runtime_params or {})
-    refuse_misspelt_names(loader)
-
-
-def _check_globals(found: Mapping[str, Any]) -> None:
-    """The catalog takes them as they are: a fault would show after hours, or never."""
-    corpus = found.get("corpus", {})
-    parse_settings({"corpus": corpus})
-    missing = [f"corpus.{name}" for name in ("rows", "labels") if name not in corpus]
-    if missing or corpus["labels"] is None:
+    """Raises SettingsError for parameters in globals.yml, for raw data under a name
+    that the task does not read, and for misspelt entries."""
+    if "corpus" in loader["globals"]:
         raise SettingsError(
-            f"{' and '.join(missing) or 'corpus.labels'} must be set in "
-            "conf/base/globals.yml (corpus.rows may be null: all there are)"
+            "corpus in globals.yml changes nothing since version 0.2: move it to "
+            "conf/local/parameters.yml"
         )
+    own, raw = _entries(loader, loader.default_run_env), raw_entry(loader.settings)
+    if raw == "raw_sessions" and "raw_texts" in own and raw not in own:
+        raise SettingsError(
+            "model.task: next-key reads the catalog entry raw_sessions: rename "
+            f"raw_texts in conf/{loader.default_run_env}"
+        )
+    refuse_misspelt_entries(loader)
 
 
-def refuse_unread(parameters: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """`given` came with --params; all other `parameters` come from files, where the
-    catalog does not see them."""
-    corpus, asked = parameters.get("corpus") or {}, given.get("corpus") or {}
-    faults = [
-        f"corpus.{name} in a parameters file changes nothing: set it in "
-        f"conf/local/globals.yml, or with --params=corpus.{name}={corpus[name]}"
-        for name in sorted(set(corpus) - set(asked))
-    ]
-    for kind in ("arrays", "images"):
-        path = (parameters.get(kind) or {}).get("path")
-        if path and "path" not in (given.get(kind) or {}):
-            faults.append(
-                f"{kind}.path in a parameters file changes nothing: name {path} in the "
-                f"entry raw_{kind} of the catalog, or with --params={kind}.path={path}"
+def refuse_misspelt_entries(loader: ProjectConfigLoader) -> None:
+    """Kedro accepts an entry of any name, and would read the one of conf/base."""
+    base = _entries(loader, loader.base_env)
+    own = {name.partition("@")[0] for name in loader["catalog"].keys() - base} - base
+    given = _entries(loader, loader.default_run_env)
+    for name in sorted(own):
+        if name.startswith("_") or "{" in name:
+            continue
+        near = difflib.get_close_matches(name, base - given, n=1, cutoff=NEAR)
+        if near and not any(name in p.datasets() for p in pipelines.values()):
+            raise SettingsError(
+                f"catalog entry {name}: no pipeline uses it; did you mean {near[0]}? "
+                "Rename it, or remove it; a name that begins with _ is left alone"
             )
-    if "data_dir" in parameters and "data_dir" not in given:
-        faults.append(
-            "data_dir in a parameters file changes nothing: give it with "
-            f"--params=data_dir={parameters['data_dir']}"
-        )
-    if faults:
-        raise SettingsError("; ".join(faults))
+
+
+def _entries(loader: ProjectConfigLoader, environment: str) -> set[str]:
+    """Names of the catalog entries of one environment."""
+    folder = Path(loader.conf_source, environment)
+    if not folder.is_dir():  # an archive of conf/
+        return set()
+    patterns = loader.config_patterns["catalog"]
+    found = loader.load_and_merge_dir_config(str(folder), patterns, "catalog", set())
+    return set(found)
 
 
 def check_groups(given: Mapping[str, Any], inputs: Collection[str]) -> None:

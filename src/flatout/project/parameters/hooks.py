@@ -23,7 +23,6 @@ from flatout.engine.sweep.space import check_sweep
 from flatout.engine.tasks import check_options
 from flatout.project.config_loader import ProjectConfigLoader
 from flatout.project.parameters.checks import check_groups, check_sources
-from flatout.project.parameters.entries import refuse_misspelt_options
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +50,7 @@ def check_machine(settings: DistributedSettings, pipeline: Pipeline) -> None:
             f"the same data folder (train.distributed.num_machines is "
             f"{settings.num_machines}): start one task a machine "
             "(--ntasks-per-node=1) and name the machines to each, as "
-            "conf/clusters/slurm.sh does; flatout starts a process a GPU by itself"
+            "deploy/slurm.sh does; flatout starts a process a GPU by itself"
         )
     others = pipeline - _from_training_on(pipeline)
     if settings.machine_rank > 0 and others.nodes:
@@ -76,15 +75,13 @@ class ParameterHooks:
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
         self._settings = checked_settings(context)
-        self._loader = loader_of(context)
-        check_sources(self._loader)
+        check_sources(loader_of(context))
 
     @hook_impl
     def before_pipeline_run(
         self, run_params: dict[str, Any], pipeline: Pipeline
     ) -> None:
         check_groups(run_params.get("runtime_params") or {}, pipeline.inputs())
-        refuse_misspelt_options(self._loader, pipeline.datasets())
         runner = str(run_params["runner"])
         names = {node.name for node in pipeline.nodes}
         if "run_sweep" in names:

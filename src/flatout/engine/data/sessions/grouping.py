@@ -160,7 +160,7 @@ def _check_columns(reader: TextFiles, columns: LogColumns) -> None:
             raise RawTextsError(
                 f"{reader.path} has the columns {listed(present)}; {option} is "
                 f"{name!r}, which is not there once{hint}. Set {option} of the entry "
-                "(conf/deeplog/catalog.yml)"
+                "(conf/local/catalog.yml)"
             )
 
 
@@ -171,5 +171,5 @@ def _no_session(file: Path, columns: LogColumns, broken: list[BrokenRow]) -> str
     return (
         f"{file}: session_pattern {columns.pattern!r} is found in no line of "
         f"{columns.session}{example}. Set session_pattern of the entry in "
-        "conf/deeplog/catalog.yml; null takes the whole column"
+        "conf/local/catalog.yml; null takes the whole column"
     )

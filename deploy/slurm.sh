@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train on several machines under Slurm: sbatch conf/clusters/slurm.sh, in the project.
+# Train on several machines under Slurm: sbatch deploy/slurm.sh, in the project.
 # One task a machine; flatout starts a process a GPU on each. The project's folder (data/
 # above all) lies on a file system that all machines share.
 #SBATCH --job-name=flatout
