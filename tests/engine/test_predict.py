@@ -379,7 +379,9 @@ def test_a_split_is_judged_by_the_threshold_of_the_settings(saved):
         settings = parse_settings(
             {"runtime": {"precision": "fp32", "threads": 1}, "model": options}
         )
-        found = SplitPredictions(model, tokenizer, dataset, LABEL_NAMES, settings)
+        found = SplitPredictions(
+            model, tokenizer, dataset, dataset, LABEL_NAMES, settings
+        )
         made = plan_predictions(found)["predictions"]
         keys.add(str(made.key.digest))
         given = 1 / (1 + np.exp(-plain)) > threshold

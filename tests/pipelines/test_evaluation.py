@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,26 +17,33 @@ from kedro.framework.startup import bootstrap_project
 from kedro.io import DataCatalog, DatasetError
 from kedro.pipeline import Pipeline
 from kedro.runner import SequentialRunner
+from scipy.stats import entropy
 from sklearn import metrics
+from sklearn.dummy import DummyRegressor
 from transformers import AutoTokenizer
 
 from flatout.datasets import TransformersModel
 from flatout.engine.models.building import load_pretrained
+from flatout.engine.models.trained_rows import TrainedRows, row_hashes
 from flatout.engine.predict.judgement import (
+    baseline_figures,
     class_figures,
     class_table,
     confusion_counts,
 )
 from flatout.engine.rows.tokens import TokenRows
+from flatout.engine.tokenizing.token_keys import token_key
 from flatout.pipelines import train
 from flatout.pipelines.evaluate import create_pipeline
 from flatout.project.catalog_hooks import TrustHooks
 from flatout.tracking.pages.pictures import _confusion, draw
 from tests.conftest import PROJECT
-from tests.engine.families import LABEL_NAMES, built
+from tests.engine.families import LABEL_NAMES, VOCABULARY, built, task_of
 from tests.engine.remote_code import write_model
 from tests.pipelines.tokens import write_tokens
 
+SPECIAL = replace(VOCABULARY, special_token_ids=(0, 3, 4))
+"""What the tokenizer of `write_tokens` says."""
 CLASSES, LANGUAGE = "sequence-classification", "causal-lm"
 
 
@@ -51,10 +60,10 @@ def saved_model(data: Path, family: str, task: str) -> Path:
     return folder
 
 
-def evaluate(data: Path, task: str = CLASSES, split: str = "test"):
+def evaluate(data: Path, task: str = CLASSES, split: str = "test", **runtime):
     """Run the pipeline; the catalog has what came of it."""
     bootstrap_project(PROJECT)
-    asked = {"data_dir": str(data), "model": {"task": task}}
+    asked = {"data_dir": str(data), "model": {"task": task}, "runtime": runtime}
     asked |= {"evaluate": {"split": split, "wrong_rows": 3}}
     session = KedroSession.create(PROJECT, env="test", runtime_params=asked)
     catalog = session.load_context().catalog
@@ -163,6 +172,136 @@ def test_a_language_model_has_figures_and_no_rows(data):
     assert len(catalog.load("test_predictions")) == 0
     assert catalog.load("confusion_matrix") == {}
     assert len(catalog.load("wrong_predictions")) == 0
+
+
+def test_a_masked_model_is_judged_on_the_masks_of_its_training(data):
+    """By transformers, on the rows that a training with this seed masks."""
+    folder = saved_model(data, "bert", "masked-lm")
+    names = data / "06_models/label_names.json"
+    names.write_text("[]")
+    model = load_pretrained(folder).eval()
+    rows = TokenRows.open(data / "05_model_input/test_tokens")
+    for seed in (7, 42):
+        task = task_of("masked-lm", seed, SPECIAL)
+        found = task.targets(rows, np.arange(len(rows)), 0, pools_last=False)
+        losses = []
+        for ids, at, labels in zip(
+            found.values, found.places, found.labels, strict=True
+        ):
+            with torch.no_grad():
+                logits = model(input_ids=torch.tensor([ids.tolist()])).logits[0]
+            true = torch.tensor(labels.tolist())
+            losses += torch.nn.functional.cross_entropy(
+                logits[torch.tensor(at.tolist())], true, reduction="none"
+            ).tolist()
+        report = evaluate(data, "masked-lm", seed=seed).load("evaluation_report")
+        assert report["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+    names.write_text(json.dumps(LABEL_NAMES))
+
+
+def test_the_seed_is_that_of_the_training(data):
+    folder = saved_model(data, "bert", "masked-lm")
+    names = data / "06_models/label_names.json"
+    names.write_text("[]")
+    by_seed = [
+        evaluate(data, "masked-lm", seed=seed).load("test_figures")["loss"]
+        for seed in (3, 4)
+    ]
+    TrainedRows("k", 3, 1, np.zeros(1, np.uint64)).save_pretrained(folder)
+    known = evaluate(data, "masked-lm", seed=4).load("test_figures")["loss"]
+    names.write_text(json.dumps(LABEL_NAMES))
+    assert by_seed[0] != by_seed[1]
+    assert known == by_seed[0]
+
+
+def split_anew(data: Path, seed: int) -> dict[str, list[tuple[int, ...]]]:
+    """Another split of the same rows; its rows by name."""
+    together = datasets.concatenate_datasets(
+        [datasets.load_from_disk(f"{data}/05_model_input/{n}_tokens") for n in SPLITS]
+    ).shuffle(seed)
+    found, start = {}, 0
+    for name, count in SPLITS.items():
+        part = together.select(range(start, start + count)).flatten_indices()
+        folder = data / f"05_model_input/{name}_tokens"
+        shutil.rmtree(folder)
+        part.save_to_disk(str(folder))
+        found[name] = [tuple(ids) for ids in part["input_ids"]]
+        start += count
+    return found
+
+
+SPLITS = {"train": 48, "validation": 12, "test": 12}
+
+
+def test_rows_that_were_trained_on_are_counted_in_another_split(tmp_path):
+    """By Python's sets; the report of the training's own split stays good."""
+    data = write_tokens(tmp_path)
+    then = split_anew(data, 1)
+    folder = saved_model(data, "bert", CLASSES)
+    train = datasets.load_from_disk(f"{data}/05_model_input/train_tokens")
+    TrainedRows.of(train, token_key(train), 42).save_pretrained(folder)
+    for split in ("test", "train"):
+        seen = len([ids for ids in then[split] if ids in set(then["train"])])
+        report = evaluate(data, split=split).load("evaluation_report")
+        assert report["trained_on"] == seen
+    kept = (data / "08_reporting/evaluation_report.json").read_bytes()
+
+    now = split_anew(data, 2)
+    seen = len([ids for ids in now["test"] if ids in set(then["train"])])
+    assert seen > 4
+    with pytest.raises(DatasetError, match=f"{seen} of 12 test rows were trained on"):
+        evaluate(data)
+    assert (data / "08_reporting/evaluation_report.json").read_bytes() == kept
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_rows_of_other_data_are_judged_if_their_number_is_known(tmp_path, known):
+    data = write_tokens(tmp_path)
+    folder = saved_model(data, "bert", CLASSES)
+    other = TokenRows.open(data / "05_model_input/train_tokens")
+    hashes = np.unique(row_hashes(other)) + np.uint64(1) if known else None
+    TrainedRows("of other data", 42, 48, hashes).save_pretrained(folder)
+    if known:
+        assert evaluate(data).load("evaluation_report")["trained_on"] == 0
+    else:
+        with pytest.raises(DatasetError, match="an unknown number of 12 test rows"):
+            evaluate(data)
+
+
+def test_another_precision_or_seed_predicts_anew(data):
+    saved_model(data, "bert", CLASSES)
+    file = data / "07_model_output/test_predictions.parquet"
+    evaluate(data, precision="fp32")
+    kept, exact = file.stat().st_mtime_ns, pd.read_parquet(file)["loss"]
+    evaluate(data, precision="bf16")
+    rounded = pd.read_parquet(file)["loss"]
+    assert file.stat().st_mtime_ns != kept
+    assert rounded.to_numpy() == pytest.approx(exact.to_numpy(), rel=0.1, abs=0.1)
+    assert not rounded.equals(exact)
+    kept = file.stat().st_mtime_ns
+    evaluate(data, precision="bf16", seed=9)
+    assert file.stat().st_mtime_ns != kept
+
+
+def test_what_other_tasks_compare_with():
+    """By scikit-learn and SciPy."""
+    numbers = pd.DataFrame({"label": [1.0, 4.0, 4.5, 0.25]})
+    found = baseline_figures(numbers, None, is_language=False)
+    dummy = DummyRegressor().fit(np.zeros((4, 1)), numbers["label"])
+    error = metrics.mean_squared_error(
+        numbers["label"], dummy.predict(np.zeros((4, 1)))
+    )
+    assert found == pytest.approx({"mean_label": 2.4375, "mean_mse": error})
+    sets = pd.DataFrame({"label": ["a, b", "", "a, b", "b"]})
+    assert baseline_figures(sets, None, is_language=False) == {
+        "majority_label": "a, b",
+        "majority_accuracy": 0.5,
+    }
+    rows = datasets.Dataset.from_dict({"input_ids": [[1, 5, 5], [1, 7]]})
+    counts = [2, 2, 1]
+    found = baseline_figures(sets[:0], rows, is_language=True)
+    assert found == pytest.approx({"unigram_loss": entropy(counts)})
+    assert baseline_figures(sets[:0], rows, is_language=False) == {}
 
 
 def test_a_class_that_is_never_predicted_is_told_of(caplog):

@@ -6,6 +6,7 @@ import json
 import traceback
 
 import datasets
+import numpy as np
 import pytest
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
@@ -51,7 +52,16 @@ def trained(tmp_path, task, family, label_names=()):
 )
 def test_tasks_without_classes_are_saved_whole(tmp_path, task, family):
     reports = trained(tmp_path, task, family)
-    assert json.loads((reports / "train_report.json").read_text())["steps"] == 2
+    report = json.loads((reports / "train_report.json").read_text())
+    assert report["steps"] == 2
+    model = tmp_path / "06_models/model"
+    assert json.loads((model / "trained_on.json").read_text()) == {
+        "train_key": report["token_key"],
+        "train_rows": 24,
+        "seed": 42,
+    }
+    ids = token_rows(task, 24).table["input_ids"].to_pylist()
+    assert len(np.load(model / "trained_rows.npy")) == len(set(map(tuple, ids)))
     assert [path.name for path in draw(reports)] == ["training.png", "phases.png"]
 
 

@@ -10,6 +10,7 @@ from flatout.engine.benchmark.verdict import IO_LIMIT_SHARE
 
 MOST_FIGURES = 3
 MAJORITY = "majority_accuracy"
+BASELINES = (MAJORITY, "mean_label", "mean_mse", "unigram_loss")
 NEXT = {
     "kedro run --pipelines=predict": "applies the model",
     "kedro run --pipelines=benchmark": "finds faster settings",
@@ -58,6 +59,12 @@ def _of_evaluation(report: Report | None) -> Iterator[tuple[str, str]]:
         if MAJORITY in report:
             most, share = report["majority_label"], report[MAJORITY]
             yield "", f"accuracy {share:.4f} by saying {most!r} always"
+        if "mean_mse" in report:
+            mean, error = report["mean_label"], report["mean_mse"]
+            yield "", f"mse {error:.4f} by saying {mean:.4g} always"
+        if "unigram_loss" in report:
+            loss = report["unigram_loss"]
+            yield "", f"loss {loss:.4f} by the frequencies of the tokens alone"
         if never := report.get("never_predicted"):
             yield "", f"never predicted: {', '.join(map(str, never))}"
 
@@ -74,7 +81,10 @@ def _figures(report: Report, prefix: str) -> str:
     named = {
         name.removeprefix(prefix): value
         for name, value in report.items()
-        if name.startswith(prefix) and isinstance(value, float) and name != MAJORITY
+        if name.startswith(prefix)
+        and isinstance(value, float)
+        and name not in BASELINES
     }
-    first = list(named.items())[:MOST_FIGURES]
+    first = [item for item in named.items() if item[0] not in BASELINES]
+    first = first[:MOST_FIGURES]
     return "  ".join(f"{name} {value:.4f}" for name, value in first)

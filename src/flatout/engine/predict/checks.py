@@ -24,7 +24,10 @@ def task_of(model: Any, settings: ModelSettings, vocabulary: Vocabulary | None) 
 
 
 def _task_of(
-    model: Any, settings: ModelSettings, vocabulary: Vocabulary | None = None
+    model: Any,
+    settings: ModelSettings,
+    vocabulary: Vocabulary | None = None,
+    seed: int = 0,
 ) -> Task:
     kind, config = type(model).__name__, model.config
     where = config.name_or_path or "the model"
@@ -37,14 +40,15 @@ def _task_of(
             f"run only with model.task: {name}"
         )
     known = settings.model_copy(update={"task": name})
-    return make_task(known, label_names_of(config), vocabulary)
+    return make_task(known, label_names_of(config), vocabulary, seed)
 
 
 def evaluated_task(
-    model: Any, tokenizer: TokenizerFile | None, settings: ModelSettings
+    model: Any, tokenizer: TokenizerFile | None, settings: ModelSettings, seed: int
 ) -> Task:
-    """As `task_of`, also of a model that answers no row, as a language model."""
-    return _task_of(model, settings, vocabulary_of(tokenizer))
+    """As `task_of`, also of a model that answers no row, as a language model. `seed`:
+    that of its training, which chose the tokens that are masked."""
+    return _task_of(model, settings, vocabulary_of(tokenizer), seed)
 
 
 def vocabulary_of(tokenizer: TokenizerFile | None) -> Vocabulary | None:
@@ -58,6 +62,8 @@ def vocabulary_of(tokenizer: TokenizerFile | None) -> Vocabulary | None:
         mask_token_id=tokenizer.token_id("mask_token"),
         special_token_ids=tuple(sorted(n for n, one in added.items() if one.special)),
         unknown_token_id=tokenizer.token_id("unk_token"),
+        start_token_id=tokenizer.token_id("bos_token"),
+        end_token_id=tokenizer.token_id("eos_token"),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import pyarrow.compute as pc
 
 from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.opening import rows_from_dataset
@@ -69,6 +70,29 @@ def class_figures(counts: Counts, names: Sequence[str]) -> dict[str, Any]:
         "majority_label": names[int(true.argmax())],
         "majority_accuracy": float(true.max() / true.sum()),
         "never_predicted": never,
+    }
+
+
+def baseline_figures(
+    predictions: pd.DataFrame, rows: Any, *, is_language: bool
+) -> dict[str, Any]:
+    """What the figures of a task without classes compare with: always the mean, always
+    the commonest set of labels, or each token by its frequency. `rows`:
+    `datasets.Dataset` of the split."""
+    if is_language:
+        tokens = pc.list_flatten(rows.data.table.column("input_ids"))
+        counts = pc.value_counts(tokens).field("counts").to_numpy()
+        shares = counts / counts.sum()
+        return {"unigram_loss": float(-(shares * np.log(shares)).sum())}
+    if not len(predictions):
+        return {}
+    labels = predictions["label"]
+    if pd.api.types.is_float_dtype(labels):
+        return {"mean_label": labels.mean(), "mean_mse": labels.var(ddof=0)}
+    most = labels.value_counts()
+    return {
+        "majority_label": most.index[0],
+        "majority_accuracy": float(most.iloc[0] / len(labels)),
     }
 
 

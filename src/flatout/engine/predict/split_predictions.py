@@ -21,6 +21,7 @@ from flatout.engine.checkpoints.checkpoint_folder import file_hash
 from flatout.engine.files.content_key import ContentKey
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.models.building import ModelError
+from flatout.engine.models.trained_rows import TrainedRows
 from flatout.engine.parameters import Settings
 from flatout.engine.predict.checks import check_tokens, evaluated_task, label_names_of
 from flatout.engine.predict.predictor import Predictor
@@ -33,10 +34,12 @@ from flatout.engine.train.evaluate import Sums
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raise it when the same input would give other predictions."""
 ROWS_AT_ONCE = 4_096
 """Judged together: bounds the memory of Python's objects."""
+MOST_SEEN = 0.01
+"""Share of rows that may be like rows of the training, by chance, in other data."""
 TOLD = frozenset({"label", "score", "value"})
 """Answers of a task that stand in columns of their own here."""
 
@@ -50,24 +53,55 @@ class SplitPredictions:
     """None: the rows are no tokens."""
     tokens: Any
     """`datasets.Dataset`."""
+    train: Any
+    """The same, of the train split beside it."""
     label_names: Sequence[str]
     settings: Settings
 
     @cached_property
+    def trained(self) -> TrainedRows | None:
+        """What the model's folder says of its training."""
+        return TrainedRows.read(self.model.config.name_or_path)
+
+    @property
+    def seed(self) -> int:
+        """Of the model's training, which chose the tokens that are masked."""
+        return self.trained.seed if self.trained else self.settings.runtime.seed
+
+    @cached_property
     def _found(self) -> tuple[Any, dict[str, Any]]:
         """Table of predictions, and figures."""
-        task = evaluated_task(self.model, self.tokenizer, self.settings.model)
+        settings, tokenizer = self.settings, self.tokenizer
+        task = evaluated_task(self.model, tokenizer, settings.model, self.seed)
         _check_names(self.model.config, self.label_names)
-        check_tokens(self.tokens, self.tokenizer)
-        predictor = Predictor(self.model, self.tokenizer, self.settings, task)
+        check_tokens(self.tokens, tokenizer)
+        predictor = Predictor(self.model, tokenizer, settings, task)
         rows = rows_from_dataset(self.tokens)
         _check_length(rows, predictor.max_length)
-        named = {"task": task.settings.task}
+        named = {"task": task.settings.task, "trained_on": self._trained_on(rows, task)}
         if task.one_a_row and task.answer_fields():
             table, figures = _answered(predictor, rows)
             return table, named | figures
         found = predictor.evaluate(rows)
         return _table([], {}, task), named | {"loss": found.loss, **found.metrics}
+
+    def _trained_on(self, rows: SplitRows, task: Task) -> int | None:
+        """How many of the rows the model was trained on; None if that is not known.
+        Raises ModelError if they are texts of another split than the training's."""
+        split, trained = self.settings.evaluate.split, self.trained
+        if trained is None:
+            return None
+        seen, same = trained.count(rows), trained.key == token_key(self.train)
+        if split == "train" or same:
+            return seen
+        # Sessions and numbers repeat by nature; split drops texts that do.
+        if self.tokenizer is None or task.whole_words:
+            if seen:
+                logger.warning("%s", _seen(seen, len(rows), split))
+            return seen
+        if seen is None or seen > MOST_SEEN * len(rows):
+            raise ModelError(_seen(seen, len(rows), split))
+        return seen
 
     def table(self) -> Any:
         """row, label, prediction, score, loss, wrong; then the task's own answers."""
@@ -103,18 +137,30 @@ class FiguresRecipe:
         return self.found.figures()
 
 
+def _seen(seen: int | None, rows: int, split: str) -> str:
+    count = "an unknown number" if seen is None else f"{seen:,}"
+    return (
+        f"{count} of {rows:,} {split} rows were trained on: the model is of another "
+        "split than these rows, and its figures would be too good. Train on this split "
+        "(kedro run), or split as the training did (its data and split.* parameters: "
+        "kedro run --pipelines=split,tokenize), then evaluate"
+    )
+
+
 def plan_predictions(found: SplitPredictions) -> dict[str, Any]:
-    """Recipes by what they make: predictions and figures, kept while model, tokens and
-    precision are the same."""
+    """Recipes by what they make: predictions and figures, kept while model, tokens,
+    precision and seed are the same."""
     settings, config = found.settings, found.model.config
     key = ContentKey(
         {
             "format": FORMAT_VERSION,
             "model": _files_of(config),
             "tokens": token_key(found.tokens),
+            "train": token_key(found.train) if found.trained else None,
             "label_names": list(found.label_names),
             "evaluate.split": settings.evaluate.split,
             "runtime.precision": settings.runtime.precision,
+            "seed": found.seed,
             "model.label_threshold": settings.model.label_threshold,
             "model.mask_probability": settings.model.mask_probability,
         }

@@ -17,6 +17,10 @@ class Vocabulary:
     """In rising order."""
     unknown_token_id: int | None = None
     """Stands for what the vocabulary has not."""
+    start_token_id: int | None = None
+    """Stands before a text; where there is none of its own, the token for its class."""
+    end_token_id: int | None = None
+    """Stands behind a text; else the one between two."""
 
     @classmethod
     def of(cls, tokenizer: Any) -> Vocabulary:
@@ -27,4 +31,10 @@ class Vocabulary:
             mask_token_id=tokenizer.mask_token_id,
             special_token_ids=tuple(sorted(set(tokenizer.all_special_ids))),
             unknown_token_id=tokenizer.unk_token_id,
+            start_token_id=_first(tokenizer.bos_token_id, tokenizer.cls_token_id),
+            end_token_id=_first(tokenizer.eos_token_id, tokenizer.sep_token_id),
         )
+
+
+def _first(*numbers: int | None) -> int | None:
+    return next((number for number in numbers if number is not None), None)

@@ -46,6 +46,7 @@ __all__ = [
     "TaskError",
     "check_options",
     "columns_of",
+    "learns_texts",
     "loss_options",
     "make_task",
     "names_classes",
@@ -76,6 +77,11 @@ def task_class(name: str) -> type[Task]:
 def names_classes(name: str) -> bool:
     """Whether each row has the name of one class in a task of this name."""
     return bool(task_class(name).label_type == pa.string())
+
+
+def learns_texts(name: str) -> bool:
+    """Whether a task of this name is learnt from the tokens alone."""
+    return task_class(name).label_type is None
 
 
 def task_of_labels(label_type: Any) -> str:

@@ -50,6 +50,25 @@ def token_key(tokens: Any) -> str:
     return key.digest if key else arrow_digest([without_indices(tokens).data.table])
 
 
+def keys_of(splits: Mapping[str, Any]) -> dict[str, str | None]:
+    """Digests of the keys beside the rows of each split, as they are on the disk."""
+    found = {name: key_of(rows) for name, rows in splits.items()}
+    return {name: key and key.digest for name, key in found.items()}
+
+
+def tell_replaced(keys: Mapping[str, str | None], splits: Mapping[str, Any]) -> None:
+    """Warn if rows that a training began with, by these keys, are others by now."""
+    now = keys_of(splits)
+    names = [name for name, key in keys.items() if key and now[name] != key]
+    if names:
+        logger.warning(
+            "the rows of %s were replaced while the training ran: the model and its "
+            "report are of the rows before. An evaluation of the new ones counts those "
+            "that were trained on",
+            ", ".join(names),
+        )
+
+
 def check_tokens_match(
     splits: Mapping[str, Any],
     settings: Settings,

@@ -11,7 +11,7 @@ from flatout.engine.parameters import (
     Settings,
     TokenizeSettings,
 )
-from flatout.engine.tasks import names_classes
+from flatout.engine.tasks import learns_texts, names_classes
 
 
 def predict_split(
@@ -38,7 +38,7 @@ def predict_split(
         runtime=runtime, tokenize=tokenize, evaluate=evaluate, model=options
     )
     rows = {"train": train, "validation": validation, "test": test}[evaluate.split]
-    found = SplitPredictions(model, tokenizer, rows, label_names, settings)
+    found = SplitPredictions(model, tokenizer, rows, train, label_names, settings)
     return plan_predictions(found)
 
 
@@ -55,18 +55,25 @@ def judge_predictions(
     """Report, table by class, confusion matrix and wrong rows. Where a row has not one
     class the second and third are empty, without answers the last."""
     from flatout.engine.predict.judgement import (
+        baseline_figures,
         class_figures,
         class_table,
         confusion_counts,
         wrong_rows,
     )
 
-    names = label_names if names_classes(figures["task"]) else []
+    task = figures["task"]
+    names = label_names if names_classes(task) else []
     counts = confusion_counts(predictions, names)
     rows = {"train": train, "validation": validation, "test": test}[evaluate.split]
+    further = (
+        class_figures(counts, names)
+        if names
+        else baseline_figures(predictions, rows, is_language=learns_texts(task))
+    )
     confusion = {"label_names": names, "counts": counts.tolist()} if names else {}
     return {
-        "report": {**figures, **class_figures(counts, names)},
+        "report": {**figures, **further},
         "classes": class_table(counts, names),
         "confusion": confusion,
         "wrong": wrong_rows(predictions, rows, tokenizer, evaluate.wrong_rows),

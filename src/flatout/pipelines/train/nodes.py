@@ -41,7 +41,13 @@ def train_model(
     # Imports torch, which the pipelines before this one do not need.
     from flatout.engine.launch.launch import launch, make_job
     from flatout.engine.launch.results import take_over
-    from flatout.engine.tokenizing.token_keys import check_tokens_match, token_key
+    from flatout.engine.models.trained_rows import TrainedRows
+    from flatout.engine.tokenizing.token_keys import (
+        check_tokens_match,
+        keys_of,
+        tell_replaced,
+        token_key,
+    )
 
     settings = Settings(
         runtime=runtime,
@@ -53,10 +59,13 @@ def train_model(
     splits = {"train": train, "validation": validation, "test": test}
     if tokenizer is not None:
         check_tokens_match(splits, settings, tokenizer, label_names)
+    keys, train_key = keys_of(splits), token_key(train)
     job = make_job(settings, splits, tokenizer, label_names)
     result = take_over(job) or launch(job)
-    beside = () if tokenizer is None else (tokenizer,)
-    report = {**result.report.as_dict(), "token_key": token_key(train)}
+    tell_replaced(keys, splits)
+    rows = TrainedRows.of(train, train_key, runtime.seed)
+    beside = (rows,) if tokenizer is None else (tokenizer, rows)
+    report = {**result.report.as_dict(), "token_key": rows.key}
     return {
         "model": (result.model, *beside),
         "last_model": (result.last_model, *beside),
