@@ -11,6 +11,7 @@ from flatout.project.catalog_hooks import (
     TrustHooks,
 )
 from flatout.project.config_loader import ProjectConfigLoader
+from flatout.project.data_lock import DataLockHooks
 from flatout.project.data_origin import OriginHooks
 from flatout.project.guard_hooks import GuardHooks
 from flatout.project.hooks import EnvironmentHooks, HandOverHooks, TrackingHooks
@@ -61,4 +62,5 @@ HOOKS = (
     ThisRunHooks(),
     PhaseHooks(TRACKING),
     SummaryHooks(),
+    DataLockHooks(),
 )
