@@ -52,14 +52,14 @@ from tests.engine.plain import (
 
 TASK = "causal-lm"
 MODEL = ModelSettings(task=TASK, config={"model_type": "llama", **CONFIGS["llama"]})
-LIMITS = TokenizeSettings(vocab_size=120, max_length=24)
+LIMITS = TokenizeSettings(vocab_size=400, max_length=24)
 PROMPTS = {"prompt_column": "q", "completion_column": "a"}
 GOOD = (
-    "{% for m in messages %}[CLS]{{ m.role }} : {% if m.role == 'assistant' %}"
-    "{% generation %}{{ m.content }}[SEP]{% endgeneration %}{% else %}"
-    "{{ m.content }}[SEP]{% endif %}{% endfor %}"
+    "{% for m in messages %}<|start|>{{ m.role }} : {% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content }}<|end|>{% endgeneration %}{% else %}"
+    "{{ m.content }}<|end|>{% endif %}{% endfor %}"
 )
-DROPS_STOP = GOOD.replace("[SEP]{% endgeneration %}", "{% endgeneration %}[SEP]")
+DROPS_STOP = GOOD.replace("<|end|>{% endgeneration %}", "{% endgeneration %}<|end|>")
 NO_GENERATION = GOOD.replace("{% generation %}", "").replace("{% endgeneration %}", "")
 
 
@@ -112,12 +112,12 @@ def test_a_completion_stands_behind_its_prompt_and_is_learnt_with_its_end(tmp_pa
             theirs(row[name], add_special_tokens=False)["input_ids"]
             for name in ("text", "completion")
         )
-        known = [theirs.cls_token_id, *prompt]
-        whole = [*known, *completion, theirs.sep_token_id][:24]
+        known = [theirs.bos_token_id, *prompt]
+        whole = [*known, *completion, theirs.eos_token_id][:24]
         labels = [-100] * len(known) + whole[len(known) :]
         assert found["input_ids"] == whole
         assert found["labels"] == labels[:24]
-        ends += labels[-1] == theirs.sep_token_id
+        ends += labels[-1] == theirs.eos_token_id
     assert ends > 50
 
 
@@ -161,7 +161,7 @@ def test_messages_are_written_and_masked_by_the_chat_template(tmp_path):
         labels = [t if m else -100 for t, m in zip(ids, mask, strict=True)]
         assert found["input_ids"] == ids[:24]
         assert found["labels"] == labels[:24]
-        assert labels[-1] == theirs.sep_token_id
+        assert labels[-1] == theirs.eos_token_id
 
 
 @pytest.mark.parametrize(

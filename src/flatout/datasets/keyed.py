@@ -135,9 +135,13 @@ class TokenizerFolder(_KeyedFolder):
     def load(self) -> Any:
         from transformers import AutoTokenizer
 
+        from flatout.engine.tokenizing.tokenizer import without_loading_options
+
         self._check_there()
-        return AutoTokenizer.from_pretrained(
-            str(self._path), local_files_only=True, trust_remote_code=False
+        return without_loading_options(
+            AutoTokenizer.from_pretrained(
+                str(self._path), local_files_only=True, trust_remote_code=False
+            )
         )
 
     def _write(self, data: Any) -> None:

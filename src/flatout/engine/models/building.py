@@ -151,7 +151,7 @@ def _config(
         if vocabulary:
             extra.setdefault("vocab_size", vocabulary.size)
             extra.setdefault("pad_token_id", vocabulary.pad_token_id)
-    config = _load_config(settings, extra, transformers)
+    config = _load_config(settings, extra, vocabulary, transformers)
     if fault := task.model_fault(config):
         raise ModelError(fault)
     if settings.name_or_path is not None:
@@ -200,29 +200,39 @@ def _fit_vocabulary(config: Any, vocabulary: Vocabulary) -> None:
         )
 
 
-def _foreign_tokens(kind: str, vocab_size: int, transformers: Any) -> dict[str, None]:
-    """Defaults that a smaller vocabulary does not have, as GPT-2's end of text, number
-    50,256: given as None, since transformers warns of them when a config is made."""
+def _special_tokens(
+    kind: str, vocabulary: Vocabulary, vocab_size: int, transformers: Any
+) -> dict[str, int | None]:
+    """Numbers of the tokenizer's start and end; a default that neither it nor a smaller
+    vocabulary has, as GPT-2's end of text, number 50,256, becomes None."""
     defaults = transformers.AutoConfig.for_model(kind)
-    return {
-        name: None
-        for name in ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
-        if isinstance(token := getattr(defaults, name, None), int)
-        and token >= vocab_size
-    }
+    start, end = vocabulary.start_token_id, vocabulary.end_token_id
+    known = {"bos_token_id": start, "cls_token_id": start}
+    known |= {"eos_token_id": end, "sep_token_id": end}
+    found = {}
+    for name, number in known.items():
+        default = getattr(defaults, name, None)
+        foreign = isinstance(default, int) and default >= vocab_size
+        if (number is not None and hasattr(defaults, name)) or foreign:
+            found[name] = number
+    return found
 
 
 def _load_config(
-    settings: ModelSettings, extra: dict[str, Any], transformers: Any
+    settings: ModelSettings,
+    extra: dict[str, Any],
+    vocabulary: Vocabulary | None,
+    transformers: Any,
 ) -> Any:
     try:
         if settings.name_or_path is None:
             kind = extra.pop("model_type")
             unused = inherited_names(transformers.CONFIG_MAPPING[kind])
             extra = {name: extra[name] for name in extra.keys() - unused}
-            size = extra.get("vocab_size")
-            foreign = _foreign_tokens(kind, size, transformers) if size else {}
-            return transformers.AutoConfig.for_model(kind, **{**foreign, **extra})
+            size, special = extra.get("vocab_size"), {}
+            if vocabulary and size:
+                special = _special_tokens(kind, vocabulary, size, transformers)
+            return transformers.AutoConfig.for_model(kind, **{**special, **extra})
         extra.pop("model_type", None)
         config = transformers.AutoConfig.from_pretrained(
             settings.name_or_path,

@@ -19,7 +19,7 @@ from flatout.engine.machine.hub import answers, where_to_look
 from flatout.engine.parameters import ModelSettings, TokenizeSettings
 from flatout.engine.parameters.faults import first_line
 from flatout.engine.tasks import task_class
-from flatout.engine.tokenizing import word_pieces
+from flatout.engine.tokenizing import byte_pieces, word_pieces
 from flatout.engine.tokenizing.checkpoint_files import files_digest
 from flatout.engine.tokenizing.tokenizer_checks import (
     Check,
@@ -33,6 +33,9 @@ FILES = ("tokenizer.json", "tokenizer_config.json")
 FORMAT_VERSION = 2
 GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Of transformers, that give ids and mask alone."""
+ENDS_TEXTS = "flatout_ends_texts"
+"""Key of a tokenizer whose texts end with its end token in a training, though it puts
+none behind a prompt."""
 TYPE_IDS = ("token_type_ids",)
 NO_LIMIT = int(1e30)
 """What transformers writes as `model_max_length` where a model has no maximum."""
@@ -98,12 +101,15 @@ class TokenizerFile:
 
     @cached_property
     def backend(self) -> Any:
-        """`tokenizers.Tokenizer`, set to neither cut nor pad."""
+        """`tokenizers.Tokenizer`, set to neither cut nor pad, with the end of a whole
+        text if a training puts one there."""
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_buffer(self._read("tokenizer.json"))
         tokenizer.no_padding()
         tokenizer.no_truncation()
+        if self.config.get(ENDS_TEXTS):
+            tokenizer.post_processor = byte_pieces.around(tokenizer, end=True)
         return tokenizer
 
     @cached_property
@@ -140,6 +146,8 @@ class TokenizerRecipe:
     texts: tuple[Any, ...]
     """Arrow columns to train on."""
     usable_positions: UsablePositions
+    are_messages: bool = False
+    """Whether these are JSON of messages."""
 
     def write(self, folder: Path) -> dict[str, Any]:
         """Save it; returns the table of checks, which is kept with it."""
@@ -166,6 +174,9 @@ class TokenizerRecipe:
         return tokenizer, checks
 
     def _trained(self) -> Any:
+        if task_class(self.model.task).learns_completions:
+            texts = map(_contents, self.texts) if self.are_messages else self.texts
+            return _train_to_write(tuple(texts), self.vocab_size)
         typed = len(self.texts) > 1 and _tells_apart(self.model)
         whole = task_class(self.model.task).whole_words
         return _train(self.texts, self.vocab_size, typed=typed, whole_words=whole)
@@ -184,14 +195,14 @@ def tokenizer_recipe(
     if model.name_or_path is None:
         import tokenizers
 
-        columns = ("text", "text_pair", "completion")
+        columns = ("text", "text_pair", "completion", "messages")
         names = [n for n in columns if n in rows.column_names]
         texts = tuple(rows.data.table.column(name) for name in names)
         fields |= {
             "rows": arrow_digest([rows.data.table.select(names)]),
             "vocab_size": tokenize.vocab_size,
             "tokenizers": tokenizers.__version__,
-            "training": word_pieces.FORMAT_VERSION,
+            "training": _training_version(model),
         }
     else:
         fields |= {
@@ -201,7 +212,9 @@ def tokenizer_recipe(
         }
     fields["positions"] = _scratch_config(model)
     key, size = ContentKey(fields), tokenize.vocab_size
-    return TokenizerRecipe(key, model, size, texts, usable_positions)
+    return TokenizerRecipe(
+        key, model, size, texts, usable_positions, "messages" in rows.column_names
+    )
 
 
 def _scratch_config(model: ModelSettings) -> dict[str, Any]:
@@ -229,14 +242,51 @@ def _tells_apart(model: ModelSettings) -> bool:
     return int(getattr(config, "type_vocab_size", 0)) > 1
 
 
+def _training_version(model: ModelSettings) -> int:
+    writes = task_class(model.task).learns_completions
+    return (byte_pieces if writes else word_pieces).FORMAT_VERSION
+
+
+def _train_to_write(texts: tuple[Any, ...], vocab_size: int) -> Any:
+    """Upper and lower case, blanks and line breaks are kept: the model writes them."""
+    from transformers import PreTrainedTokenizerFast
+
+    logger.info("training a tokenizer of %s byte-level pieces", f"{vocab_size:,}")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=byte_pieces.train_byte_pieces(_joined(texts), vocab_size),
+        pad_token=byte_pieces.PAD,
+        bos_token=byte_pieces.START,
+        eos_token=byte_pieces.END,
+        model_max_length=NO_LIMIT,
+        model_input_names=["input_ids", "attention_mask"],
+        clean_up_tokenization_spaces=False,
+        chat_template=byte_pieces.CHAT_TEMPLATE,
+        **{ENDS_TEXTS: True},
+    )
+
+
+def _joined(texts: tuple[Any, ...]) -> Any:
+    import pyarrow as pa
+
+    return pa.chunked_array([chunk for column in texts for chunk in column.chunks])
+
+
+def _contents(messages: Any) -> Any:
+    """What was said in a column of messages (JSON), a text each."""
+    import pyarrow as pa
+
+    talks = map(json.loads, messages.to_pylist())
+    said = [str(message["content"]) for talk in talks for message in talk]
+    return pa.chunked_array([said], pa.string())
+
+
 def _train(
     texts: tuple[Any, ...], vocab_size: int, *, typed: bool, whole_words: bool
 ) -> Any:
     """`typed`: transformers gives `token_type_ids` of pairs with it."""
-    import pyarrow as pa
     from transformers import PreTrainedTokenizerFast
 
-    joined = pa.chunked_array([chunk for column in texts for chunk in column.chunks])
+    joined = _joined(texts)
     pad, unknown, start, end, mask = word_pieces.SPECIAL_TOKENS
     if whole_words:
         trained = _words(joined, vocab_size)
@@ -290,7 +340,14 @@ def _load(model: ModelSettings) -> tuple[Any, dict[str, Any]]:
         config = AutoConfig.from_pretrained(name, **where).to_dict()
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise TokenizerError(_not_found(name, error)) from error
-    return tokenizer, {**config, **model.applied_config}
+    return without_loading_options(tokenizer), {**config, **model.applied_config}
+
+
+def without_loading_options(tokenizer: Any) -> Any:
+    """transformers would save how it was loaded here for whoever loads it next."""
+    for name in ("is_local", "local_files_only"):
+        tokenizer.init_kwargs.pop(name, None)
+    return tokenizer
 
 
 AWAY = (

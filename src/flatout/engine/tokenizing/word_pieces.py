@@ -36,7 +36,7 @@ def train_word_pieces(texts: Any, vocab_size: int) -> Tokenizer:
     The library numbers the first letters in the order of a hash map that differs from
     run to run; giving all of them beforehand, sorted, makes the result repeatable.
     """
-    sample = list(_sample(texts))
+    sample = list(sampled(texts))
     letters, rare = _alphabet(sample, vocab_size // 3)
     first = [*SPECIAL_TOKENS, *(_CONTINUED + letter for letter in letters)]
     trainer = trainers.WordPieceTrainer(
@@ -47,7 +47,9 @@ def train_word_pieces(texts: Any, vocab_size: int) -> Tokenizer:
     )
     tokenizer = _untrained(_model({}))
     if _has_long_words(sample):
-        tokenizer.pre_tokenizer = _without_long_words(tokenizer.pre_tokenizer)
+        tokenizer.pre_tokenizer = without_long_words(
+            tokenizer.pre_tokenizer, LONGEST_WORD
+        )
     without_rare = (text.translate(rare) for text in sample) if rare else iter(sample)
     with tokenizer_parallelism(True):
         tokenizer.train_from_iterator(without_rare, trainer)
@@ -71,15 +73,15 @@ def _has_long_words(texts: list[str]) -> bool:
     return any(len(word) > LONGEST_WORD for text in texts for word in text.split())
 
 
-def _without_long_words(words: Any) -> pre_tokenizers.Sequence:
+def without_long_words(words: Any, longest: int) -> pre_tokenizers.Sequence:
     """Only for training, which a word of 500,000 letters (base64, DNA) brings to a
     standstill: it looks at the whole word again for every piece that it joins."""
-    longer = Regex(f".{{{LONGEST_WORD + 1},}}")
+    longer = Regex(f".{{{longest + 1},}}")
     removed = pre_tokenizers.Split(longer, behavior="removed")
     return pre_tokenizers.Sequence([words, removed])
 
 
-def _sample(texts: Any) -> Iterator[str]:
+def sampled(texts: Any) -> Iterator[str]:
     """Texts, or evenly spaced ones of TRAINING_BYTES in all."""
     every = max(1, -(-int(texts.nbytes) // TRAINING_BYTES))
     for chunk in texts.chunks:

@@ -1,0 +1,56 @@
+"""A byte-level BPE tokenizer trained on the train split, for models that write: every
+text comes back as it was, letter for letter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from flatout.engine.machine.environment import tokenizer_parallelism
+from flatout.engine.tokenizing.word_pieces import sampled, without_long_words
+
+PAD, START, END = SPECIAL_TOKENS = ("<|pad|>", "<|start|>", "<|end|>")
+LONGEST_WORD = 1_000
+"""Bytes between blanks; longer ones (base64, DNA) are not trained on."""
+NUM_BYTES = 256
+FORMAT_VERSION = 1
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ bos_token + message['role'] + '\\n' }}"
+    "{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] + eos_token }}{% endgeneration %}"
+    "{% else %}{{ message['content'] + eos_token }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ bos_token + 'assistant\\n' }}{% endif %}"
+)
+"""Each message begins with its role, and ends: so a model stops behind its own."""
+
+
+def train_byte_pieces(texts: Any, vocab_size: int) -> Tokenizer:
+    """Train on an Arrow column of texts: at least all bytes and the special tokens. The
+    start stands before a text; a prompt has no end."""
+    tokenizer = Tokenizer(models.BPE())
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = without_long_words(words, LONGEST_WORD)
+    trainer = trainers.BpeTrainer(
+        vocab_size=max(vocab_size, NUM_BYTES + len(SPECIAL_TOKENS)),
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    with tokenizer_parallelism(True):
+        tokenizer.train_from_iterator(sampled(texts), trainer)
+    tokenizer.pre_tokenizer, tokenizer.decoder = words, decoders.ByteLevel()
+    tokenizer.post_processor = around(tokenizer, end=False)
+    return tokenizer
+
+
+def around(tokenizer: Tokenizer, *, end: bool) -> processors.TemplateProcessing:
+    """What stands around a text: its start, and an end if it is whole."""
+    behind = f" {END}" if end else ""
+    return processors.TemplateProcessing(
+        single=f"{START} $A{behind}",
+        pair=f"{START} $A{behind} {START} $B{behind}",
+        special_tokens=[(name, tokenizer.token_to_id(name)) for name in (START, END)],
+    )
