@@ -132,6 +132,18 @@ class OutputHooks:
             paths += store_in(self._context, settings.data_dir)
         if fault := first_fault(paths):
             raise UnwritableError(f"{fault}: {ELSEWHERE}")
+        _check_source(settings.model.name_or_path, paths)
+
+
+def _check_source(name: str | None, written: Collection[Path]) -> None:
+    """Raises SettingsError if a run would write over the model that it begins with."""
+    source = Path(name or "").resolve()
+    if name and source in {path.resolve() for path in written}:
+        raise SettingsError(
+            f"model.name_or_path is {source}, which this run would write over: copy "
+            f"it (cp -r {name} {source.parent}/before) and name the copy, or keep the "
+            "new one elsewhere (--params=data_dir=...)"
+        )
 
 
 def store_in(context: KedroContext, data_dir: str | None) -> list[Path]:

@@ -143,7 +143,10 @@ def rows_fault(catalog: DataCatalog, settings: Settings) -> str | None:
     folder, raw = _folder(catalog, "train_rows"), raw_entry(settings)
     key = stored_key(folder) if folder else None
     if folder is None or key is None or "raw_texts" not in key.fields:
-        logger.info("the rows behind the tokens are not here: the tokens are trusted")
+        if catalog.exists("train_tokens"):
+            logger.info(
+                "the rows behind the tokens are not here: the tokens are trusted"
+            )
         return None
     columns = columns_of(settings.split, settings.model.task)
     if changes := _changed_options(key, columns, settings):
@@ -161,7 +164,17 @@ def rows_fault(catalog: DataCatalog, settings: Settings) -> str | None:
         note_facts(folder, {ORIGIN: now})
     if same is not False:
         return None
-    then, here = _name(stored_facts(folder)), now["name"]
+    others = _other_columns(key, columns, settings)
+    return _told(_name(stored_facts(folder)), now["name"], raw, others)
+
+
+def _told(then: str | None, here: str, raw: str, columns: str) -> str:
+    """What is another about the raw rows; `columns`: that are read of them."""
+    if columns:
+        return (
+            f"the rows were split from other columns ({columns}), for another task: "
+            "run kedro run, or set model.task back"
+        )
     if then == here:
         return (
             f"{here} holds other rows than those that the tokens were made from: run "
@@ -185,6 +198,14 @@ def _changed_options(
         del wanted["split.label_column"]
     stored = {name: key.fields.get(name.removeprefix("split.")) for name in wanted}
     return ContentKey(wanted).changes_since(ContentKey(stored))
+
+
+def _other_columns(key: ContentKey, columns: Columns, settings: Settings) -> str:
+    """`label_column: 'label' -> None`; nothing if the task reads the same columns."""
+    options = split_options(columns, settings.split)
+    wanted = ContentKey({name: options[name] for name in ("form", "label_column")})
+    stored = ContentKey({name: key.fields.get(name) for name in wanted.fields})
+    return "; ".join(wanted.changes_since(stored))
 
 
 def _same_content(

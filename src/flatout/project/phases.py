@@ -191,7 +191,8 @@ class PhaseHooks:
             trains = "train_report" in pipeline.all_outputs()
             if trains and not self._tracking.reused:  # it keeps what training it took
                 self._complete(catalog)
-            Console(stderr=True, width=WIDTH).print(table(self._clock.seconds()))
+            if pipeline.all_outputs() != {"predictions"}:
+                Console(stderr=True, width=WIDTH).print(table(self._clock.seconds()))
 
     def _complete(self, catalog: DataCatalog) -> None:
         """The train report's phases become those of the whole command."""

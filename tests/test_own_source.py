@@ -1,0 +1,23 @@
+"""A model that is trained from the folder that it would be written to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flatout.engine.parameters import SettingsError
+from flatout.project.catalog_hooks import _check_source
+
+
+def test_a_model_is_not_written_over_by_what_begins_with_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "models")
+    written = [tmp_path / "models/model", tmp_path / "models/last_model"]
+    for name in ("models/model", "link/../models/last_model", str(written[0])):
+        with pytest.raises(SettingsError, match=r"would write over: copy it \(cp -r"):
+            _check_source(name, written)
+    for name in (None, "models/before", "org/model"):
+        _check_source(name, written)
+    _check_source("models/model", [Path("other/model")])
