@@ -5,7 +5,8 @@ import pyarrow as pa
 import pytest
 import torch
 from datasets import Dataset
-from sklearn.metrics import precision_recall_fscore_support
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+from transformers import AutoTokenizer
 
 from flatout.engine.models.building import ModelError, build
 from flatout.engine.parameters import ModelSettings, TokenizeSettings, parse_settings
@@ -129,6 +130,25 @@ def test_a_session_is_abnormal_by_its_least_expected_key(tmp_path, top_keys, win
     assert at.items() <= report.items()
 
 
+def test_the_first_key_that_is_none_of_the_likeliest_is_abnormal(tmp_path):
+    """Of g likeliest keys the ranks are 0 to g - 1: rank g is the first alarm."""
+    model, tokenizer = saved(tmp_path, TRAIN)
+    known = [one for one in SESSIONS if one[1] and one[2]]
+    ranks = [worst(model, tokenizer, text)[0] for _, text, _ in known]
+    truth = [label == "abnormal" for *_, label in known]
+    for limit in sorted({rank for rank in ranks if rank}):
+        guess = [rank >= limit for rank in ranks]
+        settings = settings_of(limit, min_end_probability=0.0)
+        found = detect(model, tokenizer, table_of(known), settings)
+        assert found.sessions.column("abnormal").to_pylist() == guess
+        ((silent, false), (missed, true)) = confusion_matrix(truth, guess).tolist()
+        for figures in (found.report, found.report["by_top_keys"][limit - 1]):
+            assert figures["true_alarms"] == true
+            assert figures["false_alarms"] == false
+            assert figures["missed"] == missed
+            assert figures["rightly_silent"] == silent
+
+
 def test_what_is_cut_does_not_break_off(tmp_path):
     model, tokenizer = saved(tmp_path, TRAIN)
     sessions = table_of([("long", "open " + 40 * "read ", "normal")])
@@ -136,6 +156,21 @@ def test_what_is_cut_does_not_break_off(tmp_path):
     found = detect(model, tokenizer, sessions, settings)
     assert found.report["cut_sessions"] == 1 and found.report["breaks_off"] == 0
     assert found.report["abnormal_found"] == 0
+
+
+def test_a_session_that_just_fits_is_not_cut(tmp_path):
+    """By the tokens that transformers makes of it, start and end among them."""
+    model, tokenizer = saved(tmp_path, TRAIN)
+    texts = [" ".join(["open"] * count) for count in (29, 30, 31)]
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    cut = [len(theirs(text)["input_ids"]) > 32 for text in texts]
+    assert cut == [False, False, True]
+    rows = [(f"s{n}", text, "normal") for n, text in enumerate(texts)]
+    settings = settings_of(30, min_end_probability=0.999)
+    found = detect(model, tokenizer, table_of(rows), settings)
+    assert found.report["cut_sessions"] == 1
+    broken = found.sessions.column("breaks_off").to_pylist()
+    assert broken == [not long for long in cut]
 
 
 def test_without_labels_there_are_alarms_and_no_figures(tmp_path):

@@ -37,6 +37,7 @@ FORMS = {
     "texts": {"text": [f"{q} {a}" for q, a in zip(QUESTIONS, ANSWERS, strict=True)]},
     "completions": {"text": QUESTIONS, "completion": ANSWERS},
     "messages": {
+        "text": [f"{q}\n{a}" for q, a in zip(QUESTIONS, ANSWERS, strict=True)],
         "messages": [
             json.dumps(
                 [
@@ -45,7 +46,7 @@ FORMS = {
                 ]
             )
             for question, answer in zip(QUESTIONS, ANSWERS, strict=True)
-        ]
+        ],
     },
 }
 

@@ -217,7 +217,12 @@ def test_the_seed_is_that_of_the_training(data):
 def split_anew(data: Path, seed: int) -> dict[str, list[tuple[int, ...]]]:
     """Another split of the same rows; its rows by name."""
     together = datasets.concatenate_datasets(
-        [datasets.load_from_disk(f"{data}/05_model_input/{n}_tokens") for n in SPLITS]
+        [
+            datasets.load_from_disk(
+                f"{data}/05_model_input/{name}_tokens", keep_in_memory=True
+            )
+            for name in SPLITS
+        ]
     ).shuffle(seed)
     found, start = {}, 0
     for name, count in SPLITS.items():

@@ -92,60 +92,49 @@ def _labels(raw: RawTexts, column: str | None, session: str | None) -> _Labels:
 
 def _judged(found: Predictions, labels: _Labels, detect: DetectSettings) -> Any:
     """Table of `Detection.sessions`, with the text."""
-    table = pa.Table.from_batches(found.batches(), found.schema)
-    columns = {name: table.column(name) for name in table.column_names}
-    nameless = pa.nulls(len(table), pa.string())
-    columns["session"] = columns.pop("id", nameless)
-    names = [columns[name].to_pylist() for name in ("source", "row", "session")]
-    known = [labels.get(key) for key in zip(*names, strict=True)]
-    columns["label"] = pa.array(known, pa.string())
-    texts, most = columns["text"].to_pylist(), found.predictor.max_length
-    judged = [
-        _judge(text, rank, place, end, detect, most)
-        for text, rank, place, end in zip(
-            texts,
-            *(columns[n].to_pylist() for n in ("rank", "place", "end_probability")),
-            strict=True,
-        )
-    ]
-    for name, kind in JUDGED.items():
-        columns[name] = pa.array([row.get(name) for row in judged], kind)
-    order = ("source", "row", "session", "label", *JUDGED, "text", "reason")
-    return pa.table({name: columns[name] for name in order})
+    parts = [SCHEMA.empty_table()]
+    for batch in found.batches():
+        rows = batch.to_pylist()
+        for row in rows:
+            row["session"] = row.pop("id", None)
+            row["label"] = labels.get((row["source"], row["row"], row["session"]))
+            row.update(_judge(row, detect, found.predictor.max_length))
+        parts.append(pa.Table.from_pylist(rows, schema=SCHEMA))
+    return pa.concat_tables(parts)
 
 
-JUDGED = {
-    "abnormal": pa.bool_(),
-    "rank": pa.int64(),
-    "place": pa.int64(),
-    "key": pa.string(),
-    "end_probability": pa.float32(),
-    "breaks_off": pa.bool_(),
-}
-"""What is found of a session."""
+SCHEMA = pa.schema(
+    {
+        "source": pa.string(),
+        "row": pa.int64(),
+        "session": pa.string(),
+        "label": pa.string(),
+        "abnormal": pa.bool_(),
+        "rank": pa.int64(),
+        "place": pa.int64(),
+        "key": pa.string(),
+        "end_probability": pa.float32(),
+        "breaks_off": pa.bool_(),
+        "text": pa.string(),
+        "reason": pa.string(),
+    }
+)
 
 
-def _judge(
-    text: str | None,
-    rank: int | None,
-    place: int | None,
-    end: float | None,
-    detect: DetectSettings,
-    most: int,
-) -> dict[str, Any]:
+def _judge(row: dict[str, Any], detect: DetectSettings, most: int) -> dict[str, Any]:
     """Of one session; nothing of one that cannot be used. What is cut has no end."""
-    if text is None or rank is None or place is None or end is None:
+    text, rank, place = row["text"], row["rank"], row["place"]
+    if text is None or rank is None:
         return {}
     keys = text.split()
-    breaks_off = end < detect.min_end_probability and not _is_cut(text, most)
+    ends_early = row["end_probability"] < detect.min_end_probability
+    breaks_off = ends_early and not _is_cut(text, most)
     if breaks_off and rank < detect.top_keys:
         place = len(keys) + 1
     return {
         "abnormal": rank >= detect.top_keys or breaks_off,
-        "rank": rank,
         "place": place,
         "key": (*keys, END)[place - 1],
-        "end_probability": end,
         "breaks_off": breaks_off,
     }
 

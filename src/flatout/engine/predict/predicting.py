@@ -1,4 +1,5 @@
-"""A saved model applied to texts: a row of predictions for every row, in order.
+"""A saved model applied to texts or samples: a row of predictions for every row, in
+order.
 
 Rows are read, predicted and handed on a window at a time, so that memory does not
 grow with the file. A row that cannot be used keeps its place, with the reason.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from flatout.engine.data.raw_texts import RawTexts, open_raw_texts
+from flatout.engine.models.row_faults import end_faults
 from flatout.engine.parameters import PredictSettings, Settings
 from flatout.engine.predict.predictor import Predictor
 from flatout.engine.predict.text_encoder import TextEncoder
@@ -24,13 +26,17 @@ from flatout.engine.predict.text_windows import (
     check_columns,
     text_windows,
     window_schema,
+    with_reasons,
 )
-from flatout.engine.rows.tokens import TokenRows
+from flatout.engine.rows.rows import SplitRows
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
 logger = logging.getLogger(__name__)
 
 SHOWN_REASONS = 5
+REASON = pa.field("reason", pa.string())
+Window = tuple[Any, SplitRows | None]
+"""Table with `reason` and what is kept of each row; the rows without a reason."""
 
 
 @dataclass(frozen=True)
@@ -38,51 +44,37 @@ class Predictions:
     """Recipe of a table: source, row; id and texts as there are; label, score and a
     probability a class, or value; reason. Carried out by reading `batches` once."""
 
-    texts: RawTexts
+    windows: Callable[[], Iterator[Window]]
+    kept: Sequence[Any]
+    """Arrow fields of a window that are columns of the table, too."""
     predictor: Predictor
-    encoder: TextEncoder
-    settings: PredictSettings
 
     @property
     def schema(self) -> Any:
-        window = window_schema(self.settings)
-        taken = [f for f in window if self.settings.keep_text or not _is_text(f.name)]
-        return pa.schema([*taken[:-1], *self.predictor.task.answer_fields(), taken[-1]])
+        return pa.schema([*self.kept, *self.predictor.task.answer_fields(), REASON])
 
     def batches(self) -> Iterator[Any]:
         """A RecordBatch a window, rows in their order."""
         started, rows, reasons = time.perf_counter(), 0, Counter[str]()
-        for window, tokens in self.predictor.ahead(self._encoded_windows()):
+        for window, usable in self.predictor.ahead(self.windows()):
             rows += window.num_rows
             reasons.update(window.column("reason").drop_null().to_pylist())
-            yield self._answers(window, tokens)
-        log_rate(self.predictor, rows, time.perf_counter() - started, reasons)
+            yield self._answers(window, usable)
+        _log_rate(self.predictor, rows, time.perf_counter() - started, reasons)
 
-    def _encoded_windows(self) -> Iterator[tuple[Any, TokenRows | None]]:
-        """Windows, each with the token rows of its usable texts."""
-        for window in text_windows(
-            self.texts, self.settings, self.predictor.task.row_form
-        ):
-            good = window.filter(window.column("reason").is_null()).combine_chunks()
-            columns = [good.column(n) for n in good.column_names if _is_text(n)]
-            texts = [column.combine_chunks() for column in columns]
-            yield window, self.encoder.encode(*texts) if good.num_rows else None
-
-    def _answers(self, window: Any, tokens: TokenRows | None) -> Any:
+    def _answers(self, window: Any, rows: SplitRows | None) -> Any:
         usable = window.column("reason").is_null().to_numpy()
         named = {name: window.column(name) for name in window.column_names}
-        answers: Mapping[str, Any] = {}
-        if tokens is not None:
-            logits = self.predictor.logits(tokens)
-            answers = self.predictor.task.row_answers(logits, tokens)
+        task, answers = self.predictor.task, dict[str, Any]()
+        if rows is not None:
+            answers |= task.row_answers(self.predictor.logits(rows), rows)
         # Number of each row's answer; null where it has none.
         place = pa.array(np.cumsum(usable) - 1, mask=~usable)
-        for field in self.predictor.task.answer_fields():
+        for field in task.answer_fields():
             column = pa.array(answers.get(field.name, []), field.type)
             named[field.name] = column.take(place)
-        table = pa.table(
-            [named[name] for name in self.schema.names], schema=self.schema
-        )
+        columns = [named[name] for name in self.schema.names]
+        table = pa.table(columns, schema=self.schema)
         return table.combine_chunks().to_batches()[0]
 
 
@@ -92,11 +84,28 @@ def predict(
     """What `model` (of `from_pretrained`) says of `texts` (anything that
     `open_raw_texts` opens). Raises ModelError, RawTextsError, SettingsError."""
     raw = open_raw_texts(texts, "predict_texts")
-    settings = settings.model_copy(update={"predict": _with_columns(raw, settings)})
-    check_columns(raw, settings.predict)
+    columns = _with_columns(raw, settings)
+    settings = settings.model_copy(update={"predict": columns})
+    check_columns(raw, columns)
     predictor = Predictor(model, tokenizer, settings)
     encoder = TextEncoder(predictor, model, tokenizer)
-    return Predictions(raw, predictor, encoder, settings.predict)
+
+    def encoded(window: Any) -> Window:
+        good = window.filter(window.column("reason").is_null()).combine_chunks()
+        if not good.num_rows:
+            return window, None
+        texts = [good.column(n) for n in good.column_names if _is_text(n)]
+        tokens = encoder.encode(*(column.combine_chunks() for column in texts))
+        faults = end_faults(model, tokens)
+        return encoded(with_reasons(window, faults)) if faults else (window, tokens)
+
+    def windows() -> Iterator[Window]:
+        form = predictor.task.row_form
+        return map(encoded, text_windows(raw, columns, form))
+
+    fields = list(window_schema(columns))[:-1]
+    kept = [f for f in fields if columns.keep_text or not _is_text(f.name)]
+    return Predictions(windows, kept, predictor)
 
 
 def _with_columns(raw: RawTexts, settings: Settings) -> PredictSettings:
@@ -120,23 +129,23 @@ def _is_text(name: str) -> bool:
     return name in ("text", "text_pair")
 
 
-def log_rate(
-    predictor: Predictor, rows: int, elapsed_s: float, reasons: Counter[str]
+def _log_rate(
+    predictor: Predictor, rows: int, elapsed_s: float, reasons: Mapping[str, int]
 ) -> None:
-    rate = rows / max(elapsed_s, 1e-9)
+    unused, rate = sum(reasons.values()), rows / max(elapsed_s, 1e-9)
     logger.info(
         "%s rows predicted, %s rows/s (%s, %s, %s)",
-        f"{rows - reasons.total():,}",
+        f"{rows - unused:,}",
         f"{rate:,.0f}",
         predictor.runtime.device_name,
         predictor.runtime.precision,
         predictor.strategy,
     )
     if reasons:
-        told = [f"{text} ({n:,})" for text, n in reasons.most_common(SHOWN_REASONS)]
+        most = Counter(reasons).most_common(SHOWN_REASONS)
         logger.warning(
             "%s of %s rows have no prediction; column reason says why: %s",
-            f"{reasons.total():,}",
+            f"{unused:,}",
             f"{rows:,}",
-            ", ".join(told),
+            ", ".join(f"{text} ({count:,})" for text, count in most),
         )

@@ -24,6 +24,7 @@ from flatout.engine.families import family_of
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.models.model import TaskModel
+from flatout.engine.models.row_faults import check_padding
 from flatout.engine.ops import attention
 from flatout.engine.parameters import Settings, SettingsError
 from flatout.engine.predict.checks import (
@@ -76,6 +77,7 @@ class Predictor:
         self.shape = shape_of(model.config) if tokenizer is None else None
         if tokenizer is not None:
             check_vocabulary(model.config, tokenizer)
+            check_padding(model, self.task)
         self.settings = settings.predict
         self.max_length = longest_row(model.config, tokenizer, settings)
         self.runtime = set_up(settings.runtime)

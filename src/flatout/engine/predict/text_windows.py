@@ -3,7 +3,7 @@ cannot be used."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,18 @@ def window_schema(settings: PredictSettings) -> Any:
     fields += [("text", pa.string())]
     fields += [("text_pair", pa.string())] if settings.text_pair_column else []
     return pa.schema([*fields, ("reason", pa.string())])
+
+
+def with_reasons(window: Any, faults: Mapping[int, str]) -> Any:
+    """`window` without the texts of some rows; `faults`: by their number among those
+    that had no reason yet."""
+    places = np.flatnonzero(window.column("reason").is_null().to_numpy())
+    reasons = np.array(window.column("reason").to_pylist(), dtype=object)
+    for number, fault in faults.items():
+        reasons[places[number]] = fault
+    column = pa.array(reasons, pa.string())
+    at = window.schema.get_field_index("reason")
+    return window.set_column(at, "reason", column)
 
 
 def check_columns(raw: RawTexts, settings: PredictSettings) -> None:

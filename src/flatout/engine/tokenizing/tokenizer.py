@@ -146,8 +146,6 @@ class TokenizerRecipe:
     texts: tuple[Any, ...]
     """Arrow columns to train on."""
     usable_positions: UsablePositions
-    are_messages: bool = False
-    """Whether these are JSON of messages."""
 
     def write(self, folder: Path) -> dict[str, Any]:
         """Save it; returns the table of checks, which is kept with it."""
@@ -175,8 +173,7 @@ class TokenizerRecipe:
 
     def _trained(self) -> Any:
         if task_class(self.model.task).learns_completions:
-            texts = map(_contents, self.texts) if self.are_messages else self.texts
-            return _train_to_write(tuple(texts), self.vocab_size)
+            return _train_to_write(self.texts, self.vocab_size)
         typed = len(self.texts) > 1 and _tells_apart(self.model)
         whole = task_class(self.model.task).whole_words
         return _train(self.texts, self.vocab_size, typed=typed, whole_words=whole)
@@ -195,7 +192,7 @@ def tokenizer_recipe(
     if model.name_or_path is None:
         import tokenizers
 
-        columns = ("text", "text_pair", "completion", "messages")
+        columns = ("text", "text_pair", "completion")
         names = [n for n in columns if n in rows.column_names]
         texts = tuple(rows.data.table.column(name) for name in names)
         fields |= {
@@ -212,9 +209,7 @@ def tokenizer_recipe(
         }
     fields["positions"] = _scratch_config(model)
     key, size = ContentKey(fields), tokenize.vocab_size
-    return TokenizerRecipe(
-        key, model, size, texts, usable_positions, "messages" in rows.column_names
-    )
+    return TokenizerRecipe(key, model, size, texts, usable_positions)
 
 
 def _scratch_config(model: ModelSettings) -> dict[str, Any]:
@@ -269,15 +264,6 @@ def _joined(texts: tuple[Any, ...]) -> Any:
     import pyarrow as pa
 
     return pa.chunked_array([chunk for column in texts for chunk in column.chunks])
-
-
-def _contents(messages: Any) -> Any:
-    """What was said in a column of messages (JSON), a text each."""
-    import pyarrow as pa
-
-    talks = map(json.loads, messages.to_pylist())
-    said = [str(message["content"]) for talk in talks for message in talk]
-    return pa.chunked_array([said], pa.string())
 
 
 def _train(

@@ -21,6 +21,7 @@ from flatout.engine.models.building import build
 from flatout.engine.models.compilation import compiled
 from flatout.engine.models.memory import Demand
 from flatout.engine.models.model import TaskModel
+from flatout.engine.models.row_faults import check_ends, check_padding
 from flatout.engine.ops import attention
 from flatout.engine.ops.dropout import Noise, replace_dropout
 from flatout.engine.ops.gelu import replace_gelu
@@ -32,7 +33,7 @@ from flatout.engine.train.optimizer import Updater, build_optimizer
 from flatout.engine.train.setup.acceleration import Planned
 from flatout.engine.train.setup.calibration import fit
 from flatout.engine.train.setup.frozen import freeze
-from flatout.engine.train.setup.job import TrainJob, check_rows
+from flatout.engine.train.setup.job import TrainJob, check_rows, splits_of
 from flatout.engine.train.setup.memory_fit import Fit, together
 from flatout.engine.train.setup.resolved_config import (
     ResolvedConfig,
@@ -92,6 +93,9 @@ def assemble(
     check_rows(job)
     sharded = group is not None and train.distributed.strategy == "fsdp"
     model = _seeded_model(job, runtime, sharded=sharded)
+    check_ends(model, dict(splits_of(job)))
+    if job.vocabulary:
+        check_padding(model, job.task)
     planned = plan and plan(model)
     if group:
         planned = group.all_gather(planned)[0]  # the main rank's disks, its word

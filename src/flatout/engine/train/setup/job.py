@@ -49,7 +49,7 @@ def check_rows(job: TrainJob) -> None:
     """Rows that fit the task and the label names. Raises SettingsError, ModelError."""
     check_options(job.settings)
     task = job.task
-    for name, rows in _splits(job):
+    for name, rows in splits_of(job):
         if task.label_type is not None and not rows.has_labels:
             raise SettingsError(
                 f"model.task: {job.settings.model.task} needs a column labels in "
@@ -89,7 +89,7 @@ def without_targets(job: TrainJob) -> list[str]:
 
 def _check_labels(job: TrainJob) -> None:
     classes = len(job.label_names)
-    for name, rows in _splits(job):
+    for name, rows in splits_of(job):
         labels = rows.facts.labels
         if labels and (labels[0] < 0 or labels[-1] >= classes):
             raise ModelError(
@@ -99,7 +99,7 @@ def _check_labels(job: TrainJob) -> None:
             )
 
 
-def _splits(job: TrainJob) -> Sequence[tuple[str, SplitRows]]:
+def splits_of(job: TrainJob) -> Sequence[tuple[str, SplitRows]]:
     return [
         ("train", job.train),
         ("validation", job.validation),

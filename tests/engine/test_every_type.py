@@ -1,0 +1,18 @@
+"""All model types that transformers has for a task: equal, or refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engine.every_type import MAPPINGS, sweep
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("task", list(MAPPINGS))
+def test_every_type_answers_as_a_row_at_a_time_or_is_refused(task):
+    found = sweep(task)
+    good = ("equal", "refused", "not small")
+    wrong = {kind: told for kind, told in found.items() if not told.startswith(good)}
+    assert wrong == {}
+    assert sum(told.startswith("equal") for told in found.values()) > len(found) / 2
