@@ -44,10 +44,10 @@ ARROWS = [
 class Project:
     """Pipelines split and tokenize on a data folder, with the hooks of a session."""
 
-    def __init__(self, folder, raw, **options):
+    def __init__(self, folder, raw, task="sequence-classification", **options):
         parameters = {
             "split": options,
-            "model": {"config": {"model_type": "bert"}},
+            "model": {"task": task, "config": {"model_type": "bert"}},
             "tokenize": {"vocab_size": 100, "max_length": 16},
         }
         self.settings = parse_settings(parameters)
@@ -142,6 +142,24 @@ def test_rows_that_were_edited_are_refused(made, tmp_path):
         "numbers.csv holds other rows than those that the tokens were made from: run "
         "kedro run"
     )
+
+
+def test_another_task_is_told_from_other_rows(made, tmp_path):
+    """Whose file holds the rows that it held, and is read for other columns."""
+    raw = write(tmp_path / "numbers.csv", "one")
+    os.utime(raw, (1, 1))
+    project = Project(tmp_path / "data", raw, task="masked-lm")
+    assert project.refusal() == (
+        "the rows were split from other columns (label_column: label -> None), for "
+        "another task: run kedro run, or set model.task back"
+    )
+
+
+def test_without_tokens_nothing_is_said_of_their_origin(tmp_path, caplog):
+    project = Project(tmp_path / "data", write(tmp_path / "numbers.csv", "one"))
+    with caplog.at_level(logging.INFO):
+        project.run(train)
+    assert "taken as they are" not in caplog.text
 
 
 def test_other_parameters_of_split_are_refused(made, tmp_path):

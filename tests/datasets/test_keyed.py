@@ -15,12 +15,15 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from kedro.io import DatasetError
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from flatout.datasets import (
     KeyedArrowDataset,
     KeyedJSONDataset,
     KeyedParquetDataset,
     KeyedPlotlyDataset,
+    TokenizerFolder,
 )
 from flatout.engine.files.arrow_folder import ArrowRecipe
 from flatout.engine.files.content_key import ContentKey
@@ -249,3 +252,17 @@ def test_missing_files_say_so(tmp_path):
     for kind in (KeyedJSONDataset, KeyedParquetDataset, KeyedPlotlyDataset):
         with pytest.raises(DatasetError, match="is not there: run the pipeline"):
             kind(filepath=str(tmp_path / "no.file")).load()
+
+
+def test_a_tokenizer_that_is_saved_again_says_nothing_of_how_it_was_loaded(tmp_path):
+    words = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    plain = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="a")
+    plain.save_pretrained(tmp_path / "one")
+    loaded = TokenizerFolder(filepath=str(tmp_path / "one")).load()
+    loaded.save_pretrained(tmp_path / "two")
+    first, second = (
+        json.loads((tmp_path / name / "tokenizer_config.json").read_text())
+        for name in ("one", "two")
+    )
+    assert first == second
+    assert not {"is_local", "local_files_only"} & second.keys()

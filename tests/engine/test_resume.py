@@ -36,6 +36,7 @@ from flatout.engine.machine.signals import Interrupted
 from flatout.engine.parameters import SettingsError
 from flatout.engine.train.loop import train
 from flatout.engine.train.recording.metrics_file import MetricsFile
+from flatout.engine.train.setup import assemble
 from flatout.engine.train.step import Stepper, _LossScale
 from tests.engine.runs import (
     NO_DROPOUT,
@@ -148,7 +149,7 @@ def test_no_sound_checkpoint_is_no_reason_to_start_anew(tmp_path):
         run_job(job)
 
 
-def test_changed_settings_and_tokens_are_refused_by_name(tmp_path):
+def test_changed_settings_and_tokens_are_refused_by_name(tmp_path, monkeypatch):
     job = make_job(tmp_path, **EVERY_2)
     crashed(job, "step 6/12  loss")
     train = job.settings.train.model_copy(
@@ -156,6 +157,7 @@ def test_changed_settings_and_tokens_are_refused_by_name(tmp_path):
     )
     settings = job.settings.model_copy(update={"train": train})
     other = replace(job, settings=settings, data_key="other")
+    monkeypatch.setattr(assemble, "build", None)  # refused before a model is made
     with pytest.raises(CheckpointError) as refused:
         run_job(other)
     text = str(refused.value)
