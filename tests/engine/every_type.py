@@ -12,6 +12,7 @@ import torch
 import transformers
 from transformers.models.auto import modeling_auto
 
+from flatout.engine.families import family_of
 from flatout.engine.models.building import ModelError, build
 from flatout.engine.models.model import TaskModel
 from flatout.engine.models.row_faults import check_padding
@@ -115,7 +116,7 @@ def tried(kind: str, name: str) -> str:
         check_padding(model, task)
     except ModelError as error:
         return f"refused: {error}"
-    family = TaskModel(model, task, MAX_LENGTH).family
+    family = family_of(model.config)
     expected = plain(model, task, rows, pools_last=family.causal)
     scale, told = expected.abs().max().item(), []
     for packed in (False, *[True] * bool(family.packs)):

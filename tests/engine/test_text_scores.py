@@ -20,7 +20,7 @@ from flatout.engine.models.building import (
     load_pretrained,
 )
 from flatout.engine.parameters import ModelSettings, TokenizeSettings, parse_settings
-from flatout.engine.predict.checks import task_of
+from flatout.engine.predict.checks import answering_task
 from flatout.engine.predict.predicting import predict
 from flatout.engine.tasks import make_task
 from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
@@ -111,4 +111,4 @@ def test_a_masked_model_scores_no_text(tmp_path):
     model, _ = saved(tmp_path, "masked-lm", "bert")
     settings = ModelSettings(task="masked-lm", name_or_path=str(tmp_path))
     with pytest.raises(ModelError, match="BertForMaskedLM; predict takes models"):
-        task_of(model, settings, None)
+        answering_task(model, settings, None)

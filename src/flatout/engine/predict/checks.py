@@ -13,27 +13,17 @@ from flatout.engine.tokenizing.token_keys import facts_of
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
 
-def task_of(model: Any, settings: ModelSettings, vocabulary: Vocabulary | None) -> Task:
-    """What a saved model answers, by its config. Raises ModelError where that is no
-    answer for each row, or a task of somebody's own that nobody asked for."""
-    if not _task_of(model, settings).answer_fields():
-        raise _no_answers(
-            model.config.name_or_path or "the model", type(model).__name__
-        )
-    return _task_of(model, settings, vocabulary)
-
-
-def _task_of(
-    model: Any,
-    settings: ModelSettings,
-    vocabulary: Vocabulary | None = None,
-    seed: int = 0,
+def task_of(
+    model: Any, settings: ModelSettings, vocabulary: Vocabulary | None, seed: int = 0
 ) -> Task:
+    """What a saved model answers, by its config. `seed`: that of its training, which
+    chose the tokens that are masked. Raises ModelError if that is no task, or one of
+    somebody's own that nobody asked for."""
     kind, config = type(model).__name__, model.config
     where = config.name_or_path or "the model"
     name = task_of_model(model)
     if name is None:
-        raise _no_answers(where, kind)
+        raise no_answers(where, kind)
     if "." in name and name != settings.task:
         raise ModelError(
             f"{where} was trained for the task {name}, which is code of its own: it is "
@@ -43,12 +33,15 @@ def _task_of(
     return make_task(known, label_names_of(config), vocabulary, seed)
 
 
-def evaluated_task(
-    model: Any, tokenizer: TokenizerFile | None, settings: ModelSettings, seed: int
+def answering_task(
+    model: Any, settings: ModelSettings, vocabulary: Vocabulary | None
 ) -> Task:
-    """As `task_of`, also of a model that answers no row, as a language model. `seed`:
-    that of its training, which chose the tokens that are masked."""
-    return _task_of(model, settings, vocabulary_of(tokenizer), seed)
+    """As `task_of`. Raises ModelError if the model has no answer for each row."""
+    task = task_of(model, settings, vocabulary)
+    if not task.answer_fields():
+        name = model.config.name_or_path or "the model"
+        raise no_answers(name, type(model).__name__)
+    return task
 
 
 def vocabulary_of(tokenizer: TokenizerFile | None) -> Vocabulary | None:
@@ -67,7 +60,7 @@ def vocabulary_of(tokenizer: TokenizerFile | None) -> Vocabulary | None:
     )
 
 
-def _no_answers(where: str, kind: str) -> ModelError:
+def no_answers(where: str, kind: str) -> ModelError:
     return ModelError(
         f"{where} holds a {kind}; predict takes models that answer each row, as "
         "classifiers, regressions, and language models that read on or back do; masked "

@@ -28,11 +28,11 @@ from flatout.engine.models.row_faults import check_padding
 from flatout.engine.ops import attention
 from flatout.engine.parameters import Settings, SettingsError
 from flatout.engine.predict.checks import (
+    answering_task,
     check_vocabulary,
     label_names_of,
     longest_row,
     shape_of,
-    task_of,
     vocabulary_of,
 )
 from flatout.engine.rows.layout import Ints, Layout
@@ -72,7 +72,8 @@ class Predictor:
     ) -> None:
         """`tokenizer`: None where samples have one shape. `task`: of a model that
         answers no row, to be evaluated."""
-        self.task = task or task_of(model, settings.model, vocabulary_of(tokenizer))
+        vocabulary = vocabulary_of(tokenizer)
+        self.task = task or answering_task(model, settings.model, vocabulary)
         self.label_names = label_names_of(model.config)
         self.shape = shape_of(model.config) if tokenizer is None else None
         if tokenizer is not None:

@@ -23,7 +23,12 @@ from flatout.engine.machine.environment import Ranks
 from flatout.engine.models.building import ModelError
 from flatout.engine.models.trained_rows import TrainedRows
 from flatout.engine.parameters import Settings
-from flatout.engine.predict.checks import check_tokens, evaluated_task, label_names_of
+from flatout.engine.predict.checks import (
+    check_tokens,
+    label_names_of,
+    task_of,
+    vocabulary_of,
+)
 from flatout.engine.predict.predictor import Predictor
 from flatout.engine.rows.opening import rows_from_dataset
 from flatout.engine.rows.rows import SplitRows
@@ -46,7 +51,11 @@ TOLD = frozenset({"label", "score", "value"})
 
 @dataclass
 class SplitPredictions:
-    """A model's answers to all rows of a split; computed when first asked for."""
+    """A model's answers to all rows of a split; computed when first asked for.
+
+    The recipe of both: a table of predictions, and the figures as a `value`. They are
+    kept while the `key` of model, tokens, precision and seed is the same.
+    """
 
     model: Any
     tokenizer: TokenizerFile | None
@@ -57,6 +66,25 @@ class SplitPredictions:
     """The same, of the train split beside it."""
     label_names: Sequence[str]
     settings: Settings
+
+    @cached_property
+    def key(self) -> ContentKey:
+        """Of all that decides them."""
+        settings = self.settings
+        return ContentKey(
+            {
+                "format": FORMAT_VERSION,
+                "model": _files_of(self.model.config),
+                "tokens": token_key(self.tokens),
+                "train": token_key(self.train) if self.trained else None,
+                "label_names": list(self.label_names),
+                "evaluate.split": settings.evaluate.split,
+                "runtime.precision": settings.runtime.precision,
+                "seed": self.seed,
+                "model.label_threshold": settings.model.label_threshold,
+                "model.mask_probability": settings.model.mask_probability,
+            }
+        )
 
     @cached_property
     def trained(self) -> TrainedRows | None:
@@ -72,7 +100,8 @@ class SplitPredictions:
     def _found(self) -> tuple[Any, dict[str, Any]]:
         """Table of predictions, and figures."""
         settings, tokenizer = self.settings, self.tokenizer
-        task = evaluated_task(self.model, tokenizer, settings.model, self.seed)
+        vocabulary = vocabulary_of(tokenizer)
+        task = task_of(self.model, settings.model, vocabulary, self.seed)
         _check_names(self.model.config, self.label_names)
         check_tokens(self.tokens, tokenizer)
         predictor = Predictor(self.model, tokenizer, settings, task)
@@ -107,34 +136,12 @@ class SplitPredictions:
         """row, label, prediction, score, loss, wrong; then the task's own answers."""
         return self._found[0]
 
-    def figures(self) -> dict[str, Any]:
+    def value(self) -> dict[str, Any]:
         """Loss and the task's metrics, and where they come from: split, rows, model,
         task."""
         split, config = self.settings.evaluate.split, self.model.config
         facts = {"split": split, "rows": len(self.tokens), "model": config.name_or_path}
         return {**facts, **self._found[1]}
-
-
-@dataclass(frozen=True)
-class PredictionsRecipe:
-    """How to make the table."""
-
-    key: ContentKey
-    found: SplitPredictions
-
-    def table(self) -> Any:
-        return self.found.table()
-
-
-@dataclass(frozen=True)
-class FiguresRecipe:
-    """How to make the figures."""
-
-    key: ContentKey
-    found: SplitPredictions
-
-    def value(self) -> dict[str, Any]:
-        return self.found.figures()
 
 
 def _seen(seen: int | None, rows: int, split: str) -> str:
@@ -145,30 +152,6 @@ def _seen(seen: int | None, rows: int, split: str) -> str:
         "(kedro run), or split as the training did (its data and split.* parameters: "
         "kedro run --pipelines=split,tokenize), then evaluate"
     )
-
-
-def plan_predictions(found: SplitPredictions) -> dict[str, Any]:
-    """Recipes by what they make: predictions and figures, kept while model, tokens,
-    precision and seed are the same."""
-    settings, config = found.settings, found.model.config
-    key = ContentKey(
-        {
-            "format": FORMAT_VERSION,
-            "model": _files_of(config),
-            "tokens": token_key(found.tokens),
-            "train": token_key(found.train) if found.trained else None,
-            "label_names": list(found.label_names),
-            "evaluate.split": settings.evaluate.split,
-            "runtime.precision": settings.runtime.precision,
-            "seed": found.seed,
-            "model.label_threshold": settings.model.label_threshold,
-            "model.mask_probability": settings.model.mask_probability,
-        }
-    )
-    return {
-        "predictions": PredictionsRecipe(key, found),
-        "figures": FiguresRecipe(key, found),
-    }
 
 
 def _files_of(config: Any) -> dict[str, str]:

@@ -29,17 +29,14 @@ def predict_split(
     """Predictions of the rows of `evaluate.split`, and the task's figures; kept where
     they were made by this model already."""
     # Imports torch, which other pipelines in the same registry do not need.
-    from flatout.engine.predict.split_predictions import (
-        SplitPredictions,
-        plan_predictions,
-    )
+    from flatout.engine.predict.split_predictions import SplitPredictions
 
     settings = Settings(
         runtime=runtime, tokenize=tokenize, evaluate=evaluate, model=options
     )
     rows = {"train": train, "validation": validation, "test": test}[evaluate.split]
     found = SplitPredictions(model, tokenizer, rows, train, label_names, settings)
-    return plan_predictions(found)
+    return {"predictions": found, "figures": found}
 
 
 def judge_predictions(
