@@ -17,6 +17,7 @@ from flatout.engine.models.building import ModelError, load_pretrained
 from flatout.engine.parameters import parse_settings
 from flatout.engine.predict.predicting import predict
 from flatout.engine.rows.tokens import TokenRows
+from flatout.engine.rows.vocabulary import Vocabulary
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 from tests.engine.runs import make_job
 
@@ -101,6 +102,7 @@ def test_a_training_is_refused_with_the_row(tmp_path, folder):
     job, good = make_job(tmp_path), rows_of(["a", "b c", "c"])
     settings = job.settings.model_copy(update={"model": settings_of(folder).model})
     splits = {"train": rows_of(TEXTS), "validation": good, "test": good}
-    job = replace(job, settings=settings, label_names=("x", "y"), **splits)
+    known = {"label_names": ("x", "y"), "vocabulary": Vocabulary(7, 1)}
+    job = replace(job, settings=settings, **known, **splits)
     with pytest.raises(ModelError, match=r"2 rows of train_tokens .* is row 1: 2 end"):
         run_job(job)

@@ -85,25 +85,25 @@ def _padding_fault(model: Any, *, one_a_row: bool) -> str | None:
             "what a token sees depends on the longest row beside it; "
             "model.overrides.attention_type: original_full does not"
         )
-    rows = [_probe(model, length) for length in PROBED]
     was_training = model.training
     model.eval()
     try:
+        rows = [_probe(model, length) for length in PROBED]
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             alone = [_outputs(model, [row])[0] for row in rows]
             together = _outputs(model, rows)
+        if not one_a_row:
+            alone, together = _cut(alone, rows), _cut(together, rows)
+        pairs = list(zip(alone, together, strict=True))
+        furthest = max(float((one - other).abs().max()) for one, other in pairs)
     except Exception as error:  # each type fails in its own way
         return f"it cannot read them ({first_line(error)})"
     finally:
         model.train(was_training)
-    if not one_a_row:
-        together = [part[: len(row)] for part, row in zip(together, rows, strict=True)]
-    pairs = list(zip(alone, together, strict=True))
-    error = max(float((one - other).abs().max()) for one, other in pairs)
     scale = max(float(one.abs().max()) for one in alone)
-    if error <= TOLERANCE * scale:
+    if furthest <= TOLERANCE * scale:
         return None
-    return f"its answers are others then, by {error / scale:.0%}"
+    return f"its answers are others then, by {furthest / scale:.0%}"
 
 
 def _probe(model: Any, length: int) -> list[int]:
@@ -115,10 +115,17 @@ def _probe(model: Any, length: int) -> list[int]:
 
 def _outputs(model: Any, rows: list[list[int]]) -> list[Tensor]:
     """Logits of each row, padded on the right."""
-    longest, padding = max(map(len, rows)), model.config.pad_token_id or 0
+    longest = max(map(len, rows))
+    padding = getattr(model.config, "pad_token_id", None) or 0
     ids = torch.tensor([row + [padding] * (longest - len(row)) for row in rows])
-    mask = torch.tensor([[1] * len(r) + [0] * (longest - len(r)) for r in rows])
+    places = torch.arange(longest).expand(len(rows), -1)
+    mask = places < torch.tensor([[len(row)] for row in rows])  # as batches have it
     return list(model(input_ids=ids, attention_mask=mask).logits.float())
+
+
+def _cut(outputs: list[Tensor], rows: list[list[int]]) -> list[Tensor]:
+    """Those of real tokens."""
+    return [part[: len(row)] for part, row in zip(outputs, rows, strict=True)]
 
 
 def _reads_tokens(model: Any) -> bool:

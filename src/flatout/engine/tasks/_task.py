@@ -132,6 +132,8 @@ class Task(ABC):
     """Label of padding."""
     causal: ClassVar[bool] = False
     """Whether a token may only see those before it."""
+    predicts_neighbours: ClassVar[bool] = False
+    """Whether what ends a text is a target: a text that is cut has none."""
     joins_texts: ClassVar[bool] = False
     """Whether texts may be joined to full rows (`tokenize.join_texts`)."""
     takes_options: ClassVar[frozenset[str]] = frozenset()

@@ -37,6 +37,7 @@ class BidirectionalLM(ScoresTexts):
         for name in ("perplexity", "accuracy", "top_5_accuracy")
     }
     label_shape: ClassVar[tuple[int, ...]] = (2,)
+    predicts_neighbours = True
     joins_texts = True
     pipeline_tag = "feature-extraction"
 

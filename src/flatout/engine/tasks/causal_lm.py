@@ -29,6 +29,7 @@ class CausalLM(ScoresTexts):
     architectures = ("ForCausalLM", "LMHeadModel")
     head = HeadKind.VOCABULARY
     causal = True
+    predicts_neighbours = True
     joins_texts = True
     learns_completions = True
     pipeline_tag = "text-generation"

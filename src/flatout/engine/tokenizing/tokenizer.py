@@ -172,7 +172,7 @@ class TokenizerRecipe:
         return tokenizer, checks
 
     def _trained(self) -> Any:
-        if task_class(self.model.task).learns_completions:
+        if _writes(self.model):
             return _train_to_write(self.texts, self.vocab_size)
         typed = len(self.texts) > 1 and _tells_apart(self.model)
         whole = task_class(self.model.task).whole_words
@@ -238,8 +238,13 @@ def _tells_apart(model: ModelSettings) -> bool:
 
 
 def _training_version(model: ModelSettings) -> int:
-    writes = task_class(model.task).learns_completions
-    return (byte_pieces if writes else word_pieces).FORMAT_VERSION
+    return (byte_pieces if _writes(model) else word_pieces).FORMAT_VERSION
+
+
+def _writes(model: ModelSettings) -> bool:
+    """Whether somebody will read what the model writes."""
+    task = task_class(model.task)
+    return task.learns_completions and not task.whole_words
 
 
 def _train_to_write(texts: tuple[Any, ...], vocab_size: int) -> Any:
