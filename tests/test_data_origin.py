@@ -34,7 +34,7 @@ from flatout.pipelines.split import create_pipeline as split
 from flatout.pipelines.sweep import create_pipeline as sweep
 from flatout.pipelines.tokenize import create_pipeline as tokenize
 from flatout.pipelines.train import create_pipeline as train
-from flatout.project.data_origin import OriginHooks
+from flatout.project.data_origin import OriginHooks, tokens_fault
 
 ARROWS = [
     f"{s}_{n}" for s in ("train", "validation", "test") for n in ("rows", "tokens")
@@ -149,8 +149,8 @@ def test_another_task_is_told_from_other_rows(made, tmp_path):
     raw = write(tmp_path / "numbers.csv", "one")
     os.utime(raw, (1, 1))
     project = Project(tmp_path / "data", raw, task="masked-lm")
-    assert project.refusal() == (
-        "the rows were split from other columns (label_column: label -> None), for "
+    assert tokens_fault(project.catalog, project.settings) == (
+        'the rows were split from other columns (label_column: "label" -> null), for '
         "another task: run kedro run, or set model.task back"
     )
 
