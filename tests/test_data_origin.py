@@ -159,7 +159,7 @@ def test_without_tokens_nothing_is_said_of_their_origin(tmp_path, caplog):
     project = Project(tmp_path / "data", write(tmp_path / "numbers.csv", "one"))
     with caplog.at_level(logging.INFO):
         project.run(train)
-    assert "taken as they are" not in caplog.text
+    assert "are trusted" not in caplog.text
 
 
 def test_other_parameters_of_split_are_refused(made, tmp_path):
