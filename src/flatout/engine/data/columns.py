@@ -159,10 +159,13 @@ def listed(present: Sequence[str]) -> str:
 
 
 def column_faults(
-    present: Sequence[str], wanted: Mapping[str, str | None], entry: str
+    present: Sequence[str],
+    wanted: Mapping[str, str | None],
+    entry: str,
+    advice: str = "Set the names in conf/local/parameters.yml",
 ) -> str | None:
     """What is wrong with the columns that `wanted` names by parameter, the nearest
-    names and what to set; None where all is well. `entry` is the catalog's."""
+    names and what to set; None if all is well. `entry` is the catalog's."""
     wrong = {
         parameter: name
         for parameter, name in wanted.items()
@@ -177,7 +180,6 @@ def column_faults(
         + ("" if delimiter or name in present else _near(name, present))
         for parameter, name in wrong.items()
     ]
-    advice = "Set the names in conf/local/parameters.yml"
     if delimiter:
         advice = (
             f"The one column looks like several with {delimiter} between them: set "

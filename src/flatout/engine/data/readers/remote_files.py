@@ -1,7 +1,7 @@
 """Files of a store that fsspec knows (s3://, gs://, hf://, https://), copied here.
 
 Rows are read several times and hashed as they lie, so files are fetched once, and
-again only where the store says that one is another. fsspec's `filecache` takes the part
+again only if the store says that one is another. fsspec's `filecache` takes the part
 of a file whose fetching failed for the whole, and sees no change over https.
 """
 
@@ -50,57 +50,48 @@ class RemoteFiles:
 
     @property
     def folder(self) -> Path:
-        """Where the copies lie."""
+        """The folder of the copies."""
         name = PurePosixPath(urlsplit(self.url).path).name or "files"
         return self.cache / f"{name}-{xxhash.xxh3_64_hexdigest(self.url.encode())}"
 
     def fetch(self) -> Path:
         """Bring the copies up to date; their folder, or the one file's path. Raises
         RawTextsError."""
-        store, root = self._open()
         with self._errors():
-            found, is_file = self._find(store, root)
-            self._update(store, found)
+            store, found, is_file = self._find()
+            known, stamps = self.fetched_stamps(), _stamps(store, found)
+            clear_leftovers(self.folder)
+            for name, path in found.items():
+                same = stamps[name] is not None and stamps[name] == known.get(name)
+                if not (same and (self.folder / name).is_file()):
+                    self._copy(store, path, self.folder / name)
+            for name in known.keys() - found.keys():
+                (self.folder / name).unlink(missing_ok=True)
+            (self.folder / STAMPS).write_text(json.dumps(stamps), encoding="utf-8")
         return self.folder / next(iter(found)) if is_file else self.folder
 
     def stamps(self) -> dict[str, str | None]:
         """What the store says of each file now. Raises RawTextsError."""
-        store, root = self._open()
         with self._errors():
-            return _stamps(store, self._find(store, root)[0])
+            store, found, _ = self._find()
+            return _stamps(store, found)
 
-    def _find(self, store: Any, root: str) -> tuple[dict[str, str], bool]:
-        """The files, and whether the address is that of one."""
-        store.invalidate_cache()
-        is_file = not self.url.endswith("/") and _is_file(store, root)
-        return self._one(root) if is_file else self._inside(store, root), is_file
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def fetched_stamps(self) -> dict[str, str | None]:
+        """What the store said of the files whose copies are here."""
         try:
-            yield
-        except RawTextsError:
-            raise
-        except Exception as error:  # each store has errors of its own
-            raise self._fault(error) from error
+            return dict(json.loads((self.folder / STAMPS).read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            return {}
 
-    def _open(self) -> tuple[Any, str]:
+    def _find(self) -> tuple[Any, dict[str, str], bool]:
+        """The store, its paths by their names below the address, and whether the
+        address is that of one file."""
         from fsspec.core import url_to_fs
 
-        try:
-            store, root = url_to_fs(self.url, **self.options)
-        except ImportError as error:  # it names the package
-            text = f"{shown(self.url)} cannot be read here: {error}"
-            raise RawTextsError(text) from error
-        except Exception as error:
-            raise self._fault(error) from error
-        return store, root
-
-    def _one(self, root: str) -> dict[str, str]:
-        return {PurePosixPath(urlsplit(self.url).path).name: root}
-
-    def _inside(self, store: Any, root: str) -> dict[str, str]:
-        """Names below the folder, and the store's for them."""
+        store, root = url_to_fs(self.url, **self.options)
+        store.invalidate_cache()
+        if not self.url.endswith("/") and _is_file(store, root):
+            return store, {PurePosixPath(urlsplit(self.url).path).name: root}, True
         start = len(root.rstrip("/")) + 1
         names = {path[start:]: path for path in sorted(store.find(root))}
         found = {
@@ -109,39 +100,29 @@ class RemoteFiles:
         if not found:
             there = ", ".join([*names][:10]) or f"nothing: {CHECK}"
             raise RawTextsError(f"{shown(self.url)} holds no texts; it holds {there}")
-        return found
+        return store, found, False
 
-    def _update(self, store: Any, found: Mapping[str, str]) -> None:
-        clear_leftovers(self.folder)
-        known, stamps = self.fetched_stamps(), _stamps(store, found)
-        for name, path in found.items():
-            same = stamps[name] is not None and stamps[name] == known.get(name)
-            if not (same and (self.folder / name).is_file()):
-                self._copy(store, path, self.folder / name)
-        for name in known.keys() - found.keys():
-            (self.folder / name).unlink(missing_ok=True)
-        (self.folder / STAMPS).write_text(json.dumps(stamps), encoding="utf-8")
-
-    def fetched_stamps(self) -> dict[str, str | None]:
-        """What the store said of the files whose copies are here."""
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
         try:
-            text = (self.folder / STAMPS).read_text(encoding="utf-8")
-            return dict(json.loads(text))
-        except (OSError, ValueError):
-            return {}
+            yield
+        except RawTextsError:
+            raise
+        except ImportError as error:  # it names the package
+            text = f"{shown(self.url)} cannot be read here: {error}"
+            raise RawTextsError(text) from error
+        except Exception as error:  # each store has errors of its own
+            reason = first_line(error).replace(self.url, shown(self.url))
+            kind = type(error).__name__
+            raise RawTextsError(
+                f"{shown(self.url)} cannot be fetched ({kind}: {reason}): {CHECK}"
+            ) from error
 
     def _copy(self, store: Any, path: str, target: Path) -> None:
         """Whole or not at all."""
         logger.info("fetching %s", shown(store.unstrip_protocol(path)))
         target.parent.mkdir(parents=True, exist_ok=True)
         write_file(target, lambda part: store.get_file(path, str(part)))
-
-    def _fault(self, error: Exception) -> RawTextsError:
-        reason = first_line(error).replace(self.url, shown(self.url))
-        return RawTextsError(
-            f"{shown(self.url)} cannot be fetched ({type(error).__name__}: {reason}): "
-            f"{CHECK}"
-        )
 
 
 def _is_file(store: Any, path: str) -> bool:
@@ -157,7 +138,7 @@ def _stamps(store: Any, found: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def _stamp(info: Mapping[str, Any]) -> str | None:
-    """Hash of what the store says of a file; None where that tells no change."""
+    """Hash of what the store says of a file; None if that tells no change."""
     if not set(info) - TELLS_NO_CHANGE:
         return None
     text = json.dumps(info, sort_keys=True, default=str)

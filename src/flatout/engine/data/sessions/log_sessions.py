@@ -27,7 +27,7 @@ from flatout.engine.data.raw_texts import (
 )
 from flatout.engine.data.readers.file_reader import add_bytes, files_of, readable
 from flatout.engine.data.readers.text_files import reader_of
-from flatout.engine.data.sessions.grouping import Grouped, LogColumns, group_lines
+from flatout.engine.data.sessions.grouping import LogColumns, group_lines
 from flatout.engine.data.sessions.parts import (
     ABNORMAL,
     COLUMNS,
@@ -74,17 +74,25 @@ class LogSessions:
     def _of(
         self, path: Path, label: str | None, columns: Sequence[str]
     ) -> Iterator[RawBatch]:
-        known = {} if self.labels is None else read_labels(self.labels)
         for file in _files(path):
-            if reader_of(file):
-                grouped = group_lines(file, self.columns)
-            else:
-                grouped = _lines_of_keys(file)
+            read = reader_of(file) is not None
+            found = group_lines(file, self.columns) if read else _lines_of_keys(file)
+            sessions, broken = found
             if label is not None:
-                grouped.labels = [label] * len(grouped.names)
+                sessions["label"] = label
             elif self.labels is not None:
-                grouped = grouped.labelled(known, self.labels.name)
-            yield from _batches(grouped, self.deal, columns)
+                sessions, unlabelled = self._labelled(sessions, self.labels)
+                broken += unlabelled
+            taken = self.deal.takes(sessions["session"], sessions["label"])
+            yield from _batches(file.name, sessions[taken], broken, columns)
+
+    def _labelled(self, sessions: Any, labels: Path) -> tuple[Any, list[BrokenRow]]:
+        """With labels by name; sessions that have none there cannot be used."""
+        sessions["label"] = sessions["session"].map(read_labels(labels))
+        missing = sessions["label"].isna()
+        lost = zip(*(sessions.loc[missing, n] for n in ("row", "session")), strict=True)
+        reason = f"session has no label in {labels.name}"
+        return sessions[~missing], [BrokenRow(row, reason, name) for row, name in lost]
 
 
 def _files(path: Path) -> list[Path]:
@@ -102,50 +110,49 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
-def _lines_of_keys(file: Path) -> Grouped:
-    """A session a line. Its name is the file's with the number of the line."""
-    found = Grouped(file.name)
+def _lines_of_keys(file: Path) -> tuple[Any, list[BrokenRow]]:
+    """A session a line, as `group_lines` gives it. Its name is the file's with the
+    number of the line."""
+    import pandas as pd
+
+    found, broken = [], []
     with readable(file), file.open("rb") as stream:
         for row, line in enumerate(stream):
             try:
                 keys = line.decode().split()
             except UnicodeDecodeError:
                 shown = repr(line[:SHOWN_CHARACTERS])
-                found.broken.append(BrokenRow(row, "line is not valid UTF-8", shown))
+                broken.append(BrokenRow(row, "line is not valid UTF-8", shown))
                 continue
             if keys:
-                found.add(f"{file.name}:{row + 1}", row, " ".join(keys))
+                found.append((f"{file.name}:{row + 1}", row, " ".join(keys), None))
             else:
-                found.broken.append(BrokenRow(row, "session has no key", ""))
-    if not found.names and not found.broken:
+                broken.append(BrokenRow(row, "session has no key", ""))
+    if not found and not broken:
         raise RawTextsError(
             f"{file} is empty (0 bytes): set the filepath of the entry, or give it "
             "sessions"
         )
-    return found
+    return pd.DataFrame(found, columns=["session", "row", "text", "label"]), broken
 
 
-def _batches(grouped: Grouped, deal: Deal, columns: Sequence[str]) -> Iterator[Any]:
+def _batches(
+    source: str, sessions: Any, broken: list[BrokenRow], columns: Sequence[str]
+) -> Iterator[RawBatch]:
     """At most BATCH_ROWS sessions each; broken lines before the row behind them."""
-    taken = np.flatnonzero(deal.takes(grouped.names, grouped.labels))
-    broken, told = sorted(grouped.broken, key=lambda fault: fault.row), 0
-    for start in range(0, max(1, len(taken)), BATCH_ROWS):
-        own = taken[start : start + BATCH_ROWS].tolist()
-        last = start + BATCH_ROWS >= len(taken)
-        rows = np.array([grouped.rows[at] for at in own], np.int64)
-        until = len(broken) if last else _before(broken, int(rows[-1]))
-        arrays = grouped.arrays(own)
-        yield RawBatch(
-            grouped.source,
-            rows,
-            {name: arrays[name] for name in columns},
-            broken=broken[told:until],
-        )
+    broken = sorted(broken, key=lambda fault: fault.row)
+    places, told = [fault.row for fault in broken], 0
+    for start in range(0, max(1, len(sessions)), BATCH_ROWS):
+        own = sessions[start : start + BATCH_ROWS]
+        rows = own["row"].to_numpy(np.int64)
+        last = start + BATCH_ROWS >= len(sessions)
+        until = len(broken) if last else int(np.searchsorted(places, rows[-1]))
+        arrays = {
+            name: pa.array([v or None for v in own[name]], pa.string())
+            for name in columns
+        }
+        yield RawBatch(source, rows, arrays, broken=broken[told:until])
         told = until
-
-
-def _before(broken: Sequence[BrokenRow], row: int) -> int:
-    return int(np.searchsorted([fault.row for fault in broken], row))
 
 
 def table_of(names: list[str], texts: list[str], labels: list[str | None]) -> Any:
