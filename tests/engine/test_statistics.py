@@ -11,12 +11,11 @@ import pytest
 from flatout.engine.families import usable_positions
 from flatout.engine.files.arrow_folder import write_recipe
 from flatout.engine.files.atomic_folder import write_whole
-from flatout.engine.parameters import ModelSettings, TokenizeSettings, TrainSettings
+from flatout.engine.parameters import ModelSettings, TokenizeSettings
 from flatout.engine.tokenizing.statistics import (
     LengthFigure,
     histogram,
     length_summary,
-    padding_shares,
     token_report,
     vocabulary_use,
 )
@@ -57,31 +56,6 @@ def test_vocabulary_use():
     }
 
 
-@pytest.mark.parametrize(
-    ("strategy", "share"),
-    [("fixed", 1 - 20 / 64), ("random", 1 - 20 / 32), ("packed", 0.0)],
-)
-def test_padding_of_one_batch(strategy, share):
-    lengths = np.array([2, 2, 8, 8])
-    train = TrainSettings(global_batch_size=4)
-    assert padding_shares(lengths, train, max_length=16)[strategy] == pytest.approx(
-        share
-    )
-
-
-def test_grouping_never_pads_more_than_chance():
-    lengths = np.random.default_rng(0).integers(1, 300, 2000)
-    shares = padding_shares(lengths, TrainSettings(global_batch_size=32), 320)
-    assert (
-        0
-        == shares["packed"]
-        < shares["grouped"]
-        < shares["random"]
-        < shares["fixed"]
-        < 1
-    )
-
-
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
     """Report over real token rows of three splits on the disk."""
@@ -97,7 +71,7 @@ def stored(tmp_path_factory):
         recipe = tokens_recipe(f"{name}_tokens", rows, tokenizer, [], model, tokenize)
         write_recipe(folder / name, recipe)
         tokens[name] = datasets.load_from_disk(str(folder / name))
-    return token_report(tokens, tokenizer, TrainSettings(), tokenize)
+    return token_report(tokens, tokenizer, tokenize)
 
 
 def test_a_report_on_stored_tokens(stored):
@@ -107,9 +81,6 @@ def test_a_report_on_stored_tokens(stored):
     assert (train["cut_rows"], train["cut_share"]) == (2, 0.25)
     assert train["unknown_share"] == 0.0
     assert value["vocabulary"]["used"] == 2 + 6  # [CLS], [SEP], a to f
-    assert value["token_budget"] == 8192
-    title = LengthFigure(stored).value()["layout"]["xaxis2"]["title"]["text"]
-    assert title == "strategy, batch 32, token budget 8,192"
     assert {check["name"] for check in value["tokenizer_checks"]} >= {
         "pad token",
         "fast",
@@ -117,22 +88,11 @@ def test_a_report_on_stored_tokens(stored):
     json.dumps(value)
 
 
-def test_the_key_follows_the_batch_size(stored):
-    other = token_report(
-        stored.tokens,
-        stored.tokenizer,
-        TrainSettings(global_batch_size=7),
-        stored.tokenize,
-    )
-    assert other.key.changes_since(stored.key) == ["global_batch_size: 32 -> 7"]
-
-
 def test_the_figure_is_one_that_plotly_accepts(stored):
     import plotly.graph_objects as go
 
     figure = go.Figure(LengthFigure(stored).value())
     assert sum(figure.data[0].y) == 8
-    assert list(figure.data[1].x) == ["fixed", "random", "grouped", "packed"]
     assert figure.layout.title.text == (
         "8 training rows: median 5, mean 5.75 tokens, 25.0 % of them cut"
     )

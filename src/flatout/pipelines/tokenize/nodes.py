@@ -7,7 +7,7 @@ from typing import Any
 
 from flatout.engine.data.raw_texts import SPLITS
 from flatout.engine.families import usable_positions
-from flatout.engine.parameters import ModelSettings, TokenizeSettings, TrainSettings
+from flatout.engine.parameters import ModelSettings, TokenizeSettings
 from flatout.engine.tokenizing.encoders.encode import TokensRecipe
 from flatout.engine.tokenizing.statistics import LengthFigure, TokenReport, token_report
 from flatout.engine.tokenizing.token_recipes import label_names_of, split_recipes
@@ -57,13 +57,11 @@ def describe_tokens(
     test_tokens: Any,
     tokenizer_file: TokenizerFile,
     tokenize: TokenizeSettings,
-    train: TrainSettings,
 ) -> tuple[TokenReport, LengthFigure]:
-    """Lengths, cuts, vocabulary use and padding: as figures and as a picture."""
+    """Lengths, cuts and vocabulary use: as figures and as a picture."""
     report = token_report(
         dict(zip(SPLITS, (train_tokens, validation_tokens, test_tokens), strict=True)),
         tokenizer_file,
-        train,
         tokenize,
     )
     return report, LengthFigure(report)

@@ -41,12 +41,7 @@ def create_pipeline(**_: Any) -> Pipeline:
             ),
             Node(
                 func=describe_tokens,
-                inputs=[
-                    *TOKENS,
-                    "tokenizer_file",
-                    "params:tokenize",
-                    "params:train",
-                ],
+                inputs=[*TOKENS, "tokenizer_file", "params:tokenize"],
                 outputs=["token_report", "token_figure"],
                 name="describe_tokens",
             ),
