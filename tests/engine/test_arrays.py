@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -368,6 +369,68 @@ def test_csv_is_read_as_pandas_reads_it(tmp_path):
     (tmp_path / "cut.csv").write_text("a,label\n1,2,3\n")
     with pytest.raises(ArraysError, match=r"cut\.csv cannot be read: .*columns"):
         list(ArrayFiles(tmp_path / "cut.csv", (), "label").windows())
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "npy"])
+def test_unix_times_keep_their_differences(tmp_path, kind):
+    """fp32 has steps of 128 there; samples, splits and the model have all of them."""
+    times = 1.7e9 + np.random.default_rng(0).uniform(0, 100, 400)
+    label = (times > 1.7e9 + 50).astype(int)
+    frame = pd.DataFrame({"time": times, "label": label})
+    file = tmp_path / f"t.{kind}"
+    if kind == "npy":
+        np.save(file, times[:, None])
+        np.save(tmp_path / "t.label.npy", label)
+    else:
+        frame.to_csv(file, index=False) if kind == "csv" else frame.to_parquet(file)
+    made = split(file, settings_of(max_steps=60))
+    report = made["report"].value()
+    assert report["repeated"] == 0
+    assert min(report["rows_out"].values()) > 15
+    sets = [made[name].to_dataset() for name in ("train", "validation", "test")]
+    rows = [ArrayRows.from_dataset(one) for one in sets]
+    given = np.concatenate([np.stack(r.views(np.arange(len(r)))) for r in rows])
+    np.testing.assert_array_equal(np.sort(given[:, 0]), np.sort(times))
+    folder = tmp_path / "run"
+    metrics = tmp_path / "metrics.jsonl"
+    settings = settings_of(max_steps=60)
+    names = tuple(made["label_names"])
+    result = run_job(TrainJob(settings, *rows, None, names, folder, metrics, "k"))
+    model = load_pretrained(result.last_model_folder).eval()
+    inputs = torch.tensor(times[:, None])
+    right = model(inputs).logits.argmax(1) == torch.tensor(label)
+    assert right.float().mean() > 0.9
+
+
+def test_a_file_in_the_place_of_another_is_another(tmp_path):
+    """Of the same size and the same time of change."""
+    file, other = tmp_path / "a.npy", tmp_path / "b.npy"
+    np.save(file, np.zeros((40, 2)))
+    before = ArrayFiles(file, (), None).digest
+    np.save(other, np.ones((40, 2)))
+    stat = file.stat()
+    other.replace(file)
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert file.stat().st_size == stat.st_size
+    assert ArrayFiles(file, (), None).digest != before
+
+
+def test_a_csv_is_parsed_once_and_a_pass_counts_afresh(tmp_path, monkeypatch):
+    values, labels = samples(200)
+    file = tmp_path / "t.csv"
+    lines = lines_of(values[:, :, :2], labels)
+    file.write_text("\n".join(["a,b,label", *lines]) + "\n")
+    read, parsed = pacsv.read_csv, []
+    monkeypatch.setattr(
+        pacsv, "read_csv", lambda *a, **o: parsed.append(1) or read(*a, **o)
+    )
+    made = split(file, settings_of())
+    once = made["train"].to_dataset()
+    facts = dict(made["train"].facts())
+    assert made["train"].to_dataset().to_dict() == once.to_dict()
+    assert made["train"].facts() == facts and facts["tokens"]["num_rows"] == len(once)
+    made["test"].to_dataset()
+    assert len(parsed) == 1
 
 
 def test_an_ending_in_capitals_is_of_the_same_kind(tmp_path):

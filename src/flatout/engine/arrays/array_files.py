@@ -6,7 +6,7 @@ import math
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -42,6 +42,9 @@ class ArrayFiles:
     """Column or array; of x.npy the file x.<label>.npy."""
     is_told: bool = True
     """Whether there must be labels; they are not read where there may be none."""
+    _tables: tables.Tables = field(
+        default_factory=tables.Tables, repr=False, compare=False
+    )
 
     @classmethod
     def of(
@@ -96,7 +99,7 @@ class ArrayFiles:
         for file in self._files if label else ():
             if file.suffix.lower() in tables.ENDINGS:
                 self._check_label(file, tables.names(file))
-                for batch in tables.batches(file, [str(label)]):
+                for batch in self._tables.batches(file, [str(label)]):
                     yield from batch.column(0).to_pylist()
                 continue
             with _arrays(file, label) as arrays:
@@ -123,7 +126,7 @@ class ArrayFiles:
             raise ArraysError(f"{file}: no column beside the label {self.label!r}")
         label = self._read_label
         wanted = [*chosen, *([label] if label else [])]
-        for batch in tables.batches(file, wanted, chosen):
+        for batch in self._tables.batches(file, wanted, chosen):
             values, faults = tables.samples(file, batch.select(chosen))
             labels = batch.column(label).to_pylist() if label else None
             yield Window(name_in(self.path, file), start, values, labels, faults)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -41,22 +42,24 @@ class ArraysRecipe(_DealtRecipe, ArrowRecipe):
 
     split: str
     task: Task
-    _facts: ArrayFacts = field(default_factory=ArrayFacts, repr=False)
+    _facts: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def facts(self) -> dict[str, Any]:
-        """Shape, means and deviations, rows of each class."""
-        return self._facts.as_dict()
+        """Shape, means and deviations, rows of each class, of the last pass."""
+        return self._facts
 
-    @property
+    @cached_property
     def schema(self) -> Any:
         """Of the first batch."""
         return next(stored for _, parts in self._batches() for stored in parts).schema
 
     def batches(self) -> Iterator[Any]:
         """RecordBatches in the order of the rows. Raises ArraysError."""
+        facts = ArrayFacts()
         for batch, parts in self._batches():
-            self._facts.add(batch)
+            facts.add(batch)
             yield from parts
+        self._facts.update(facts.as_dict())
 
     def _batches(self) -> Iterator[tuple[Any, Iterator[Any]]]:
         """With their values, and as they are stored."""

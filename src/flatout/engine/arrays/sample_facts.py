@@ -13,6 +13,9 @@ import xxhash
 from flatout.engine.arrays.sources import ArraySource, Window
 from flatout.engine.tasks import Task
 
+FINE = 1e-3
+"""Share of what a value varies by, that a step between numbers must not exceed."""
+
 
 @dataclass(frozen=True)
 class SampleFacts:
@@ -25,7 +28,8 @@ class SampleFacts:
     shape: tuple[int, ...] | None
     """Of a sample; None where none can be used."""
     dtype: npt.DTypeLike
-    """Bytes where all files have bytes, else fp32."""
+    """Bytes if all files have bytes; fp64 if fp32 would make equal what differs, as of
+    Unix times; else fp32."""
 
 
 def first_pass(source: ArraySource, task: Task) -> SampleFacts:
@@ -34,6 +38,7 @@ def first_pass(source: ArraySource, task: Task) -> SampleFacts:
     rejected: list[dict[str, Any]] = []
     shape: tuple[int, ...] | None = None
     dtypes: set[Any] = set()
+    spread = _Spread()
     for window in source.windows():
         if shape is None and len(window.faults) < len(window.values):
             shape = window.values.shape[1:]
@@ -41,23 +46,50 @@ def first_pass(source: ArraySource, task: Task) -> SampleFacts:
         rows = len(window.values)
         if len(faults) < rows:
             dtypes.add(window.values.dtype)
-        hashes.append(_hashes(window.values))
+            spread.add(np.delete(window.values, list(faults), axis=0))
+        hashes.append(_hashes(window.values, stored_as(window.values.dtype)))
         good.append(~np.isin(np.arange(rows), list(faults)))
         labels.append(_labels(window, task))
         rejected += [
             rejected_row(*window.place(row), why, "")
             for row, why in sorted(faults.items())
         ]
-    if len(dtypes) > 1:  # equal numbers are equal samples, whatever stores them
-        hashes = [_hashes(w.values.astype(np.float32)) for w in source.windows()]
+    dtype: Any = np.uint8 if dtypes == {np.dtype(np.uint8)} else np.float32
+    dtype = np.float64 if spread.needs_fp64 else dtype
+    if {stored_as(found) for found in dtypes} - {np.dtype(dtype)}:
+        # Equal numbers are equal samples, whatever stores them.
+        hashes = [_hashes(w.values, dtype) for w in source.windows()]
     return SampleFacts(
         _joined(hashes, np.uint64),
         _joined(labels, object),
         rejected,
         _joined(good, bool),
         shape,
-        np.uint8 if dtypes == {np.dtype(np.uint8)} else np.float32,
+        dtype,
     )
+
+
+class _Spread:
+    """Least and greatest of each value of the samples, as far as they are fp64."""
+
+    def __init__(self) -> None:
+        self._low: Any = np.inf
+        self._high: Any = -np.inf
+
+    def add(self, values: npt.NDArray[Any]) -> None:
+        """Samples (n, ...) without a fault."""
+        if values.dtype == np.float64 and len(values):
+            self._low = np.minimum(self._low, values.min(0))
+            self._high = np.maximum(self._high, values.max(0))
+
+    @property
+    def needs_fp64(self) -> bool:
+        """Whether the steps of fp32 at the greatest of a value are no small part of
+        what it varies by."""
+        spread = np.maximum(self._high - self._low, 0)
+        largest = np.maximum(np.abs(self._high), np.abs(self._low))
+        step = np.finfo(np.float32).eps * np.where(spread > 0, largest, 0)
+        return bool((step > FINE * spread).any())
 
 
 def _joined(parts: list[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:
@@ -81,8 +113,14 @@ def _faults(
     return found
 
 
-def _hashes(values: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-    rows = np.ascontiguousarray(values)
+def stored_as(dtype: Any) -> Any:
+    """What numbers of a file are kept as if fp32 can hold them."""
+    return dtype if dtype == np.uint8 else np.dtype(np.float32)
+
+
+def _hashes(values: npt.NDArray[Any], dtype: Any) -> npt.NDArray[np.uint64]:
+    with np.errstate(over="ignore"):  # of samples with a fault
+        rows = np.ascontiguousarray(values.astype(dtype, copy=False))
     return np.array(
         [xxhash.xxh3_64_intdigest(row.tobytes()) for row in rows], np.uint64
     )
@@ -120,7 +158,6 @@ def rejected_row(source: str, row: int, reason: str, excerpt: Any) -> dict[str, 
     return {
         "source": source,
         "row": row,
-        "line": None,
         "reason": reason,
         "excerpt": str(excerpt),
     }

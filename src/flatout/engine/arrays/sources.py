@@ -55,7 +55,8 @@ class Window:
         if not values[:1].size:
             return {row: found.get(row, NO_VALUES) for row in range(len(values))}
         if values.dtype.kind == "f":
-            flat = values.reshape(len(values), -1)
+            with np.errstate(over="ignore"):  # what fp32 cannot hold is infinite
+                flat = values.reshape(len(values), -1).astype(np.float32, copy=False)
             for row in np.flatnonzero(~np.isfinite(flat).all(1)).tolist():
                 why = "NaN" if np.isnan(flat[row]).any() else "an infinite value"
                 found.setdefault(row, why)
@@ -85,7 +86,7 @@ class ArraySource(Protocol):
 
     @property
     def digest(self) -> str:
-        """Of names, sizes and times of the files."""
+        """Of names, sizes, times and inodes of the files."""
 
     def prepare(self, folder: Path) -> None:
         """`folder` has room for what is kept between passes."""
@@ -136,9 +137,12 @@ def _raise(error: OSError) -> None:
 
 
 def files_digest(path: Path, files: Sequence[Path]) -> str:
-    """Of the name, the bytes and the time of change of each."""
+    """Of the name, the size, both times and the inode of each: another file in its
+    place has not all of them, even if its size and time of change are the same."""
     stats = ((name_in(path, file), file.stat()) for file in files)
-    facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    facts = [
+        (name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for name, s in stats
+    ]
     return ContentKey({"files": facts}).digest
 
 
@@ -155,10 +159,11 @@ def rows_between(total: int, row_bytes: int) -> Iterator[tuple[int, int]]:
 
 
 def as_numbers(values: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-    """uint8 as it is, other numbers as float32; None of what is no number."""
+    """uint8 as it is, other numbers as float32 if it holds them all, else as float64;
+    None of what is no number."""
     if values.dtype == np.uint8:
         return values
     if values.dtype.kind not in "biuf":
         return None
-    with np.errstate(over="ignore"):  # infinite in fp32: found as such
-        return values.astype(np.float32)
+    is_exact = np.can_cast(values.dtype, np.float32)
+    return values.astype(np.float32 if is_exact else np.float64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -39,26 +40,46 @@ def schema(file: Path) -> pa.Schema:
         return opened.schema
 
 
-def batches(
-    file: Path, columns: Sequence[str], numbers: Sequence[str] = ()
-) -> Iterator[Any]:
-    """These columns, WINDOW_ROWS at a time. CSV is read whole: a column's type is that
-    of all of its values. Raises ArraysError, also where most of a column of `numbers`
-    are none."""
-    with _readable(file):
-        if file.suffix.lower() == ".parquet":
-            yield from pq.ParquetFile(file).iter_batches(WINDOW_ROWS, columns=columns)
-            return
-        from pyarrow import csv
+class Tables:
+    """Reads tables. A CSV is parsed once, into a file that is gone with this object."""
 
-        chosen = csv.ConvertOptions(include_columns=columns)
-        options = {"parse_options": _parsing(file), "convert_options": chosen}
-        table = csv.read_csv(file, **options).combine_chunks()
+    def __init__(self) -> None:
+        self._parsed: dict[Path, Any] = {}
+
+    def batches(
+        self, file: Path, columns: Sequence[str], numbers: Sequence[str] = ()
+    ) -> Iterator[Any]:
+        """These columns, WINDOW_ROWS at a time. Raises ArraysError, also if most of a
+        column of `numbers` are none."""
+        with _readable(file):
+            if file.suffix.lower() == ".parquet":
+                opened = pq.ParquetFile(file)
+                yield from opened.iter_batches(WINDOW_ROWS, columns=columns)
+                return
+            if file not in self._parsed:
+                self._parsed[file] = _parse(file)
+        table = self._parsed[file].select(columns)
+        _check_numbers(file, table, numbers)
+        yield from table.to_batches(WINDOW_ROWS)
+
+
+def _parse(file: Path) -> Any:
+    """A CSV as a memory-mapped table: a column's type is that of all of its values."""
+    from pyarrow import csv
+
+    table = csv.read_csv(file, parse_options=_parsing(file)).combine_chunks()
+    with tempfile.NamedTemporaryFile(suffix=".arrow") as kept:
+        with pa.ipc.new_file(kept.name, table.schema) as writer:
+            writer.write_table(table)
+        return pa.ipc.open_file(pa.memory_map(kept.name)).read_all()
+
+
+def _check_numbers(file: Path, table: Any, numbers: Sequence[str]) -> None:
+    """Raises ArraysError."""
     for name in numbers:
         column = table.column(name)
         if _is_text(file, column) and 2 * _read(column).null_count >= len(column):
             raise ArraysError(_no_number(file, name, column.type))
-    yield from table.to_batches(WINDOW_ROWS)
 
 
 def _parsing(file: Path) -> Any:
@@ -94,7 +115,8 @@ def samples(file: Path, batch: Any) -> tuple[npt.NDArray[Any], dict[int, str]]:
             faults.setdefault(row, f"{name} {_missing(given[row].as_py())}")
         blank = pa.scalar(0).cast(column.type)
         found.append(as_numbers(column.fill_null(blank).to_numpy(False)))
-    return np.stack(found, 1).astype(np.float32), faults  # type: ignore[arg-type]
+    values = np.stack(found, 1)  # type: ignore[arg-type]
+    return values.astype(np.promote_types(values.dtype, np.float32)), faults
 
 
 def _no_number(file: Path, name: str, kind: Any) -> str:

@@ -86,6 +86,7 @@ class ResidualMlpForSequenceClassification(PreTrainedModel):  # type: ignore[mis
         deviation = config.input_deviation or [1.0] * size
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
         self.register_buffer("deviation", torch.tensor(deviation, dtype=torch.float32))
+        self._exact_mean: Tensor | None = None
         self.embedding = nn.Linear(size, width)
         layers = (
             ResidualBlock(width, config.dropout)
@@ -100,11 +101,21 @@ class ResidualMlpForSequenceClassification(PreTrainedModel):  # type: ignore[mis
         self, inputs: Tensor, labels: Tensor | None = None, **_: Any
     ) -> SequenceClassifierOutput:
         """`labels` are for transformers' own callers, and not read."""
-        flat = inputs.flatten(1).float()
-        states = self.embedding((flat - self.mean) / self.deviation)
+        states = self.embedding(self._standardised(inputs.flatten(1)))
         for layer in self.layers:
             states = layer(states)
         return SequenceClassifierOutput(logits=self.classifier(self.norm(states)))
+
+    def _standardised(self, flat: Tensor) -> Tensor:
+        """(B, size) fp32. In fp64 are numbers whose differences fp32 cannot hold."""
+        if flat.dtype is not torch.float64:
+            return (flat.float() - self.mean) / self.deviation
+        if self._exact_mean is None or self._exact_mean.device != flat.device:
+            mean = self.config.input_mean or [0.0]
+            self._exact_mean = torch.tensor(
+                mean, dtype=torch.float64, device=flat.device
+            )
+        return ((flat - self._exact_mean) / self.deviation).float()
 
 
 def _size(config: ResidualMlpConfig) -> int:
