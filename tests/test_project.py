@@ -24,13 +24,12 @@ from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 from mlflow import MlflowClient
 
-from flatout.engine.benchmark.trials.trial_spec import TrialResult
 from flatout.engine.parameters import parse_settings
 from flatout.pipeline_registry import DEFAULT
 from tests import warm
 from tests.command_runs import EVERY, NOT_RUN, RUN, small_project
 from tests.conftest import PROJECT, kedro
-from tests.engine.benches import spec
+from tests.engine import benches
 from tests.notebook import cells_of
 
 pytestmark = pytest.mark.process
@@ -412,10 +411,9 @@ def test_the_notebook_shows_what_the_run_left(finished, tmp_path):
     """Every cell, as Jupyter would run it, on a run and one measured trial."""
     data = tmp_path / "data"
     shutil.copytree(finished.data, data)
-    asked = TrialResult.asked(spec("end_to_end"), "001", "k")
-    trial = asked.answered({"samples_per_s": 12.5, "status": "ok"})
+    trial = benches.trial(samples_per_s=12.5)
     table = data / "08_reporting" / "benchmark_trials.csv"
-    pd.DataFrame([trial]).to_csv(table, index=False)
+    pd.DataFrame([trial.as_row()]).to_csv(table, index=False)
     command = [sys.executable, "-m", "tests.notebook", "notebooks/review.ipynb"]
     done = subprocess.run(
         [*command, f"data_dir = {str(data)!r}", NOTEBOOK_FIGURES],

@@ -6,14 +6,12 @@ import io
 
 from rich.console import Console
 
-from flatout.engine.benchmark.trials.trial_spec import TrialResult
 from flatout.reports.console import TrialTable, fastest
-from tests.engine.benches import spec
+from tests.engine import benches
 
 
 def trial(number: str, rate: float | None, status: str = "ok", **figures):
-    asked = TrialResult.asked(spec("end_to_end"), number, "k")
-    return asked.answered({"samples_per_s": rate, "status": status, **figures})
+    return benches.trial(number, samples_per_s=rate, status=status, **figures)
 
 
 TRIALS = [

@@ -16,7 +16,6 @@ import torch
 from flatout.engine.benchmark.measuring import (
     interleaved,
     measure,
-    memory_probe,
     probes,
     windows,
 )
@@ -304,47 +303,6 @@ def test_the_loader_alone_and_its_slow_batches(job, tmp_path):
     assert len(slowest["longest_rows"]) == 3
     lengths = job.train.all_lengths
     assert slowest["tokens"] <= 8 * lengths.max()
-
-
-def test_memory_is_asked_with_the_longest_rows(job, tmp_path):
-    figures = memory_probe.memory(spec("memory"), job, tmp_path)
-    longest = int(job.train.all_lengths.max())
-    assert figures["max_token_budget"] == 8 * longest
-    assert figures["note"] == "the longest global batch fits in one micro-batch"
-    budgets = [attempt["budget"] for attempt in figures["attempts"]]
-    assert budgets == [longest, 2 * longest, 4 * longest, 8 * longest]
-    assert all(attempt["fits"] for attempt in figures["attempts"])
-    confirmed = memory_probe.memory(
-        spec("memory", token_budget=8 * longest), job, tmp_path
-    )
-    assert confirmed["max_token_budget"] == 8 * longest
-
-
-def test_where_the_global_batch_is_free_all_rows_are_the_most(job, tmp_path):
-    figures = memory_probe.memory(spec("memory", any_batch=True), job, tmp_path)
-    everything = len(job.train) * int(job.train.all_lengths.max())
-    assert figures["max_token_budget"] == everything
-    assert figures["note"] == f"largest safe budget: {everything} tokens"
-
-
-def test_no_memory_for_a_single_row(job, tmp_path):
-    asked = spec("memory")
-    asked = replace(asked, measure=replace(asked.measure, headroom=0.9999))
-    figures = memory_probe.memory(asked, job, tmp_path)
-    assert figures["max_token_budget"] == 0
-    assert figures["note"] == "not even one row of 24 tokens fits"
-
-
-@pytest.mark.parametrize("strategy", ["packed", "grouped", "fixed"])
-def test_an_attempt_is_one_full_micro_batch(job, strategy):
-    trainer = trainer_of(job, **{"train.batching": strategy})
-    meter = memory_probe.MemoryMeter(trainer.runtime, 0.1)
-    attempts = memory_probe.Attempts(trainer, meter)
-    planner = replace(trainer.data.planner, token_budget=120)
-    rows = attempts._rows(120, planner)
-    batch = replace(trainer.data, planner=planner).cut(rows, 0, 0)
-    assert len(batch.layout) == 1
-    assert 120 - 24 < batch.num_padded_tokens <= 120
 
 
 def test_the_device_and_its_peak(job, tmp_path, monkeypatch):

@@ -19,9 +19,9 @@ import pytest
 from flatout.engine.benchmark.runner import Bench
 from flatout.engine.benchmark.trials import processes as trials
 from flatout.engine.benchmark.trials.processes import run_isolated
-from flatout.engine.benchmark.trials.trial_spec import TrialResult, with_changes
+from flatout.engine.benchmark.trials.trial_spec import with_changes
 from tests.conftest import PROJECT
-from tests.engine.benches import job_files, settings, spec
+from tests.engine.benches import job_files, settings, spec, trial
 
 PYTHONPATH = os.pathsep.join([str(PROJECT), str(PROJECT / "src")])
 COLUMNS = (
@@ -49,7 +49,7 @@ def answer(tmp_path, behaviour, timeout_s=30.0, limit=None):
 
 
 def test_a_line_has_the_columns_that_scripts_rely_on_in_order():
-    names = list(TrialResult.__dataclass_fields__)
+    names = list(trial().as_row())
     assert names[: len(COLUMNS)] == COLUMNS
 
 
@@ -83,7 +83,7 @@ def test_two_configurations_by_turns(tmp_path):
     options = {"below": below.model_dump(mode="json", exclude={"benchmark", "sweep"})}
     trial = bench.run("end_to_end", {"train.batching": "packed"}, options=options)
     assert (trial.status, trial.strategy) == ("ok", "packed")
-    figures = bench.figures[trial.trial_id]
+    figures = trial.figures
     times = figures["turns_times_below"]
     assert 2 <= len(times) <= 5
     assert trial.times_below == statistics.median(times)

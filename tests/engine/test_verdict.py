@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flatout.engine.benchmark.trials.trial_spec import TrialResult
-from flatout.engine.benchmark.verdict import guide_e, judge, scaling_share
-from tests.engine.benches import spec
+from flatout.engine.benchmark.verdict import judge, scaling_share
+from tests.engine import benches
 
 
 def trial(**figures) -> TrialResult:
@@ -18,9 +18,7 @@ def trial(**figures) -> TrialResult:
         "padding_pct": 0.0,
         "precision": "bf16",
     }
-    return TrialResult.asked(spec("end_to_end"), "001", "k").answered(
-        {**healthy, **figures}
-    )
+    return benches.trial(**{**healthy, **figures})
 
 
 @pytest.mark.parametrize(
@@ -104,14 +102,3 @@ def test_what_lost_in_the_same_sweep_is_not_advised():
     assert judge(waits, tried=[fed]).advice == (
         "mode loader, to see why; more workers were slower here"
     )
-
-
-def test_guide_e_thresholds_are_reported_as_they_stand():
-    said = guide_e(
-        trial(io_ms=31.0, gpu_util_pct=69.0, reserved_memory_gib=56.0), memory_gib=80.0
-    )
-    assert said == [
-        "I/O 31.0 ms, above 30 ms",
-        "GPU 69 %, below 70 %",
-        "memory 70 %, inside 60-80 %",
-    ]

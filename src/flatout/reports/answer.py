@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 
-from flatout.engine.benchmark.tune import CONFIGURED
 from flatout.reports.comparisons import loader_text
 from flatout.reports.markdown import counted, number_text
 from flatout.reports.tuned import interval_text
@@ -29,7 +28,7 @@ def answer(summary: Summary, trials: pd.DataFrame, steps: pd.DataFrame) -> str:
     elif mode == "scaling":
         text = _scaling(summary)
     else:
-        text = _recommendation(summary, trials) + _workers(summary, trials)
+        text = _recommendation(summary, trials)
     return text if summary["complete"] else f"Cut short, so far: {text}"
 
 
@@ -69,8 +68,21 @@ def _recommendation(summary: Summary, trials: pd.DataFrame) -> str:
     )
     return (
         f"{bound}Tuned settings are in conf/tuned: {number_text(rate)} samples/s"
-        f"{interval_text(source)}{instead}{_batch(summary)}.{_doubt(summary, trials)}"
+        f"{interval_text(source)}{instead}{_batch(summary)}."
     )
+
+
+SETTINGS = (
+    "strategy",
+    "global_batch_size",
+    "token_budget",
+    "precision",
+    "compile",
+    "cuda_graphs",
+    "num_workers",
+    "prefetch_factor",
+    "pin_memory",
+)
 
 
 def _no_gain(trials: pd.DataFrame) -> str:
@@ -92,60 +104,6 @@ def _batch(summary: Summary) -> str:
         f", with global batch {to} in place of {summary['global_batch_size']}, which "
         "changes the optimisation"
     )
-
-
-DOUBTFUL_PCT = 50.0
-"""By how much windows of one trial differ on no machine that is left alone: on two
-cores of a virtual machine by 35 % at most, in ten tunes."""
-
-
-def _doubt(summary: Summary, trials: pd.DataFrame) -> str:
-    """Where the configured or the recommended rate is one of a busy machine."""
-    advised = (summary["picks"].get("recommended") or {}).get("trial_id")
-    spreads = [
-        row["samples_per_s_spread_pct"]
-        for row in trials.to_dict("records")
-        if row["trial_id"] == advised or row["label"] == CONFIGURED
-    ]
-    most_pct = max(filter(_is_rate, spreads), default=0.0)
-    if most_pct <= DOUBTFUL_PCT:
-        return ""
-    return (
-        f" Do not trust it: within one of both trials the rate changes by "
-        f"{most_pct:.0f} %. Measure again beside no other program."
-    )
-
-
-SETTLED = (
-    "strategy",
-    "global_batch_size",
-    "token_budget",
-    "precision",
-    "compile",
-    "cuda_graphs",
-)
-
-
-SETTINGS = (*SETTLED, "num_workers", "prefetch_factor", "pin_memory")
-
-
-def _workers(summary: Summary, trials: pd.DataFrame) -> str:
-    """What more or fewer workers give, where nothing else differs."""
-    tuned, advised = summary["tuned"], summary["picks"].get("recommended")
-    if not tuned or not tuned["gained"] or not advised:
-        return ""
-    rows = trials.to_dict("records")
-    before = [row for row in rows if row.get("label") == CONFIGURED][:1]
-    if not before or any(str(before[0][n]) != str(advised[n]) for n in SETTLED):
-        return ""
-    more = int(advised["num_workers"]) - int(before[0]["num_workers"])
-    if not more:
-        return ""
-    source = tuned["provenance"]
-    gain = source["samples_per_s"] / source["samples_per_s_before"]
-    kind = "more" if more > 0 else "fewer"
-    number = counted(abs(more), f"{kind} worker")
-    return f" {number} {'give' if abs(more) > 1 else 'gives'} {gain:.2f}x."
 
 
 def _ladder(steps: pd.DataFrame) -> str:

@@ -23,6 +23,7 @@ from flatout.engine.launch.job_files import JobFiles
 from flatout.engine.machine.signals import Interrupted
 from flatout.engine.parameters import Settings
 from flatout.reports.answer import chart
+from flatout.reports.columns import CONSOLE, columns_of, is_told
 from flatout.reports.markdown import counted
 from flatout.reports.report import findings_text
 
@@ -36,29 +37,6 @@ MARKS = {
     "unpaired": Text("unpaired", style="red"),
     "runs": Text("runs", style="cyan"),
 }
-COLUMNS = (
-    ("strategy", "strategy"),
-    ("batch", "global_batch_size"),
-    ("budget", "token_budget"),
-    ("workers", "num_workers"),
-    ("ahead", "prefetch_factor"),
-    ("pinned", "pin_memory"),
-    ("type", "precision"),
-    ("I/O ms", "io_ms"),
-    ("forward", "forward_ms"),
-    ("backward", "backward_ms"),
-    ("optim.", "optimizer_ms"),
-    ("total ms", "total_ms"),
-    ("samples/s", "samples_per_s"),
-    ("loader/s", "loader_samples_per_s"),
-    ("± %", "samples_per_s_spread_pct"),
-    ("x below", "times_below"),
-    ("pad %", "padding_pct"),
-    ("GPU %", "gpu_util_pct"),
-    ("GiB", "reserved_memory_gib"),
-)
-"""Guide E's columns, and those that say whether to believe them."""
-WHERE_THEY_DIFFER = frozenset({"prefetch_factor", "pin_memory"})
 
 
 def table(
@@ -67,8 +45,8 @@ def table(
     """Aligned, a line a trial; the line of `best` (a trial_id) is marked."""
     shown = [
         (head, name)
-        for head, name in COLUMNS
-        if not trials or _is_told(name, {getattr(trial, name) for trial in trials})
+        for head, name in columns_of(CONSOLE).items()
+        if not trials or is_told(name, {getattr(trial, name) for trial in trials})
     ]
     result = Table(title=title, title_justify="left", header_style="bold", box=None)
     result.add_column("trial")
@@ -89,10 +67,6 @@ def table(
             style="bold green" if chosen else None,
         )
     return result
-
-
-def _is_told(name: str, values: set[object]) -> bool:
-    return len(values) > 1 if name in WHERE_THEY_DIFFER else values != {None}
 
 
 def _shown(trial: TrialResult, name: str) -> str:

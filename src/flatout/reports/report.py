@@ -8,16 +8,15 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from flatout.reports.answer import answer, chart
+from flatout.reports.answer import chart
+from flatout.reports.columns import PAGE, PICKS, columns_of, is_told
 from flatout.reports.comparisons import ladder_text, loader_text, scaling_text
 from flatout.reports.durations import time_to_train_text
 from flatout.reports.markdown import (
-    Columns,
     Row,
     bullets,
     counted,
     number_text,
-    percent,
     section,
     table,
 )
@@ -28,7 +27,7 @@ def report_text(
 ) -> str:
     """Markdown; sections that a mode does not fill are left out."""
     return _joined(
-        _answer(summary, trials, steps),
+        _answer(summary, steps),
         _head(summary),
         findings_text(summary, trials, steps),
         _trials(trials),
@@ -53,11 +52,10 @@ def findings_text(
     )
 
 
-def _answer(summary: Mapping[str, Any], trials: pd.DataFrame, steps: Any) -> str:
+def _answer(summary: Mapping[str, Any], steps: pd.DataFrame) -> str:
     drawn = chart(summary, steps)
     shown = f"\n\n```text\n{drawn}\n```" if drawn else ""
-    told = answer(summary, trials, steps)
-    return f"# Benchmark: {summary['mode']}\n\n**{told}**{shown}"
+    return f"# Benchmark: {summary['mode']}\n\n**{summary['answer']}**{shown}"
 
 
 def _joined(*parts: str) -> str:
@@ -115,10 +113,8 @@ def _recommendation(summary: Mapping[str, Any]) -> str:
         return _nothing(summary)
     gib = summary["memory_gib"]
     rows = [_pick_row(name, row, gib) for name, row in picks.items()]
-    memory = summary["memory"]
-    note = f"Memory: {memory['note']}." if memory and memory["note"] else ""
-    chosen = table(rows, PICK_COLUMNS)
-    return section("Recommended", chosen, _advice(summary), _to_paste(summary), note)
+    chosen = table(rows, columns_of(PICKS))
+    return section("Recommended", chosen, _advice(summary), _to_paste(summary))
 
 
 def _to_paste(summary: Mapping[str, Any]) -> str:
@@ -140,22 +136,6 @@ def _pick_row(name: str, row: Row, memory_gib: float | None) -> Row:
     }
 
 
-PICK_COLUMNS: Columns = {
-    "pick": "pick",
-    "trial": "trial_id",
-    "batch": "global_batch_size",
-    "strategy": "strategy",
-    "budget": "token_budget",
-    "workers": "num_workers",
-    "type": "precision",
-    "samples/s": "samples_per_s",
-    "GPU": percent("gpu_util_pct"),
-    "GiB": "reserved_memory_gib",
-    "of its memory": percent("memory_pct"),
-    "samples/s per GiB": "samples_per_s_per_gib",
-}
-
-
 def _advice(summary: Mapping[str, Any]) -> str:
     if not summary["picks"]["recommended"]:
         return NONE_IS_SAFE
@@ -172,8 +152,8 @@ NOTHING_GAINED = (
     "noise. `kedro run` trains with those; `conf/tuned` has the line above."
 )
 NONE_IS_SAFE = (
-    "None is recommended, and nothing was written: with the longest rows, or with "
-    "`benchmark.memory_headroom`, none of them is safe."
+    "None is recommended, and nothing was written: none of them leaves "
+    "`benchmark.memory_headroom` free."
 )
 
 
@@ -198,12 +178,10 @@ def _verdict(summary: Mapping[str, Any]) -> str:
     verdict = summary["verdict"]
     if not verdict:
         return ""
-    limits = "; ".join(verdict["guide_e"]) or "none apply"
     return section(
         f"Bound by: {verdict['bound']}",
         f"Trial {verdict['trial_id']}: {verdict['because']}. Next: "
         f"{verdict['advice']}.",
-        f"Guide E's thresholds: {limits}.",
     )
 
 
@@ -224,40 +202,17 @@ def _free(summary: Mapping[str, Any]) -> str:
     )
 
 
-TRIAL_COLUMNS = {
-    "trial": "trial_id",
-    "label": "label",
-    "kind": "kind",
-    "devices": "world_size",
-    "strategy": "strategy",
-    "batch": "global_batch_size",
-    "budget": "token_budget",
-    "workers": "num_workers",
-    "type": "precision",
-    "I/O ms": "io_ms",
-    "forward ms": "forward_ms",
-    "backward ms": "backward_ms",
-    "optimizer ms": "optimizer_ms",
-    "total ms": "total_ms",
-    "samples/s": "samples_per_s",
-    "loader/s": "loader_samples_per_s",
-    "GiB": "reserved_memory_gib",
-    "status": "status",
-    "note": "note",
-}
-
-
 def _trials(trials: pd.DataFrame) -> str:
-    """Devices where they differ, and the loader's rate where there is one."""
+    """Columns that say anything; devices only if they differ."""
     if trials.empty:
         return ""
-    hidden = set()
-    if trials["world_size"].nunique() == 1:
-        hidden.add("world_size")
-    if trials["loader_samples_per_s"].isna().all():
-        hidden.add("loader_samples_per_s")
-    columns = {k: name for k, name in TRIAL_COLUMNS.items() if name not in hidden}
-    return section("Trials", table(trials.to_dict("records"), columns))
+    rows = trials.astype(object).where(trials.notna(), None).to_dict("records")
+    columns = {
+        head: name
+        for head, name in columns_of(PAGE).items()
+        if is_told(name, {row[name] for row in rows})
+    }
+    return section("Trials", table(rows, columns))
 
 
 def _profile(summary: Mapping[str, Any]) -> str:

@@ -2,10 +2,9 @@
 
 In the order of the guides that named them (A to E), then flatout's own. Each is
 measured by turns with what was kept below it, window by window. A rung that loses, and
-with a second pair too, is shown and left out of the rungs above it. What stands alone
-is tried once more on top: workers cannot help a step that waits for the host, until it
-does not. In the end all that was kept stands beside the slow configuration, and before
-that, where a larger global batch was kept, what leaves the optimisation as it is.
+with a second pair too, is shown and left out of the rungs above it. In the end all that
+was kept stands beside the slow configuration, and before that, if a larger global batch
+was kept, what leaves the optimisation as it is.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from flatout.engine.benchmark.budgets import Changes
 from flatout.engine.benchmark.pairs import Pairs
@@ -88,25 +86,19 @@ class Climb(Pairs):
         return math.sqrt(ratio / swapped.times_below) if swapped.times_below else ratio
 
     def complete(self, rung: Rung) -> Rung:
-        """With what it needs and the rungs below did not bring; its name says so."""
+        """With what it needs and the rungs below did not bring."""
         now = {**SLOW, **self.changes}
         missing = {k: v for k, v in rung.needs.items() if now[k] not in (v, "auto")}
         changes = {**missing, **rung.changes}
         if changes.get("train.cuda_graphs") == "auto" and not now["train.cuda_graphs"]:
             del changes["train.cuda_graphs"]  # graphs that lost do not come back
-        named = [_named(k, v) for k, v in missing.items() if v != "auto"]
-        brought = f", with {', '.join(named)}" if named else ""
-        return replace(rung, name=f"{rung.name}{brought}", changes=changes)
+        return replace(rung, changes=changes)
 
     def keep(self, rung: Rung, ratio: float) -> None:
         self.changes.update(rung.changes)
         self.gained *= ratio
         if not rung.changes_optimisation:
             self.same = dict(self.changes)
-
-
-def _named(path: str, value: Any) -> str:
-    return path.rsplit(".", maxsplit=1)[-1] if value is True else str(value)
 
 
 SETTLED = {
@@ -138,11 +130,8 @@ def ladder(bench: Bench) -> Iterator[Step]:
     yield _step(0, Rung("conf/slow", "", "", {}), slow, 1.0, 1.0, kept=slow.ok)
     if not slow.ok:
         return
-    lost: list[tuple[Rung, Changes]] = []
     number = 0
-    for number, asked in enumerate(_in_order(chosen, lost, climb.changes), start=1):
-        if asked not in chosen:  # once more, which nobody could plan
-            bench.watcher.expect_more(1)
+    for number, asked in enumerate(chosen, start=1):
         rung = climb.complete(asked)
         changes = {**climb.changes, **rung.changes}
         trial, ratio = climb.beside(number, rung.name, changes, climb.changes)
@@ -154,8 +143,6 @@ def ladder(bench: Bench) -> Iterator[Step]:
         yield _step(number, rung, trial, ratio, climb.gained, kept=keeps)
         if keeps:
             climb.keep(rung, ratio or 1.0)
-        else:
-            lost.append((asked, dict(climb.changes)))
     if climb.changes == climb.same:
         yield _end(climb, number + 1, Rung(ALL, "", "", climb.same))
         return
@@ -172,18 +159,6 @@ def _end(climb: Climb, number: int, rung: Rung) -> Step:
     times = climb.both_ways(rung.name, changes, {}, top, times)
     step = _step(number, replace(rung, name=label), top, times, 1.0, kept=top.ok)
     return replace(step, individual=None)
-
-
-def _in_order(
-    chosen: list[Rung], lost: list[tuple[Rung, Changes]], kept: Changes
-) -> Iterator[Rung]:
-    """Rungs as they are climbed; `lost`, with what it lost beside, and `kept` grow."""
-    yield from (rung for rung in chosen if not rung.changes_optimisation)
-    for rung, beside in list(lost):
-        replaced = kept.keys() & rung.changes.keys()
-        if kept != beside and not replaced:
-            yield replace(rung, name=f"{rung.name}, now")
-    yield from (rung for rung in chosen if rung.changes_optimisation)
 
 
 def _step(

@@ -18,7 +18,7 @@ from flatout.engine.benchmark.runner import Bench
 from flatout.engine.benchmark.search import ADVISES, Search
 from flatout.engine.benchmark.trials.trial_spec import TrialResult
 from flatout.engine.benchmark.tune import GAIN
-from flatout.engine.benchmark.verdict import judge, memory_pct, scaling_share
+from flatout.engine.benchmark.verdict import judge, scaling_share
 from flatout.engine.machine.environment import nvidia_gpu_count
 from flatout.engine.models.flops import peak_tflops
 
@@ -33,8 +33,7 @@ def summarise(search: Search) -> dict[str, Any]:
     """Everything but the tables themselves."""
     bench = search.bench
     by_id = {trial.trial_id: trial for trial in bench.results}
-    picks = search.picks
-    recommended = by_id.get(picks.recommended or "")
+    picks, recommended = search.picks, search.recommended
     return {
         "mode": bench.options.mode,
         "complete": search.complete,
@@ -48,7 +47,6 @@ def summarise(search: Search) -> dict[str, Any]:
             for name, trial_id in asdict(picks).items()
         },
         "verdict": _verdict(search, recommended),
-        "memory": _memory(search, recommended),
         "time_to_train": _times(search, recommended),
         "failed": None if recommended else _shown(_first_fault(search)),
         "tuned": _tuned(search, recommended),
@@ -79,7 +77,7 @@ def _conditions(bench: Bench) -> dict[str, Any]:
 
 
 def _shown(trial: TrialResult | None) -> dict[str, Any] | None:
-    return None if trial is None else asdict(trial)
+    return None if trial is None else trial.as_row()
 
 
 def _first_fault(search: Search) -> TrialResult | None:
@@ -110,18 +108,6 @@ def _verdict(search: Search, trial: TrialResult | None) -> dict[str, Any] | None
     tried = [t for t in bench.results if t is not chosen]
     found = judge(chosen, memory_gib=bench.memory_gib, single=single, tried=tried)
     return {"trial_id": chosen.trial_id, **asdict(found)}
-
-
-def _memory(search: Search, trial: TrialResult | None) -> dict[str, Any] | None:
-    if search.configured is None:
-        return None
-    bench = search.bench
-    return {
-        "max_token_budget": search.memory.max_token_budget,
-        "note": search.memory.note,
-        "headroom": bench.options.memory_headroom,
-        "recommended_pct": memory_pct(trial, bench.memory_gib) if trial else None,
-    }
 
 
 def _times(search: Search, after: TrialResult | None) -> list[dict[str, Any]]:
@@ -207,7 +193,7 @@ def _loader(bench: Bench) -> list[dict[str, Any]]:
         {
             "num_workers": trial.num_workers,
             "samples_per_s": trial.loader_samples_per_s,
-            "stages": bench.figures[trial.trial_id].get("stages"),
+            "stages": trial.figures.get("stages"),
         }
         for trial in bench.results
         if trial.kind == "loader"

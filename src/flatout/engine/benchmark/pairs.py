@@ -45,9 +45,6 @@ class Pairs:
         after the other where two at a time are too much."""
         stored = self.stored(below)
         trial = self.measure(label, changes, below=stored)
-        if trial.status == UNPAIRED:  # once more: that was another's fault
-            self.bench.watcher.expect_more(1)
-            trial = self.measure(label, changes, below=stored, again=number)
         if trial.status not in ("oom", UNPAIRED):
             return trial, trial.times_below
         self.bench.watcher.expect_more(2)

@@ -29,7 +29,7 @@ class Picks:
     most_efficient: str | None
     """Most samples/s per GiB."""
     recommended: str | None
-    """The fastest that leaves the head-room free, with the longest rows, too."""
+    """The fastest that leaves the head-room free."""
 
 
 def pick(
@@ -39,11 +39,9 @@ def pick(
     memory_gib: float | None,
     headroom: float,
     free_global_batch: bool = False,
-    holds: Callable[[TrialResult], bool] = lambda trial: True,
     rate_of: Callable[[TrialResult], float] = attrgetter("rate"),
 ) -> Picks:
     """Among whole trainings at the user's global batch, or at any where it is free.
-    `holds`: whether the memory also takes the longest rows under the trial's budget.
     `rate_of`: what they are compared by."""
     rated = [
         trial
@@ -52,7 +50,7 @@ def pick(
         if free_global_batch or trial.global_batch_size == global_batch_size
     ]
     limit = (1 - headroom) * memory_gib if memory_gib else math.inf
-    safe = [t for t in rated if (t.reserved_memory_gib or 0.0) <= limit and holds(t)]
+    safe = [t for t in rated if (t.reserved_memory_gib or 0.0) <= limit]
     return Picks(
         fastest=_best(rated, rate_of),
         most_efficient=_best(

@@ -7,7 +7,7 @@ import math
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from flatout.engine.benchmark.recommend import versions
 from flatout.engine.benchmark.trials.processes import Answer, ask, kept_answer
 from flatout.engine.benchmark.trials.trial_spec import (
-    Kind,
+    ON_ALL_DEVICES,
     Measure,
     Planned,
     TrialResult,
@@ -56,10 +56,6 @@ class Bench:
     """A sub-folder a trial: spec.json, log.txt, result.json."""
     watcher: Watcher = field(default_factory=Watcher)
     results: list[TrialResult] = field(default_factory=list)
-    figures: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    """All that a trial measured, by trial_id."""
-    asked: dict[str, Settings] = field(default_factory=dict)
-    """The settings of each, by trial_id."""
     reused: int = 0
     profile: dict[str, Any] | None = None
     """Files that the profile of the chosen trial left."""
@@ -92,20 +88,20 @@ class Bench:
     def device(self) -> str:
         return device_name()
 
-    def _device_figure(self, name: str) -> Any:
-        """As the first trial that measured it has it."""
-        found = (figures.get(name) for figures in self.figures.values())
-        return next((value for value in found if value), None)
+    @property
+    def peak(self) -> TrialResult | None:
+        """The trial of the device's peak."""
+        return next((t for t in self.results if t.kind == "device" and t.ok), None)
 
     @property
     def peak_tflops_measured(self) -> float | None:
         """Of one device."""
-        return self._device_figure("peak_tflops_measured")  # type: ignore[no-any-return]
+        return self.peak.figures["peak_tflops_measured"] if self.peak else None
 
     @property
     def memory_gib(self) -> float | None:
         """The device's own, or the machine's."""
-        return self._device_figure("memory_gib")  # type: ignore[no-any-return]
+        return self.peak.figures["memory_gib"] if self.peak else None
 
     @property
     def elapsed_s(self) -> float:
@@ -142,7 +138,7 @@ class Bench:
 
     def run(
         self,
-        kind: Kind,
+        kind: str,
         changes: Mapping[str, Any] | None = None,
         *,
         label: str = "",
@@ -160,7 +156,7 @@ class Bench:
             settings=settings,
             measure=Measure.of(self.options),
             label=label,
-            world_size=world_size or self._world_size(kind),
+            world_size=world_size or (self.processes if kind in ON_ALL_DEVICES else 1),
             options=dict(options or {}),
         )
         key = spec.key(self._context())
@@ -169,13 +165,11 @@ class Bench:
         answer = self._refused(spec) or kept
         if answer is None and self.results and self._is_over:
             raise OutOfTime
-        trial = TrialResult.asked(spec, f"{len(self.results) + 1:03d}", key)
-        self.asked[trial.trial_id] = settings
+        trial = TrialResult(f"{len(self.results) + 1:03d}", spec, key)
         self.watcher.begins(trial)
         answer = answer or self._answer(spec, key)
         trial = self._filled(trial, answer)
         self.results.append(trial)
-        self.figures[trial.trial_id] = answer.figures
         self.watcher.ends(trial)
         return trial
 
@@ -196,9 +190,6 @@ class Bench:
     @property
     def _is_over(self) -> bool:
         return self.elapsed_s > 60 * (self.options.max_minutes or math.inf)
-
-    def _world_size(self, kind: Kind) -> int:
-        return self.processes if kind in ("end_to_end", "again", "compute") else 1
 
     def _context(self) -> dict[str, Any]:
         return {
@@ -227,21 +218,20 @@ class Bench:
         )
 
     def _filled(self, trial: TrialResult, answer: Answer) -> TrialResult:
-        tflops = answer.figures.get("tflops_per_s")
-        peak = next((t for t in self.results if t.kind == "device"), None)
-        same = peak and answer.figures.get("precision") in (None, peak.precision)
+        figures = dict(answer.figures)
+        tflops, peak = figures.get("tflops_per_s"), self.peak
+        same = peak and figures.get("precision") in (None, peak.precision)
+        figures["mfu_pct"] = _share_pct(tflops, peak_tflops(self.device))
         measured = self.peak_tflops_measured if same else None
+        figures["share_of_measured_peak_pct"] = _share_pct(tflops, measured)
         log = self.folder / trial.key / "log.txt"
-        return trial.answered(
-            {
-                **answer.figures,
-                "mfu_pct": _share_pct(tflops, peak_tflops(self.device)),
-                "share_of_measured_peak_pct": _share_pct(tflops, measured),
-                "status": answer.status,
-                "note": answer.note,
-                "elapsed_s": answer.elapsed_s,
-                "log": str(log) if log.exists() else "",  # of one refused: none
-            }
+        return replace(
+            trial,
+            status=answer.status,
+            note=answer.note,
+            elapsed_s=answer.elapsed_s,
+            log=str(log) if log.exists() else "",  # of one refused: none
+            figures=figures,
         )
 
 

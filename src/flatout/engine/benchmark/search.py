@@ -9,12 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.benchmark.budgets import (
-    Changes,
-    SafeBudget,
-    safe_changes,
-    safe_label,
-)
+from flatout.engine.benchmark.budgets import Changes
 from flatout.engine.benchmark.ladder import Step, ladder
 from flatout.engine.benchmark.recommend import Picks, pick
 from flatout.engine.benchmark.runner import Bench, OutOfTime
@@ -44,7 +39,6 @@ class Search:
     bench: Bench
     ladder: list[Step] = field(default_factory=list)
     tuned: Tuned | None = None
-    memory: SafeBudget = field(default_factory=SafeBudget)
     complete: bool = True
     skipped: list[Changes] = field(default_factory=list)
     """Combinations beyond one that ran out of memory."""
@@ -58,20 +52,23 @@ class Search:
     @property
     def picks(self) -> Picks:
         """Of the user's own training; none in modes that only compare, nor of a search
-        that was cut short: its memory may not have been asked yet."""
+        that was cut short."""
         bench, options = self.bench, self.bench.options
         if options.mode not in ADVISES or not self.complete:
             return Picks(None, None, None)
-        longest = bench.longest
         return pick(
             [t for t in bench.results if t.world_size == bench.processes],
             bench.settings.train.global_batch_size,
             memory_gib=bench.memory_gib,
             headroom=options.memory_headroom,
             free_global_batch=options.free_global_batch,
-            holds=lambda trial: self.memory.holds(trial, longest),
             rate_of=self.rate_of,
         )
+
+    @property
+    def recommended(self) -> TrialResult | None:
+        picked = self.picks.recommended
+        return next((t for t in self.bench.results if t.trial_id == picked), None)
 
     def rate_of(self, trial: TrialResult) -> float:
         """Samples/s; of a trial by turns with the configured settings, in the minutes
@@ -114,12 +111,12 @@ def profile_best(search: Search) -> None:
     bench = search.bench
     rated = [t for t in bench.results if t.ok and t.kind == "end_to_end"]
     fastest = max(rated, key=lambda trial: trial.rate, default=None)
-    best = search.picks.recommended or (fastest.trial_id if fastest else None)
-    base = bench.asked[best] if best else None
+    best = search.recommended or fastest
+    base = best.spec.settings if best else None
     trial = bench.run("profile", base=base, label="profile")
     bench.profile = {
-        "of": best or trial.trial_id,
-        "files": bench.figures[trial.trial_id].get("files", {}),
+        "of": (best or trial).trial_id,
+        "files": trial.figures.get("files", {}),
         "note": trial.note,
     }
 
@@ -130,25 +127,15 @@ def run_grid(search: Search) -> None:
     bench = search.bench
     bench.run_all([PEAK, Planned("end_to_end", label=CONFIGURED)])
     plan = _combinations(bench)
-    bench.watcher.expect(len(bench.results) + len(plan) + 2)
-    changes = {bench.results[-1].trial_id: Changes()}
+    bench.watcher.expect(len(bench.results) + len(plan))
     full: list[Changes] = []
     for one in plan:
         if _is_beyond(one.changes, full):
             bench.watcher.expect_more(-1)
             search.skipped.append(dict(one.changes))
             continue
-        trial = bench.run("end_to_end", one.changes)
-        changes[trial.trial_id] = dict(one.changes)
-        if trial.status == "oom":
+        if bench.run("end_to_end", one.changes).status == "oom":
             full.append(dict(one.changes))
-    fastest = search.picks.fastest
-    if fastest is None:
-        return
-    trial = next(t for t in bench.results if t.trial_id == fastest)
-    search.memory, below = safe_changes(bench, trial, changes[fastest])
-    if below is not None:
-        bench.run("end_to_end", below, label=safe_label(search.memory))
 
 
 BATCH = "train.global_batch_size"
@@ -194,8 +181,6 @@ def _is_first_factor(options: BenchmarkSettings, changes: Changes) -> bool:
 
 def run_tune(search: Search) -> None:
     search.tuned = tune(search.bench)
-    if search.tuned is not None:
-        search.memory = search.tuned.memory
 
 
 def run_ladder(search: Search) -> None:

@@ -1,27 +1,23 @@
 """tune: the best settings from few trials.
 
-Compute alone over strategies, budgets and step options; the loader alone over
-workers; then the crossing, end to end, by turns with the configured settings. What a
-budget may hold is asked of the memory with the longest rows. Further short processes of
-what is chosen say how surely a training will come to its rate. The global batch is the
-user's unless it is set free.
+Compute alone over strategies, budgets and step options; the loader alone over workers;
+then the crossing, end to end, by turns with the configured settings. Further short
+processes of what is chosen say how far one training differs from another. The global
+batch is the user's unless it is set free.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from flatout.engine.benchmark.budgets import (
     Changes,
-    SafeBudget,
     falling_budgets,
-    largest_budget,
     rising_budgets,
-    safe_changes,
-    safe_label,
+    round_budget,
 )
 from flatout.engine.benchmark.pairs import Pairs
 from flatout.engine.benchmark.runner import Bench, OutOfTime
@@ -57,7 +53,6 @@ class Tuned:
     changes: Changes
     rate: float
     """Samples/s of the chosen in the minutes of the configured trial (`_beside`)."""
-    memory: SafeBudget = field(default_factory=SafeBudget)
     free: TrialResult | None = None
     """The best beyond the user's global batch."""
     free_note: str = ""
@@ -65,7 +60,7 @@ class Tuned:
 
 
 def tune(bench: Bench) -> Tuned | None:
-    """None where nothing runs, not even one row at a time."""
+    """None if nothing runs, not even one row at a time."""
     times = AGAIN_ON_GPU if nvidia_gpu_count() else AGAIN_ON_CPU
     bench.watcher.expect(EXPECTED_TRIALS + times)
     bench.run("device", label="the device's peak")
@@ -77,7 +72,6 @@ def tune(bench: Bench) -> Tuned | None:
     tuned = cross(bench, changes, configured)
     if tuned is None:
         return None
-    keep_safe(bench, tuned)
     again(bench, tuned.changes, times)
     if bench.processes > 1:
         bench.run("end_to_end", changes, world_size=1, label="one device alone")
@@ -96,11 +90,15 @@ def again(bench: Bench, changes: Changes, times: int) -> None:
 
 
 def _runnable(bench: Bench, configured: TrialResult) -> Changes | None:
-    """Changes that make the configured settings run at all; None where none does."""
-    if configured.status == "oom":
-        budget = largest_budget(bench, {}).max_token_budget
-        return {"train.token_budget": budget} if budget else None
-    return {} if configured.ok else None
+    """Changes that make the configured settings run at all; None if none does."""
+    if configured.status != "oom":
+        return {} if configured.ok else None
+    for rows in (16, 4, 1):
+        changes = {"train.token_budget": round_budget(rows * bench.longest)}
+        label = f"compute alone, token_budget of {rows} longest rows"
+        if bench.run("compute", changes, label=label).ok:
+            return changes
+    return None
 
 
 def explore_steps(bench: Bench, changes: Changes) -> Changes:
@@ -148,16 +146,6 @@ def gains(trial: TrialResult, best: TrialResult) -> bool:
     if not trial.ok or not trial.samples_per_s:
         return False
     return trial.samples_per_s >= GAIN * (best.samples_per_s or 0.0)
-
-
-def keep_safe(bench: Bench, tuned: Tuned) -> None:
-    """Find what the memory holds; a chosen budget above it is measured again below."""
-    tuned.memory, below = safe_changes(bench, tuned.chosen, tuned.changes)
-    if below is None:
-        return
-    trial, rate = _beside(bench, tuned.configured, safe_label(tuned.memory), below)
-    if trial.ok:
-        tuned.chosen, tuned.changes, tuned.rate = trial, below, rate
 
 
 def cross(bench: Bench, changes: Changes, configured: TrialResult) -> Tuned | None:
@@ -233,7 +221,7 @@ def free_batch(bench: Bench, tuned: Tuned) -> None:
     size, before = bench.settings.train.global_batch_size, tuned.rate
     while 2 * size <= bench.train_rows:
         smaller, size = size, 2 * size
-        freed = _freed(tuned.changes, tuned)
+        freed = _freed(tuned.changes)
         attempt = {**tuned.changes, "train.global_batch_size": size, **freed}
         label = f"global batch {size}"
         trial, now = _beside(bench, tuned.configured, label, attempt)
@@ -249,13 +237,6 @@ def free_batch(bench: Bench, tuned: Tuned) -> None:
     tuned.free_note = f"the data has {bench.train_rows:,} train rows"
 
 
-def _freed(changes: Changes, tuned: Tuned) -> Changes:
-    """Budgets and graphs that were chosen for a smaller batch are chosen again."""
-    freed: Changes = {}
-    if "train.cuda_graphs" in changes:
-        freed["train.cuda_graphs"] = "auto"
-    limit = tuned.memory.max_token_budget
-    if "train.token_budget" in changes and limit:
-        budget = max(int(changes["train.token_budget"]), limit)
-        freed["train.token_budget"] = budget
-    return freed
+def _freed(changes: Changes) -> Changes:
+    """Graphs that were chosen for a smaller batch are chosen again."""
+    return {"train.cuda_graphs": "auto"} if "train.cuda_graphs" in changes else {}

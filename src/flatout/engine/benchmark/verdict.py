@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from flatout.engine.benchmark.trials.trial_spec import TrialResult
 
 Bound = Literal["loader", "launch", "memory", "compute", "communication", "unknown"]
 
-IO_LIMIT_MS = 30.0
-"""Guide E: I/O above it means the loader bounds."""
 IO_LIMIT_SHARE = 0.1
-"""The same for quick steps: share of a step lost waiting for its batch."""
+"""Share of a step lost waiting for its batch, from which the loader bounds."""
 GPU_UTIL_LIMIT_PCT = 70.0
 """Guide E: below it the batch is too small, or I/O bounds."""
-MEMORY_BEST_PCT = (60.0, 80.0)
-"""Guide E: the share of the device's memory that is best used."""
 MEMORY_FULL_PCT = 90.0
 LAUNCH_SHARE = 0.9
 """A host that needs this share of a step to launch it is what the device waits for."""
@@ -32,8 +28,6 @@ class Verdict:
     """The figures."""
     advice: str
     """The next thing to change."""
-    guide_e: list[str] = field(default_factory=list)
-    """What guide E's thresholds say."""
 
 
 def judge(
@@ -52,8 +46,8 @@ def judge(
             bound, because, advice = found
             if bound == "loader" and _more_workers_lost(trial, tried):
                 advice = "mode loader, to see why; more workers were slower here"
-            return Verdict(bound, because, advice, guide_e(trial, memory_gib))
-    return Verdict(*_compute(trial, tried), guide_e(trial, memory_gib))
+            return Verdict(bound, because, advice)
+    return Verdict(*_compute(trial, tried))
 
 
 def _more_workers_lost(trial: TrialResult, tried: Sequence[TrialResult]) -> bool:
@@ -178,22 +172,3 @@ def memory_pct(trial: TrialResult, memory_gib: float | None) -> float | None:
     if not memory_gib or trial.reserved_memory_gib is None:
         return None
     return 100 * trial.reserved_memory_gib / memory_gib
-
-
-def guide_e(trial: TrialResult, memory_gib: float | None) -> list[str]:
-    """Guide E's own thresholds on the same figures."""
-    said = []
-    if trial.io_ms is not None:
-        word = "above" if trial.io_ms > IO_LIMIT_MS else "below"
-        said.append(f"I/O {trial.io_ms:.1f} ms, {word} {IO_LIMIT_MS:.0f} ms")
-    if trial.gpu_util_pct is not None:
-        word = "below" if trial.gpu_util_pct < GPU_UTIL_LIMIT_PCT else "above"
-        said.append(
-            f"GPU {trial.gpu_util_pct:.0f} %, {word} {GPU_UTIL_LIMIT_PCT:.0f} %"
-        )
-    used, (low, high) = memory_pct(trial, memory_gib), MEMORY_BEST_PCT
-    if used is not None:
-        inside = low <= used <= high
-        place = "inside" if inside else ("below" if used < low else "above")
-        said.append(f"memory {used:.0f} %, {place} {low:.0f}-{high:.0f} %")
-    return said

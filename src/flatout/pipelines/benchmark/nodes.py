@@ -56,7 +56,8 @@ def run_trials(
     files = JobFiles.checked(settings, splits, tokenizer, label_names, folder)
     search = search_watched(settings, files)
     ladder = pd.DataFrame([asdict(step) for step in search.ladder])
-    trials, summary = pd.DataFrame(search.bench.results), summarise(search)
+    trials = pd.DataFrame([trial.as_row() for trial in search.bench.results])
+    summary = summarise(search)
     summary["answer"] = answer(summary, trials, ladder)
     show_findings(summary, trials, ladder)
     return {"trials": trials, "ladder": ladder, "summary": summary}
@@ -72,12 +73,16 @@ def write_tuned(summary: dict[str, Any]) -> str:
 def show_benchmark(
     trials: pd.DataFrame, summary: dict[str, Any], ladder: pd.DataFrame
 ) -> dict[str, Any]:
-    """Four figures and a page of Markdown."""
-    from flatout.reports.pictures.benchmark import all_figures
+    """Two figures and a page of Markdown."""
+    from flatout.reports.pictures.benchmark import ladder as waterfall
+    from flatout.reports.pictures.benchmark import throughput
     from flatout.reports.report import report_text
 
-    figures = all_figures(trials, summary, ladder)
-    return {**figures, "report": report_text(summary, trials, ladder)}
+    return {
+        "throughput": throughput(trials),
+        "ladder": waterfall(ladder),
+        "report": report_text(summary, trials, ladder),
+    }
 
 
 def check_trials(trials: pd.DataFrame, summary: dict[str, Any], report: str) -> None:
@@ -86,7 +91,7 @@ def check_trials(trials: pd.DataFrame, summary: dict[str, Any], report: str) -> 
     from flatout.engine.benchmark.outcome import BenchmarkError
     from flatout.reports.report import failure_text
 
-    beside = {"device", "memory"} | ({"loader"} - {summary["mode"]})
+    beside = {"device"} | ({"loader"} - {summary["mode"]})
     trained = trials[~trials["kind"].isin(beside)]
     if len(trained) and not (trained["status"] == "ok").any():
         told = failure_text(summary["failed"] or trained.iloc[0].to_dict())

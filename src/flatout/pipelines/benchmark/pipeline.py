@@ -48,8 +48,6 @@ def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
                 },
                 outputs={
                     "throughput": "benchmark_throughput",
-                    "phases": "benchmark_phases",
-                    "memory": "benchmark_memory",
                     "ladder": "benchmark_waterfall",
                     "report": "benchmark_report",
                 },

@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
 
-from flatout.engine.benchmark.verdict import MEMORY_BEST_PCT
-
-PHASES = (
-    ("io_ms", "I/O", "#b07aa1"),
-    ("forward_ms", "forward", "#4e79a7"),
-    ("backward_ms", "backward", "#f28e2b"),
-    ("optimizer_ms", "optimizer", "#59a14f"),
-)
 KEPT_COLOR, LOST_COLOR = "#4e79a7", "#bab0ac"
-
-
-def measured(trials: pd.DataFrame) -> pd.DataFrame:
-    """Trials of whole trainings and of steps alone that ended well."""
-    if trials.empty:
-        return trials
-    whole = trials["kind"].isin(["end_to_end", "compute"])
-    return trials[whole & (trials["status"] == "ok")]
 
 
 def throughput(trials: pd.DataFrame) -> go.Figure:
     """Samples/s over the global batch, a line a strategy and loader."""
-    rows = measured(trials)
-    rows = rows[rows["kind"] != "compute"] if len(rows) else rows
+    rows = trials
+    if len(rows):
+        rows = rows[(rows["kind"] == "end_to_end") & (rows["status"] == "ok")]
     figure = _figure("Throughput", "global batch, samples", "samples/s")
     if rows.empty:
         return _empty(figure, "no training was measured")
@@ -70,54 +54,6 @@ def _joined_by(rows: pd.DataFrame) -> str:
 def _half_spread(rows: pd.DataFrame) -> Any:
     share = rows["samples_per_s_spread_pct"].fillna(0) / 200
     return rows["samples_per_s"] * share
-
-
-def phases(trials: pd.DataFrame) -> go.Figure:
-    """Where a step's time goes, a bar a trial."""
-    rows = measured(trials)
-    figure = _figure("Phases of a step", "trial", "milliseconds")
-    if rows.empty:
-        return _empty(figure, "no training was measured")
-    names = _names(rows)
-    for column, name, color in PHASES:
-        figure.add_bar(x=names, y=rows[column], name=name, marker_color=color)
-    figure.add_scatter(
-        x=names,
-        y=rows["total_ms"],
-        mode="markers",
-        name="whole step, without phase timing",
-        marker={"symbol": "line-ew-open", "size": 16, "color": "black"},
-    )
-    figure.update_layout(barmode="stack")
-    figure.update_xaxes(categoryorder="array", categoryarray=names)
-    return figure
-
-
-def memory(
-    trials: pd.DataFrame, memory_gib: float | None, headroom: float
-) -> go.Figure:
-    """Memory of each trial under the device's own, and guide E's best range."""
-    figure = _figure("Memory", "trial", "GiB reserved")
-    known = trials.dropna(subset=["reserved_memory_gib"]) if len(trials) else trials
-    if known.empty:
-        return _empty(figure, "no memory was measured")
-    figure.add_bar(x=_names(known), y=known["reserved_memory_gib"], name="reserved")
-    if memory_gib:
-        low, high = (memory_gib * percent / 100 for percent in MEMORY_BEST_PCT)
-        figure.add_hrect(
-            y0=low,
-            y1=high,
-            fillcolor="green",
-            opacity=0.1,
-            line_width=0,
-            annotation_text="60-80 %: guide E's best",
-        )
-        figure.add_hline(
-            y=(1 - headroom) * memory_gib,
-            line_dash="dash",
-            annotation_text=f"{100 * headroom:.0f} % of head-room",
-        )
-    return figure
 
 
 def ladder(steps: pd.DataFrame) -> go.Figure:
@@ -211,14 +147,3 @@ def _figure(title: str, x: str, y: str) -> go.Figure:
 def _empty(figure: go.Figure, text: str) -> go.Figure:
     figure.add_annotation(text=text, showarrow=False, xref="paper", yref="paper")
     return figure
-
-
-def all_figures(
-    trials: pd.DataFrame, summary: Mapping[str, Any], steps: pd.DataFrame
-) -> dict[str, go.Figure]:
-    return {
-        "throughput": throughput(trials),
-        "phases": phases(trials),
-        "memory": memory(trials, summary["memory_gib"], summary["memory_headroom"]),
-        "ladder": ladder(steps),
-    }

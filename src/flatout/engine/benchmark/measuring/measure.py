@@ -170,6 +170,8 @@ def _beside(pairs: list[InterleavedPair]) -> dict[str, Any]:
     return {
         "times_below": median(ratios),
         "times_below_spread_pct": middle_half_pct(ratios),
+        "below_window_samples_per_s": [rate(pair.baseline) for pair in pairs],
+        "turns_times_below": ratios,
     }
 
 

@@ -116,16 +116,17 @@ def is_fork(variables: Mapping[str, str]) -> bool:
 def start_fork(way: str, module: str, folder: Path, log: Path) -> BaseProcess:
     """`python -m module folder`; what it prints goes to `log`. `way`: of
     multiprocessing, `fork` or `forkserver`."""
+    parent = os.getpid() if way == "fork" else None  # else it is the server
     process: BaseProcess = get_context(way).Process(  # type: ignore[attr-defined]
-        target=_run, args=(module, str(folder), str(log))
+        target=_run, args=(module, str(folder), str(log), parent)
     )
     process.start()
     return process
 
 
-def _run(module: str, folder: str, log: str) -> None:
+def _run(module: str, folder: str, log: str, parent: int | None) -> None:
     starter()  # whom the server's environment names has not started this process
-    die_with_parent(os.getppid())
+    die_with_parent(parent or os.getppid())
     os.setsid()
     with open(log, "a") as file:
         os.dup2(file.fileno(), 1)

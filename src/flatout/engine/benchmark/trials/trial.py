@@ -12,10 +12,11 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flatout.engine.benchmark.trials.trial_spec import TrialSpec
+from flatout.engine.benchmark.trials.trial_spec import KINDS, TrialSpec
 from flatout.engine.files.atomic_write import write_text
 from flatout.engine.machine.environment import current_ranks
 from flatout.engine.machine.garbage import collect_rarely
@@ -77,20 +78,10 @@ def _one_line(error: Exception) -> str:
 
 
 def run(spec: TrialSpec, open_job: Callable[[], TrainJob], folder: Path) -> Figures:
-    from flatout.engine.benchmark.measuring import measure, memory_probe, probes
-
-    kinds: dict[str, Callable[[TrialSpec, TrainJob, Path], Figures]] = {
-        "end_to_end": measure.end_to_end,
-        "again": measure.again,
-        "compute": measure.compute,
-        "baseline": measure.baseline,
-        "loader": probes.loader,
-        "memory": memory_probe.memory,
-        "device": probes.device,
-        "profile": probes.profile,
-        "train": train_whole,
-    }
-    return kinds[spec.kind](spec, open_job(), folder)
+    module, name = KINDS[spec.kind].split(":")
+    measure = getattr(import_module(f"flatout.engine.benchmark.{module}"), name)
+    found: Figures = measure(spec, open_job(), folder)
+    return found
 
 
 def train_whole(spec: TrialSpec, job: TrainJob, folder: Path) -> Figures:

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, replace
+from operator import attrgetter
+from typing import Any
 
 import xxhash
 
 from flatout.engine.parameters import BenchmarkSettings, Settings, parse_settings
 from flatout.engine.parameters.common import set_by_path
 
-Kind = Literal[
-    "end_to_end",
-    "again",
-    "compute",
-    "baseline",
-    "loader",
-    "memory",
-    "device",
-    "profile",
-    "train",
-]
-"""What a trial measures: training whole; the rates alone of settings that were measured
-before, in one more process; steps on batches that lie on the device already; what
-stands below a rung, window by window; the loader alone; the largest token budget; the
-device's peak; where the time of a few steps goes, operator by operator; a whole
-training (the sweep)."""
+KINDS = {
+    "end_to_end": "measuring.measure:end_to_end",
+    "again": "measuring.measure:again",
+    "compute": "measuring.measure:compute",
+    "baseline": "measuring.measure:baseline",
+    "loader": "measuring.probes:loader",
+    "device": "measuring.probes:device",
+    "profile": "measuring.probes:profile",
+    "train": "trials.trial:train_whole",
+}
+"""What a trial measures, and the function in this package that does it: training end to
+end; the rates alone of settings that were measured before, in one more process; steps
+on batches that lie on the device already; what stands below a rung, window by window;
+the loader alone; the device's peak; where the time of a few steps goes, operator by
+operator; a whole training (the sweep)."""
+ON_ALL_DEVICES = frozenset({"end_to_end", "again", "compute"})
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Measure:
 class Planned:
     """A trial that a mode will run; see `Bench.run`."""
 
-    kind: Kind
+    kind: str
     changes: Mapping[str, Any] = field(default_factory=dict)
     label: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -75,7 +76,7 @@ class Planned:
 class TrialSpec:
     """A question to the machine. `settings` are whole, with the changes applied."""
 
-    kind: Kind
+    kind: str
     mode: str
     settings: Settings
     measure: Measure = Measure()
@@ -105,68 +106,71 @@ class TrialSpec:
         return xxhash.xxh3_64_hexdigest(json.dumps(asked, sort_keys=True).encode())
 
 
+ASKED = {
+    "strategy": "train.batching",
+    "global_batch_size": "train.global_batch_size",
+    "token_budget": "train.token_budget",
+    "num_workers": "train.loader.num_workers",
+    "prefetch_factor": "train.loader.prefetch_factor",
+    "pin_memory": "train.loader.pin_memory",
+    "precision": "runtime.precision",
+    "attention": "runtime.attention",
+    "compile": "train.compile",
+    "cuda_graphs": "train.cuda_graphs",
+    "gradient_checkpointing": "train.gradient_checkpointing",
+    "bucket_mib": "train.distributed.bucket_mib",
+}
+"""Columns of settings. A figure of the same name has what an `auto` came to."""
+COLUMNS = (
+    *("trial_id", "mode"),
+    *(name for name in ASKED if name != "bucket_mib"),
+    "io_ms",  # mean time that a step lost waiting for its batch
+    *("forward_ms", "backward_ms", "optimizer_ms"),
+    "total_ms",  # wall time of a step, in windows without phase timing
+    *("total_ms_p90", "samples_per_s", "tokens_per_s", "padding_pct"),
+    "mfu_pct",  # share of the peak in the device's data sheet
+    *("gpu_util_pct", "peak_memory_gib", "reserved_memory_gib"),
+    *("compile_s", "recompiles", "status", "note", "kind", "label", "world_size"),
+    "bucket_mib",  # of gradients that travel together between devices
+    "samples_per_s_spread_pct",  # (highest - lowest) / median over the windows
+    "loader_samples_per_s",  # of the loader alone
+    "host_ms",  # that the host needs to launch a step (GPU)
+    "first_step_s",  # cold: workers, first batch, compilation, first step
+    *("tflops_per_s", "share_of_measured_peak_pct"),
+    "times_below",  # rate over that of the configuration beside it, by turns
+    "times_below_spread_pct",  # how far the middle half of the turns lies apart
+    "elapsed_s",  # of the whole trial, its process's start included
+    *("key", "log"),
+)
+"""Of benchmark_trials.csv."""
+
+
 @dataclass(frozen=True)
 class TrialResult:
-    """A line of benchmark_trials.csv. None: not measured by this kind of trial."""
+    """What was asked, and what came of it: a line of benchmark_trials.csv. Columns can
+    be read as attributes; None: not measured by this kind of trial."""
 
     trial_id: str
-    mode: str
-    strategy: str
-    global_batch_size: int
-    token_budget: int | str
-    num_workers: int | str
-    prefetch_factor: int
-    pin_memory: bool
-    precision: str
-    attention: str
-    compile: bool | str
-    cuda_graphs: bool | str
-    gradient_checkpointing: bool
-    io_ms: float | None = None
-    """Mean time a step lost waiting for its batch."""
-    forward_ms: float | None = None
-    backward_ms: float | None = None
-    optimizer_ms: float | None = None
-    total_ms: float | None = None
-    """Wall time of a step, in windows without phase timing."""
-    total_ms_p90: float | None = None
-    samples_per_s: float | None = None
-    tokens_per_s: float | None = None
-    padding_pct: float | None = None
-    mfu_pct: float | None = None
-    """Share of the peak in the device's data sheet."""
-    gpu_util_pct: float | None = None
-    peak_memory_gib: float | None = None
-    reserved_memory_gib: float | None = None
-    compile_s: float | None = None
-    recompiles: int | None = None
+    spec: TrialSpec
+    key: str = ""
     status: str = "error"
     """ok, oom, error, timeout, or unpaired: what it stood beside has ended."""
     note: str = ""
-    kind: str = "end_to_end"
-    label: str = ""
-    world_size: int = 1
-    bucket_mib: int | str = 25
-    """Gradients that travel together between devices; `all`."""
-    samples_per_s_spread_pct: float | None = None
-    """(highest - lowest) / median over the windows."""
-    loader_samples_per_s: float | None = None
-    """Rate of the loader alone."""
-    host_ms: float | None = None
-    """Time the host needs to launch a step (GPU)."""
-    first_step_s: float | None = None
-    """Cold: workers started, first batch, compilation, first step."""
-    tflops_per_s: float | None = None
-    share_of_measured_peak_pct: float | None = None
-    times_below: float | None = None
-    """Rate over that of the rung below, by turns (mode ladder)."""
-    times_below_spread_pct: float | None = None
-    """How far the middle half of the turns lies apart."""
     elapsed_s: float = 0.0
-    """Of the whole trial, its process's start included."""
-    key: str = ""
     log: str = ""
-    """Empty where the trial was refused before it began."""
+    """Empty if the trial was refused before it began."""
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    """All that it measured, more than the columns."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in COLUMNS:
+            raise AttributeError(name)
+        if name in ("mode", "kind", "label", "world_size"):
+            return getattr(self.spec, name)
+        found = self.figures.get(name)
+        if found is None and name in ASKED:
+            return attrgetter(ASKED[name])(self.spec.settings)
+        return found
 
     @property
     def ok(self) -> bool:
@@ -174,38 +178,11 @@ class TrialResult:
 
     @property
     def rate(self) -> float:
-        """Samples/s; 0 where none was measured."""
+        """Samples/s; 0 if none was measured."""
         return self.samples_per_s or 0.0
 
-    @classmethod
-    def asked(cls, spec: TrialSpec, trial_id: str, key: str) -> TrialResult:
-        """The line before the trial has run: settings as they were asked for."""
-        runtime, train = spec.settings.runtime, spec.settings.train
-        return cls(
-            trial_id=trial_id,
-            mode=spec.mode,
-            strategy=train.batching,
-            global_batch_size=train.global_batch_size,
-            token_budget=train.token_budget,
-            num_workers=train.loader.num_workers,
-            prefetch_factor=train.loader.prefetch_factor,
-            pin_memory=train.loader.pin_memory,
-            precision=runtime.precision,
-            attention=runtime.attention,
-            compile=train.compile,
-            cuda_graphs=train.cuda_graphs,
-            gradient_checkpointing=train.gradient_checkpointing,
-            kind=spec.kind,
-            label=spec.label,
-            world_size=spec.world_size,
-            bucket_mib=train.distributed.bucket_mib,
-            key=key,
-        )
-
-    def answered(self, answer: Mapping[str, Any]) -> TrialResult:
-        """With the figures of `answer` that are columns."""
-        names = {entry.name for entry in fields(self)}
-        return replace(self, **{k: v for k, v in answer.items() if k in names})
+    def as_row(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in COLUMNS}
 
 
 def with_changes(settings: Settings, changes: Mapping[str, Any]) -> Settings:

@@ -1,0 +1,62 @@
+"""The columns of a trial in the terminal, on the page and among the picks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CONSOLE, PAGE, PICKS = "console", "page", "picks"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of benchmark_trials.csv (or of a pick), and where it is shown."""
+
+    head: str
+    name: str
+    shown: tuple[str, ...]
+
+
+EVERYWHERE = (CONSOLE, PAGE, PICKS)
+TABLES = (CONSOLE, PAGE)
+COLUMNS = (
+    Column("pick", "pick", (PICKS,)),
+    Column("trial", "trial_id", (PAGE, PICKS)),
+    Column("label", "label", (PAGE,)),
+    Column("kind", "kind", (PAGE,)),
+    Column("devices", "world_size", (PAGE,)),
+    Column("batch", "global_batch_size", EVERYWHERE),
+    Column("strategy", "strategy", EVERYWHERE),
+    Column("budget", "token_budget", EVERYWHERE),
+    Column("workers", "num_workers", EVERYWHERE),
+    Column("ahead", "prefetch_factor", (CONSOLE,)),
+    Column("pinned", "pin_memory", (CONSOLE,)),
+    Column("type", "precision", EVERYWHERE),
+    Column("I/O ms", "io_ms", TABLES),
+    Column("forward ms", "forward_ms", TABLES),
+    Column("backward ms", "backward_ms", TABLES),
+    Column("optim. ms", "optimizer_ms", TABLES),
+    Column("total ms", "total_ms", TABLES),
+    Column("samples/s", "samples_per_s", EVERYWHERE),
+    Column("loader/s", "loader_samples_per_s", TABLES),
+    Column("± %", "samples_per_s_spread_pct", (CONSOLE,)),
+    Column("x below", "times_below", (CONSOLE,)),
+    Column("pad %", "padding_pct", (CONSOLE,)),
+    Column("GPU %", "gpu_util_pct", (CONSOLE, PICKS)),
+    Column("GiB", "reserved_memory_gib", EVERYWHERE),
+    Column("% of its memory", "memory_pct", (PICKS,)),
+    Column("samples/s per GiB", "samples_per_s_per_gib", (PICKS,)),
+    Column("status", "status", (PAGE,)),
+    Column("note", "note", (PAGE,)),
+)
+"""Guide E's columns, and those that say whether to believe them."""
+ONLY_IF_THEY_DIFFER = frozenset({"prefetch_factor", "pin_memory", "world_size"})
+
+
+def columns_of(place: str) -> dict[str, str]:
+    """Column names by heading."""
+    return {one.head: one.name for one in COLUMNS if place in one.shown}
+
+
+def is_told(name: str, values: set[object]) -> bool:
+    """Whether a column with these values says anything."""
+    return len(values) > 1 if name in ONLY_IF_THEY_DIFFER else values != {None}
