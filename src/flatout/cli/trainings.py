@@ -91,11 +91,11 @@ def deadline(logfile: Path, hours: float, steps: int | None) -> None:
 
     Steps and times are read from plain lines, bars of tqdm and JSON lines.
     """
-    from flatout.reports.deadline import deadline_lines, project
+    from flatout.reports.deadline import deadline_lines
 
     if hours <= 0:
         raise click.BadParameter("hours must be above 0", param_hint="--hours")
     with plain_errors():
-        found, left_out = project(logfile, steps)
-    for line in deadline_lines(found, hours, left_out):
+        lines = deadline_lines(logfile, hours, steps)
+    for line in lines:
         click.echo(line)
