@@ -98,7 +98,11 @@ def _by_turns(
 
 
 def _run(module: str, case: str, name: str, checkout: Path, out: Path) -> Figures:
-    """One side in a fresh process, with the code of `checkout`."""
+    """One side in a fresh process, with the code of `checkout` and the variables of
+    threads that a training of flatout has: they make a step on shared cores quicker."""
+    from flatout.engine.machine.environment import training_environment
+    from flatout.engine.parameters import RuntimeSettings
+
     places = [str(checkout / "src"), str(PROJECT), os.environ.get("PYTHONPATH", "")]
     out.mkdir(parents=True, exist_ok=True)
     slug = "".join(c if c.isalnum() else "-" for c in f"{module}-{case}-{name}")
@@ -108,7 +112,11 @@ def _run(module: str, case: str, name: str, checkout: Path, out: Path) -> Figure
         done = subprocess.run(
             [sys.executable, "-m", module, *sys.argv[1:], "--side", case, name],
             cwd=PROJECT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))},
+            env={
+                **training_environment(RuntimeSettings()),
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, places)),
+            },
             stdout=target,
             stderr=subprocess.STDOUT,
             check=False,

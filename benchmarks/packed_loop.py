@@ -24,7 +24,7 @@ from benchmarks.training import (
 
 
 class PackedBatches(torch.utils.data.IterableDataset[dict[str, Tensor]]):
-    """Global batches in random order, each one buffer; its end is a row of padding."""
+    """Global batches in random order, each one buffer; its end are rows of padding."""
 
     def __init__(self, shape: Shape, table: Any) -> None:
         self.shape = shape
@@ -38,6 +38,8 @@ class PackedBatches(torch.utils.data.IterableDataset[dict[str, Tensor]]):
         most = int(lengths[-shape.batch :].sum())
         usual = int(1.15 * shape.batch * lengths.mean()) + shape.longest
         self.size = -(-min(most, usual) // 64) * 64 + 64
+        self.more = -(-self.size // shape.longest)
+        """Rows of padding, none longer than a real one: as many in each batch."""
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         info = torch.utils.data.get_worker_info()
@@ -48,17 +50,17 @@ class PackedBatches(torch.utils.data.IterableDataset[dict[str, Tensor]]):
             lengths = [len(part) for part in parts]
             if sum(lengths) >= self.size:  # rare: the buffer holds 15 % over the mean
                 continue
-            lengths.append(self.size - sum(lengths))
+            used = sum(lengths)
+            lengths += map(len, np.array_split(np.arange(self.size - used), self.more))
             ids = np.full(self.size, PAD, np.int64)
-            ids[: -lengths[-1]] = np.concatenate(parts)
+            ids[:used] = np.concatenate(parts)
             bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
             places = np.arange(self.size) - np.repeat(bounds[:-1], lengths)
-            places[bounds[-2] :] = 0
             batch = {"ids": ids, "bounds": bounds, "places": places}
             if self.labels is None:  # what follows each token; nothing behind a row
                 following = np.roll(ids, -1)
                 following[bounds[1:] - 1] = -100
-                following[bounds[-2] :] = -100
+                following[used:] = -100
                 batch["labels"] = following
             else:
                 batch["labels"] = self.labels[rows]
@@ -75,7 +77,7 @@ def loss_of(model: Any, batch: dict[str, Tensor], longest: int) -> Tensor:
     }
     if hasattr(model, "classifier"):
         states = model.base_model(**given)[0]
-        first = states[0][batch["bounds"][:-2].long()]
+        first = states[0][batch["bounds"][: len(batch["labels"])].long()]
         pooled = model.base_model.pooler(first[:, None])
         logits = model.classifier(model.dropout(pooled))
     else:
@@ -93,13 +95,12 @@ def packed_loop(shape: Shape, model: Any, table: Any) -> dict[str, Any]:
         batches, None, num_workers=4 if IS_CUDA else 0, pin_memory=IS_CUDA
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    longest = max(shape.longest, batches.size // 4)
     step = torch.compile(loss_of, dynamic=False) if IS_CUDA else loss_of
     watch = Stopwatch(shape)
     for batch in loader:
         moved = {k: v.to(DEVICE, non_blocking=True) for k, v in batch.items()}
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=IS_CUDA):
-            loss = step(model, moved, longest)
+            loss = step(model, moved, shape.longest)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

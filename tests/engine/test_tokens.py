@@ -74,6 +74,8 @@ def counted(rows):
         "longest": max(lengths),
         "largest_id": max(max(ids, default=0) for ids in table["input_ids"]),
         "label_counts": dict(labels),
+        "num_unlabelled": 0,
+        "unlabelled": [],
     }
 
 

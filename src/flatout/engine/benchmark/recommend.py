@@ -86,7 +86,7 @@ def time_to_train(
     def hours(count: int, trial: TrialResult | None) -> float | None:
         if trial is None or not trial.samples_per_s:
             return None
-        return count * epochs / trial.samples_per_s / 3600
+        return float(count * epochs / trial.rate / 3600)
 
     return [
         {

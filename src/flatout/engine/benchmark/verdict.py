@@ -84,7 +84,7 @@ def scaling_share(trial: TrialResult, single: TrialResult | None) -> float | Non
         return None
     if not trial.samples_per_s or not single.samples_per_s:
         return None
-    return trial.samples_per_s / (trial.world_size * single.samples_per_s)
+    return float(trial.rate / (trial.world_size * single.rate))
 
 
 def _loader(
@@ -171,4 +171,4 @@ def _after_a_fault(trial: TrialResult) -> str:
 def memory_pct(trial: TrialResult, memory_gib: float | None) -> float | None:
     if not memory_gib or trial.reserved_memory_gib is None:
         return None
-    return 100 * trial.reserved_memory_gib / memory_gib
+    return float(100 * trial.reserved_memory_gib / memory_gib)

@@ -17,12 +17,14 @@ from multiprocessing import forkserver, get_context, parent_process
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from flatout.engine.machine.environment import (
     as_child,
     environment_has,
     nvidia_gpu_count,
+    set_defaults,
     starter,
 )
 from flatout.engine.machine.signals import die_with_parent
@@ -85,7 +87,8 @@ class ForkServer:
         if self._variables != variables:  # libraries read them when they are imported
             return None
         with suppress(EOFError, OSError):  # the server was killed: the next one is new
-            return Fork(start_fork("forkserver", module, folder, folder / "log.txt"))
+            log = folder / "log.txt"
+            return Fork(start_fork("forkserver", module, folder, log, variables))
         return None
 
     def _begin(self, variables: Mapping[str, str], kind: str) -> None:
@@ -113,18 +116,27 @@ def is_fork(variables: Mapping[str, str]) -> bool:
     return parent_process() is not None and same
 
 
-def start_fork(way: str, module: str, folder: Path, log: Path) -> BaseProcess:
+def start_fork(
+    way: str,
+    module: str,
+    folder: Path,
+    log: Path,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> BaseProcess:
     """`python -m module folder`; what it prints goes to `log`. `way`: of
-    multiprocessing, `fork` or `forkserver`."""
+    multiprocessing, `fork` or `forkserver`. `variables`: set if they are not."""
     parent = os.getpid() if way == "fork" else None  # else it is the server
     process: BaseProcess = get_context(way).Process(  # type: ignore[attr-defined]
-        target=_run, args=(module, str(folder), str(log), parent)
+        target=_run, args=(module, str(folder), str(log), parent, dict(variables))
     )
     process.start()
     return process
 
 
-def _run(module: str, folder: str, log: str, parent: int | None) -> None:
+def _run(
+    module: str, folder: str, log: str, parent: int | None, variables: dict[str, str]
+) -> None:
+    set_defaults(variables)  # a server that follows one that was killed has not them
     starter()  # whom the server's environment names has not started this process
     die_with_parent(parent or os.getppid())
     os.setsid()
