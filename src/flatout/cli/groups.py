@@ -55,6 +55,23 @@ def cli() -> None:
     """Commands of the project."""
 
 
-@cli.group()
+REMOVED = {
+    "best": "the sweep writes conf/best itself: kedro run --env=best",
+    "compare": "kedro run --pipelines=benchmark --params=benchmark.mode=ladder",
+    "compile-cache": "an archive of the compile cache, docs/guides/gpus.md",
+}
+"""What to use in place of a command that an earlier version had."""
+
+
+class FlatoutGroup(click.Group):
+    """Answers a removed command with its replacement."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in REMOVED:
+            ctx.fail(f"{cmd_name} was removed in this version. {REMOVED[cmd_name]}")
+        return super().get_command(ctx, cmd_name)
+
+
+@cli.group(cls=FlatoutGroup)
 def flatout() -> None:
     """What only flatout has."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
-from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from importlib import metadata
+from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,11 @@ import pyarrow.parquet as pq
 import xxhash
 from kedro.io import DatasetError
 
+from flatout.datasets._docstrings import docstrings_of
 from flatout.datasets._entry import ReadOnlyDataset
 from flatout.engine.files.atomic_write import clear_leftovers, write_file
 from flatout.engine.files.content_key import ContentKey
 from flatout.engine.machine.environment import usable_cores
-from flatout.engine.machine.workers import run_in_order
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +47,8 @@ PACKAGES = {
 FORMAT_VERSION = 1
 """Raise it when the same packages would give other rows."""
 BLOCK_FILES = 24
-_WORKER = "flatout.datasets._docstrings"
+BLOCKS_AHEAD = 2
+"""Blocks of a package that are parsed at the same time."""
 SURPLUS = 1.05
 """Texts gathered for each one wanted: some are in two packages."""
 
@@ -153,35 +156,26 @@ def _quotas(counts: list[int], rows: int | None) -> list[int]:
 
 
 def _gather(packages: list[str], wanted: int | None) -> dict[str, list[str]]:
-    """Texts of each package; of files in the order of their names' hashes, until there
-    are `wanted` distinct ones, so that a small corpus costs a small part of parsing."""
+    """Texts of each package, from files in the order of their names' hashes, until
+    there are `wanted` distinct ones: a small corpus costs a small part of parsing."""
     texts: dict[str, list[str]] = {package: [] for package in packages}
-    full: set[str] = set()
-    asked: deque[str] = deque()
-    tasks = _tasks(packages, full, asked)
-    for answer in run_in_order(_WORKER, None, tasks, usable_cores()):
-        package = asked.popleft()
-        if package in full:  # asked for ahead of time: to count it would make the
-            continue  # corpus depend on the number of cores
-        texts[package] += json.loads(answer)
-        if wanted is not None and len(set(texts[package])) >= wanted:
-            full.add(package)
-    return texts
-
-
-def _tasks(
-    packages: list[str], full: set[str], asked: deque[str]
-) -> Iterator[list[str]]:
-    """Blocks of files, package by package in turn, of those that are not `full`."""
     blocks = {package: _file_blocks(package) for package in packages}
-    while blocks:
-        for package in list(blocks):
-            files = None if package in full else next(blocks[package], None)
-            if files is None:
-                del blocks[package]
-            else:
-                asked.append(package)
-                yield files
+    with ProcessPoolExecutor(usable_cores(), get_context("spawn")) as processes:
+        while blocks:
+            ahead = [
+                (package, files)
+                for package, waiting in blocks.items()
+                for files in islice(waiting, BLOCKS_AHEAD)
+            ]
+            full = blocks.keys() - {package for package, _ in ahead}
+            found = processes.map(docstrings_of, [files for _, files in ahead])
+            for (package, _), new in zip(ahead, found, strict=True):
+                if package not in full:
+                    texts[package] += new
+                if wanted is not None and len(set(texts[package])) >= wanted:
+                    full.add(package)
+            blocks = {name: left for name, left in blocks.items() if name not in full}
+    return texts
 
 
 def _file_blocks(package: str) -> Iterator[list[str]]:

@@ -5,7 +5,6 @@ They save a DataFrame, a `datasets.Dataset` or a plain value, and know no recipe
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -55,22 +54,32 @@ def fault_of(name: str, dataset: AbstractDataset[Any, Any]) -> str | None:
     return None
 
 
-def accept_recipes(name: str, dataset: AbstractDataset[Any, Any]) -> None:
-    """Let a generic `dataset` save what a recipe makes, in the form that it knows, and
-    load rows as a `datasets.Dataset`."""
-    dataset.save = partial(_save, dataset.save, _package(dataset))  # type: ignore[method-assign]
-    if name in READ_AGAIN:
-        dataset.load = partial(_load, dataset.load)  # type: ignore[method-assign]
+class GenericEntry(AbstractDataset[Any, Any]):
+    """An entry of Kedro's own types that saves what a recipe makes, in the form that
+    the type knows, and loads rows as a `datasets.Dataset`."""
+
+    def __init__(self, name: str, dataset: AbstractDataset[Any, Any]) -> None:
+        self._name, self._dataset = name, dataset
+        self.metadata = getattr(dataset, "metadata", None)
+
+    def load(self) -> Any:
+        data = self._dataset.load()
+        return _rows(data) if self._name in READ_AGAIN else data
+
+    def save(self, data: Any) -> None:
+        with dataset_errors():
+            plain = _plain(data, _package(self._dataset))
+        self._dataset.save(plain)
+
+    def _exists(self) -> bool:
+        return self._dataset.exists()
+
+    def _describe(self) -> dict[str, Any]:
+        return self._dataset._describe()
 
 
 def _package(dataset: AbstractDataset[Any, Any]) -> str:
     return type(dataset).__module__.split(".")[1]
-
-
-def _save(save: Any, package: str, data: Any) -> None:
-    with dataset_errors():
-        plain = _plain(data, package)
-    save(plain)
 
 
 def _plain(data: Any, package: str) -> Any:
@@ -89,11 +98,10 @@ def _plain(data: Any, package: str) -> Any:
     return table.to_pandas()
 
 
-def _load(load: Any) -> Any:
+def _rows(data: Any) -> Any:
     from datasets import Dataset
 
-    data = load()
-    if isinstance(data, dict):  # of the Hub's readers: splits by name
+    if isinstance(data, dict):  # the Hub's readers give splits by name
         (data,) = data.values()
     if isinstance(data, Dataset):
         return data

@@ -14,7 +14,7 @@ from kedro.io import DataCatalog
 from kedro.pipeline import Pipeline
 
 from flatout.datasets import OwnSplits, TransformersModel
-from flatout.datasets.generic import RECIPES, accept_recipes, fault_of, is_generic
+from flatout.datasets.generic import RECIPES, GenericEntry, fault_of, is_generic
 from flatout.engine.data.forms.given_splits import entry_of
 from flatout.engine.data.raw_texts import SPLITS
 from flatout.engine.files.writable import ELSEWHERE, first_fault
@@ -41,7 +41,7 @@ class CatalogHooks:
             if fault := fault_of(name, dataset):
                 self._faults[name] = fault
             elif is_generic(dataset):
-                accept_recipes(name, dataset)
+                catalog[name] = GenericEntry(name, dataset)
 
     @hook_impl
     def before_pipeline_run(self, pipeline: Pipeline) -> None:
