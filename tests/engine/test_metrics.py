@@ -100,6 +100,21 @@ def test_classes_that_occur_or_are_predicted_once_count_in_full():
     assert {name: found[name] for name in expected} == pytest.approx(expected)
 
 
+def test_many_classes_are_counted_without_their_confusion():
+    """Of 20,000 it has 400 million cells."""
+    chance = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 20_000, (2_000,), generator=chance)
+    logits = torch.rand(2_000, 20_000, generator=chance)
+    logits[torch.arange(1_000), labels[:1_000]] += 1
+    found = counted(Classes(20_000, CPU), (logits, labels))
+    guess = logits.argmax(-1)
+    assert "confusion" not in found and "auc" not in found
+    assert found["f1_macro"] == pytest.approx(
+        metrics.f1_score(labels, guess, average="macro", zero_division=0)
+    )
+    assert found["matthews"] == pytest.approx(metrics.matthews_corrcoef(labels, guess))
+
+
 def test_one_class_alone_has_no_area_and_no_correlation():
     logits, labels = torch.eye(3), torch.zeros(3, dtype=torch.int64)
     found = counted(Classes(3, CPU), (logits, labels))

@@ -12,6 +12,7 @@ import pytest
 
 from flatout.engine.data.columns import Columns
 from flatout.engine.data.raw_texts import RawTextsError, open_raw_texts
+from flatout.engine.data.row_hashes import one_form
 from flatout.engine.data.rows import check_batch
 from flatout.engine.parameters import SplitSettings
 
@@ -280,3 +281,10 @@ def test_tasks_with_labels_need_a_label_column():
 
 def test_language_models_ignore_labels():
     assert Columns.of(SplitSettings(), None, "masked-lm").label is None
+
+
+def test_near_duplicates_differ_in_case_space_and_composition_alone():
+    """Also if a letter in capitals is two."""
+    forms = {one_form(text) for text in ("Stra\xdfe  caf\xe9", " STRASSE\tCafe\u0301")}
+    assert len(forms) == 1
+    assert one_form("a b") != one_form("ab")

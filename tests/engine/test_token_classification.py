@@ -269,6 +269,38 @@ def test_entities_are_seqevals():
     assert found == pytest.approx(SEQEVAL)
 
 
+def test_entities_are_not_parted_by_pieces_that_are_no_targets():
+    """As in a layout with a target at every place: further pieces of words, padding."""
+    names = ["O", "B-A", "I-A"]
+    metrics = make_task(model_of("bert"), names).metrics(torch.device("cpu"))
+    true = [["B-A", None, "I-A", "O"], ["I-A", "I-A", None, "O"]]
+    given = [["B-A", "O", "I-A", "O"], ["I-A", "O", "B-A", "O"]]
+    labels = [
+        [-100, -100] if tag is None else [names.index(tag), place == 0]
+        for row in true
+        for place, tag in enumerate(row)
+    ]
+    guess = torch.tensor([names.index(tag) for row in given for tag in row])
+    logits = torch.nn.functional.one_hot(guess, 3).float()
+    metrics.update(logits, torch.tensor(labels))
+    expected = {"accuracy": 5 / 6} | dict.fromkeys(SPANS, 0.5)
+    assert metrics.compute() == pytest.approx(expected)
+
+
+def test_the_first_target_of_each_row_is_marked(made):
+    """So that no entity reaches over two rows."""
+    folder, rows = made
+    recipe = tokens_recipe(
+        "train", rows, TokenizerFile(folder), TAGS, model_of("bert"), LIMITS
+    )
+    tokens = TokenRows.from_dataset(recipe.to_dataset())
+    task = make_task(model_of("bert"), TAGS)
+    found = task.targets(tokens, np.arange(len(tokens)), 0, pools_last=False).labels
+    assert {len(labels) for labels in found} > {1, 2}
+    for labels in found:
+        assert labels[:, 1].tolist() == [1, *[0] * (len(labels) - 1)]
+
+
 def test_rows_of_tags_are_read_as_they_were_written(made):
     folder, rows = made
     recipe = tokens_recipe(

@@ -13,13 +13,13 @@ from flatout.engine.parameters import ModelSettings
 from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import Rows
 from flatout.engine.rows.vocabulary import Vocabulary
-from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
+from flatout.engine.tasks._shared.cross_entropy import Pieces
 from flatout.engine.tasks._task import HeadKind, Targets, TaskError
 
 NO_MASK = "model.task is masked-lm, and this tokenizer has no mask token"
 
 
-class MaskedLM(CrossEntropy):
+class MaskedLM(Pieces):
     """A fixed share of a row's tokens; of these 80 % become [MASK], 10 % a random piece
     that is not special, 10 % stay (create_pretraining_data.py of BERT, where special
     ones may come too)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,10 @@ import pyarrow.compute as pc
 
 from flatout.engine.data.first_look import ColumnValues, Guessed, num_classes
 from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
+from flatout.engine.tasks._task import Metrics
+
+if TYPE_CHECKING:
+    import torch
 
 
 class SequenceClassification(CrossEntropy):
@@ -58,6 +62,12 @@ class SequenceClassification(CrossEntropy):
             "id2label": dict(enumerate(self.label_names)),
             "label2id": {name: number for number, name in enumerate(self.label_names)},
         }
+
+    def metrics(self, device: torch.device) -> Metrics:
+        """Counts of the classes, and what follows from them."""
+        from flatout.engine.tasks._shared.metrics import Classes
+
+        return Classes(len(self.label_names), device)
 
     @classmethod
     def guess_label(cls, columns: ColumnValues) -> Guessed | None:

@@ -130,9 +130,6 @@ class TokenClassification(CrossEntropy):
         """By the names of the tags."""
         return super().judge(logits, labels[:, 0], decode)
 
-    def _name(self, number: int, decode: Callable[[Ints], str]) -> Any:
-        return self.label_names[number]
-
     def answer_fields(self) -> list[Any]:
         """A tag for each word, and its probability; null beyond the longest row."""
         return [

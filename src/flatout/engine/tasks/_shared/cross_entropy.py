@@ -12,7 +12,6 @@ from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import Rows
 from flatout.engine.tasks._task import (
     IGNORED,
-    HeadKind,
     Judged,
     LossOptions,
     Metrics,
@@ -28,11 +27,7 @@ class CrossEntropy(Task):
     """Summed cross entropy of logits (K, C) and labels (K,)."""
 
     takes_options = frozenset({"label_smoothing", "focal_gamma"})
-    figures: ClassVar[Mapping[str, bool]] = {
-        "loss": False,
-        "accuracy": True,
-        "perplexity": False,
-    }
+    figures: ClassVar[Mapping[str, bool]] = {"loss": False, "accuracy": True}
     _weights: Tensor | None = None
 
     @property
@@ -83,17 +78,10 @@ class CrossEntropy(Task):
         return (logits.argmax(-1) == labels).sum(), (labels != IGNORED).sum()
 
     def metrics(self, device: torch.device) -> Metrics:
-        """Of classes their confusion; of pieces of text the accuracy."""
-        from flatout.engine.tasks._shared.metrics import Classes, Hits
+        """Accuracy alone."""
+        from flatout.engine.tasks._shared.metrics import Hits
 
-        return (
-            Classes(len(self.label_names), device) if self.one_a_row else Hits(device)
-        )
-
-    def figures_of_loss(self, loss: float) -> dict[str, float]:
-        """Perplexity of a language model: e to the mean loss."""
-        is_text = self.head is HeadKind.VOCABULARY
-        return {"perplexity": float(np.exp(loss))} if is_text else {}
+        return Hits(device)
 
     def chance_loss(self, num_outputs: int) -> float | None:
         """ln(C), under a focal loss times (1 - 1 / C) to its power."""
@@ -122,9 +110,25 @@ class CrossEntropy(Task):
         ]
 
     def _name(self, number: int, decode: Callable[[Ints], str]) -> Any:
-        return (
-            self.label_names[number] if self.one_a_row else decode(np.array([number]))
-        )
+        """What a target is called."""
+        return self.label_names[number]
+
+
+class Pieces(CrossEntropy):
+    """Targets are pieces of the vocabulary: a language model."""
+
+    figures: ClassVar[Mapping[str, bool]] = {
+        "loss": False,
+        "accuracy": True,
+        "perplexity": False,
+    }
+
+    def figures_of_loss(self, loss: float) -> dict[str, float]:
+        """Perplexity: e to the mean loss."""
+        return {"perplexity": float(np.exp(loss))}
+
+    def _name(self, number: int, decode: Callable[[Ints], str]) -> Any:
+        return decode(np.array([number]))
 
 
 def _focus(logits: Tensor, labels: Tensor, gamma: float) -> Tensor:

@@ -40,8 +40,10 @@ class Entities(Metrics):
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Logits (k, C), labels (k, 2), whole rows."""
+        # Pieces behind the first of a word come last: they would part its entity.
+        order = (labels[:, 0] == IGNORED).to(torch.int8).argsort(stable=True)
+        labels, predicted = labels[order], logits.argmax(-1)[order]
         tags, real = labels[:, 0], labels[:, 0] != IGNORED
-        predicted = logits.argmax(-1)
         self._hits += torch.stack([((predicted == tags) & real).sum(), real.sum()])
         if not self.has_entities:
             return

@@ -8,12 +8,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from flatout.engine.tasks._task import IGNORED, Metrics
 
 TOP_K = 5
+MOST_CONFUSED = 1_000
+"""Classes, beyond which their confusion is larger than memory and use."""
 MOST_RANKED_CLASSES = 32
 """For the area under the curve, which keeps a score a row and class."""
 
@@ -41,12 +45,15 @@ class Hits(Metrics):
 
 
 class Classes(Metrics):
-    """Confusion, and what follows from it; top 5; the area under the curve."""
+    """Counts of classes, and what follows from them; top 5; the area under the curve;
+    the confusion if it has no more than MOST_CONFUSED rows."""
 
     def __init__(self, num_classes: int, device: torch.device) -> None:
         self._num_classes = num_classes
-        cells = num_classes * num_classes
-        self._cells = torch.zeros(cells, dtype=torch.int64, device=device)
+        wide = num_classes if num_classes <= MOST_CONFUSED else 0
+        self._cells = torch.zeros(wide * wide, dtype=torch.int64, device=device)
+        self._counts = torch.zeros((3, num_classes), dtype=torch.int64, device=device)
+        """Right, true and predicted rows of each class."""
         self._among_first = torch.zeros((), dtype=torch.int64, device=device)
         self._scores: list[Tensor] = []
         self._labels: list[Tensor] = []
@@ -54,9 +61,15 @@ class Classes(Metrics):
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Logits (k, C), labels (k,)."""
         real, predicted = labels != IGNORED, logits.argmax(-1)
-        # Rows without a target count 0 for cell 0: no shape depends on the data.
-        cells = torch.where(real, labels * self._num_classes + predicted, 0)
-        self._cells.index_add_(0, cells, real.long())
+        # Rows without a target count 0 for class 0: no shape depends on the data.
+        known, right = torch.where(real, labels, 0), labels == predicted
+        for row, (kinds, chosen) in enumerate(
+            ((known, right & real), (known, real), (predicted, real))
+        ):
+            self._counts[row].index_add_(0, kinds, chosen.long())
+        if len(self._cells):
+            cells = torch.where(real, labels * self._num_classes + predicted, 0)
+            self._cells.index_add_(0, cells, real.long())
         if self._num_classes > TOP_K:
             first = logits.topk(TOP_K, -1).indices
             self._among_first += (first == labels[:, None]).sum()
@@ -66,7 +79,7 @@ class Classes(Metrics):
 
     def tensors(self) -> list[Tensor]:
         """Counts."""
-        return [self._cells, self._among_first]
+        return [self._cells, self._counts, self._among_first]
 
     def kept(self) -> list[list[Tensor]]:
         """Scores (k, C or 1) and labels (k,)."""
@@ -74,16 +87,20 @@ class Classes(Metrics):
 
     def compute(self) -> dict[str, Any]:
         """By the names of `SequenceClassification.figures`; `confusion`."""
-        cells = self._cells.view(self._num_classes, self._num_classes).cpu()
-        found: dict[str, Any] = {"confusion": cells.tolist()}
-        judged = int(cells.sum())
+        found: dict[str, Any] = {}
+        if len(self._cells):
+            cells = self._cells.view(self._num_classes, self._num_classes)
+            found["confusion"] = cells.tolist()
+        counts = self._counts.double().cpu()
+        judged = int(counts[1].sum())
         if not judged:
             return found
-        found |= figures_of_confusion(cells.double())
+        found |= figures_of_counts(*counts)
         if self._num_classes > TOP_K:
             found["top_5_accuracy"] = int(self._among_first) / judged
         if self._scores:
-            found["auc"] = _mean_area(torch.cat(self._scores), torch.cat(self._labels))
+            parts = torch.cat(self._scores), torch.cat(self._labels)
+            found["auc"] = _mean_area(*(part.cpu().numpy() for part in parts))
         return found
 
 
@@ -103,29 +120,31 @@ class Numbers(Metrics):
 
     def compute(self) -> dict[str, Any]:
         """mse, mae, pearson, spearman; empty where there was no target."""
-        pairs = torch.cat(self._pairs).double()
-        pairs = pairs[~pairs[:, 1].isnan()]
+        from scipy.stats import rankdata
+
+        pairs = torch.cat(self._pairs).double().cpu().numpy()
+        pairs = pairs[~np.isnan(pairs[:, 1])]
         if not len(pairs):
             return {}
-        predicted, true = pairs.T
-        error = predicted - true
+        error = pairs[:, 0] - pairs[:, 1]
         return {
-            "mse": float(error.square().mean()),
-            "mae": float(error.abs().mean()),
-            "pearson": correlation(predicted, true),
-            "spearman": correlation(mean_ranks(predicted), mean_ranks(true)),
+            "mse": float(np.square(error).mean()),
+            "mae": float(np.abs(error).mean()),
+            "pearson": _correlation(pairs),
+            "spearman": _correlation(rankdata(pairs, axis=0)),
         }
 
 
-def figures_of_confusion(cells: Tensor) -> dict[str, float]:
-    """Of cells (C, C) [true][predicted], fp64. Macro means are over the classes that
-    occur or are predicted, and what is divided by zero is zero, as in scikit-learn."""
-    right, true, predicted = cells.diagonal(), cells.sum(1), cells.sum(0)
+def figures_of_counts(
+    right: Tensor, true: Tensor, predicted: Tensor
+) -> dict[str, float]:
+    """Of (C,) each, fp64. Macro means are over the classes that occur or are
+    predicted, and what is divided by zero is zero, as in scikit-learn."""
     there = true + predicted > 0
     precision = (right / predicted.clamp(min=1))[there].mean()
     recall = (right / true.clamp(min=1))[there].mean()
     f1 = (2 * right / (true + predicted).clamp(min=1))[there].mean()
-    accuracy = float(right.sum() / cells.sum())
+    accuracy = float(right.sum() / true.sum())
     return {
         "accuracy": accuracy,
         "f1_macro": float(f1),
@@ -151,7 +170,7 @@ def _class_scores(logits: Tensor) -> Tensor:
     return logits.softmax(-1)
 
 
-def _mean_area(scores: Tensor, labels: Tensor) -> float:
+def _mean_area(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:
     """Over classes, each against the others; those without two sides are left out."""
     real = labels != IGNORED
     scores, labels = scores[real], labels[real]
@@ -162,27 +181,22 @@ def _mean_area(scores: Tensor, labels: Tensor) -> float:
     return sum(known) / len(known) if known else math.nan
 
 
-def area_under_curve(scores: Tensor, positive: Tensor) -> float:
+def area_under_curve(scores: npt.NDArray[Any], positive: npt.NDArray[Any]) -> float:
     """Share of pairs in which the positive has the higher score, equal ones counted
     half (Mann and Whitney 1947); NaN without two sides. Scores (N,), positive (N,)."""
+    from scipy.stats import rankdata
+
     ours, others = int(positive.sum()), int((~positive).sum())
     if not ours * others:
         return math.nan
-    above = mean_ranks(scores)[positive].sum() - ours * (ours + 1) / 2
+    above = rankdata(scores)[positive].sum() - ours * (ours + 1) / 2
     return float(above) / (ours * others)
 
 
-def mean_ranks(values: Tensor) -> Tensor:
-    """(N,) from 1, fp64; equal values share the mean of their ranks."""
-    values = values.contiguous()
-    ordered = values.sort().values
-    below = torch.searchsorted(ordered, values)
-    reached = torch.searchsorted(ordered, values, right=True)
-    return (below + reached + 1).double() / 2
+def _correlation(pairs: npt.NDArray[Any]) -> float:
+    """Pearson's, of (N, 2) in fp64; NaN if one side is constant."""
+    from scipy.stats import pearsonr
 
-
-def correlation(first: Tensor, second: Tensor) -> float:
-    """Pearson's, of (N,) each in fp64; NaN where one side is constant."""
-    first, second = first - first.mean(), second - second.mean()
-    spread = first.norm() * second.norm()
-    return float(first @ second / spread) if spread > 0 else math.nan
+    if not np.ptp(pairs, axis=0).all():
+        return math.nan
+    return float(pearsonr(*pairs.T).statistic)

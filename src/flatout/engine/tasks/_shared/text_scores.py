@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
+from flatout.engine.tasks._shared.cross_entropy import Pieces
 from flatout.engine.tasks._task import IGNORED
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class ScoresTexts(CrossEntropy):
+class ScoresTexts(Pieces):
     """A row's answer is the mean loss of its targets, and the perplexity, e to it."""
 
     answers_rows = True
