@@ -46,9 +46,6 @@ class Rows(Protocol):
     ) -> LaidOut:
         """Arrays of a micro-batch; `values` in place of the rows' own."""
 
-    def readable(self, row: int, decode: Callable[[Ints], str], /) -> str:
-        """A row as people know it: its text, its file."""
-
 
 class SplitRows(Rows, Protocol):
     """All rows of one split."""
@@ -71,3 +68,6 @@ class SplitRows(Rows, Protocol):
     @property
     def has_labels(self) -> bool:
         """Whether there is something to be told of each row."""
+
+    def readable(self, row: int, decode: Callable[[Ints], str], /) -> str:
+        """A row as people know it: its text, its file."""

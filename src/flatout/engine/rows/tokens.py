@@ -161,10 +161,6 @@ class Documents:
         """They are what attention stays within."""
         return self, documents
 
-    def readable(self, document: int, decode: Callable[[Ints], str]) -> str:
-        """As TokenRows.readable."""
-        return decode(np.asarray(self.views(np.array([document]))[0]))
-
     @property
     def has_token_labels(self) -> bool:
         """Joined texts have none."""
