@@ -26,7 +26,7 @@ def plan(job: TrainJob, runtime: Runtime, model: Any) -> Planned:
     batches = GlobalBatches(len(job.train), train.global_batch_size, seed)
     asks = runtime.is_cuda and not runtime.deterministic
     checkpoint = glimpse(train.resume, job.work_folder)
-    found = checkpoint and checkpoint.manifest
+    found = checkpoint.manifest if checkpoint else None
     earlier = _earlier(found, runtime)
     done = found.step if found and earlier is None else 0
     return Planned(
