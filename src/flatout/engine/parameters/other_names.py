@@ -24,8 +24,7 @@ REMOVED: dict[str, str] = {
     "benchmark.mode=headline": "use benchmark.mode=ladder, which ends with all that "
     "was kept over conf/slow",
     "benchmark.contenders": "drop it: the benchmark no longer trains with the Trainer",
-    "benchmark.mode=journey": "time the whole command by hand: kedro run ends with a "
-    "table of its seconds by phase",
+    "benchmark.mode=journey": "run python -m benchmarks.commands in a checkout",
     # sweep
     # tracking and the rest
 }

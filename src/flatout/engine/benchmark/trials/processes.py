@@ -119,7 +119,6 @@ def run_isolated(
     result = folder / "result.json"
     result.unlink(missing_ok=True)
     begin = time.perf_counter()
-    kills = _out_of_memory_kills()
     own = {**training_environment(spec.settings.runtime, spec.world_size), **variables}
     log = folder / "log.txt"
     log.write_text(f"$ {by_hand(spec, folder, own)}\n")
@@ -134,7 +133,7 @@ def run_isolated(
         end_groups(process)
     elapsed_s = time.perf_counter() - begin
     if fault is None and not result.exists():
-        fault = _death(process.returncode, _out_of_memory_kills() > kills)
+        fault = _death(process.returncode)
     if fault is not None:
         return Answer(fault[0], fault[1], elapsed_s, {})
     stored = json.loads(result.read_text())
@@ -224,19 +223,10 @@ def end_groups(process: Running) -> None:
     process.wait()
 
 
-def _death(returncode: int, out_of_memory: bool) -> tuple[str, str]:
-    if out_of_memory:
-        return "oom", "killed by the kernel: the machine's memory was full"
+def _death(returncode: int) -> tuple[str, str]:
+    if returncode == -signal.SIGKILL:
+        return "error", "killed, most likely because the machine's memory was full"
     if returncode < 0:
         name = signal.Signals(-returncode).name
         return "error", f"died by {name}: see its log"
     return "error", f"ended with status {returncode} and no result: see its log"
-
-
-def _out_of_memory_kills() -> int:
-    """Processes of this control group that the kernel has killed for memory."""
-    try:
-        lines = Path("/sys/fs/cgroup/memory.events").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
