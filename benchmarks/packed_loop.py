@@ -36,8 +36,8 @@ class PackedBatches(torch.utils.data.IterableDataset[dict[str, Tensor]]):
         )
         lengths = np.sort(np.diff(self.bounds))
         most = int(lengths[-shape.batch :].sum())
-        usual = int(1.15 * shape.batch * lengths.mean()) + shape.longest
-        self.size = -(-min(most, usual) // 64) * 64 + 64
+        usual = shape.batch * lengths.mean() + 3 * shape.batch**0.5 * lengths.std()
+        self.size = -(-min(most, int(usual)) // 64) * 64 + 64
         self.more = -(-self.size // shape.longest)
         """Rows of padding, none longer than a real one: as many in each batch."""
 
@@ -48,7 +48,7 @@ class PackedBatches(torch.utils.data.IterableDataset[dict[str, Tensor]]):
             rows = chance.integers(0, len(self.bounds) - 1, self.shape.batch)
             parts = [self.ids[self.bounds[r] : self.bounds[r + 1]] for r in rows]
             lengths = [len(part) for part in parts]
-            if sum(lengths) >= self.size:  # rare: the buffer holds 15 % over the mean
+            if sum(lengths) >= self.size:  # rare: three standard deviations
                 continue
             used = sum(lengths)
             lengths += map(len, np.array_split(np.arange(self.size - used), self.more))

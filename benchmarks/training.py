@@ -246,8 +246,10 @@ def _packed_attention(
     bounds, longest = kw["cu_seq_lens_q"], int(kw["max_length_q"])
     causal = bool(getattr(module, "is_causal", False))
     q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
-    k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+    if (groups := q.shape[1] // k.shape[1]) > 1:
+        k, v = (t.repeat_interleave(groups, 1) for t in (k, v))
     if IS_CUDA:
+        q, k, v = (t.to(torch.bfloat16) for t in (q, k, v))
         from torch.nn.attention.varlen import varlen_attn
 
         window = (-1, 0) if causal else (-1, -1)
