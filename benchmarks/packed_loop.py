@@ -1,4 +1,4 @@
-"""A packed and compiled training loop as one writes it by hand, in under 100 lines.
+"""A packed and compiled training loop as one writes it by hand, in about 100 lines.
 
 Rows lie end to end in a buffer of a fixed size, so that nothing is padded but its end,
 and the compiled model sees one shape. It has no checkpoints, logs or evaluation.
