@@ -24,6 +24,7 @@ from flatout.engine.checkpoints.checkpoint_folder import (
     write_checkpoint,
 )
 from flatout.engine.checkpoints.checkpoint_writer import CheckpointWriter
+from flatout.engine.checkpoints.resume import check_identity
 from flatout.engine.checkpoints.shards import whole_tensor
 from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.runtime import set_up
@@ -332,3 +333,15 @@ def test_another_training_is_refused_before_its_model_is_built(tmp_path, monkeyp
     monkeypatch.setattr(loop, "assemble", None)
     with pytest.raises(CheckpointError, match=r"learning_rate: 0\.5 -> 0\.001"):
         loop.train(job, set_up(job.settings.runtime))
+
+
+def test_a_setting_that_an_earlier_version_did_not_have_was_at_its_default(tmp_path):
+    now = identity(make_job(tmp_path))
+    earlier = {n: v for n, v in now.items() if n != "train.focal_gamma"}
+    manifest = Manifest(4, 12, 1, earlier, None)
+    check_identity(tmp_path, manifest, now)
+    with pytest.raises(CheckpointError, match=r"focal_gamma: 0\.0 -> 2\.0"):
+        check_identity(tmp_path, manifest, {**now, "train.focal_gamma": 2.0})
+    manifest = Manifest(4, 12, 1, {**now, "train.removed": 3}, None)
+    with pytest.raises(CheckpointError, match=r"train\.removed: 3 -> 'absent'"):
+        check_identity(tmp_path, manifest, now)

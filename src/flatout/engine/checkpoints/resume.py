@@ -23,6 +23,8 @@ from flatout.engine.checkpoints.checkpoint_folder import (
     step_folders,
 )
 from flatout.engine.files.atomic_write import write_folder
+from flatout.engine.parameters import Settings
+from flatout.engine.parameters.common import by_path
 
 logger = logging.getLogger(__name__)
 
@@ -98,8 +100,11 @@ class Resume:
 
 
 def check_identity(folder: Path, found: Manifest, identity: dict[str, Any]) -> None:
-    """Raises CheckpointError if `folder` has a checkpoint of another training."""
-    if differences := differing(found.identity, identity):
+    """Raises CheckpointError if `folder` has a checkpoint of another training. A
+    setting that its version did not have was as its default is now."""
+    defaults = dict(by_path(Settings().model_dump(mode="json")))
+    unknown = {n: defaults[n] for n in identity if n in defaults}
+    if differences := differing({**unknown, **found.identity}, identity):
         raise CheckpointError(
             f"{folder} was made by another training (then -> now): "
             f"{'; '.join(differences)}. Set these back to go on with it, or set "
