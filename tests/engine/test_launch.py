@@ -126,8 +126,8 @@ def failure(rank=0, exit_code=1, message="", traceback="", time_s=0):
         ),
         (
             [
-                failure(0, 1, "DistBackendError: NCCL timeout", "t", 4),
-                failure(1, 1, "ValueError: bad batch 17", "File train.py\nbad", 5),
+                failure(0, 1, "DistBackendError: NCCL timeout", "t", 5.25),
+                failure(1, 1, "ValueError: bad batch 17", "File train.py\nbad", 5.0),
             ],
             RankError,
             "rank 1 failed: ValueError: bad batch 17\nFile train.py\nbad",
@@ -239,10 +239,10 @@ def test_agents_meet_at_machine_0(tmp_path):
         "rendezvous_endpoint": "node0:29500",
     }
     attempt = Attempt(make_job(tmp_path, distributed=distributed), 4, tmp_path)
-    assert attempt._rendezvous() == [
-        *("--nnodes=2", "--node-rank=1"),
-        *("--master-addr=node0", "--master-port=29500"),
-    ]
+    assert attempt._rendezvous() == {
+        **{"min_nodes": 2, "max_nodes": 2, "rdzv_backend": "static"},
+        **{"rdzv_endpoint": "node0:29500", "rdzv_configs": {"rank": 1}},
+    }
 
 
 def run_machines(folders, **differing):

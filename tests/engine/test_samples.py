@@ -171,7 +171,7 @@ def test_a_sweep_of_one_rate(kind, tmp_path):
     job = made(kind, tmp_path / "job", max_steps=2, epochs=1)
     swept = {
         "folder": str(tmp_path / "sweep"),
-        "storage": str(tmp_path / "sweep.journal"),
+        "storage": str(tmp_path / "sweep.db"),
         "grid": {"train.learning_rate": [0.01]},
     }
     dumped = job.settings.model_dump(mode="json")

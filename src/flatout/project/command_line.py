@@ -26,7 +26,7 @@ from flatout.places import project_path
 WRITTEN_LATER = "tuned"
 """The environment that a benchmark writes: not unknown where it is missing."""
 BEST = "best"
-"""The one that `kedro flatout best` writes."""
+"""The one that a sweep writes."""
 NO_SUCH = re.compile(r"Pipeline does not contain (nodes|datasets) named (\[.*\])")
 
 

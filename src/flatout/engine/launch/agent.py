@@ -1,9 +1,10 @@
-"""`python -m flatout.engine.launch.agent FOLDER ARGUMENTS`: starts a machine's ranks.
+"""`python -m flatout.engine.launch.agent FOLDER CONFIG MODULE`: starts the ranks.
 
-The same as `python -m torch.distributed.run ARGUMENTS`, but for three things: failures
-are left as FOLDER/failures.json, it ends when the process that started it is gone, and
-a SIGTERM or Ctrl-C is for that process and the ranks to answer: a scheduler sends it to
-all of them, and ranks that save must not be cut short from here.
+PyTorch's elastic launcher, with CONFIG as the fields of its LaunchConfig (JSON), runs
+`python -m MODULE FOLDER` in each rank. It leaves failures as FOLDER/failures.json and
+ends when the process that started it is gone. A SIGTERM or Ctrl-C is for that process
+and the ranks to answer: a scheduler sends it to all of them, and ranks that save must
+not be cut short from here.
 """
 
 from __future__ import annotations
@@ -11,26 +12,45 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from flatout.engine.machine.signals import STOPPING, die_with_parent
 
 FAILURES = "failures.json"
-SIGNALS_OPTION = "--signals-to-handle"
+SHUTDOWN_S = 30
+ONE_MACHINE = {"min_nodes": 1, "max_nodes": 1, "rdzv_backend": "c10d"}
+ONE_MACHINE |= {"rdzv_endpoint": "localhost:0", "run_id": "flatout"}
 
 
-def main(folder: Path, arguments: list[str]) -> int:
+def command(folder: Path, module: str, config: dict[str, Any]) -> list[str]:
+    """The command that starts an agent. `config`: `nproc_per_node`, and for several
+    machines what ONE_MACHINE has for one."""
+    agent = [sys.executable, "-m", __name__, str(folder)]
+    return [*agent, json.dumps({**ONE_MACHINE, **config}), module]
+
+
+def main(folder: Path, config: dict[str, Any], module: str) -> int:
     die_with_parent()
     for signum in STOPPING:  # a handler: ranks would inherit SIG_IGN
         signal.signal(signum, lambda *_: None)
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import get_args_parser, parse_args, run
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    if SIGNALS_OPTION in get_args_parser().format_help():  # not in PyTorch 2.11
-        arguments = [f"{SIGNALS_OPTION}=SIGHUP,SIGQUIT", *arguments]
+    (folder / "logs").mkdir(exist_ok=True)
+    options = {
+        "max_restarts": 0,
+        "logs_specs": DefaultLogsSpecs(log_dir=str(folder / "logs")),
+        "signals_to_handle": "SIGHUP,SIGQUIT",
+        "shutdown_timeout": SHUTDOWN_S,
+        **config,
+    }
+    known = {field.name for field in fields(LaunchConfig)}  # PyTorch 2.11 has fewer
+    launch = LaunchConfig(**{n: v for n, v in options.items() if n in known})
     try:
-        run(parse_args(arguments))  # type: ignore[no-untyped-call]
+        elastic_launch(launch, sys.executable)("-u", "-m", module, str(folder))
     except ChildFailedError as error:
         failures = [_described(rank, f) for rank, f in error.failures.items()]
         (folder / FAILURES).write_text(json.dumps(failures), encoding="utf-8")
@@ -40,15 +60,16 @@ def main(folder: Path, arguments: list[str]) -> int:
 
 def _described(rank: int, failure: Any) -> dict[str, Any]:
     data = failure.error_file_data.get("message", {})
-    more = data.get("extraInfo", {}) if isinstance(data, dict) else {}
+    data = data if isinstance(data, dict) else {}
+    more = data.get("extraInfo", {})
     return {
         "rank": rank,
         "exit_code": failure.exitcode,
-        "message": data.get("message", "") if isinstance(data, dict) else "",
+        "message": data.get("message", ""),
         "traceback": more.get("py_callstack", ""),
-        "time_s": failure.timestamp,
+        "time_s": more.get("time_s", failure.timestamp),
     }
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(Path(sys.argv[1]), sys.argv[2:]))
+    raise SystemExit(main(Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]))

@@ -1,7 +1,7 @@
 """Where training runs: in this process, or in one process a device.
 
 More than one device: this process touches none of them. It starts the ranks through
-torch.distributed.run, watches them, and reads the result that the main rank leaves.
+PyTorch's elastic launcher, watches them, and reads the result that rank 0 leaves.
 """
 
 from __future__ import annotations

@@ -64,6 +64,7 @@ def leave_error(error: Exception) -> None:
         "extraInfo": {
             "py_callstack": traceback.format_exc(),
             "timestamp": str(int(time.time())),
+            "time_s": time.time(),
         },
     }
     atomic_write.write_text(Path(named), json.dumps({"message": message}))

@@ -1,8 +1,8 @@
 """Watches the ranks of this machine: one attempt, from their start to their end.
 
-PyTorch's elastic agent starts them. Its `--max-restarts` is not used: it trains again
-after a wrong parameter too, with the same token budget where memory ran out, and sees
-no rank that hangs.
+PyTorch's elastic launcher starts them. Its restarts are not used: it trains again after
+a wrong parameter too, with the same token budget if memory ran out, and sees no rank
+that hangs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import psutil
 import flatout
 from flatout.engine.batches.global_batches import BudgetError
 from flatout.engine.checkpoints.checkpoint_folder import CheckpointError
-from flatout.engine.launch.agent import FAILURES
+from flatout.engine.launch.agent import FAILURES, command
 from flatout.engine.launch.rank import INTERRUPTED, SMALLER
 from flatout.engine.machine import environment
 from flatout.engine.machine.signals import Interrupted, StopSignals
@@ -48,7 +48,6 @@ POLL_S = 0.2
 SURVIVORS_GRACE_S = 5.0
 """Ranks left when one has died may end by themselves for so long."""
 STACKS_WAIT_S = 1.0
-SHUTDOWN_S = 30
 
 OF_THE_JOB: dict[str, type[Exception]] = {
     kind.__name__: kind
@@ -62,9 +61,6 @@ OF_THE_JOB: dict[str, type[Exception]] = {
     )
 }
 """Errors of what was asked for: another attempt would end in the same way."""
-
-# What ranks say when another one is gone: an effect, never the cause.
-_EFFECTS = ("connection", "broken pipe", "nccl", "gloo", "timed out", "timeout")
 
 
 class RankError(RuntimeError):
@@ -118,19 +114,11 @@ class Attempt:
             self._job.settings.runtime, processes
         )
         return subprocess.Popen(
-            [
-                *(
-                    sys.executable,
-                    "-m",
-                    "flatout.engine.launch.agent",
-                    str(self._folder),
-                ),
-                *self._rendezvous(),
-                f"--nproc-per-node={processes}",
-                f"--log-dir={self._folder / 'logs'}",
-                *_shutdown_option(),
-                *("-m", "flatout.engine.launch.rank", str(self._folder)),
-            ],
+            command(
+                self._folder,
+                "flatout.engine.launch.rank",
+                {"nproc_per_node": processes, **self._rendezvous()},
+            ),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C comes to this process, which passes it on
@@ -139,17 +127,18 @@ class Attempt:
             ),
         )
 
-    def _rendezvous(self) -> list[str]:
+    def _rendezvous(self) -> dict[str, Any]:
+        """Of several machines: they meet at the first one."""
         settings = self._settings
         if settings.num_machines == 1:
-            return ["--standalone"]
-        host, _, port = str(settings.rendezvous_endpoint).rpartition(":")
-        return [
-            f"--nnodes={settings.num_machines}",
-            f"--node-rank={settings.machine_rank}",
-            f"--master-addr={host}",
-            f"--master-port={port}",
-        ]
+            return {}
+        return {
+            "min_nodes": settings.num_machines,
+            "max_nodes": settings.num_machines,
+            "rdzv_backend": "static",
+            "rdzv_endpoint": settings.rendezvous_endpoint,
+            "rdzv_configs": {"rank": settings.machine_rank},
+        }
 
     def _watch(
         self, agent: subprocess.Popen[bytes], signals: StopSignals
@@ -245,13 +234,10 @@ class Attempt:
         return RankError(f"rank {rank} failed: {message}\n{failure['traceback']}")
 
 
-def _likeliest_cause(failure: dict[str, Any]) -> tuple[bool, bool, float, int]:
-    """A rank killed from outside, then the first error that is not about another
-    rank's absence."""
-    message = failure["message"].lower()
+def _likeliest_cause(failure: dict[str, Any]) -> tuple[bool, float, int]:
+    """A rank that a signal killed, then the earliest error: others follow from it."""
     killed = failure["exit_code"] < 0 and failure["exit_code"] != -signal.SIGTERM
-    effect = any(text in message for text in _EFFECTS)
-    return not killed, effect, failure["time_s"], failure["rank"]
+    return not killed, failure["time_s"], failure["rank"]
 
 
 def _stream(pipe: IO[bytes] | None) -> None:
@@ -281,12 +267,3 @@ def _kill_group(pid: int) -> None:
     """The process, which leads a group of its own, and its helpers."""
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-
-
-def _shutdown_option() -> list[str]:
-    """How long ranks have to leave; the launcher of PyTorch 2.11 has no such option."""
-    from torch.distributed.run import get_args_parser
-
-    known = get_args_parser().format_help()
-    name = "--shutdown-timeout"
-    return [f"{name}={SHUTDOWN_S}"] if name in known else []

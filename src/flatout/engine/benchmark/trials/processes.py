@@ -27,6 +27,7 @@ import psutil
 from flatout.engine.benchmark.trials.forks import SERVER, Running
 from flatout.engine.benchmark.trials.trial_spec import TrialSpec
 from flatout.engine.files.atomic_write import write_text
+from flatout.engine.launch import agent
 from flatout.engine.launch.job_files import JobFiles
 from flatout.engine.machine.container import available_memory_bytes
 from flatout.engine.machine.environment import (
@@ -162,13 +163,10 @@ def by_hand(spec: TrialSpec, folder: Path, variables: Mapping[str, str]) -> str:
 
 def command(spec: TrialSpec, folder: Path) -> list[str]:
     """What runs the trial, once a rank."""
-    trial = ["-m", MODULE, str(folder)]
     if spec.world_size == 1:
-        return [sys.executable, *trial]
-    # Unlike torch.distributed.run it ends with this process, and its ranks with it.
-    launcher = ["-m", "flatout.engine.launch.agent", str(folder), "--standalone"]
-    ranks = ["--nproc-per-node", str(spec.world_size)]
-    return [sys.executable, *launcher, *ranks, *trial]
+        return [sys.executable, "-m", MODULE, str(folder)]
+    # The agent ends with this process, and its ranks with it.
+    return agent.command(folder, MODULE, {"nproc_per_node": spec.world_size})
 
 
 def wait_for(
