@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 
 import pytest
 import torch
 from mlflow import MlflowClient
 
 from flatout import tracking
-from flatout.doctor.store import LATER, tracking_store
 from flatout.engine.launch.launch import run_job
 from flatout.engine.models.building import ModelError, build
 from flatout.engine.parameters import Settings
@@ -51,56 +48,9 @@ def login_server() -> Iterator[str]:
     server.server_close()
 
 
-def test_no_tracking_store(tmp_path):
-    found = tracking_store(None)
-    assert (found.status, found.finding, found.fix) == (
-        "warn",
-        f"none is named: {LATER}",
-        "set server.mlflow_tracking_uri in conf/base/mlflow.yml",
-    )
-    file = tmp_path / "mlflow.db"
-    found = tracking_store(f"sqlite:///{file}")
-    assert (found.status, found.finding) == (
-        "ok",
-        f"{file} will be made by the first run",
-    )
-    assert not file.exists()
-    found = tracking_store(str(tmp_path))
-    assert found.fix == "use sqlite:///.../mlflow.db, or a server"
-
-
-def test_a_locked_store(store):
-    file = Path(store.removeprefix("sqlite:///"))
-    assert tracking_store(store).finding == f"{file} can be written to"
-    lock = sqlite3.connect(file)
-    lock.execute("BEGIN EXCLUSIVE")
-    found = tracking_store(store)
-    lock.rollback()
-    lock.close()
-    assert (found.status, found.finding, found.fix) == (
-        "warn",
-        f"{file} is locked by another program: {LATER}",
-        f"end that program: lsof {file}",
-    )
-
-
-def test_a_store_that_is_another_file(tmp_path):
-    file = tmp_path / "mlflow.db"
-    file.write_text("not a database, " * 100)
-    found = tracking_store(f"sqlite:///{file}")
-    assert found.finding == f"{file}: file is not a database. {LATER}"
-    assert found.fix == f"move it away: mv {file} {file}.broken"
-
-
 @pytest.mark.timeout(60)
 def test_a_server_that_asks_for_a_login(login_server, tmp_path, caplog):
     tracking.prepare(login_server)
-    found = tracking_store(login_server, limit_s=60)  # it imports for seconds
-    assert (found.status, found.finding, found.fix) == (
-        "warn",
-        f"{login_server} asks for a login (401): {LATER}",
-        LOGIN,
-    )
     points = tmp_path / "train_metrics.jsonl"
     record = tracking.RunRecord(
         tracking_uri=login_server,
@@ -120,17 +70,6 @@ def test_a_server_that_asks_for_a_login(login_server, tmp_path, caplog):
         f"(401): {LOGIN}). Training goes on; every point is in {points}."
     )
     assert '"step": 1' in points.read_text()
-
-
-def test_a_server_that_says_nothing(tmp_path):
-    silent = HTTPServer(("127.0.0.1", 0), AsksForALogin)  # listens, never answers
-    uri = f"http://127.0.0.1:{silent.server_port}"
-    found = tracking_store(uri, limit_s=0.3)
-    silent.server_close()
-    assert (found.status, found.finding) == (
-        "warn",
-        f"{uri} gave no answer within 0.3 s: {LATER}",
-    )
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.engine.diagnosis.model import checkpoint
+from flatout.doctor.model import checkpoint
 from flatout.engine.models.building import ModelError, build
 from flatout.engine.models.model_keys import check_model_keys, model_key_faults
 from flatout.engine.parameters import ModelSettings, Settings, SettingsError

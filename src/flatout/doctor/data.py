@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 from kedro.io import DataCatalog, DatasetError
 
 from flatout.datasets import DocstringCorpus, TextFiles
+from flatout.doctor.finding import within
 from flatout.engine.data.columns import Columns, all_numbers, prose_beside
 from flatout.engine.data.raw_texts import (
     RawTexts,
@@ -19,8 +20,8 @@ from flatout.engine.data.raw_texts import (
 )
 from flatout.engine.data.rows import CheckedBatch, check_batch
 from flatout.engine.data.split import DEFAULT_TEXT_COLUMN
-from flatout.engine.diagnosis.finding import Finding, within
 from flatout.engine.files.atomic_folder import stored_key
+from flatout.engine.machine.checks import Finding
 from flatout.engine.parameters import Settings
 from flatout.engine.tasks import columns_of
 from flatout.engine.tokenizing.token_keys import changed_options

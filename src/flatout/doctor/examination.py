@@ -11,20 +11,20 @@ from kedro.framework.context import KedroContext
 from kedro.framework.session import KedroSession
 from kedro.io import DatasetError
 
-from flatout.doctor import data, store
-from flatout.engine.diagnosis import device, machine, model, ports
-from flatout.engine.diagnosis.finding import Check, Finding, examine, guarded
-from flatout.engine.diagnosis.installation import bytecode, versions
-from flatout.engine.diagnosis.startup import processes_here
-from flatout.engine.machine import environment
+from flatout.doctor import data, device, model
+from flatout.doctor.finding import Check, examine, guarded
+from flatout.doctor.versions import versions
+from flatout.engine.launch.startup import processes_here
+from flatout.engine.machine import checks, environment
+from flatout.engine.machine.checks import Finding
 from flatout.engine.machine.container import available_memory_bytes
+from flatout.engine.machine.driver import Driver, look_at_driver
 from flatout.engine.models.memory import GIB, estimate, guessed_tokens
 from flatout.engine.parameters import Settings
-from flatout.project.catalog_hooks import local_paths, store_in
+from flatout.project.catalog_hooks import local_paths
 from flatout.project.command_line import check_environment
 from flatout.project.parameters.hooks import checked_settings
 
-KEDRO_VIZ_PORT = 4141
 STOPS_A_RUN = (DatasetError,)
 """Errors of libraries that a run would end with too."""
 
@@ -47,8 +47,6 @@ class Patient:
         self._thread_variables = thread_variables
         self._context: KedroContext | None = None
         self.settings = Settings()
-        self._store: str | None = None
-        self._ui_port = 5000
 
     def load(self, env: str | None, params: dict[str, Any]) -> Finding:
         """Raises what makes a run with these options end before it begins."""
@@ -56,63 +54,41 @@ class Patient:
         session = KedroSession.create(env=env, runtime_params=params)
         context = session.load_context()
         self.settings = checked_settings(context)
-        self._store = context.mlflow.server.mlflow_tracking_uri
-        self._ui_port = int(context.mlflow.ui.port)
         self._context = context
         return Finding("parameters", "ok", f"valid (environment {env or 'local'})")
 
     def checks(self) -> dict[str, Check]:
-        settings, runtime = self.settings, self.settings.runtime
-        usable, count = environment.usable_cores(), processes_here(settings)
-        threads = partial(
-            machine.threads, runtime, self._thread_variables, usable, count
-        )
+        settings, folder = self.settings, self._folder
+        count = processes_here(settings)
+        runtime, before = settings.runtime, self._thread_variables
         return {
             "versions": versions,
-            "bytecode": bytecode,
-            "device": lambda: device.device(self.driver, self.torch),
-            "GPU memory": lambda: device.gpu_neighbours(self.driver),
-            "driver": lambda: device.driver_version(self.driver, self.torch),
-            "bf16": lambda: device.precision(self.torch, runtime),
-            "TF32": lambda: device.tf32(self.torch, runtime),
-            "flash attention": lambda: device.attention(
-                self.torch, runtime, settings.max_length
-            ),
+            "device": lambda: device.device(self.driver, self.torch, settings),
+            "GPU memory": lambda: checks.gpu_programs(self.driver),
             "compiler": lambda: device.compiler(self.torch, settings),
-            "NCCL": lambda: device.nccl(self.torch, count),
-            "threads": threads,
-            "cores": machine.cores,
-            "memory": machine.memory,
-            "/dev/shm": self._shared_memory,  # noqa: S108 - only its name
+            "threads": lambda: checks.threads(runtime, before, count),
+            checks.SHM: self._shared_memory,
             "disk": self._disk,
-            "disk speed": lambda: machine.disk_speed(self._folder),
+            "file system": lambda: checks.file_system(folder),
             **self._checks_of_the_catalog(),
-            f"port {self._ui_port}": lambda: ports.ui_port(
-                self._ui_port, "make ui", "kedro flatout ui"
-            ),
-            f"port {KEDRO_VIZ_PORT}": lambda: ports.ui_port(
-                KEDRO_VIZ_PORT, "make viz", "kedro viz run"
-            ),
-            "rendezvous": lambda: ports.rendezvous(settings.train.distributed),
         }
 
     def _checks_of_the_catalog(self) -> dict[str, Check]:
-        """Where there is one: the parameters can be read."""
+        """If there is one: the parameters can be read."""
         context, settings = self._context, self.settings
         if context is None:
-            names = ("tracking store", "data", "tokens", "model", "training memory")
+            names = ("data", "tokens", "model", "memory")
             return {name: partial(_unknown, name) for name in names}
         return {
-            "tracking store": lambda: self._tracking_store(context),
             "data": lambda: data.raw_rows(context.catalog, settings),
             "tokens": lambda: data.tokens(context.catalog, settings),
             "model": lambda: model.checkpoint(settings.model, self._config_or_none()),
-            "training memory": self._training_memory,
+            "memory": self._memory,
         }
 
     @cached_property
-    def driver(self) -> device.Driver | None:
-        return device.look_at_driver()
+    def driver(self) -> Driver | None:
+        return look_at_driver()
 
     @cached_property
     def torch(self) -> device.Torch:
@@ -141,37 +117,32 @@ class Patient:
         needed = shared_memory_bytes(
             train.loader, workers, train.global_batch_size, length
         )
-        return machine.shared_memory(
+        return checks.shared_memory(
             environment.free_shared_memory_bytes(), count * needed
         )
 
     def _disk(self) -> Finding:
         written = local_paths(self._context) if self._context else []
-        return machine.disk_space(self._folder, self._disk_bytes(), written)
+        return checks.disk_space(self._folder, self._disk_bytes(), written)
 
     def _disk_bytes(self) -> int:
         config = self._config_or_none() if self._context else None
         if config is None:
-            return machine.LEAST_FREE_BYTES
+            return checks.LEAST_FREE_BYTES
         keep = self.settings.train.checkpoint.keep
         return model.disk_bytes(config, self.settings.model.task, keep)
 
-    def _tracking_store(self, context: KedroContext) -> Finding:
-        # The login that a run would use, as kedro-mlflow finds it.
-        context.mlflow.connect(context).export_credentials()
-        needed = store_in(context, self.settings.data_dir)
-        return store.tracking_store(self._store, needed=bool(needed))
-
-    def _training_memory(self) -> Finding:
+    def _memory(self) -> Finding:
         config = self._config_or_none()
         if config is None:
-            return Finding("training memory", "ok", "unknown until the model is here")
+            return Finding("memory", "ok", "unknown until the model is here")
         train, ranks = self.settings.train, processes_here(self.settings)
         ranks *= train.distributed.num_machines
         shards = ranks if train.distributed.strategy == "fsdp" else 1
         name, size = "free RAM", available_memory_bytes()
         if self.torch.gpus > 0 and self.driver:
-            name, size = self.driver.gpus[0]
+            gpu = self.driver.gpus[0]
+            name, size = gpu.name, gpu.total_bytes
             limit_gib = self.settings.runtime.memory_limit_gib
             size = size if limit_gib is None else min(size, int(limit_gib * GIB))
         budget = self._token_budget(config, size, shards)

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from rich.table import Table
 from rich.text import Text
 
-from flatout.engine.diagnosis.finding import Finding
+from flatout.engine.machine.checks import Finding
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 

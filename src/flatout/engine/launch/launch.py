@@ -19,9 +19,9 @@ import xxhash
 
 from flatout.engine.checkpoints.checkpoint_folder import finish
 from flatout.engine.checkpoints.resume import open_named
-from flatout.engine.diagnosis.startup import warn_at_start
 from flatout.engine.launch.job_files import JobFiles, token_key, tokenizer_file
 from flatout.engine.launch.results import read_result, take_over, write_result
+from flatout.engine.launch.startup import warn_at_start
 from flatout.engine.launch.supervisor import Attempt, is_worth_another
 from flatout.engine.machine import environment
 from flatout.engine.machine.runtime import set_up

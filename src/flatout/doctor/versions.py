@@ -1,18 +1,15 @@
-"""Installed packages: within the ranges that flatout was tested with, and compiled."""
+"""Installed packages: within the ranges that flatout was tested with."""
 
 from __future__ import annotations
 
-import importlib.util
 import platform
-import sys
 from collections.abc import Iterable
 from importlib import metadata
-from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from flatout.engine.diagnosis.finding import Finding
+from flatout.engine.machine.checks import Finding
 
 SHOWN = ("torch", "transformers", "kedro", "mlflow")
 INSTALL = "pip install -c requirements.lock -e ."
@@ -58,23 +55,3 @@ def version_of(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def bytecode(package: str = "torch", *, forbidden: bool | None = None) -> Finding:
-    """`forbidden`: Python keeps no bytecode (PYTHONDONTWRITEBYTECODE); by default as
-    in this process. Nothing is imported."""
-    found = importlib.util.find_spec(package)
-    if found is None or found.origin is None:
-        return Finding("bytecode", "ok", f"{package} has no source to compile")
-    if Path(importlib.util.cache_from_source(found.origin)).exists():
-        return Finding("bytecode", "ok", f"{package} is compiled")
-    if not (sys.dont_write_bytecode if forbidden is None else forbidden):
-        return Finding("bytecode", "ok", f"{package} is compiled on its first import")
-    folder = Path(found.origin).parents[1]
-    return Finding(
-        "bytecode",
-        "warn",
-        "PYTHONDONTWRITEBYTECODE is set and nothing is compiled: every command, worker "
-        "and rank compiles its packages again, for seconds",
-        f"unset it, or once: python -m compileall -q -j 0 {folder}",
-    )

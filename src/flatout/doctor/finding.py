@@ -1,27 +1,14 @@
-"""What a check found, and checks that cannot hurt their caller."""
+"""Checks that cannot hurt their caller."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-Status = Literal["ok", "warn", "fail"]
+from flatout.engine.machine.checks import Finding, Status
+
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A row of the table."""
-
-    check: str
-    status: Status
-    finding: str
-    fix: str = ""
-    """What to do; empty where nothing is."""
-
-
 Check = Callable[[], "Finding | list[Finding]"]
 Known = tuple[type[Exception], ...]
 

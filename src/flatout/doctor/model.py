@@ -7,9 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from flatout.engine.diagnosis.finding import Finding
-from flatout.engine.diagnosis.machine import LEAST_FREE_BYTES, gib
 from flatout.engine.families import families
+from flatout.engine.machine.checks import LEAST_FREE_BYTES, Finding, gib
 from flatout.engine.models.memory import Estimate, count_parameters
 from flatout.engine.models.model_keys import (
     INHERITED,
@@ -114,11 +113,11 @@ def judge_memory(found: Estimate, available: int, where: str) -> Finding:
     )
     if found.states > available:
         fix = "train.distributed.strategy: fsdp on several GPUs, or a smaller model"
-        return Finding("training memory", "fail", text, fix)
+        return Finding("memory", "fail", text, fix)
     if found.total > available:
         fix = (
             "lower train.token_budget (kedro run --pipelines=benchmark finds the "
             "largest that fits), or set train.gradient_checkpointing: true"
         )
-        return Finding("training memory", "warn", text, fix)
-    return Finding("training memory", "ok", text)
+        return Finding("memory", "warn", text, fix)
+    return Finding("memory", "ok", text)

@@ -1,0 +1,107 @@
+"""The device, and what torch.compile needs on it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from flatout.engine.machine import environment
+from flatout.engine.machine.checks import Finding, gib
+from flatout.engine.machine.driver import Driver
+from flatout.engine.parameters import Settings
+
+COMPILERS = ("g++", "gcc", "clang++", "clang")
+
+
+@dataclass(frozen=True)
+class Torch:
+    """What PyTorch says. `cuda`: what it was built for, None for CPUs alone; `gpus`:
+    how many it can use."""
+
+    version: str
+    cuda: str | None
+    gpus: int
+    fast_bf16: bool
+    compilers: tuple[str, ...]
+    triton: bool
+
+
+def look_at_torch() -> Torch:
+    """Imports torch: the environment must be set by now."""
+    import torch
+
+    from flatout.engine.machine.runtime import fast_bf16
+
+    there = torch.cuda.is_available()
+    return Torch(
+        version=torch.__version__,
+        cuda=torch.version.cuda,
+        gpus=torch.cuda.device_count() if there else 0,
+        fast_bf16=fast_bf16(torch.device("cuda" if there else "cpu")),
+        compilers=tuple(name for name in COMPILERS if shutil.which(name)),
+        triton=find_spec("triton") is not None,
+    )
+
+
+def device(driver: Driver | None, torch: Torch, settings: Settings) -> Finding:
+    """What training computes on, its driver, and its precision."""
+    if driver and torch.cuda and driver.cuda[0] < int(torch.cuda.split(".")[0]):
+        # Within a major version, an older driver runs what a newer CUDA built.
+        newest = f"{driver.cuda[0]}.{driver.cuda[1]}"
+        text = (
+            f"driver {driver.version} runs CUDA up to {newest}; PyTorch is built for "
+        )
+        fix = f"update the driver, or install PyTorch for CUDA {newest}"
+        return Finding("device", "fail", f"{text}{torch.cuda}", fix)
+    if driver and driver.gpus and not torch.gpus:
+        text = (
+            f"{driver.gpus[0].name} is there, and PyTorch {torch.version} cannot use it"
+        )
+        fix = "look at CUDA_VISIBLE_DEVICES, and at what nvidia-smi says"
+        if torch.cuda is None:
+            fix = (
+                "install PyTorch for CUDA (pytorch.org/get-started), this one has none"
+            )
+        return Finding("device", "fail", text, fix)
+    return _precision(_named(driver, torch), torch, settings.runtime.precision)
+
+
+def _named(driver: Driver | None, torch: Torch) -> str:
+    if not torch.gpus:
+        return f"{environment.cpu_name()}, {environment.usable_cores()} cores, no GPU"
+    if not driver:
+        return f"{torch.gpus} GPUs, no word from the driver"
+    gpu = driver.gpus[0]
+    return (
+        f"{torch.gpus} x {gpu.name}, {gib(gpu.total_bytes)} each, driver "
+        f"{driver.version}"
+    )
+
+
+def _precision(text: str, torch: Torch, wanted: str) -> Finding:
+    fix = "set runtime.precision: auto"
+    if wanted == "fp16" and not torch.gpus:
+        return Finding("device", "fail", f"{text}; fp16 needs a GPU", fix)
+    if wanted == "bf16" and not torch.fast_bf16:
+        return Finding("device", "warn", f"{text}; bf16 is slow on it", fix)
+    if wanted == "fp32" and torch.fast_bf16:
+        return Finding("device", "warn", f"{text}; bf16 is fast on it", fix)
+    return Finding("device", "ok", text)
+
+
+def compiler(torch: Torch, settings: Settings) -> Finding:
+    """What torch.compile needs: on a GPU Triton and a C compiler, else a C++ one."""
+    wanted = settings.train.compile
+    gpu = torch.gpus > 0
+    used = gpu if wanted == "auto" else bool(wanted)
+    there = [*(["triton"] if torch.triton and gpu else []), *torch.compilers]
+    text = ", ".join(there) or "none"
+    if not used:
+        return Finding("compiler", "ok", f"{text}; train.compile: {wanted} needs none")
+    if gpu and not torch.triton:
+        return Finding("compiler", "fail", "Triton is missing", "pip install triton")
+    if any(gpu or name.endswith("++") for name in torch.compilers):
+        return Finding("compiler", "ok", text)
+    fix = "install one (apt install g++), or set train.compile: false"
+    return Finding("compiler", "fail", f"{text}: torch.compile needs one", fix)

@@ -1,0 +1,141 @@
+"""Checks of the machine that need no torch: the doctor's, and those of each start."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from flatout.engine.files.writable import ELSEWHERE, first_fault
+from flatout.engine.machine import environment
+from flatout.engine.machine.container import CONTROL_GROUP, quota_cores
+from flatout.engine.machine.driver import Driver
+from flatout.engine.parameters import RuntimeSettings
+
+HELD_BYTES = 2**30
+"""More than the driver and a desktop hold of an idle GPU."""
+LEAST_FREE_BYTES = 2**30
+LEAST_CORES = 1.5
+NETWORK_FILE_SYSTEMS = (
+    *("afs", "ceph", "cifs", "fuse.sshfs", "gpfs", "lustre", "nfs", "smb"),
+)
+SHM = "/dev/shm"  # noqa: S108 - only its name
+
+Status = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A row of the doctor's table. `fix`: what to do; empty if nothing is."""
+
+    check: str
+    status: Status
+    finding: str
+    fix: str = ""
+
+
+def gib(count: float) -> str:
+    """`1.5 GiB`"""
+    return f"{count / 2**30:.1f} GiB"
+
+
+def gpu_programs(driver: Driver | None) -> Finding:
+    """What other programs hold of the GPUs, before this one has used any."""
+    held = [
+        f"GPU {index}: {gib(gpu.used_bytes)} of {gib(gpu.total_bytes)} are held"
+        f"{_by(gpu.programs)}"
+        for index, gpu in enumerate(driver.gpus if driver else ())
+        if gpu.used_bytes > HELD_BYTES
+    ]
+    if not held:
+        return Finding("GPU memory", "ok", "no other program holds any")
+    fix = "end those programs, or choose other GPUs: CUDA_VISIBLE_DEVICES=..."
+    return Finding("GPU memory", "warn", "; ".join(held), fix)
+
+
+def _by(pids: tuple[int, ...]) -> str:
+    return f" by process {', '.join(map(str, pids))}" if pids else ""
+
+
+def threads(
+    settings: RuntimeSettings,
+    before: Mapping[str, str],
+    processes: int = 1,
+    folder: Path = CONTROL_GROUP,
+) -> Finding:
+    """Threads of OMP and MKL against the cores that a container leaves; `before`: the
+    variables as the shell set them, which the parameters replace."""
+    usable, quota = environment.usable_cores(), quota_cores(folder)
+    count = environment.resolve_threads(settings, processes)
+    text = f"{count} a process (runtime.threads: {settings.threads}), {usable} cores"
+    if quota is not None:
+        text += f", the container may use {quota:g} of them"
+    if replaced := [f"{n}={v}" for n, v in before.items() if v != str(count)]:
+        text += f"; {' and '.join(replaced)} of the shell do not count"
+    if count * processes > usable:
+        text += f"; {count * processes} threads in all"
+        fix = f"set runtime.threads: auto, or at most {max(1, usable // processes)}"
+        return Finding("threads", "warn", text, fix)
+    if quota is not None and quota < LEAST_CORES:
+        return Finding("threads", "warn", text, "give it more (docker run --cpus=4)")
+    return Finding("threads", "ok", text)
+
+
+def shared_memory(free: int | None, needed: int) -> Finding:
+    """Bytes of /dev/shm that are free, and that the loader's workers fill."""
+    if free is None:
+        return Finding(SHM, "ok", "there is none")
+    text = (
+        f"{free / 2**20:.0f} MiB free, the loader's workers need {needed / 2**20:.0f}"
+    )
+    if needed <= free:
+        return Finding(SHM, "ok", text)
+    fix = (
+        "lower train.loader.num_workers or prefetch_factor, or give the container more "
+        "(docker run --shm-size=8g)"
+    )
+    return Finding(SHM, "fail", text, fix)
+
+
+def disk_space(
+    folder: Path, needed: int = LEAST_FREE_BYTES, written: Iterable[Path] = ()
+) -> Finding:
+    """Free bytes where `folder` is or will be; `needed`: for checkpoints, models.
+    `written`: what a run writes besides."""
+    there = existing(folder)
+    free = shutil.disk_usage(there).free
+    text = f"{gib(free)} free in {there}, checkpoints and models need {gib(needed)}"
+    if fault := first_fault([folder, *written]):
+        return Finding("disk", "fail", fault, ELSEWHERE)
+    fix = f"free space, or keep the data elsewhere ({ELSEWHERE})"
+    if free >= 2 * needed:
+        return Finding("disk", "ok", text)
+    return Finding("disk", "fail" if free < needed else "warn", text, fix)
+
+
+def file_system(folder: Path) -> Finding:
+    """Token rows and checkpoints on a network's disk slow the loader and each save."""
+    there = existing(folder)
+    kind = "unknown"
+    for mount in sorted(psutil.disk_partitions(all=True), key=_depth):
+        if there.is_relative_to(mount.mountpoint):
+            kind = mount.fstype  # of the longest path above it
+    if not kind.lower().startswith(NETWORK_FILE_SYSTEMS):
+        return Finding("file system", "ok", f"{there} is on {kind}")
+    fix = "keep data_dir on a local disk, or save less often (train.checkpoint)"
+    return Finding("file system", "warn", f"{there} is on a network ({kind})", fix)
+
+
+def _depth(mount: Any) -> int:
+    return len(mount.mountpoint)
+
+
+def existing(folder: Path) -> Path:
+    """`folder`, or the nearest folder above it that is there."""
+    return next(
+        p for p in (folder.absolute(), *folder.absolute().parents) if p.is_dir()
+    )

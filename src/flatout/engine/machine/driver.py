@@ -1,0 +1,58 @@
+"""What the NVIDIA driver says, without CUDA and without PyTorch."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """`programs`: process ids that compute on it."""
+
+    name: str
+    total_bytes: int
+    used_bytes: int = 0
+    programs: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Driver:
+    """`cuda`: the newest that it runs."""
+
+    version: str
+    cuda: tuple[int, int]
+    gpus: tuple[Gpu, ...]
+
+
+def look_at_driver() -> Driver | None:
+    """None if no driver answers."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    cuda = pynvml.nvmlSystemGetCudaDriverVersion()
+    count = pynvml.nvmlDeviceGetCount()
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+    return Driver(
+        version=str(pynvml.nvmlSystemGetDriverVersion()),
+        cuda=(cuda // 1000, cuda % 1000 // 10),
+        gpus=tuple(map(_gpu, handles)),
+    )
+
+
+def _gpu(handle: Any) -> Gpu:
+    import pynvml
+
+    memory, programs = pynvml.nvmlDeviceGetMemoryInfo(handle), []
+    with suppress(pynvml.NVMLError):  # a container may not be told
+        programs = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    return Gpu(
+        name=str(pynvml.nvmlDeviceGetName(handle)),
+        total_bytes=int(memory.total),
+        used_bytes=int(memory.used),
+        programs=tuple(sorted(int(process.pid) for process in programs)),
+    )
