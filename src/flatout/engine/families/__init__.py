@@ -55,11 +55,12 @@ def family_of(config: Any) -> Family:
 
 
 def family_of_type(kind: str | None) -> Family:
-    """As `family_of`, of a model type."""
+    """As `family_of`, of a model type. One of the user's own goes before ours."""
     from flatout.engine.families._family import Family
 
-    found = (family for family in families() if kind in family.model_types)
-    return next(found, Family())
+    found = [family for family in families() if kind in family.model_types]
+    own = [one for one in found if not type(one).__module__.startswith(__name__)]
+    return next(iter([*reversed(own), *found]), Family())
 
 
 def import_own(settings: ModelSettings) -> None:

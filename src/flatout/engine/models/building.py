@@ -281,7 +281,21 @@ def _load_fault(settings: ModelSettings, error: Exception) -> str:
     )
 
 
+def _check_rope(config: Any, max_length: int) -> None:
+    """Raises SettingsError if a row's positions depend on the longest row beside it."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kind, known = rope.get("rope_type"), rope.get("original_max_position_embeddings")
+    limit = known or getattr(config, "max_position_embeddings", None)
+    if kind in ("dynamic", "longrope") and limit and max_length > limit:
+        raise SettingsError(
+            f"tokenize.max_length={max_length}: with rope_type {kind} positions are "
+            f"others for all rows of a batch once one of them has over {limit} tokens, "
+            f"so that answers depend on the batch: set it to at most {limit}"
+        )
+
+
 def _check_positions(config: Any, max_length: int) -> None:
+    _check_rope(config, max_length)
     usable = usable_positions(config.to_dict())
     if usable is None or max_length <= usable:
         return
