@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flatout.engine.families import family_of, packable
+from flatout.engine.families import family_of, packable, usable_positions
 from flatout.engine.families._family import Family
 from flatout.engine.models.building import ModelError
 from flatout.engine.parameters.faults import first_line
@@ -88,7 +88,8 @@ def _padding_fault(model: Any, *, one_a_row: bool) -> str | None:
     was_training = model.training
     model.eval()
     try:
-        rows = [_probe(model, length) for length in PROBED]
+        most = usable_positions(model.config.to_dict()) or max(PROBED)
+        rows = [_probe(model, length) for length in PROBED if length <= most]
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             alone = [_outputs(model, [row])[0] for row in rows]
             together = _outputs(model, rows)

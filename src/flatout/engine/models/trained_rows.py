@@ -79,13 +79,14 @@ class TrainedRows:
 
 def row_hashes(rows: SplitRows) -> Hashes:
     """(N,) of what the model is given of each row, labels left out; of joined texts
-    (documents,)."""
-    parts, numbers = rows.sequences(np.arange(len(rows)))
-    found = [
-        xxhash.xxh3_64_intdigest(np.ascontiguousarray(view))
-        for view in _views(parts, numbers)
-    ]
-    return np.array(found, np.uint64)
+    (documents,), of images that are files of these."""
+    if "encoded" in rows.column_names:
+        files = rows.table.column("encoded")
+        views: Iterator[Any] = (file.as_buffer() for file in files)
+    else:
+        parts, numbers = rows.sequences(np.arange(len(rows)))
+        views = map(np.ascontiguousarray, _views(parts, numbers))
+    return np.array([xxhash.xxh3_64_intdigest(view) for view in views], np.uint64)
 
 
 def _views(parts: Any, numbers: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
