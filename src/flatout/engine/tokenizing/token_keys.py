@@ -53,7 +53,7 @@ def token_key(tokens: Any) -> str:
 def keys_of(splits: Mapping[str, Any]) -> dict[str, str | None]:
     """Digests of the keys beside the rows of each split, as they are on the disk."""
     found = {name: key_of(rows) for name, rows in splits.items()}
-    return {name: key and key.digest for name, key in found.items()}
+    return {name: key.digest if key else None for name, key in found.items()}
 
 
 def tell_replaced(keys: Mapping[str, str | None], splits: Mapping[str, Any]) -> None:

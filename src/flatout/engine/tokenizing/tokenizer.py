@@ -238,7 +238,9 @@ def _tells_apart(model: ModelSettings) -> bool:
 
 
 def _training_version(model: ModelSettings) -> int:
-    return (byte_pieces if _writes(model) else word_pieces).FORMAT_VERSION
+    if _writes(model):
+        return byte_pieces.FORMAT_VERSION
+    return word_pieces.FORMAT_VERSION
 
 
 def _writes(model: ModelSettings) -> bool:
