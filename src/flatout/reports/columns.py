@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 CONSOLE, PAGE, PICKS = "console", "page", "picks"
 
@@ -52,11 +54,17 @@ COLUMNS = (
 ONLY_IF_THEY_DIFFER = frozenset({"prefetch_factor", "pin_memory", "world_size"})
 
 
-def columns_of(place: str) -> dict[str, str]:
-    """Column names by heading."""
-    return {one.head: one.name for one in COLUMNS if place in one.shown}
+def columns_of(place: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Column names by heading, of those that say anything about these rows."""
+    shown = {one.head: one.name for one in COLUMNS if place in one.shown}
+    if not rows:
+        return shown
+    return {
+        head: name
+        for head, name in shown.items()
+        if _is_told(name, {row[name] for row in rows})
+    }
 
 
-def is_told(name: str, values: set[object]) -> bool:
-    """Whether a column with these values says anything."""
+def _is_told(name: str, values: set[object]) -> bool:
     return len(values) > 1 if name in ONLY_IF_THEY_DIFFER else values != {None}

@@ -23,7 +23,7 @@ from flatout.engine.launch.job_files import JobFiles
 from flatout.engine.machine.signals import Interrupted
 from flatout.engine.parameters import Settings
 from flatout.reports.answer import chart
-from flatout.reports.columns import CONSOLE, columns_of, is_told
+from flatout.reports.columns import CONSOLE, columns_of
 from flatout.reports.markdown import counted
 from flatout.reports.report import findings_text
 
@@ -43,19 +43,15 @@ def table(
     trials: Sequence[TrialResult], best: str | None = None, title: str | None = None
 ) -> Table:
     """Aligned, a line a trial; the line of `best` (a trial_id) is marked."""
-    shown = [
-        (head, name)
-        for head, name in columns_of(CONSOLE).items()
-        if not trials or is_told(name, {getattr(trial, name) for trial in trials})
-    ]
+    shown = columns_of(CONSOLE, [trial.as_row() for trial in trials])
     result = Table(title=title, title_justify="left", header_style="bold", box=None)
     result.add_column("trial")
-    for head, _ in shown:
+    for head in shown:
         result.add_column(head, justify="right", no_wrap=True)
     result.add_column("status")
     result.add_column("", overflow="fold")
     for trial in trials:
-        cells = [_shown(trial, name) for _, name in shown]
+        cells = [_shown(trial, name) for name in shown.values()]
         mark = MARKS.get(trial.status, Text(trial.status))
         chosen = trial.trial_id == best
         remark = "; ".join(part for part in (trial.label, trial.note) if part)

@@ -9,7 +9,7 @@ import pandas as pd
 import yaml
 
 from flatout.reports.answer import chart
-from flatout.reports.columns import PAGE, PICKS, columns_of, is_told
+from flatout.reports.columns import PAGE, PICKS, columns_of
 from flatout.reports.comparisons import ladder_text, loader_text, scaling_text
 from flatout.reports.durations import time_to_train_text
 from flatout.reports.markdown import (
@@ -113,7 +113,7 @@ def _recommendation(summary: Mapping[str, Any]) -> str:
         return _nothing(summary)
     gib = summary["memory_gib"]
     rows = [_pick_row(name, row, gib) for name, row in picks.items()]
-    chosen = table(rows, columns_of(PICKS))
+    chosen = table(rows, columns_of(PICKS, rows))
     return section("Recommended", chosen, _advice(summary), _to_paste(summary))
 
 
@@ -207,12 +207,7 @@ def _trials(trials: pd.DataFrame) -> str:
     if trials.empty:
         return ""
     rows = trials.astype(object).where(trials.notna(), None).to_dict("records")
-    columns = {
-        head: name
-        for head, name in columns_of(PAGE).items()
-        if is_told(name, {row[name] for row in rows})
-    }
-    return section("Trials", table(rows, columns))
+    return section("Trials", table(rows, columns_of(PAGE, rows)))
 
 
 def _profile(summary: Mapping[str, Any]) -> str:
