@@ -112,8 +112,8 @@ def test_leaks_are_reported_with_their_rows_and_dropped_where_asked(
     assert report["texts_in_two_splits"] == 2
     shown = {
         csv_files: [
-            ["line train/data.csv:10", "line test/data.csv:5"],
-            ["line train/data.csv:22", "line validation/data.csv:4"],
+            ["row train/data.csv:8", "row test/data.csv:3"],
+            ["row train/data.csv:20", "row validation/data.csv:2"],
         ],
         one_table: [["row 8", "row 72"], ["row 20", "row 62"]],
     }

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 from dataclasses import replace
 
 import datasets
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from flatout.engine.data.columns import Columns
 from flatout.engine.data.raw_texts import RawTextsError, open_raw_texts
+from flatout.engine.data.readers.text_files import TextFiles
 from flatout.engine.data.row_hashes import one_form
 from flatout.engine.data.rows import check_batch
+from flatout.engine.data.split import SplitError
+from flatout.engine.data.split_recipes import plan_split
 from flatout.engine.parameters import SplitSettings
 
 CLASSES = Columns("text", None, "label", None)
@@ -288,3 +294,121 @@ def test_near_duplicates_differ_in_case_space_and_composition_alone():
     forms = {one_form(text) for text in ("Stra\xdfe  caf\xe9", " STRASSE\tCafe\u0301")}
     assert len(forms) == 1
     assert one_form("a b") != one_form("ab")
+
+
+DAYS = [datetime.date(2026, 1, n) for n in (1, 2)]
+TIMES = [datetime.datetime(2026, 1, n, 12) for n in (1, 2)]
+ODD_TYPES = {
+    "date": pa.array(DAYS),
+    "timestamp": pa.array(TIMES),
+    "duration": pa.array([datetime.timedelta(n) for n in (1, 2)]),
+    "time": pa.array([datetime.time(n) for n in (1, 2)]),
+    "struct": pa.array([{"a": 1, "b": "x"}, {"a": 2, "b": None}]),
+    "list": pa.array([["x"], ["y", "z"]]),
+    "list of structs": pa.array([[{"a": 1}], []]),
+    "map": pa.array([[("k", 1)], []], pa.map_(pa.string(), pa.int64())),
+    "decimal": pa.array([decimal.Decimal("1.5"), decimal.Decimal("2.5")]),
+    "view": pa.array(["train", "test"], pa.string_view()),
+    "bytes": pa.array([b"train", b"\xff\xfe"]),
+    "few bytes": pa.array([b"ab", b"\xff\xfe"], pa.binary(2)),
+    "null": pa.nulls(2),
+    "bool": pa.array([True, False]),
+    "half": pa.array(np.array([1, 2.5], np.float16)),
+}
+NUMBERS = replace(CLASSES, label_type=pa.float64())
+LISTS = replace(CLASSES, label_type=pa.list_(pa.string()))
+
+
+@pytest.mark.parametrize("name", list(ODD_TYPES))
+@pytest.mark.parametrize("column", ["text", "label", "who", "part"])
+def test_a_column_of_whatever_type_is_read_or_rejected(tmp_path, column, name):
+    """From a table as from a Parquet file of it, of one digest each time."""
+    good = {"text": ["a", "b"], "label": ["x", "y"], "who": ["p", "q"]}
+    table = pa.table({**good, "part": ["train", "test"], column: ODD_TYPES[name]})
+    kinds = [CLASSES, NUMBERS, LISTS] if column == "label" else [CLASSES]
+    for one in kinds:
+        columns = replace(one, group="who", split="part")
+        rows, rejected = checked(table, columns)
+        assert {row["source_row"] for row in rows} | rejected.keys() == {0, 1}
+    raw = open_raw_texts(table)
+    assert raw.digest(columns.names) == raw.digest(columns.names)
+    other = open_raw_texts(table.take([1, 0]) if name != "view" else table)
+    same = name in ("null", "view")
+    assert (raw.digest([column]) == other.digest([column])) == same
+    if name in ("view", "half"):
+        return
+    pq.write_table(table, tmp_path / "a.parquet")
+    same = checked(TextFiles(tmp_path / "a.parquet"), columns)[1]
+    assert same.keys() == rejected.keys()
+
+
+NAMES = datasets.ClassLabel(names=["n", "p"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "found"),
+    [
+        (datasets.List(NAMES), [[0, 1], [], None, [1, -1]], [["n", "p"], []]),
+        (datasets.List(datasets.Value("int64")), [[0, 12], None], [["0", "12"]]),
+        (datasets.Value("string"), ["[0, 12]", "[0.5]"], [["0", "12"]]),
+        (NAMES, [1, -1], None),
+    ],
+)
+def test_lists_of_class_numbers_are_lists_of_names(kind, given, found):
+    texts = [f"t{n}" for n in range(len(given))]
+    features = datasets.Features({"text": datasets.Value("string"), "label": kind})
+    data = datasets.Dataset.from_dict({"text": texts, "label": given}, features)
+    rows, _ = checked(data, LISTS if found else CLASSES)
+    assert [row["label"] for row in rows] == (found or ["p"])
+
+
+def test_intervals_of_pandas_are_named_as_it_shows_them():
+    numbers = pd.Series([1.0, 9.0, None])
+    frame = pd.DataFrame({"text": list("abc"), "label": pd.cut(numbers, [0, 5, 10])})
+    rows, rejected = checked(frame)
+    assert [row["label"] for row in rows] == ["(0, 5]", "(5, 10]"]
+    assert rejected == {2: "label is missing"}
+
+
+def test_frames_of_other_makes_and_without_a_header():
+    class DataFrame:
+        def to_arrow(self):
+            return pa.table({"text": ["a"], "label": ["x"]})
+
+    assert checked(DataFrame())[0][0]["label"] == "x"
+    plain = pd.DataFrame([["a", "x"], ["b", "y"]])
+    rows, _ = checked(plain, Columns("0", None, "1", None))
+    assert [row["label"] for row in rows] == ["x", "y"]
+
+
+@pytest.mark.parametrize("text", ["\u200b\u200d", "\ufeff", " \u2060\xa0", "\u3000"])
+def test_a_text_that_nobody_can_see_is_empty(text):
+    frame = pd.DataFrame({"text": [text, "a\u200b"], "label": "x"})
+    assert checked(frame)[1] == {0: "text is empty"}
+
+
+def test_flags_may_be_words():
+    frame = pd.DataFrame({"text": ["a", "b"], "p": ["True", "FALSE"], "q": ["1", "x"]})
+    columns = Columns("text", None, None, None, pa.list_(pa.string()), ("p", "q"))
+    rows, rejected = checked(frame, columns)
+    assert rows[0]["label"] == ["p", "q"]
+    assert rejected == {1: "q is neither 0 nor 1"}
+
+
+def test_what_a_column_in_a_folders_name_and_a_saved_data_set_say(tmp_path):
+    folder = tmp_path / "hive" / "label=good"
+    folder.mkdir(parents=True)
+    pq.write_table(pa.table({"text": ["a"]}), folder / "a.parquet")
+    with pytest.raises(RawTextsError, match=r"\(label=good\) are not read: add"):
+        CLASSES.check_present(TextFiles(tmp_path / "hive"))
+    datasets.Dataset.from_dict({"text": ["a"]}).save_to_disk(tmp_path / "saved")
+    with pytest.raises(RawTextsError, match=r"of type flatout\.datasets\.KeyedArrow"):
+        _ = TextFiles(tmp_path / "saved").files
+
+
+def test_classes_that_are_numbers_are_asked_about():
+    labels = np.random.default_rng(0).normal(size=300)
+    frame = pd.DataFrame({"text": [f"t{n}" for n in range(300)], "label": labels})
+    plan = plan_split(open_raw_texts(frame), CLASSES, SplitSettings())
+    with pytest.raises(SplitError, match=r"are 300 numbers: model\.task: regression"):
+        plan["train_rows"].to_dataset()

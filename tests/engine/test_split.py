@@ -194,8 +194,8 @@ def test_a_split_that_is_made_says_why_rows_were_rejected(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         recipes["split_report"].value()
     assert "; 3 rejected, 0 duplicates\n" in caplog.text
-    assert "  rejected 2 x label is empty: lines 5, 9 of reviews.csv, " in caplog.text
-    assert "  rejected 1 x text is empty: lines 11 of reviews.csv" in caplog.text
+    assert "  rejected 2 x label is empty: rows 3, 7 of reviews.csv " in caplog.text
+    assert "  rejected 1 x text is empty: rows 9 of reviews.csv" in caplog.text
 
 
 def test_too_many_rejected_rows_stop_the_run_with_reasons_and_rows():
@@ -226,7 +226,6 @@ def test_labels_of_mixed_types():
         {
             "source": "raw_texts",
             "row": 599,
-            "line": None,
             "reason": "label is text where most labels are numbers",
             "excerpt": "two",
         }
@@ -286,7 +285,7 @@ def test_a_label_seen_once_in_a_folder_is_named_with_its_shard(tmp_path):
 
 def test_many_reasons_are_cut_to_the_most_frequent():
     reasons = [f"reason {i:02}" for i in range(30)]
-    columns = [["raw_texts"] * 30, range(30), [None] * 30, reasons, ["it's"] * 30]
+    columns = [["raw_texts"] * 30, range(30), reasons, ["it's"] * 30]
     rejected = pa.table(columns, schema=REJECTED_SCHEMA)
     report = {"rows_in": 30, "rejected": 30}
     report["rejected_by_reason"] = dict.fromkeys(reasons, 1)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flatout.engine.data.raw_texts import Kind, RawBatch, name_of
+from flatout.engine.files.content_key import plain_values
 
 Mask = npt.NDArray[np.bool_]
 Check = tuple[Mask, str]
@@ -23,16 +24,9 @@ def mask_of(array: Any) -> Mask:
     return mask
 
 
-def plain(array: Any) -> Any:
-    """Values in place of numbers of a dictionary."""
-    if pa.types.is_dictionary(array.type):
-        return array.dictionary_decode()
-    return array
-
-
 def named(array: Any) -> Any:
-    """Values as `plain` gives them, null in place of NaN."""
-    array = plain(array)
+    """Values as `plain_values` gives them, null in place of NaN."""
+    array = plain_values(array)
     missing = array.is_null(nan_is_null=True)
     if missing.true_count == array.null_count:
         return array
@@ -70,7 +64,7 @@ def read_text(batch: RawBatch, name: str) -> tuple[Any, list[Check]]:
             (kinds == Kind.NUMBER, f"{name} is a number, not text"),
             (kinds == Kind.OTHER, f"{name} is not text"),
         ]
-    array, bad_bytes = _valid_utf8(array)
+    array, bad_bytes = valid_utf8(array)
     checks.append((bad_bytes, f"{name} is not valid UTF-8"))
     checks.append((mask_of(array.is_null()), f"{name} is missing"))
     array = array.cast(pa.string())
@@ -81,16 +75,25 @@ def read_text(batch: RawBatch, name: str) -> tuple[Any, list[Check]]:
     return array, checks
 
 
+BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
+INVISIBLE = r"\A[\s\p{Z}\p{Cf}]+\z"
+"""White space, and characters without width."""
+
+
 def _is_blank(texts: Any) -> Mask:
-    """Where a text is there and holds nothing but white space."""
+    """Where a text is there and holds nothing that could be seen."""
     blank = pc.or_(pc.utf8_is_space(texts), pc.equal(pc.binary_length(texts), 0))
-    return mask_of(blank.fill_null(False))
+    unseen = pc.match_substring_regex(texts, INVISIBLE)
+    return mask_of(pc.or_(blank, unseen).fill_null(False))
 
 
-def _valid_utf8(array: Any) -> tuple[Any, Mask]:
-    """`array` with null where the bytes are not UTF-8, and where that is."""
+def valid_utf8(array: Any) -> tuple[Any, Mask]:
+    """`array`, bytes as text, with null where the bytes are not UTF-8, and where that
+    is."""
     try:
         array.validate(full=True)
+        is_bytes = any(test(array.type) for test in BYTES)
+        array = array.cast(pa.large_binary()).cast(pa.string()) if is_bytes else array
         return array, np.zeros(len(array), dtype=bool)
     except pa.ArrowInvalid:
         values = [
@@ -142,6 +145,8 @@ def _list(value: Any, label_type: Any) -> list[Any] | None:
     """None where a value is no such list."""
     try:
         found = json.loads(value) if isinstance(value, str) else value
+        if pa.types.is_string(label_type.value_type) and isinstance(found, list):
+            found = [name_of(v) if type(v) is int else v for v in found]
         values = pa.array([found], label_type).to_pylist()[0]
     except (ValueError, TypeError, pa.ArrowException):
         return None
@@ -166,7 +171,7 @@ def read_class(batch: RawBatch, name: str) -> tuple[Any, Any, list[Check]]:
         fault = np.ones(len(array), dtype=bool)
         nothing = pa.nulls(len(array), pa.string())
         return nothing, kinds, [(fault, f"{name} is {array.type}, not a label")]
-    array, bad_bytes = _valid_utf8(array)
+    array, bad_bytes = valid_utf8(array)
     array = array.cast(pa.string())
     return (
         array,
@@ -193,7 +198,7 @@ def _names_of_floats(array: Any) -> Any:
 
 def read_group(batch: RawBatch, name: str) -> tuple[Any, list[Check]]:
     """Names of groups, of any type that has names."""
-    array, bad_bytes = _valid_utf8(named(batch.columns[name]))
+    array, bad_bytes = valid_utf8(named(batch.columns[name]))
     kinds = batch.kinds.get(name, np.full(len(array), Kind.TEXT, np.uint8))
     checks = [
         (kinds == Kind.BAD_UNICODE, f"{name} is not valid Unicode"),
@@ -214,7 +219,7 @@ def _kind_of_type(kind: Any) -> Kind:
 
 def read_number(batch: RawBatch, name: str) -> tuple[Any, Any, list[Check]]:
     """Targets of a regression: finite numbers, or texts that spell one."""
-    array = plain(batch.columns[name])
+    array = plain_values(batch.columns[name])
     missing = mask_of(array.is_null())
     try:
         numbers = pc.cast(array, pa.float64()).to_numpy(zero_copy_only=False)

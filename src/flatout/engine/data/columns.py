@@ -134,6 +134,7 @@ class Columns:
             present = part.column_names
             if faults := column_faults(present, wanted, entry):
                 columns = listed(present)
+                faults += _folder_hint(part, wanted)
                 raise RawTextsError(f"{entry} has the columns {columns}. {faults}")
         if self.split and isinstance(raw, SplitTexts):
             raise RawTextsError(
@@ -187,6 +188,16 @@ def column_faults(
             f"(pandas.CSVDataset: load_args: {{sep: {delimiter}}})"
         )
     return ". ".join([*faults, advice])
+
+
+def _folder_hint(raw: RawTexts, wanted: Mapping[str, str | None]) -> str:
+    """Of files in folders whose names hold the value of a column."""
+    parts = {part for file in getattr(raw, "files", []) for part in file.parts[:-1]}
+    names = {f"{name}=" for name in wanted.values()}
+    found = sorted(p for p in parts if p[: p.find("=") + 1] in names)
+    if not found:
+        return ""
+    return f". Names of folders ({found[0]}) are not read: add the column to the files"
 
 
 def _near(name: str, present: Sequence[str]) -> str:

@@ -112,11 +112,12 @@ def open_raw_texts(data: Any, name: str = SOURCE) -> RawTexts:
     if kind == "Dataset":
         return _dataset_texts(data, name)
     if kind == "DataFrame":
-        return _FrameTexts(data, name)
+        polars = hasattr(data, "to_arrow")
+        return _ArrowTexts(data.to_arrow(), name) if polars else _FrameTexts(data, name)
     if kind == "DatasetDict":
         return _splits_of(data, name)
     raise RawTextsError(
-        f"{name} is a {kind}; it must be a datasets.Dataset, a pandas DataFrame or "
+        f"{name} is a {kind}; it must be a datasets.Dataset, a DataFrame or "
         "a flatout.datasets.TextFiles (not streaming: rows are read more than once)"
     )
 
@@ -177,20 +178,32 @@ class _ArrowTexts:
 
 
 def _dataset_texts(dataset: Any, name: str) -> RawTexts:
-    """A `datasets.Dataset`: memory-mapped rows; class numbers become their names."""
-    classes = {
-        name: feature.names
-        for name, feature in dataset.features.items()
-        if type(feature).__name__ == "ClassLabel"
-    }
+    """A `datasets.Dataset`: memory-mapped rows; class numbers, also in lists, become
+    their names."""
     table = without_indices(dataset).data.table
-    for column, names in classes.items():
-        numbers = table.column(column).combine_chunks().cast(pa.int32())
-        # Splits of the Hub without labels have -1 in this column.
-        labelled = pc.if_else(pc.less(numbers, 0), pa.scalar(None, pa.int32()), numbers)
-        named = pa.DictionaryArray.from_arrays(labelled, names)
-        table = table.set_column(table.column_names.index(column), column, named)
+    for place, (column, feature) in enumerate(dataset.features.items()):
+        inner = feature[0] if isinstance(feature, list) else feature
+        inner = getattr(inner, "feature", inner)  # of a list
+        if type(inner).__name__ != "ClassLabel":
+            continue
+        found = table.column(column).combine_chunks()
+        named = _named if inner is feature else _named_lists
+        table = table.set_column(place, column, named(found, inner.names))
     return _ArrowTexts(table, name)
+
+
+def _named(numbers: Any, names: list[str]) -> Any:
+    """Splits of the Hub without labels have -1, which is none."""
+    numbers = numbers.cast(pa.int32())
+    labelled = pc.if_else(pc.less(numbers, 0), pa.scalar(None, pa.int32()), numbers)
+    return pa.DictionaryArray.from_arrays(labelled, names)
+
+
+def _named_lists(lists: Any, names: list[str]) -> Any:
+    sizes = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(False)
+    offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
+    values = _named(pc.list_flatten(lists), names).dictionary_decode()
+    return pa.ListArray.from_arrays(offsets, values, mask=lists.is_null())
 
 
 @dataclass(frozen=True)
@@ -205,10 +218,15 @@ class _FrameTexts:
         return [str(name) for name in self.frame.columns]
 
     def batches(self, columns: Sequence[str]) -> Iterator[RawBatch]:
+        # A file without a header has numbers for names.
+        places = {name: place for place, name in enumerate(self.column_names)}
         for start in range(0, len(self.frame), BATCH_ROWS):
             part = self.frame.iloc[start : start + BATCH_ROWS]
             kinds: dict[str, npt.NDArray[np.uint8]] = {}
-            arrays = {name: _arrow_column(part[name], kinds) for name in columns}
+            arrays = {
+                name: _arrow_column(part.iloc[:, places[name]], kinds)
+                for name in columns
+            }
             rows = np.arange(start, start + len(part))
             yield RawBatch(self.source, rows, arrays, kinds)
 
@@ -220,6 +238,8 @@ class _FrameTexts:
 def _arrow_column(series: Any, kinds: dict[str, npt.NDArray[np.uint8]]) -> Any:
     try:
         array = pa.Array.from_pandas(series)
+        if "extension" in str(array.type):  # intervals, as pandas.cut gives them
+            array = pa.Array.from_pandas(series.astype(object).map(str, "ignore"))
     except (pa.ArrowException, UnicodeEncodeError):
         array, kinds[str(series.name)] = column_of_mixed(series.tolist())
     return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array

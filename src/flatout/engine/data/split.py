@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flatout.engine.data.columns import Columns, prose_beside
+from flatout.engine.data.columns import Columns, all_numbers, prose_beside
 from flatout.engine.data.forms.given_splits import SplitTexts, entry_of
 from flatout.engine.data.labels import (
     label_findings,
@@ -152,26 +152,41 @@ class SplitPlan:
             logger.warning("%s: %s", fault, hint or "is that the right column?")
         self._warned = True
 
+    def _numbers_hint(self) -> str:
+        """Of labels that are numbers, and hardly classes."""
+        sets = self._read[0].label_sets if self.columns.has_classes else []
+        names = pa.array([name for one in sets for name in one], pa.string())
+        if len(names) < MANY_NUMBERS or not all_numbers(names):
+            return ""
+        return f". The labels are {len(names):,} numbers: model.task: regression?"
+
     def check_usable(self) -> None:
         """Raises SplitError where too much was rejected, or a split is unusable."""
         report, limit = self.report, self.settings.max_rejected_fraction
         if report["rejected"] > limit * report["rows_in"]:
-            raise SplitError(too_many_text(report, self.rejected, limit))
+            text = too_many_text(report, self.rejected, limit)
+            raise SplitError(f"{text}{self._numbers_hint()}")
         self._check_texts()
         if self.columns.has_names:
             _check_labels(report, lists=not self.columns.has_classes)
         empty = [name for name in SPLITS if report["rows_out"][name] == 0]
         if empty and self._read[0].are_given:
+            told = "split_report says"
+            if report["rejected"]:
+                told = "rejected_rows and split_report say"
             raise SplitError(
-                f"no usable row is left in {' and '.join(empty)}: rejected_rows and "
-                "split_report say why. Give it rows, or none at all: then they are "
-                "taken from train"
+                f"no usable row is left in {' and '.join(empty)}: {told} why. Give it "
+                "rows, or none at all: then they are taken from train"
             )
         if empty:
             raise SplitError(
                 f"no row fell into {' and '.join(empty)}: {report['rows_in']} rows are "
                 "too few for split.fractions. Give more rows or raise the fraction"
             )
+
+
+MANY_NUMBERS = 50
+"""Distinct labels, all of them numbers, beyond which they are hardly classes."""
 
 
 def _first_pass(

@@ -97,22 +97,33 @@ class _ColumnDigest:
         self._items: _ColumnDigest | None = None
 
     def update(self, array: Any) -> None:
-        if pa.types.is_dictionary(array.type):
-            array = array.dictionary_decode()
+        array = plain_values(array)
         if array.null_count:
             nulls = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))
             self._nulls.update((nulls + self._rows).astype(np.int64).tobytes())
         self._rows += len(array)
         array = array.drop_null() if array.null_count else array
-        if pa.types.is_nested(array.type):
+        if pa.types.is_struct(array.type) or pa.types.is_map(array.type):
+            self._add_texts(array)
+        elif pa.types.is_nested(array.type):
             self._add_lengths(pc.list_value_length(array))
             self._items = self._items or _ColumnDigest()
             self._items.update(array.flatten())
         elif _has_bytes(array.type):
             self._add_lengths(pc.binary_length(array))
             self._values.update(_bytes_of(array))
-        elif len(array):
+        elif pa.types.is_boolean(array.type) or pa.types.is_primitive(array.type):
+            if pa.types.is_temporal(array.type):
+                whole = pa.int64() if array.type.bit_width > 32 else pa.int32()
+                array = array.view(whole)
             self._values.update(np.ascontiguousarray(array.to_numpy(False)).data)
+        else:
+            self._add_texts(array)
+
+    def _add_texts(self, array: Any) -> None:
+        """Values of a type that is no single buffer: as Python shows them."""
+        for value in array.to_pylist():
+            self._values.update(f"{value!r}\0".encode(errors="backslashreplace"))
 
     def _add_lengths(self, lengths: Any) -> None:
         self._lengths.update(lengths.to_numpy(False).astype(np.int64).tobytes())
@@ -123,13 +134,25 @@ class _ColumnDigest:
         return json.dumps([*parts, self._values.hexdigest(), items])
 
 
+def plain_values(array: Any) -> Any:
+    """Values in place of numbers of a dictionary, and in place of views."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if isinstance(array.type, pa.ExtensionType):
+        array = array.storage
+    if pa.types.is_string_view(array.type):
+        return array.cast(pa.large_string())
+    if pa.types.is_binary_view(array.type):
+        return array.cast(pa.large_binary())
+    return array
+
+
 def _has_bytes(kind: Any) -> bool:
     return any(
         test(kind)
         for test in (
             pa.types.is_string,
             pa.types.is_large_string,
-            pa.types.is_string_view,
             pa.types.is_binary,
             pa.types.is_large_binary,
         )
@@ -138,8 +161,6 @@ def _has_bytes(kind: Any) -> bool:
 
 def _bytes_of(array: Any) -> memoryview:
     """The bytes of all values end to end, without a copy."""
-    if pa.types.is_string_view(array.type):
-        array = array.cast(pa.large_string())
     wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
     _, offset_buffer, value_buffer = array.buffers()
     if value_buffer is None or not len(array):

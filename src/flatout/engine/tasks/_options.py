@@ -80,6 +80,8 @@ def _balanced(names: Sequence[str], counts: Mapping[str, int]) -> tuple[float, .
 
 def _weight_fault(name: str, names: Sequence[str]) -> SettingsError:
     near = near_or_all(name, names, "")
+    if name in ("True", "False"):
+        near += ". YAML takes yes and no for true and false: put them in quotes"
     return SettingsError(f"train.class_weights: no class is called {name!r}; {near}")
 
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from flatout.engine.data.column_checks import Check, mask_of, named
+from flatout.engine.data.column_checks import Check, mask_of, named, valid_utf8
 from flatout.engine.data.raw_texts import SPLITS, RawBatch, RawTexts, RawTextsError
 
 SPLIT_CODES = {
@@ -71,9 +70,9 @@ def named_splits(splits: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def read_splits(batch: RawBatch, name: str) -> tuple[npt.NDArray[np.int8], list[Check]]:
     """Codes (N,) of the splits that a column names."""
-    array = named(batch.columns[name])
-    missing = mask_of(array.is_null())
-    names = array.cast(pa.string()).to_pylist()
+    array, bad_bytes = valid_utf8(named(batch.columns[name]))
+    missing = mask_of(array.is_null()) & ~bad_bytes
+    names = [None if value is None else str(value) for value in array.to_pylist()]
     codes = [SPLIT_CODES.get((value or "").strip().lower(), -1) for value in names]
     found = np.array(codes, np.int8)
     reason = f"{name} is none of train, validation (val, dev, eval) and test"

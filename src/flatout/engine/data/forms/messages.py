@@ -7,8 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from flatout.engine.data.column_checks import Check, checks_of, plain
+from flatout.engine.data.column_checks import Check, checks_of
 from flatout.engine.data.raw_texts import RawBatch
+from flatout.engine.files.content_key import plain_values
 
 ASSISTANT = "assistant"
 """The role whose messages are learnt."""
@@ -16,7 +17,7 @@ ASSISTANT = "assistant"
 
 def read_messages(batch: RawBatch, name: str) -> tuple[Any, Any, list[Check]]:
     """Conversations (N,) as text for people and as JSON, and what is wrong."""
-    values = plain(batch.columns[name]).to_pylist()
+    values = plain_values(batch.columns[name]).to_pylist()
     found = [_conversation(name, value) for value in values]
     good = [None if isinstance(one, str) else one for one in found]
     told = [one and "\n".join(map(_line, one)) for one in good]

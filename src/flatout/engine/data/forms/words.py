@@ -13,8 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from flatout.engine.data.column_checks import Check, checks_of, plain
-from flatout.engine.data.raw_texts import RawBatch
+from flatout.engine.data.column_checks import Check, checks_of
+from flatout.engine.data.raw_texts import RawBatch, name_of
+from flatout.engine.files.content_key import plain_values
 
 WORD = re.compile(r"\w+|[^\w\s]")
 """Of a text that is not cut into words yet: words, and each sign by itself."""
@@ -56,7 +57,7 @@ def _tried(read: Any, value: Any) -> Found | str:
 
 
 def _values(batch: RawBatch, name: str) -> list[Any]:
-    array = plain(batch.columns[name])
+    array = plain_values(batch.columns[name])
     try:
         return list(array.to_pylist())
     except UnicodeDecodeError:
@@ -104,6 +105,7 @@ def _tagged(text: str, label: str, value: Any, tags: Any) -> Found:
     if _is_prose(value):
         return _of_spans(label, value, given)
     words = _words(text, value)
+    given = [name_of(tag) if type(tag) is int else tag for tag in given]
     if not all(isinstance(tag, str) and tag for tag in given):
         raise _Fault(f"{label} is no list of tags")
     if len(given) != len(words):

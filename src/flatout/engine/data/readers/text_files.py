@@ -50,6 +50,11 @@ class TextFiles:
         inside = files_of(self.path)
         if not self.path.is_dir():
             return inside
+        if {"state.json", "dataset_info.json"} <= {p.name for p in inside}:
+            raise RawTextsError(
+                f"{self.path} is a folder of datasets.save_to_disk: name it in an "
+                "entry of type flatout.datasets.KeyedArrowDataset"
+            )
         shards = [p for p in inside if reader_of(p) and not _is_hidden(p, self.path)]
         kinds = {reader_of(p) for p in shards}
         if len(kinds) != 1:
