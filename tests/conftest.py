@@ -16,6 +16,7 @@ import hypothesis
 import pytest
 import yaml
 
+from flatout.places import use_project
 from tests import warm
 
 os.environ.update(
@@ -60,6 +61,13 @@ def _no_tracking_server() -> Iterator[None]:
     of the next module would find it."""
     yield
     os.environ.pop("MLFLOW_TRACKING_URI", None)
+
+
+@pytest.fixture(autouse=True)
+def _no_project() -> Iterator[None]:
+    """A session leaves its project as the root of relative paths."""
+    yield
+    use_project(None)
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from flatout.engine.models.building import ModelError, build
 from flatout.engine.parameters import Settings
 from flatout.engine.tasks import make_task
 from flatout.tracking import facts
+from flatout.tracking.follow import follow
 from flatout.tracking.store import LOGIN
 from tests.engine.families import LABEL_NAMES, VOCABULARY
 from tests.engine.runs import make_job
@@ -56,18 +57,18 @@ def test_a_server_that_asks_for_a_login(login_server, tmp_path, caplog):
         tracking_uri=login_server,
         experiment="flatout",
         name="bert",
-        artifact_location=None,
-        tags={},
+        points=str(points),
     )
-    forwarder = tracking.Forwarder(tracking.begin(points, record, goes_on=False))
+    folder = tracking.begin(tmp_path / "tracking", record, goes_on=False)
     points.write_text('{"step": 1, "time_s": 1, "metrics": {"train_loss": 1}}\n')
+    folder.end("FINISHED")
     with caplog.at_level(logging.WARNING):
-        forwarder.start()
-        assert not forwarder.finish("FINISHED", 1000)
+        follow(folder.path)
+    assert not folder.is_complete()
     said = [r.getMessage() for r in caplog.records if r.name.startswith("flatout")]
     assert said[0] == (
         f"MLflow at {login_server} takes nothing at the moment (it asks for a login "
-        f"(401): {LOGIN}). Training goes on; every point is in {points}."
+        f"(401): {LOGIN}). Training goes on; every point is kept."
     )
     assert '"step": 1' in points.read_text()
 

@@ -8,12 +8,12 @@ import shutil
 import pytest
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
-from kedro.io import DataCatalog
 from kedro.pipeline import Node, Pipeline
 
 from flatout.engine.parameters import DistributedSettings, SettingsError, parse_settings
 from flatout.project.config_loader import ProjectConfigLoader
-from flatout.project.hooks import EnvironmentHooks, TrackingHooks
+from flatout.project.hooks import EnvironmentHooks
+from flatout.project.mlflow_options import login, mlflow_options
 from flatout.project.parameters.hooks import ParameterHooks, check_machine
 from flatout.settings import CONFIG_LOADER_ARGS
 from tests.conftest import PROJECT
@@ -69,20 +69,36 @@ def test_a_store_of_null_is_the_file_of_conf_base(tmp_path):
         runtime_params={"data_dir": str(tmp_path)},
     ).load_context()
     store = f"sqlite:///{tmp_path}/mlflow.db"
-    assert context.mlflow.server.mlflow_tracking_uri == store
+    assert mlflow_options(context).store == store
 
 
-@pytest.mark.parametrize("entry", ["MlflowMetricDataset", None])
-def test_entries_of_mlflow_are_named_and_others_are_not_built(entry):
-    config = {"table": {"type": "pandas.CSVDataset", "filepath": "t.csv"}}
-    if entry:
-        config["accuracy"] = {"type": f"kedro_mlflow.io.metrics.{entry}"}
-    catalog = DataCatalog.from_config(config)
-    TrackingHooks().after_catalog_created(catalog, config)
-    if entry:
-        assert catalog["accuracy"].key == "accuracy"
-    else:
-        assert "table" in catalog._lazy_datasets
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("params:\n    long_params_strategy: fail", "tracking.params: Extra inputs"),
+        ("run:\n    name: [1]", "tracking.run.name: Input should be a valid string"),
+    ],
+)
+def test_a_key_of_mlflow_that_is_not_read_is_refused(tmp_path, line, said):
+    bootstrap_project(PROJECT)
+    conf = shutil.copytree(PROJECT / "conf", tmp_path / "conf")
+    (conf / "own").mkdir()
+    (conf / "own/mlflow.yml").write_text(f"tracking:\n  {line}\n")
+    with pytest.raises(SettingsError, match=said):
+        KedroSession.create(PROJECT, env="own", conf_source=conf).load_context()
+
+
+def test_a_login_is_read_from_the_credentials(tmp_path):
+    bootstrap_project(PROJECT)
+    conf = shutil.copytree(PROJECT / "conf", tmp_path / "conf")
+    (conf / "own").mkdir()
+    (conf / "own/mlflow.yml").write_text("server: {credentials: mine}\n")
+    text = "mine: {MLFLOW_TRACKING_USERNAME: me}\n"
+    (conf / "own/credentials.yml").write_text(text)
+    session = KedroSession.create(PROJECT, env="own", conf_source=conf)
+    context = session.load_context()
+    found = login(context, mlflow_options(context))
+    assert found == {"MLFLOW_TRACKING_USERNAME": "me"}
 
 
 SPLIT = Node(identity, "raw", "tokens", name="tokenize_rows")

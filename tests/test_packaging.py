@@ -190,7 +190,7 @@ def test_the_image_is_made_of_what_the_project_names():
 def test_where_there_is_no_git_nothing_is_said_of_it(tmp_path):
     """The image has none; MLflow asks for it at each training, in 48 lines."""
     ask = (
-        "from flatout.project import terminal; terminal.set_up_terminal();"
+        "from flatout.tracking import prepare; prepare('');"
         "from mlflow.utils.git_utils import get_git_commit;"
         "print(get_git_commit('.'))"
     )

@@ -35,12 +35,6 @@ WRITTEN = (
 )
 
 
-@pytest.fixture(autouse=True)
-def _no_project():
-    yield
-    use_project(None)
-
-
 @pytest.mark.process
 def test_a_session_started_elsewhere_writes_into_its_project(tmp_path, data):
     """Also below a folder whose name has characters of URLs."""

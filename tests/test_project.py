@@ -26,6 +26,7 @@ from mlflow import MlflowClient
 
 from flatout.engine.parameters import parse_settings
 from flatout.pipeline_registry import DEFAULT
+from flatout.tracking.follow import sync
 from tests import warm
 from tests.command_runs import EVERY, NOT_RUN, RUN, small_project
 from tests.conftest import PROJECT, kedro
@@ -82,8 +83,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Run:
         timeout=240,
         check=False,
     )
+    elapsed_s = time.perf_counter() - begin_s
     assert done.returncode == 0, done.stdout
-    return Run(data, done.stdout, time.perf_counter() - begin_s)
+    sync(data / "08_reporting/tracking")  # a busy machine may need more than 20 s
+    return Run(data, done.stdout, elapsed_s)
 
 
 @pytest.fixture
@@ -149,14 +152,12 @@ def test_every_second_of_the_command_is_in_a_phase(finished):
     before, _, table = finished.output.rpartition(" s went")
     wall_s = float(before.rpartition("where ")[2])
     assert 0.9 * finished.elapsed_s < wall_s < finished.elapsed_s
-    assert sum(report["phases_s"].values()) == pytest.approx(wall_s, rel=0.03)
     printed = re.findall(r" ([\d.]+) +[\d.]+ *$", table, re.M)
     assert sum(map(float, printed)) == pytest.approx(wall_s, rel=0.03)
     trained = ("model", "first_step", "steps", "evaluation", "checkpoints")
     assert all(report["phases_s"][name] > 0 for name in trained)
-    record = json.loads(
-        (finished.data / "08_reporting/train_metrics.run.json").read_text()
-    )
+    [file] = (finished.data / "08_reporting/tracking").glob("*/run.json")
+    record = json.loads(file.read_text())
     tracked = {k: v for k, v in record["figures"].items() if k.startswith("time/")}
     assert 0.5 * wall_s < sum(tracked.values()) < wall_s  # the last delivery is later
     assert tracked["time/steps_s"] == pytest.approx(report["phases_s"]["steps"])
@@ -235,11 +236,8 @@ def test_the_run_is_in_the_tracking_store(finished):
     assert {n for n in single if not n.startswith(few)} == {"test_accuracy"}
     text = run.data.tags["mlflow.note.content"]
     assert re.search(r"\| samples_per_s \| [\d,.]+ \|", text)
-    assert re.search(r"\| steps_s \| [\d.]+ \|", text)
-    assert "| rows_in | 400 |" in text
-    page = f"#/experiments/{experiment.experiment_id}/runs/{run.info.run_id}"
-    assert f"[train_report.json]({page}/artifacts/train_report.json?" in text
-    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+    assert re.search(r"\| time/steps_s \| [\d.]+ \|", text)
+    assert "| split_rows_in | 400 |" in text
     assert 0 < run.data.metrics["system/system_memory_usage_percentage"] < 100
     assert run.data.params["train.global_batch_size"] == "16"
     assert run.data.params["model.config.hidden_size"] == "32"
@@ -263,7 +261,6 @@ def test_the_run_is_in_the_tracking_store(finished):
         "wrong_rows.jsonl",
         "training.png",
         "confusion_matrix.png",
-        "phases.png",
         "guard.json",
         "environment.json",
     } <= artifacts
@@ -307,13 +304,13 @@ def test_the_tokens_are_inputs_of_the_run(finished):
 
 def test_a_slow_training_is_told_of_with_what_differs(finished, tokens):
     """The same work, in 16 micro-batches of padded rows instead of one packed."""
-    shutil.copy(finished.data / "mlflow.db", tokens)
-    client = MlflowClient(f"sqlite:///{tokens}/mlflow.db")
-    experiment = client.get_experiment_by_name("flatout").experiment_id
-    (first,) = client.search_runs([experiment])
+    runs = tokens / "08_reporting/runs.jsonl"
+    baseline = json.loads((finished.data / "08_reporting/runs.jsonl").read_text())
     # The earlier run may have had a busy machine: no test is about wall time.
-    rate = 10 * float(first.data.tags["guard_samples_per_s"])
-    client.set_tag(first.info.run_id, "guard_samples_per_s", f"{rate:.6g}")
+    rate = 10 * baseline["figures"]["guard_samples_per_s"]
+    baseline["figures"]["guard_samples_per_s"] = rate
+    runs.parent.mkdir(exist_ok=True)
+    runs.write_text(json.dumps(baseline) + "\n")
     slow = (
         "runtime.attention=eager,train.batching=fixed,train.token_budget=64,"
         "train.synchronize_every_step=true,guard.on_slow=fail"
@@ -321,67 +318,52 @@ def test_a_slow_training_is_told_of_with_what_differs(finished, tokens):
     arguments = ("run", "--env=test", "--pipelines=train")
     done = kedro(*arguments, f"--params=data_dir={tokens},{slow}")
     assert done.returncode == 7, done.stdout
-    assert "Healthy is 80 to 120 %. What differs, likeliest first:" in done.stdout
+    assert "Healthy is 80 to 120 %. What differs:" in done.stdout
 
     verdict = json.loads((tokens / "08_reporting/guard.json").read_text())
-    run, baseline = client.search_runs([experiment], order_by=["start_time DESC"])
-    assert (verdict["state"], verdict["baseline"]) == ("slow", baseline.info.run_id)
-    assert {difference["name"] for difference in verdict["differences"][:5]} >= {
+    client = MlflowClient(f"sqlite:///{tokens}/mlflow.db")
+    experiment = client.get_experiment_by_name("flatout").experiment_id
+    [run] = client.search_runs([experiment])
+    assert (verdict["state"], verdict["baseline"]) == ("slow", baseline["run_id"])
+    assert {difference["name"] for difference in verdict["differences"]} >= {
         "runtime.attention",
         "train.batching",
         "train.token_budget",
     }
-    rates = [float(r.data.tags["guard_samples_per_s"]) for r in (run, baseline)]
-    assert rates[1] == pytest.approx(rate, rel=1e-5)
-    assert verdict["rate_pct"] == pytest.approx(100 * rates[0] / rates[1], rel=1e-4)
+    now = float(run.data.tags["guard_samples_per_s"])
+    assert verdict["rate_pct"] == pytest.approx(100 * now / rate, rel=1e-4)
     rate_pct = float(run.data.tags["guard_rate_pct"])
     assert rate_pct == pytest.approx(verdict["rate_pct"], rel=1e-5)
     assert run.info.status == "FINISHED"
     assert run.data.tags["guard"] == "slow"
-    assert run.data.tags["work_key"] == baseline.data.tags["work_key"]
+    assert run.data.tags["work_key"] == baseline["tags"]["work_key"]
+    assert len(runs.read_text().splitlines()) == 2
     assert (tokens / "06_models/model/model.safetensors").exists()
 
 
 def test_the_same_command_again_trains_and_registers_nothing(finished, tmp_path):
-    """And puts the model back that was deleted, of the catalog and of MLflow."""
+    """It makes no run, and puts the catalog's model back that was deleted."""
     data = tmp_path / "data"
     shutil.copytree(finished.data, data)
-    store = f"sqlite:///{data}/mlflow.db"
-    registered = data / "06_models/checkpoints/registered.json"
-    where = json.loads(registered.read_text())
-    registered.write_text(json.dumps({**where, "store": store}))
     model = data / "06_models/model/model.safetensors"
     weights = model.read_bytes()
     shutil.rmtree(model.parent)
     report = data / "08_reporting/train_report.json"
-    before = json.loads(report.read_text())
+    points = data / "08_reporting/train_metrics.jsonl"
+    before, logged = report.read_text(), points.read_text()
 
-    arguments = ("--env=test", "--pipelines=train", f"--params=data_dir={data}")
-    done = kedro("run", *arguments)
-    assert done.returncode == 0, done.stdout
-    assert "this training is finished already" in " ".join(done.stdout.split())
+    for _ in range(2):
+        arguments = ("--env=test", "--pipelines=train", f"--params=data_dir={data}")
+        done = kedro("run", *arguments)
+        assert done.returncode == 0, done.stdout
+        assert "this training is finished already" in " ".join(done.stdout.split())
     assert model.read_bytes() == weights
-    kept, _ = json.loads(report.read_text()), before.pop("phases_s")
-    # Of the training alone: this command's own seconds are no part of it.
-    assert sum(kept.pop("phases_s").values()) == pytest.approx(kept["train_wall_s"])
-    assert kept == before
-    client = MlflowClient(store)
+    assert (report.read_text(), points.read_text()) == (before, logged)
+    client = MlflowClient(f"sqlite:///{data}/mlflow.db")
     assert len(client.search_model_versions("name='flatout'")) == 1
     experiment = client.get_experiment_by_name("flatout").experiment_id
-    run, _ = client.search_runs([experiment], order_by=["start_time DESC"])
-    assert run.info.status == "FINISHED"
-    assert run.data.tags["exit_reason"] == "finished already"
-    assert "train_loss" not in run.data.metrics
-    assert "guard_samples_per_s" not in run.data.tags
-
-    (version,) = client.search_model_versions("name='flatout'")
-    client.delete_model_version("flatout", version.version)
-    done = kedro("run", *arguments)
-    assert done.returncode == 0, done.stdout
-    assert "this training is finished already" in " ".join(done.stdout.split())
-    (put_back,) = client.search_model_versions("name='flatout'")
-    assert put_back.source != version.source
-    assert put_back.tags["validation_loss"] == version.tags["validation_loss"]
+    [run] = client.search_runs([experiment])
+    assert run.data.tags["exit_reason"] == "finished"
 
 
 @pytest.fixture(scope="module")
@@ -456,7 +438,7 @@ def test_a_dead_tracking_server_hurts_nobody(tokens, store):
     )
     assert done.returncode == 0, done.stdout
     assert f"MLflow at {dead} takes nothing at the moment" in done.stdout
-    assert f"guard: not compared. MLflow at {dead} takes nothing now" in done.stdout
+    assert "guard: the first run of this work" in done.stdout
     assert "`kedro flatout sync` sends it" in " ".join(done.stdout.split())
     lines = (tokens / "08_reporting/train_metrics.jsonl").read_text().splitlines()
     logged = [p["step"] for p in map(json.loads, lines) if "train_loss" in p["metrics"]]
@@ -502,10 +484,11 @@ print("imported:", sorted({{"torch", "transformers", "accelerate"}} & set(sys.mo
     [run] = client.search_runs([client.get_experiment_by_name("flatout").experiment_id])
     assert run.info.run_name.startswith("data")
     report = json.loads((finished.data / "08_reporting/split_report.json").read_text())
-    rows = f"| rows_train | {report['rows_out']['train']} |"
+    rows = f"| split_rows_train | {report['rows_out']['train']} |"
     assert rows in run.data.tags["mlflow.note.content"]
     pictures = {a.path for a in client.list_artifacts(run.info.run_id)}
-    assert pictures == {"environment.json"}  # none of the training before it
+    # None of the training before it.
+    assert pictures == {"environment.json"}
 
 
 def test_bad_parameters_end_a_run_before_it_begins(tmp_path):

@@ -53,7 +53,7 @@ def test_a_make_target_serves_in_a_shell_that_activated_nothing(
     try:
         assert shown in wait_for(f"http://127.0.0.1:{port}{path}", process, log)
         if target == "ui":
-            said = f"MLflow at http://127.0.0.1:{port}. It has no run yet"
+            said = f"Runs: http://127.0.0.1:{port}"
             assert said in log.read_text()
         assert listening(process.pid) == {("127.0.0.1", port)}
         stop(process.pid, signum)

@@ -36,11 +36,11 @@ PRELOADED = (
     "flatout.engine.launch.launch",
     "flatout.project.guard_hooks",
     "flatout.project.hooks",
-    "flatout.tracking.models",
+    "flatout.tracking.follow",
     "kedro.framework.cli.cli",
-    "kedro_mlflow.framework.hooks.mlflow_hook",
     "matplotlib.figure",
     "mlflow.pyfunc",
+    "mlflow.transformers",
     "mlflow.store.tracking.sqlalchemy_store",
     "plotly.graph_objects",
     "torch._dynamo",
@@ -148,6 +148,32 @@ def _status(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if ended else None
 
 
+def follow_in_a_fork(folder: Path, variables: Mapping[str, str]) -> Process:
+    """The tracking program, without the seconds of its imports."""
+    from flatout.tracking import follow
+
+    if pid := os.fork():
+        return Fork(pid)
+    os.setsid()
+    os.environ.update(variables)
+    try:
+        follow.follow(folder)
+    finally:
+        os._exit(0)
+
+
+class Fork(Process):
+    """A child of this very process."""
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = _status(self.pid)
+        return self.returncode
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
 def _become(request: dict[str, Any]) -> None:
     os.setsid()
     # As in a terminal: a shell that starts the tests in the background ignores it.
@@ -176,6 +202,10 @@ if __name__ == "__main__":
     if command is None:
         os._exit(0)  # what libraries say about their end is no one's concern
     from kedro.framework.cli.cli import main
+
+    from flatout.tracking import program
+
+    program.start = follow_in_a_fork
 
     sys.argv = ["kedro", *command]
     main()

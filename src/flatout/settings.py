@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from flatout.engine.machine.environment import find_own_programs
 from flatout.engine.machine.garbage import collect_rarely
 from flatout.places import artifact_folder, project_path, tracking_store
 from flatout.project.catalog_hooks import (
@@ -23,7 +22,6 @@ from flatout.project.summary_hooks import SummaryHooks
 from flatout.project.terminal import set_up_terminal
 
 set_up_terminal()
-find_own_programs()
 collect_rarely()
 
 CONFIG_LOADER_CLASS = ProjectConfigLoader
@@ -40,7 +38,7 @@ CONFIG_LOADER_ARGS = {
     },
 }
 
-# Registered here, guarded and in order, in place of kedro-mlflow's own.
+# In an environment that has it, kedro-mlflow would record each run once more.
 DISABLE_HOOKS_FOR_PLUGINS = ("kedro_mlflow",)
 
 SESSION_CLASS = session_class()

@@ -6,15 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.engine.guard.causes import differences
 from flatout.engine.guard.comparison import (
     RATE,
     TrackedRun,
+    append_run,
     choose_baseline,
     judge,
+    of_same_work,
+    read_runs,
     typical_rate,
     work_key,
 )
+from flatout.engine.guard.differences import Difference, differences
 from flatout.engine.parameters import GuardSettings, parse_settings
 
 FAST = {
@@ -119,8 +122,8 @@ def test_a_busy_machine_is_no_excuse_for_slow_settings():
     assert judged([40.0] * 5 + [95.0] * 4, tags=slow).state == "slow"
 
 
-def test_what_differs_comes_likeliest_first():
-    """`auto` and what it came to are one; parameters of no effect come last."""
+def test_what_was_measured_comes_first_then_settings_by_name():
+    """`auto` and what it came to are one; what is no part of a step is left out."""
     verdict = judged(
         [20.0] * 5,
         run(padding_pct=0.0, loader_wait_pct=0.0, gpu_clock_mhz=1980.0),
@@ -128,13 +131,10 @@ def test_what_differs_comes_likeliest_first():
             "precision": "fp32",
             "attention": "eager",
             "strategy": "fixed",
-            "cuda_graphs": "False",
             "token_budget": "32768",
         },
         params={
             "runtime.precision": "fp32",
-            "train.synchronize_every_step": "True",
-            "train.log_every": "1",
             "train.max_steps": "20",
             "paths.metrics": "b.jsonl",
         },
@@ -143,22 +143,23 @@ def test_what_differs_comes_likeliest_first():
         gpu_clock_mhz=990.0,
     )
     assert [
-        (d.name, d.then, d.now, round(d.factor, 2)) for d in verdict.differences
+        (d.name, d.then, d.now, d.ratio and round(d.ratio, 2))
+        for d in verdict.differences
     ] == [
-        ("runtime.precision", "bf16", "fp32", 4.0),
-        ("train.batching", "packed", "fixed", 3.33),
-        ("train.cuda_graphs", "True", "False", 2.9),
-        ("runtime.attention", "flatout_rows", "eager", 2.2),
-        ("train.synchronize_every_step", "False", "True", 2.0),
+        ("padding_pct", "0.0", "70.0", 3.33),
         ("gpu_clock_mhz", "1980.0", "990.0", 2.0),
-        ("train.log_every", "20", "1", 1.2),
-        ("train.token_budget", "65536", "32768", 1.15),
+        ("runtime.attention", "flatout_rows", "eager", None),
+        ("runtime.precision", "bf16", "fp32", None),
+        ("train.batching", "packed", "fixed", None),
+        ("train.token_budget", "65536", "32768", None),
     ]
-    shown = verdict.text.split("likeliest first:")[1].splitlines()
+    shown = verdict.text.split("What differs:")[1].splitlines()
     assert shown[1].strip() == (
-        "runtime.precision: bf16 -> fp32 (up to 4.0 times slower: no fast matrix units)"
+        "padding_pct: 0.0 -> 70.0 (measured, 3.33 times slower: more of each batch is "
+        "padding)"
     )
-    assert shown[6] == "  and 3 more, in guard.json"
+    assert shown[3].strip() == "runtime.attention: flatout_rows -> eager"
+    assert shown[6] == "  and 1 more, in guard.json"
 
 
 def test_an_earlier_runs_names_of_parameters_are_todays():
@@ -166,29 +167,6 @@ def test_an_earlier_runs_names_of_parameters_are_todays():
     params = {**earlier.params, "train.strategy": "auto"}
     del params["train.batching"]
     assert differences(replace(earlier, params=params), run()) == []
-
-
-def test_on_a_cpu_what_only_a_gpu_has_is_blamed_last():
-    cpu = {"gpus": "0", "precision": "fp32", "cuda_graphs": "False", "compile": "False"}
-    found = differences(
-        run(tags=cpu),
-        run(
-            tags={**cpu, "attention": "eager"},
-            params={"runtime.tf32": "False", "runtime.precision": "fp32"},
-        ),
-    )
-    assert [(d.name, d.factor) for d in found] == [
-        ("runtime.attention", 2.2),
-        ("runtime.tf32", 1.0),
-    ]
-
-
-def test_a_change_for_the_better_is_not_blamed():
-    slow = {"attention": "eager", "strategy": "fixed", "world_size": "1"}
-    found = differences(run(tags=slow), run(tags={"world_size": "8"}))
-    assert {d.factor for d in found} == {1.0}
-    [fewer] = differences(run(tags={"world_size": "8"}), run(tags={"world_size": "2"}))
-    assert fewer.factor == 4
 
 
 def test_the_baseline_is_the_fastest_of_the_same_precision_and_devices():
@@ -219,37 +197,40 @@ def test_a_faster_run_is_the_baseline_unless_another_is_named():
 
 
 def test_what_only_one_run_has_is_a_difference():
-    variables = "runtime.environment."
+    name = "runtime.environment.CUDA_LAUNCH_BLOCKING"
     found = differences(
-        run(params={variables + "GOMP_SPINCOUNT": "10000", "train.older": "1"}),
-        run(
-            tags={"residual": "fp32", "git_dirty": "true", "world_size": "2"},
-            params={variables + "CUDA_LAUNCH_BLOCKING": "1", variables + "OTHER": "1"},
-        ),
+        run(params={"train.older": "1"}),
+        run(tags={"residual": "fp32", "version.cuda": "13"}, params={name: "1"}),
     )
-    assert [(d.name.removeprefix(variables), d.then, d.now, d.factor) for d in found][
-        :1
-    ] == [("CUDA_LAUNCH_BLOCKING", "not set", "1", 2.0)]
-    unknown = {d.name for d in found if d.reason == "effect unknown"}
-    assert unknown == {
-        "runtime.residual",
-        "git_dirty",
-        "train.older",
-        variables + "OTHER",
-    }
-    slower = {d.name: d.reason for d in found}
-    assert slower["world_size"] == "as a rule no slower here"
-    assert str(found[-3]).endswith("(effect unknown)")
-
-
-def test_the_residual_stream_and_uncommitted_files_are_causes_too():
-    then = run(tags={"residual": "bf16", "git_dirty": "false"})
-    now = run(tags={"residual": "fp32", "git_dirty": "true"})
-    assert [(d.name, d.factor) for d in differences(then, now)] == [
-        ("runtime.residual", 1.035),
-        ("git_dirty", 1.01),
+    assert found == [
+        Difference(name, "not set", "1"),
+        Difference("runtime.residual", "not set", "fp32"),
+        Difference("train.older", "1", "not set"),
+        Difference("version.cuda", "not set", "13"),
     ]
-    assert [d.factor for d in differences(now, then)] == [1.01, 1.0]
+
+
+def test_other_code_alone_is_no_reason_to_blame_settings():
+    tags = {"git_commit": "b", "git_dirty": "true"}
+    assert judged([40.0] * 9, tags=tags, cpu_wait_pct=50.0).state == "busy"
+
+
+def test_runs_are_lines_of_a_file(tmp_path):
+    """Only those of the same work on the same device are compared."""
+    file = tmp_path / "runs.jsonl"
+    assert read_runs(file) == []
+    same = {"work_key": "k", "device": "H200"}
+    runs = [
+        run(100.0, "a", same),
+        run(900.0, "b", {**same, "device": "another"}),
+        run(900.0, "c", {**same, "work_key": "other"}),
+    ]
+    for one in runs:
+        append_run(file, one)
+    with file.open("a") as lines:
+        lines.write('{"run_id": "torn')
+    assert read_runs(file) == runs
+    assert of_same_work(read_runs(file), run(tags=same)) == runs[:1]
 
 
 def test_the_same_work_in_another_way_has_the_same_key():

@@ -21,8 +21,6 @@ from flatout.engine.checkpoints.checkpoint_folder import (
     file_hash,
     finish,
     is_interrupted,
-    logged_as,
-    note_logged,
     read_manifest,
     step_folders,
     was_trained_now,
@@ -611,14 +609,10 @@ def test_what_is_not_there_whole_is_trained_again(tmp_path, change):
     job = make_job(tmp_path, **EVERY_2)
     first = collect(job)
     finish(job.work_folder)
-    note_logged(job.work_folder, {"name": "flatout"}, "models:/m-1")
-    assert logged_as(job.work_folder, {"name": "flatout"}) == "models:/m-1"
-    assert logged_as(job.work_folder, {"name": None}) is None
     again = collect(change(job))
     assert was_trained_now(job.work_folder)
     assert again.report.train_wall_s != first.report.train_wall_s
     assert weights(again) == weights(first)
-    assert logged_as(job.work_folder, {"name": "flatout"}) is None
 
 
 def test_the_best_model_of_other_evaluations_is_another_result(tmp_path):

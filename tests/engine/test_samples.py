@@ -10,7 +10,6 @@ import pytest
 import torch
 from PIL import Image
 
-from flatout import tracking
 from flatout.engine.benchmark.rungs import rungs
 from flatout.engine.benchmark.runner import Bench
 from flatout.engine.launch.job_files import JobFiles
@@ -20,6 +19,7 @@ from flatout.engine.parameters import parse_settings
 from flatout.engine.predict.sample_predictions import predict_samples
 from flatout.engine.sweep.sweep import run_sweep
 from flatout.tracking.sample_model import log_sample_model
+from flatout.tracking.store import connect
 from tests.engine import test_arrays as arrays
 from tests.engine import test_images as images
 
@@ -118,12 +118,14 @@ def test_a_model_of_texts_is_refused(tmp_path):
         )
 
 
-def test_mlflow_loads_the_model_and_predicts(trained, store):
+def test_mlflow_loads_the_model_and_predicts(trained, store, tmp_path):
     _, job, folder = trained
-    tracking.use(store)
+    client = connect(store)
     samples = np.stack(job.test.views(np.arange(5)))
-    with mlflow.start_run():
-        uri = log_sample_model(folder, samples[0])
+    run = client.create_run(client.create_experiment("own", str(tmp_path / "kept")))
+    mlflow.set_experiment(experiment_id=run.info.experiment_id)
+    np.save(example := tmp_path / "example.npy", samples[0])
+    uri = log_sample_model(folder, example, run.info.run_id)
     model = mlflow.pyfunc.load_model(uri)
     (spec,) = model.metadata.signature.inputs.inputs
     assert (spec.type, spec.shape) == (samples.dtype, (-1, *samples.shape[1:]))

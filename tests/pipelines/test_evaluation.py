@@ -36,7 +36,7 @@ from flatout.engine.tokenizing.token_keys import token_key
 from flatout.pipelines import train
 from flatout.pipelines.evaluate import create_pipeline
 from flatout.project.catalog_hooks import TrustHooks
-from flatout.tracking.pages.pictures import _confusion, draw
+from flatout.tracking.pictures import _confusion, draw
 from tests.conftest import PROJECT
 from tests.engine.families import LABEL_NAMES, VOCABULARY, built, task_of
 from tests.engine.remote_code import write_model
@@ -330,7 +330,7 @@ def test_classes_go_by_their_names(tmp_path):
     counts = confusion_counts(frame, names).tolist()
     path = tmp_path / "confusion_matrix.json"
     path.write_text(json.dumps({"label_names": names, "counts": counts}))
-    assert [drawn.name for drawn in draw(tmp_path)] == ["confusion_matrix.png"]
+    assert [drawn.name for drawn in draw([path], tmp_path)] == ["confusion_matrix.png"]
     axis = _confusion(path).axes[0]
     for labels in (axis.get_xticklabels(), axis.get_yticklabels()):
         assert [label.get_text() for label in labels] == [*"1234", names[4][:24]]

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from flatout.cli.groups import DATA_DIR, cli, flatout, plain_errors
 from flatout.project.command_line import check_data_dir, check_environment
+from flatout.project.mlflow_options import mlflow_options
 from flatout.project.parameters.hooks import loader_of
 
 
@@ -73,15 +74,14 @@ def parameters(
 @click.option("--host", help="Default: ui.host of conf/base/mlflow.yml.")
 @click.option("--port", help="Default: ui.port of conf/base/mlflow.yml.")
 def ui(env: str | None, data_dir: str | None, **given: str | None) -> None:
-    """Serve the runs in MLflow, and print the address of the list of them."""
-    from flatout.tracking.pages.serving import serve
+    """Serve the runs in MLflow."""
+    from flatout.tracking.server import serve
 
     extra = {"data_dir": data_dir} if data_dir else {}
     with plain_errors():
         check_data_dir(data_dir)
         check_environment(env)
         with KedroSession.create(env=env, runtime_params=extra) as session:
-            known = session.load_context().mlflow
-    at = {name: value or getattr(known.ui, name) for name, value in given.items()}
-    uri, experiment = known.server.mlflow_tracking_uri, known.tracking.experiment.name
-    raise SystemExit(serve(uri, experiment, click.echo, **at))
+            options = mlflow_options(session.load_context())
+    at = {name: value or getattr(options.ui, name) for name, value in given.items()}
+    raise SystemExit(serve(options.store, click.echo, **at))

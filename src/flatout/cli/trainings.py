@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import click
@@ -14,7 +15,9 @@ from flatout.cli.groups import (
     flatout,
     plain_errors,
 )
+from flatout.engine.machine.environment import set_defaults
 from flatout.project.command_line import check_data_dir, check_environment
+from flatout.project.mlflow_options import login, mlflow_options
 from flatout.project.parameters.hooks import checked_settings
 
 ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
@@ -46,9 +49,9 @@ def sync(env: str | None, data_dir: str | None, tracking_uri: str | None) -> Non
     """Send to MLflow what it lacks of this folder's runs.
 
     They are the last training, the last other run, and what no store took of those
-    before them. Models are not sent.
+    before them.
     """
-    from flatout import tracking
+    from flatout.tracking.follow import sync as send
 
     extra = {"data_dir": data_dir} if data_dir else {}
     with plain_errors():
@@ -57,13 +60,9 @@ def sync(env: str | None, data_dir: str | None, tracking_uri: str | None) -> Non
         with KedroSession.create(env=env, runtime_params=extra) as session:
             context = session.load_context()
             settings = checked_settings(context)
-    points = Path(settings.paths.metrics)
-    tracking.prepare(tracking_uri or "")
-    lines = [
-        line
-        for file in (points, points.with_name("run.jsonl"))
-        for line in tracking.sync(file, tracking_uri)
-    ]
+            set_defaults(login(context, mlflow_options(context)))
+    logging.getLogger("flatout").setLevel(logging.INFO)
+    lines = send(Path(settings.paths.metrics).with_name("tracking"), tracking_uri)
     for line in lines or ["MLflow has all of the runs in this folder."]:
         click.echo(line)
     if any(": not sent" in line for line in lines):

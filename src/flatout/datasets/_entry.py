@@ -28,6 +28,10 @@ class PathDataset(AbstractDataset[Any, Any]):
         self._path = Path(filepath)
         self.metadata = metadata
 
+    @property
+    def path(self) -> Path:
+        return self._path
+
     def _check_there(self) -> None:
         """Raises DatasetError where nothing is there to be loaded."""
         if not self._exists():

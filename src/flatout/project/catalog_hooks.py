@@ -19,6 +19,7 @@ from flatout.engine.data.forms.given_splits import entry_of
 from flatout.engine.data.raw_texts import SPLITS
 from flatout.engine.files.writable import ELSEWHERE, first_fault
 from flatout.engine.parameters import Settings, SettingsError
+from flatout.project.mlflow_options import mlflow_options, store_file
 from flatout.project.parameters.hooks import checked_settings
 
 logger = logging.getLogger(__name__)
@@ -128,8 +129,8 @@ class OutputHooks:
         names = {node.name for node in pipeline.nodes}
         paths = [Path(p) for n in names & WORK.keys() for p in WORK[n](settings)]
         paths += local_paths(self._context, pipeline.all_outputs())
-        if self._context.mlflow.tracks(run_params["pipeline_names"] or ["__default__"]):
-            paths += store_in(self._context, settings.data_dir)
+        if mlflow_options(self._context).tracks(run_params["pipeline_names"]):
+            paths += store_file(self._context, settings.data_dir)
         if fault := first_fault(paths):
             raise UnwritableError(f"{fault}: {ELSEWHERE}")
         _check_source(settings.model.name_or_path, paths)
@@ -144,14 +145,6 @@ def _check_source(name: str | None, written: Collection[Path]) -> None:
             f"it (cp -r {name} {source.parent}/before) and name the copy, or keep the "
             "new one elsewhere (--params=data_dir=...)"
         )
-
-
-def store_in(context: KedroContext, data_dir: str | None) -> list[Path]:
-    """The tracking store, where it is the file of the data folder. Any other may be
-    away: its points wait in a file."""
-    uri = context.mlflow.server.mlflow_tracking_uri
-    file = context.project_path / (data_dir or "data") / "mlflow.db"
-    return [file] if uri == f"sqlite:///{file}" else []
 
 
 def local_paths(context: KedroContext, names: Collection[str] = ()) -> list[Path]:

@@ -8,35 +8,21 @@ ranks of it, and end with it.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
-import kedro.framework.session.session as of_kedro
-from kedro.config import AbstractConfigLoader
-from kedro.framework.hooks import _create_hook_manager
+from kedro.framework.context import KedroContext
 from kedro.framework.session import KedroSession
-from pluggy import PluginManager
 
 from flatout.engine.machine.environment import current_ranks, launched_from_outside
 from flatout.places import use_project
 from flatout.project.command_line import check_pipelines
-from flatout.project.config_loader import ProjectConfigLoader
-
-
-def _hook_manager() -> PluginManager:
-    """Kedro's, without kedro-mlflow's own hook. Kedro drops that one (settings.py) once
-    it has imported it, and MLflow with it."""
-    manager = _create_hook_manager()
-    manager.set_blocked("mlflow_hook")
-    return manager
-
-
-of_kedro._create_hook_manager = _hook_manager
+from flatout.project.parameters.hooks import checked_settings
 
 
 class ProjectSession(KedroSession):
     """Without --pipelines it runs those that the parameter `pipelines` names."""
 
-    _loader: AbstractConfigLoader | None = None
+    _context: KedroContext | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         use_project(kwargs.get("project_path"))
@@ -49,14 +35,14 @@ class ProjectSession(KedroSession):
         return super().run(*args, **kwargs)
 
     def _named_pipelines(self) -> list[str]:
-        names = cast(ProjectConfigLoader, self._get_config_loader()).settings.pipelines
+        names = checked_settings(self.load_context()).pipelines
         check_pipelines(names, "parameter pipelines")
         return names
 
-    def _get_config_loader(self) -> AbstractConfigLoader:
-        """One a session: what it has read and parsed is the context's, too."""
-        self._loader = self._loader or super()._get_config_loader()
-        return self._loader
+    def load_context(self) -> KedroContext:
+        """One a session: what it has read and parsed is kept."""
+        self._context = self._context or super().load_context()
+        return self._context
 
 
 class MainRankSession(ProjectSession):

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
-from kedro.io import DataCatalog
 from rich.console import Console
 from rich.text import Text
 
@@ -20,7 +20,8 @@ class SummaryHooks:
     """Ends a training or an evaluation with its figures, its model and what is next."""
 
     @hook_impl
-    def before_pipeline_run(self) -> None:
+    def after_context_created(self, context: KedroContext) -> None:
+        self._context = context
         self._reports: dict[str, Any] = {}
 
     @hook_impl
@@ -30,25 +31,22 @@ class SummaryHooks:
                 self._reports[name] = outputs[name]
 
     @hook_impl(wrapper=True)
-    def after_pipeline_run(
-        self, run_params: dict[str, Any], catalog: DataCatalog
-    ) -> Iterator[None]:
+    def after_pipeline_run(self, run_params: dict[str, Any]) -> Iterator[None]:
         found = yield
         if self._reports:
             lines = summary_lines(
                 self._reports.get("train_report"),
                 self._reports.get("evaluation_report"),
-                {name: _place(catalog, entry) for name, entry in PLACES.items()},
+                {name: _place(self._context, e) for name, e in PLACES.items()},
                 run_params["env"],
             )
             Console(stderr=True).print(Text("\n".join(lines)), soft_wrap=True)
         return found
 
 
-def _place(catalog: DataCatalog, entry: str) -> str:
-    """Below the working directory, where it is there."""
-    path = catalog.get(entry)._describe().get("filepath", "")
-    try:
-        return str(Path(path).relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+def _place(context: KedroContext, entry: str) -> str:
+    """Below the working directory, if it is there."""
+    known = context.config_loader["catalog"].get(entry, {})
+    path = context.project_path / known.get("filepath", "")
+    in_sight = path.is_relative_to(Path.cwd())
+    return str(path.relative_to(Path.cwd()) if in_sight else path)

@@ -7,22 +7,20 @@ loads plugins.
 from __future__ import annotations
 
 import logging
-import sys
 import textwrap
 from functools import partial
-from typing import Any
 
 import rich
 from kedro.logging import RichHandler
 from rich.text import Text
 
-from flatout.engine.machine.environment import set_defaults
+from flatout.tracking.program import LevelFormatter
 
 SILENCED = (
-    # kedro-mlflow defines a `predict` without type hints: shown at every command.
-    "Add type hints to the `predict` method",
-    # Kedro and kedro-mlflow still use the older name of OmegaConf's register_resolver.
+    # Kedro still uses the older name of OmegaConf's register_resolver.
     "register_new_resolver() is deprecated",
+    # MLflow's advice on models, of which `kedro flatout sync` sends one.
+    "An input example was not provided",
     # The advice of every run; training reads its rows from mapped files anyhow.
     "Using synchronous mode for loading and saving data",
     # Of Kedro's runners, above every error of a run's first node.
@@ -81,43 +79,14 @@ def wrapped(text: str, width: int) -> str:
     )
 
 
-class LevelFormatter(logging.Formatter):
-    """Names the level of a warning or an error; all else is information."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        if record.levelno >= logging.WARNING:
-            record.message = f"{record.levelname}: {record.message}"
-        return super().formatMessage(record)
-
-
 def show_kedro() -> None:
     """Kedro's own lines too: a line for each node, load and save."""
     for name in KEDRO:
         logging.getLogger(name).setLevel(logging.INFO)
 
 
-OWN_COMMANDS = {"run", "flatout", "doctor"}
-
-
-def leave_mlflow_out() -> None:
-    """A command of ours needs none of kedro-mlflow's, which import MLflow: Kedro loads
-    those of all plugins to find one."""
-    utils = sys.modules.get("kedro.framework.cli.utils")
-    if utils is None or not {*sys.argv[1:2]} & OWN_COMMANDS:
-        return
-    find = utils._get_entry_points
-
-    def find_others(name: str) -> list[Any]:
-        return [e for e in find(name) if not e.module.startswith("kedro_mlflow.")]
-
-    utils._get_entry_points = find_others  # type: ignore[attr-defined]
-
-
 def set_up_terminal() -> None:
     """Messages as lines, in place of Kedro's handler; a handler of one's own stays."""
-    leave_mlflow_out()
-    # Without git (a container has none) MLflow tells so in 48 lines a training.
-    set_defaults({"GIT_PYTHON_REFRESH": "quiet"})
     root = logging.getLogger()
     for handler in [h for h in root.handlers if isinstance(h, RichHandler)]:
         root.removeHandler(handler)

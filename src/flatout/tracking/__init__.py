@@ -1,33 +1,19 @@
-"""Runs in MLflow that cost training nothing: a file first, the store behind it.
+"""Runs in MLflow that cost training nothing.
 
-The engine appends a JSON line a log point. A thread of the Kedro process sends what is
-new; what a dead, slow or locked store did not take waits beside the file, and
-:func:`sync` sends it later.
+The engine appends a JSON line a log point, the hooks write `run.json`. The program
+`python -m flatout.tracking FOLDER` follows both and sends what is new to MLflow. What a
+dead, slow or locked store did not take waits in the folder; `kedro flatout sync` runs
+the same code later.
 """
 
-from typing import Any
+from flatout.tracking.record import RunFolder, RunRecord, begin, run_folders
+from flatout.tracking.store import one_line, prepare
 
-from flatout.tracking.outbox import Outbox, RunRecord, begin
-from flatout.tracking.store import close_stale_runs, one_line, prepare, use
-
-_WITH_MLFLOW = ("Forwarder", "sync")
 __all__ = [
-    "Forwarder",
-    "Outbox",
+    "RunFolder",
     "RunRecord",
     "begin",
-    "close_stale_runs",
     "one_line",
     "prepare",
-    "sync",
-    "use",
+    "run_folders",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """What imports MLflow, when it is asked for."""
-    if name not in _WITH_MLFLOW:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from flatout.tracking import forwarder
-
-    return getattr(forwarder, name)

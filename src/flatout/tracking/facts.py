@@ -23,7 +23,7 @@ from flatout.engine.machine.environment import (
 )
 from flatout.engine.parameters import Settings
 from flatout.engine.parameters.secrets import without_password
-from flatout.tracking.outbox import RunRecord
+from flatout.tracking.record import RunRecord
 from flatout.tracking.store import process_tags
 
 ENVIRONMENT = "environment.json"
@@ -134,10 +134,10 @@ def note_rows(record: RunRecord, inputs: dict[str, Any], kind: str) -> None:
         )
 
 
-def write_environment(points: Path) -> None:
-    """The machine and the versions of all installed packages, as JSON beside a run's
-    points. Reads a file a package."""
-    file = points.with_name(ENVIRONMENT)
+def write_environment(folder: Path) -> None:
+    """The machine and the versions of all installed packages, as JSON in a run's
+    folder. Reads a file a package."""
+    file = folder / ENVIRONMENT
     known = [d.metadata for d in distributions()]
     packages = {m["Name"]: m["Version"] for m in known}
     facts = {
@@ -150,7 +150,6 @@ def write_environment(points: Path) -> None:
         "nvidia_gpus": nvidia_gpu_count(),
         "packages": dict(sorted(packages.items(), key=lambda item: item[0].lower())),
     }
-    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(facts, indent=1), encoding="utf-8")
 
 

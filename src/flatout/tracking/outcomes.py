@@ -8,8 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from flatout.tracking.facts import plain_name
-from flatout.tracking.outbox import RunRecord
-from flatout.tracking.pages.figures import report_figures
+from flatout.tracking.record import RunRecord
+
+FIGURES = (
+    "samples_per_s",
+    "tokens_per_s",
+    "padding_pct",
+    "mfu_pct",
+    "share_of_measured_peak_pct",
+    "loader_wait_pct",
+    "cpu_wait_pct",
+    "cpu_probe_ms",
+    "gpu_clock_mhz",
+    "step_ms_p50",
+    "peak_reserved_gib",
+    "compile_s",
+    "train_wall_s",
+)
+"""Become tags, to compare runs by: as metrics each would be a chart of one point."""
 
 CURVES = "validation_"
 """How the names of figures begin that have a point an evaluation."""
@@ -219,3 +235,36 @@ def report_metrics(report: dict[str, Any], chosen_by: str = "") -> dict[str, flo
         if name.startswith(CURVES) or name in (SORTED_BY, chosen_by)
         if value is not None
     }
+
+
+def report_figures(report: dict[str, Any]) -> dict[str, float]:
+    """Speed, and all of the validation and test splits."""
+    judged = [name for name in report if name.startswith((CURVES, "test_"))]
+    return {
+        name: float(report[name])
+        for name in (*FIGURES, *judged)
+        if report.get(name) is not None
+    }
+
+
+def figure_tags(figures: dict[str, float]) -> dict[str, str]:
+    """Those by which runs are compared."""
+    compared = [n for n in figures if n in FIGURES or n.startswith("guard_")]
+    return {name: f"{figures[name]:.6g}" for name in compared}
+
+
+def description(text: str, record: RunRecord) -> str:
+    """Markdown of the run's page: `text`, and a table of all final figures."""
+    figures = sorted({**record.metrics, **record.figures}.items())
+    if not figures:
+        return text
+    rows = [f"| {name} | {shown(value)} |" for name, value in figures]
+    return "\n".join(
+        [*([text, ""] if text else []), "| figure | |", "|---|---|", *rows]
+    )
+
+
+def shown(value: float) -> str:
+    """Four digits, or whole."""
+    whole = value == int(value) if abs(value) < float("inf") else False
+    return f"{value:,.0f}" if whole or abs(value) >= 1000 else f"{value:.4g}"

@@ -59,17 +59,20 @@ def _load_pyfunc(path: str) -> SampleModel:
     return SampleModel(load_pretrained(Path(path)))
 
 
-def log_sample_model(folder: Path, example: npt.NDArray[Any]) -> str:
-    """Log what `save_pretrained` left in `folder` to the active run, with signature,
-    `example` (...), flatout's own code and pinned requirements. Returns the model's
-    URI."""
+def log_sample_model(folder: Path, example: Path, run_id: str) -> str:
+    """Log what `save_pretrained` left in `folder` to the run, with signature, the
+    array (...) in the file `example`, flatout's own code and pinned requirements.
+    Returns the model's URI."""
     import mlflow.pyfunc
-    from mlflow.models import infer_signature
+    from mlflow.models import Model, infer_signature
 
-    one = np.ascontiguousarray(example[None])
+    one = np.ascontiguousarray(np.load(example)[None])
     answer = _load_pyfunc(str(folder)).predict(one)
-    logged = mlflow.pyfunc.log_model(
+    logged = Model.log(
+        artifact_path=None,
+        flavor=mlflow.pyfunc,
         name="model",
+        run_id=run_id,
         loader_module=__name__,
         data_path=str(folder),
         code_paths=[str(Path(flatout.__file__).parent)],

@@ -1,17 +1,16 @@
-"""From the outbox to MLflow: in lots, in order, and nothing twice."""
+"""From a run's folder to MLflow: in lots, in order, and nothing twice."""
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import (
     Dataset,
     DatasetInput,
+    Experiment,
     InputTag,
     Metric,
     Param,
@@ -19,82 +18,119 @@ from mlflow.entities import (
     RunTag,
 )
 
-from flatout.engine.train.recording.metrics_file import parse_point
-from flatout.tracking.lots import MAX_BATCH_METRICS, in_lots, metrics_of, send_trial
-from flatout.tracking.outbox import ARTIFACTS, Outbox, RunRecord
-from flatout.tracking.outcomes import DESCRIPTION, report_tags
-from flatout.tracking.pages.description import description
-from flatout.tracking.pages.experiment import describe
-from flatout.tracking.pages.figures import figure_tags
-from flatout.tracking.pages.pictures import draw
-from flatout.tracking.store import find_run, process_tags
+from flatout.tracking.models import log_and_register
+from flatout.tracking.outcomes import DESCRIPTION, description, figure_tags, report_tags
+from flatout.tracking.pictures import draw
+from flatout.tracking.points import MAX_BATCH_METRICS, Tail, in_lots, metrics_of
+from flatout.tracking.record import RunFolder, RunRecord
+from flatout.tracking.sent import Sent
+from flatout.tracking.store import connect, find_run, process_tags
+from flatout.tracking.trials import send_trials
 
 MAX_BATCH_PARAMS = 100
 MAX_VALUE_LENGTH = 5000
-MAX_RUNS = 50_000
+SYSTEM = "system.jsonl"
+"""Load of the machine, sampled by the tracking program."""
 
 
 class Sender:
-    """Sends what is new of one run. What the store has of it is asked once; what it
-    raises is the store's."""
+    """Sends what is new of one run to one store. What the store has of it is asked
+    once; what it raises is the store's."""
 
-    def __init__(self, outbox: Outbox) -> None:
-        self._outbox = outbox
+    def __init__(self, folder: RunFolder, uri: str | None = None) -> None:
+        """`uri`: of another store than the one that the run was meant for."""
+        self.folder = folder
+        self.uri = uri or folder.record.tracking_uri
+        self.sent = Sent.load(folder.path, self.uri)
         self._run: Run | None = None
-        self.read_bytes = 0
-        """Of the points' file, so far."""
-        self._first_line = b""
-        """Of the points' file: its time tells a file from the one that it replaced."""
-        self.pictures_s = 0.0
+        self._settled: dict[str, str] = {}
+        """Tags of what `auto` came to, as the engine notes it when training starts."""
+        points = folder.record.points
+        self._points = Tail(Path(points)) if points else None
+        self._system = Tail(folder.path / SYSTEM)
 
     @property
     def _record(self) -> RunRecord:
-        return self._outbox.record
+        return self.folder.record
 
-    def send(self, client: MlflowClient) -> str:
-        """Send what is new; returns the run's id."""
+    @property
+    def read_bytes(self) -> int:
+        return self._points.read_bytes if self._points else 0
+
+    def client(self) -> MlflowClient:
+        return connect(self.uri, self._record.registry_uri)
+
+    def send(self, client: MlflowClient) -> str | None:
+        """Send what is new; returns the run's id. None: a training that has not begun,
+        which may be finished already."""
+        if self._waits():
+            return None
         run_id = self._open(client)
         self._send_datasets(client, run_id)
-        for metrics in self._lots():
-            client.log_batch(run_id, metrics=metrics)
-            self._outbox.note_sent(metrics)
+        for tail in filter(None, (self._points, self._system)):
+            for metrics in self._lots(tail):
+                client.log_batch(run_id, metrics=metrics)
+                self.sent.steps |= {metric.key: metric.step for metric in metrics}
+                self.save()
         self._send_params_and_tags(client, run_id)  # points may have brought tags
+        if self._record.model and not self.sent.model:
+            self.sent.model = log_and_register(client, self._record.model, run_id)
+            self.save()
         return run_id
 
-    def end(self, client: MlflowClient) -> None:
-        """Send all that is left of a run that has ended, and end it in MLflow too."""
+    def end(self, client: MlflowClient, status: str, end_ms: int) -> str:
+        """Send all that is left of a run that has ended, and end it in MLflow too;
+        returns its id."""
         record, run_id = self._record, self.send(client)
-        now = record.end_ms or int(time.time() * 1000)
-        step = max(record.sent_steps.values(), default=0)
-        finals = [Metric(k, v, now, step) for k, v in record.metrics.items()]
-        for lot in in_lots(finals, MAX_BATCH_METRICS):
-            client.log_batch(run_id, metrics=lot)
-        self._send_trials(client, run_id)
-        folder, started_s = self._outbox.points.parent, record.start_ms / 1000
-        begin_s = time.perf_counter()
-        pictures = draw(folder, started_s)
-        self.pictures_s = time.perf_counter() - begin_s
-        files = [*artifacts(self._outbox), *pictures]
-        for path in files:
+        run_id = run_id or self._open(client)
+        finals = {k: v for k, v in record.metrics.items() if k not in self.sent.steps}
+        step = max(self.sent.steps.values(), default=0)
+        client.log_batch(
+            run_id, [Metric(k, v, end_ms, step) for k, v in finals.items()]
+        )
+        send_trials(
+            client,
+            self._experiment_id,
+            run_id,
+            record.trials,
+            process_tags(record.tags),
+        )
+        reports = self.folder.artifacts()
+        for path in [*reports, *draw(reports, self.folder.path)]:
             client.log_artifact(run_id, str(path))
-        page = f"#/experiments/{self._experiment_id}/runs/{run_id}"
-        text = description(record, page, [path.name for path in files])
+        text = description(record.tags.get(DESCRIPTION, ""), record)
         client.set_tag(run_id, DESCRIPTION, text[:MAX_VALUE_LENGTH])
-        client.set_terminated(run_id, record.status, record.end_ms)
-        record.complete = True
-        record.delivered.append(record.tracking_uri)
-        self._outbox.save()
+        client.set_terminated(run_id, status, end_ms)
+        self.sent.ended, self.sent.fault = [status, end_ms], None
+        self.save()
+        return run_id
+
+    def save(self) -> None:
+        self.sent.save(self.folder.path, self.uri)
+
+    def _waits(self) -> bool:
+        if self._points is None or self._record.end_ms is not None or self.sent.run_id:
+            return False
+        return not any(self._is_of_run(point) for _, point in self._points.new())
+
+    def _is_of_run(self, point: dict[str, object]) -> bool:
+        """False for what an earlier training left in the file."""
+        time_s = point.get("time_s")
+        return isinstance(time_s, (int, float)) and (
+            1000 * time_s >= self._record.start_ms
+        )
 
     def _open(self, client: MlflowClient) -> str:
-        """Id of the run in the store: made there, or RUNNING again where it goes on."""
+        """Id of the run in the store: made there, or RUNNING again when it goes on."""
         if self._run is not None:
             return str(self._run.info.run_id)
-        run, record = find_run(client, self._record.run_id), self._record
+        named = self._record.run_id if self.uri == self._record.tracking_uri else None
+        run = find_run(client, self.sent.run_id or named)
         if run is None:
-            self._outbox.readdress(record.tracking_uri, record.artifact_location)
-            run = _create_run(record, client)
-            record.run_id = run.info.run_id
-            self._outbox.save()
+            run = _create_run(self._record, client)
+            self.sent = Sent(run.info.run_id)
+        self.sent.run_id, self.sent.ended = run.info.run_id, None
+        self.save()
         self._experiment_id = run.info.experiment_id
         self._params = {*run.data.params}
         self._tags = dict(run.data.tags)
@@ -110,23 +146,22 @@ class Sender:
         """A run that goes on may have another value of a parameter now, which MLflow
         would not take: it keeps the first."""
         record = self._record
-        params = {
-            name: Param(name, text[:MAX_VALUE_LENGTH])
-            for name, text in list(record.params.items())
+        params = [
+            Param(name, text[:MAX_VALUE_LENGTH])
+            for name, text in record.params.items()
             if name not in self._params
-        }
-        figures = figure_tags(dict(record.figures))  # others add to it meanwhile
-        wanted = {**record.settled, **record.tags, **figures}
+        ]
+        wanted = {**self._settled, **record.tags, **figure_tags(record.figures)}
         tags = {
             name: text[:MAX_VALUE_LENGTH]
             for name, text in wanted.items()
             if self._tags.get(name) != text[:MAX_VALUE_LENGTH]
         }
-        for lot in in_lots(params.values(), MAX_BATCH_PARAMS):
+        for lot in in_lots(params, MAX_BATCH_PARAMS):
             client.log_batch(run_id, params=lot)
         if tags:
             client.log_batch(run_id, tags=[RunTag(*tag) for tag in tags.items()])
-        self._params |= params.keys()
+        self._params |= {param.key for param in params}
         self._tags |= tags
 
     def _send_datasets(self, client: MlflowClient, run_id: str) -> None:
@@ -135,67 +170,43 @@ class Sender:
             client.log_inputs(run_id, datasets=[_dataset_input(facts) for facts in new])
             self._datasets |= {facts["name"] for facts in new}
 
-    def _send_trials(self, client: MlflowClient, run_id: str) -> None:
-        """As nested runs, those that the store does not have whole."""
-        if not self._record.trials:
-            return
-        nested = client.search_runs(
-            [self._experiment_id],
-            f"tags.mlflow.parentRunId = '{run_id}'",
-            max_results=MAX_RUNS,
-        )
-        ended = ("FINISHED", "FAILED")
-        whole = {r.info.run_name for r in nested if r.info.status in ended}
-        # By the process's own a trial is closed that a kill leaves open.
-        tags = {"mlflow.parentRunId": run_id, **process_tags()}
-        for trial in self._record.trials:
-            if trial["name"] not in whole:
-                send_trial(client, self._experiment_id, trial, tags)
-
-    def _lots(self) -> Iterator[list[Metric]]:
+    def _lots(self, tail: Tail) -> Iterator[list[Metric]]:
         """New metrics in lots that MLflow takes; one is sent when the next is asked
         for. A training that goes on, or starts again, repeats steps: what the store has
         of a metric is passed over."""
-        seen, end = dict(self._record.sent_steps), self.read_bytes
+        seen, end = dict(self.sent.steps), tail.read_bytes
         lot: list[Metric] = []
-        for end_of_line, point in self._new_points():
-            self._record.settled.update(report_tags(point.get("settled", {})))
-            found = [m for m in metrics_of(point) if m.step > seen.get(m.key, -1)]
-            if lot and len(lot) + len(found) > MAX_BATCH_METRICS:
-                yield lot
-                self.read_bytes, lot = end, []
-            lot += found
-            seen |= {metric.key: metric.step for metric in found}
+        for end_of_line, point in tail.new():
+            if self._is_of_run(point):
+                self._settled |= report_tags(point.get("settled", {}))
+                found = [m for m in metrics_of(point) if m.step > seen.get(m.key, -1)]
+                if lot and len(lot) + len(found) > MAX_BATCH_METRICS:
+                    yield lot
+                    tail.read_bytes, lot = end, []
+                lot += found
+                seen |= {metric.key: metric.step for metric in found}
             end = end_of_line
         if lot:
             yield lot
-        self.read_bytes = end
-
-    def _new_points(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Whole lines not read yet, each with the file's length up to its end."""
-        if not self._outbox.points.is_file():
-            return
-        with self._outbox.points.open("rb") as file:
-            first = file.readline()
-            if first != self._first_line:  # a training that starts again empties it
-                self._first_line, self.read_bytes = first, 0
-            file.seek(self.read_bytes)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                yield file.tell(), parse_point(line)
+        tail.read_bytes = end
 
 
 def _create_run(record: RunRecord, client: MlflowClient) -> Run:
-    experiment = client.get_experiment_by_name(record.experiment)
-    if experiment is None:
-        place = record.artifact_location
-        created = client.create_experiment(record.experiment, place)
-        experiment = client.get_experiment(created)
-    describe(client, experiment)
+    experiment_id = _experiment(record, client).experiment_id
     return client.create_run(
-        experiment.experiment_id, start_time=record.start_ms, run_name=record.name
+        experiment_id, start_time=record.start_ms, run_name=record.name
     )
+
+
+def _experiment(record: RunRecord, client: MlflowClient) -> Experiment:
+    """Made if the store does not have it, restored if it was deleted there."""
+    found = client.get_experiment_by_name(record.experiment)
+    if found is None:
+        made = client.create_experiment(record.experiment, record.artifact_location)
+        return client.get_experiment(made)
+    if found.lifecycle_stage == "deleted":
+        client.restore_experiment(found.experiment_id)
+    return found
 
 
 def _dataset_input(facts: dict[str, str]) -> DatasetInput:
@@ -207,10 +218,3 @@ def _dataset_input(facts: dict[str, str]) -> DatasetInput:
         profile=json.dumps({"num_rows": int(facts["rows"])}),
     )
     return DatasetInput(dataset, [InputTag("mlflow.data.context", facts["context"])])
-
-
-def artifacts(outbox: Outbox) -> list[Path]:
-    """Files of the run beside its points; none that an earlier run left."""
-    folder, started_s = outbox.points.parent, outbox.record.start_ms / 1000
-    named = [folder / name for name in (*ARTIFACTS, "environment.json")]
-    return [p for p in named if p.is_file() and p.stat().st_mtime >= started_s]

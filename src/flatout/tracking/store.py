@@ -21,9 +21,6 @@ if TYPE_CHECKING:  # a run's process may do without, and without its imports
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-END_LIMIT_S = 10.0
-"""In which a store must take the rest of a run."""
-
 HOST_TAG, PID_TAG, STARTED_TAG = "flatout.host", "flatout.pid", "flatout.started_s"
 
 # MLflow's own defaults wait for minutes on a dead server.
@@ -33,6 +30,9 @@ CLIENT_LIMITS = {
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    # Without git (a container has none) MLflow tells so in 48 lines a training.
+    "GIT_PYTHON_REFRESH": "quiet",
 }
 
 
@@ -48,13 +48,17 @@ def prepare(tracking_uri: str) -> None:
             file.parent.mkdir(parents=True, exist_ok=True)
 
 
-def use(tracking_uri: str) -> None:
-    """`prepare` it, and make it the store of whoever uses MLflow in this process."""
+def connect(tracking_uri: str, registry_uri: str | None = None) -> MlflowClient:
+    """A client with short limits. What asks MLflow without one, as its flavors do, asks
+    the same store."""
     import mlflow
+    from mlflow import MlflowClient
 
     prepare(tracking_uri)
     with tracking_uri_kept():
         mlflow.set_tracking_uri(tracking_uri)
+        mlflow.set_registry_uri(registry_uri or tracking_uri)
+    return MlflowClient(tracking_uri, registry_uri)
 
 
 def _sqlite_file(tracking_uri: str) -> Path | None:
@@ -100,8 +104,12 @@ def cause(error: BaseException) -> str:
     return text
 
 
-def process_tags() -> dict[str, str]:
-    """Tags by which a later process finds out whether this one still lives."""
+def process_tags(of: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Tags by which a later process finds out whether this one still lives, or those
+    among the tags `of` a run."""
+    if of is not None:
+        names = (HOST_TAG, PID_TAG, STARTED_TAG)
+        return {name: of[name] for name in names if name in of}
     started_s = psutil.Process().create_time()
     return {
         HOST_TAG: socket.gethostname(),
@@ -152,24 +160,3 @@ def close_stale_runs(
         if run_id != keep:
             client.set_terminated(run_id, "KILLED")
     return len(set(stale) - {keep})
-
-
-def activate_run(run_id: str) -> None:
-    """Make it the run of `mlflow.log_...` calls in nodes of the user's own."""
-    import mlflow
-
-    active = mlflow.active_run()
-    if active is None or active.info.run_id != run_id:
-        mlflow.start_run(run_id=run_id, nested=active is not None)
-
-
-def forget_active_run() -> None:
-    """Close the run in MLflow's fluent API without asking the store, which may hang.
-
-    `mlflow.end_run` would ask it; the run itself is ended by `Sender.end`.
-    """
-    from mlflow.environment_variables import MLFLOW_RUN_ID
-    from mlflow.tracking import fluent
-
-    fluent._active_run_stack.get().clear()
-    MLFLOW_RUN_ID.unset()

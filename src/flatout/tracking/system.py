@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import Any
+
+import psutil
 
 from flatout.tracking.gpu_watch import watch_gpus
 
@@ -16,29 +19,22 @@ PREFIX = "system/"
 class SystemMetrics:
     """Cores, memory, disk and network of this machine, and its NVIDIA GPUs, if any."""
 
-    def __init__(self, root_pid: int | None = None) -> None:
-        """`root_pid`: of the process that started all that trains; this one's."""
+    def __init__(self, root_pid: int) -> None:
+        """`root_pid`: of the process that started all that trains."""
         self._monitors = _monitors()
         self._gpus = watch_gpus(root_pid)
         self.sample()  # a share of the cores counts from the sample before
 
-    @property
-    def gpu_summary(self) -> str:
-        """How busy the GPUs were and what was wrong; empty where nothing is known."""
-        return self._gpus.summary() if self._gpus else ""
-
-    @property
-    def gpu_findings(self) -> list[str]:
-        return self._gpus.findings() if self._gpus else []
-
     def gpu_news(self) -> list[str]:
-        """What was found wrong for the first time."""
+        """What was found wrong with a GPU for the first time."""
         return self._gpus.news() if self._gpus else []
 
-    def sample(self, *, training: bool = False) -> dict[str, float]:
-        """Since the last call; costs a few milliseconds. `training`: steps were taken
-        in that time."""
-        found = self._gpus.sample(training=training) if self._gpus else {}
+    def sample(self) -> dict[str, float]:
+        """Since the last call; costs a few milliseconds."""
+        with suppress(psutil.Error):  # the run's process is gone
+            if self._gpus:
+                self._gpus.sample()
+        found: dict[str, Any] = {}
         for monitor in self._monitors:
             monitor.collect_metrics()
             found |= monitor.aggregate_metrics()

@@ -27,7 +27,6 @@ from flatout.engine.files.atomic_write import (
     remove,
     replace_atomically,
     sync,
-    write_text,
 )
 from flatout.engine.parameters.faults import first_line
 
@@ -38,8 +37,6 @@ RESULT = "result.json"
 """What a finished run hands over; it lies there until somebody has taken it."""
 FINISHED = "finished.json"
 """The same from then on: who asks for this very training again is given it."""
-REGISTERED = "registered.json"
-"""Where the model of that training is logged and registered."""
 FORMAT = 1
 CHUNK_BYTES = 1 << 24
 
@@ -320,25 +317,10 @@ def finish(folder: Path) -> None:
 
 def forget_finished(folder: Path) -> None:
     """Another training begins here."""
-    for name in (RESULT, FINISHED, REGISTERED):
+    for name in (RESULT, FINISHED):
         (folder / name).unlink(missing_ok=True)
 
 
 def was_trained_now(folder: Path) -> bool:
     """Whether the result that was just given is one that nobody had taken before."""
     return (folder / RESULT).is_file()
-
-
-def note_logged(folder: Path, where: dict[str, Any], model_uri: str) -> None:
-    """That MLflow has the model of the finished training."""
-    write_text(folder / REGISTERED, json.dumps({**where, "model": model_uri}))
-
-
-def logged_as(folder: Path, where: dict[str, Any]) -> str | None:
-    """The URI that `note_logged` noted for the same place."""
-    try:
-        noted = json.loads((folder / REGISTERED).read_text(encoding="utf-8"))
-        model_uri = noted.pop("model", None)
-    except (OSError, ValueError, AttributeError):
-        return None
-    return model_uri if noted == where else None

@@ -1,19 +1,20 @@
 """Is this run as fast as an earlier one of the same work, and if not, what differs.
 
-Pure: runs come as a tracking store holds them (parameters, tags, figures).
+Earlier runs are lines of a file in the data folder.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import median, quantiles
 from typing import Literal
 
 import xxhash
 
-from flatout.engine.guard.causes import SYMPTOMS, Difference, differences
+from flatout.engine.guard.differences import Difference, differences
 from flatout.engine.parameters import GuardSettings, Settings
 
 RATE = "guard_samples_per_s"
@@ -22,8 +23,6 @@ MEAN = "samples_per_s"
 STEP = "step_ms_p50"
 WAIT = "cpu_wait_pct"
 PROBE = "cpu_probe_ms"
-EXPLAINS = 1.15
-"""A setting with at least this factor is blamed before the machine is."""
 BUSY_WAIT_PCT = 10.0
 """Share of the time without a core above which no rate is held against a run."""
 MIN_WINDOWS = 3
@@ -40,7 +39,7 @@ class SlowRunError(RuntimeError):
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run as the tracking store knows it."""
+    """A training as the file of runs has it."""
 
     run_id: str
     name: str
@@ -51,10 +50,6 @@ class TrackedRun:
     @property
     def samples_per_s(self) -> float | None:
         return self.figures.get(RATE) or None
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.tags.get("gpus", "0") != "0"
 
 
 @dataclass(frozen=True)
@@ -77,6 +72,32 @@ def work_key(settings: Settings, token_key: str) -> str:
     batch = settings.train.global_batch_size
     text = json.dumps([token_key, model, settings.tokenize.max_length, batch])
     return xxhash.xxh3_64_hexdigest(text.encode())
+
+
+def read_runs(file: Path) -> list[TrackedRun]:
+    """Trainings of `file`, a JSON object a line; damaged lines are left out."""
+    if not file.is_file():
+        return []
+    found = []
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            found.append(TrackedRun(**json.loads(line)))
+        except (ValueError, TypeError):
+            continue
+    return found
+
+
+def append_run(file: Path, run: TrackedRun) -> None:
+    with file.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(asdict(run)) + "\n")
+
+
+def of_same_work(runs: Sequence[TrackedRun], now: TrackedRun) -> list[TrackedRun]:
+    """Those of the same work on the same device."""
+    names = ("work_key", "device")
+    return [
+        run for run in runs if all(run.tags.get(n) == now.tags.get(n) for n in names)
+    ]
 
 
 def choose_baseline(
@@ -175,7 +196,7 @@ def _excuse(
     settings: GuardSettings,
 ) -> str | None:
     """Why a low rate is the machine's doing; None where a setting explains it."""
-    if any(d.factor >= EXPLAINS and d.name not in SYMPTOMS for d in found):
+    if any(d.is_setting and not d.name.startswith("git_") for d in found):
         return None
     wait_pct = now.figures.get(WAIT, 0.0)
     if wait_pct > BUSY_WAIT_PCT:
@@ -183,7 +204,7 @@ def _excuse(
             f"the training thread had no core for {wait_pct:.0f} % of the time, other "
             "programs run here"
         )
-    slower = next((d.factor for d in found if d.name == PROBE), 1.0)
+    slower = next((d.ratio or 1.0 for d in found if d.name == PROBE), 1.0)
     if 100 * slower * median(rates) / baseline_rate >= settings.healthy_low_pct:
         return (
             f"a fixed piece of work beside the steps took {100 * slower:.0f} % of its "
@@ -217,7 +238,7 @@ def _slow_text(found: Sequence[Difference], settings: GuardSettings) -> str:
     more = len(found) - len(shown)
     rest = f"\n  and {more} more, in guard.json" if more else ""
     return (
-        f". Healthy is {band}. What differs, likeliest first:{''.join(shown)}{rest}\n"
+        f". Healthy is {band}. What differs:{''.join(shown)}{rest}\n"
         "Set the parameters back; or, where this is as it should be, give the run's id "
         "as guard.baseline"
     )

@@ -210,15 +210,6 @@ def set_defaults(variables: Mapping[str, str]) -> None:
         os.environ.setdefault(name, value)
 
 
-def find_own_programs() -> None:
-    """Put the folder of this Python on PATH: `kedro mlflow ui` starts `mlflow` by its
-    name, which only a shell that activated this environment would find."""
-    folder = str(Path(sys.executable).parent)
-    inherited = os.environ.get("PATH", os.defpath)
-    if folder not in inherited.split(os.pathsep):
-        os.environ["PATH"] = f"{folder}{os.pathsep}{inherited}"
-
-
 def environment_has(name: str, value: str) -> bool:
     return os.environ.get(name) == value
 

@@ -27,6 +27,9 @@ REMOVED: dict[str, str] = {
     "benchmark.mode=journey": "run python -m benchmarks.commands in a checkout",
     # sweep
     # tracking and the rest
+    "tracking.keep_models": "every version stays in MLflow until you delete it there",
+    "guard.store_limit_s": "the guard reads data/08_reporting/runs.jsonl, and asks no "
+    "store",
 }
 """What to use in place of a parameter (`train.example`) or of one of its values
 (`train.example=value`) that an earlier version had. docs/migration.md lists them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -19,10 +19,6 @@ class TrackingSettings(SettingsModel):
     registered_model: str | None = "flatout"
     """Name in the model registry; the best by validation on the latest data has the
     alias champion."""
-    keep_models: Annotated[int, Field(ge=1)] | None = 3
-    """Newest versions that stay in a store under data/, beside those with an alias, a
-    description or a tag of somebody's own, and those that another version points at;
-    null: all of them."""
 
 
 class GuardSettings(SettingsModel):
@@ -32,7 +28,8 @@ class GuardSettings(SettingsModel):
     enabled: bool = True
     """Compare each training with the fastest earlier one of the same work."""
     baseline: str | None = None
-    """Id of an MLflow run. null: the fastest of the same work on the same device."""
+    """Id of a run in data/08_reporting/runs.jsonl. null: the fastest of the same work
+    on the same device."""
     healthy_low_pct: float = Field(80, gt=0, le=100)
     """Of the baseline's samples/s; below is slow."""
     healthy_high_pct: float = Field(120, ge=100)
@@ -41,5 +38,3 @@ class GuardSettings(SettingsModel):
     """`fail`: the command ends with an error once all results are saved."""
     max_differences: int = Field(5, ge=1)
     """Shown in the log; all of them are in guard.json."""
-    store_limit_s: float = Field(10, gt=0)
-    """Longest wait for the tracking store's answer."""

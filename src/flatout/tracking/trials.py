@@ -1,30 +1,48 @@
-"""What MLflow gets of a point and of a trial, in lots that it takes."""
+"""Trials of a benchmark or a sweep as nested runs."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
 from flatout.engine.train.recording.metrics_file import parse_point
+from flatout.tracking.points import MAX_BATCH_METRICS, in_lots, metrics_of
 
-TESTED = "test_"
-MAX_BATCH_METRICS = 1000
-
-Item = TypeVar("Item")
+PARENT = "mlflow.parentRunId"
+MAX_RUNS = 50_000
 
 
-def send_trial(
+def send_trials(
+    client: MlflowClient,
+    experiment_id: str,
+    run_id: str,
+    trials: list[dict[str, Any]],
+    tags: dict[str, str],
+) -> None:
+    """Those that the store does not have whole."""
+    if not trials:
+        return
+    query = f"tags.{PARENT} = '{run_id}'"
+    nested = client.search_runs([experiment_id], query, max_results=MAX_RUNS)
+    ended = ("FINISHED", "FAILED")
+    whole = {r.info.run_name for r in nested if r.info.status in ended}
+    for trial in trials:
+        if trial["name"] not in whole:
+            _send(client, experiment_id, trial, {PARENT: run_id, **tags})
+
+
+def _send(
     client: MlflowClient,
     experiment_id: str,
     trial: dict[str, Any],
     tags: dict[str, Any],
 ) -> None:
-    now = int(time.time() * 1000)  # a record of an earlier version has no times
+    now = int(time.time() * 1000)
     start_ms, end_ms = trial.get("start_ms", now), trial.get("end_ms", now)
     tags = {**tags, **trial.get("tags", {})}
     run = client.create_run(
@@ -49,19 +67,3 @@ def _curves(points: str | None) -> Iterator[Metric]:
     with Path(points).open("rb") as file:
         for line in file:
             yield from metrics_of(parse_point(line))
-
-
-def in_lots(items: Iterable[Item], size: int) -> list[list[Item]]:
-    rows = list(items)
-    return [rows[start : start + size] for start in range(0, len(rows), size)]
-
-
-def metrics_of(point: dict[str, Any]) -> list[Metric]:
-    """Of a point as the engine writes it; none of a damaged line, which is empty, and
-    none of the test split, which is judged once."""
-    time_ms = int(point.get("time_s", time.time()) * 1000)
-    return [
-        Metric(name, float(value), time_ms, int(point["step"]))
-        for name, value in point.get("metrics", {}).items()
-        if isinstance(value, (int, float)) and not name.startswith(TESTED)
-    ]

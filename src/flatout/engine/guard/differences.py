@@ -1,0 +1,127 @@
+"""What differs between two runs of the same work: measured figures, then settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from flatout.engine.parameters.other_names import RENAMED
+
+SYMPTOM_LIMIT = 1.03
+"""A measured figure that explains less than this ratio is not worth a line."""
+NOT_SET = "not set"
+"""Value of what one of two runs does not have."""
+
+SHARES = {
+    "padding_pct": "more of each batch is padding",
+    "loader_wait_pct": "steps wait for their batches",
+    "cpu_wait_pct": "other programs had the cores",
+}
+"""Figures in percent of a step."""
+TIMES = {"cpu_probe_ms": "the cores themselves were slower, or shared with a neighbour"}
+SPEEDS = {
+    "gpu_clock_mhz": "the GPU ran slower: heat, power limit or another clock setting"
+}
+SYMPTOMS = {**SHARES, **TIMES, **SPEEDS}
+
+EFFECTIVE = {
+    "precision": "runtime.precision",
+    "residual": "runtime.residual",
+    "attention": "runtime.attention",
+    "threads": "runtime.threads",
+    "strategy": "train.batching",
+    "token_budget": "train.token_budget",
+    "compile": "train.compile",
+    "cuda_graphs": "train.cuda_graphs",
+    "num_workers": "train.loader.num_workers",
+    "world_size": "world_size",
+    "token_key": "token_key",
+    "device": "device",
+    "git_commit": "git_commit",
+    "git_dirty": "git_dirty",
+}
+"""Tags with what a parameter came to: two spellings of one thing are no difference."""
+
+NO_MATTER = (
+    "paths.",
+    "guard.",
+    "tracking.",
+    "split.",
+    "predict.",
+    "benchmark.",
+    "sweep.",
+    "train.resume",
+    "train.max_steps",
+    "train.epochs",
+    "train.deadline_hours",
+    "train.error_analysis_every",
+    "train.checkpoint.",
+    "train.distributed.num_processes",
+    "train.distributed.machine_rank",
+    "train.distributed.rendezvous_endpoint",
+)
+"""Parameters that are no part of a step."""
+
+
+class Run(Protocol):
+    @property
+    def params(self) -> Mapping[str, str]: ...
+    @property
+    def tags(self) -> Mapping[str, str]: ...
+    @property
+    def figures(self) -> Mapping[str, float]: ...
+
+
+@dataclass(frozen=True)
+class Difference:
+    """`name`: a parameter, a version or a measured figure."""
+
+    name: str
+    then: str
+    now: str
+    ratio: float | None = None
+    """Of a measured figure: how many times slower it makes a step."""
+    reason: str = ""
+
+    @property
+    def is_setting(self) -> bool:
+        return self.ratio is None
+
+    def __str__(self) -> str:
+        text = f"{self.name}: {self.then} -> {self.now}"
+        if self.ratio is None:
+            return text
+        return f"{text} (measured, {self.ratio:.2f} times slower: {self.reason})"
+
+
+def differences(then: Run, now: Run) -> list[Difference]:
+    """Measured figures, the largest ratio first; then settings by name."""
+    before, after = _facts(then), _facts(now)
+    found = [_symptom(name, then, now) for name in SYMPTOMS]
+    measured = [d for d in found if d and (d.ratio or 0.0) > SYMPTOM_LIMIT]
+    changed = [
+        Difference(name, before.get(name, NOT_SET), after.get(name, NOT_SET))
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name, NOT_SET) != after.get(name, NOT_SET)
+    ]
+    return sorted(measured, key=lambda d: -(d.ratio or 0.0)) + changed
+
+
+def _facts(run: Run) -> dict[str, str]:
+    params = {RENAMED.get(k, k): v for k, v in run.params.items()}
+    facts = {k: v for k, v in params.items() if not k.startswith(NO_MATTER)}
+    facts |= {EFFECTIVE[k]: v for k, v in run.tags.items() if k in EFFECTIVE}
+    return facts | {k: v for k, v in run.tags.items() if k.startswith("version.")}
+
+
+def _symptom(name: str, then: Run, now: Run) -> Difference | None:
+    before, after = then.figures.get(name), now.figures.get(name)
+    if before is None or after is None:
+        return None
+    if name in SHARES:
+        ratio = max(100 - before, 1.0) / max(100 - after, 1.0)
+    else:
+        slow, fast = (after, before) if name in TIMES else (before, after)
+        ratio = slow / fast if fast else 1.0
+    return Difference(name, f"{before:.1f}", f"{after:.1f}", ratio, SYMPTOMS[name])

@@ -1,1 +1,0 @@
-"""What of a run reaches MLflow: its options, its model."""

@@ -1,0 +1,106 @@
+"""What MLflow is told of a training's model, and whether it is worse than the last."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from kedro.io import DataCatalog, DatasetError
+
+from flatout.datasets import TransformersModel
+from flatout.engine.parameters import Settings
+from flatout.tracking.record import SavedModel, newest_ns
+
+logger = logging.getLogger(__name__)
+
+EXAMPLE_LENGTH = 200
+
+
+def saved_model(
+    entry: Any,
+    data: Any,
+    spare: Path,
+    settings: Settings,
+    rows: Any,
+    report: dict[str, Any],
+) -> SavedModel:
+    """Of `data`, a model and, if it has one, its tokenizer, which `entry` of the
+    catalog has saved. `spare`: a folder for what the catalog does not keep so. `rows`:
+    a `datasets.Dataset`, of which the first is the example."""
+    parts = data if isinstance(data, tuple) else (data,)
+    if isinstance(entry, TransformersModel):
+        folder = entry.path.absolute()
+    else:
+        folder = spare / "model"
+        for part in parts:
+            part.save_pretrained(folder)
+    example, task = (
+        _text_example(parts[0], parts[1], rows, settings)
+        if len(parts) > 1
+        else (_sample_file(rows, spare), None)
+    )
+    return SavedModel(
+        folder=str(folder),
+        saved_ns=newest_ns(folder),
+        example=example,
+        task=task,
+        registered_model=settings.tracking.registered_model,
+        validation_loss=report["validation_loss"],
+        token_key=report["token_key"],
+    )
+
+
+def _text_example(
+    model: Any, tokenizer: Any, rows: Any, settings: Settings
+) -> tuple[str, str]:
+    """A text, and the tag of the pipeline that answers it."""
+    import transformers
+
+    from flatout.engine.tasks import task_class
+
+    task, name = task_class(settings.model.task), type(model).__name__
+    if not hasattr(transformers, name) and not getattr(model.config, "auto_map", None):
+        logger.info(
+            "MLflow has the files of the model, and cannot load %s, which transformers "
+            "does not have: the catalog's entry model does",
+            name,
+        )
+    ids = rows[0]["input_ids"]
+    text = tokenizer.decode(ids, skip_special_tokens=True)[:EXAMPLE_LENGTH]
+    return task.example(tokenizer, text), task.pipeline_tag
+
+
+def _sample_file(rows: Any, folder: Path) -> str:
+    import numpy as np
+
+    from flatout.engine.rows.opening import rows_from_dataset
+
+    views = rows_from_dataset(rows).views(np.zeros(1, np.int64))
+    np.save(folder / "example.npy", np.array(views[0]))
+    return str(folder / "example.npy")
+
+
+def warn_where_worse(before: dict[str, Any], report: dict[str, Any]) -> None:
+    """Say that the catalog's model is overwritten with a worse one."""
+    loss = report["validation_loss"]
+    if before.get("token_key") != report["token_key"]:
+        return
+    if before["validation_loss"] < loss:
+        logger.warning(
+            "the model validates worse than the one before it on the same data (loss "
+            "%.4f, before %.4f), and takes its place in the catalog. MLflow's champion "
+            "(tracking.registered_model) is the best on this data",
+            loss,
+            before["validation_loss"],
+        )
+
+
+def report_of(catalog: DataCatalog) -> dict[str, Any]:
+    """Of the model that the catalog has; empty without one."""
+    try:
+        known = catalog.exists("model") and catalog.exists("train_report")
+        report: dict[str, Any] = catalog.get("train_report").load() if known else {}
+    except DatasetError:
+        return {}
+    return report

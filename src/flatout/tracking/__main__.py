@@ -1,0 +1,28 @@
+"""`python -m flatout.tracking FOLDER`: follow a run to its end, or send what is left of
+one that has ended."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+from flatout.tracking.follow import follow
+from flatout.tracking.program import LevelFormatter
+
+
+def main() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(LevelFormatter("%(asctime)s  %(message)s", "%H:%M:%S"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    logging.captureWarnings(True)
+    logging.getLogger("py.warnings").setLevel(logging.ERROR)
+    logging.getLogger("flatout").setLevel(logging.INFO)
+    try:
+        follow(Path(sys.argv[1]))
+    except Exception as error:  # the run goes on, and says what MLflow lacks
+        logging.getLogger("flatout").warning("tracking has ended: %s", error)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""The tracking program's work: what a run's folder gets goes to MLflow."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+from mlflow import MlflowClient
+
+from flatout.engine.parameters.secrets import without_password
+from flatout.engine.train.recording.metrics_file import parse_point
+from flatout.tracking.facts import write_environment
+from flatout.tracking.record import DROPPED, RunFolder, RunRecord, run_folders
+from flatout.tracking.sending import SYSTEM, Sender
+from flatout.tracking.store import (
+    artifacts_beside,
+    cause,
+    close_stale_runs,
+    one_line,
+    process_lives,
+)
+from flatout.tracking.system import SystemMetrics
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.2
+"""Between looks at whether the run has ended."""
+INTERVAL_S = 10.0
+"""Between deliveries; twice, then four times as much when the store takes nothing."""
+LONGEST_PAUSE_S = 60.0
+EARLY_WINDOWS = 5
+"""Behind the warm-up, of which a training is judged while it goes on."""
+
+
+class Follower:
+    """Follows one run until it has ended, or its process is gone. Never raises."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.sender = Sender(folder)
+        self._client: MlflowClient | None = None
+        self._failures = 0
+        self._system: SystemMetrics | None = None
+        file = folder.path / SYSTEM
+        self._samples = len(file.read_bytes().splitlines()) if file.is_file() else 0
+        self._has_looked = False
+
+    def run(self) -> None:
+        write_environment(self.folder.path)
+        due_s = 0.0
+        while not self._has_ended():
+            if time.monotonic() >= due_s:
+                self._sample()
+                self.deliver()
+                self._look_early()
+                pause_s = min(INTERVAL_S * 2**self._failures, LONGEST_PAUSE_S)
+                due_s = time.monotonic() + pause_s
+            time.sleep(POLL_S)
+        if self._record.status != DROPPED:
+            self._sample()
+            self.deliver(ended=True)
+
+    @property
+    def _record(self) -> RunRecord:
+        return self.folder.record
+
+    def _has_ended(self) -> bool:
+        before = self._record.model
+        if found := RunFolder.load(self.folder.path):
+            self.folder.record = found.record
+        if self._record.model and not before:
+            self.deliver()  # beside what the run does next
+        return self._record.end_ms is not None or not process_lives(self._record.tags)
+
+    def deliver(self, *, ended: bool = False) -> None:
+        try:
+            if self._client is None:
+                client = self.sender.client()
+                close_stale_runs(
+                    client, self._record.experiment, keep=self.sender.sent.run_id
+                )
+                self._client = client
+            if ended:
+                self.sender.end(self._client, *end_of(self._record))
+            else:
+                self.sender.send(self._client)
+            self._failures = 0
+            self._note_fault(None)
+        except Exception as error:  # tracking never ends a run
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        self._failures += 1
+        self._note_fault(cause(error))
+        logger.debug("not delivered", exc_info=True)
+        if self._failures == 1:
+            logger.warning(
+                "MLflow at %s takes nothing at the moment (%s). Training goes on; "
+                "every point is kept.",
+                without_password(self.sender.uri),
+                cause(error),
+            )
+
+    def _note_fault(self, fault: str | None) -> None:
+        if self.sender.sent.fault != fault:
+            self.sender.sent.fault = fault
+            with suppress(OSError):
+                self.sender.save()
+
+    def _sample(self) -> None:
+        """The load of the machine as points of a file that the sender follows."""
+        if not self._record.system_metrics:
+            return
+        if self._system is None:
+            self._system = SystemMetrics(int(self._record.tags["flatout.pid"]))
+            return
+        self._samples += 1
+        line = {
+            "step": self._samples,
+            "metrics": self._system.sample(),
+            "time_s": time.time(),
+        }
+        with (
+            suppress(OSError),
+            (self.folder.path / SYSTEM).open("a", encoding="utf-8") as file,
+        ):
+            file.write(json.dumps(line) + "\n")
+        for text in self._system.gpu_news():
+            logger.warning("%s", text)
+
+    def _look_early(self) -> None:
+        """Say once that a training is slow, while it goes on."""
+        known, points = self._record.baseline, self._record.points
+        if self._has_looked or not known or points is None:
+            return
+        rates = rates_since(Path(points), known["since_s"])
+        if len(rates) < EARLY_WINDOWS:
+            return
+        self._has_looked, rate_pct = True, 100 * median(rates) / known["rate"]
+        if rate_pct < known["healthy_low_pct"]:
+            logger.warning(
+                "after %d windows: guard: %.0f samples/s in the median window, %.0f %% "
+                "of the baseline's %.0f (run %s)",
+                len(rates),
+                median(rates),
+                rate_pct,
+                known["rate"],
+                known["name"],
+            )
+
+
+def rates_since(points: Path, begin_s: float) -> list[float]:
+    """Samples/s of the windows behind the warm-up that were noted after `begin_s`."""
+    if not points.is_file():
+        return []
+    found = [parse_point(line) for line in points.read_bytes().splitlines()]
+    late = [p["metrics"] for p in found if p and p.get("time_s", 0.0) >= begin_s]
+    rates = [metrics.get("train_samples_per_second") for metrics in late]
+    return [rate for rate in rates if rate is not None and rate == rate]  # noqa: PLR0124
+
+
+def end_of(record: RunRecord) -> tuple[str, int]:
+    """Status and end (ms) of a run that has ended, or whose process is gone."""
+    if record.end_ms is not None:
+        return record.status, record.end_ms
+    return "KILLED", int(time.time() * 1000)
+
+
+@contextmanager
+def alone(folder: Path, *, waits: bool) -> Iterator[bool]:
+    """Whether this process alone sends the run; with `waits` when it does."""
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        except OSError as error:  # a file system without locks
+            logger.debug("%s is not locked: %s", folder, error)
+        yield True
+
+
+def follow(path: Path) -> None:
+    """Follow the run in the folder `path` to its end."""
+    with alone(path, waits=True):
+        folder = RunFolder.load(path)
+        if folder and not folder.is_complete():  # else another program has sent it
+            Follower(folder).run()
+
+
+def sync(parent: Path, uri: str | None = None) -> list[str]:
+    """Send what MLflow lacks of the runs below `parent`; returns a line a run.
+
+    `uri`: another store than the one that each was meant for; the last training and the
+    last other run are sent there too if their own has them.
+    """
+    found = run_folders(parent)
+    last = {folder.record.points: folder.path for folder in found}.values()
+    lines = []
+    for folder in found:
+        is_wanted = uri and folder.path in last and not folder.is_complete(uri)
+        if is_wanted or not folder.is_complete():
+            lines.append(_sync_one(folder, uri))
+        if folder.record.reporting == str(folder.path) and folder.is_complete():
+            shutil.rmtree(folder.path)  # it was set aside
+    return lines
+
+
+def _sync_one(folder: RunFolder, uri: str | None) -> str:
+    record = folder.record
+    with alone(folder.path, waits=False) as is_alone:
+        if not is_alone or (record.end_ms is None and process_lives(record.tags)):
+            return f"{record.name}: still running, it sends its points itself"
+        sender = Sender(folder, uri)
+        place = without_password(sender.uri)
+        if uri and uri != record.tracking_uri:
+            folder.record = _elsewhere(record, uri)
+        try:
+            run_id = sender.end(sender.client(), *end_of(record))
+        except Exception as error:
+            return f"{record.name}: not sent to {place} ({one_line(error)})"
+    return f"{record.name}: sent to {place} as run {run_id}"
+
+
+def _elsewhere(record: RunRecord, uri: str) -> RunRecord:
+    return replace(
+        record, artifact_location=artifacts_beside(uri), registry_uri=None, run_id=None
+    )

@@ -1,1 +1,0 @@
-"""What a person meets in MLflow: pictures, descriptions, the list of runs."""

@@ -1,0 +1,58 @@
+"""Lines of points that are new, as MLflow's metrics in lots that it takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mlflow.entities import Metric
+
+from flatout.engine.train.recording.metrics_file import parse_point
+
+TESTED = "test_"
+MAX_BATCH_METRICS = 1000
+
+Item = TypeVar("Item")
+
+
+class Tail:
+    """Whole lines of a file that grows, and that a training may empty."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.read_bytes = 0
+        """Of the file, that were taken so far."""
+        self._first_line = b""
+        """Its time tells a file from the one that it replaced."""
+
+    def new(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Points not taken yet, each with the file's length up to its end."""
+        if not self._path.is_file():
+            return
+        with self._path.open("rb") as file:
+            first = file.readline()
+            if first != self._first_line:
+                self._first_line, self.read_bytes = first, 0
+            file.seek(self.read_bytes)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                yield file.tell(), parse_point(line)
+
+
+def metrics_of(point: dict[str, Any]) -> list[Metric]:
+    """Of a point as the engine writes it; none of a damaged line, which is empty, and
+    none of the test split, which is judged once."""
+    time_ms = int(point.get("time_s", time.time()) * 1000)
+    return [
+        Metric(name, float(value), time_ms, int(point["step"]))
+        for name, value in point.get("metrics", {}).items()
+        if isinstance(value, (int, float)) and not name.startswith(TESTED)
+    ]
+
+
+def in_lots(items: Iterable[Item], size: int) -> list[list[Item]]:
+    rows = list(items)
+    return [rows[start : start + size] for start in range(0, len(rows), size)]

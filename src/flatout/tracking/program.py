@@ -1,0 +1,105 @@
+"""The tracking program, as the process of a run starts it and waits for it."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from flatout.engine.machine.environment import child_environment, python_path
+from flatout.engine.parameters.secrets import without_password
+from flatout.tracking.record import RunFolder
+from flatout.tracking.sent import Sent
+
+logger = logging.getLogger(__name__)
+
+LIMIT_S = 20.0
+"""In which a store must take the rest of a run that has ended, the model included."""
+FAILING_LIMIT_S = 2.0
+"""The same of a store that takes nothing."""
+POLL_S = 0.05
+SOURCES = str(Path(__file__).parents[2])
+
+
+class Process(Protocol):
+    def poll(self) -> int | None: ...
+    def kill(self) -> None: ...
+    def wait(self) -> int: ...
+
+
+def _start(folder: Path, variables: Mapping[str, str]) -> Process:
+    return subprocess.Popen(
+        [sys.executable, "-m", "flatout.tracking", str(folder)],
+        env=child_environment({**python_path(SOURCES), **variables}),
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,  # a terminal's Ctrl-C is this process's to handle
+    )
+
+
+start: Callable[[Path, Mapping[str, str]], Process] = _start
+"""Starts the program on a run's folder."""
+
+
+class Program:
+    """The program that follows `folder`."""
+
+    def __init__(self, folder: RunFolder, variables: Mapping[str, str]) -> None:
+        """`variables`: of the environment, as a login of the store."""
+        self._folder = folder
+        self._process = start(folder.path, variables)
+
+    def finish(self, limit_s: float = LIMIT_S) -> list[str]:
+        """Wait until MLflow has all of the run, which has ended, for `limit_s` at most.
+        Returns what it lacks then."""
+        begin_s = time.monotonic()
+        failing_s: float | None = None
+        while self._process.poll() is None and time.monotonic() < begin_s + limit_s:
+            if failing_s is None and self._sent().fault:
+                failing_s = time.monotonic()
+            if failing_s and time.monotonic() > failing_s + FAILING_LIMIT_S:
+                break
+            time.sleep(POLL_S)
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        lacks = self._lacks()
+        if lacks:
+            self._tell(lacks)
+        return lacks
+
+    def _sent(self) -> Sent:
+        return Sent.load(self._folder.path, self._folder.record.tracking_uri)
+
+    def _lacks(self) -> list[str]:
+        sent = self._sent()
+        if self._folder.is_complete():
+            return []
+        if sent.run_id is None:
+            return ["this run"]
+        is_model_left = self._folder.record.model and not sent.model
+        model = ["the model"] if is_model_left else []
+        return [*model, "the last points and reports of this run"]
+
+    def _tell(self, lacks: list[str]) -> None:
+        fault = self._sent().fault
+        logger.warning(
+            "MLflow at %s does not have %s%s. It waits in %s; `kedro flatout sync` "
+            "sends it.",
+            without_password(self._folder.record.tracking_uri),
+            " and ".join(lacks),
+            f" ({fault})" if fault else "",
+            self._folder.path,
+        )
+
+
+class LevelFormatter(logging.Formatter):
+    """Names the level of a warning or an error; all else is information."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        if record.levelno >= logging.WARNING:
+            record.message = f"{record.levelname}: {record.message}"
+        return super().formatMessage(record)

@@ -1,0 +1,45 @@
+"""How much of a run a store has: `sent.json`, which the tracking program writes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flatout.engine.files.atomic_write import write_text
+
+SENT = "sent.json"
+
+
+@dataclass
+class Sent:
+    """Of one store. All else that it has of a run, the store is asked."""
+
+    run_id: str | None = None
+    steps: dict[str, int] = field(default_factory=dict)
+    """Of each metric the last step that the store has."""
+    model: str | None = None
+    """URI of the logged model."""
+    ended: list[Any] | None = None
+    """Status and end (ms) with which the store has all of the run."""
+    fault: str | None = None
+    """Why the store took nothing the last time."""
+
+    @classmethod
+    def stores(cls, folder: Path) -> dict[str, Sent]:
+        """By the URI of the store."""
+        try:
+            found = json.loads((folder / SENT).read_text(encoding="utf-8"))
+            return {uri: cls(**known) for uri, known in found.items()}
+        except (OSError, ValueError, TypeError, AttributeError):
+            return {}
+
+    @classmethod
+    def load(cls, folder: Path, uri: str) -> Sent:
+        return cls.stores(folder).get(uri) or cls()
+
+    def save(self, folder: Path, uri: str) -> None:
+        stores = {**self.stores(folder), uri: self}
+        text = json.dumps({name: asdict(sent) for name, sent in stores.items()})
+        write_text(folder / SENT, text)

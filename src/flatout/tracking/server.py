@@ -1,0 +1,40 @@
+"""`kedro flatout ui`: MLflow's pages."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+from flatout.engine.machine.environment import set_defaults
+from flatout.tracking.store import prepare
+
+SERVER_DEFAULTS = {"MLFLOW_WORKERS": "1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+"""One person looks: four workers and a queue of jobs start for seconds."""
+
+
+def serve(uri: str, tell: Callable[[str], object], *, host: str, port: str) -> int:
+    """Serve the store at `uri` until it is stopped, and return the server's status. A
+    store that is a server itself has pages of its own: they are only named."""
+    prepare(uri)
+    is_server = uri.startswith("http")
+    tell(f"Runs: {uri.rstrip('/') if is_server else f'http://{host}:{port}'}")
+    if is_server:
+        return 0
+    set_defaults(SERVER_DEFAULTS)
+    server = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]
+    process = subprocess.Popen(
+        [*server, "--host", host, "--port", port], start_new_session=True
+    )
+
+    def stop(*_: object) -> None:
+        """The server is several processes; they end with this one."""
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, stop)
+    return process.wait()
