@@ -48,9 +48,9 @@ from tests.engine.families import (
     LABEL_NAMES,
     RECURRENT,
     VOCABULARY,
-    token_rows,
 )
 from tests.engine.runs import NO_DROPOUT, make_job
+from tests.make import task_rows
 
 FAMILY = {"causal-lm": "llama", "next-key": "log_key_lstm", "bidirectional-lm": "bilm"}
 """By task; BERT's for the others."""
@@ -114,8 +114,7 @@ def job_for(
         }
     )
     names = tuple(LABEL_NAMES) if task == "sequence-classification" else ()
-    counts = {"train": rows, "validation": 20, "test": 21}
-    splits = {name: token_rows(task, count) for name, count in counts.items()}
+    splits = task_rows(task, rows)
     return replace(make_job(folder), settings=settings, label_names=names, **splits)
 
 

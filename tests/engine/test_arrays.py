@@ -29,6 +29,7 @@ from flatout.engine.rows.arrays import ArrayRows
 from flatout.engine.train.setup.assemble import build_model
 from flatout.engine.train.setup.job import TrainJob
 from tests.engine.runs import Crash, crash, curve, when_logged
+from tests.make import samples_job, samples_settings
 
 MODEL = {
     "model_type": "residual_mlp",
@@ -38,24 +39,8 @@ MODEL = {
 
 
 def settings_of(**train):
-    task = train.pop("task", "sequence-classification")
-    return parse_settings(
-        {
-            "runtime": {"precision": "fp32", "threads": 1, "seed": 3},
-            "model": {"task": task, "config": MODEL},
-            "split": {"max_rejected_fraction": 1},
-            "train": {
-                "rows": "arrays",
-                "global_batch_size": 16,
-                "epochs": 3,
-                "log_every": 1,
-                "learning_rate": 1e-2,
-                "error_analysis_every": None,
-                "distributed": {"num_processes": 1},
-                **train,
-            },
-        }
-    )
+    model = {"task": train.pop("task", "sequence-classification"), "config": MODEL}
+    return samples_settings("arrays", model, train={"learning_rate": 1e-2, **train})
 
 
 def samples(count: int, classes: int = 3):
@@ -75,20 +60,7 @@ def job_of(folder, count=200, **train) -> TrainJob:
     values, labels = samples(count)
     folder.mkdir(exist_ok=True, parents=True)
     np.savez(folder / "a.npz", inputs=values, label=labels)
-    made = split(folder / "a.npz", settings)
-    rows = [
-        ArrayRows.from_dataset(made[name].to_dataset())
-        for name in ("train", "validation", "test")
-    ]
-    return TrainJob(
-        settings,
-        *rows,
-        None,
-        tuple(made["label_names"]),
-        folder / "run",
-        folder / "metrics.jsonl",
-        "k",
-    )
+    return samples_job(folder, settings, split(folder / "a.npz", settings))
 
 
 def rejected(made) -> list[tuple[str, int, str]]:
@@ -344,13 +316,7 @@ def test_regression_learns_a_plain_function(tmp_path):
     np.savez(tmp_path / "a.npz", inputs=values, label=target)
     settings = settings_of(task="regression", epochs=20)
     made = split(tmp_path / "a.npz", settings)
-    rows = [
-        ArrayRows.from_dataset(made[name].to_dataset())
-        for name in ("train", "validation", "test")
-    ]
-    places = tmp_path / "run", tmp_path / "metrics.jsonl"
-    job = TrainJob(settings, *rows, None, (), *places, "k")
-    result = run_job(job)
+    result = run_job(samples_job(tmp_path, settings, made))
     assert result.report.validation_loss < 0.1 * float(np.var(target))
 
 
@@ -387,15 +353,11 @@ def test_unix_times_keep_their_differences(tmp_path, kind):
     report = made["report"].value()
     assert report["repeated"] == 0
     assert min(report["rows_out"].values()) > 15
-    sets = [made[name].to_dataset() for name in ("train", "validation", "test")]
-    rows = [ArrayRows.from_dataset(one) for one in sets]
+    job = samples_job(tmp_path, settings_of(max_steps=60), made)
+    rows = [job.train, job.validation, job.test]
     given = np.concatenate([np.stack(r.views(np.arange(len(r)))) for r in rows])
     np.testing.assert_array_equal(np.sort(given[:, 0]), np.sort(times))
-    folder = tmp_path / "run"
-    metrics = tmp_path / "metrics.jsonl"
-    settings = settings_of(max_steps=60)
-    names = tuple(made["label_names"])
-    result = run_job(TrainJob(settings, *rows, None, names, folder, metrics, "k"))
+    result = run_job(job)
     model = load_pretrained(result.last_model_folder).eval()
     inputs = torch.tensor(times[:, None])
     right = model(inputs).logits.argmax(1) == torch.tensor(label)
@@ -493,13 +455,7 @@ def test_bytes_of_any_shape_train_by_the_statistics_of_their_values(tmp_path, sh
     values = values.astype(np.uint8)
     np.savez(tmp_path / "a.npz", inputs=values, label=labels)
     settings = settings_of(max_steps=2)
-    made = split(tmp_path / "a.npz", settings)
-    rows = [
-        ArrayRows.from_dataset(made[name].to_dataset())
-        for name in ("train", "validation", "test")
-    ]
-    places = tmp_path / "run", tmp_path / "metrics.jsonl"
-    job = TrainJob(settings, *rows, None, tuple(made["label_names"]), *places, "k")
+    job = samples_job(tmp_path, settings, split(tmp_path / "a.npz", settings))
     saved = load_pretrained(run_job(job).last_model_folder)
     train = np.stack(job.train.views(np.arange(len(job.train)))).astype(np.float64)
     assert job.train.views(np.array([0]))[0].dtype == np.uint8

@@ -27,7 +27,7 @@ from flatout.engine.machine.environment import Ranks
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.models.building import ModelError, build, load_pretrained
 from flatout.engine.models.flops import ModelFlops
-from flatout.engine.parameters import SettingsError, parse_settings
+from flatout.engine.parameters import SettingsError
 from flatout.engine.rows import decoding
 from flatout.engine.rows.decoding import Decoder
 from flatout.engine.rows.opening import rows_from_dataset
@@ -36,6 +36,7 @@ from flatout.engine.train.setup.job import TrainJob
 from flatout.engine.train.setup.resolved_config import resolve
 from tests.engine.plain import on_two_ranks
 from tests.engine.runs import Crash, crash, curve, when_logged
+from tests.make import samples_job, samples_settings
 
 VIT = {
     "model_type": "vit",
@@ -64,28 +65,10 @@ RESNET = {
 def settings_of(
     config=VIT, *, crop_area=1.0, flip=0.5, keep="pixels", channels=3, **train
 ):
-    return parse_settings(
-        {
-            "runtime": {"precision": "fp32", "threads": 1, "seed": 3},
-            "split": {"max_rejected_fraction": 1},
-            "images": {"size": 8, "keep": keep, "channels": channels},
-            "model": {
-                "task": "image-classification",
-                "config": config,
-                "crop_area": crop_area,
-                "flip_probability": flip,
-            },
-            "train": {
-                "rows": "images",
-                "global_batch_size": 16,
-                "epochs": 3,
-                "log_every": 1,
-                "error_analysis_every": None,
-                "distributed": {"num_processes": 1},
-                **train,
-            },
-        }
-    )
+    model = {"task": "image-classification", "config": config}
+    model |= {"crop_area": crop_area, "flip_probability": flip}
+    images = {"size": 8, "keep": keep, "channels": channels}
+    return samples_settings("images", model, images=images, train=train)
 
 
 def pictures(folder, count=120):
@@ -107,13 +90,7 @@ def split(path, settings):
 
 def job_of(folder, config=VIT, **options) -> TrainJob:
     settings = settings_of(config, **options)
-    made = split(pictures(folder / "raw"), settings)
-    rows = [
-        rows_from_dataset(made[name].to_dataset())
-        for name in ("train", "validation", "test")
-    ]
-    places = folder / "run", folder / "metrics.jsonl"
-    return TrainJob(settings, *rows, None, tuple(made["label_names"]), *places, "k")
+    return samples_job(folder, settings, split(pictures(folder / "raw"), settings))
 
 
 def test_odd_files_are_converted_or_told_of(tmp_path):

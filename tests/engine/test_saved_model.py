@@ -16,9 +16,10 @@ from flatout.engine.launch.launch import run_job
 from flatout.engine.models.building import ModelError, load_pretrained
 from flatout.engine.parameters import ModelSettings, SettingsError, parse_settings
 from flatout.engine.train.setup.job import TrainJob
-from tests.engine.families import CONFIGS, token_rows
+from tests.engine.families import CONFIGS
 from tests.engine.remote_code import write_model
 from tests.engine.runs import make_job
+from tests.make import task_rows
 
 EXPERTS = {**CONFIGS["llama"], "num_local_experts": 2, "num_experts_per_tok": 1}
 
@@ -27,11 +28,7 @@ def job_of(folder, model: ModelSettings) -> TrainJob:
     """make_job's training, of this model."""
     job = make_job(folder)
     settings = job.settings.model_copy(update={"model": model})
-    rows = {
-        name: token_rows(model.task, count)
-        for name, count in (("train", 60), ("validation", 20), ("test", 21))
-    }
-    return replace(job, settings=settings, **rows)
+    return replace(job, settings=settings, **task_rows(model.task))
 
 
 def reported_test_loss(job: TrainJob) -> float:

@@ -7,16 +7,14 @@ import pyarrow as pa
 import pytest
 
 from flatout.engine.launch.launch import run_job
-from flatout.engine.parameters import parse_settings
 from tests.engine.families import (
     CONFIGS,
-    LABEL_NAMES,
-    NAMED,
     RECURRENT,
     rows_of,
     token_rows,
 )
-from tests.engine.runs import Crash, crash, curve, make_job, when_logged
+from tests.engine.runs import Crash, crash, curve, when_logged
+from tests.make import SPLITS, task_job
 
 COMPLETIONS = "completions"
 """causal-lm whose first tokens, the prompt, are no targets."""
@@ -33,19 +31,12 @@ def rows(task, count):
 
 
 def job_of(folder, task):
-    job = make_job(folder, checkpoint={"every_steps": 2}, evaluate_every=4)
     kind = {"next-key": "log_key_lstm", COMPLETIONS: "llama"}.get(task, "bert")
-    given = job.settings.model_dump(mode="json")
-    given["model"]["task"] = "causal-lm" if task == COMPLETIONS else task
-    given["model"]["config"] = {"model_type": kind, **(CONFIGS | RECURRENT)[kind]}
-    return replace(
-        job,
-        settings=parse_settings(given),
-        train=rows(task, 60),
-        validation=rows(task, 20),
-        test=rows(task, 21),
-        label_names=tuple(LABEL_NAMES) if task in NAMED else (),
-    )
+    config = {"model_type": kind, **(CONFIGS | RECURRENT)[kind]}
+    own = "causal-lm" if task == COMPLETIONS else task
+    steps = {"checkpoint": {"every_steps": 2}, "evaluate_every": 4}
+    job = task_job(folder, own, config, **steps)
+    return replace(job, **{name: rows(task, n) for name, n in SPLITS.items()})
 
 
 @pytest.mark.parametrize(

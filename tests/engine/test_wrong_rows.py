@@ -19,17 +19,16 @@ from flatout.engine.checkpoints.checkpoint_folder import file_hash
 from flatout.engine.guard.differences import differences
 from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.runtime import set_up
-from flatout.engine.parameters import parse_settings
 from flatout.engine.train.setup.assemble import assemble
 from flatout.engine.train.wrong_rows import WrongRow, WrongRows, line_of
 from tests.engine.families import (
     CONFIGS,
     LABEL_NAMES,
     rows_of,
-    token_rows,
 )
 from tests.engine.runs import curve, make_job, points, when_logged
 from tests.engine.test_guard import run as tracked
+from tests.make import task_job
 
 SPECIAL = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
 
@@ -50,21 +49,9 @@ def tokenizer_file(tmp_path_factory):
 
 
 def job_of(folder, task, family, tokenizer_file, **train):
-    job = make_job(folder, error_analysis_every=5, **train)
-    settings = job.settings.model_dump()
-    settings["model"] |= {
-        "task": task,
-        "config": {"model_type": family, **CONFIGS[family]},
-    }
-    return replace(
-        job,
-        settings=parse_settings(settings),
-        train=token_rows(task, 60),
-        validation=token_rows(task, 20),
-        test=token_rows(task, 21),
-        label_names=tuple(LABEL_NAMES) if task == "sequence-classification" else (),
-        tokenizer_file=tokenizer_file,
-    )
+    config = {"model_type": family, **CONFIGS[family]}
+    job = task_job(folder, task, config, error_analysis_every=5, **train)
+    return replace(job, tokenizer_file=tokenizer_file)
 
 
 def lines(job) -> list[dict]:
