@@ -53,14 +53,11 @@ class Runtime:
     def is_cuda(self) -> bool:
         return self.device.type == "cuda"
 
-    def autocast(self, *, keep_casts: bool = True) -> torch.autocast:
-        """Matrix products in the compute type; parameters stay fp32. Casts of them are
-        kept for all threads at once, and dropped where the first thread is done."""
+    def autocast(self) -> torch.autocast:
+        """Matrix products in the compute type; parameters stay fp32."""
         enabled = self.precision != "fp32"
         dtype = self.compute_dtype if enabled else torch.bfloat16
-        return torch.autocast(
-            self.device.type, dtype=dtype, enabled=enabled, cache_enabled=keep_casts
-        )
+        return torch.autocast(self.device.type, dtype=dtype, enabled=enabled)
 
     @property
     def device_memory_bytes(self) -> int | None:

@@ -162,16 +162,11 @@ class Stepper:
         else:
             self.updater.optimizer.zero_grad(set_to_none=True)
 
-    @property
-    def loss_weight(self) -> Tensor:
-        """() of a summed loss: DDP divides the sum of the ranks' gradients by their
-        number, `all_reduce` does not."""
-        ranks = 1 if self.all_reduce is not None else self.runtime.ranks.world_size
-        return ranks / self._loss_divisor
-
     def _accumulate_gradients(self, batch: StepBatch) -> Tensor:
         """Gradients of the global batch's mean loss; this rank's share of it, ()."""
-        weight = self.loss_weight
+        # DDP divides the sum of the ranks' gradients by their number, `all_reduce` not.
+        ranks = 1 if self.all_reduce is not None else self.runtime.ranks.world_size
+        weight = ranks / self._loss_divisor
         total = torch.zeros((), device=self.runtime.device)
         micro_batches = batch.micro_batches
         for index, micro in enumerate(micro_batches, 1):
