@@ -140,6 +140,9 @@ class Family:
         """A micro-batch's fields as arguments of the model."""
         names = ("input_ids", "attention_mask", "token_type_ids")
         inputs: dict[str, Any] = {name: batch[name] for name in names if name in batch}
+        if type(self) is Family and "attention_mask" in inputs:
+            # As tokenizers give it: some types subtract it from one.
+            inputs["attention_mask"] = inputs["attention_mask"].long()
         offset = self.position_offset(config)
         if "cu_seqlens" in batch:
             inputs["position_ids"] = batch["position_ids"] + offset

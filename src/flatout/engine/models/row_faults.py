@@ -120,7 +120,7 @@ def _outputs(model: Any, rows: list[list[int]]) -> list[Tensor]:
     padding = getattr(model.config, "pad_token_id", None) or 0
     ids = torch.tensor([row + [padding] * (longest - len(row)) for row in rows])
     places = torch.arange(longest).expand(len(rows), -1)
-    mask = places < torch.tensor([[len(row)] for row in rows])  # as batches have it
+    mask = (places < torch.tensor([[len(row)] for row in rows])).long()
     return list(model(input_ids=ids, attention_mask=mask).logits.float())
 
 
