@@ -11,17 +11,14 @@ from torch.nn import functional as F
 
 from flatout.engine.families.decoders import Llama
 from flatout.engine.models.compilation import compiled
-from flatout.engine.ops import lstm as lstm_plainly
 from flatout.engine.ops.attention import PACKED, ROWS
 from flatout.engine.ops.blocks import fuse_blocks
 from flatout.engine.ops.dropout import Noise, replace_dropout
 from flatout.engine.ops.gelu import replace_gelu
-from flatout.engine.ops.kernels import lstm
 from flatout.engine.ops.kernels.bias_gelu import bias_gelu
 from flatout.engine.ops.kernels.column_sum import column_sum
 from flatout.engine.ops.kernels.gated_silu import gated_silu
 from flatout.engine.ops.kernels.linear_loss import linear_cross_entropy
-from flatout.engine.ops.kernels.rectified_pool import rectified_pool
 from flatout.engine.ops.kernels.rotary import rotary
 from flatout.engine.ops.kernels.row_attention.forward import row_attention
 from flatout.engine.ops.narrowing import set_targets
@@ -146,31 +143,6 @@ def check_linear_loss():
         torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
 
 
-def check_lockstep_lstm(batch, splits):
-    """Steps of two LSTMs, rows that fill no tile; a product's parts summed in one."""
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-
-    def drawn(*shape):
-        return 0.3 * torch.randn(*shape, device=device)
-
-    weights = [drawn(2, 256, 64), drawn(2, 256), drawn(2, 64, 64)]
-    weights = [w.to(dtype if w.dim() > 2 else torch.float32) for w in weights]
-    gates, grads = drawn(2, 3, batch, 256).to(dtype), drawn(2, 3, batch, 64).to(dtype)
-    results = []
-    with patch.object(lstm, "STATES", lstm.STATES._replace(inner=64, splits=splits)):
-        for steps in (lstm, lstm_plainly):
-            own, states_grads = gates.clone(), grads.clone()
-            made = steps.forward_steps(own, *weights)
-            given = own, made[0], weights[0], weights[2]
-            results.append(
-                (own, *made, steps.backward_steps(states_grads, *given), states_grads)
-            )
-    most = 1e-2 if device == "cuda" else 1e-5  # bf16 rounds to 4e-3 by itself
-    for one, other in zip(*results, strict=True):
-        error = (one - other).float().norm() / other.float().norm()
-        assert error < most, error
-
-
 def check_sums_and_gelu(width):
     states = 2 * torch.randn(70, width, device=device)
     torch.testing.assert_close(column_sum(states), states.sum(0), rtol=1e-5, atol=1e-4)
@@ -185,19 +157,6 @@ def check_sums_and_gelu(width):
         strict=True,
     ):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-
-
-def check_pool(high, wide, width):
-    """Values are whole numbers: the first of equal ones is chosen, and 0 is none."""
-    shape = 2, high, wide, width
-    states = torch.randint(-3, 3, shape, device=device).float().requires_grad_()
-    got = rectified_pool(states)[0]
-    want = F.max_pool2d(F.relu(states.permute(0, 3, 1, 2)), 3, 2, 1)
-    want = want.permute(0, 2, 3, 1)
-    torch.testing.assert_close(got, want)
-    grad = torch.randn_like(want)
-    (one,), (other,) = (torch.autograd.grad(r, states, grad) for r in (got, want))
-    torch.testing.assert_close(one, other)
 
 
 def check_rotary():
@@ -389,12 +348,8 @@ def check_all():
     check_attention_dropout()
     check_compiled_attention()
     check_linear_loss()
-    check_lockstep_lstm(batch=70, splits=4)
-    check_lockstep_lstm(batch=5, splits=1)
     check_sums_and_gelu(300)
     check_sums_and_gelu(256)
-    check_pool(8, 8, 64)
-    check_pool(7, 9, 24)
     check_rotary()
     check_gated_silu(300)
     check_gated_silu(1024)

@@ -11,10 +11,6 @@ from torch import nn
 
 from flatout.engine.families import FusePlan
 from flatout.engine.families._modeling.crops import gathered, sampled
-from flatout.engine.families._modeling.resnet_stem import (
-    FoldedConvolution,
-    RectifiedPool,
-)
 from flatout.engine.families._modeling.vit_last_layer import FirstTokenLayer
 from flatout.engine.models import one_shape
 from flatout.engine.models.compilation import compiled
@@ -168,14 +164,6 @@ def test_a_compiled_step_with_fused_parts_is_the_plain_one(tmp_path, config):
     model.family.fuse(model.model, PLAN)
     assert list(model.state_dict()) == list(plain.state_dict())
     assert_two_steps_alike(plain, model, compiled(model, backend="aot_eager"), batch)
-
-
-def test_a_resnet_has_its_own_parts_once_fused(tmp_path):
-    _, model = task_model(tmp_path, RESNET)
-    model.family.fuse(model.model, PLAN)
-    kinds = {type(module) for module in model.modules()}
-    assert {FoldedConvolution, RectifiedPool} <= kinds
-    assert nn.MaxPool2d not in kinds
 
 
 def test_no_mask_is_made_in_a_graph(tmp_path):

@@ -12,7 +12,6 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from flatout.engine.families import family_of
-from flatout.engine.families._modeling.log_key_lstm import distinct_rows
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.machine.runtime import Runtime, set_up
 from flatout.engine.models.building import build, load_pretrained
@@ -107,20 +106,6 @@ def test_a_micro_batch_without_targets_has_no_states_and_no_gradient():
     assert states.shape == (1, 0, 16)
     states.sum().backward()
     assert all(p.grad is None or not p.grad.any() for p in model.parameters())
-
-
-@pytest.mark.parametrize("size", [1, 2, 28, 30_000, 2**31])
-@pytest.mark.parametrize("width", [1, 10, 70])
-def test_distinct_rows_are_those_of_pytorch(size, width):
-    """In any order, also where a row is more than one number holds."""
-    generator = torch.Generator().manual_seed(2)
-    rows = torch.randint(0, size, (50, width), generator=generator)
-    rows = torch.cat([rows, rows[::3], rows.flip(1)])
-    rows[7:20, :-1] = rows[6, :-1]
-    found, place = distinct_rows(rows, size)
-    assert torch.equal(found[place], rows)
-    torch.testing.assert_close(found.unique(dim=0), rows.unique(dim=0))
-    assert len(found) == len(rows.unique(dim=0))
 
 
 def test_equal_windows_do_not_share_what_dropout_draws():

@@ -114,18 +114,6 @@ class Family:
         """What one more micro-batch costs on a CPU, in tokens."""
         return 16
 
-    def lane_tokens(self, config: Any) -> int | None:
-        """From how many tokens on a micro-batch on a CPU gets a thread of its own,
-        beside others, because operators are slower by several; None: threads share
-        each operator. All that a pass draws must come from `ops/dropout.py`, and it may
-        leave nothing in the model."""
-        return None
-
-    def shares_rows(self, config: Any) -> bool:
-        """Whether threads on a CPU, where micro-batches have none of their own, share
-        the rows of each LSTM instead. Its last states are None then."""
-        return False
-
     def num_layers(self, config: Any) -> int:
         """What is launched one behind the other; 0 where its config does not say it."""
         return int(getattr(config, "num_hidden_layers", 0) or 0)

@@ -17,13 +17,6 @@ from flatout.engine.families._modeling.log_key_lstm import (
 from flatout.engine.families._recurrent import Recurrent
 from flatout.engine.tasks import HeadKind
 
-NEVER_WORTH_IT = 2**40
-"""Tokens, for one more micro-batch, or for a thread of its own."""
-
-
-def _draws(config: Any) -> bool:
-    return bool(config.dropout) and config.num_hidden_layers > 1
-
 
 class LogKeyLstm(Recurrent):
     """log_key_lstm."""
@@ -36,19 +29,10 @@ class LogKeyLstm(Recurrent):
 
     def cpu_overhead_tokens(self, config: Any) -> int:
         """Of 16 to 1,024 tried for whole sessions 256 was quickest. Windows that share
-        their work leave padding out, and share more in a whole batch."""
+        their work leave padding out, and share more in a whole batch: more than any
+        padding could save."""
         share = config.window_keys and not config.dropout
-        return NEVER_WORTH_IT if share else 256
-
-    def lane_tokens(self, config: Any) -> int:
-        """Long sessions have most of the distinct windows, so lanes of them are not
-        alike. Dropout between an LSTM's layers draws from PyTorch's own generator."""
-        shared = config.window_keys or _draws(config)
-        return NEVER_WORTH_IT if shared else 256
-
-    def shares_rows(self, config: Any) -> bool:
-        """Distinct windows are many rows of one length."""
-        return bool(config.window_keys) and not _draws(config)
+        return 2**30 if share else 256
 
     def inputs(
         self, config: Any, batch: Mapping[str, Tensor], max_length: int

@@ -209,14 +209,3 @@ class ResNet(_Vision):
     model_types = frozenset({"resnet"})
     attends = False
     batch_statistics = True
-
-    def fuse(self, model: Any, plan: FusePlan) -> None:
-        """The stem in fewer passes."""
-        from flatout.engine.families._modeling.resnet_stem import (
-            fold_stem,
-            rectify_pool,
-        )
-
-        super().fuse(model, plan)
-        fold_stem(model)
-        rectify_pool(model)

@@ -206,12 +206,11 @@ def announce(trainer: Trainer) -> None:
         ", gradients exchanged at once" if resolved.flat_all_reduce else "",
     )
     logger.info(
-        "%d steps of %d samples, token budget %d, %d threads%s",
+        "%d steps of %d samples, token budget %d, %d threads",
         trainer.total_steps,
         trainer.job.settings.train.global_batch_size,
         resolved.token_budget,
         runtime.threads,
-        resolved.side_by_side,
     )
     for reason in filter(None, (resolved.budget_reason, resolved.compile_reason)):
         logger.info(reason)

@@ -6,7 +6,6 @@ is not installed, with trust_remote_code. It imports torch and transformers only
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -93,7 +92,7 @@ class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
         step = (places % keys.shape[1]).clamp(max=window - 1)
         begins = (places - step).flatten().unsqueeze(1)
         windows = keys.flatten().take(begins + torch.arange(window))
-        distinct, of_each = distinct_rows(windows, self.config.vocab_size)
+        distinct, of_each = torch.unique(windows, dim=0, return_inverse=True)
         # Key by key: so the LSTM takes its inputs without a copy.
         inputs = self.embeddings(distinct.t()).transpose(0, 1)
         found: Tensor = self.lstm(inputs)[0].transpose(0, 1).flatten(0, 1)
@@ -124,21 +123,6 @@ class LogKeyLstmForCausalLM(LogKeyLstmPreTrainedModel):
             found = logits[:, :-1].flatten(0, 1).float()
             loss = nn.functional.cross_entropy(found, labels[:, 1:].flatten())
         return CausalLMOutput(loss=loss, logits=logits)
-
-
-def distinct_rows(rows: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """rows (N, W) of numbers below `size` -> the distinct ones (n, W), and the place of
-    each row among them (N,). They are compared as digits of large numbers, as many at
-    once as 62 bits hold beside the place so far."""
-    bits = 62 - math.log2(max(1, len(rows)))
-    digits = max(1, int(bits / math.log2(max(2, size))))
-    values, place = size ** torch.arange(digits), rows.new_zeros(len(rows))
-    for part in torch.split(rows, digits, dim=1):
-        count = part.shape[1]
-        numbers = (part * values[:count]).sum(1) + place * size**count
-        found, place = torch.unique(numbers, return_inverse=True)
-    each = torch.arange(len(rows))
-    return rows[place.new_empty(len(found)).scatter_(0, place, each)], place
 
 
 LogKeyLstmConfig.register_for_auto_class()

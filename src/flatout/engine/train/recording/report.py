@@ -128,9 +128,6 @@ class TrainReport:
     resumed_from_step: int | None
     compile_reason: str = ""
     """Why `compile` and `cuda_graphs` are what they are, with the seconds weighed."""
-    lstm_threads: int = 0
-    """Threads that share the rows of each LSTM on a CPU where a batch has enough; 0:
-    none do."""
     metrics: dict[str, float] = field(default_factory=dict)
     """All of the task's figures, as `validation_f1_macro` of the best model."""
     cpu_wait_pct: float | None = None

@@ -105,7 +105,6 @@ def resolved_parameters(trainer: Trainer) -> dict[str, Any]:
         "compile_reason": resolved.compile_reason,
         "device": runtime.device_name,
         "threads": runtime.threads,
-        "lstm_threads": resolved.lstm_threads,
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
     }
 

@@ -16,7 +16,6 @@ from flatout.engine.batches.collation import StepRows
 from flatout.engine.families import FusePlan
 from flatout.engine.machine.garbage import collect_as_usual
 from flatout.engine.machine.runtime import Runtime, has_triton, let_segments_grow
-from flatout.engine.machine.threads import Threads
 from flatout.engine.models.building import build
 from flatout.engine.models.compilation import compiled
 from flatout.engine.models.memory import Demand
@@ -25,7 +24,6 @@ from flatout.engine.models.row_faults import check_ends, check_padding
 from flatout.engine.ops import attention
 from flatout.engine.ops.dropout import Noise, replace_dropout
 from flatout.engine.ops.gelu import replace_gelu
-from flatout.engine.ops.lstm import RowsBeside
 from flatout.engine.ops.precision import round_residual_stream
 from flatout.engine.parameters import SettingsError, TrainSettings
 from flatout.engine.train.flat_all_reduce import FlatAllReduce
@@ -220,8 +218,6 @@ def _replace_parts(
     seed that its dropouts share, where they share one."""
     if not runtime.is_cuda and resolved.packed:
         replace_dropout(task_model.model, None)
-    if resolved.lstm_threads:
-        RowsBeside.put_in(task_model.model, Threads(resolved.lstm_threads))
     if resolved.residual == "bf16":
         round_residual_stream(task_model.model)
     return fuse_parts(task_model, train, resolved, runtime)

@@ -44,8 +44,6 @@ class ResolvedConfig:
     """What one more micro-batch costs the device, in tokens."""
     launch_tokens: int = 0
     """Tokens that the device trains while the host launches a micro-batch."""
-    lstm_threads: int = 0
-    """Threads that share the rows of each LSTM; 0: none do."""
     flat_all_reduce: bool = False
     """Gradients travel between ranks behind the backward pass, in one piece."""
     compile_reason: str = ""
@@ -57,12 +55,6 @@ class ResolvedConfig:
     @property
     def packed(self) -> bool:
         return self.strategy == "packed"
-
-    @property
-    def side_by_side(self) -> str:
-        """What threads have a share of, as the end of a line."""
-        side_by_side = ", rows of LSTMs side by side where there are enough"
-        return side_by_side if self.lstm_threads else ""
 
     def within(self, fit: Fit) -> ResolvedConfig:
         """With what memory holds of it."""
@@ -117,7 +109,6 @@ def resolve(
         residual=_residual(job.settings.runtime.residual, runtime),
         overhead_tokens=overhead_tokens(config, runtime.is_cuda),
         launch_tokens=launch_tokens(width_of(config), runtime),
-        lstm_threads=0 if choice.compile else _lstm_threads(job, runtime, config),
         flat_all_reduce=_flat_all_reduce(job, runtime, graphs),
         compile_reason=choice.reason,
         notes=tuple(notes),
@@ -193,14 +184,6 @@ def _residual(wanted: str, runtime: Runtime) -> str:
     if wanted == "auto":
         wanted = "bf16" if runtime.is_cuda else "fp32"
     return wanted if runtime.precision == "bf16" else "fp32"
-
-
-def _lstm_threads(job: TrainJob, runtime: Runtime, config: Any) -> int:
-    # Layers that are computed again would draw other numbers than before.
-    again = job.settings.train.gradient_checkpointing
-    alone = runtime.ranks.world_size == 1 and not runtime.is_cuda
-    shares = alone and not again and family_of(config).shares_rows(config)
-    return runtime.threads if shares and runtime.threads > 1 else 0
 
 
 def _flat_all_reduce(job: TrainJob, runtime: Runtime, graphs: bool) -> bool:
