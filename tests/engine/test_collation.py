@@ -9,7 +9,6 @@ from flatout.engine.batches.buffers import in_one_buffer, places
 from flatout.engine.batches.collation import StepRows, StepRun
 from flatout.engine.batches.global_batches import GlobalBatches, Planner
 from flatout.engine.models.flops import AttentionPairs
-from flatout.engine.rows.layout import Layout
 from flatout.engine.rows.tokens import TokenRows, TokenRowsError
 from flatout.engine.rows.vocabulary import Vocabulary
 from flatout.engine.tasks import IGNORED
@@ -261,14 +260,3 @@ def test_rows_without_tokens_are_refused():
         TokenRows(pa.table({"text": ["a"]}))
     with pytest.raises(TokenRowsError, match="the split is empty"):
         TokenRows(pa.table({"input_ids": pa.array([], pa.list_(pa.int32()))}))
-
-
-@pytest.mark.parametrize(
-    ("lengths", "full"), [([4, 4, 2], 2), ([3, 4], 0), ([4, 4], 2), ([], 0)]
-)
-def test_full_rows_in_front_are_counted_by_a_size(lengths, full):
-    layout = Layout(packed=True, max_length=4, pad_multiple=4, marks_full=True)
-    laid = layout.lay_out([np.ones(n, np.int64) for n in lengths], {})
-    assert laid.fields["full_rows"].shape == (full + 2,)
-    bounds = laid.fields["cu_seqlens"]
-    assert bounds[: full + 1].tolist() == [4 * n for n in range(full + 1)]

@@ -3,6 +3,7 @@
 import copy
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,18 +14,22 @@ from torch._dynamo.utils import (
     get_compilation_metrics,
 )
 
-from flatout.engine.families import FusePlan, families, family_of
+from flatout.engine.families import FusePlan, family_of
 from flatout.engine.families.decoders import Llama
 from flatout.engine.models import compile_cache
 from flatout.engine.models.compilation import compiled
-from flatout.engine.ops import blocks, turned_blocks
-from flatout.engine.ops.attention import _fused_qkv
+from flatout.engine.ops import blocks, joined_blocks
+from flatout.engine.ops.attention import PACKED
 from flatout.engine.ops.dropout import Noise, replace_dropout
-from flatout.engine.ops.gelu import Gelu, replace_gelu
+from flatout.engine.ops.joined_blocks import (
+    fuse_bert,
+    fuse_decoder,
+    fuse_distilbert,
+    fuse_gates,
+)
 from flatout.engine.ops.narrowing import set_targets
 from flatout.engine.ops.precision import round_residual_stream
-from flatout.engine.ops.projections import fuse_projections, take_product
-from flatout.engine.ops.turned_blocks import fuse_decoder
+from flatout.engine.ops.row_by_row import row_by_row
 from flatout.engine.parameters import TrainSettings
 from flatout.engine.train.setup.assemble import may_fuse_projections
 from tests.engine.families import CONFIGS, DECODERS, task_model
@@ -43,42 +48,96 @@ def gradients(model, ids=IDS):
     return hidden.detach(), copy.deepcopy(found)
 
 
-JOINED = [
-    kind
-    for family in families()
-    if family.products
-    for kind in family.model_types & CONFIGS.keys()
-]
-
-
-def join(model, **options):
-    return fuse_projections(model, family_of(model.config).products, **options)
-
-
 def plain(family):
     torch.manual_seed(0)
     task = "causal-lm" if family in DECODERS else "sequence-classification"
     return task_model(family, task, "sdpa", whole=True).model
 
 
-@pytest.mark.parametrize("family", sorted(JOINED))
-def test_fused_projections_change_nothing(family):
-    model = plain(family)
-    hidden, wanted = gradients(model)
-    names = list(model.state_dict())
-    groups = join(model)
-    assert groups == (2 if family in ("bert", "distilbert", "roberta") else 4)
+def packed_gradients(model):
+    """As `gradients`, of rows of 5, 3 and 1 tokens end to end."""
+    model.zero_grad()
+    bounds = torch.tensor([0, 5, 8, 9], dtype=torch.int32)
+    positions = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 0]])
+    given = {"position_ids": positions, "cu_seqlens": bounds, "max_seqlen": 5}
+    ids = torch.tensor([[1, 7, 9, 55, 2, 1, 80, 6, 14]])
+    hidden = model.base_model(input_ids=ids, **given).last_hidden_state
+    weights = torch.linspace(-1, 1, hidden.numel()).view_as(hidden)
+    (hidden * weights).sum().backward()
+    found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return hidden.detach(), copy.deepcopy(found)
+
+
+def by_row(qkv, heads, bounds, longest, rule):
+    """Of a GPU's kernel, on a CPU."""
+    groups = (qkv.shape[1] - heads) // 2
+    return row_by_row(*qkv.split([heads, groups, groups], 1), bounds, rule)
+
+
+def assert_same(found, wanted):
+    torch.testing.assert_close(found[0], wanted[0], rtol=1e-5, atol=1e-6)
+    assert found[1].keys() == wanted[1].keys()
+    for name, gradient in wanted[1].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
+def test_attention_by_one_product_changes_nothing(family, monkeypatch):
+    monkeypatch.setattr(joined_blocks, "joined_attention", by_row)
+    torch.manual_seed(0)
+    model = task_model(family, "token-classification", PACKED, whole=True).model
+    wanted, names = packed_gradients(model), list(model.state_dict())
+    fuse = fuse_distilbert if family == "distilbert" else fuse_bert
+    assert fuse(model) == 2
     assert list(model.state_dict()) == names
-    joined, found = gradients(model)
-    torch.testing.assert_close(joined, hidden, rtol=1e-5, atol=1e-6)
-    assert found.keys() == wanted.keys()
-    for name, gradient in wanted.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5)
+    assert_same(packed_gradients(model), wanted)
 
 
-def test_families_without_such_products_are_left_alone():
-    assert join(plain("gpt2")) == 0
-    assert join(plain("modernbert")) == 0
+@pytest.mark.parametrize("family", sorted(Llama.model_types))
+def test_gate_and_up_as_one_product_change_nothing(family):
+    model = plain(family)
+    wanted, names = gradients(model), list(model.state_dict())
+    assert fuse_gates(model) == 2
+    assert list(model.state_dict()) == names
+    assert_same(gradients(model), wanted)
+
+
+PLAN = FusePlan(
+    noise=Noise(torch.device("cpu")),
+    joined=True,
+    residual_bf16=True,
+    narrowed=False,
+    has_triton=True,
+)
+PARTS = {
+    "bert": [
+        ("encoder.layer.0.attention.self", "query"),
+        ("encoder.layer.0.intermediate", "dense"),
+        ("encoder.layer.0.attention.output", "dense"),
+        ("encoder.layer.1.output", "dense"),
+    ],
+    "distilbert": [("transformer.layer.0.attention", "v_lin")],
+    "qwen3": [
+        ("layers.0.self_attn", "k_proj"),
+        ("layers.0.self_attn", "q_norm"),
+        ("layers.0.mlp", "up_proj"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "place", "name"), [(f, *part) for f in PARTS for part in PARTS[f]]
+)
+def test_what_was_put_in_a_layers_place_is_never_bypassed(family, place, name):
+    model = plain(family)
+    module = model.base_model.get_submodule(place)
+    other = copy.deepcopy(module)
+    layer = getattr(module, name)
+    layer.__class__ = type("Adapted", (type(layer),), {"__module__": __name__})
+    family_of(model.config).fuse(model, PLAN)
+    assert type(module) is type(other)
+    fused = {type(m).__module__ for m in model.modules()}
+    assert fused & {blocks.__name__, joined_blocks.__name__}  # others are
 
 
 def test_no_products_are_joined_where_layers_are_computed_again_or_sharded():
@@ -103,20 +162,6 @@ def test_what_is_compiled(family, names):
     assert sorted(found) == names
 
 
-def test_attention_gets_the_product_itself():
-    model = plain("bert")
-    join(model, keep_products=True)
-    module = model.base_model.encoder.layer[0].attention.self
-    states = torch.randn(1, 6, 16)
-    q, k, v = (part(states) for part in (module.query, module.key, module.value))
-    heads = [t.view(6, 2, 8) for t in (q, k, v)]
-    product = take_product(module)
-    assert product is not None
-    assert torch.equal(_fused_qkv(product, *heads), torch.cat(heads, 1))
-    assert _fused_qkv(product, *heads).data_ptr() == product.data_ptr()
-    assert take_product(module) is None  # nothing stays behind
-
-
 def test_a_narrowed_gated_layer_is_compiled_as_it_is():
     found = []
     for compile_blocks in (False, True):
@@ -133,16 +178,6 @@ def test_a_narrowed_gated_layer_is_compiled_as_it_is():
     torch.testing.assert_close(same, hidden, rtol=1e-5, atol=1e-6)
     for name, gradient in wanted.items():
         torch.testing.assert_close(mine[name], gradient, rtol=1e-4, atol=1e-5)
-
-
-def test_gelu_is_within_rounding_of_the_exact_one():
-    x = torch.linspace(-9, 9, 20_001, requires_grad=True)
-    exact = torch.nn.functional.gelu(x.double())
-    (slope,) = torch.autograd.grad(exact.sum(), x)
-    mine = Gelu()(x)
-    (found,) = torch.autograd.grad(mine.sum(), x)
-    assert (mine - exact).abs().max() < 1e-6
-    assert (found - slope).abs().max() < 3e-6
 
 
 def test_blocks_that_are_alike_are_compiled_once(monkeypatch):
@@ -191,55 +226,31 @@ def test_no_block_is_traced_twice(family):
 @pytest.mark.parametrize("family", sorted(CONFIGS))
 def test_blocks_are_fused_in_bert_and_roberta_alone(family):
     model = task_model(family, "sequence-classification", "sdpa").model
-    plan = FusePlan(
-        noise=Noise(torch.device("cpu")),
-        joined=False,
-        residual_bf16=True,
-        narrowed=False,
-        compiled=True,
-        has_triton=True,
-    )
-    family_of(model.config).fuse(model, plan)
+    family_of(model.config).fuse(model, replace(PLAN, joined=False))
     fused = [m for m in model.modules() if type(m).__module__ == blocks.__name__]
     # A feed-forward part and two output blocks for each of two layers.
     assert len(fused) == (4 if family in {"bert", "roberta"} else 0)
 
 
 @pytest.mark.parametrize("family", sorted(Llama.model_types))
-def test_decoders_whose_products_are_joined_are_fused(family):
+def test_attention_of_decoders_is_fused(family):
     model = plain(family)
-    assert fused_parts(model) == set()  # products are apart
     names = list(model.state_dict())
-    join(model)
-    found = fuse_decoder(model)
+    assert fuse_decoder(model) == 2
     assert list(model.state_dict()) == names
-    assert found == 2
-    places = {(layer, name) for layer in "01" for name in ("self_attn", "mlp")}
-    assert fused_parts(model) == places
     attention = model.base_model.layers[0].self_attn
+    assert type(attention).__module__ == joined_blocks.__name__
     assert attention.heads == 2
     assert attention.span == (6 if family == "mistral" else None)
 
 
-def fused_parts(model):
-    """(layer, name) of the modules that fuse_decoder has replaced."""
-    fuse_decoder(model)
-    return {
-        tuple(name.split(".")[-2:])
-        for name, module in model.named_modules()
-        if type(module).__module__ == turned_blocks.__name__
-    }
-
-
-def test_heads_that_turn_in_part_and_other_activations_are_left_alone():
+def test_heads_that_turn_in_part_are_left_alone():
     model = plain("llama")
-    join(model)
-    model.config.hidden_act = "gelu"
     rotary = model.base_model.rotary_emb
     rotary.inv_freq = rotary.inv_freq[:-1]
-    assert (fuse_decoder(model), fused_parts(model)) == (0, set())
+    assert fuse_decoder(model) == 0
     rotary.inv_freq = torch.ones(4)
-    assert fused_parts(model) == {("0", "self_attn"), ("1", "self_attn")}
+    assert fuse_decoder(model) == 2
 
 
 def test_the_name_of_kept_graphs_holds_our_sources():
@@ -256,7 +267,7 @@ def test_the_name_of_kept_graphs_holds_our_sources():
     "changed",
     [
         "models/compilation.py",
-        "ops/gelu.py",
+        "ops/plain.py",
         "ops/kernels/hashing.py",
         "ops/kernels/row_attention/tiles.py",
     ],
@@ -271,11 +282,6 @@ def test_another_version_finds_no_graphs_of_this_one(monkeypatch, tmp_path, chan
     with (tmp_path / changed).open("a") as file:
         file.write("changed")
     assert digest() != mine
-
-
-@pytest.mark.parametrize(("family", "places"), [("bert", 2), ("gpt2", 0), ("llama", 0)])
-def test_only_the_exact_gelu_is_replaced(family, places):
-    assert replace_gelu(plain(family)) == places
 
 
 @pytest.mark.parametrize("family", sorted(CONFIGS))

@@ -4,8 +4,6 @@ import logging
 from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
-from importlib.util import find_spec
-from itertools import takewhile
 from multiprocessing import get_context
 
 import pytest
@@ -18,8 +16,7 @@ from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.environment import apply
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.models.compilation import compiled
-from flatout.engine.ops import long_attention
-from flatout.engine.ops.gelu import replace_gelu
+from flatout.engine.ops.attention import joined_attention
 from flatout.engine.ops.row_by_row import Rule
 from flatout.engine.parameters import parse_settings
 from flatout.engine.train import loop
@@ -52,11 +49,6 @@ from tests.engine.test_images_compiled import (
 )
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-needs_flash4 = pytest.mark.skipif(
-    find_spec("flash_attn") is None, reason="needs flash-attn-4"
-)
-"""On Hopper or Blackwell. To ask which this is would use the GPU, and ranks that a test
-starts want it unused."""
 SHAPE = {
     "hidden_size": 128,
     "num_hidden_layers": 2,
@@ -402,7 +394,6 @@ def test_compiled_images_with_fused_parts_have_the_plain_gradient(tmp_path, conf
     job, plain = task_model(tmp_path, config)
     batch = {name: tensor.cuda() for name, tensor in batch_of(job).items()}
     model = deepcopy(plain.cuda())
-    replace_gelu(model.model)
     model.family.fuse(model.model, replace(PLAN, has_triton=True))
     with torch.backends.cudnn.flags(allow_tf32=False):
         assert_two_steps_alike(plain, model, compiled(model), batch)
@@ -548,27 +539,17 @@ def test_out_of_memory_halves_the_budget_and_goes_on(tmp_path, caplog):
         assert point.loss == pytest.approx(other.loss, rel=1e-2)
 
 
-@pytest.mark.parametrize(
-    "lengths", [[700, 33, 900, 1], [640, 640, 640], [640, 640, 33, 200, 0, 0]]
-)
+@pytest.mark.parametrize("lengths", [[700, 33, 900, 1], [640, 640, 33, 200, 0, 0]])
 @pytest.mark.parametrize("heads_groups_causal", [(4, 2, True), (2, 2, False)])
-@pytest.mark.parametrize("flash4", [False, pytest.param(True, marks=needs_flash4)])
-def test_attention_of_long_rows_equals_sdpa_row_by_row(
-    lengths, heads_groups_causal, flash4
-):
-    """Of any lengths by the flash kernel, full ones in front by cuDNN's; all of them by
-    FlashAttention 4."""
+def test_attention_of_long_rows_equals_sdpa_row_by_row(lengths, heads_groups_causal):
+    """By the flash kernel that is active."""
     heads, groups, causal = heads_groups_causal
     torch.manual_seed(0)
     bounds = torch.tensor([0, *lengths]).cumsum(0).int().cuda()
     shape = (sum(lengths), heads + 2 * groups, 64)
     qkv = torch.randn(shape, device="cuda").bfloat16().requires_grad_()
     rule = Rule(64**-0.5, 0.0, causal, -1, 0 if causal else -1)
-    longest = max(lengths)
-    full = len(list(takewhile(lambda length: length == longest, lengths)))
-    mark = torch.empty(full + 2, dtype=torch.uint8, device="cuda")
-    given = (qkv, heads, bounds, mark, longest, *rule, flash4)
-    got = long_attention.long_attention(*given)[0]
+    got = joined_attention(qkv, heads, bounds, max(lengths), rule)
     plain = qkv.detach().float().requires_grad_()
     parts = plain.split([heads, groups, groups], 1)
     rows = zip(*(part.split(lengths) for part in parts), strict=True)
@@ -579,7 +560,6 @@ def test_attention_of_long_rows_equals_sdpa_row_by_row(
     (other,) = torch.autograd.grad(want, plain, grad)
     for mine, its in zip(one.split(lengths), other.split(lengths), strict=True):
         assert (mine.float() - its).norm() <= 1e-2 * its.norm()
-    assert not long_attention._Cudnn.refused
 
 
 def by_sdpa(query, key, value, causal):
@@ -597,16 +577,12 @@ LONG = 640
     ("family", "task"),
     [("qwen3", "causal-lm"), ("modernbert", "sequence-classification")],
 )
-@pytest.mark.parametrize("kernel", ["auto", pytest.param("flash4", marks=needs_flash4)])
-def test_a_step_of_long_rows_has_the_plain_models_gradient(
-    tmp_path, family, task, kernel
-):
-    """Compiled, in micro-batches of which some have full rows in front; the plain model
-    in fp32, a row at a time."""
-    job = long_job(tmp_path, family, task, kernel)
+def test_a_step_of_long_rows_has_the_plain_models_gradient(tmp_path, family, task):
+    """Compiled, by FlashAttention 4 if it is installed; the plain model in fp32, a row
+    at a time."""
+    job = long_job(tmp_path, family, task)
     trainer = assemble(job, set_up(job.settings.runtime))
-    wanted = {"auto": "flatout_rows", "flash4": "flatout_fa4"}
-    assert trainer.resolved.attention == wanted[kernel]
+    assert trainer.resolved.attention == "flatout_rows"
     trainer.model.train()
     plain = plain_model(trainer, task)
     batch = trainer.data[0]
@@ -621,7 +597,7 @@ def test_a_step_of_long_rows_has_the_plain_models_gradient(
     assert (ends[0] - ends[1]).norm() <= 3e-2 * ends[1].norm()
 
 
-def long_job(folder, family, task, kernel="auto"):
+def long_job(folder, family, task):
     config = {**CONFIGS[family], "hidden_size": 128, "num_attention_heads": 4}
     config |= {"model_type": family, "initializer_range": 0.1}
     if family == "qwen3":
@@ -630,7 +606,6 @@ def long_job(folder, family, task, kernel="auto"):
         config |= {"num_hidden_layers": 4, "local_attention": 128}
     settings = parse_settings(
         {
-            "runtime": {"attention": kernel},
             "model": {"task": task, "config": config},
             "tokenize": {"max_length": LONG},
             "train": {

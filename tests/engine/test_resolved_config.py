@@ -11,10 +11,9 @@ from flatout.engine.families import family_of_type
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.parameters import SettingsError
-from flatout.engine.train.setup import step_data
 from flatout.engine.train.setup.resolved_config import resolve, resolve_together
 from flatout.engine.train.setup.step_data import make_collator, make_planner
-from tests.engine.families import joined_rows, rows_of, token_rows
+from tests.engine.families import joined_rows, token_rows
 from tests.engine.runs import make_job
 
 H200 = Runtime(torch.device("cuda"), "NVIDIA H200", "bf16", Ranks(), threads=1)
@@ -187,39 +186,9 @@ def with_attention(job, kernel):
     return replace(job, settings=settings)
 
 
-def test_flash_attention_4_is_refused_where_it_cannot_be(tmp_path):
+def test_varlen_attention_is_refused_for_padded_rows(tmp_path):
     config = BertConfig(hidden_size=64, num_attention_heads=1)
     cpu = replace(H200, device=torch.device("cpu"), precision="fp32")
-    packed = with_attention(make_job(tmp_path), "flash4")
-    reason = "flash4: it is made for NVIDIA's Hopper and Blackwell; set it to auto"
-    with pytest.raises(SettingsError, match=reason):
-        resolve(packed, cpu, config)
-    padded = with_attention(make_job(tmp_path, batching="grouped"), "flash4")
-    with pytest.raises(SettingsError, match=r"flash4 needs train\.batching: packed"):
+    padded = with_attention(make_job(tmp_path, batching="grouped"), "varlen")
+    with pytest.raises(SettingsError, match=r"varlen needs train\.batching: packed"):
         resolve(padded, cpu, config)
-
-
-@pytest.mark.parametrize(
-    ("lengths", "graphs", "marked"),
-    [
-        ([600, 600, 300], False, 2),  # by the number of full rows in front
-        ([600, 600, 300], True, None),  # a graph for each number of them
-        ([600, 600, 599], True, 2),  # as blocks of a language model are
-    ],
-)
-def test_full_rows_are_marked_where_few_shapes_come(
-    tmp_path, monkeypatch, lengths, graphs, marked
-):
-    monkeypatch.setattr(step_data.attention, "full_rows_win", lambda device: True)
-    rows = rows_of("sequence-classification", [[5] * n for n in lengths])
-    job = replace(make_job(tmp_path, token_budget=10**4), train=rows)
-    update = {"tokenize": job.settings.tokenize.model_copy(update={"max_length": 600})}
-    job = replace(job, settings=job.settings.model_copy(update=update))
-    config = BertConfig(hidden_size=64, num_attention_heads=1)
-    resolved = replace(
-        resolve(job, H200, config), attention="flatout_rows", cuda_graphs=graphs
-    )
-    batch = make_collator(job, H200, resolved, config).collate(rows, np.arange(3), 0)
-    found = batch.inputs.get("full_rows")
-    assert (found is None) == (marked is None)
-    assert found is None or len(found) == marked + 2

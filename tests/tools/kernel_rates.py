@@ -1,4 +1,4 @@
-"""Our loss and gated SiLU beside Liger-Kernel's and PyTorch's, forward and backward.
+"""Our loss beside Liger-Kernel's and PyTorch's, forward and backward.
 
     python -m tests.tools.kernel_rates
 
@@ -19,7 +19,6 @@ from torch.nn import functional as F
 HIDDEN = 1_024
 SHAPES = ((4_096, 32_000), (24_576, 32_000), (24_576, 151_936))
 """(targets, vocabulary size)."""
-TOKENS, WIDTH = 24_576, 3_072
 
 
 def losses() -> dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:
@@ -36,23 +35,6 @@ def losses() -> dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:
             (x @ w.to(x.dtype).t()).float(), y, reduction="sum"
         ),
     }
-
-
-def gates() -> dict[str, Callable[[Tensor], Tensor]]:
-    """Gate and up side by side (P, 2 N) bf16 -> silu(gate) * up (P, N)."""
-    from liger_kernel.ops.swiglu import LigerSiLUMulFunction
-
-    from flatout.engine.ops.kernels.gated_silu import gated_silu
-
-    def liger(product: Tensor) -> Tensor:
-        return LigerSiLUMulFunction.apply(*product.chunk(2, -1))
-
-    def plain(product: Tensor) -> Tensor:
-        gate, up = product.chunk(2, -1)
-        return F.silu(gate) * up
-
-    compiled = torch.compile(plain)
-    return {"flatout": gated_silu, "Liger": liger, "Inductor": compiled}
 
 
 def measured(work: Callable[[], object]) -> str:
@@ -84,19 +66,6 @@ def compare_losses(targets: int, pieces: int) -> None:
         say(f"loss {targets} x {pieces}", name, step)
 
 
-def compare_gates() -> None:
-    product = torch.randn(TOKENS, 2 * WIDTH, device="cuda", dtype=torch.bfloat16)
-    grad = torch.randn(TOKENS, WIDTH, device="cuda", dtype=torch.bfloat16)
-    product.requires_grad_()
-    for name, gate in gates().items():
-
-        def step(gate: Callable[[Tensor], Tensor] = gate) -> None:
-            product.grad = None
-            gate(product).backward(grad)
-
-        say(f"gated SiLU {TOKENS} x 2 x {WIDTH}", name, step)
-
-
 def say(what: str, name: str, step: Callable[[], None]) -> None:
     try:
         found = measured(step)
@@ -109,7 +78,6 @@ def say(what: str, name: str, step: Callable[[], None]) -> None:
 def main() -> None:
     for shape in SHAPES:
         compare_losses(*shape)
-    compare_gates()
 
 
 if __name__ == "__main__":

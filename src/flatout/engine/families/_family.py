@@ -28,7 +28,6 @@ class FusePlan:
     """Whether blocks hand on bf16."""
     narrowed: bool
     """Whether the last layer is given its targets alone."""
-    compiled: bool
     has_triton: bool
 
 
@@ -47,9 +46,6 @@ class Family:
     """Hidden states of targets alone -> logits."""
     matrix_heads: ClassVar[frozenset[HeadKind]] = frozenset()
     """Those that are one matrix, the output embedding."""
-    products: ClassVar[tuple[tuple[str, ...], ...]] = ()
-    """Names of layers that one module applies, in this order, to one input, and that
-    may run as one product; a parity test shows it."""
     packs: ClassVar[bool] = False
     """Whether rows run end to end, without padding; a parity test shows it."""
     causal: ClassVar[bool] = False
@@ -136,8 +132,6 @@ class Family:
             inputs["position_ids"] = batch["position_ids"] + offset
             inputs["cu_seqlens"] = batch["cu_seqlens"]
             inputs["max_seqlen"] = max_length
-            if "full_rows" in batch:
-                inputs["full_rows"] = batch["full_rows"]
         elif offset:  # the model would leave out padding's id in the midst of a text
             ids = batch["input_ids"]
             places = torch.arange(ids.shape[1], device=ids.device)

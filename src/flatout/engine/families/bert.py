@@ -8,8 +8,8 @@ from torch import Tensor
 
 from flatout.engine.families._family import Family, FusePlan, lm_head, tag_tokens
 from flatout.engine.ops.blocks import fuse_blocks
+from flatout.engine.ops.joined_blocks import fuse_bert
 from flatout.engine.ops.narrowing import narrow_last_layer, set_targets
-from flatout.engine.ops.projections import fuse_projections
 from flatout.engine.tasks import HeadKind
 
 
@@ -32,7 +32,6 @@ class Bert(Family):
         HeadKind.TOKEN: tag_tokens,
         HeadKind.VOCABULARY: _bert_pieces,
     }
-    products = (("query", "key", "value"),)
     packs = True
 
     def narrow(self, model: Any) -> bool:
@@ -46,7 +45,8 @@ class Bert(Family):
 
     def fuse(self, model: Any, plan: FusePlan) -> None:
         """Query, key and value as one product; feed-forward and output blocks."""
-        fuse_projections(model, self.products, keep_products=plan.joined)
+        if plan.joined:
+            fuse_bert(model)
         if plan.residual_bf16 and plan.has_triton:
             fuse_blocks(model, plan.noise, narrowed=plan.narrowed)
 

@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from flatout.engine.families._family import Family, FusePlan, lm_head, tag_tokens
-from flatout.engine.ops.projections import fuse_projections
-from flatout.engine.ops.turned_blocks import fuse_decoder
+from flatout.engine.ops.joined_blocks import fuse_decoder, fuse_gates
 from flatout.engine.tasks import HeadKind
 
 
@@ -45,12 +44,11 @@ class Llama(_Decoder):
 
     model_types = frozenset({"llama", "mistral", "qwen2", "qwen3"})
     first_type = "llama"
-    products = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
     gated = True
 
     def fuse(self, model: Any, plan: FusePlan) -> None:
-        """Fused projections; norm, rotation, gate as kernels. Query and key are turned
-        on their way to attention, which keeps no product of them."""
-        fuse_projections(model, self.products)
+        """Gate and up as one product; query, key and value as one, normed and turned
+        on their way to attention."""
+        fuse_gates(model)
         if plan.joined:
             fuse_decoder(model)

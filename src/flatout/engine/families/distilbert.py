@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from flatout.engine.families._family import Family, FusePlan, tag_tokens
-from flatout.engine.ops.projections import fuse_projections
+from flatout.engine.ops.joined_blocks import fuse_distilbert
 from flatout.engine.tasks import HeadKind
 
 
@@ -30,9 +30,9 @@ class DistilBert(Family):
         HeadKind.TOKEN: tag_tokens,
         HeadKind.VOCABULARY: _pieces,
     }
-    products = (("q_lin", "k_lin", "v_lin"),)
     packs = True
 
     def fuse(self, model: Any, plan: FusePlan) -> None:
         """Query, key and value as one product."""
-        fuse_projections(model, self.products, keep_products=plan.joined)
+        if plan.joined:
+            fuse_distilbert(model)

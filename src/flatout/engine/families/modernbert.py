@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from flatout.engine.families._family import Family, FusePlan
+from flatout.engine.ops.joined_blocks import fuse_encoder
 from flatout.engine.ops.narrowing import (
     narrow_last_gated_layer,
     set_gated_targets,
 )
-from flatout.engine.ops.turned_blocks import fuse_encoder
 from flatout.engine.tasks import HeadKind
 
 

@@ -20,7 +20,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from flatout.engine.families._family import Family, FusePlan
 from flatout.engine.families._modeling.crops import cropped
 from flatout.engine.ops.patches import replace_patches
-from flatout.engine.ops.projections import fuse_projections
 
 PREPROCESSOR = "preprocessor_config.json"
 LIGHTEST = 255
@@ -158,19 +157,21 @@ class VisionTransformer(_Vision):
     """vit: patches and attention."""
 
     model_types = frozenset({"vit"})
-    products = (("q_proj", "k_proj", "v_proj"),)
 
     def fuse(self, model: Any, plan: FusePlan) -> None:
         """Also query, key and value as one; bias and GELU; behind the last attention
         one token."""
-        from flatout.engine.families._modeling.vit_feed_forward import fuse_feed_forward
+        from flatout.engine.families._modeling.vit_blocks import (
+            fuse_attention,
+            fuse_feed_forward,
+        )
         from flatout.engine.families._modeling.vit_last_layer import (
             narrow_to_first_token,
         )
 
         super().fuse(model, plan)
         narrow_to_first_token(model)
-        fuse_projections(model, self.products)
+        fuse_attention(model)
         if plan.has_triton:
             fuse_feed_forward(model)
 

@@ -19,18 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engine.machine.runtime import has_triton
-from flatout.engine.ops.projections import take_product
 from flatout.engine.ops.row_by_row import Rule, row_by_row
 
 PACKED = "flatout_packed"
 """Name of the padding-free attention among transformers' implementations."""
 ROWS = "flatout_rows"
 """The same on a GPU, by the kernel for the rows' lengths (`joined_attention`)."""
-FLASH4 = "flatout_fa4"
-"""The same with FlashAttention 4 in place of PyTorch's flash kernel. To transformers a
-name with "flash" is one of its own."""
-JOINED = frozenset({ROWS, FLASH4})
-"""Those that take query, key and value as one."""
 PADDED = "flatout_sdpa"
 """transformers' sdpa whose mask is built without asking the device whether any token
 is padding: it asks at every step, and the host waits for the answer."""
@@ -52,7 +46,6 @@ def register() -> None:
 
     AttentionInterface.register(PACKED, packed_attention)
     AttentionInterface.register(ROWS, partial(packed_attention, by_length=True))
-    AttentionInterface.register(FLASH4, partial(packed_attention, flash4=True))
     AttentionInterface.register(PADDED, sdpa_attention_forward)
     AttentionMaskInterface.register(PADDED, _padding_mask)
 
@@ -81,7 +74,6 @@ def packed_attention(  # noqa: PLR0913 - the signature is transformers'
     dropout: float = 0.0,
     sliding_window: int | None = None,
     by_length: bool = False,
-    flash4: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """(1, H, P, D) query, (1, G, P, D) key and value -> (1, P, H, D).
@@ -99,11 +91,9 @@ def packed_attention(  # noqa: PLR0913 - the signature is transformers'
     )
     if query.is_cuda:
         cu_seqlens, max_seqlen = kwargs["cu_seqlens"], kwargs["max_seqlen"]
-        product = take_product(module)
-        if flash4 or (by_length and tiles_win(max_seqlen, rule)):
-            qkv, heads = _fused_qkv(product, query, key, value), query.shape[1]
-            given = (qkv, heads, cu_seqlens, max_seqlen, rule)
-            out = joined_attention(*given, flash4=flash4)
+        if by_length and tiles_win(max_seqlen, rule):
+            qkv, heads = torch.cat([query, key, value], 1), query.shape[1]
+            out = row_tiles(qkv, heads, cu_seqlens, max_seqlen, rule)
         else:
             out = _flash(query, key, value, cu_seqlens, max_seqlen, rule)
     else:
@@ -169,47 +159,22 @@ def _rows_in_fp32(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tens
         return row_by_row(query.float(), key.float(), value.float(), *rest)
 
 
-def _fused_qkv(
-    product: Tensor | None, query: Tensor, key: Tensor, value: Tensor
-) -> Tensor:
-    """(P, H + 2 G, D): the product that they are slices of, where it was kept."""
-    if product is None:
-        return torch.cat([query, key, value], 1)
-    return product.view(query.shape[0], -1, query.shape[2])
-
-
 def joined_attention(
-    qkv: Tensor,
-    heads: int,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    rule: Rule,
-    full_rows: Tensor | None = None,
-    *,
-    flash4: bool = False,
+    qkv: Tensor, heads: int, cu_seqlens: Tensor, max_seqlen: int, rule: Rule
 ) -> Tensor:
     """As `_flash`, of query, key and value side by side (P, H + 2 G, D), on a GPU, by
-    the kernel for the rows' lengths. `full_rows` (F + 2,): as in rows/layout.py;
-    `flash4`: FlashAttention 4 for long ones."""
+    the kernel for the rows' lengths."""
     if tiles_win(max_seqlen, rule):
         return row_tiles(qkv, heads, cu_seqlens, max_seqlen, rule)
-    from flatout.engine.ops.long_attention import long_attention
-
-    given = (qkv, heads, cu_seqlens, full_rows, max_seqlen)
-    out: Tensor = long_attention(*given, *rule, flash4)[0]
-    return out
+    groups = (qkv.shape[1] - heads) // 2
+    parts = torch.split(qkv, [heads, groups, groups], 1)
+    return _flash(*parts, cu_seqlens, max_seqlen, rule)
 
 
 def tiles_win(max_seqlen: int, rule: Rule) -> bool:
     """Whether rows, or windows, are so short that tiles of 128 would be half empty."""
     seen = rule.left + max(rule.right, 0) + 1 if rule.left >= 0 else max_seqlen
     return max_seqlen <= ROWS_MAX_LENGTH or seen <= ROWS_MAX_WINDOW
-
-
-def full_rows_win(device: torch.device) -> bool:
-    """Whether cuDNN's kernels for rows of one length are faster, as PyTorch has it too:
-    since Hopper."""
-    return torch.cuda.get_device_capability(device)[0] >= 9
 
 
 def row_tiles(

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatout.engine.ops.dropout import HashDropout, Noise
-from flatout.engine.ops.gelu import Gelu
 from flatout.engine.ops.narrowing import narrow_point
+from flatout.engine.ops.plain import are_matrices, is_exact_gelu, is_plain
 
 MAX_WIDTH = 1024
 """Hidden size up to which a row fits a warp's registers (residual_norm.py)."""
@@ -92,14 +92,14 @@ class _Output(nn.Module):
 
 
 def fuse_blocks(model: Any, noise: Noise, *, narrowed: bool) -> int:
-    """Put them in place, after `replace_dropout` and `replace_gelu`; how many layers.
+    """Put them in place, after `replace_dropout`; how many layers.
     `narrowed`: the last layer is given its targets alone."""
-    if not _can_fuse(model.config):
-        return 0
     layers = model.base_model.encoder.layer
     outputs = [
         out for layer in layers for out in (layer.attention.output, layer.output)
     ]
+    if not _can_fuse(model.config) or not all(map(_is_usual, outputs)):
+        return 0
     carry = _Carry()
     gathers = narrow_point(model) if narrowed else None
     for module in outputs:
@@ -109,9 +109,17 @@ def fuse_blocks(model: Any, noise: Noise, *, narrowed: bool) -> int:
     for module, follower in zip(outputs, [*outputs[1:], None], strict=True):
         module.gives = follower is not None and follower.takes
     for layer in layers:
-        if isinstance(layer.intermediate.intermediate_act_fn, Gelu):
-            layer.intermediate.__class__ = _Intermediate
+        inner = layer.intermediate
+        usual = is_plain(inner) and are_matrices(inner.dense)
+        if usual and is_exact_gelu(inner.intermediate_act_fn):
+            inner.__class__ = _Intermediate
     return len(layers)
+
+
+def _is_usual(output: Any) -> bool:
+    """Each takes the residual's gradient from the next one, so all of them must be."""
+    usual = is_plain(output, output.LayerNorm) and are_matrices(output.dense)
+    return usual and type(output.LayerNorm) is nn.LayerNorm
 
 
 def _can_fuse(config: Any) -> bool:

@@ -14,6 +14,8 @@ RENAMED = {"train.strategy": "train.batching"}
 
 REMOVED: dict[str, str] = {
     # model and runtime
+    "runtime.attention=flash4": "use runtime.attention=auto, which takes "
+    "FlashAttention 4 by itself if flash-attn-4 is installed",
     # split and tokenize
     "tokenize.num_processes": "the tokenizer's own threads use all cores; "
     "runtime.environment: {RAYON_NUM_THREADS: 1} keeps them to one",

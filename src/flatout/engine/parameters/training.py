@@ -47,10 +47,9 @@ class RuntimeSettings(SettingsModel):
     """Let cuDNN try its kernels for each shape."""
     flash_sdp: bool = True
     """Let SDPA use its flash kernel; it takes no padding mask."""
-    attention: Literal["auto", "eager", "sdpa", "varlen", "flash4"] = "auto"
-    """`eager` or `sdpa` for padded batches, `varlen` for packed ones, as is `flash4`:
-    long rows by the package flash-attn-4, which is installed by hand. auto: the
-    fastest of flatout's own dependencies that computes the same."""
+    attention: Literal["auto", "eager", "sdpa", "varlen"] = "auto"
+    """`eager` or `sdpa` for padded batches, `varlen` for packed ones: PyTorch's flash
+    kernel. auto: the fastest that is installed and computes the same."""
     memory_limit_gib: float | None = Field(None, gt=0)
     """Most that PyTorch may take of a GPU's memory, as of a smaller card. null: all
     that other programs leave."""

@@ -6,9 +6,6 @@ Both layouts serve everything behind them alike:
     attention_mask (B, T) bool, padded layout only
     position_ids   (1, P), packed layout only: position of each token in its row
     cu_seqlens     (R + 1,) int32, packed layout only: first token of each row, and P
-    full_rows      (F + 2,) uint8, packed layout only, where it is asked for: by its
-                   size alone it says that the first F rows are of the greatest length;
-                   graphs take sizes of 0 and 1 for constants
 """
 
 from __future__ import annotations
@@ -71,8 +68,6 @@ class Layout:
     K does not differ between batches of one shape."""
     max_length: int = 512
     """Packed layout: longest row of padding at the end."""
-    marks_full: bool = False
-    """Packed layout: say how many rows at the beginning have `max_length`."""
 
     def num_padded_tokens(self, lengths: Ints) -> int:
         """Tokens of the tensor that rows of `lengths` (B,) become."""
@@ -118,9 +113,6 @@ class Layout:
         num_rows = round_up(len(bounds) - 1, self.row_multiple)
         cu_seqlens = pad_end(bounds, num_rows + 1, padded).astype(np.int32)
         fields: Arrays = {"position_ids": positions[None], "cu_seqlens": cu_seqlens}
-        if self.marks_full:
-            is_short = np.append(lengths < self.max_length, True)
-            fields["full_rows"] = np.zeros(int(is_short.argmax()) + 2, dtype=np.uint8)
         return (1, padded), fields, bounds
 
     def _fill(

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from transformers.models.vit.modeling_vit import ViTLayer
+from torch import Tensor
+from transformers.models.vit.modeling_vit import ViTAttention, ViTLayer
 
-
-class _Own(nn.Linear):
-    """No part of a product with others: its input is another."""
+from flatout.engine.families._modeling.vit_blocks import split_heads
+from flatout.engine.ops.plain import are_matrices
+from flatout.engine.ops.projections import joined_product
 
 
 class FirstTokenLayer(ViTLayer):  # type: ignore[misc]
@@ -33,11 +32,9 @@ class FirstTokenLayer(ViTLayer):  # type: ignore[misc]
 def _attend(attention: Any, normed: Tensor) -> Tensor:
     """The first token's (B, 1, hidden) to all of `normed` (B, T, hidden)."""
     query = attention.q_proj(normed[:, :1])
-    key_value = attention.k_proj, attention.v_proj
-    weights = torch.cat([layer.weight for layer in key_value])
-    biases = [layer.bias for layer in key_value if layer.bias is not None]
-    both = F.linear(normed, weights, torch.cat(biases) if biases else None)
-    q, k, v = (_heads(part, attention) for part in (query, *both.chunk(2, -1)))
+    both = joined_product((attention.k_proj, attention.v_proj), normed)
+    parts = (query, *both.chunk(2, -1))
+    q, k, v = (split_heads(part, attention.head_dim) for part in parts)
     dropout = attention.attention_dropout if attention.training else 0.0
     found = F.scaled_dot_product_attention(
         q, k, v, dropout_p=dropout, scale=attention.scaling
@@ -46,15 +43,10 @@ def _attend(attention: Any, normed: Tensor) -> Tensor:
     return result
 
 
-def _heads(states: Tensor, attention: Any) -> Tensor:
-    """(B, T, H D) -> (B, H, T, D)."""
-    shape = (*states.shape[:2], -1, attention.head_dim)
-    return states.view(shape).transpose(1, 2)
-
-
 def narrow_to_first_token(model: Any) -> None:
     """Of a classifier, whose head takes the first token."""
     layer = model.base_model.layers[-1]
-    layer.__class__ = FirstTokenLayer
-    for name in ("q_proj", "k_proj", "v_proj"):
-        getattr(layer.attention, name).__class__ = _Own
+    attention = layer.attention
+    plain = type(layer) is ViTLayer and type(attention) is ViTAttention
+    if plain and are_matrices(attention.k_proj, attention.v_proj):
+        layer.__class__ = FirstTokenLayer

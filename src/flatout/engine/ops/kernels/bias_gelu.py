@@ -1,7 +1,6 @@
 """Bias and GELU behind a matrix product; all gradients in one pass.
 
-The formula is that of gelu.py, which Inductor compiles where a model's blocks are not
-fused; kernel_checks.py and test_compiled_parts.py hold both to the exact GELU.
+tests/engine/kernel_checks.py holds the formula to the exact GELU.
 
 Legend: P tokens, N columns.
 """
@@ -13,11 +12,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flatout.engine.ops.kernels.column_sum import COLUMNS, ROWS, splits
 from flatout.engine.ops.kernels.operators import operator, wrap_triton
 
+ROWS, COLUMNS = 16, 128
+"""A tile."""
+PROGRAMS = 1056
+"""Eight for each of an H200's multiprocessors; measured: half and twice as many."""
 FORWARD_COLUMNS, FORWARD_PROGRAMS = 256, 4224
 """Measured on an H200: without sums, more and wider programs."""
+
+
+def splits(
+    rows: int, columns: int, width: int = COLUMNS, programs: int = PROGRAMS
+) -> tuple[int, int]:
+    """Parts that the rows are cut into, and rows of a part (a multiple of ROWS). The
+    last part is empty, so that they are never one: see operators.py."""
+    wanted = max(1, programs // triton.cdiv(columns, width))
+    each = triton.cdiv(triton.cdiv(max(rows, 1), wanted), ROWS) * ROWS
+    return triton.cdiv(max(rows, 1), each) + 1, each
 
 
 @triton.jit

@@ -23,7 +23,8 @@ from flatout.engine.models.model import TaskModel
 from flatout.engine.models.row_faults import check_ends, check_padding
 from flatout.engine.ops import attention
 from flatout.engine.ops.dropout import Noise, replace_dropout
-from flatout.engine.ops.gelu import replace_gelu
+from flatout.engine.ops.flash4 import choose_flash_kernel
+from flatout.engine.ops.plain import are_matrices
 from flatout.engine.ops.precision import round_residual_stream
 from flatout.engine.parameters import SettingsError, TrainSettings
 from flatout.engine.train.flat_all_reduce import FlatAllReduce
@@ -155,6 +156,8 @@ def _task_model(
 ) -> TaskModel:
     """`synced`: with other ranks, whose samples BatchNorm sees too."""
     model = _with_attention(model, resolved.attention, runtime)
+    longest = job.settings.max_length if resolved.attention == attention.ROWS else 0
+    choose_flash_kernel(model.config, runtime.device, longest)
     task_model = TaskModel(model, job.task, job.settings.max_length)
     if task_model.family.batch_statistics and synced:
         nn.SyncBatchNorm.convert_sync_batchnorm(task_model)  # type: ignore[no-untyped-call]
@@ -236,15 +239,13 @@ def fuse_parts(
     model, noise = task_model.model, Noise(runtime.device)
     if resolved.compile:
         replace_dropout(model, noise)
-        replace_gelu(model)
     fuses = resolved.compile or not task_model.family.compiles
     if fuses and may_fuse_projections(train):
         plan = FusePlan(
             noise=noise,
-            joined=resolved.attention in attention.JOINED,
+            joined=resolved.attention == attention.ROWS,
             residual_bf16=resolved.residual == "bf16",
             narrowed=task_model.narrowed,
-            compiled=resolved.compile,
             has_triton=has_triton(),
         )
         task_model.family.fuse(model, plan)
@@ -284,7 +285,8 @@ def _fused_head(task_model: TaskModel, runtime: Runtime) -> bool:
         runtime.is_cuda
         and task_model.task.plain_cross_entropy
         and task_model.task.head in task_model.family.matrix_heads
-        and getattr(output, "bias", None) is None
+        and are_matrices(output)
+        and output.bias is None
         and has_triton()
     )
 
@@ -292,5 +294,5 @@ def _fused_head(task_model: TaskModel, runtime: Runtime) -> bool:
 def may_fuse_projections(train: TrainSettings) -> bool:
     """Whether products may be joined: not where weights are sharded, and not where
     layers are computed again, because Dynamo then runs each layer uncompiled (what one
-    product leaves for the next is a side effect)."""
+    block leaves for the next is a side effect)."""
     return train.distributed.strategy != "fsdp" and not train.gradient_checkpointing

@@ -158,26 +158,15 @@ def _attention(settings: Settings, runtime: Runtime, config: Any, strategy: str)
     if not family_of(config).attends:
         return "none"
     if strategy == "packed":
-        if wanted == "flash4":
-            return _flash4(runtime, config)
         fits = wanted == "auto" and attention.row_tiles_fit(config)
         return attention.ROWS if fits and runtime.is_cuda else attention.PACKED
-    if wanted in ("varlen", "flash4"):
+    if wanted == "varlen":
         raise SettingsError(
             f"runtime.attention: {wanted} needs train.batching: packed, not "
             f"{strategy}; set attention to auto, sdpa or eager"
         )
     own = getattr(config, "_attn_implementation", None) or "sdpa"
     return str(own) if wanted == "auto" else wanted
-
-
-def _flash4(runtime: Runtime, config: Any) -> str:
-    from flatout.engine.ops.kernels import flash4
-
-    fault = flash4.fault(config, runtime.device)
-    if fault:
-        raise SettingsError(f"runtime.attention: flash4: {fault}; set it to auto")
-    return attention.FLASH4
 
 
 def _residual(wanted: str, runtime: Runtime) -> str:

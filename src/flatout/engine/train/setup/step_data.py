@@ -9,7 +9,6 @@ from flatout.engine.batches.global_batches import GlobalBatches, Planner
 from flatout.engine.families import family_of
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.flops import AttentionPairs
-from flatout.engine.ops import attention
 from flatout.engine.parameters import Settings
 from flatout.engine.rows.layout import Layout
 from flatout.engine.train.setup.acceleration import graph_multiple
@@ -17,8 +16,6 @@ from flatout.engine.train.setup.job import TrainJob
 from flatout.engine.train.setup.resolved_config import ResolvedConfig
 
 GPU_PAD_MULTIPLE = 64
-NEARLY_FULL = 0.98
-"""Of the greatest length, on average, as blocks of a language model are."""
 
 
 def step_rows(
@@ -68,20 +65,8 @@ def make_collator(
         row_multiple=_row_multiple(job, runtime, resolved) if runtime.is_cuda else 1,
         every_place=resolved.cuda_graphs and not resolved.packed,
         max_length=max_length,
-        marks_full=_marks_full(job, runtime, resolved),
     )
     return Collator(job.task, layout, pools_last=family_of(config).causal)
-
-
-def _marks_full(job: TrainJob, runtime: Runtime, resolved: ResolvedConfig) -> bool:
-    """Where attention takes full rows by kernels of their own (long_attention.py). Each
-    number of them would be a CUDA graph of its own: under these nearly all are full."""
-    longest = job.settings.max_length
-    takes = resolved.attention == attention.ROWS and longest > attention.ROWS_MAX_LENGTH
-    if not takes or not attention.full_rows_win(runtime.device):
-        return False
-    nearly_all = bool(job.train.facts.mean_length > NEARLY_FULL * longest)
-    return nearly_all or not resolved.cuda_graphs
 
 
 def _row_multiple(job: TrainJob, runtime: Runtime, resolved: ResolvedConfig) -> int:

@@ -1,0 +1,72 @@
+"""A vision transformer's layers in fewer kernels.
+
+Query, key and value are one product. Bias and GELU of the feed-forward part are one
+kernel, whose gradient has the bias's in the same pass (kernels/bias_gelu.py): Inductor
+reads all of it once more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.models.vit.modeling_vit import ViTAttention, ViTMLP
+
+from flatout.engine.ops.plain import are_matrices, is_exact_gelu
+from flatout.engine.ops.projections import joined_product
+
+
+class Attention(ViTAttention):  # type: ignore[misc]
+    """In place of one, with its weights, where no mask is needed."""
+
+    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Any:
+        """(B, T, hidden) -> the same."""
+        product = joined_product((self.q_proj, self.k_proj, self.v_proj), hidden_states)
+        q, k, v = (split_heads(part, self.head_dim) for part in product.chunk(3, -1))
+        dropout = self.attention_dropout if self.training else 0.0
+        found = F.scaled_dot_product_attention(
+            q, k, v, dropout_p=dropout, scale=self.scaling
+        )
+        return self.o_proj(found.transpose(1, 2).flatten(2)), None
+
+
+class FeedForward(ViTMLP):  # type: ignore[misc]
+    """In place of one, with its weights."""
+
+    fc1: nn.Linear
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(B, T, hidden) -> the same."""
+        from flatout.engine.ops.kernels.bias_gelu import bias_gelu
+
+        product = F.linear(hidden_states, self.fc1.weight)
+        inner = bias_gelu(product.flatten(0, -2), self.fc1.bias)
+        result: Tensor = self.fc2(inner.view(product.shape))
+        return result
+
+
+def split_heads(states: Tensor, head_dim: int) -> Tensor:
+    """(B, T, H D) -> (B, H, T, D)."""
+    return states.view(*states.shape[:2], -1, head_dim).transpose(1, 2)
+
+
+def fuse_attention(model: Any) -> int:
+    """In every layer whose attention is PyTorch's; how many."""
+    if "sdpa" not in model.config._attn_implementation:
+        return 0
+    found = [m for m in model.modules() if type(m) is ViTAttention]
+    fitting = [m for m in found if are_matrices(m.q_proj, m.k_proj, m.v_proj)]
+    for module in fitting:
+        module.__class__ = Attention
+    return len(fitting)
+
+
+def fuse_feed_forward(model: Any) -> int:
+    """In every layer with an exact GELU; how many."""
+    found = [m for m in model.modules() if type(m) is ViTMLP]
+    fitting = [m for m in found if is_exact_gelu(m.activation_fn)]
+    fitting = [m for m in fitting if are_matrices(m.fc1) and m.fc1.bias is not None]
+    for module in fitting:
+        module.__class__ = FeedForward
+    return len(fitting)

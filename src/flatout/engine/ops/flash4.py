@@ -1,0 +1,77 @@
+"""FlashAttention 4 for long rows, if the package flash-attn-4 is installed.
+
+PyTorch puts it in the place of its own flash kernel, for all of the process. It then
+raises an error for dropout, and for windows in a backward pass, so a model with either
+of them keeps PyTorch's own kernel.
+"""
+
+from __future__ import annotations
+
+import logging
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch.nn.attention import (
+    activate_flash_attention_impl,
+    current_flash_attention_impl,
+    restore_flash_attention_impl,
+)
+
+from flatout.engine.ops.attention import ROWS_MAX_LENGTH, ROWS_MAX_WINDOW
+from flatout.engine.parameters.faults import first_line
+
+logger = logging.getLogger(__name__)
+
+PACKAGE, NAME = "flash_attn.cute", "FA4"
+CAPABILITIES = (9, 10)
+"""Hopper and Blackwell."""
+DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
+"""What models call that of attention."""
+
+
+def choose_flash_kernel(config: Any, device: torch.device, longest: int) -> None:
+    """For packed rows of up to `longest` tokens, before the first step."""
+    if device.type != "cuda":
+        return
+    is_active = current_flash_attention_impl() == NAME
+    wanted = flash4_fault(config, device, longest) is None
+    if is_active and not wanted:
+        restore_flash_attention_impl(_raise_warn=False)
+    if wanted and not is_active:
+        _activate()
+
+
+def _activate() -> None:
+    try:
+        activate_flash_attention_impl(NAME)
+    except Exception as error:  # a broken package raises anything
+        reason = first_line(error)
+        logger.warning("no FlashAttention 4 (%s): PyTorch's kernel serves", reason)
+        return
+    logger.info("rows of over %d tokens by FlashAttention 4", ROWS_MAX_LENGTH)
+
+
+def flash4_fault(config: Any, device: torch.device, longest: int) -> str | None:
+    """Why it does not serve; None if it does."""
+    if longest <= ROWS_MAX_LENGTH:
+        return "rows are short"
+    if torch.cuda.get_device_capability(device)[0] not in CAPABILITIES:
+        return "it is made for NVIDIA's Hopper and Blackwell"
+    if torch.are_deterministic_algorithms_enabled():
+        return "it does not give the same bits again, as runtime.deterministic asks"
+    dropout = next((name for name in DROPOUTS if getattr(config, name, 0.0)), None)
+    if dropout:
+        return f"it has no dropout, and the model's {dropout} is not 0"
+    window = getattr(config, "sliding_window", None)
+    if window is not None and window > ROWS_MAX_WINDOW:  # shorter ones have own tiles
+        return "it has no windows in a backward pass"
+    return None if _is_installed() else "the package flash-attn-4 is not installed"
+
+
+def _is_installed() -> bool:
+    """FlashAttention 2 has the same name to import, without this part."""
+    try:
+        return find_spec(PACKAGE) is not None
+    except ImportError:
+        return False

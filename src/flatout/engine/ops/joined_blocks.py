@@ -1,0 +1,234 @@
+"""Attention and feed-forward of models over packed rows, with one product each.
+
+The product for query, key and value goes to attention as it is, in models with rotated
+positions normed and turned by one kernel in place of seven (kernels/rotary.py). The
+layers keep their parameters under their names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from flatout.engine.ops.attention import (
+    is_causal,
+    joined_attention,
+    seen_span,
+    window,
+)
+from flatout.engine.ops.plain import are_matrices, is_plain
+from flatout.engine.ops.projections import joined_product
+from flatout.engine.ops.row_by_row import Rule
+
+
+class _BertAttention(nn.Module):
+    """Of BERT and RoBERTa."""
+
+    query: nn.Linear
+    key: nn.Linear
+    value: nn.Linear
+    dropout: nn.Module
+    scaling: float
+    num_attention_heads: int
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **packed: Any,
+    ) -> tuple[Tensor, None]:
+        """(1, P, N) -> (1, P, N). `packed` holds cu_seqlens (R + 1,) and max_seqlen."""
+        product = joined_product((self.query, self.key, self.value), hidden_states)
+        heads = product.view(product.shape[1], 3 * self.num_attention_heads, -1)
+        return _attended(self, heads, self.dropout.p, packed), None
+
+
+class _DistilBertAttention(nn.Module):
+    q_lin: nn.Linear
+    k_lin: nn.Linear
+    v_lin: nn.Linear
+    out_lin: nn.Linear
+    dropout: nn.Module
+    n_heads: int
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        **packed: Any,
+    ) -> tuple[Tensor, None]:
+        """As BERT's."""
+        product = joined_product((self.q_lin, self.k_lin, self.v_lin), hidden_states)
+        heads = product.view(product.shape[1], 3 * self.n_heads, -1)
+        return self.out_lin(_attended(self, heads, self.dropout.p, packed)), None
+
+
+class _DecoderAttention(nn.Module):
+    """Of Llama and its kin; causal, unless the config says `is_causal: false`."""
+
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    o_proj: nn.Linear
+    head_dim: int
+    attention_dropout: float
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **packed: Any,
+    ) -> tuple[Tensor, None]:
+        """As BERT's."""
+        layers = (self.q_proj, self.k_proj, self.v_proj)
+        heads = _turned(
+            self, joined_product(layers, hidden_states), position_embeddings
+        )
+        return self.o_proj(_attended(self, heads, self.attention_dropout, packed)), None
+
+
+class _ModernBertAttention(nn.Module):
+    Wqkv: nn.Linear
+    Wo: nn.Linear
+    out_drop: nn.Module
+    attention_dropout: float
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None = None,
+        **packed: Any,
+    ) -> tuple[Tensor, None]:
+        """As BERT's."""
+        heads = _turned(self, self.Wqkv(hidden_states), position_embeddings)
+        out = _attended(self, heads, self.attention_dropout, packed)
+        return self.out_drop(self.Wo(out)), None
+
+
+class _FeedForward(nn.Module):
+    """down(activation(gate) * up)."""
+
+    gate_proj: nn.Linear
+    up_proj: nn.Linear
+    down_proj: nn.Linear
+    act_fn: nn.Module
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., N) -> the same."""
+        gate, up = joined_product((self.gate_proj, self.up_proj), x).chunk(2, -1)
+        out: Tensor = self.down_proj(self.act_fn(gate) * up)
+        return out
+
+
+def _attended(
+    module: Any, heads: Tensor, dropout: float, packed: dict[str, Any]
+) -> Tensor:
+    """Query, key and value side by side (P, H + 2 G, D) -> (1, P, H D)."""
+    causal = is_causal(module, packed)
+    span = seen_span(module, module.span, causal)
+    kept_whole = dropout if module.training else 0.0
+    rule = Rule(module.scaling, kept_whole, causal, *window(span, causal))
+    bounds, longest = packed["cu_seqlens"], packed["max_seqlen"]
+    out = joined_attention(heads, module.heads, bounds, longest, rule)
+    return out.flatten(1).unsqueeze(0)
+
+
+def _turned(module: Any, product: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+    """(1, P, (H + 2 G) D) -> (P, H + 2 G, D)."""
+    from flatout.engine.ops.kernels.rotary import rotary
+
+    norms = _norms(module)
+    weights = [None if norm is None else norm.weight for norm in norms]
+    eps = 0.0 if norms[0] is None else norms[0].variance_epsilon
+    heads = product.view(product.shape[1], -1, module.head_dim)
+    cos, sin = (turn.squeeze(0) for turn in turns)
+    result: Tensor = rotary(heads, cos, sin, *weights, module.heads, eps)
+    return result
+
+
+def _norms(attention: Any) -> list[Any]:
+    """Of query and key; None where a model has none."""
+    return [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+
+
+def fuse_bert(model: Any) -> int:
+    """Put it in the place of each layer's attention; how many."""
+    heads = model.config.num_attention_heads
+    layers = [layer.attention.self for layer in model.base_model.encoder.layer]
+    fitting = [m for m in layers if _fits(m, m.query, m.key, m.value)]
+    return _replace(fitting, _BertAttention, heads)
+
+
+def fuse_distilbert(model: Any) -> int:
+    """As `fuse_bert`."""
+    layers = [layer.attention for layer in model.base_model.transformer.layer]
+    fitting = [m for m in layers if _fits(m, m.q_lin, m.k_lin, m.v_lin)]
+    return _replace(fitting, _DistilBertAttention, model.config.n_heads)
+
+
+def fuse_decoder(model: Any) -> int:
+    """As `fuse_bert`, in models that turn whole heads."""
+    if not _turns_whole_heads(model):
+        return 0
+    found = [layer.self_attn for layer in model.base_model.layers]
+    fitting = [
+        attention
+        for attention in found
+        if _fits(attention, attention.q_proj, attention.k_proj, attention.v_proj)
+        and is_plain(*filter(None, _norms(attention)))
+    ]
+    spans = [_span(attention) for attention in fitting]
+    return _replace(fitting, _DecoderAttention, model.config.num_attention_heads, spans)
+
+
+def fuse_gates(model: Any) -> int:
+    """Gate and up of each layer as one product; how many."""
+    found = [layer.mlp for layer in model.base_model.layers]
+    fitting = [m for m in found if _fits(m, m.gate_proj, m.up_proj)]
+    for module in fitting:
+        module.__class__ = _FeedForward
+    return len(fitting)
+
+
+def fuse_encoder(model: Any) -> int:
+    """ModernBERT's attention, as `fuse_bert`."""
+    fitting = [layer.attn for layer in model.base_model.layers if is_plain(layer.attn)]
+    for attention in fitting:
+        attention.scaling = attention.head_dim**-0.5
+    spans = [attention.sliding_window for attention in fitting]
+    heads = model.config.num_attention_heads
+    return _replace(fitting, _ModernBertAttention, heads, spans)
+
+
+def _fits(module: nn.Module, *layers: nn.Module) -> bool:
+    return is_plain(module) and are_matrices(*layers)
+
+
+def _replace(
+    modules: list[Any], kind: type, heads: int, spans: list[int | None] | None = None
+) -> int:
+    """`spans`: tokens that a query sees, itself included; None: all."""
+    for module, span in zip(modules, spans or [None] * len(modules), strict=True):
+        module.__class__, module.heads, module.span = kind, heads, span
+    return len(modules)
+
+
+def _turns_whole_heads(model: Any) -> bool:
+    """Some models turn a part of each head."""
+    attention = model.base_model.layers[0].self_attn
+    frequencies: Tensor = model.base_model.rotary_emb.inv_freq
+    return 2 * len(frequencies) == int(attention.head_dim)
+
+
+def _span(attention: Any) -> int | None:
+    """Mistral's window is in the configuration, Qwen's in the layer; Llama has none,
+    whatever its configuration says."""
+    by_config = attention.config.model_type == "mistral"
+    source = attention.config if by_config else attention
+    span: int | None = getattr(source, "sliding_window", None)
+    return span
