@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import BertConfig, BertForSequenceClassification
 
 from flatout.engine.batches.global_batches import Planner
 from flatout.engine.machine import runtime as runtimes
@@ -17,6 +18,7 @@ from flatout.engine.machine.runtime import set_up
 from flatout.engine.models.memory import (
     GIB,
     Demand,
+    estimate,
     guessed_tokens,
     line,
     moment_bytes,
@@ -273,6 +275,18 @@ def test_a_guess_is_none_where_a_config_says_no_sizes():
     assert guessed_tokens(settings, SimpleNamespace(model_type="own"), GIB) is None
     images = Settings(train={"rows": "images"})
     assert guessed_tokens(images, SimpleNamespace(), GIB) is None
+
+
+def test_frozen_weights_have_no_gradient_and_no_moments():
+    config = BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2)
+    model = BertForSequenceClassification(config)
+    frozen = sum(p.numel() for p in model.bert.embeddings.parameters())
+    whole = sum(p.numel() for p in model.parameters())
+    found = [
+        estimate(Settings(train={"freeze": parts}), config, 1_000).states
+        for parts in ([], ["embeddings"])
+    ]
+    assert found == [16 * whole, 16 * (whole - frozen) + 4 * frozen]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from torch import nn
 from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.models.flops import ModelFlops
+from flatout.engine.models.frozen import freeze
 from flatout.engine.parameters import SettingsError, TrainSettings
 from flatout.engine.train.optimizer import (
     Updater,
@@ -19,7 +20,6 @@ from flatout.engine.train.optimizer import (
     set_learning_rate,
 )
 from flatout.engine.train.setup.assemble import assemble
-from flatout.engine.train.setup.frozen import freeze
 from flatout.engine.train.step import Stepper
 from tests.engine.families import built, step_rows, task_model
 from tests.engine.runs import Crash, crash, curve, make_job, when_logged

@@ -130,7 +130,7 @@ class Patient:
         if config is None:
             return checks.LEAST_FREE_BYTES
         keep = self.settings.train.checkpoint.keep
-        return model.disk_bytes(config, self.settings.model.task, keep)
+        return model.disk_bytes(config, self.settings.model, keep)
 
     def _memory(self) -> Finding:
         config = self._config_or_none()

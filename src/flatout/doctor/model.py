@@ -4,17 +4,12 @@ whether memory and disk will do for it."""
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from flatout.engine.families import families
 from flatout.engine.machine.checks import LEAST_FREE_BYTES, Finding, gib
 from flatout.engine.models.memory import Estimate, count_parameters
-from flatout.engine.models.model_keys import (
-    INHERITED,
-    is_of_transformers,
-    model_key_faults,
-)
+from flatout.engine.models.model_keys import model_key_faults
 from flatout.engine.parameters import ModelSettings, Settings
 from flatout.engine.tasks import task_class
 
@@ -32,9 +27,6 @@ def read_config(settings: Settings) -> Any:
     kind = changes.pop("model_type", None)
     if name is None:
         changes.setdefault("vocab_size", settings.tokenize.vocab_size)
-        if set(changes) >= INHERITED and is_of_transformers(str(kind)):
-            # It spares a second of imports.
-            return SimpleNamespace(model_type=kind, **changes)
     import transformers
 
     families()  # their types become transformers' own
@@ -96,10 +88,10 @@ CHECKPOINT_BYTES = 12
 """A weight: itself and the two moments."""
 
 
-def disk_bytes(config: Any, task: str, keep: int) -> int:
+def disk_bytes(config: Any, settings: ModelSettings, keep: int) -> int:
     """`keep` checkpoints, one being written, the best and the last model; twice each,
     as the catalog has copies. At least a GiB."""
-    parameters = count_parameters(config, task)
+    parameters = count_parameters(config, settings)
     needed = parameters * (CHECKPOINT_BYTES * (keep + 1) + 4 * 4)
     return max(LEAST_FREE_BYTES, needed)
 

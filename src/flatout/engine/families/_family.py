@@ -63,8 +63,6 @@ class Family:
     batch_statistics: ClassVar[bool] = False
     """Whether a sample's output depends on those beside it (BatchNorm): then micro-
     batches are part of the optimisation, and a step is one of them."""
-    gated: ClassVar[bool] = False
-    """Whether the feed-forward part has three matrices, and positions are rotations."""
     first_type: ClassVar[str | None] = None
     """Of `model_types`, what `kedro flatout init` takes for a model from scratch where
     conf/base has none for the task."""
@@ -101,10 +99,6 @@ class Family:
     def position_offset(self, config: Any) -> int:
         """Position of a row's first token, where the model is told positions."""
         return 0
-
-    def count_weights(self, config: Any) -> int | None:
-        """Of a model, biases left out; None: as transformers of its sizes have them."""
-        return None
 
     def cpu_overhead_tokens(self, config: Any) -> int:
         """What one more micro-batch costs on a CPU, in tokens."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from transformers import AutoConfig, AutoModel, AutoModelForPreTraining
 
@@ -28,14 +28,3 @@ class Bilm(Recurrent):
     model_classes = (BilmModel, BilmForPreTraining)
     heads: ClassVar = {HeadKind.DIRECTIONS: lm_head}
     matrix_heads = frozenset({HeadKind.DIRECTIONS})
-
-    def count_weights(self, config: Any) -> int:
-        """Embedding, softmax, and of each LSTM four gates and the projection."""
-        cells, width = config.hidden_size, config.output_size
-        projection = cells * width if config.projection_size else 0
-        inputs = config.embedding_size + (config.num_hidden_layers - 1) * width
-        gates = 4 * cells * (inputs + config.num_hidden_layers * width)
-        layers = 2 * (gates + config.num_hidden_layers * projection)
-        tables = config.embedding_size
-        tables += 0 if config.tie_word_embeddings else width
-        return int(layers + tables * config.vocab_size)

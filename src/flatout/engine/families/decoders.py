@@ -44,7 +44,6 @@ class Llama(_Decoder):
 
     model_types = frozenset({"llama", "mistral", "qwen2", "qwen3"})
     first_type = "llama"
-    gated = True
 
     def fuse(self, model: Any, plan: FusePlan) -> None:
         """Gate and up as one product; query, key and value as one, normed and turned

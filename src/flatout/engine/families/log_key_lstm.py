@@ -41,12 +41,6 @@ class LogKeyLstm(Recurrent):
         inputs = super().inputs(config, batch, max_length)
         return {**inputs, "places": batch["target_index"]}
 
-    def count_weights(self, config: Any) -> int:
-        """Embedding, head, and four gates a layer on its input and its state."""
-        width = config.hidden_size
-        layers = config.num_hidden_layers * 8 * width
-        return int(width * (2 * config.vocab_size + layers))
-
 
 AutoConfig.register(LogKeyLstmConfig.model_type, LogKeyLstmConfig, exist_ok=True)
 AutoModelForCausalLM.register(LogKeyLstmConfig, LogKeyLstmForCausalLM, exist_ok=True)

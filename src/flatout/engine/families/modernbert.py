@@ -33,7 +33,6 @@ class ModernBert(Family):
         HeadKind.VOCABULARY: _pieces,
     }
     packs = True
-    gated = True
 
     def pools_mean(self, kind: HeadKind, config: Any) -> bool:
         """As `classifier_pooling` says."""

@@ -3,18 +3,25 @@ what it holds and from passes whose memory was measured."""
 
 from __future__ import annotations
 
+import copy
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flatout.engine.parameters import Settings
-from flatout.engine.tasks import HeadKind, make_task, task_class
+from flatout.engine.families import families, import_own
+from flatout.engine.models.frozen import freeze
+from flatout.engine.parameters import ModelSettings, Settings, SettingsError
+from flatout.engine.tasks import make_task, task_class
+
+if TYPE_CHECKING:
+    from torch import nn
 
 ACTIVATION_BYTES = 125
 """A token, layer and hidden unit, where the feed-forward part is four times as wide:
 what BERT-base reserved on an H200 (28.0 GiB at 24,600 tokens). What a backward pass
 keeps is 90 bytes in fp32, and 79 under bf16 autocast."""
-STATE_BYTES = 16
-"""A weight: itself, its gradient and Adam's two moments, all fp32."""
+STATE_BYTES, WEIGHT_BYTES = 16, 4
+"""A weight: itself, its gradient and Adam's two moments, all fp32; itself alone."""
 GIB = 2**30
 STEPS_AN_OCTAVE = 8
 """Budgets are rounded down to one of so many between a power of two and the next, so
@@ -112,7 +119,8 @@ def moment_bytes(groups: list[dict[str, Any]]) -> int:
 def estimate(settings: Settings, config: Any, budget: int, shards: int = 1) -> Estimate:
     """`budget`: most tokens of a micro-batch; `shards`: ranks that share the states."""
     train = settings.train
-    parameters = count_parameters(config, settings.model.task)
+    model = _without_weights(config, settings.model)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     tokens = min(budget, train.global_batch_size * settings.max_length)
     hidden, wide = config.hidden_size, feed_forward(config)
     unit = ACTIVATION_BYTES * tokens * (2 * hidden + wide) // 6
@@ -123,7 +131,7 @@ def estimate(settings: Settings, config: Any, budget: int, shards: int = 1) -> E
         activations = layers * unit
     share = make_task(settings.model).targets_per_token
     logits = int(2 * 4 * share * tokens * config.vocab_size) if share else 0
-    states = STATE_BYTES * parameters // shards
+    states = _state_bytes(settings, model) // shards
     return Estimate(parameters, states, activations + logits, tokens)
 
 
@@ -136,30 +144,38 @@ def guessed_tokens(
         return None
     try:
         found = estimate(settings, config, 1, shards)
-    except AttributeError:
+    except (AttributeError, KeyError, ValueError):
         return None
     return max(0, int((room - found.states) / max(1, found.activations)))
 
 
-def count_parameters(config: Any, task: str) -> int:
-    """Weights of a model; biases and norms, under 1 %, are left out."""
-    from flatout.engine.families import family_of
+def count_parameters(config: Any, settings: ModelSettings) -> int:
+    """Weights of a model for its task."""
+    model = _without_weights(config, settings)
+    return sum(parameter.numel() for parameter in model.parameters())
 
-    family = family_of(config)
-    if (own := family.count_weights(config)) is not None:
-        return own
-    hidden, heads = config.hidden_size, config.num_attention_heads
-    head = getattr(config, "head_dim", None) or hidden // heads
-    shared = getattr(config, "num_key_value_heads", None) or heads
-    attention = 2 * hidden * heads * head + 2 * hidden * shared * head
-    gated = family.gated
-    layer = attention + (3 if gated else 2) * hidden * feed_forward(config)
-    positions = 0 if gated else getattr(config, "max_position_embeddings", 0)
-    rows = config.vocab_size + positions
-    predicts_pieces = task_class(task).head is HeadKind.VOCABULARY
-    if predicts_pieces and not getattr(config, "tie_word_embeddings", True):
-        rows += config.vocab_size
-    return int(rows * hidden + config.num_hidden_layers * layer)
+
+def _state_bytes(settings: Settings, model: nn.Module) -> int:
+    """Of weights, and of gradients and Adam's moments of those that are trained."""
+    with suppress(SettingsError):  # a pattern that fits nothing is refused elsewhere
+        freeze(model, settings.train.freeze)
+    return sum(
+        parameter.numel() * (STATE_BYTES if parameter.requires_grad else WEIGHT_BYTES)
+        for parameter in model.parameters()
+    )
+
+
+def _without_weights(config: Any, settings: ModelSettings) -> Any:
+    """The model that `config` describes, on the meta device."""
+    import torch
+    import transformers
+
+    families()  # their types become transformers' own
+    import_own(settings)
+    auto = getattr(transformers, task_class(settings.task).auto_class)
+    own = {"trust_remote_code": True} if settings.trust_remote_code else {}
+    with torch.device("meta"):
+        return auto.from_config(copy.deepcopy(config), **own)
 
 
 def feed_forward(config: Any) -> int:

@@ -18,6 +18,7 @@ from flatout.engine.machine.garbage import collect_as_usual
 from flatout.engine.machine.runtime import Runtime, has_triton, let_segments_grow
 from flatout.engine.models.building import build
 from flatout.engine.models.compilation import compiled
+from flatout.engine.models.frozen import freeze
 from flatout.engine.models.memory import Demand
 from flatout.engine.models.model import TaskModel
 from flatout.engine.models.row_faults import check_ends, check_padding
@@ -31,7 +32,6 @@ from flatout.engine.train.flat_all_reduce import FlatAllReduce
 from flatout.engine.train.optimizer import Updater, build_optimizer
 from flatout.engine.train.setup.acceleration import Planned
 from flatout.engine.train.setup.calibration import fit
-from flatout.engine.train.setup.frozen import freeze
 from flatout.engine.train.setup.job import TrainJob, check_rows, splits_of
 from flatout.engine.train.setup.memory_fit import Fit, together
 from flatout.engine.train.setup.resolved_config import (

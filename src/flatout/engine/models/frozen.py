@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from flatout.engine.parameters import SettingsError, near_or_all
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
