@@ -132,7 +132,7 @@ def test_what_conf_base_says_of_transformers_is_left_alone():
     weights = sum(p.numel() for p in model.parameters())
     settings = ModelSettings(task="causal-lm", config={"model_type": "log_key_lstm"})
     assert count_parameters(model.config, settings) == weights
-    assert not family_of(model.config).compiles
+    assert not family_of(model.config).schedule.compiles
 
 
 def test_a_saved_one_loads_here_and_where_flatout_is_not(tmp_path):

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from flatout.engine.families._samples import Samples
 from flatout.engine.ops import attention
 from flatout.engine.ops.dropout import Noise
 from flatout.engine.tasks import HeadKind
@@ -31,6 +32,25 @@ class FusePlan:
     has_triton: bool
 
 
+@dataclass(frozen=True)
+class Schedule:
+    """How the steps of a family's models may be launched."""
+
+    compiles: bool = True
+    """Whether `train.compile: auto` may compile it. Recurrent layers are kernels of
+    cuDNN already, at which Dynamo breaks its graphs. Without it, our kernels are put
+    in place of theirs in any case."""
+    records_padded: bool = False
+    """Whether steps of padded rows may be recorded as CUDA graphs: a forward pass waits
+    for nothing, and `tests/engine/test_gpu.py` shows that it trains the same."""
+    records_unasked: bool = True
+    """Whether `train.cuda_graphs: auto` may record them: a recording keeps activations
+    a second time, and images have many in a step of few rows."""
+    launches_by_place: bool = False
+    """Whether layers launch kernels at each place of a row: then launching may bound a
+    step of any size."""
+
+
 class Family:
     """The plain family: models run as a whole, on padded rows.
 
@@ -50,29 +70,14 @@ class Family:
     """Whether rows run end to end, without padding; a parity test shows it."""
     causal: ClassVar[bool] = False
     """Whether tokens look to the left only: a row's state is that of its last token."""
-    records_padded: ClassVar[bool] = False
-    """Whether steps of padded rows may be recorded as CUDA graphs: a forward pass waits
-    for nothing, and `tests/engine/test_gpu.py` shows that it trains the same."""
-    records_unasked: ClassVar[bool] = True
-    """Whether `train.cuda_graphs: auto` may record them: a recording keeps activations
-    a second time, and images have many in a step of few rows."""
-    one_shape: ClassVar[bool] = False
-    """Whether all samples have one shape, for which a step is compiled as a whole."""
     attends: ClassVar[bool] = True
     """Whether there is attention, whose kernel can be chosen."""
-    batch_statistics: ClassVar[bool] = False
-    """Whether a sample's output depends on those beside it (BatchNorm): then micro-
-    batches are part of the optimisation, and a step is one of them."""
+    samples: ClassVar[Samples] = Samples()
+    """Of a fixed shape, that its models take in place of tokens."""
+    schedule: ClassVar[Schedule] = Schedule()
     first_type: ClassVar[str | None] = None
     """Of `model_types`, what `kedro flatout init` takes for a model from scratch where
     conf/base has none for the task."""
-    launches_by_place: ClassVar[bool] = False
-    """Whether layers launch kernels at each place of a row: then launching may bound a
-    step of any size."""
-    compiles: ClassVar[bool] = True
-    """Whether `train.compile: auto` may compile it. Recurrent layers are kernels of
-    cuDNN already, at which Dynamo breaks its graphs. Without it, our kernels are put
-    in place of theirs in any case."""
 
     def __init_subclass__(cls) -> None:
         Family.known.append(cls)
@@ -131,47 +136,6 @@ class Family:
             places = torch.arange(ids.shape[1], device=ids.device)
             inputs["position_ids"] = places.unsqueeze(0) + offset
         return inputs
-
-    def augment(self, config: Any, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """A micro-batch's fields as training changes them: by chance, as the task drew
-        it from (seed, epoch, row)."""
-        return batch
-
-    def shape_keys(self, facts: Any) -> dict[str, Any]:
-        """What a config must say of a sample's shape, by the `facts` of train."""
-        return {}
-
-    def sample_fault(self, config: Any) -> str | None:
-        """Why a model of this config cannot take samples of the shape that it names;
-        None where it can."""
-        return None
-
-    def sample_shape(self, config: Any) -> tuple[int, ...] | None:
-        """Of one sample, where the model takes samples of one shape and no tokens.
-        Raises ValueError where the config does not say it."""
-        return None
-
-    def statistics_keys(self, facts: Any) -> dict[str, Any]:
-        """Means and deviations that the model standardises samples by; a checkpoint
-        keeps its own."""
-        return {}
-
-    def checkpoint_statistics(
-        self, config: Any, name: str, **where: Any
-    ) -> dict[str, Any]:
-        """`statistics_keys` of a checkpoint whose config does not say them, but another
-        of its files. `where`: options of `from_pretrained`. Raises OSError and
-        ValueError where that file cannot be had or read."""
-        return {}
-
-    def files_beside(self, config: Any) -> dict[str, Any]:
-        """JSON files by name, saved beside the weights for those who load them."""
-        return {}
-
-    def count_products(self, model: Any) -> int | None:
-        """Multiplications of one sample's forward pass, where they are not those of
-        each matrix once a place; None: they are."""
-        return None
 
     def narrow(self, model: Any) -> bool:
         """Let the last layer compute for targets only; whether it can."""

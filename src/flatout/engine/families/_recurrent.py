@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from flatout.engine.families._family import Family
+from flatout.engine.families._family import Family, Schedule
 
 
 class Recurrent(Family):
     """LSTMs without attention, whose layers are kernels of cuDNN or oneDNN already."""
 
     attends = False
-    compiles = False
-    records_padded = True
-    launches_by_place = True
+    schedule = Schedule(compiles=False, records_padded=True, launches_by_place=True)
 
     def precision_fault(self, precision: str, device_type: str) -> str | None:
         """oneDNN has an LSTM in bf16 only for CPUs with AVX-512."""

@@ -22,7 +22,8 @@ from transformers import (
 )
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from flatout.engine.families._family import Family
+from flatout.engine.families._family import Family, Schedule
+from flatout.engine.families._samples import Samples
 
 PRESETS = {"small": (3, 16), "middle": (6, 64), "large": (12, 128)}
 """Blocks and width."""
@@ -122,21 +123,16 @@ def _size(config: ResidualMlpConfig) -> int:
     return int(torch.Size(config.input_shape).numel())
 
 
-class ResidualMlp(Family):
-    """residual_mlp."""
+class Tables(Samples):
+    """Numbers of any shape."""
 
-    model_types = frozenset({"residual_mlp"})
-    model_classes = (ResidualMlpForSequenceClassification,)
     one_shape = True
-    records_padded = True
-    compiles = False  # launching bounds its steps, and a recording launches once
-    attends = False
 
     def shape_keys(self, facts: Any) -> dict[str, Any]:
         """Of a sample."""
         return {"input_shape": facts.shape}
 
-    def sample_shape(self, config: Any) -> tuple[int, ...]:
+    def shape(self, config: Any) -> tuple[int, ...]:
         """As it was trained on."""
         return tuple(config.input_shape)
 
@@ -147,6 +143,17 @@ class ResidualMlp(Family):
             "input_mean": np.resize(facts.mean, size).tolist(),
             "input_deviation": np.resize(facts.deviation, size).tolist(),
         }
+
+
+class ResidualMlp(Family):
+    """residual_mlp."""
+
+    model_types = frozenset({"residual_mlp"})
+    model_classes = (ResidualMlpForSequenceClassification,)
+    samples = Tables()
+    # Launching bounds its steps, and a recording launches once.
+    schedule = Schedule(compiles=False, records_padded=True)
+    attends = False
 
     def inputs(
         self, config: Any, batch: Mapping[str, Tensor], max_length: int

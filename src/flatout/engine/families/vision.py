@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from flatout.engine.families._family import Family, FusePlan
+from flatout.engine.families._family import Family, FusePlan, Schedule
 from flatout.engine.families._modeling.crops import cropped
+from flatout.engine.families._samples import Samples
 from flatout.engine.ops.patches import replace_patches
 
 PREPROCESSOR = "preprocessor_config.json"
@@ -26,21 +27,14 @@ LIGHTEST = 255
 """Of a byte; an image processor of transformers speaks of shares of it."""
 
 
-class _Vision(Family):
+class _Images(Samples):
     one_shape = True
-    records_padded = True
-    records_unasked = False
 
     def shape_keys(self, facts: Any) -> dict[str, Any]:
         """Height, and channels."""
         return {"image_size": facts.shape[0], "num_channels": facts.shape[2]}
 
-    def num_layers(self, config: Any) -> int:
-        """Of all stages, where there are several."""
-        stages = getattr(config, "depths", None)
-        return sum(stages) if stages else super().num_layers(config)
-
-    def sample_shape(self, config: Any) -> tuple[int, int, int]:
+    def shape(self, config: Any) -> tuple[int, int, int]:
         """Height, width, channels. Raises ValueError of a model that was not trained
         here, and names neither its size nor what it standardises by."""
         names = ("image_size", "image_mean", "image_std")
@@ -108,20 +102,6 @@ class _Vision(Family):
             return batch
         return {**batch, "inputs": cropped(batch["inputs"], batch["crops"])}
 
-    def inputs(
-        self, config: Any, batch: Mapping[str, Tensor], max_length: int
-    ) -> dict[str, Any]:
-        """Bytes (B, H, W, C) -> standardised (B, C, H, W), channels last in memory."""
-        pixels = batch["inputs"].float()
-        known = tuple(config.image_mean), tuple(config.image_std)
-        mean, deviation = statistics(known, pixels.device)
-        standard = (pixels - mean) / deviation
-        return {"pixel_values": standard.permute(0, 3, 1, 2)}
-
-    def fuse(self, model: Any, plan: FusePlan) -> None:
-        """Patches that do not overlap as products."""
-        replace_patches(model)
-
     def count_products(self, model: Any) -> int:
         """As PyTorch counts them: a kernel works at many places."""
         config, was_training = model.config, model.training
@@ -141,6 +121,59 @@ class _Vision(Family):
         return int(counter.get_total_flops()) // 2
 
 
+class _Patches(_Images):
+    def fault(self, config: Any) -> str | None:
+        """Pixels that no patch has are never seen."""
+        if config.image_size % config.patch_size == 0:
+            return None
+        return (
+            f"images of {config.image_size} pixels are no whole number of patches of "
+            f"{config.patch_size}: set images.size to a multiple of it, or "
+            "model.config.patch_size"
+        )
+
+
+class _Stages(_Images):
+    def fault(self, config: Any) -> str | None:
+        """Each stage but the first halves what the patches leave."""
+        least = config.patch_size * 2 ** (config.num_stages - 1)
+        if config.image_size >= least:
+            return None
+        return (
+            f"images of {config.image_size} pixels are too small for "
+            f"{config.num_stages} stages behind patches of {config.patch_size}: set "
+            f"images.size to at least {least}, or model.config.num_stages"
+        )
+
+
+class _Normed(_Images):
+    batch_statistics = True
+
+
+class _Vision(Family):
+    samples: ClassVar[Samples] = _Images()
+    schedule = Schedule(records_padded=True, records_unasked=False)
+
+    def num_layers(self, config: Any) -> int:
+        """Of all stages, where there are several."""
+        stages = getattr(config, "depths", None)
+        return sum(stages) if stages else super().num_layers(config)
+
+    def inputs(
+        self, config: Any, batch: Mapping[str, Tensor], max_length: int
+    ) -> dict[str, Any]:
+        """Bytes (B, H, W, C) -> standardised (B, C, H, W), channels last in memory."""
+        pixels = batch["inputs"].float()
+        known = tuple(config.image_mean), tuple(config.image_std)
+        mean, deviation = statistics(known, pixels.device)
+        standard = (pixels - mean) / deviation
+        return {"pixel_values": standard.permute(0, 3, 1, 2)}
+
+    def fuse(self, model: Any, plan: FusePlan) -> None:
+        """Patches that do not overlap as products."""
+        replace_patches(model)
+
+
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def statistics(known: tuple[tuple[float, ...], ...], device: torch.device) -> Tensor:
     """Mean and deviation (2, C) on `device`. Made once, compiled or not: the host would
@@ -157,6 +190,7 @@ class VisionTransformer(_Vision):
     """vit: patches and attention."""
 
     model_types = frozenset({"vit"})
+    samples = _Patches()
 
     def fuse(self, model: Any, plan: FusePlan) -> None:
         """Also query, key and value as one; bias and GELU; behind the last attention
@@ -175,38 +209,18 @@ class VisionTransformer(_Vision):
         if plan.has_triton:
             fuse_feed_forward(model)
 
-    def sample_fault(self, config: Any) -> str | None:
-        """Pixels that no patch has are never seen."""
-        if config.image_size % config.patch_size == 0:
-            return None
-        return (
-            f"images of {config.image_size} pixels are no whole number of patches of "
-            f"{config.patch_size}: set images.size to a multiple of it, or "
-            "model.config.patch_size"
-        )
-
 
 class ConvNext(_Vision):
     """convnext, convnextv2: convolutions with LayerNorm."""
 
     model_types = frozenset({"convnext", "convnextv2"})
+    samples = _Stages()
     attends = False
-
-    def sample_fault(self, config: Any) -> str | None:
-        """Each stage but the first halves what the patches leave."""
-        least = config.patch_size * 2 ** (config.num_stages - 1)
-        if config.image_size >= least:
-            return None
-        return (
-            f"images of {config.image_size} pixels are too small for "
-            f"{config.num_stages} stages behind patches of {config.patch_size}: set "
-            f"images.size to at least {least}, or model.config.num_stages"
-        )
 
 
 class ResNet(_Vision):
     """resnet: convolutions with BatchNorm."""
 
     model_types = frozenset({"resnet"})
+    samples = _Normed()
     attends = False
-    batch_statistics = True

@@ -145,8 +145,8 @@ def _config(
     extra = {**settings.applied_config, **task.config_keys()}
     if settings.name_or_path is None:
         kind = extra["model_type"]
-        family = family_of_type(kind)
-        known = {**family.shape_keys(facts), **family.statistics_keys(facts)}
+        samples = family_of_type(kind).samples
+        known = {**samples.shape_keys(facts), **samples.statistics_keys(facts)}
         extra = {**known, **extra}
         if vocabulary:
             extra.setdefault("vocab_size", vocabulary.size)
@@ -156,7 +156,7 @@ def _config(
         raise ModelError(fault)
     if settings.name_or_path is not None:
         _fit_samples(config, settings, facts)
-    if fault := family_of_type(config.model_type).sample_fault(config):
+    if fault := family_of_type(config.model_type).samples.fault(config):
         raise ModelError(fault)
     config.flatout_task = settings.task
     if vocabulary:
@@ -166,21 +166,21 @@ def _config(
 
 def _fit_samples(config: Any, settings: ModelSettings, facts: Any) -> None:
     """A checkpoint keeps its statistics, and takes samples of its shape alone."""
-    family, name = family_of_type(config.model_type), str(settings.name_or_path)
-    known = family.statistics_keys(facts)
+    samples = family_of_type(config.model_type).samples
+    name, known = str(settings.name_or_path), samples.statistics_keys(facts)
     if any(getattr(config, key, None) is None for key in known):
         where = {"revision": settings.revision, **where_to_look(name)}
         try:
-            known |= family.checkpoint_statistics(config, name, **where)
+            known |= samples.checkpoint_statistics(config, name, **where)
         except (OSError, ValueError) as error:
             raise ModelError(
                 f"{name}: what it standardises by cannot be read ({error}): fetch it "
                 "again, or set model.overrides.image_mean and image_std, of bytes"
             ) from error
-    for key, value in (known | family.shape_keys(facts)).items():
+    for key, value in (known | samples.shape_keys(facts)).items():
         if getattr(config, key, None) is None:
             setattr(config, key, value)
-    for key, value in family.shape_keys(facts).items():
+    for key, value in samples.shape_keys(facts).items():
         if (own := getattr(config, key)) != value:
             raise ModelError(
                 f"model.name_or_path: its {key} is {own}, that of the rows {value}: "

@@ -32,7 +32,7 @@ def compiled(model: Any, backend: str = "inductor") -> nn.Module:
     totals differ from step to step, shapes stay bounded. A model that names no blocks
     is compiled as a whole; one whose samples have one shape, for that."""
     _configure()
-    if model.family.one_shape:
+    if model.family.samples.one_shape:
         return OneShape(model, backend)
     found = blocks(model)
     for module in [*found, *_between(model)] if found else [model]:
@@ -69,7 +69,7 @@ def distinct_parts(model: Any) -> int:
     it names no blocks and becomes one graph. In a graph of one shape layers are cheaper
     to compile than kinds of blocks are for all shapes."""
     family = family_of(model.config)
-    if family.one_shape:
+    if family.samples.one_shape:
         return max(2, family.num_layers(model.config) // LAYERS_A_PART)
     names = set(getattr(model, "_no_split_modules", None) or ())
     kinds = {type(m).__name__ for m in model.modules()} & names

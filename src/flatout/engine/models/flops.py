@@ -95,7 +95,7 @@ class ModelFlops:
     @classmethod
     def of(cls, model: Any) -> ModelFlops:
         config, base = model.config, model.base_model
-        if counted := family_of(config).count_products(model):
+        if counted := family_of(config).samples.count_products(model):
             return cls(body=int(2 * _passes(model) * counted), head=0, attention=0)
         late = [model.get_output_embeddings(), getattr(base, "pooler", None)]
         at_targets = {m for part in late if part is not None for m in part.modules()}

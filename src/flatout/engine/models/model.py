@@ -60,7 +60,9 @@ class TaskModel(nn.Module):
             self.model.save_pretrained(folder, state_dict=weights)
         finally:
             self._set_cache(False)
-        for name, content in self.family.files_beside(self.model.config).items():
+        for name, content in self.family.samples.files_beside(
+            self.model.config
+        ).items():
             text = json.dumps(content, indent=2, sort_keys=True) + "\n"
             (folder / name).write_text(text, encoding="utf-8")
 
@@ -127,7 +129,7 @@ class TaskModel(nn.Module):
     def _inputs(self, batch: dict[str, Tensor]) -> dict[str, Any]:
         config, fields = self.model.config, batch
         if self.training:
-            fields = dict(self.family.augment(config, batch))
+            fields = dict(self.family.samples.augment(config, batch))
         return self.family.inputs(config, fields, self.max_length)
 
     def _whole_model_logits(self, batch: dict[str, Tensor]) -> Tensor:

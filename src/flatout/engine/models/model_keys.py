@@ -52,9 +52,9 @@ def model_key_faults(settings: ModelSettings) -> list[str]:
         return _faults_by_checkpoint(settings) if settings.overrides else []
     kind, keys = str(settings.config["model_type"]), settings.config.keys() - COMMON
     is_known = is_of_transformers(kind)
+    import_own(settings)
     if keys <= INHERITED and is_known:  # spares a second of imports
         return []
-    import_own(settings)
     if not is_known:  # spares ten: families import torch and transformers' models
         families()  # their types become transformers' own
     from transformers import CONFIG_MAPPING

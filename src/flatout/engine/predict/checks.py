@@ -89,7 +89,7 @@ def shape_of(config: Any) -> tuple[int, ...]:
     """Of the samples that a model takes. Raises ModelError where it takes tokens."""
     where = config.name_or_path or "the model"
     try:
-        shape = family_of(config).sample_shape(config)
+        shape = family_of(config).samples.shape(config)
     except ValueError as error:
         raise ModelError(f"{where}: {error}") from error
     if shape is None:

@@ -39,7 +39,7 @@ def shrink(trainer: Trainer, error: RuntimeError | MemoryError, step: int) -> No
         raise error
     if trainer.resolved.cuda_graphs:
         _drop_graphs(trainer, error, where)
-    elif trainer.model.family.batch_statistics:
+    elif trainer.model.family.samples.batch_statistics:
         how = f"out of memory {where}, which BatchNorm takes whole"
         message = _message(trainer, how, "train.global_batch_size smaller")
         raise OutOfMemory(message, None) from error

@@ -117,8 +117,12 @@ def _compile_wanted(wanted: bool | str, runtime: Runtime, config: Any) -> bool |
     """None if `auto` may choose. Raises SettingsError."""
     if wanted == "auto":
         family, several = family_of(config), runtime.ranks.world_size > 1
-        untried = several and family.batch_statistics  # ranks meet within the graph
-        works = family.compiles and not untried and not _compiler_fault(runtime)
+        untried = (
+            several and family.samples.batch_statistics
+        )  # ranks meet within the graph
+        works = (
+            family.schedule.compiles and not untried and not _compiler_fault(runtime)
+        )
         return None if runtime.is_cuda and works else False
     if wanted and (fault := _compiler_fault(runtime)):
         raise SettingsError(
@@ -160,7 +164,10 @@ def _graphs_wanted(
             )
         return bool(train.cuda_graphs)
     # Checkpointing was never recorded so far.
-    if not (possible and family.records_unasked) or train.gradient_checkpointing:
+    if (
+        not (possible and family.schedule.records_unasked)
+        or train.gradient_checkpointing
+    ):
         return False
     small = rank_tokens(job, runtime) <= _most_graph_tokens(
         job, runtime, strategy, config
@@ -171,7 +178,7 @@ def _graphs_wanted(
 def _can_record(job: TrainJob, runtime: Runtime, strategy: str, family: Family) -> bool:
     train = job.settings.train
     whole = runtime.ranks.world_size == 1 or train.distributed.strategy == "ddp"
-    shapes_recur = strategy in ("fixed", "grouped") and family.records_padded
+    shapes_recur = strategy in ("fixed", "grouped") and family.schedule.records_padded
     possible = strategy == "packed" or shapes_recur
     return runtime.is_cuda and fused(train) and whole and possible
 
@@ -198,7 +205,7 @@ def _most_graph_tokens(
     """Up to which launching bounds a step that is one micro-batch: each way of cutting
     a global batch would be a graph of its own."""
     budget = token_budget(job, runtime, strategy, config)
-    if family_of(config).launches_by_place:
+    if family_of(config).schedule.launches_by_place:
         return budget
     known = launch_tokens(width_of(config), runtime)
     limit = SLOW_HOST * known if known else GRAPH_MAX_TOKENS

@@ -159,7 +159,7 @@ def _task_model(
     longest = job.settings.max_length if resolved.attention == attention.ROWS else 0
     choose_flash_kernel(model.config, runtime.device, longest)
     task_model = TaskModel(model, job.task, job.settings.max_length)
-    if task_model.family.batch_statistics and synced:
+    if task_model.family.samples.batch_statistics and synced:
         nn.SyncBatchNorm.convert_sync_batchnorm(task_model)  # type: ignore[no-untyped-call]
     task_model.fused_head = _fused_head(task_model, runtime)
     if job.settings.train.gradient_checkpointing:
@@ -208,7 +208,7 @@ def _within(found: Fit, resolved: ResolvedConfig, stepper: Stepper) -> ResolvedC
 def _asks_for_memory(job: TrainJob, model: TaskModel) -> bool:
     """Where the budget is free; BatchNorm takes a step whole."""
     asked = job.settings.train.token_budget == "auto"
-    return asked and not model.family.batch_statistics
+    return asked and not model.family.samples.batch_statistics
 
 
 def _replace_parts(
@@ -239,7 +239,7 @@ def fuse_parts(
     model, noise = task_model.model, Noise(runtime.device)
     if resolved.compile:
         replace_dropout(model, noise)
-    fuses = resolved.compile or not task_model.family.compiles
+    fuses = resolved.compile or not task_model.family.schedule.compiles
     if fuses and may_fuse_projections(train):
         plan = FusePlan(
             noise=noise,

@@ -43,7 +43,7 @@ def _whole_step(job: TrainJob, runtime: Runtime) -> int:
 def token_budget(job: TrainJob, runtime: Runtime, strategy: str, config: Any) -> int:
     """Most tokens, or samples of one shape, of a micro-batch. Raises SettingsError."""
     train, longest = job.settings.train, job.train.facts.longest
-    if family_of(config).batch_statistics:
+    if family_of(config).samples.batch_statistics:
         return _whole_step(job, runtime)
     if strategy == "fixed":
         longest = job.settings.max_length
