@@ -1,7 +1,6 @@
 """What a compiled step on a GPU puts in place of a model's own parts."""
 
 import copy
-import logging
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -303,29 +302,3 @@ def test_without_autocast_nothing_is_rounded():
     round_residual_stream(model)
     after, _ = gradients(model)
     assert torch.equal(after, before)
-
-
-def test_torn_graphs_are_compiled_again_and_told_of_once(tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    log = logging.getLogger("torch._inductor.codecache")
-    monkeypatch.setattr(log, "filters", [])
-    x = torch.randn(3, 5, requires_grad=True)
-
-    def result():
-        torch._dynamo.reset()
-        found = torch.compile(lambda x: (x.sin() * x.cos()).sum())(x)
-        (gradient,) = torch.autograd.grad(found, x)
-        return found, gradient
-
-    compile_cache.tell_of_torn_graphs()
-    compile_cache.tell_of_torn_graphs()
-    whole = result()
-    graphs = [path for path in (tmp_path / "fxgraph").rglob("*") if path.is_file()]
-    assert len(graphs) == 2  # forward and backward
-    tables = (tmp_path / "aotautograd").rglob("*")
-    for path in [*graphs, *filter(Path.is_file, tables)]:
-        path.write_bytes(path.read_bytes()[:-40])
-    caplog.clear()
-    torch.testing.assert_close(result(), whole, rtol=0, atol=0)
-    assert [r.levelname for r in caplog.records].count("WARNING") == 1
-    assert f"compiled graphs in {tmp_path} are torn, and compiled again" in caplog.text

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from flatout.engine.families import family_of
-from flatout.engine.models.compile_cache import sources_digest, tell_of_torn_graphs
+from flatout.engine.models.compile_cache import sources_digest
 from flatout.engine.models.one_shape import OneShape
 
 MOST_VARIANTS = 16
@@ -96,7 +96,6 @@ def _configure() -> None:
     config.optimize_ddp = False
     _avoid_slow_reductions()
     _find_graphs_again()
-    tell_of_torn_graphs()
 
 
 def _find_graphs_again() -> None:

@@ -65,29 +65,3 @@ def leave_mark(mark: Path) -> None:
         mark.touch()
     except OSError as error:
         logger.debug("no mark beside the compiled graphs: %s", error)
-
-
-class _TornGraphs(logging.Filter):
-    """PyTorch tells of each graph that it cannot read with a traceback, and compiles it
-    again. One line says so of all."""
-
-    _told = False
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if "unable to load compiled graph" not in record.getMessage():
-            return True
-        if not self._told:
-            self._told = True
-            logger.warning(
-                "compiled graphs in %s are torn, and compiled again. Remove the folder "
-                "where this line comes back",
-                compile_cache_folder(),
-            )
-        return False
-
-
-def tell_of_torn_graphs() -> None:
-    """In one line, from here on."""
-    log = logging.getLogger("torch._inductor.codecache")
-    if not any(isinstance(known, _TornGraphs) for known in log.filters):
-        log.addFilter(_TornGraphs())
