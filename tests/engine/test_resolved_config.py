@@ -10,7 +10,7 @@ from transformers import AutoConfig, BertConfig
 from flatout.engine.families import family_of_type
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.machine.runtime import Runtime
-from flatout.engine.parameters import SettingsError
+from flatout.engine.parameters import ModelSettings, SettingsError
 from flatout.engine.train.setup.resolved_config import resolve, resolve_together
 from flatout.engine.train.setup.step_data import make_collator, make_planner
 from tests.engine.families import joined_rows, token_rows
@@ -77,9 +77,16 @@ def test_each_of_several_gpus_has_graphs_of_its_share(tmp_path):
     assert not graphs(tmp_path, 32, runtime=PAIR, token_budget=217)
 
 
+def of_task(job, task, kind):
+    model = ModelSettings(task=task, config={"model_type": kind})
+    settings = job.settings.model_copy(update={"model": model})
+    return replace(job, settings=settings, label_names=())
+
+
 def test_padded_rows_have_graphs_where_a_model_waits_for_nothing(tmp_path):
     """And a step is one micro-batch, whatever the lengths."""
     job = make_job(tmp_path, global_batch_size=16, token_budget=4_096)
+    job = of_task(job, "causal-lm", "log_key_lstm")
     lstm = AutoConfig.for_model("log_key_lstm", hidden_size=64, vocab_size=60)
     fp32 = replace(H200, precision="fp32")
     resolved = resolve(job, fp32, lstm)
@@ -96,6 +103,7 @@ def test_padded_rows_have_graphs_where_a_model_waits_for_nothing(tmp_path):
 def test_lstms_have_graphs_of_steps_of_any_size(tmp_path):
     """They launch kernels at each place of a row, however many rows there are."""
     job = make_job(tmp_path, global_batch_size=4_096, token_budget=10**6)
+    job = of_task(job, "bidirectional-lm", "bilm")
     sizes = {"hidden_size": 2_048, "projection_size": 512, "num_hidden_layers": 2}
     bilm = family_of_type("bilm").model_classes[0].config_class(vocab_size=60, **sizes)
     assert resolve(job, H200, bilm).cuda_graphs
