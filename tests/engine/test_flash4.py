@@ -29,7 +29,7 @@ def config(**given):
 
 def test_long_rows_take_it_and_the_next_model_gives_it_back(active):
     flash4.choose_flash_kernel(config(), GPU, 1200)
-    flash4.choose_flash_kernel(config(sliding_window=128), GPU, 1200)
+    flash4.choose_flash_kernel(config(sliding_window=64), GPU, 1200)
     assert active == [None, "FA4"]
     flash4.choose_flash_kernel(SimpleNamespace(attn_pdrop=0.1), GPU, 1200)
     assert active == [None, "FA4", None]
@@ -40,6 +40,7 @@ def test_long_rows_take_it_and_the_next_model_gives_it_back(active):
     [
         (config(), 512, "short"),
         (config(sliding_window=4096), 1200, "windows"),
+        (config(sliding_window=128), 1200, "windows"),
         (SimpleNamespace(attention_probs_dropout_prob=0.1), 1200, "no dropout"),
     ],
 )
