@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from transformers import BertConfig
 
 from flatout.doctor import device, model
 from flatout.doctor.device import Torch
@@ -238,15 +239,14 @@ def test_versions_outside_of_their_ranges():
 def config(**changes):
     sizes = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
     more = {"intermediate_size": 3072, "vocab_size": 30_522, "model_type": "bert"}
-    return SimpleNamespace(
-        **{**sizes, **more, "max_position_embeddings": 512, **changes}
-    )
+    return BertConfig(**{**sizes, **more, "max_position_embeddings": 512, **changes})
 
 
 def test_memory_of_a_training_is_foretold():
     settings = Settings(train={"global_batch_size": 256}, tokenize={"max_length": 320})
     found = estimate(settings, config(), budget=24_600)
-    assert found.parameters == (30_522 + 512) * 768 + 12 * 12 * 768**2
+    matrices = (30_522 + 512) * 768 + 12 * 12 * 768**2
+    assert found.parameters == pytest.approx(matrices, rel=0.01)
     assert found.states == 16 * found.parameters
     assert found.activations == 12 * 768 * 125 * 24_600
     assert found.total / GIB == pytest.approx(28.0, rel=0.03)  # measured on an H200
@@ -264,12 +264,12 @@ def test_memory_of_a_training_is_foretold():
     ("kind", "task", "auto"),
     [
         ("bert", "masked-lm", "AutoModelForMaskedLM"),
-        ("modernbert", "sequence-classification", "AutoModel"),
+        ("modernbert", "sequence-classification", "AutoModelForSequenceClassification"),
         ("gpt2", "causal-lm", "AutoModelForCausalLM"),
         ("qwen3", "causal-lm", "AutoModelForCausalLM"),
     ],
 )
-def test_weights_are_counted_within_four_percent(kind, task, auto):
+def test_weights_are_counted(kind, task, auto):
     import transformers
 
     sizes = {"hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -281,7 +281,7 @@ def test_weights_are_counted_within_four_percent(kind, task, auto):
     known = model.read_config(settings)
     built = getattr(transformers, auto).from_config(known)
     true = sum(parameter.numel() for parameter in built.parameters())
-    assert count_parameters(known, task) == pytest.approx(true, rel=0.04)
+    assert count_parameters(known, settings.model) == true
 
 
 def test_a_checkpoint_is_looked_at_before_it_is_loaded(tmp_path):
