@@ -32,11 +32,13 @@ Entries = dict[str, dict[str, Any]]
 
 def made(names: list[str], folder: Path) -> Entries:
     """What each configuration did; all of them if `names` is empty."""
+    from tests.golden.commands import COMMANDS, ran
     from tests.golden.configurations import TRAININGS
     from tests.golden.trainings import trained
 
-    chosen = [name for name in TRAININGS if name in names or not names]
-    return trained(chosen, folder)
+    commands = [name for name in COMMANDS if name in names or not names]
+    trainings = [name for name in TRAININGS if name in names or not names]
+    return ran(commands, folder / "commands") | trained(trainings, folder / "trainings")
 
 
 def differences(stored: Any, found: Any, place: str = "") -> Iterator[str]:

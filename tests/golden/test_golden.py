@@ -1,9 +1,10 @@
-"""Small trainings of all kinds do what commit 4465234 did (record.json)."""
+"""Small trainings and commands do what they did when record.json was written."""
 
 from __future__ import annotations
 
 import pytest
 
+from tests.golden.commands import COMMANDS, ran
 from tests.golden.configurations import TRAININGS
 from tests.golden.record import differences, read, without_weights
 from tests.golden.trainings import trained
@@ -29,8 +30,15 @@ def test_two_ranks_do_what_they_did(tmp_path, stored):
     assert not list(differences({n: stored[n] for n in TOGETHER}, found))
 
 
-def test_nothing_is_recorded_that_is_not_trained(stored):
-    assert set(TRAININGS) == set(stored)
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_does_what_it_did(tmp_path, stored, name):
+    assert not list(differences(stored[name], ran([name], tmp_path)[name]))
+
+
+def test_nothing_is_recorded_that_is_not_run(stored):
+    assert {*TRAININGS, *COMMANDS} == set(stored)
 
 
 @pytest.mark.parametrize(

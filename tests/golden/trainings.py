@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import pickle
@@ -34,6 +33,7 @@ from tests.golden.engine import (
     set_up,
     train,
 )
+from tests.golden.points import read_points
 
 VOCABULARY = Vocabulary(100, 0, mask_token_id=4, special_token_ids=(0, 1, 2, 3, 4))
 LABELS = ("a", "b", "c")
@@ -53,8 +53,6 @@ TRAIN = {
 }
 COUNTS = {"train": 60, "validation": 20, "test": 21}
 OWN_KEYS = {"config", "task", "rows", "ranks", "model", "runtime", "killed_before"}
-TIMED = re.compile(r"second|wait|memory|utilization|mfu|tflops|gib|_ms|_pct")
-"""In names of metrics that no two runs share."""
 
 
 class Killed(BaseException):
@@ -247,31 +245,20 @@ def _noting(steps: dict[int, Any], killed_before: int | None = None):
 
 def _figures(folder: Path, steps: dict[int, Any], result: Any) -> dict[str, Any]:
     """Steps, the last value of each metric of each step, and what the report has."""
-    report, points, timed = result.report, {}, set()
-    if not (folder / "metrics.jsonl").exists():
-        return {}  # another rank has them
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    for point in map(json.loads, lines):
-        for key, value in point["metrics"].items():
-            if TIMED.search(key):
-                timed.add(key)
-            else:
-                points[f"{point['step']} {key}"] = value
+    if not (file := folder / "metrics.jsonl").exists():
+        return {}  # another rank has it
+    points, timed = read_points(file)
     names = ("initial_loss", "final_loss", "chance_loss", "steps", "samples", "epochs")
     names += ("strategy", "parameters", "resumed_from_step")
     return {
         "steps": [steps[number] for number in sorted(steps)],
-        "points": {key: points[key] for key in sorted(points, key=_by_step)},
-        "timed": sorted(timed),
-        "report": {name: getattr(report, name) for name in names},
+        "points": points,
+        "timed": timed,
+        "report": {name: getattr(result.report, name) for name in names},
         "confusion": result.confusion,
         "best": re.sub(r"\D", "", result.model_folder.name),
         "weights": digest(result.last_model_folder),
     }
-
-
-def _by_step(key: str) -> tuple[int, str]:
-    return int(key.split(maxsplit=1)[0]), key
 
 
 def digest(folder: Path) -> str:
