@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flatout.engine.data.first_look import ColumnValues, FirstLook, Guessed
 from flatout.engine.parameters import ModelSettings
 from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import Rows
@@ -151,11 +150,6 @@ class Task(ABC):
     """What an evaluation finds, by name: whether higher is better."""
     pipeline_tag: ClassVar[str] = "text-classification"
     """The task's name on the Hugging Face Hub and in MLflow."""
-    guess_order: ClassVar[int | None] = None
-    """Among the tasks that `kedro flatout init` asks, the lowest first; None: it does
-    not ask this one."""
-    guess_unlabelled: ClassVar[bool] = False
-    """Whether it is for texts without any label."""
 
     def __init__(
         self,
@@ -215,18 +209,6 @@ class Task(ABC):
 
     def tokenizer_fault(self, tokenizer: Any) -> str | None:
         """Why a transformers tokenizer does not serve; None where it does."""
-        return None
-
-    # Whether a file of raw rows is for this task (`kedro flatout init`).
-
-    @classmethod
-    def guess_rows(cls, look: FirstLook) -> Guessed | None:
-        """The columns, where rows have a form that this task alone reads."""
-        return None
-
-    @classmethod
-    def guess_label(cls, columns: ColumnValues) -> Guessed | None:
-        """Which of `columns`, the text not among them, this task learns."""
         return None
 
     # Targets, on the host.

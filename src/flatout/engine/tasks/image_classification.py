@@ -27,7 +27,6 @@ class ImageClassification(SequenceClassification):
     architectures = ("ForImageClassification",)
     head = HeadKind.WHOLE
     pipeline_tag = "image-classification"
-    guess_order = None
 
     def targets(
         self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool

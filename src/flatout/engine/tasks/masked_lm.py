@@ -27,8 +27,6 @@ class MaskedLM(Pieces):
     auto_class = "AutoModelForMaskedLM"
     architectures = ("ForMaskedLM",)
     head = HeadKind.VOCABULARY
-    guess_order = 4
-    guess_unlabelled = True
     joins_texts = True
     pipeline_tag = "fill-mask"
 

@@ -11,12 +11,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flatout.engine.data.first_look import (
-    ColumnValues,
-    Guessed,
-    all_are,
-    is_list_of_texts,
-)
 from flatout.engine.rows.layout import Ints
 from flatout.engine.tasks._shared.label_lists import named_labels, unknown_label
 from flatout.engine.tasks._task import Judged, Metrics, Task
@@ -40,20 +34,6 @@ class MultiLabelClassification(Task):
         "f1_micro": True,
         "f1_macro": True,
     }
-
-    guess_order = 1
-
-    @classmethod
-    def guess_label(cls, columns: ColumnValues) -> Guessed | None:
-        """A column of lists, else at least two columns of 0 and 1."""
-        for name, values in columns.items():
-            if all_are(values, is_list_of_texts):
-                return Guessed({"label_column": name}, f"{name} holds lists of labels")
-        names = [n for n, v in columns.items() if {str(x) for x in v} == {"0", "1"}]
-        if len(names) < 2:
-            return None
-        split = {"label_columns": names, "label_column": None}
-        return Guessed(split, f"{', '.join(names)} are 0 or 1")
 
     @property
     def label_shape(self) -> tuple[int, ...]:  # type: ignore[override]

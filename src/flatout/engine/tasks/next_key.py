@@ -28,7 +28,6 @@ class NextKey(CausalLM):
 
     joins_texts = False
     whole_words = True
-    guess_order = None
 
     def target_outputs(self, logits: Tensor, labels: Tensor) -> Tensor:
         """(K, 2): a key's rank, -1 of what is none, and an end's probability, 1 of what

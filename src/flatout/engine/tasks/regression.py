@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flatout.engine.data.first_look import ColumnValues, Guessed, all_are, is_number
 from flatout.engine.rows.layout import Ints
 from flatout.engine.tasks._task import Judged, Metrics, Task
 
@@ -25,7 +24,6 @@ class Regression(Task):
     label_dtype = np.dtype(np.float32)
     ignored = float("nan")
     precise_output = True
-    guess_order = 3
     figures: ClassVar[Mapping[str, bool]] = {
         "loss": False,
         "mse": False,
@@ -41,17 +39,6 @@ class Regression(Task):
     def config_keys(self) -> dict[str, Any]:
         """One output."""
         return {"num_labels": 1, "problem_type": "regression"}
-
-    @classmethod
-    def guess_label(cls, columns: ColumnValues) -> Guessed | None:
-        """A column of numbers that is none of row numbers."""
-        for name, values in columns.items():
-            is_id = name.strip().casefold() in ("id", "index", "") or name.endswith(
-                "_id"
-            )
-            if all_are(values, is_number) and not is_id:
-                return Guessed({"label_column": name}, f"{name} holds numbers")
-        return None
 
     @classmethod
     def fits(cls, config: Any, kind: type) -> bool:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flatout.engine.data.first_look import ColumnValues, Guessed, num_classes
 from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
 from flatout.engine.tasks._task import Metrics
 
@@ -23,7 +22,6 @@ class SequenceClassification(CrossEntropy):
 
     label_type = pa.string()
     takes_options = CrossEntropy.takes_options | {"class_weights"}
-    guess_order: ClassVar[int | None] = 2
     figures = {"loss": False} | dict.fromkeys(
         (
             "accuracy",
@@ -68,15 +66,6 @@ class SequenceClassification(CrossEntropy):
         from flatout.engine.tasks._shared.metrics import Classes
 
         return Classes(len(self.label_names), device)
-
-    @classmethod
-    def guess_label(cls, columns: ColumnValues) -> Guessed | None:
-        """A column of few values, several rows each."""
-        for name, values in columns.items():
-            if count := num_classes(values):
-                why = f"{name} has {count} classes in the first {len(values):,} rows"
-                return Guessed({"label_column": name}, why)
-        return None
 
     @classmethod
     def fits(cls, config: Any, kind: type) -> bool:

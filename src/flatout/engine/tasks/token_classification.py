@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain, permutations
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -11,12 +10,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flatout.engine.data.first_look import (
-    FirstLook,
-    Guessed,
-    all_are,
-    is_list_of_texts,
-)
 from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import Rows
 from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
@@ -43,26 +36,6 @@ class TokenClassification(CrossEntropy):
         ("accuracy", "f1", "precision", "recall", "f1_macro"), True
     )
     pipeline_tag = "token-classification"
-    guess_order = 1
-
-    @classmethod
-    def guess_rows(cls, look: FirstLook) -> Guessed | None:
-        """Two columns of lists, as long as each other in every row: words, and the
-        tags, of which there are fewer."""
-        columns = look.columns
-        lists = [
-            n for n, values in columns.items() if all_are(values, is_list_of_texts)
-        ]
-        for words, tags in permutations(lists, 2):
-            pairs = look.pairs(words, tags)
-            same = pairs and all(len(one) == len(other) for one, other in pairs)
-            if same and _distinct(columns[tags]) < _distinct(columns[words]):
-                texts = [" ".join(row) for row in columns[words]]
-                split = {"text_column": words, "label_column": tags}
-                return Guessed(
-                    split, f"{tags} has a tag for each word of {words}", texts
-                )
-        return None
 
     @property
     def targets_per_token(self) -> float:
@@ -159,10 +132,6 @@ class TokenClassification(CrossEntropy):
                 shares[-1][word] = scores[at]
                 at += 1
         return {"tags": tags, "scores": shares}
-
-
-def _distinct(rows: Sequence[Sequence[str]]) -> int:
-    return len(set(chain.from_iterable(rows)))
 
 
 TASK = TokenClassification

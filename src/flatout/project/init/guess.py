@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flatout.engine.data.columns import listed
-from flatout.engine.data.first_look import (
+from flatout.engine.data.raw_texts import RawTexts, RawTextsError
+from flatout.project.init.first_look import (
     MOST_CLASSES,
     SAMPLED_ROWS,
     WORD,
@@ -19,8 +20,7 @@ from flatout.engine.data.first_look import (
     are_texts,
     look_at,
 )
-from flatout.engine.data.raw_texts import RawTexts, RawTextsError
-from flatout.engine.tasks import Task, task_class, task_names
+from flatout.project.init.forms import BY_LABEL, BY_ROWS, UNLABELLED
 
 SPLIT_NAMES = {"train", "validation", "valid", "val", "dev", "test"}
 LABELS = ("label", "labels", "class", "category", "target", "score", "rating", "tags")
@@ -59,15 +59,9 @@ def guess(raw: RawTexts, text: str | None = None, label: str | None = None) -> G
     return _by_label(columns, text, label)
 
 
-def _tasks() -> list[tuple[str, type[Task]]]:
-    known = [(name, task_class(name)) for name in task_names()]
-    asked = [(name, task) for name, task in known if task.guess_order is not None]
-    return sorted(asked, key=lambda pair: pair[1].guess_order or 0)
-
-
 def _by_form(look: FirstLook) -> Told | None:
     """Rows of a form that one task alone has."""
-    found = ((name, task.guess_rows(look)) for name, task in _tasks())
+    found = ((name, guessed(look)) for name, guessed in BY_ROWS)
     return next(((name, own) for name, own in found if own), None)
 
 
@@ -109,15 +103,14 @@ def _told(rest: ColumnValues) -> Told | None:
     usual = [n for n in rest if n.strip().casefold() in LABELS]
     for names in (usual, [n for n in rest if n not in usual]):
         own = {name: rest[name] for name in names}
-        found = ((name, task.guess_label(own)) for name, task in _tasks())
-        if told := next(((name, guessed) for name, guessed in found if guessed), None):
+        found = ((name, guessed(own)) for name, guessed in BY_LABEL)
+        if told := next(((name, one) for name, one in found if one), None):
             return told
     return None
 
 
 def _unlabelled() -> Told:
-    task = next(name for name, task in _tasks() if task.guess_unlabelled)
-    return task, Guessed({"label_column": None}, "no column a label")
+    return UNLABELLED, Guessed({"label_column": None}, "no column a label")
 
 
 def _split_column(rest: ColumnValues) -> str | None:
