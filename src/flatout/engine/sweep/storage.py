@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import sqlite3
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from flatout.engine.parameters import SettingsError, SweepSettings
 from flatout.engine.parameters.faults import first_line
 from flatout.engine.parameters.secrets import without_password
-
-logger = logging.getLogger(__name__)
 
 FAULTS = (StorageInternalError, SQLAlchemyError)
 """What a storage raises that is away."""
@@ -76,56 +73,44 @@ def opened(options: SweepSettings, stale: Stale) -> Iterator[Any]:
 
     Raises SettingsError, and StorageError if the storage goes away inside the block.
     """
-    place, file = options.storage, database_file(options.storage)
+    place = options.storage
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
-        storage, lock = _open(file, place, options, stale)
-    except (*FAULTS, ImportError, ValueError, OSError, RuntimeError) as error:
-        if isinstance(error, (SettingsError, StorageError)):
+    with ExitStack() as held:
+        try:
+            storage = _open(options, stale, held)
+        except (SettingsError, StorageError):
             raise
-        raise SettingsError(
-            f"sweep.storage: {without_password(place)} cannot be opened: "
-            f"{_remedy(place, error)} ({_cause(error)})"
-        ) from None
-    try:
-        yield storage
-    except FAULTS as error:
-        raise StorageError(
-            f"sweep.storage {without_password(place)} is gone ({_cause(error)}). "
-            "What trials have trained is kept under sweep.folder: the same command "
-            "goes on with it when the storage is back"
-        ) from None
-    finally:
-        if lock is not None:
-            lock.release()
+        except (*FAULTS, ImportError, ValueError, OSError, RuntimeError) as error:
+            raise SettingsError(
+                f"sweep.storage: {without_password(place)} cannot be opened: "
+                f"{_remedy(place, error)} ({_cause(error)})"
+            ) from None
+        try:
+            yield storage
+        except FAULTS as error:
+            raise StorageError(
+                f"sweep.storage {without_password(place)} is gone ({_cause(error)}). "
+                "What trials have trained is kept under sweep.folder: the same command "
+                "goes on with it when the storage is back"
+            ) from None
 
 
-def _open(
-    file: Path | None, place: str, options: SweepSettings, stale: Stale
-) -> tuple[Any, FileLock | None]:
+def _open(options: SweepSettings, stale: Stale, held: ExitStack) -> RDBStorage:
+    """`held`: keeps the lock of a file."""
+    file = database_file(options.storage)
     if file is None:
-        return _server(place, options, stale), None
+        return _server(options, stale)
     file.parent.mkdir(parents=True, exist_ok=True)
-    lock = _locked(file)
     try:
-        _check_file(file)
-        return FileStorage(file), lock
-    except BaseException:
-        lock.release()
-        raise
-
-
-def _locked(file: Path) -> FileLock:
-    lock = FileLock(f"{file}.lock")
-    try:
-        lock.acquire(timeout=0)
+        held.enter_context(FileLock(f"{file}.lock").acquire(timeout=0))
     except Timeout:
         raise StorageError(
             f"sweep.storage: another command works with {file}. Several machines or "
             "commands share the database of a server: "
             "sweep.storage=postgresql://user@host/name"
         ) from None
-    return lock
+    _check_file(file)
+    return FileStorage(file)
 
 
 def _check_file(file: Path) -> None:
@@ -150,24 +135,25 @@ def _check_file(file: Path) -> None:
         )
 
 
-def _server(place: str, options: SweepSettings, stale: Stale) -> Any:
+def _server(options: SweepSettings, stale: Stale) -> RDBStorage:
     beat_s = max(1, round(options.heartbeat_s))
-    for left in reversed(range(OPENINGS)):
+    left = OPENINGS
+    while True:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
                 return ServerStorage(
-                    place,
+                    options.storage,
                     engine_kwargs={"pool_pre_ping": True},
                     heartbeat_interval=beat_s,
                     grace_period=MISSED_HEARTBEATS * beat_s,
                     heartbeat_stale_trial_callback=stale,
                 )
         except FAULTS:
+            left -= 1
             if not left:
                 raise
             time.sleep(REOPEN_S)
-    return None
 
 
 def _remedy(place: str, error: BaseException) -> str:
