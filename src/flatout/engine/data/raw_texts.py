@@ -182,7 +182,7 @@ def _dataset_texts(dataset: Any, name: str) -> RawTexts:
     their names."""
     table = without_indices(dataset).data.table
     for place, (column, feature) in enumerate(dataset.features.items()):
-        inner = feature[0] if isinstance(feature, list) else feature
+        inner: Any = feature[0] if isinstance(feature, list) else feature
         inner = getattr(inner, "feature", inner)  # of a list
         if type(inner).__name__ != "ClassLabel":
             continue

@@ -44,9 +44,10 @@ class CsvReader(FileReader):
     def _names(self, keep_empty: bool) -> list[str]:
         with self.errors("is it really a CSV file?"):
             try:
-                return self._parse([], [], keep_empty, HEAD_BYTES)[1].schema.names
+                _, found = self._parse([], [], keep_empty, HEAD_BYTES)
             except pa.ArrowInvalid:  # the first row may be longer
-                return self._parse([], [], keep_empty, BLOCK_BYTES)[1].schema.names
+                _, found = self._parse([], [], keep_empty, BLOCK_BYTES)
+        return list(found.schema.names)
 
     @cached_property
     def _keep_empty(self) -> bool:
