@@ -160,6 +160,9 @@ def save_start(folder: Path, task: str, **own: Any) -> Path:
         initializer_range=0.2,
         num_labels=1 if task == "regression" else len(LABEL_NAMES),
     )
+    if task == "sequence-classification":  # else its head would start from scratch
+        config.id2label = dict(enumerate(LABEL_NAMES))
+        config.label2id = {name: n for n, name in enumerate(LABEL_NAMES)}
     torch.manual_seed(5)
     _auto(task).from_config(config).save_pretrained(folder)
     return folder
