@@ -112,8 +112,9 @@ def is_causal(module: nn.Module, given: Mapping[str, Any]) -> bool:
 def seen_span(module: nn.Module, span: int | None, causal: bool) -> int | None:
     """The argument of `window`. A decoder that looks to both sides by its config has
     transformers' mask for that, which does not count the token itself."""
-    widened = span is not None and not causal and getattr(module, "is_causal", False)
-    return span + 1 if widened else span
+    if span is None or causal or not getattr(module, "is_causal", False):
+        return span
+    return span + 1
 
 
 def window(sliding_window: int | None, causal: bool) -> tuple[int, int]:
@@ -167,8 +168,8 @@ def joined_attention(
     if tiles_win(max_seqlen, rule):
         return row_tiles(qkv, heads, cu_seqlens, max_seqlen, rule)
     groups = (qkv.shape[1] - heads) // 2
-    parts = torch.split(qkv, [heads, groups, groups], 1)
-    return _flash(*parts, cu_seqlens, max_seqlen, rule)
+    query, key, value = torch.split(qkv, [heads, groups, groups], 1)
+    return _flash(query, key, value, cu_seqlens, max_seqlen, rule)
 
 
 def tiles_win(max_seqlen: int, rule: Rule) -> bool:

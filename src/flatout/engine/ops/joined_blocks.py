@@ -28,7 +28,7 @@ class _BertAttention(nn.Module):
     query: nn.Linear
     key: nn.Linear
     value: nn.Linear
-    dropout: nn.Module
+    dropout: Any
     scaling: float
     num_attention_heads: int
 
@@ -50,7 +50,7 @@ class _DistilBertAttention(nn.Module):
     k_lin: nn.Linear
     v_lin: nn.Linear
     out_lin: nn.Linear
-    dropout: nn.Module
+    dropout: Any
     n_heads: int
 
     def forward(
