@@ -43,6 +43,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
         self.created_s = time.perf_counter()
         self._found: dict[tuple[str, str], dict[str, Any]] = {}
         self._parsed: dict[str, Settings] = {}
+        self._unresolved: dict[str, Any] = {}
         super().__init__(*args, **options)
         OmegaConf.register_new_resolver("conf_path", self._conf_path, replace=True)
         OmegaConf.register_new_resolver("this_run", self.this_run, replace=True)
@@ -64,11 +65,14 @@ class ProjectConfigLoader(OmegaConfigLoader):
     def _parameter(self, path: str, default: Any = None) -> Any:
         """`${parameter:corpus.rows}` in a catalog: the value of the command line or of
         the parameters' files."""
-        names = [self.base_env, *self._environments()]
-        folders = [Path(self.conf_source, name) for name in names]
-        files = [f for folder in folders for f in sorted(folder.rglob(PARAMETERS))]
-        given = OmegaConf.merge(*map(OmegaConf.load, files), self.runtime_params or {})
-        return OmegaConf.select(given, path, default=default)
+        state = repr((self.env, self.runtime_params))
+        if state not in self._unresolved:
+            names = [self.base_env, *self._environments()]
+            folders = [Path(self.conf_source, name) for name in names]
+            files = [f for folder in folders for f in sorted(folder.rglob(PARAMETERS))]
+            given = map(OmegaConf.load, files)
+            self._unresolved[state] = OmegaConf.merge(*given, self.runtime_params or {})
+        return OmegaConf.select(self._unresolved[state], path, default=default)
 
     def _data_dir(self) -> str:
         """`${data_dir:}`: the folder of all that a run writes."""

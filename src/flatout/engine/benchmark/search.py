@@ -75,7 +75,7 @@ class Search:
         of their own trial."""
         if self.tuned is None or trial.times_below is None:
             return trial.rate
-        return trial.times_below * self.tuned.configured.rate
+        return float(trial.times_below * self.tuned.configured.rate)
 
 
 def search(

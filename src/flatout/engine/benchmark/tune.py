@@ -145,7 +145,7 @@ def _axes(bench: Bench, first: TrialResult) -> Iterable[tuple[str, Iterable[Any]
 def gains(trial: TrialResult, best: TrialResult) -> bool:
     if not trial.ok or not trial.samples_per_s:
         return False
-    return trial.samples_per_s >= GAIN * (best.samples_per_s or 0.0)
+    return bool(trial.samples_per_s >= GAIN * (best.samples_per_s or 0.0))
 
 
 def cross(bench: Bench, changes: Changes, configured: TrialResult) -> Tuned | None:

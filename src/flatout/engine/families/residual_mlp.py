@@ -110,13 +110,15 @@ class ResidualMlpForSequenceClassification(PreTrainedModel):  # type: ignore[mis
     def _standardised(self, flat: Tensor) -> Tensor:
         """(B, size) fp32. In fp64 are numbers whose differences fp32 cannot hold."""
         if flat.dtype is not torch.float64:
-            return (flat.float() - self.mean) / self.deviation
+            rounded: Tensor = (flat.float() - self.mean) / self.deviation
+            return rounded
         if self._exact_mean is None or self._exact_mean.device != flat.device:
             mean = self.config.input_mean or [0.0]
             self._exact_mean = torch.tensor(
                 mean, dtype=torch.float64, device=flat.device
             )
-        return ((flat - self._exact_mean) / self.deviation).float()
+        exact: Tensor = (flat - self._exact_mean) / self.deviation
+        return exact.float()
 
 
 def _size(config: ResidualMlpConfig) -> int:

@@ -18,7 +18,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Protocol
 
 from flatout.engine.machine.environment import (
     as_child,
@@ -39,7 +39,9 @@ class Running(Protocol):
     """A process as `subprocess` has it."""
 
     pid: int
-    returncode: int | Any
+
+    @property
+    def returncode(self) -> int | None: ...
 
     def poll(self) -> int | None: ...
 
