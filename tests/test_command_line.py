@@ -97,7 +97,7 @@ def test_an_error_of_the_users_is_not_told_to_be_repeated(tmp_path, given, said)
 
 def test_a_command_that_is_gone_names_what_does_its_work():
     done = CliRunner().invoke(flatout, ["compare", "--steps", "40"])
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "benchmark.mode=ladder" in done.output
 
 

@@ -67,11 +67,8 @@ class ProjectConfigLoader(OmegaConfigLoader):
         the parameters' files."""
         state = repr((self.env, self.runtime_params))
         if state not in self._unresolved:
-            names = [self.base_env, *self._environments()]
-            folders = [Path(self.conf_source, name) for name in names]
-            files = [f for folder in folders for f in sorted(folder.rglob(PARAMETERS))]
-            given = map(OmegaConf.load, files)
-            self._unresolved[state] = OmegaConf.merge(*given, self.runtime_params or {})
+            given = self._files([self.base_env, *self._environments()])
+            self._unresolved[state] = OmegaConf.merge(given, self.runtime_params or {})
         return OmegaConf.select(self._unresolved[state], path, default=default)
 
     def _data_dir(self) -> str:
@@ -172,8 +169,14 @@ class ProjectConfigLoader(OmegaConfigLoader):
         name = str(self.env)
         if name not in (TUNED, BEST) or not Path(self.conf_source, name).is_dir():
             return None
-        found = (self._folder(name, "parameters").get(name) or {}).get("environment")
+        found = OmegaConf.select(self._files([name]), f"{name}.environment")
         return str(found) if found else None
+
+    def _files(self, environments: list[str]) -> Any:
+        """Parameters as the files of these environments have them, unresolved."""
+        folders = [Path(self.conf_source, name) for name in environments]
+        files = [f for folder in folders for f in sorted(folder.rglob(PARAMETERS))]
+        return OmegaConf.merge(*map(OmegaConf.load, files))
 
     def _over(self, under: dict[str, Any], name: str, key: str) -> dict[str, Any]:
         over = self._folder(name, key)
