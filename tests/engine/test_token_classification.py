@@ -82,7 +82,7 @@ BAD = {
     "text is missing": (None, ["O"]),
     "label is missing": (["a"], None),
     "text has a word that is empty or holds white space": (["a b"], ["O"]),
-    "label is no list of tags": (["a"], [3]),
+    "label is no list of tags": (["a"], [1.5]),
     "label has a span outside of its text": ("Ada went", '[[4, 9, "X"]]'),
     "label has spans that overlap": ("Ada went", '[[0, 3, "X"], [2, 6, "Y"]]'),
     "label has a span that is not start, end, label": ("Ada went", "[[0, 3]]"),

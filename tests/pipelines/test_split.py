@@ -229,7 +229,7 @@ def test_numbers_of_classes_become_their_names():
 def test_text_files_are_read_only_and_check_their_encoding(tmp_path):
     with pytest.raises(DatasetError, match="read-only"):
         TextFiles(filepath="a.csv").save(1)
-    with pytest.raises(DatasetError, match="encoding: klingon is unknown"):
+    with pytest.raises(DatasetError, match="encoding: 'klingon' is unknown"):
         TextFiles(filepath="a.csv", encoding="klingon")
 
 

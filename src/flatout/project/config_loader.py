@@ -176,7 +176,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
         """Parameters as the files of these environments have them, unresolved."""
         folders = [Path(self.conf_source, name) for name in environments]
         files = [f for folder in folders for f in sorted(folder.rglob(PARAMETERS))]
-        return OmegaConf.merge(*map(OmegaConf.load, files))
+        return OmegaConf.merge({}, *map(OmegaConf.load, files))
 
     def _over(self, under: dict[str, Any], name: str, key: str) -> dict[str, Any]:
         over = self._folder(name, key)
