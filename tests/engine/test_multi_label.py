@@ -71,7 +71,7 @@ def test_lists_json_and_columns_give_the_same_rows(form):
 
 def test_what_is_no_list_and_what_train_never_has_goes_to_the_quarantine():
     labels = [json.dumps(found) for found in lists(200)]
-    labels[3], labels[5], labels[7] = "a, b", '["a", 4]', None
+    labels[3], labels[5], labels[7] = "a, b", '["a", 4.5]', None
     (_, validation), _, _ = split(frame_of(labels))
     row = validation["source_row"][0]
     labels[row] = '["a", "odd"]'

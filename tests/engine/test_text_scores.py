@@ -92,8 +92,10 @@ def test_a_text_is_scored_as_by_plain_transformers(tmp_path, task, family, strat
         if not text:
             assert row["reason"] and row["loss"] is row["perplexity"] is None
             continue
-        # The first tokens: a text that is cut has no end.
-        cut = tokenizer(text, return_tensors="pt").input_ids[:, :24]
+        ids = tokenizer(text).input_ids
+        if task == "causal-lm":  # the tokenizer adds none, so that prompts have no end
+            ids = [*ids, tokenizer.eos_token_id]
+        cut = torch.tensor([ids[:24]])  # a text that is cut has no end
         if cut.shape[1] < 2:
             assert (row["targets"], row["loss"]) == (0, None)
             continue

@@ -195,7 +195,7 @@ def test_a_sweep_without_a_winner_says_so(tmp_path):
 
 def test_the_command_that_wrote_the_winner_names_the_pipeline_that_does():
     done = CliRunner().invoke(cli.flatout, ["best", "--data-dir=data"])
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "kedro run --pipelines=sweep writes conf/best" in done.output
 
 

@@ -206,7 +206,8 @@ def rooted(settings: Settings) -> Settings:
     if name and Path(project_path(name)).is_dir():
         model = model.model_copy(update={"name_or_path": project_path(name)})
     paths = {
-        key: project_path(path) for key, path in settings.paths.model_dump().items()
+        key: path and project_path(path)
+        for key, path in settings.paths.model_dump().items()
     }
     swept = {"folder": project_path(sweep.folder), "storage": storage}
     trials = {"folder": project_path(settings.benchmark.folder)}
