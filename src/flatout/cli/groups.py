@@ -56,7 +56,7 @@ def cli() -> None:
 
 
 REMOVED = {
-    "best": "the sweep writes conf/best itself: kedro run --env=best",
+    "best": "kedro run --pipelines=sweep writes conf/best",
     "compare": "kedro run --pipelines=benchmark --params=benchmark.mode=ladder",
     "compile-cache": "an archive of the compile cache, docs/guides/gpus.md",
 }

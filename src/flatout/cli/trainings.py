@@ -32,15 +32,6 @@ def compile_cache() -> None:
     )
 
 
-@flatout.command(hidden=True, context_settings=ANY_ARGUMENTS)
-def compare() -> None:
-    """Said for a release to those who call it."""
-    raise click.ClickException(
-        "compare is gone: run kedro run --pipelines=benchmark "
-        "--params=benchmark.mode=ladder"
-    )
-
-
 @flatout.command()
 @env_option
 @DATA_DIR
@@ -67,18 +58,6 @@ def sync(env: str | None, data_dir: str | None, tracking_uri: str | None) -> Non
         click.echo(line)
     if any(": not sent" in line for line in lines):
         raise SystemExit(1)
-
-
-@flatout.command(
-    hidden=True,
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-)
-def best() -> None:
-    """Answered for a release."""
-    raise click.ClickException(
-        "kedro flatout best is gone: kedro run --pipelines=sweep writes conf/best, "
-        "kedro run --env=best trains with it"
-    )
 
 
 @flatout.command()

@@ -151,8 +151,11 @@ class TrackingHooks:
     @hook_impl
     def after_dataset_saved(self, dataset_name: str, data: Any) -> None:
         """The model is logged from where the catalog has put it."""
-        if dataset_name == "model" and self.folder is not None and self._trained:
-            entry, folder = self._catalog.get("model"), self.folder
+        folder = self.folder
+        if folder is None or (self.reused and folder.earlier):
+            return  # the earlier run has the model
+        if dataset_name == "model" and self._trained:
+            entry = self._catalog.get("model")
             saved = saved_model(
                 entry, data, folder.path, self._settings, *self._trained
             )
