@@ -42,7 +42,6 @@ NOT_RUN = {
     "tests/pipelines/test_sweep.py reads what it writes",
     r"kedro flatout deadline .*": "tests/test_deadline.py::"
     "test_the_command_answers_first",
-    r"kedro flatout parameters '\[GROUP\]'": "stands for the name of a group",
     r"kedro run --pipelines=sweep": "tests/pipelines/test_sweep.py::"
     "test_a_killed_sweep_goes_on_and_trains_nothing_twice",
     r"kedro run --env=test": "tests/test_project.py::"

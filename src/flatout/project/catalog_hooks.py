@@ -4,6 +4,7 @@ leaves, so that none ends in vain."""
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -152,8 +153,19 @@ def local_paths(context: KedroContext, names: Collection[str] = ()) -> list[Path
     configuration: building them imports what they need."""
     entries = context.config_loader["catalog"]
     chosen = set(names) or entries.keys() - INPUTS
-    found = (_local_path(entry) for name, entry in entries.items() if name in chosen)
+    found = (_local_path(_entry(entries, name)) for name in sorted(chosen))
     return [context.project_path / path for path in found if path]
+
+
+def _entry(entries: dict[str, Any], name: str) -> Any:
+    """The entry of that name, or of the pattern that it matches: `{split}_rows`."""
+    for pattern, entry in entries.items() if name not in entries else ():
+        expression = re.sub(r"\\{(\w+)\\}", r"(?P<\1>.+)", re.escape(pattern))
+        found = re.fullmatch(expression, name) if "{" in pattern else None
+        if found and isinstance(entry, dict):
+            path = str(entry.get("filepath")).format(**found.groupdict())
+            return {**entry, "filepath": path}
+    return entries.get(name)
 
 
 def _local_path(entry: Any) -> str | None:
