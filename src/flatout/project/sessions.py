@@ -11,11 +11,13 @@ from __future__ import annotations
 from typing import Any
 
 from kedro.framework.context import KedroContext
+from kedro.framework.project import pipelines
 from kedro.framework.session import KedroSession
 
 from flatout.engine.machine.environment import current_ranks, launched_from_outside
 from flatout.places import use_project
 from flatout.project.command_line import check_pipelines
+from flatout.project.fitting import fit_pipelines
 from flatout.project.parameters.hooks import checked_settings
 
 
@@ -35,9 +37,12 @@ class ProjectSession(KedroSession):
         return super().run(*args, **kwargs)
 
     def _named_pipelines(self) -> list[str]:
-        names = checked_settings(self.load_context()).pipelines
-        check_pipelines(names, "parameter pipelines")
-        return names
+        settings = checked_settings(self.load_context())
+        check_pipelines(settings.pipelines, "parameter pipelines")
+        if settings.pipelines:  # Kedro loads them again for other names than before
+            pipelines.set_requested(settings.pipelines)
+            fit_pipelines(settings)
+        return settings.pipelines
 
     def load_context(self) -> KedroContext:
         """One a session: what it has read and parsed is kept."""
