@@ -73,7 +73,8 @@ def of_session(leader: int) -> list[psutil.Process]:
 def listening(leader: int) -> set[tuple[str, int]]:
     """Addresses and ports at which the session takes connections."""
     connections = []
-    for one in of_session(leader):
+    children = psutil.Process(leader).children(recursive=True)
+    for one in {*of_session(leader), *children}:
         with suppress(psutil.NoSuchProcess):  # a helper that has just ended
             connections += one.net_connections("tcp")
     taking = [c.laddr for c in connections if c.status == psutil.CONN_LISTEN]

@@ -9,6 +9,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests import warm
@@ -56,9 +57,10 @@ def test_a_make_target_serves_in_a_shell_that_activated_nothing(
             said = f"Runs: http://127.0.0.1:{port}"
             assert said in log.read_text()
         assert listening(process.pid) == {("127.0.0.1", port)}
+        others = psutil.Process(process.pid).children(recursive=True)
         stop(process.pid, signum)
         process.wait(60)
-        for one in of_session(process.pid):
+        for one in {*of_session(process.pid), *others}:
             one.wait(60)
     finally:
         with suppress(ProcessLookupError):

@@ -37,7 +37,7 @@ def saved_model(
             part.save_pretrained(folder)
     example, task = (
         _text_example(parts[0], parts[1], rows, settings)
-        if len(parts) > 1
+        if settings.train.rows == "tokens"
         else (_sample_file(rows, spare), None)
     )
     return SavedModel(

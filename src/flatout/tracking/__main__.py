@@ -3,8 +3,8 @@ one that has ended."""
 
 from __future__ import annotations
 
+import argparse
 import logging
-import sys
 from pathlib import Path
 
 from flatout.tracking.follow import follow
@@ -12,6 +12,9 @@ from flatout.tracking.program import LevelFormatter
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser("flatout.tracking", description=__doc__)
+    parser.add_argument("folder", type=Path, help="folder of run.json")
+    folder = parser.parse_args().folder
     handler = logging.StreamHandler()
     handler.setFormatter(LevelFormatter("%(asctime)s  %(message)s", "%H:%M:%S"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
@@ -19,7 +22,7 @@ def main() -> None:
     logging.getLogger("py.warnings").setLevel(logging.ERROR)
     logging.getLogger("flatout").setLevel(logging.INFO)
     try:
-        follow(Path(sys.argv[1]))
+        follow(folder)
     except Exception as error:  # the run goes on, and says what MLflow lacks
         logging.getLogger("flatout").warning("tracking has ended: %s", error)
 
