@@ -134,7 +134,7 @@ def run_isolated(
         end_groups(process)
     elapsed_s = time.perf_counter() - begin
     if fault is None and not result.exists():
-        fault = _death(process.returncode)
+        fault = _death(process.returncode or 0)
     if fault is not None:
         return Answer(fault[0], fault[1], elapsed_s, {})
     stored = json.loads(result.read_text())
