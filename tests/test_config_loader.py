@@ -176,6 +176,25 @@ def test_what_is_set_by_hand_counts(conf):
     assert found["catalog"] == {"raw_texts": {}}
 
 
+def test_without_a_local_folder_the_measured_environment_lies_under_tuned(conf):
+    shutil.rmtree(conf / "local")
+    tuned = {"train": {"token_budget": 640}, "tuned": {"environment": "arrays"}}
+    write(conf / "tuned/parameters.yml", tuned)
+    found = loader(conf, "tuned")["parameters"]
+    assert found["train"]["rows"] == "arrays"
+    assert found["train"]["token_budget"] == 640
+
+
+@pytest.mark.parametrize("kind", ["gztar", "tar", "zip"])
+def test_an_archive_has_the_same_parameters_as_its_folder(conf, tmp_path, kind):
+    shutil.rmtree(conf / "local")
+    archive = shutil.make_archive(tmp_path / "packed", kind, tmp_path, "conf")
+    for env in ("test", "arrays"):
+        corpus = [loader(c, env)["catalog"]["raw_texts"] for c in (conf, archive)]
+        assert corpus[0]["labels"] > 1
+        assert corpus[0] == corpus[1]
+
+
 @pytest.mark.parametrize("left", ["nothing", "an empty folder", "a file"])
 def test_tuned_before_a_benchmark_has_written_it(conf, left):
     folder = conf / "tuned"

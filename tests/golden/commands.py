@@ -134,6 +134,8 @@ def _kedro(folder: Path, arguments: list[str]) -> None:
     output = os.open("output", os.O_WRONLY | os.O_CREAT)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    # Under pytest both are other files than these descriptors.
+    sys.stdout, sys.stderr = open(1, "w"), open(2, "w")
     sys.argv = ["kedro", *arguments]
     main()
 

@@ -685,7 +685,7 @@ def assert_nested_runs(data: Path) -> None:
     [parent] = parents - {None}
     nested = [run for run in runs if run.data.tags.get("mlflow.parentRunId")]
     statuses = sorted(run.info.status for run in nested)
-    assert statuses == ["FAILED", *["FINISHED"] * 5]
+    assert statuses == ["FAILED", *["FINISHED"] * 3]
     top = client.get_run(parent)
     assert top.data.metrics["recommended_samples_per_s"] > 0
     assert top.data.tags["bound_by"]

@@ -131,9 +131,6 @@ def assert_nested_runs(data: Path, best: dict) -> None:
     assert all(curves), "a trial's run has the curves of its training"
     lasted = [run.info.end_time - run.info.start_time for run in nested]
     assert all(1000 < ms < 600_000 for ms in lasted)
-    assert "sweep.html" in {
-        file.path for file in client.list_artifacts(parent.info.run_id)
-    }
 
 
 @pytest.mark.process

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import time
 from copy import deepcopy
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+import fsspec
 from kedro.config import OmegaConfigLoader
 from omegaconf import OmegaConf
 
@@ -159,9 +160,12 @@ class ProjectConfigLoader(OmegaConfigLoader):
         env = self.env or self.default_run_env
         if env == self.base_env:
             return []
-        names = [self.default_run_env, self._measured_in(), env]
-        is_there = Path(self.conf_source, self.default_run_env).is_dir()
-        return list(dict.fromkeys(n for n in names if n)) if is_there else [env]
+        conf = Path(self.conf_source)
+        if not conf.is_dir():
+            return [env]
+        local = self.default_run_env
+        under = [local] if (conf / local).is_dir() else []
+        return list(dict.fromkeys([*under, self._measured_in() or env, env]))
 
     def _measured_in(self) -> str | None:
         """The environment that `tuned` or `best` was measured in, which may be one of
@@ -174,9 +178,22 @@ class ProjectConfigLoader(OmegaConfigLoader):
 
     def _files(self, environments: list[str]) -> Any:
         """Parameters as the files of these environments have them, unresolved."""
-        folders = [Path(self.conf_source, name) for name in environments]
-        files = [f for folder in folders for f in sorted(folder.rglob(PARAMETERS))]
-        return OmegaConf.merge({}, *map(OmegaConf.load, files))
+        conf = Path(self.conf_source)
+        if conf.is_dir():
+            folders = [conf / name for name in environments]
+            files = [f for folder in folders for f in sorted(folder.rglob(PARAMETERS))]
+            return OmegaConf.merge({}, *map(OmegaConf.load, files))
+        # An archive holds one folder, which holds the environments.
+        kind = "zip" if conf.suffix == ".zip" else "tar"
+        archive = fsspec.filesystem(kind, fo=str(conf))
+        found = {name: PurePosixPath(name) for name in sorted(archive.find(""))}
+        texts = [
+            archive.cat_file(name).decode()
+            for environment in environments
+            for name, path in found.items()
+            if environment in path.parts[1:2] and path.match(PARAMETERS)
+        ]
+        return OmegaConf.merge({}, *map(OmegaConf.create, texts))
 
     def _over(self, under: dict[str, Any], name: str, key: str) -> dict[str, Any]:
         over = self._folder(name, key)
