@@ -23,7 +23,7 @@ def test_training_is_exactly_one_node():
     made = {"model", "last_model", "train_report", "train_summary"}
     made |= {"train_history"}
     [node] = pipelines["train"].nodes
-    assert (node.name, {*node.outputs}) == ("train_model", made)
+    assert (node.short_name, {*node.outputs}) == ("train_model", made)
     training = [n for n in pipelines["__default__"].nodes if made & {*n.outputs}]
     assert training == [node]
 

@@ -23,7 +23,7 @@ from flatout.tracking import RunFolder, RunRecord
 from flatout.tracking.follow import Follower
 from flatout.tracking.store import process_tags
 
-TRAIN = SimpleNamespace(name="train_model")
+TRAIN = SimpleNamespace(short_name="train_model")
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from mlflow import MlflowClient
 
 from flatout.engine.parameters import parse_settings
 from flatout.pipeline_registry import DEFAULT
+from flatout.project.sessions import ProjectSession
 from flatout.tracking.follow import sync
 from tests import warm
 from tests.command_runs import EVERY, NOT_RUN, RUN, small_project
@@ -567,6 +568,17 @@ def test_the_default_pipeline_goes_from_split_to_evaluate():
     assert {node.name for node in pipelines["__default__"].nodes} == expected
 
 
+@pytest.mark.parametrize("named", [["split", "tokenize"], None])
+def test_nodes_go_by_their_short_names_and_by_their_full_ones(named):
+    bootstrap_project(PROJECT)
+    session = ProjectSession.create(PROJECT)
+    given = ("split_rows", "encode_rows", "tokenize.make_tokenizer", "none")
+    assert session.full_names(given, {"pipeline_names": named}) == [
+        *("split.split_rows", "tokenize.encode_rows"),
+        *("tokenize.make_tokenizer", "none"),
+    ]
+
+
 def test_kedro_viz_shows_the_pipelines_with_layers(tmp_path):
     for name in ("conf", "src"):  # viz builds into its project
         shutil.copytree(PROJECT / name, tmp_path / name)
@@ -596,6 +608,12 @@ def test_kedro_viz_shows_the_pipelines_with_layers(tmp_path):
         "models",
         "reporting",
     ]
+    boxes = shown["modular_pipelines"]
+    children = {child["id"] for child in boxes["__root__"]["children"]}
+    assert children & boxes.keys() == set(DEFAULT)
+    assert {"train_rows", "train_tokens", "model"} <= {
+        n["name"] for n in shown["nodes"]
+    }
     predict = json.loads((tmp_path / "build/api/pipelines/predict").read_text())
     found = {node["name"]: node.get("layer") for node in predict["nodes"]}
     assert found["predict_texts"] == "primary"

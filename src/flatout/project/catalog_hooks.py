@@ -20,6 +20,7 @@ from flatout.engine.data.forms.given_splits import entry_of
 from flatout.engine.data.raw_texts import SPLITS
 from flatout.engine.files.writable import ELSEWHERE, first_fault
 from flatout.engine.parameters import Settings, SettingsError
+from flatout.project.fitting import short_names
 from flatout.project.mlflow_options import mlflow_options, store_file
 from flatout.project.parameters.hooks import checked_settings
 
@@ -127,7 +128,7 @@ class OutputHooks:
         self, run_params: dict[str, Any], pipeline: Pipeline
     ) -> None:
         settings = checked_settings(self._context)
-        names = {node.name for node in pipeline.nodes}
+        names = short_names(pipeline)
         paths = [Path(p) for n in names & WORK.keys() for p in WORK[n](settings)]
         paths += local_paths(self._context, pipeline.all_outputs())
         if mlflow_options(self._context).tracks(run_params["pipeline_names"]):

@@ -22,6 +22,7 @@ from kedro.pipeline import Pipeline
 from flatout.engine.machine.signals import STOPPING
 from flatout.engine.parameters import near_or_all
 from flatout.places import project_path
+from flatout.project.fitting import short_names
 
 WRITTEN_LATER = "tuned"
 """The environment that a benchmark writes: not unknown where it is missing."""
@@ -110,7 +111,7 @@ def _filter_fault(error: ValueError, options: Mapping[str, Any]) -> Exception | 
         return None
     whole = sum((pipelines[name] for name in _asked(options)), start=Pipeline([]))
     of_nodes = found[1] == "nodes"
-    known = {node.name for node in whole.nodes} if of_nodes else whole.datasets()
+    known = short_names(whole) if of_nodes else whole.datasets()
     missing = yaml.safe_load(found[2])
     kind = "node" if of_nodes else "data set"
     hints = [f"no {kind} {name}; {near_or_all(name, known)}" for name in missing]

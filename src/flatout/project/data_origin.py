@@ -31,7 +31,7 @@ from flatout.engine.files.content_key import ContentKey
 from flatout.engine.parameters import Settings
 from flatout.engine.parameters.faults import first_line
 from flatout.engine.tasks import columns_of
-from flatout.project.fitting import raw_entry
+from flatout.project.fitting import raw_entry, short_names
 from flatout.project.parameters.hooks import TRAINING_NODES, checked_settings
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class OriginHooks:
     @hook_impl
     def before_pipeline_run(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
         self._catalog, self._origin = catalog, None
-        if not TRAINING_NODES & {node.name for node in pipeline.nodes}:
+        if not TRAINING_NODES & short_names(pipeline):
             return
         fault, kind = None, self._settings.train.rows
         if f"train_{kind}" in pipeline.inputs() and kind != "tokens":

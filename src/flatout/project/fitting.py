@@ -8,6 +8,7 @@ from kedro.framework.project import pipelines
 from kedro.pipeline import Pipeline
 
 from flatout.engine.parameters import Settings
+from flatout.pipelines import boxed
 
 OF_ROWS = ("train", "evaluate", "predict", "benchmark", "sweep")
 """Pipelines whose inputs have the name of the kind of rows, `train.rows`."""
@@ -22,6 +23,11 @@ def raw_entry(settings: Settings) -> str:
     return "raw_sessions" if settings.model.task == OF_SESSIONS else "raw_texts"
 
 
+def short_names(pipeline: Pipeline) -> set[str]:
+    """Names of the nodes without the namespace, which is their pipeline's."""
+    return {node.short_name for node in pipeline.nodes}
+
+
 def fit_pipelines(settings: Settings) -> None:
     """Let the project's pipelines read such rows, and the default one be those that the
     parameter `pipelines` names, from now on."""
@@ -29,10 +35,10 @@ def fit_pipelines(settings: Settings) -> None:
     for name in OF_ROWS if kind != "tokens" else ():
         if name in pipelines:
             module = import_module(f"flatout.pipelines.{name}")
-            pipelines[name] = module.create_pipeline(rows=kind)
+            pipelines[name] = boxed(name, module.create_pipeline(rows=kind))
     if kind == "tokens" and "split" in pipelines:
         module = import_module("flatout.pipelines.split")
-        pipelines["split"] = module.create_pipeline(raw=raw)
+        pipelines["split"] = boxed("split", module.create_pipeline(raw=raw))
     named = [pipelines[name] for name in settings.pipelines if name in pipelines]
     if named:
         pipelines["__default__"] = sum(named, start=Pipeline([]))

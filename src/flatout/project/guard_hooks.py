@@ -40,7 +40,7 @@ class GuardHooks:
     def before_node_run(self, node: Node) -> None:
         """The tracking program compares once, early, with this baseline."""
         folder = self._tracking.folder
-        if node.name != "train_model" or folder is None:
+        if node.short_name != "train_model" or folder is None:
             return
         record = folder.record
         record.tags["work_key"] = guard.work_key(

@@ -27,7 +27,7 @@ from flatout.engine.machine import environment
 from flatout.engine.parameters import SettingsModel
 from flatout.engine.parameters.secrets import without_password
 from flatout.project.data_origin import short_name
-from flatout.project.fitting import raw_entry
+from flatout.project.fitting import raw_entry, short_names
 from flatout.project.mlflow_options import login, mlflow_options
 from flatout.project.parameters.hooks import TRAINING_NODES, checked_settings
 from flatout.project.saved_model import report_of, saved_model, warn_where_worse
@@ -61,7 +61,7 @@ class HandOverHooks:
 
     @hook_impl
     def after_pipeline_run(self, pipeline: Pipeline) -> None:
-        if "train_model" in {node.name for node in pipeline.nodes}:
+        if "train_model" in short_names(pipeline):
             finish(self._folder)
 
 
@@ -120,7 +120,7 @@ class TrackingHooks:
         if self.folder is None or self.record is None:
             return
         self.record.params.update(flat_parameters(inputs))
-        if node.name in TRAINING_NODES:
+        if node.short_name in TRAINING_NODES:
             facts.note_rows(self.record, inputs, self._settings.train.rows)
         self.folder.save()
 
@@ -133,7 +133,7 @@ class TrackingHooks:
         outputs: dict[str, Any],
     ) -> None:
         """Kedro saves the outputs after it: the catalog has those of the run before."""
-        if node.name == "train_model":
+        if node.short_name == "train_model":
             report, rows = outputs["train_report"], self._settings.train.rows
             checkpoints = Path(self._settings.paths.checkpoints)
             self.reused = not was_trained_now(checkpoints)
@@ -166,7 +166,7 @@ class TrackingHooks:
         self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog
     ) -> RunFolder:
         settings, options = self._settings, self._options
-        nodes = {node.name for node in pipeline.nodes}
+        nodes = short_names(pipeline)
         trains = "train_model" in nodes
         points = Path(settings.paths.metrics)
         record = RunRecord(

@@ -126,7 +126,7 @@ class PhaseHooks:
     def after_node_run(self, node: Node, outputs: dict[str, Any]) -> None:
         phase = _phase_of(node)
         self._clock.mark(phase)
-        if node.name == "train_model":
+        if node.short_name == "train_model":
             spent = {} if self._tracking.reused else outputs["train_report"]["phases_s"]
             self._clock.move(spent, phase)
             self._clock.move({"imports": self._clock.seconds[phase]}, phase)
@@ -134,7 +134,7 @@ class PhaseHooks:
     @hook_impl
     def after_dataset_saved(self, dataset_name: str, node: Node) -> None:
         """A recipe is carried out when it is saved."""
-        phase = "saving" if node.name == "train_model" else _phase_of(node)
+        phase = "saving" if node.short_name == "train_model" else _phase_of(node)
         self._clock.mark("pictures" if dataset_name.endswith("_figure") else phase)
 
     @hook_impl(wrapper=True)

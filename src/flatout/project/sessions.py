@@ -8,6 +8,7 @@ ranks of it, and end with it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kedro.framework.context import KedroContext
@@ -19,6 +20,9 @@ from flatout.places import use_project
 from flatout.project.command_line import check_pipelines
 from flatout.project.fitting import fit_pipelines
 from flatout.project.parameters.hooks import checked_settings
+
+NODES = ("node_names", "from_nodes", "to_nodes")
+"""Options of a run that name nodes."""
 
 
 class ProjectSession(KedroSession):
@@ -34,7 +38,19 @@ class ProjectSession(KedroSession):
         asked = kwargs.get("pipeline_name") or kwargs.get("pipeline_names")
         if not args and not asked:
             kwargs["pipeline_names"] = self._named_pipelines() or None
+        for option in NODES:
+            if kwargs.get(option):
+                kwargs[option] = self.full_names(kwargs[option], kwargs)
         return super().run(*args, **kwargs)
+
+    def full_names(self, given: Iterable[str], asked: Mapping[str, Any]) -> list[str]:
+        """`split.split_rows` for `split_rows`: nodes go by both names."""
+        names = asked.get("pipeline_names") or [asked.get("pipeline_name")]
+        pipelines.set_requested([name for name in names if name] or None)
+        self.load_context()
+        chosen = [pipelines[name or "__default__"] for name in names]
+        full = {node.short_name: node.name for one in chosen for node in one.nodes}
+        return [full.get(name, name) for name in given]
 
     def _named_pipelines(self) -> list[str]:
         settings = checked_settings(self.load_context())

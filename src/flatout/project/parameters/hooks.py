@@ -22,6 +22,7 @@ from flatout.engine.parameters import (
 from flatout.engine.sweep.space import check_sweep
 from flatout.engine.tasks import check_options
 from flatout.project.config_loader import ProjectConfigLoader
+from flatout.project.fitting import short_names
 from flatout.project.parameters.checks import check_groups, check_sources
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ def check_machine(settings: DistributedSettings, pipeline: Pipeline) -> None:
         )
     others = pipeline - _from_training_on(pipeline)
     if settings.machine_rank > 0 and others.nodes:
-        names = ", ".join(sorted(node.name for node in others.nodes))
+        names = ", ".join(sorted(short_names(others)))
         raise SettingsError(
             f"train.distributed.machine_rank={settings.machine_rank}: machines other "
             f"than 0 only train, and {names} would write what machine 0 writes. Type "
@@ -65,8 +66,8 @@ def check_machine(settings: DistributedSettings, pipeline: Pipeline) -> None:
 
 def _from_training_on(pipeline: Pipeline) -> Pipeline:
     """`train_model` and what uses its results; empty without it."""
-    trains = "train_model" in {node.name for node in pipeline.nodes}
-    return pipeline.from_nodes("train_model") if trains else Pipeline([])
+    training = [n.name for n in pipeline.nodes if n.short_name == "train_model"]
+    return pipeline.from_nodes(*training) if training else Pipeline([])
 
 
 class ParameterHooks:
@@ -83,7 +84,7 @@ class ParameterHooks:
     ) -> None:
         check_groups(run_params.get("runtime_params") or {}, pipeline.inputs())
         runner = str(run_params["runner"])
-        names = {node.name for node in pipeline.nodes}
+        names = short_names(pipeline)
         if "run_sweep" in names:
             check_sweep(self._settings)
         if "params:model" in pipeline.inputs():
@@ -116,7 +117,7 @@ class TunedHooks:
 
     @hook_impl
     def before_node_run(self, node: Node, inputs: dict[str, Any]) -> None:
-        if node.name != "train_model" or not self._settings.tuned:
+        if node.short_name != "train_model" or not self._settings.tuned:
             return
         trained_on = inputs[f"train_{self._settings.train.rows}"]
         differences = tuned_mismatches(self._settings, trained_on)
@@ -131,7 +132,7 @@ class TunedHooks:
 
     @hook_impl
     def after_node_run(self, node: Node, outputs: dict[str, Any]) -> None:
-        if node.name != "train_model" or not self._settings.tuned:
+        if node.short_name != "train_model" or not self._settings.tuned:
             return
         from flatout.engine.benchmark.promise import kept
 
