@@ -3,7 +3,7 @@
 import pytest
 
 from flatout.engine.parameters import SettingsError
-from flatout.engine.tasks import Task, task_class
+from flatout.engine.tasks import HeadKind, Task, task_class
 
 
 class HalfATask(Task):
@@ -13,10 +13,17 @@ class HalfATask(Task):
         return (logits - labels).sum()
 
 
+class OldNames(HalfATask):
+    """As tasks were written for version 0.1."""
+
+    head = HeadKind.TOKEN
+
+
 BAD = {
     "tests.engine.nowhere.MyTask": "cannot be imported",
     "tests.engine.test_tasks.NoSuchTask": "cannot be imported",
     "tests.engine.test_tasks.BAD": "does not derive from Task",
+    "tests.engine.test_tasks.OldNames": "OldNames.head is called head_kind now",
     "tests.engine.test_tasks.HalfATask": "has no judge; write what is missing",
 }
 

@@ -80,7 +80,7 @@ def of_samples(
 ) -> dict[str, Any]:
     """Options of `kedro run` for `arrays` and `images`: environment, pipelines, and the
     parameters `given`. Raises SettingsError for a task of texts."""
-    if task and task_class(task).head in OF_TOKENS:
+    if task and task_class(task).head_kind in OF_TOKENS:
         raise SettingsError(
             f"--task {task}: it is one of texts, and {given[kind]['path']} holds "
             f"{kind}. Leave --task out, or name a file of texts with --data-path"

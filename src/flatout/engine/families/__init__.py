@@ -27,6 +27,7 @@ __all__ = [
     "family_of_type",
     "import_own",
     "model_class",
+    "note_own_code",
     "packable",
     "usable_positions",
 ]
@@ -49,18 +50,41 @@ def families() -> list[Family]:
     return [family() for family in Family.known]
 
 
+OWN_CODE = "flatout_own_code"
+"""Key of a config whose model is no class of transformers', whatever its type."""
+
+
 def family_of(config: Any) -> Family:
     """The family of a model's config; the plain one of a type that has none."""
-    return family_of_type(getattr(config, "model_type", None))
+    own_code = bool(getattr(config, OWN_CODE, False))
+    return family_of_type(getattr(config, "model_type", None), own_code=own_code)
 
 
-def family_of_type(kind: str | None) -> Family:
-    """As `family_of`, of a model type. One of the user's own goes before ours."""
+def family_of_type(kind: str | None, *, own_code: bool = False) -> Family:
+    """As `family_of`, of a model type. One of the user's own goes before ours, which
+    knows nothing of models whose code is their own."""
     from flatout.engine.families._family import Family
 
     found = [family for family in families() if kind in family.model_types]
-    own = [one for one in found if not type(one).__module__.startswith(__name__)]
-    return next(iter([*reversed(own), *found]), Family())
+    own = [one for one in found if not _is_ours(one)]
+    return next(iter([*reversed(own), *([] if own_code else found)]), Family())
+
+
+def note_own_code(model: Any) -> None:
+    """Write it into the config of a model whose classes a family of ours does not
+    know, as a repository may bring under the type `bert`."""
+    from flatout.engine.ops.plain import is_plain
+
+    family = family_of(model.config)
+    if not (_is_ours(family) and family.model_types):
+        return
+    known = isinstance(model, family.model_classes)
+    if not known and not is_plain(model, model.base_model):
+        setattr(model.config, OWN_CODE, True)
+
+
+def _is_ours(family: Family) -> bool:
+    return type(family).__module__.startswith(__name__)
 
 
 def import_own(settings: ModelSettings) -> None:

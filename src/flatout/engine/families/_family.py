@@ -92,8 +92,10 @@ class Family:
         """Why the padding-free path cannot be used here; None where it can."""
         if self.packs:
             return attention.kernel_fault(config, device_type, dtype)
-        from flatout.engine.families import packable
+        from flatout.engine.families import OWN_CODE, packable
 
+        if getattr(config, OWN_CODE, False):
+            return "the model's code is none of transformers', and no path is tested"
         kind, known = config.model_type, ", ".join(packable())
         return f"model type {kind} has no tested packed path ({known} have)"
 

@@ -36,8 +36,7 @@ class Bert(Family):
 
     def narrow(self, model: Any) -> bool:
         """Behind the last attention, targets alone."""
-        narrow_last_layer(model)
-        return True
+        return narrow_last_layer(model)
 
     def set_targets(self, model: Any, index: Tensor) -> None:
         """(K,)."""

@@ -40,8 +40,7 @@ class ModernBert(Family):
 
     def narrow(self, model: Any) -> bool:
         """Behind the last attention, targets alone."""
-        narrow_last_gated_layer(model)
-        return True
+        return narrow_last_gated_layer(model)
 
     def set_targets(self, model: Any, index: Tensor) -> None:
         """(K,)."""

@@ -14,6 +14,7 @@ from flatout.engine.families import (
     family_of_type,
     import_own,
     model_class,
+    note_own_code,
     usable_positions,
 )
 from flatout.engine.machine.hub import where_to_look
@@ -58,6 +59,20 @@ def build(
         "dtype": torch.float32,
         "attn_implementation": attn_implementation,
     }
+    model = _made(auto, config, settings, options, empty=empty)
+    note_own_code(model)
+    return model
+
+
+def _made(
+    auto: Any,
+    config: Any,
+    settings: ModelSettings,
+    options: dict[str, Any],
+    *,
+    empty: bool,
+) -> Any:
+    """By `auto`, a class of transformers. Raises ModelError."""
     if empty:
         if settings.trust_remote_code:
             options |= {"trust_remote_code": True, "code_revision": settings.revision}
@@ -66,10 +81,10 @@ def build(
     if settings.name_or_path is None:
         return _from_scratch(auto, config, settings, options)
     where = {"revision": settings.revision, **where_to_look(settings.name_or_path)}
+    from transformers import PretrainedConfig
+
     try:
-        saved, _ = transformers.PretrainedConfig.get_config_dict(
-            settings.name_or_path, **where
-        )
+        saved, _ = PretrainedConfig.get_config_dict(settings.name_or_path, **where)
         return load_with_new_head(
             auto,
             settings.name_or_path,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engine.families import family_of
-from flatout.engine.families._family import row_means
+from flatout.engine.families._family import Head, row_means
 from flatout.engine.ops.precision import keep_output_precise
 from flatout.engine.tasks import Task
 
@@ -39,14 +39,20 @@ class TaskModel(nn.Module):
         self.max_length = max_length
         if task.precise_output:
             keep_output_precise(model)
-        self.head = None if whole else self.family.head(task.head)
+        self.head = None if whole else self._chosen_head()
         self._caches = bool(getattr(model.config, "use_cache", False))
         self._set_cache(False)
         self.fused_head = False
         """Loss of a language model's head without its logits (linear_loss.py)."""
-        self.pools_mean = self.family.pools_mean(task.head, model.config)
+        self.pools_mean = self.family.pools_mean(task.head_kind, model.config)
         one_state = self.head is not None and not self.pools_mean
         self.narrowed = one_state and self.family.narrow(model)
+
+    def _chosen_head(self) -> Head | None:
+        """The task's own, else its family's; None: the whole model runs."""
+        if self.task.brings_head:
+            return self.task.head
+        return self.family.head(self.task.head_kind)
 
     def _set_cache(self, enabled: bool) -> None:
         """Keys and values that generation keeps; a forward pass of ours needs none."""
@@ -89,6 +95,7 @@ class TaskModel(nn.Module):
         pieces = getattr(self.model.config, "vocab_size", 1)
         several = pieces * math.prod(self.task.label_shape)
         size = max(1, LOGITS_AT_ONCE // (len(self.task.label_names) or several))
+        size = len(batch["labels"]) if self.task.whole_batch else size
         whole = self.head is None
         states = self.logits(batch) if whole else self._target_states(batch)
         parts = zip(

@@ -119,7 +119,9 @@ def fuse_blocks(model: Any, noise: Noise, *, narrowed: bool) -> int:
 def _is_usual(output: Any) -> bool:
     """Each takes the residual's gradient from the next one, so all of them must be."""
     usual = is_plain(output, output.LayerNorm) and are_matrices(output.dense)
-    return usual and type(output.LayerNorm) is nn.LayerNorm
+    none = type(output.dropout) is nn.Dropout and not output.dropout.p
+    drops = none or isinstance(output.dropout, HashDropout)
+    return usual and drops and type(output.LayerNorm) is nn.LayerNorm
 
 
 def _can_fuse(config: Any) -> bool:

@@ -13,6 +13,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from flatout.engine.ops.plain import is_plain
+
 
 def narrow_point(model: Any) -> Any:
     """The module that takes (attended, layer input) in the last layer."""
@@ -27,23 +29,32 @@ def set_targets(model: Any, index: Tensor | None) -> None:
     attention.output.target_index = index
 
 
-def narrow_last_layer(model: Any) -> None:
+def narrow_last_layer(model: Any) -> bool:
     """Gather the targets there, in a model whose layer is attention.self, then
     attention.output(attended, input). The caller sets `target_index` (K,) on the narrow
-    point before each forward pass. A model that is narrow stays as it is."""
-    point = narrow_point(model)
-    if _gather not in point._forward_pre_hooks.values():
-        point.register_forward_pre_hook(_gather)
+    point before each forward pass. A model that is narrow stays as it is. False if the
+    layer is another one than that."""
+    point, layer = narrow_point(model), model.base_model.encoder.layer[-1]
+    if _gather in point._forward_pre_hooks.values():
+        return True
+    if not is_plain(layer, layer.attention, layer.attention.self, point):
+        return False
+    point.register_forward_pre_hook(_gather)
+    return True
 
 
-def narrow_last_gated_layer(model: Any) -> None:
+def narrow_last_gated_layer(model: Any) -> bool:
     """The same in ModernBERT, whose layer adds what its attention and its feed-forward
     part give, and norms before each."""
     layer = model.base_model.layers[-1]
-    if not hasattr(layer, "target_index"):
-        layer.forward = MethodType(_gated_layer, layer)
-        layer.attn.Wo.register_forward_pre_hook(_gather)
-        set_gated_targets(model, None)
+    if hasattr(layer, "target_index"):
+        return True
+    if not is_plain(layer, layer.attn):
+        return False
+    layer.forward = MethodType(_gated_layer, layer)
+    layer.attn.Wo.register_forward_pre_hook(_gather)
+    set_gated_targets(model, None)
+    return True
 
 
 def set_gated_targets(model: Any, index: Tensor | None) -> None:

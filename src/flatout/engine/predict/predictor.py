@@ -80,6 +80,7 @@ class Predictor:
             check_vocabulary(model.config, tokenizer)
             check_padding(model, self.task)
         self.settings = settings.predict
+        self._global_batch_size = settings.train.global_batch_size
         self.max_length = longest_row(model.config, tokenizer, settings)
         self.runtime = set_up(settings.runtime)
         self.strategy, self.attention = self._choose(model, settings)
@@ -116,8 +117,9 @@ class Predictor:
 
     def evaluate(self, rows: SplitRows) -> Evaluation:
         """Loss and figures of the task over all rows, by this process alone."""
-        alone = replace(self.runtime, ranks=Ranks())
-        return evaluate(self._model, rows, self._planner, self._collator, alone)
+        alone, planner = replace(self.runtime, ranks=Ranks()), self._planner
+        batch = self._global_batch_size
+        return evaluate(self._model, rows, planner, self._collator, alone, batch)
 
     def ahead(self, items: Iterator[Item]) -> Iterator[Item]:
         """The same items; on a GPU the next is made while it works on one. A CPU has

@@ -149,6 +149,8 @@ def _own_class(path: str) -> type[Task]:
         ) from error
     if not (isinstance(found, type) and issubclass(found, Task)):
         raise SettingsError(f"model.task: {path} does not derive from {Task.__name__}")
+    if isinstance(found.head, HeadKind):
+        raise SettingsError(f"model.task: {path}.head is called head_kind now")
     if missing := ", ".join(sorted(found.__abstractmethods__)):
         raise SettingsError(
             f"model.task: {path} has no {missing}; write what is missing"

@@ -115,7 +115,11 @@ class Task(ABC):
     """Of transformers, that builds the model with its head."""
     architectures: ClassVar[tuple[str, ...]] = ("ForSequenceClassification",)
     """How the names of such models end."""
-    head: ClassVar[HeadKind] = HeadKind.ROW
+    head_kind: ClassVar[HeadKind] = HeadKind.ROW
+    """What the head is given, and which of its family's heads a model has."""
+    whole_batch: ClassVar[bool] = False
+    """Whether the loss compares the samples of a global batch with one another, as
+    contrastive losses do: then a step is one micro-batch, on one device."""
     label_type: ClassVar[Any] = None
     """Arrow type of a label as split keeps it; None: rows have none. string: the name
     of a class; float64: a number; list(...): several."""
@@ -175,7 +179,7 @@ class Task(ABC):
     @property
     def one_a_row(self) -> bool:
         """Whether each row has one target."""
-        return self.head in (HeadKind.ROW, HeadKind.WHOLE)
+        return self.head_kind in (HeadKind.ROW, HeadKind.WHOLE)
 
     @property
     def targets_per_token(self) -> float:
@@ -231,7 +235,17 @@ class Task(ABC):
         targets' weights; None: by their number."""
         return None
 
-    # Loss and figures, on the device.
+    # Logits, loss and figures, on the device.
+
+    def head(self, model: Any, states: Tensor) -> Tensor:
+        """Logits (K, ...) of the targets' last hidden states (K, hidden). A task that
+        defines it brings its own head; all others have the head of `head_kind`."""
+        raise NotImplementedError
+
+    @property
+    def brings_head(self) -> bool:
+        """Whether `head` is the task's own."""
+        return type(self).head is not Task.head
 
     @abstractmethod
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:

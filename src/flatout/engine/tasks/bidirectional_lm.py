@@ -30,7 +30,7 @@ class BidirectionalLM(ScoresTexts):
 
     auto_class = "AutoModelForPreTraining"
     architectures = ("BilmForPreTraining",)
-    head = HeadKind.DIRECTIONS
+    head_kind = HeadKind.DIRECTIONS
     figures: ClassVar[Mapping[str, bool]] = {"loss": False} | {
         f"{side}{name}": name != "perplexity"
         for side in ("", "forward_", "backward_")

@@ -15,7 +15,7 @@ class CausalLM(ScoresTexts):
 
     auto_class = "AutoModelForCausalLM"
     architectures = ("ForCausalLM", "LMHeadModel")
-    head = HeadKind.VOCABULARY
+    head_kind = HeadKind.VOCABULARY
     causal = True
     predicts_neighbours = True
     joins_texts = True

@@ -25,7 +25,7 @@ class ImageClassification(SequenceClassification):
 
     auto_class = "AutoModelForImageClassification"
     architectures = ("ForImageClassification",)
-    head = HeadKind.WHOLE
+    head_kind = HeadKind.WHOLE
     pipeline_tag = "image-classification"
 
     def targets(

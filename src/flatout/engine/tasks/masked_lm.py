@@ -26,7 +26,7 @@ class MaskedLM(Pieces):
 
     auto_class = "AutoModelForMaskedLM"
     architectures = ("ForMaskedLM",)
-    head = HeadKind.VOCABULARY
+    head_kind = HeadKind.VOCABULARY
     joins_texts = True
     pipeline_tag = "fill-mask"
 

@@ -27,7 +27,7 @@ class TokenClassification(CrossEntropy):
 
     auto_class = "AutoModelForTokenClassification"
     architectures = ("ForTokenClassification",)
-    head = HeadKind.TOKEN
+    head_kind = HeadKind.TOKEN
     row_form = "words"
     label_type = pa.list_(pa.string())
     label_shape = (2,)

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,7 +17,6 @@ from flatout.engine.batches.global_batches import GlobalBatches, Planner
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.machine.watchdog import heartbeat
 from flatout.engine.models.model import TaskModel
-from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import SplitRows
 from flatout.engine.tasks import Task
 from flatout.engine.train.recording.report import Evaluation
@@ -99,12 +99,24 @@ def evaluate(
     planner: Planner,
     collator: Collator,
     runtime: Runtime,
+    global_batch_size: int = ROWS_AT_ONCE,
 ) -> Evaluation:
-    """Over all rows once; one synchronisation, at the end. Model is left as it was."""
+    """Over all rows once; one synchronisation, at the end. Model is left as it was.
+    `global_batch_size`: rows that a loss over whole batches compares with one
+    another."""
+    lengths, size = rows.lengths(np.arange(len(rows))), ROWS_AT_ONCE
+    order = np.argsort(-lengths, kind="stable")
+    if model.task.whole_batch:
+        order, size = np.arange(len(rows)), global_batch_size
+        most = size * planner.max_length
+        planner = replace(planner, token_budget=most, overhead_tokens=most)
     sums = Sums(model.task, runtime.device)
     with evaluating(model):
-        for step_rows, row_ids in _batches(rows, planner, collator, runtime):
+        unused = GlobalBatches(len(rows), size, seed=0)
+        step_rows = StepRows(rows, unused, planner, collator, runtime.ranks.rank)
+        for start in range(0, len(order), size):
             heartbeat.beat()
+            row_ids = order[start : start + size]
             batch = step_rows.cut(row_ids, 0, EVALUATION_EPOCH).to(runtime.device)
             for micro in batch.micro_batches:
                 with runtime.autocast():
@@ -120,13 +132,3 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train(was_training)
-
-
-def _batches(
-    rows: SplitRows, planner: Planner, collator: Collator, runtime: Runtime
-) -> Iterator[tuple[StepRows, Ints]]:
-    order = np.argsort(-rows.lengths(np.arange(len(rows))), kind="stable")
-    unused = GlobalBatches(len(rows), ROWS_AT_ONCE, seed=0)
-    step_rows = StepRows(rows, unused, planner, collator, runtime.ranks.rank)
-    for start in range(0, len(order), ROWS_AT_ONCE):
-        yield step_rows, order[start : start + ROWS_AT_ONCE]

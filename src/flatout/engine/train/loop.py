@@ -235,6 +235,7 @@ def _evaluate_split(trainer: Trainer, rows: SplitRows) -> Evaluation:
             make_planner(settings, runtime, resolved),
             make_collator(trainer.job, runtime, resolved, config),
             runtime,
+            settings.train.global_batch_size,
         )
 
 

@@ -191,9 +191,9 @@ def _model_type(task: str) -> str | None:
     """Of a model from scratch; None where the one of conf/base serves. Heads of rows
     need no look at the families, which import torch."""
     kind = task_class(task)
-    if kind.head in (HeadKind.ROW, HeadKind.TOKEN):
+    if kind.head_kind in (HeadKind.ROW, HeadKind.TOKEN):
         return None
-    return first_type(kind.head, causal=kind.causal)
+    return first_type(kind.head_kind, causal=kind.causal)
 
 
 def _yaml(tree: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ import torch
 from flatout.engine.models.model import forget_failed_pass, is_out_of_memory
 from flatout.engine.rows.rows import SplitRows
 from flatout.engine.train.setup.assemble import Trainer
+from flatout.engine.train.setup.budgets import takes_whole_steps
 
 logger = logging.getLogger(__name__)
 
@@ -39,10 +40,8 @@ def shrink(trainer: Trainer, error: RuntimeError | MemoryError, step: int) -> No
         raise error
     if trainer.resolved.cuda_graphs:
         _drop_graphs(trainer, error, where)
-    elif trainer.model.family.samples.batch_statistics:
-        how = f"out of memory {where}, which BatchNorm takes whole"
-        message = _message(trainer, how, "train.global_batch_size smaller")
-        raise OutOfMemory(message, None) from error
+    elif who := takes_whole_steps(trainer.job.task, trainer.model.model.config):
+        raise _too_large(trainer, where, who) from error
     else:
         budget = trainer.resolved.token_budget
         half = _halved(trainer, trainer.data.rows, budget, error, where)
@@ -51,6 +50,11 @@ def shrink(trainer: Trainer, error: RuntimeError | MemoryError, step: int) -> No
         trainer.data = replace(trainer.data, planner=planner)
     trainer.optimizer.zero_grad(set_to_none=True)
     _free_failed_pass(trainer, error)
+
+
+def _too_large(trainer: Trainer, where: str, who: str) -> OutOfMemory:
+    how = f"out of memory {where}, which {who} takes whole"
+    return OutOfMemory(_message(trainer, how, "train.global_batch_size smaller"), None)
 
 
 def evaluate_within_memory(
@@ -72,6 +76,9 @@ def evaluate_within_memory(
 def _shrink_evaluation(
     trainer: Trainer, error: RuntimeError | MemoryError, rows: SplitRows
 ) -> None:
+    if trainer.job.task.whole_batch:
+        who = takes_whole_steps(trainer.job.task, trainer.model.model.config)
+        raise _too_large(trainer, "in a batch of an evaluation", who) from error
     budget = evaluation_budget(trainer, rows)
     if trainer.resolved.cuda_graphs and budget == _longest(trainer, rows):
         _drop_graphs(trainer, error, "in an evaluation")

@@ -31,6 +31,7 @@ from flatout.engine.parameters import SettingsError, TrainSettings
 from flatout.engine.train.flat_all_reduce import FlatAllReduce
 from flatout.engine.train.optimizer import Updater, build_optimizer
 from flatout.engine.train.setup.acceleration import Planned
+from flatout.engine.train.setup.budgets import takes_whole_steps
 from flatout.engine.train.setup.calibration import fit
 from flatout.engine.train.setup.job import TrainJob, check_rows, splits_of
 from flatout.engine.train.setup.memory_fit import Fit, together
@@ -206,9 +207,9 @@ def _within(found: Fit, resolved: ResolvedConfig, stepper: Stepper) -> ResolvedC
 
 
 def _asks_for_memory(job: TrainJob, model: TaskModel) -> bool:
-    """Where the budget is free; BatchNorm takes a step whole."""
+    """Where the budget is free: nobody takes a step whole."""
     asked = job.settings.train.token_budget == "auto"
-    return asked and not model.family.samples.batch_statistics
+    return asked and not takes_whole_steps(job.task, model.model.config)
 
 
 def _replace_parts(
@@ -284,7 +285,8 @@ def _fused_head(task_model: TaskModel, runtime: Runtime) -> bool:
     return (
         runtime.is_cuda
         and task_model.task.plain_cross_entropy
-        and task_model.task.head in task_model.family.matrix_heads
+        and not task_model.task.brings_head
+        and task_model.task.head_kind in task_model.family.matrix_heads
         and are_matrices(output)
         and output.bias is None
         and has_triton()

@@ -1,0 +1,136 @@
+"""A task with a head and a loss of its own: texts of one class lie near one another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import AutoModel
+
+from flatout.engine.machine.runtime import set_up
+from flatout.engine.parameters import SettingsError
+from flatout.engine.tasks import Task
+from flatout.engine.tasks.sequence_classification import SequenceClassification
+from flatout.engine.train.evaluate import evaluate
+from flatout.engine.train.loop import train
+from flatout.engine.train.setup.assemble import assemble, build_model
+from tests.engine.runs import NO_DROPOUT, make_job
+
+
+class Near(SequenceClassification):
+    """Cosine similarity of each text to all others of its global batch."""
+
+    auto_class = "AutoModel"
+    architectures = ("Model",)
+    whole_batch = True
+    figures: ClassVar = {"loss": False}
+
+    def head(self, model, states):
+        """Vectors (K, hidden) of length 1."""
+        return F.normalize(states.float(), dim=-1)
+
+    def loss(self, logits, labels):
+        """Cross entropy of the classes' places among the neighbours."""
+        alone = torch.eye(len(logits), dtype=torch.bool, device=logits.device)
+        scores = (logits @ logits.T / 0.1).masked_fill(alone, -1e4).log_softmax(-1)
+        same = (labels[:, None] == labels) & ~alone
+        return -((scores * same).sum(1) / same.sum(1).clamp(min=1)).sum()
+
+    def hits(self, logits, labels):
+        """None is right."""
+        return None
+
+    def metrics(self, device):
+        """The loss alone."""
+        return None
+
+    def chance_loss(self, num_outputs):
+        """Depends on the data."""
+        return None
+
+
+PATH = f"{__name__}.Near"
+
+
+def near_job(folder, **train):
+    job = make_job(folder, config=NO_DROPOUT, token_budget="auto", epochs=4, **train)
+    model = job.settings.model.model_copy(update={"task": PATH})
+    return replace(job, settings=job.settings.model_copy(update={"model": model}))
+
+
+def seeded_model(job):
+    torch.manual_seed(job.settings.runtime.seed)
+    return build_model(job)
+
+
+def plain_vectors(model, rows, row_ids):
+    """Of each row alone, by transformers."""
+    ids = [torch.tensor([view.tolist()]) for view in rows.views(row_ids)]
+    states = [model(input_ids=one).last_hidden_state[:, 0] for one in ids]
+    return F.normalize(torch.cat(states), dim=-1)
+
+
+@pytest.mark.parametrize("batching", ["packed", "grouped", "random", "fixed"])
+def test_ten_steps_equal_plain_pytorch(tmp_path, batching):
+    job = near_job(tmp_path, batching=batching, weight_decay=0.0, max_grad_norm=None)
+    trainer = assemble(job, set_up(job.settings.runtime))
+    plain = seeded_model(job)
+    assert type(plain).__name__ == "BertModel"
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3, weight_decay=0.0)
+    for step in range(10):
+        row_ids = trainer.data.batches.rows(step)
+        labels = torch.tensor(job.train.labels_of(row_ids))
+        vectors = plain_vectors(plain, job.train, row_ids)
+        loss = job.task.loss(vectors, labels) / len(row_ids)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        batch = trainer.data[step]
+        assert len(batch.micro_batches) == 1
+        trainer.stepper(batch)
+        found = trainer.stepper.sums.last_loss
+        torch.testing.assert_close(found, loss.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_evaluations_compare_the_rows_of_a_global_batch(tmp_path):
+    job = near_job(tmp_path)
+    trainer = assemble(job, set_up(job.settings.runtime))
+    model, data = trainer.model, trainer.data
+    given = (data.planner, data.collator, trainer.runtime, 16)
+    found = evaluate(model, job.validation, *given)
+    plain, total = seeded_model(job).eval(), 0.0
+    for row_ids in (range(16), range(16, 20)):
+        rows = torch.tensor(row_ids).numpy()
+        labels = torch.tensor(job.validation.labels_of(rows))
+        with torch.no_grad():
+            vectors = plain_vectors(plain, job.validation, rows)
+        total += float(job.task.loss(vectors, labels))
+    assert found.loss == pytest.approx(total / 20, rel=1e-5)
+
+
+def test_it_trains_and_its_model_loads_in_transformers(tmp_path):
+    result = train(near_job(tmp_path), set_up(make_job(tmp_path).settings.runtime))
+    assert result.report.final_loss < result.report.initial_loss
+    assert type(AutoModel.from_pretrained(result.model_folder)).__name__ == "BertModel"
+
+
+def test_a_global_batch_that_would_be_cut_is_refused(tmp_path):
+    job = near_job(tmp_path)
+    runtime = set_up(job.settings.runtime)
+    two = replace(runtime, ranks=replace(runtime.ranks, world_size=2))
+    with pytest.raises(SettingsError, match="which ranks would part"):
+        assemble(job, two)
+    train = job.settings.train.model_copy(update={"token_budget": 100})
+    small = job.settings.model_copy(update={"train": train})
+    with pytest.raises(
+        SettingsError, match=r"token_budget=100: .* of up to 384 tokens"
+    ):
+        assemble(replace(job, settings=small), runtime)
+
+
+def test_only_a_task_that_defines_a_head_brings_one():
+    assert Near.head is not Task.head
+    assert SequenceClassification.head is Task.head

@@ -1,0 +1,233 @@
+"""Layers that somebody changed (adapters, quantised ones, hooks) compute as they do in
+plain PyTorch, whatever is fused around them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MethodType, SimpleNamespace
+
+import pytest
+import torch
+from transformers import BertForSequenceClassification, ViTConfig
+from transformers import ViTForImageClassification as ViT
+
+from flatout.engine.families import OWN_CODE, family_of, note_own_code
+from flatout.engine.families._modeling.vit_last_layer import FirstTokenLayer
+from flatout.engine.models.model import TaskModel
+from flatout.engine.ops import blocks, joined_blocks
+from flatout.engine.ops.attention import PACKED
+from flatout.engine.train.setup import assemble
+from tests.engine.families import built, no_dropout, task_model, task_of
+from tests.engine.test_compiled_parts import (
+    PLAN,
+    assert_same,
+    by_row,
+    gradients,
+    packed_gradients,
+    plain,
+)
+
+ATTENTION = replace(PLAN, residual_bf16=False)
+BLOCKS = replace(PLAN, joined=False)
+FUSED = {
+    "bert": {
+        ATTENTION: ["query", "key", "value"],
+        BLOCKS: ["dense", "LayerNorm", "dropout"],
+    },
+    "roberta": {ATTENTION: ["query"], BLOCKS: ["dense"]},
+    "distilbert": {ATTENTION: ["q_lin", "v_lin"]},
+    "modernbert": {ATTENTION: ["attn", "Wqkv"]},
+    "qwen3": {ATTENTION: ["q_proj", "k_norm", "gate_proj", "up_proj"]},
+    "llama": {ATTENTION: ["v_proj", "up_proj"]},
+}
+CASES = [
+    (family, plan, name)
+    for family, plans in FUSED.items()
+    for plan, names in plans.items()
+    for name in names
+]
+
+
+def changed(layer, how):
+    """`layer`, which from here on gives half as much again."""
+    if how == "hook":
+        layer.register_forward_hook(lambda module, inputs, out: 1.5 * out)
+        return
+    kind = type(layer)
+
+    def forward(self, *inputs, **named):
+        out = kind.forward(self, *inputs, **named)
+        more = 1.5 * (out[0] if isinstance(out, tuple) else out)
+        return (more, *out[1:]) if isinstance(out, tuple) else more
+
+    if how == "forward":
+        layer.forward = MethodType(forward, layer)
+    else:
+        own = {"__module__": __name__, "forward": forward}
+        layer.__class__ = type(f"Adapted{kind.__name__}", (kind,), own)
+
+
+def change_all(model, name, how="class"):
+    found = [m for path, m in model.named_modules() if path.endswith(f".{name}")]
+    assert found
+    for layer in found:
+        changed(layer, how)
+
+
+def without_triton(family, plan):
+    """Kernels of the layers beside it do not run on a CPU."""
+    return replace(plan, has_triton=False) if plan is ATTENTION else plan
+
+
+@pytest.mark.parametrize(("family", "plan", "name"), CASES)
+def test_a_layer_of_another_class_is_never_bypassed(family, plan, name, monkeypatch):
+    check(family, plan, name, "class", monkeypatch)
+
+
+@pytest.mark.parametrize("how", ["hook", "forward"])
+@pytest.mark.parametrize(
+    ("family", "plan", "name"),
+    [
+        ("bert", ATTENTION, "value"),
+        ("bert", BLOCKS, "dense"),
+        ("distilbert", ATTENTION, "k_lin"),
+        ("qwen3", ATTENTION, "gate_proj"),
+    ],
+)
+def test_a_layer_with_hooks_is_never_bypassed(family, plan, name, how, monkeypatch):
+    check(family, plan, name, how, monkeypatch)
+
+
+def check(family, plan, name, how, monkeypatch):
+    """Hidden states and gradients with it fused are those without."""
+    monkeypatch.setattr(joined_blocks, "joined_attention", by_row)
+    torch.manual_seed(0)
+    attends = plan is ATTENTION and family not in ("qwen3", "llama", "modernbert")
+    model = built(family, task_name(family), PACKED if attends else "sdpa")
+    unchanged = packed_gradients(model) if attends else gradients(model)
+    change_all(model.base_model, name, how)
+    found = packed_gradients if attends else gradients
+    expected = found(model)
+    assert not torch.equal(expected[0], unchanged[0])
+    if attends or plan is BLOCKS:
+        family_of(model.config).fuse(model, without_triton(family, plan))
+    else:  # rotary positions are turned by a kernel: the feed-forward part alone
+        family_of(model.config).fuse(model, replace(plan, joined=False))
+    assert_same(found(model), expected)
+
+
+def task_name(family):
+    return "causal-lm" if family in ("qwen3", "llama") else "sequence-classification"
+
+
+@pytest.mark.parametrize("how", ["class", "hook", "forward"])
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [("qwen3", "q_proj"), ("qwen3", "v_proj"), ("llama", "k_proj")],
+)
+def test_attention_of_decoders_steps_aside(family, name, how):
+    model = plain(family)
+    change_all(model.base_model, name, how)
+    assert joined_blocks.fuse_decoder(model) == 0
+
+
+def test_attention_of_modernbert_steps_aside():
+    model = built("modernbert", "sequence-classification", "sdpa")
+    changed(model.base_model.layers[0].attn, "class")
+    assert joined_blocks.fuse_encoder(model) == 1
+
+
+VIT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+VIT |= {"intermediate_size": 32, "image_size": 8, "patch_size": 4, "num_channels": 3}
+
+
+@pytest.mark.parametrize("how", ["class", "hook", "forward"])
+@pytest.mark.parametrize("name", ["q_proj", "k_proj", "v_proj", "fc1", "activation_fn"])
+def test_layers_of_a_vision_transformer_are_never_bypassed(name, how):
+    torch.manual_seed(0)
+    config = ViTConfig(**VIT, image_mean=[0.0] * 3, image_std=[1.0] * 3)
+    model = no_dropout(ViT(config))
+    change_all(model.base_model, name, how)
+    pixels = torch.randn(3, 3, 8, 8)
+
+    def answer():
+        model.zero_grad()
+        logits = model(pixel_values=pixels).logits
+        logits.square().sum().backward()
+        found = {n: p.grad.clone() for n, p in model.named_parameters()}
+        return logits.detach(), found
+
+    expected = answer()
+    triton = name in ("fc1", "activation_fn")  # else its neighbours need a GPU
+    family_of(config).fuse(model, replace(PLAN, has_triton=triton))
+    last = type(model.base_model.layers[-1]) is FirstTokenLayer
+    assert last == (name not in ("k_proj", "v_proj"))
+    assert_same(answer(), expected)
+
+
+@pytest.mark.parametrize("how", [None, "class", "hook", "forward"])
+def test_the_head_of_a_language_model_is_called_once_it_is_changed(how, monkeypatch):
+    monkeypatch.setattr(assemble, "has_triton", lambda: True)
+    whole = task_model("qwen3", "causal-lm", "sdpa")
+    if how:
+        changed(whole.model.lm_head, how)
+    fused = assemble._fused_head(whole, SimpleNamespace(is_cuda=True))
+    assert fused == (how is None)
+
+
+@pytest.mark.parametrize(
+    ("family", "place"),
+    [
+        ("bert", "encoder.layer.1"),
+        ("bert", "encoder.layer.1.attention"),
+        ("modernbert", "layers.1"),
+        ("modernbert", "layers.1.attn"),
+    ],
+)
+def test_a_last_layer_of_another_class_is_given_all_places(family, place):
+    task = "sequence-classification"
+    model = built(family, task)
+    changed(model.base_model.get_submodule(place), "class")
+    assert not TaskModel(model, task_of(task), 24).narrowed
+    assert TaskModel(built(family, task), task_of(task), 24).narrowed
+
+
+class OwnBert(BertForSequenceClassification):
+    """A repository's code under a type that flatout knows: twice the logits."""
+
+    def forward(self, *inputs, **named):
+        found = super().forward(*inputs, **named)
+        found.logits = 2 * found.logits
+        return found
+
+
+def test_a_model_of_own_code_runs_as_it_is():
+    model = built("bert", "sequence-classification")
+    model.__class__ = OwnBert
+    note_own_code(model)
+    task, ids = task_of("sequence-classification"), torch.tensor([[1, 7, 9, 2]])
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    whole = TaskModel(model, task, 24)
+    found = whole.logits(batch | {"target_index": torch.tensor([0])})
+    torch.testing.assert_close(found, model(input_ids=ids).logits)
+    family, cpu = whole.family, ("cpu", torch.float32)
+    assert "code is none of transformers'" in family.packing_fault(model.config, *cpu)
+
+
+def test_models_of_transformers_have_no_note():
+    for family in ("bert", "qwen3", "log_key_lstm"):
+        task = "sequence-classification" if family == "bert" else "causal-lm"
+        model = built(family, task)
+        note_own_code(model)
+        assert not hasattr(model.config, OWN_CODE)
+
+
+@pytest.mark.parametrize("how", ["class", "hook", "forward"])
+@pytest.mark.parametrize("name", ["dense", "intermediate_act_fn"])
+def test_blocks_are_fused_beside_a_changed_one(name, how):
+    model = plain("bert")
+    layers = model.base_model.encoder.layer
+    changed(getattr(layers[0].intermediate, name), how)
+    family_of(model.config).fuse(model, BLOCKS)
+    kinds = [type(layer.intermediate).__module__ for layer in layers]
+    assert [kind == blocks.__name__ for kind in kinds] == [False, True]
