@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from flatout import tracking
+from flatout.pipeline_registry import DEFAULT
 from flatout.tracking.follow import follow
 from flatout.tracking.sent import Sent
 from tests.browser import CHROMIUM, Browser
@@ -91,7 +92,6 @@ def test_mlflow_shows_the_run_and_its_rate(
 
 
 PIPELINES = {
-    "__default__": ("split_rows", "make_tokenizer", "train_model"),
     "split": ("split_rows",),
     "tokenize": ("make_tokenizer", "encode_rows"),
     "train": ("train_model",),
@@ -102,9 +102,12 @@ PIPELINES = {
 
 def test_kedro_viz_shows_each_pipeline(browser: Browser, tmp_path: Path):
     with served(["viz", "run", "--no-browser"], tmp_path) as address:
+        every = {node for found in PIPELINES.values() for node in found}
+        browser.open(f"{address}/?pid=__default__")
+        assert shows(browser, *DEFAULT), text(browser)
+        assert not any(browser.value(SHOWN % json.dumps([n])) for n in every)
         for name, nodes in PIPELINES.items():
-            browser.open(f"{address}/?pid={name}")
+            browser.open(f"{address}/?pid={name}&expandAllPipelines=true")
             assert shows(browser, *nodes), text(browser)
-            others = {n for found in PIPELINES.values() for n in found} - {*nodes}
-            if name != "__default__":
-                assert not any(browser.value(SHOWN % json.dumps([n])) for n in others)
+            others = every - {*nodes}
+            assert not any(browser.value(SHOWN % json.dumps([n])) for n in others)

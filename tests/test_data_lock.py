@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from datasets import load_from_disk
 from filelock import FileLock, Timeout
+from kedro.io import DataCatalog
 from kedro.pipeline import Pipeline
 
-from flatout.engine.parameters import SettingsError
+from flatout.engine.parameters import SettingsError, parse_settings
 from flatout.engine.tokenizing.token_keys import keys_of, tell_replaced
-from flatout.pipelines import evaluate, predict, split, tokenize, train
-from flatout.project.data_lock import DataLockHooks
+from flatout.pipelines import boxed, evaluate, predict, split, tokenize, train
+from flatout.project.hooks import DataHooks, Run
 from tests.conftest import kedro
 
 
+class Begun(Run):
+    def __init__(self, folder, is_main):
+        self.settings, self.data, self._is_main = parse_settings({}), folder, is_main
+        self.loader = SimpleNamespace(this_run=dict)
+
+    is_main = property(lambda self: self._is_main)
+
+
 def hooks_of(folder, *, main=True):
-    hooks = DataLockHooks()
-    hooks._folder, hooks._is_main = folder, main
-    return hooks
+    return DataHooks(Begun(folder, main))
+
+
+def begin(hooks, pipeline=None):
+    """`pipeline`: a module; without one nothing runs."""
+    made = Pipeline([])
+    if pipeline:
+        name = pipeline.__name__.rpartition(".")[2]
+        made = boxed(name, pipeline.create_pipeline())
+    hooks.after_catalog_created(catalog := DataCatalog(), {})
+    hooks.before_pipeline_run(made, catalog)
 
 
 def is_free(folder) -> bool:
@@ -32,19 +50,19 @@ def is_free(folder) -> bool:
 
 @pytest.mark.parametrize("made", [split, tokenize, train, evaluate])
 def test_a_run_has_its_data_folder_for_itself(tmp_path, made):
-    pipeline, hooks = made.create_pipeline(), hooks_of(tmp_path)
-    hooks.before_pipeline_run(pipeline)
+    hooks = hooks_of(tmp_path)
+    begin(hooks, made)
     assert not is_free(tmp_path)
     with pytest.raises(SettingsError, match=r"another run works in .* since \d\d:"):
-        hooks_of(tmp_path).before_pipeline_run(pipeline)
-    hooks_of(tmp_path).before_pipeline_run(predict.create_pipeline())
-    hooks_of(tmp_path).before_pipeline_run(Pipeline([]))
-    hooks_of(tmp_path, main=False).before_pipeline_run(pipeline)
-    hooks_of(tmp_path / "other").before_pipeline_run(pipeline)
-    hooks.before_pipeline_run(pipeline)  # after a run that another hook refused
-    hooks.after_pipeline_run()
+        begin(hooks_of(tmp_path), made)
+    begin(hooks_of(tmp_path), predict)
+    begin(hooks_of(tmp_path))
+    begin(hooks_of(tmp_path, main=False), made)
+    begin(hooks_of(tmp_path / "other"), made)
+    begin(hooks, made)  # after a run that another hook refused
+    hooks.after_pipeline_run(Pipeline([]), DataCatalog())
     assert is_free(tmp_path)
-    hooks.before_pipeline_run(pipeline)
+    begin(hooks, made)
     hooks.on_pipeline_error()
     assert is_free(tmp_path)
 
@@ -52,8 +70,8 @@ def test_a_run_has_its_data_folder_for_itself(tmp_path, made):
 def test_a_folder_that_cannot_be_locked_does_not_stop_a_run(tmp_path):
     (tmp_path / "file").write_text("")
     hooks = hooks_of(tmp_path / "file/data")
-    hooks.before_pipeline_run(train.create_pipeline())
-    hooks.after_pipeline_run()
+    begin(hooks, train)
+    hooks.after_pipeline_run(Pipeline([]), DataCatalog())
 
 
 @pytest.mark.process

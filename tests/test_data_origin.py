@@ -34,7 +34,8 @@ from flatout.pipelines.split import create_pipeline as split
 from flatout.pipelines.sweep import create_pipeline as sweep
 from flatout.pipelines.tokenize import create_pipeline as tokenize
 from flatout.pipelines.train import create_pipeline as train
-from flatout.project.data_origin import OriginHooks, tokens_fault
+from flatout.project.data_origin import tokens_fault
+from flatout.project.hooks import DataHooks, Run
 
 ARROWS = [
     f"{s}_{n}" for s in ("train", "validation", "test") for n in ("rows", "tokens")
@@ -45,6 +46,7 @@ class Project:
     """Pipelines split and tokenize on a data folder, with the hooks of a session."""
 
     def __init__(self, folder, raw, task="sequence-classification", **options):
+        self.folder = folder
         parameters = {
             "split": options,
             "model": {"task": task, "config": {"model_type": "bert"}},
@@ -71,9 +73,11 @@ class Project:
 
     def run(self, *pipelines):
         for create_pipeline in pipelines:
-            hooks, pipeline = OriginHooks(), create_pipeline()
-            loader = SimpleNamespace(settings=self.settings)
-            hooks.after_context_created(SimpleNamespace(config_loader=loader))
+            run, pipeline = Run(), create_pipeline()
+            run.settings, run.data = self.settings, self.folder
+            run.loader = SimpleNamespace(this_run=dict)
+            hooks = DataHooks(run)
+            hooks.after_catalog_created(self.catalog, {})
             hooks.before_pipeline_run(pipeline, self.catalog)
             if create_pipeline in (split, tokenize):
                 manager = _create_hook_manager()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -18,47 +17,41 @@ from flatout.engine.guard.comparison import (
     read_runs,
 )
 from flatout.engine.parameters import parse_settings
-from flatout.project.guard_hooks import GuardHooks
+from flatout.project.guard import Guard
 from flatout.tracking import RunFolder, RunRecord
 from flatout.tracking.follow import Follower
 from flatout.tracking.store import process_tags
 
-TRAIN = SimpleNamespace(short_name="train_model")
-
 
 @pytest.fixture
 def training(tmp_path):
-    """Hooks around a tracked training, behind `before_node_run`."""
+    """The guard of a tracked training that has begun, and its folder."""
 
     def begin(**guard):
         record = RunRecord(f"sqlite:///{tmp_path}/none.db", "flatout", "now")
         record.tags = {**process_tags(), "token_key": "t", "device": "H200"}
         record.points = str(tmp_path / "points.jsonl")
         folder = RunFolder(tmp_path / "runs" / "now", record)
-        hooks = GuardHooks(SimpleNamespace(folder=folder, reused=False))
         parameters = {"model": {"config": {"model_type": "bert"}}, "guard": guard}
         parameters["paths"] = {"metrics": str(tmp_path / "points.jsonl")}
-        context = SimpleNamespace(
-            config_loader=SimpleNamespace(settings=parse_settings(parameters))
-        )
-        hooks.after_context_created(context)
-        hooks.before_node_run(TRAIN)
-        return hooks, folder
+        guarding = Guard(parse_settings(parameters))
+        guarding.begins(folder)
+        return guarding, folder
 
     return begin
 
 
-def ended(hooks, rate: float) -> None:
-    history = pd.DataFrame({"samples_per_s": [rate] * 5})
-    hooks.after_node_run({"train_report": {}, "train_history": history})
-    hooks.after_pipeline_run()
+def ended(begun, rate: float) -> None:
+    guarding, folder = begun
+    guarding.trained(folder, pd.DataFrame({"samples_per_s": [rate] * 5}))
+    guarding.ended()
 
 
 def test_a_second_training_is_compared_with_the_first(training, tmp_path, caplog):
-    ended(training()[0], 1000.0)
-    hooks, folder = training(on_slow="fail")
+    ended(training(), 1000.0)
+    begun = _, folder = training(on_slow="fail")
     with pytest.raises(SlowRunError, match="300 samples/s in the median window, 30 %"):
-        ended(hooks, 300.0)
+        ended(begun, 300.0)
     assert folder.record.tags["guard"] == "slow"
     assert folder.record.figures["guard_rate_pct"] == pytest.approx(30)
     verdict = json.loads((tmp_path / "guard.json").read_text())
@@ -78,7 +71,7 @@ def test_a_named_baseline_must_be_there(training, tmp_path, caplog):
 def test_a_training_hears_that_it_is_slow_while_it_goes_on(training, tmp_path, caplog):
     """At its fifth window behind the warm-up; once, whatever comes later."""
     caplog.set_level(logging.WARNING)
-    ended(training()[0], 1000.0)
+    ended(training(), 1000.0)
     _, folder = training()
     follower = Follower(folder)
     with (tmp_path / "points.jsonl").open("w") as file:

@@ -6,16 +6,15 @@ import os
 import shutil
 
 import pytest
+from kedro.framework.project import pipelines
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 from kedro.pipeline import Node, Pipeline
 
 from flatout.engine.parameters import DistributedSettings, SettingsError, parse_settings
-from flatout.project.config_loader import ProjectConfigLoader
-from flatout.project.hooks import EnvironmentHooks
 from flatout.project.mlflow_options import login, mlflow_options
-from flatout.project.parameters.hooks import ParameterHooks, check_machine
-from flatout.settings import CONFIG_LOADER_ARGS
+from flatout.project.parameters.checks import check_machine, check_run
+from flatout.settings import HOOKS
 from tests.conftest import PROJECT
 
 RUNNERS = ("SequentialRunner", "ParallelRunner", "ThreadRunner")
@@ -25,35 +24,27 @@ def identity(x):
     return x
 
 
-def hooks_of(parameters):
-    hooks = ParameterHooks()
-    hooks._settings = parse_settings(parameters)
-    hooks._loader = ProjectConfigLoader(str(PROJECT / "conf"), **CONFIG_LOADER_ARGS)
-    return hooks
-
-
 @pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("node", ["train_model", "run_trials", "split_rows"])
 def test_only_nodes_that_start_processes_need_the_sequential_runner(runner, node):
     pipeline = Pipeline([Node(identity, "a", "b", name=node)])
     run_params = {"runner": f"<kedro.runner.{runner} object at 0x7f>"}
-    hooks = hooks_of({})
-    check = hooks.before_pipeline_run
+    settings = parse_settings({})
     if runner == "SequentialRunner" or node == "split_rows":
-        check(run_params, pipeline)
+        check_run(settings, run_params, pipeline)
     else:
         with pytest.raises(SettingsError, match=f"{node} cannot run in a Parallel"):
-            check(run_params, pipeline)
+            check_run(settings, run_params, pipeline)
 
 
 @pytest.mark.parametrize("read", ["params:mine", "params:mine.size", "parameters"])
 def test_parameters_of_ones_own_nodes_pass_where_a_node_reads_them(read):
-    hooks = hooks_of({"mine": {"size": 3}})
+    settings = parse_settings({"mine": {"size": 3}})
     given = {"mine": {"size": 4}, "train": {"epochs": 1}}
     run_params = {"runner": "SequentialRunner", "runtime_params": given}
-    hooks.before_pipeline_run(run_params, Pipeline([Node(identity, read, "b")]))
+    check_run(settings, run_params, Pipeline([Node(identity, read, "b")]))
     with pytest.raises(SettingsError, match="mine: unknown parameter, no node of this"):
-        hooks.before_pipeline_run(run_params, Pipeline([Node(identity, "a", "b")]))
+        check_run(settings, run_params, Pipeline([Node(identity, "a", "b")]))
 
 
 def test_a_store_of_null_is_the_file_of_conf_base(tmp_path):
@@ -136,10 +127,28 @@ def test_environment_is_set_as_the_parameters_say(monkeypatch):
     bootstrap_project(PROJECT)
     for name in ("MKL_THREADING_LAYER", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM"):
         monkeypatch.setenv(name, "before")
-    context = KedroSession.create(
+    KedroSession.create(
         PROJECT, runtime_params={"runtime": {"threads": 3}}
     ).load_context()
-    EnvironmentHooks().after_context_created(context)
     assert os.environ["MKL_THREADING_LAYER"] == "GNU"
     assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
     assert os.environ["OMP_NUM_THREADS"] == os.environ["MKL_NUM_THREADS"] == "3"
+
+
+def test_a_default_run_makes_fewer_than_200_hook_calls():
+    bootstrap_project(PROJECT)
+    pipelines.set_requested(None)
+    nodes = pipelines["__default__"].nodes
+    times = {
+        "dataset_loaded": sum(len(node.inputs) for node in nodes),
+        "dataset_saved": sum(len(node.outputs) for node in nodes),
+        "node_run": len(nodes),
+    }
+    names = [
+        n for hooks in HOOKS for n in dir(hooks) if n.startswith(("before", "after"))
+    ]
+    calls = [times.get(name.partition("_")[2], 1) for name in names]
+    assert len(nodes) == 8 and sum(calls) < 200
+    assert [type(h).__name__ for h in reversed(HOOKS)] == [
+        *("ClockHooks", "SettingsHooks", "DataHooks", "TrackingHooks")
+    ]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flatout.engine.parameters import SettingsError
-from flatout.project.catalog_hooks import _check_source
+from flatout.project.outputs import check_source
 
 
 def test_a_model_is_not_written_over_by_what_begins_with_it(tmp_path, monkeypatch):
@@ -17,7 +17,7 @@ def test_a_model_is_not_written_over_by_what_begins_with_it(tmp_path, monkeypatc
     written = [tmp_path / "models/model", tmp_path / "models/last_model"]
     for name in ("models/model", "link/../models/last_model", str(written[0])):
         with pytest.raises(SettingsError, match=r"would write over: copy it \(cp -r"):
-            _check_source(name, written)
+            check_source(name, written)
     for name in (None, "models/before", "org/model"):
-        _check_source(name, written)
-    _check_source("models/model", [Path("other/model")])
+        check_source(name, written)
+    check_source("models/model", [Path("other/model")])

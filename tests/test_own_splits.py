@@ -9,8 +9,8 @@ from kedro.io import DataCatalog, MemoryDataset
 from flatout.datasets import TextFiles
 from flatout.engine.parameters import SettingsError, SplitSettings
 from flatout.pipelines.split.nodes import split_rows
-from flatout.project.catalog_hooks import CatalogHooks
 from flatout.project.data_origin import origin_of
+from flatout.project.entries import adapt
 
 
 def files(folder, names):
@@ -26,7 +26,7 @@ def files(folder, names):
 
 def test_the_entries_are_read_in_place_of_raw_texts(tmp_path):
     catalog, entries = files(tmp_path, ("train", "test"))
-    CatalogHooks().after_catalog_created(catalog, entries)
+    adapt(catalog, entries)
     recipes = split_rows(
         catalog.load("raw_texts"), SplitSettings(), "sequence-classification"
     )
@@ -38,7 +38,7 @@ def test_the_entries_are_read_in_place_of_raw_texts(tmp_path):
 
 def test_a_change_of_one_file_is_noticed(tmp_path):
     catalog, entries = files(tmp_path, ("train", "test"))
-    CatalogHooks().after_catalog_created(catalog, entries)
+    adapt(catalog, entries)
     before = origin_of(catalog, "raw_texts")
     assert before["name"] == "raw_train_texts, raw_test_texts"
     assert origin_of(catalog, "raw_texts") == before
@@ -49,4 +49,4 @@ def test_a_change_of_one_file_is_noticed(tmp_path):
 def test_other_splits_without_train_are_refused(tmp_path):
     catalog, entries = files(tmp_path, ("test",))
     with pytest.raises(SettingsError, match="raw_test_texts without raw_train_texts"):
-        CatalogHooks().after_catalog_created(catalog, entries)
+        adapt(catalog, entries)

@@ -12,9 +12,8 @@ from kedro.framework.startup import bootstrap_project
 from flatout.engine.parameters import Settings, SettingsError
 from flatout.engine.parameters.described import described
 from flatout.project.command_line import CommandError
-from flatout.project.config_loader import ProjectConfigLoader
+from flatout.project.config_loader import ProjectConfigLoader, loader_of
 from flatout.project.parameters import table as tables
-from flatout.project.parameters.hooks import loader_of
 from flatout.settings import CONFIG_LOADER_ARGS
 from tests.conftest import PROJECT, kedro
 

@@ -29,12 +29,10 @@ BOUND_BY_PERMISSIONS = "FLATOUT_TESTS_BOUND_BY_PERMISSIONS"
 """Variable with which a command may write only what permissions allow, as root too."""
 PRELOADED = (
     "datasets",
-    "flatout.project.parameters.hooks",
     "flatout.reports.report",
     "flatout.cli",
     "flatout.datasets",
     "flatout.engine.launch.launch",
-    "flatout.project.guard_hooks",
     "flatout.project.hooks",
     "flatout.tracking.follow",
     "kedro.framework.cli.cli",

@@ -13,7 +13,7 @@ from kedro.runner import SequentialRunner
 
 from flatout.engine.parameters import SettingsError, parse_settings
 from flatout.pipelines import split, tokenize
-from flatout.project.catalog_hooks import CatalogHooks
+from flatout.project.entries import adapt, refuse
 from tests.datasets.test_predict_files import Numbers
 
 SPLITS = ("train", "validation", "test")
@@ -40,9 +40,8 @@ KEDROS = {
 def opened(entries) -> DataCatalog:
     """With flatout's hook around it, as in a session."""
     catalog = DataCatalog.from_config(entries)
-    hooks = CatalogHooks()
-    hooks.after_catalog_created(catalog, entries)
-    hooks.before_pipeline_run(split.create_pipeline() + tokenize.create_pipeline())
+    faults = adapt(catalog, entries)
+    refuse(faults, split.create_pipeline() + tokenize.create_pipeline())
     return catalog
 
 
@@ -127,7 +126,7 @@ def test_an_entry_that_loses_something_is_refused_before_the_run(
     entries = {name: {"type": kind, "filepath": str(tmp_path / "a")}}
     with pytest.raises(SettingsError, match=f"^catalog: {name}: {kind} .*{told}"):
         opened(entries)
-    hooks = CatalogHooks()
-    hooks.after_catalog_created(DataCatalog.from_config(entries), entries)
-    hooks.before_pipeline_run(Pipeline([]))  # others may run
+    refuse(
+        adapt(DataCatalog.from_config(entries), entries), Pipeline([])
+    )  # others may run
     assert list(tmp_path.iterdir()) == []

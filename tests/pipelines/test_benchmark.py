@@ -35,7 +35,8 @@ from flatout.pipelines.benchmark.nodes import (
     show_benchmark,
     write_tuned,
 )
-from flatout.project.parameters.hooks import TunedHooks, tuned_mismatches
+from flatout.project.hooks import Run, SettingsHooks
+from flatout.project.tuned import tuned_mismatches
 from flatout.reports.comparisons import ladder_text
 from flatout.reports.durations import time_to_train_text
 from flatout.reports.markdown import time_text
@@ -723,8 +724,8 @@ def test_settings_tuned_elsewhere_warn_before_training(data, caplog):
         ["device", "H200,"],
         ["data", "other,"],
     ]
-    hooks = TunedHooks()
-    hooks._settings = settings
+    hooks = SettingsHooks(run := Run())
+    run.settings = settings
     node = create_pipeline().nodes[0]
     hooks.before_node_run(node, {"train_tokens": rows})
     assert not caplog.text
@@ -740,16 +741,15 @@ def test_a_training_ends_with_what_trials_gave(data, caplog, came, level):
     settings = parse_settings({"model": {"config": {"model_type": "bert"}}})
     here = provenance(settings, device_name(), 1, token_key(rows_from_dataset(rows)))
     promise = {"samples_per_s_low": 95.0, "samples_per_s_high": 105.0}
-    hooks = TunedHooks()
-    hooks._settings = settings.model_copy(update={"tuned": {**here, **promise}})
+    hooks = SettingsHooks(run := Run())
+    run.settings = settings.model_copy(update={"tuned": {**here, **promise}})
     node = create_pipeline().nodes[0]._copy(name="train_model")
     hooks.before_node_run(node, {"train_tokens": rows})
-    hooks.after_node_run(
-        node, {"train_report": {"samples_per_s": came, "train_wall_s": 9.0}}
-    )
     assert not caplog.records
     with caplog.at_level("INFO"):
-        hooks.after_pipeline_run()
+        hooks.after_node_run(
+            node, {"train_report": {"samples_per_s": came, "train_wall_s": 9.0}}
+        )
     [record] = caplog.records
     assert record.levelname == level
     assert f"trials gave 95.0 to 105.0 samples/s, {came:.1f} came" in record.message

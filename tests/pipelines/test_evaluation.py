@@ -35,7 +35,7 @@ from flatout.engine.rows.tokens import TokenRows
 from flatout.engine.tokenizing.token_keys import token_key
 from flatout.pipelines import train
 from flatout.pipelines.evaluate import create_pipeline
-from flatout.project.catalog_hooks import TrustHooks
+from flatout.project.hooks import DataHooks, Run
 from flatout.tracking.pictures import _confusion, draw
 from tests.conftest import PROJECT
 from tests.engine.families import LABEL_NAMES, VOCABULARY, built, task_of
@@ -346,11 +346,12 @@ def test_own_code_of_a_model_runs_only_where_this_run_trained_it(
     bootstrap_project(PROJECT)
     asked = {"model": {"trust_remote_code": trusted, "name_or_path": str(folder)}}
     session = KedroSession.create(PROJECT, env="test", runtime_params=asked)
-    hooks = TrustHooks()
-    hooks.after_context_created(session.load_context())
+    (run := Run()).begin(session.load_context())
+    hooks, catalog = DataHooks(run), DataCatalog({"model": entry})
+    hooks.after_catalog_created(catalog, {})
     made = {"train": train.create_pipeline(), "evaluate": create_pipeline()}
-    run = sum((made[name] for name in names), start=Pipeline([]))
-    hooks.before_pipeline_run(run, DataCatalog({"model": entry}))
+    both = sum((made[name] for name in names), start=Pipeline([]))
+    hooks.before_pipeline_run(both, catalog)
     if trusted and "train" in names:
         assert type(entry.load()).__name__ == "OwnForSequenceClassification"
     else:

@@ -19,10 +19,8 @@ from flatout import cli
 from flatout.datasets import TunedParameters
 from flatout.engine.parameters import SettingsError, parse_settings
 from flatout.pipelines.sweep import create_pipeline
-from flatout.project.config_loader import ProjectConfigLoader
-from flatout.project.parameters.hooks import ParameterHooks
+from flatout.project.parameters.checks import check_run
 from flatout.reports.best import parameters_text
-from flatout.settings import CONFIG_LOADER_ARGS
 from tests import warm
 from tests.conftest import PROJECT, kedro
 from tests.pipelines.tokens import write_tokens
@@ -197,12 +195,9 @@ def test_the_command_that_wrote_the_winner_names_the_pipeline_that_does():
 
 
 def test_names_that_are_no_settings_are_refused_before_anything_runs():
-    hooks = ParameterHooks()
-    hooks._loader = ProjectConfigLoader(str(PROJECT / "conf"), **CONFIG_LOADER_ARGS)
-    hooks._settings = parse_settings({"sweep": {"grid": {"train.learning_rat": [1]}}})
+    settings = parse_settings({"sweep": {"grid": {"train.learning_rat": [1]}}})
     run_params = {"runner": "SequentialRunner"}
     with pytest.raises(SettingsError, match=f"did you mean {RATE}"):
-        hooks.before_pipeline_run(run_params, create_pipeline())
+        check_run(settings, run_params, create_pipeline())
     with pytest.raises(SettingsError, match="run_sweep cannot run in a Parallel"):
-        hooks._settings = parse_settings({})
-        hooks.before_pipeline_run({"runner": "ParallelRunner"}, create_pipeline())
+        check_run(parse_settings({}), {"runner": "ParallelRunner"}, create_pipeline())

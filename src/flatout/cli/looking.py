@@ -13,8 +13,8 @@ from rich.console import Console
 
 from flatout.cli.groups import DATA_DIR, cli, flatout, plain_errors
 from flatout.project.command_line import check_data_dir, check_environment
+from flatout.project.config_loader import loader_of
 from flatout.project.mlflow_options import mlflow_options
-from flatout.project.parameters.hooks import loader_of
 
 
 @cli.command()

@@ -17,8 +17,8 @@ from flatout.cli.groups import (
 )
 from flatout.engine.machine.environment import set_defaults
 from flatout.project.command_line import check_data_dir, check_environment
+from flatout.project.config_loader import loader_of
 from flatout.project.mlflow_options import login, mlflow_options
-from flatout.project.parameters.hooks import checked_settings
 
 ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
@@ -50,7 +50,7 @@ def sync(env: str | None, data_dir: str | None, tracking_uri: str | None) -> Non
         check_environment(env)
         with KedroSession.create(env=env, runtime_params=extra) as session:
             context = session.load_context()
-            settings = checked_settings(context)
+            settings = loader_of(context).settings
             set_defaults(login(context, mlflow_options(context)))
     logging.getLogger("flatout").setLevel(logging.INFO)
     lines = send(Path(settings.paths.metrics).with_name("tracking"), tracking_uri)

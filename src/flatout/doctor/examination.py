@@ -21,9 +21,9 @@ from flatout.engine.machine.container import available_memory_bytes
 from flatout.engine.machine.driver import Driver, look_at_driver
 from flatout.engine.models.memory import GIB, estimate, guessed_tokens
 from flatout.engine.parameters import Settings
-from flatout.project.catalog_hooks import local_paths
 from flatout.project.command_line import check_environment
-from flatout.project.parameters.hooks import checked_settings
+from flatout.project.config_loader import loader_of
+from flatout.project.outputs import local_paths
 
 STOPS_A_RUN = (DatasetError,)
 """Errors of libraries that a run would end with too."""
@@ -53,7 +53,7 @@ class Patient:
         check_environment(env)
         session = KedroSession.create(env=env, runtime_params=params)
         context = session.load_context()
-        self.settings = checked_settings(context)
+        self.settings = loader_of(context).settings
         self._context = context
         return Finding("parameters", "ok", f"valid (environment {env or 'local'})")
 

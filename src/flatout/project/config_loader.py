@@ -6,10 +6,11 @@ from __future__ import annotations
 import time
 from copy import deepcopy
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, cast
 
 import fsspec
 from kedro.config import OmegaConfigLoader
+from kedro.framework.context import KedroContext
 from omegaconf import OmegaConf
 
 from flatout.engine.parameters import Settings, SettingsModel, parse_settings
@@ -210,6 +211,11 @@ class ProjectConfigLoader(OmegaConfigLoader):
             set(),
             key == "credentials",
         )
+
+
+def loader_of(context: KedroContext) -> ProjectConfigLoader:
+    """The one that settings.py names."""
+    return cast(ProjectConfigLoader, context.config_loader)
 
 
 def rooted(settings: Settings) -> Settings:

@@ -1,6 +1,6 @@
 """Which raw data the token rows were made from, so that old rows never pass for new.
 
-When rows are saved, `OriginHooks` notes the state of the raw data beside them: a hash
+When rows are saved, `Origins` notes the state of the raw data beside them: a hash
 of the catalog entry and of the size, times and inode of its files. If that state is the
 same at the start of a training, nothing is read. If it differs, the digest of the raw
 rows decides.
@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import xxhash
-from kedro.framework.context import KedroContext
-from kedro.framework.hooks import hook_impl
 from kedro.io import DataCatalog, DatasetError
 from kedro.pipeline import Pipeline
 
@@ -31,8 +29,7 @@ from flatout.engine.files.content_key import ContentKey
 from flatout.engine.parameters import Settings
 from flatout.engine.parameters.faults import first_line
 from flatout.engine.tasks import columns_of
-from flatout.project.fitting import raw_entry, short_names
-from flatout.project.parameters.hooks import TRAINING_NODES, checked_settings
+from flatout.project.fitting import TRAINING_NODES, raw_entry, short_names
 
 logger = logging.getLogger(__name__)
 
@@ -44,48 +41,42 @@ ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """The address of an object in memory differs at each start."""
 
 
-class OriginHooks:
-    """Notes where rows come from, and refuses to train on rows of something else."""
+class Origins:
+    """Notes where rows come from beside them, while a run makes some."""
 
-    _catalog: DataCatalog | None = None
-    _origin: dict[str, Any] | None = None
+    def __init__(self, catalog: DataCatalog, raw: str) -> None:
+        """`raw`: name of the entry with the raw data."""
+        self._catalog, self._raw = catalog, raw
+        self._origin: dict[str, Any] | None = None
 
-    @hook_impl
-    def after_context_created(self, context: KedroContext) -> None:
-        self._settings = checked_settings(context)
+    def note_read(self, inputs: Collection[str]) -> None:
+        """These were loaded."""
+        if self._raw in inputs:
+            self._origin = origin_of(self._catalog, self._raw, fetched=True)
 
-    @hook_impl
-    def before_pipeline_run(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
-        self._catalog, self._origin = catalog, None
-        if not TRAINING_NODES & short_names(pipeline):
-            return
-        fault, kind = None, self._settings.train.rows
-        if f"train_{kind}" in pipeline.inputs() and kind != "tokens":
-            fault = samples_fault(catalog, self._settings)
-        elif "train_tokens" in pipeline.inputs():
-            fault = tokens_fault(catalog, self._settings)
-        elif "train_rows" in pipeline.inputs():
-            fault = rows_fault(catalog, self._settings)
-        if fault:
-            from flatout.engine.tokenizing.token_keys import StaleTokensError
-
-            raise StaleTokensError(fault)
-
-    @hook_impl
-    def after_dataset_loaded(self, dataset_name: str) -> None:
-        if self._catalog and dataset_name == raw_entry(self._settings):
-            self._origin = origin_of(self._catalog, dataset_name, fetched=True)
-
-    @hook_impl
-    def after_dataset_saved(self, dataset_name: str) -> None:
+    def note_saved(self, name: str) -> None:
         """Rows that were kept are noted too: their source may have a new name."""
-        if self._catalog is None or dataset_name not in ("train_rows", "train_tokens"):
+        if name not in ("train_rows", "train_tokens"):
             return
-        folder, rows = (_folder(self._catalog, n) for n in (dataset_name, "train_rows"))
-        if dataset_name == "train_tokens" and rows:
+        folder, rows = (_folder(self._catalog, n) for n in (name, "train_rows"))
+        if name == "train_tokens" and rows:
             self._origin = stored_facts(rows).get(ORIGIN)
         if folder is not None and self._origin is not None:
             note_facts(folder, {ORIGIN: self._origin})
+
+
+def stale_fault(
+    catalog: DataCatalog, settings: Settings, pipeline: Pipeline
+) -> str | None:
+    """Why a training of the pipeline would train on rows of something else."""
+    kind, inputs = settings.train.rows, pipeline.inputs()
+    if not TRAINING_NODES & short_names(pipeline):
+        return None
+    if f"train_{kind}" in inputs and kind != "tokens":
+        return samples_fault(catalog, settings)
+    if "train_tokens" in inputs:
+        return tokens_fault(catalog, settings)
+    return rows_fault(catalog, settings) if "train_rows" in inputs else None
 
 
 def samples_fault(catalog: DataCatalog, settings: Settings) -> str | None:

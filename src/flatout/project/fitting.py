@@ -12,6 +12,8 @@ from flatout.pipelines import boxed
 
 OF_ROWS = ("train", "evaluate", "predict", "benchmark", "sweep")
 """Pipelines whose inputs have the name of the kind of rows, `train.rows`."""
+TRAINING_NODES = frozenset({"train_model", "run_trials", "run_sweep"})
+"""Nodes that start processes of their own and must not run inside a runner's."""
 OF_SESSIONS = "next-key"
 """The task that learns from sessions instead of texts."""
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from flatout.engine.parameters import SettingsError
 from flatout.places import check_store, project_path, tracking_store
-from flatout.project.parameters.hooks import checked_settings
+from flatout.project.config_loader import loader_of
 
 SQLITE = "sqlite:///"
 
@@ -75,6 +75,12 @@ class MlflowOptions(_Options):
         asked = set(pipelines or ["__default__"])
         return not asked <= set(self.tracking.disable_tracking.pipelines)
 
+    def store_files(self, data_dir: str) -> list[Path]:
+        """The store, if it is the file of the data folder. Any other may be away: its
+        points wait in a file."""
+        file = Path(project_path(data_dir), "mlflow.db")
+        return [file] if self.store == f"{SQLITE}{file}" else []
+
     def check(self) -> None:
         """Raises SettingsError for folders that MLflow would take for others."""
         check_store(self.store, self.artifact_location)
@@ -91,9 +97,8 @@ def mlflow_options(context: KedroContext) -> MlflowOptions:
         ]
         raise SettingsError(f"mlflow.yml in conf/: {'; '.join(faults)}") from None
     server, at = found.server, found.tracking.experiment.create_experiment_kwargs
-    uri = server.mlflow_tracking_uri or tracking_store(
-        checked_settings(context).data_dir
-    )
+    data_dir = loader_of(context).settings.data_dir
+    uri = server.mlflow_tracking_uri or tracking_store(data_dir)
     if uri.startswith(SQLITE):
         uri = SQLITE + project_path(uri.removeprefix(SQLITE))
     server.mlflow_tracking_uri = uri
@@ -112,10 +117,3 @@ def login(context: KedroContext, options: MlflowOptions) -> dict[str, str]:
     except MissingConfigException:
         known = {}
     return {key: str(value) for key, value in (known.get(name) or {}).items()}
-
-
-def store_file(context: KedroContext, data_dir: str) -> list[Path]:
-    """The tracking store, if it is the file of the data folder. Any other may be away:
-    its points wait in a file."""
-    file = Path(project_path(data_dir), "mlflow.db")
-    return [file] if mlflow_options(context).store == f"{SQLITE}{file}" else []

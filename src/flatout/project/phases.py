@@ -1,4 +1,4 @@
-"""Where the time of a command went: seconds by named phase, which Kedro's hooks mark.
+"""Where the time of a command went: seconds by named phase.
 
 All phases add up to the wall time since the process began. What a training spent, here
 or in its ranks, its report says.
@@ -8,22 +8,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import click
 import psutil
-from kedro.framework.context import KedroContext
-from kedro.framework.hooks import hook_impl
-from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
-from rich.console import Console
 from rich.table import Table
 
 from flatout.engine.files.owner import start_ticks
-from flatout.places import use_project
-from flatout.project.hooks import TrackingHooks
-from flatout.project.parameters.hooks import loader_of
 
 OF_PIPELINE = {
     **dict.fromkeys(("split", "tokenize", "arrays", "images"), "data"),
@@ -46,7 +38,6 @@ PHASES = {
     "rest": "rest",
 }
 """In the order of the table; phases of other pipelines have the pipeline's name."""
-WIDTH = 100
 SHOWN_S = 0.005
 
 
@@ -95,65 +86,17 @@ def table(seconds: Mapping[str, float]) -> Table:
     return result
 
 
-class PhaseHooks:
-    """Marks the clock, and prints it at the end."""
-
-    def __init__(self, tracking: TrackingHooks) -> None:
-        self._tracking = tracking
-
-    @hook_impl(tryfirst=True)
-    def after_context_created(self, context: KedroContext) -> None:
-        """The process is the command's if a command line started it; a notebook's is
-        not, and the clock begins with the configuration. This hook is the first of
-        all: what the next ones read is of this session's project."""
-        use_project(context.project_path)
-        created_s = loader_of(context).created_s
-        is_command = click.get_current_context(silent=True) is not None
-        begin_s = time.perf_counter() - process_age_s() if is_command else created_s
-        self._clock = PhaseClock(begin_s)
-        self._clock.mark("imports", created_s)
-
-    @hook_impl(trylast=True)
-    def before_pipeline_run(self) -> None:
-        self._clock.mark("configuration")
-
-    @hook_impl
-    def before_node_run(self) -> None:
-        """Kedro has loaded the node's inputs."""
-        self._clock.mark("loading")
-
-    @hook_impl
-    def after_node_run(self, node: Node, outputs: dict[str, Any]) -> None:
-        phase = _phase_of(node)
-        self._clock.mark(phase)
-        if node.short_name == "train_model":
-            spent = {} if self._tracking.reused else outputs["train_report"]["phases_s"]
-            self._clock.move(spent, phase)
-            self._clock.move({"imports": self._clock.seconds[phase]}, phase)
-
-    @hook_impl
-    def after_dataset_saved(self, dataset_name: str, node: Node) -> None:
-        """A recipe is carried out when it is saved."""
-        phase = "saving" if node.short_name == "train_model" else _phase_of(node)
-        self._clock.mark("pictures" if dataset_name.endswith("_figure") else phase)
-
-    @hook_impl(wrapper=True)
-    def after_pipeline_run(self, pipeline: Pipeline) -> Iterator[None]:
-        """MLflow gets the seconds so far: sending takes some more."""
-        self._clock.mark("rest")
-        if record := self._tracking.record:
-            found = self._clock.seconds.items()
-            record.figures |= {f"time/{k}_s": v for k, v in found if v >= SHOWN_S}
-        try:
-            return (yield)
-        finally:
-            self._clock.mark("tracking")
-            if pipeline.all_outputs() != {"predictions"}:
-                Console(stderr=True, width=WIDTH).print(table(self._clock.seconds))
+def begun(created_s: float) -> PhaseClock:
+    """`created_s`: when the configuration began. The process is the command's if a
+    command line started it; a notebook's is not, and its time is not counted."""
+    is_command = click.get_current_context(silent=True) is not None
+    begin_s = time.perf_counter() - process_age_s() if is_command else created_s
+    clock = PhaseClock(begin_s)
+    clock.mark("imports", created_s)
+    return clock
 
 
-def _phase_of(node: Node) -> str:
-    """By the pipeline that has the node; one of one's own has its module's name."""
-    *_, name, last = ("", *node.func.__module__.split("."))
-    pipeline = name if last == "nodes" else last
+def phase_of(node: Node) -> str:
+    """By the pipeline that has the node."""
+    pipeline = (node.namespace or node.short_name).partition(".")[0]
     return OF_PIPELINE.get(pipeline, pipeline)

@@ -18,8 +18,8 @@ from kedro.framework.session import KedroSession
 from flatout.engine.machine.environment import current_ranks, launched_from_outside
 from flatout.places import use_project
 from flatout.project.command_line import check_pipelines
+from flatout.project.config_loader import loader_of
 from flatout.project.fitting import fit_pipelines
-from flatout.project.parameters.hooks import checked_settings
 
 NODES = ("node_names", "from_nodes", "to_nodes")
 """Options of a run that name nodes."""
@@ -53,7 +53,7 @@ class ProjectSession(KedroSession):
         return [full.get(name, name) for name in given]
 
     def _named_pipelines(self) -> list[str]:
-        settings = checked_settings(self.load_context())
+        settings = loader_of(self.load_context()).settings
         check_pipelines(settings.pipelines, "parameter pipelines")
         if settings.pipelines:  # Kedro loads them again for other names than before
             pipelines.set_requested(settings.pipelines)

@@ -21,12 +21,15 @@ from flatout.engine.machine.environment import (
     nvidia_gpu_count,
     usable_cores,
 )
-from flatout.engine.parameters import Settings
+from flatout.engine.parameters import Settings, SettingsModel
 from flatout.engine.parameters.secrets import without_password
 from flatout.tracking.record import RunRecord
 from flatout.tracking.store import process_tags
 
 ENVIRONMENT = "environment.json"
+PARAMETERS = "params:"
+NOT_IN_NAMES = re.compile(r"[^/\w.\- :]")
+"""Of MLflow's parameters."""
 
 
 def run_name(data: str, settings: Settings | None = None, kind: str = "") -> str:
@@ -165,3 +168,32 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "not installed"
+
+
+def flat_parameters(inputs: dict[str, Any]) -> dict[str, str]:
+    """`train.loader.num_workers: auto`, of a node's `params:` inputs."""
+    found = {
+        name.removeprefix(PARAMETERS): _plain(value)
+        for name, value in inputs.items()
+        if name.startswith(PARAMETERS)
+    }
+    return {
+        NOT_IN_NAMES.sub("_", name): without_password(str(value))
+        for name, value in _flat(found).items()
+    }
+
+
+def _flat(found: dict[str, Any]) -> dict[str, Any]:
+    """A group's values under `group.name`."""
+    flat: dict[str, Any] = {}
+    for name, value in found.items():
+        inner = {"": value} if not isinstance(value, dict) else _flat(value)
+        flat |= {
+            f"{name}.{key}" if key else name: known for key, known in inner.items()
+        }
+    return flat
+
+
+def _plain(value: Any) -> Any:
+    """Kedro hands a node a group of parameters as its annotation has it."""
+    return value.model_dump() if isinstance(value, SettingsModel) else value

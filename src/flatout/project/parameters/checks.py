@@ -8,11 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from kedro.framework.project import pipelines
+from kedro.pipeline import Pipeline
 
-from flatout.engine.parameters import Settings, SettingsError, refusal
+from flatout.engine.families import import_own
+from flatout.engine.machine import environment
+from flatout.engine.models.model_keys import check_model_keys
+from flatout.engine.parameters import (
+    DistributedSettings,
+    Settings,
+    SettingsError,
+    refusal,
+)
 from flatout.engine.parameters.faults import NEAR
+from flatout.engine.sweep.space import check_sweep
+from flatout.engine.tasks import check_options
 from flatout.project.config_loader import ProjectConfigLoader
-from flatout.project.fitting import raw_entry
+from flatout.project.fitting import TRAINING_NODES, raw_entry, short_names
 
 
 def check_sources(loader: ProjectConfigLoader) -> None:
@@ -67,3 +78,56 @@ def check_groups(given: Mapping[str, Any], inputs: Collection[str]) -> None:
     if unread and "parameters" not in inputs:
         why = f"unknown parameter, no node of this run reads it; valid: {valid}"
         raise refusal([f"{name}: {why}" for name in unread])
+
+
+def check_run(
+    settings: Settings, run_params: Mapping[str, Any], pipeline: Pipeline
+) -> None:
+    """Raises SettingsError for parameters and runners that cannot work."""
+    check_groups(run_params.get("runtime_params") or {}, pipeline.inputs())
+    names = short_names(pipeline)
+    if "run_sweep" in names:
+        check_sweep(settings)
+    if "params:model" in pipeline.inputs():
+        check_model_keys(settings.model)
+    if "model" in pipeline.inputs():  # loaded before any node could know its class
+        import_own(settings.model)
+    check_machine(settings.train.distributed, pipeline)
+    trains = TRAINING_NODES & names
+    if trains:
+        check_options(settings)
+    runner = str(run_params["runner"])
+    if trains and ("ParallelRunner" in runner or "ThreadRunner" in runner):
+        raise SettingsError(
+            f"{', '.join(sorted(trains))} cannot run in a ParallelRunner or "
+            "ThreadRunner: training starts its own processes, one a device. Leave "
+            "--runner out; train.distributed.num_processes sets how many."
+        )
+
+
+def check_machine(settings: DistributedSettings, pipeline: Pipeline) -> None:
+    """Raises SettingsError where several processes would do the same work."""
+    tasks = environment.slurm_tasks()
+    if not environment.launched_from_outside() and tasks > settings.num_machines:
+        raise SettingsError(
+            f"srun started this command {tasks} times, and each would do all of it in "
+            f"the same data folder (train.distributed.num_machines is "
+            f"{settings.num_machines}): start one task a machine "
+            "(--ntasks-per-node=1) and name the machines to each, as "
+            "deploy/slurm.sh does; flatout starts a process a GPU by itself"
+        )
+    others = pipeline - _from_training_on(pipeline)
+    if settings.machine_rank > 0 and others.nodes:
+        names = ", ".join(sorted(short_names(others)))
+        raise SettingsError(
+            f"train.distributed.machine_rank={settings.machine_rank}: machines other "
+            f"than 0 only train, and {names} would write what machine 0 writes. Type "
+            "kedro run --pipelines=train with the same parameters here, and before it, "
+            "once, on one machine, kedro run --pipelines=split,tokenize"
+        )
+
+
+def _from_training_on(pipeline: Pipeline) -> Pipeline:
+    """`train_model` and what uses its results; empty without it."""
+    training = [n.name for n in pipeline.nodes if n.short_name == "train_model"]
+    return pipeline.from_nodes(*training) if training else Pipeline([])

@@ -1,0 +1,29 @@
+"""Kedro's hooks of the project, in four classes that share a `Run`.
+
+`in_order` has the order in which each step of a run calls them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flatout.project.hooks.clock import ClockHooks
+from flatout.project.hooks.data import DataHooks
+from flatout.project.hooks.run import Run
+from flatout.project.hooks.settings import SettingsHooks
+from flatout.project.hooks.tracking import TrackingHooks
+
+
+def in_order() -> tuple[Any, ...]:
+    run = Run()
+    return ClockHooks(run), SettingsHooks(run), DataHooks(run), TrackingHooks(run)
+
+
+__all__ = [
+    "ClockHooks",
+    "DataHooks",
+    "Run",
+    "SettingsHooks",
+    "TrackingHooks",
+    "in_order",
+]

@@ -1,0 +1,75 @@
+"""Hooks around the data of a run: one at a time, with entries that fit, never stale."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from kedro.framework.hooks import hook_impl
+from kedro.io import DataCatalog, MemoryDataset
+from kedro.pipeline import Pipeline
+
+from flatout.engine.files.atomic_write import clear_leftovers
+from flatout.engine.machine.environment import current_ranks
+from flatout.project import entries
+from flatout.project.data_lock import DataLock, changes_data
+from flatout.project.data_origin import Origins, stale_fault
+from flatout.project.fitting import raw_entry
+from flatout.project.hooks.run import Run
+
+logger = logging.getLogger(__name__)
+
+
+class DataHooks:
+    """Hold the data folder's lock, note where rows come from, and refuse to train on
+    rows of something else."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._lock = DataLock()
+
+    @hook_impl
+    def after_catalog_created(
+        self, catalog: DataCatalog, conf_catalog: dict[str, Any]
+    ) -> None:
+        self._faults = entries.adapt(catalog, conf_catalog)
+        catalog["this_run"] = MemoryDataset(data=self._run.loader.this_run())
+
+    @hook_impl
+    def before_pipeline_run(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
+        """Raises SettingsError and StaleTokensError."""
+        run = self._run
+        entries.refuse(self._faults, pipeline)
+        self._lock.release()
+        if run.is_main and changes_data(pipeline):
+            self._lock.take(run.data)
+        if current_ranks().is_main:  # what killed runs left half-written goes
+            for folder in sorted(run.data.glob("*/")):
+                clear_leftovers(folder)
+        if run.settings.model.trust_remote_code:
+            entries.trust_own_model(pipeline, catalog)
+        if fault := stale_fault(catalog, run.settings, pipeline):
+            from flatout.engine.tokenizing.token_keys import StaleTokensError
+
+            raise StaleTokensError(fault)
+        self._origins = Origins(catalog, raw_entry(run.settings))
+
+    @hook_impl
+    def before_node_run(self, inputs: dict[str, Any]) -> None:
+        """Kedro has loaded the node's inputs."""
+        self._origins.note_read(inputs)
+
+    @hook_impl
+    def after_dataset_saved(self, dataset_name: str) -> None:
+        self._origins.note_saved(dataset_name)
+
+    @hook_impl
+    def after_pipeline_run(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
+        self._lock.release()
+        if "predictions" in pipeline.all_outputs():
+            entry = catalog.get("predictions")._describe()
+            logger.info("predictions: %s", entry.get("filepath") or entry.get("path"))
+
+    @hook_impl
+    def on_pipeline_error(self) -> None:
+        self._lock.release()

@@ -1,0 +1,48 @@
+"""What the four hook classes share of the command that runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kedro.framework.context import KedroContext
+
+from flatout.engine.machine.environment import current_ranks
+from flatout.engine.parameters import Settings
+from flatout.places import use_project
+from flatout.project.config_loader import ProjectConfigLoader, loader_of
+from flatout.project.mlflow_options import MlflowOptions, mlflow_options
+from flatout.tracking import RunFolder
+
+
+class Run:
+    """Built once, when Kedro has its context."""
+
+    context: KedroContext
+    loader: ProjectConfigLoader
+    settings: Settings
+    options: MlflowOptions
+    data: Path
+    """Folder of all that the run writes."""
+    tracked: RunFolder | None = None
+    """None: MLflow hears nothing of the run."""
+    reused: bool = False
+    """The training was finished already: nothing was trained in this run."""
+
+    def begin(self, context: KedroContext) -> None:
+        """Raises SettingsError."""
+        use_project(context.project_path)
+        self.context, self.loader = context, loader_of(context)
+        self.settings = self.loader.settings
+        self.options = mlflow_options(context)
+        self.data = Path(context.project_path, self.settings.data_dir or "data")
+        self.tracked, self.reused = None, False
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the main process of the first machine."""
+        is_first = self.settings.train.distributed.machine_rank == 0
+        return is_first and current_ranks().is_main
+
+    @property
+    def checkpoints(self) -> Path:
+        return Path(self.settings.paths.checkpoints)

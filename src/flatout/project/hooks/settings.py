@@ -1,0 +1,56 @@
+"""Hooks that check parameters, before anything has run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kedro.framework.context import KedroContext
+from kedro.framework.hooks import hook_impl
+from kedro.pipeline import Pipeline
+from kedro.pipeline.node import Node
+
+from flatout.engine.machine import environment
+from flatout.project.hooks.run import Run
+from flatout.project.outputs import check_outputs
+from flatout.project.parameters.checks import check_run, check_sources
+from flatout.project.tuned import has_mismatches, tell_whether_kept
+
+
+class SettingsHooks:
+    """Refuse parameters, runners, machines and folders that cannot work, and report
+    tuned parameters that were measured elsewhere."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._is_as_measured = False
+
+    @hook_impl
+    def after_context_created(self, context: KedroContext) -> None:
+        """Set variables before any pipeline imports torch. Raises SettingsError."""
+        self._run.begin(context)
+        self._is_as_measured = False
+        check_sources(self._run.loader)
+        environment.apply(self._run.settings.runtime)
+
+    @hook_impl
+    def before_pipeline_run(
+        self, run_params: dict[str, Any], pipeline: Pipeline
+    ) -> None:
+        """Raises SettingsError and UnwritableError."""
+        settings, options = self._run.settings, self._run.options
+        check_run(settings, run_params, pipeline)
+        is_tracked = options.tracks(run_params["pipeline_names"])
+        stores = options.store_files(settings.data_dir) if is_tracked else []
+        check_outputs(settings, pipeline, self._run.context, stores)
+
+    @hook_impl
+    def before_node_run(self, node: Node, inputs: dict[str, Any]) -> None:
+        settings = self._run.settings
+        if node.short_name == "train_model" and settings.tuned:
+            rows = inputs[f"train_{settings.train.rows}"]
+            self._is_as_measured = not has_mismatches(settings, rows)
+
+    @hook_impl
+    def after_node_run(self, node: Node, outputs: dict[str, Any]) -> None:
+        if node.short_name == "train_model" and self._is_as_measured:
+            tell_whether_kept(self._run.settings.tuned, outputs["train_report"])

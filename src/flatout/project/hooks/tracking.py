@@ -1,0 +1,166 @@
+"""Hooks that write `run.json`, which the tracking program follows: a tracking store
+cannot hurt a run."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from kedro.framework.hooks import hook_impl
+from kedro.io import DataCatalog
+from kedro.pipeline import Pipeline
+from kedro.pipeline.node import Node
+
+from flatout.engine.checkpoints.checkpoint_folder import (
+    finish,
+    is_interrupted,
+    was_trained_now,
+)
+from flatout.engine.data.split_report import split_metrics
+from flatout.project.data_origin import short_name
+from flatout.project.fitting import TRAINING_NODES, raw_entry, short_names
+from flatout.project.guard import Guard
+from flatout.project.hooks.run import Run
+from flatout.project.mlflow_options import login
+from flatout.project.saved_model import report_of, saved_model, warn_where_worse
+from flatout.tracking import RunFolder, RunRecord, begin, facts, outcomes
+from flatout.tracking.program import Program
+from flatout.tracking.record import DROPPED
+
+
+class TrackingHooks:
+    """Note what MLflow is to know of a run, and ask the guard how fast it was."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    @hook_impl
+    def before_pipeline_run(
+        self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog
+    ) -> None:
+        """Only the main process of the first machine has a run. Raises
+        SettingsError."""
+        run = self._run
+        self._trained: tuple[Any, dict[str, Any]] | None = None
+        self._guard, self._catalog = Guard(run.settings), catalog
+        if run.is_main and run.options.tracks(run_params["pipeline_names"]):
+            run.options.check()
+            run.tracked = self._begin(run_params, pipeline)
+            self._program = Program(run.tracked, login(run.context, run.options))
+            atexit.register(self._end, "KILLED", "interrupted")
+
+    @hook_impl
+    def before_node_run(self, node: Node, inputs: dict[str, Any]) -> None:
+        """Note the node's parameters, flat."""
+        if (folder := self._run.tracked) is None:
+            return
+        folder.record.params |= facts.flat_parameters(inputs)
+        if node.short_name in TRAINING_NODES:
+            facts.note_rows(folder.record, inputs, self._run.settings.train.rows)
+        if node.short_name == "train_model":
+            self._guard.begins(folder)
+        folder.save()
+
+    @hook_impl
+    def after_node_run(
+        self,
+        node: Node,
+        catalog: DataCatalog,
+        inputs: dict[str, Any],
+        outputs: dict[str, Any],
+    ) -> None:
+        """Kedro saves the outputs after it: the catalog has those of the run before."""
+        run = self._run
+        if is_training := node.short_name == "train_model":
+            report, rows = outputs["train_report"], run.settings.train.rows
+            run.reused = not was_trained_now(run.checkpoints)
+            if not run.reused:
+                warn_where_worse(report_of(catalog), report)
+            if run.settings.tracking.log_model:
+                self._trained = inputs[f"test_{rows}"], report
+        if (folder := run.tracked) is None:
+            return
+        outcomes.note_outputs(folder.record, outputs)
+        if run.reused:
+            folder.record.tags["exit_reason"] = "finished already"
+        elif is_training:
+            self._guard.trained(folder, outputs["train_history"])
+        folder.save()
+
+    @hook_impl
+    def after_dataset_saved(self, dataset_name: str, data: Any) -> None:
+        """The model is logged from where the catalog has put it."""
+        folder = self._run.tracked
+        if folder is None or (self._run.reused and folder.earlier):
+            return  # the earlier run has the model
+        if dataset_name == "model" and self._trained:
+            entry, settings = self._catalog.get("model"), self._run.settings
+            saved = saved_model(entry, data, folder.path, settings, *self._trained)
+            folder.record.model = asdict(saved)
+            folder.save()
+
+    @hook_impl
+    def after_pipeline_run(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
+        """All results are in the catalog. Raises SlowRunError."""
+        folder = self._run.tracked
+        if folder and "split_report" in pipeline.all_outputs():
+            # The node gave a recipe; the catalog has what came of it.
+            folder.record.figures |= split_metrics(catalog.load("split_report"))
+        self._end("FINISHED", "finished")
+        if "train_model" in short_names(pipeline):
+            finish(self._run.checkpoints)
+        self._guard.ended()
+
+    @hook_impl
+    def on_pipeline_error(self, error: Exception) -> None:
+        self._end("FAILED", type(error).__name__)
+
+    def _begin(self, run_params: dict[str, Any], pipeline: Pipeline) -> RunFolder:
+        settings, options = self._run.settings, self._run.options
+        nodes = short_names(pipeline)
+        trains = "train_model" in nodes
+        points = Path(settings.paths.metrics)
+        name = options.tracking.run.name or self._name(nodes)
+        record = RunRecord(
+            tracking_uri=options.store,
+            registry_uri=options.server.mlflow_registry_uri,
+            experiment=options.tracking.experiment.name,
+            artifact_location=options.artifact_location,
+            name=facts.plain_name(name),
+            run_id=options.tracking.run.id,
+            reporting=str(points.parent),
+            points=str(points) if trains else None,
+            tags=facts.starting_tags(self._run.context.project_path, run_params),
+            system_metrics=settings.tracking.system_metrics,
+        )
+        interrupted = is_interrupted(self._run.checkpoints)
+        goes_on = trains and interrupted and settings.train.resume == "auto"
+        return begin(points.with_name("tracking"), record, goes_on=goes_on)
+
+    def _name(self, nodes: set[str]) -> str:
+        settings = self._run.settings
+        data = short_name(self._catalog, raw_entry(settings))
+        if "run_trials" in nodes:
+            kind = f"benchmark-{settings.benchmark.mode}"
+            return facts.run_name(data, settings, kind)
+        if "run_sweep" in nodes:
+            return facts.run_name(data, settings, "sweep")
+        return facts.run_name(data, settings if "train_model" in nodes else None)
+
+    def _end(self, status: str, reason: str) -> None:
+        """End the run once, whatever ended it."""
+        folder, self._run.tracked = self._run.tracked, None
+        if folder is None:
+            return
+        atexit.unregister(self._end)
+        if folder.record.tags.get("exit_reason") == "running":  # no report told better
+            folder.record.tags["exit_reason"] = reason
+        folder.end(DROPPED if self._run.reused and folder.earlier else status)
+        self._program.finish()
+        if folder.record.status == DROPPED:
+            shutil.rmtree(folder.path, ignore_errors=True)
+        else:
+            folder.forget_earlier()

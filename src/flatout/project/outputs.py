@@ -1,0 +1,78 @@
+"""Whether a run can write what it leaves, so that none ends in vain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+
+from kedro.framework.context import KedroContext
+from kedro.io import CatalogConfigResolver
+from kedro.pipeline import Pipeline
+
+from flatout.engine.data.forms.given_splits import entry_of
+from flatout.engine.data.raw_texts import SPLITS
+from flatout.engine.files.writable import ELSEWHERE, first_fault
+from flatout.engine.parameters import Settings, SettingsError
+from flatout.project.fitting import short_names
+
+WORK: dict[str, Callable[[Settings], tuple[str, ...]]] = {
+    "train_model": lambda found: (found.paths.checkpoints, found.paths.metrics),
+    "run_trials": lambda found: (found.benchmark.folder,),
+    "run_sweep": lambda found: (found.sweep.folder,),
+}
+"""What nodes write beside their outputs."""
+KINDS = ("texts", "arrays", "images")
+INPUTS = frozenset(
+    {
+        *(f"{use}_{kind}" for use in ("raw", "predict") for kind in KINDS),
+        *map(entry_of, SPLITS),
+    }
+)
+
+FALLBACK = "fallback"
+"""Option of an entry that has another place if it cannot write its own."""
+KEYS = ("type", "filepath", FALLBACK)
+IN_MEMORY = {"{default}": {"type": "kedro.io.MemoryDataset"}}
+
+
+class UnwritableError(ValueError):
+    """Results of the run could not be kept where they belong."""
+
+
+def check_outputs(
+    settings: Settings, pipeline: Pipeline, context: KedroContext, stores: list[Path]
+) -> None:
+    """Raises UnwritableError, and SettingsError if the run would write over its own
+    model. `stores`: files of MLflow's that it writes too."""
+    names = short_names(pipeline)
+    paths = [Path(p) for name in names & WORK.keys() for p in WORK[name](settings)]
+    paths += [*local_paths(context, pipeline.all_outputs()), *stores]
+    if fault := first_fault(paths):
+        raise UnwritableError(f"{fault}: {ELSEWHERE}")
+    check_source(settings.model.name_or_path, paths)
+
+
+def check_source(name: str | None, written: Collection[Path]) -> None:
+    """Raises SettingsError if a run would write over the model that it begins with."""
+    source = Path(name or "").resolve()
+    if name and source in {path.resolve() for path in written}:
+        raise SettingsError(
+            f"model.name_or_path is {source}, which this run would write over: copy "
+            f"it (cp -r {name} {source.parent}/before) and name the copy, or keep the "
+            "new one elsewhere (--params=data_dir=...)"
+        )
+
+
+def local_paths(context: KedroContext, names: Iterable[str] = ()) -> list[Path]:
+    """Of the catalog's entries with these names, or of all but INPUTS. From their
+    configuration: building them imports what they need."""
+    entries = {
+        name: {key: entry[key] for key in KEYS if key in entry}
+        for name, entry in context.config_loader["catalog"].items()
+        if isinstance(entry, dict)
+    }
+    known = CatalogConfigResolver(entries, default_runtime_patterns=IN_MEMORY)
+    chosen = names or entries.keys() - INPUTS
+    found = [known.resolve_pattern(name) for name in sorted(chosen)]
+    paths = [str(e["filepath"]) for e in found if "filepath" in e and FALLBACK not in e]
+    return [context.project_path / path for path in paths if "://" not in path]
