@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +21,9 @@ from flatout.engine.arrays.array_files import ArrayFiles
 from flatout.engine.arrays.recipes import array_recipes
 from flatout.engine.arrays.sources import WINDOW_ROWS, ArraysError
 from flatout.engine.batches.global_batches import GlobalBatches
+from flatout.engine.data.readers.file_reader import add_bytes
+from flatout.engine.data.split import SplitError
+from flatout.engine.files.content_key import ContentKey, FilesKey
 from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.models.building import load_pretrained
@@ -121,7 +125,9 @@ def test_too_many_rejected_and_files_that_cannot_be_read_are_errors(tmp_path):
     strict = settings_of()
     fewer = strict.split.model_copy(update={"max_rejected_fraction": 0.1})
     strict = strict.model_copy(update={"split": fewer})
-    with pytest.raises(ArraysError, match=r"5 of 40 samples .* 5 NaN.* row 0 of a.npz"):
+    with pytest.raises(
+        SplitError, match=r"5 of 40 rows (?s:.*) 5 x NaN: rows 0, 1.* of a\.npz"
+    ):
         split(tmp_path / "a.npz", strict)["report"].value()
     (tmp_path / "b.npz").write_bytes(b"")
     with pytest.raises(ArraysError, match=r"b\.npz cannot be read"):
@@ -179,7 +185,7 @@ def test_hdf5_that_cannot_be_used_is_told_of(tmp_path):
     with pytest.raises(ArraysError, match=r"d\.h5: inputs is one number"):
         split(file, settings_of())["report"].value()
     file = written("g.h5", inputs=np.full(40, b"text"), label=labels)
-    with pytest.raises(ArraysError, match=r"g\.h5, row 0: the values are no numbers"):
+    with pytest.raises(SplitError, match=r"no row that can .*values are no numbers"):
         split(file, settings_of())["report"].value()
     values[3, 1, 1], values[5] = np.nan, -np.inf
     made = split(written("e.h5", inputs=values, label=labels), settings_of())
@@ -192,7 +198,7 @@ def test_hdf5_that_cannot_be_used_is_told_of(tmp_path):
 def test_one_class_is_none(tmp_path):
     values, labels = samples(40)
     np.savez(tmp_path / "a.npz", inputs=values, label=np.zeros_like(labels))
-    with pytest.raises(ArraysError, match="all samples are of one class, '0'"):
+    with pytest.raises(SplitError, match="every row has the label '0'"):
         split(tmp_path / "a.npz", settings_of())
 
 
@@ -364,20 +370,30 @@ def test_unix_times_keep_their_differences(tmp_path, kind):
     assert right.float().mean() > 0.9
 
 
-def test_a_file_in_the_place_of_another_is_another(tmp_path):
-    """Of the same size and the same time of change."""
-    file, other = tmp_path / "a.npy", tmp_path / "b.npy"
+def test_the_state_of_files_decides_and_else_their_bytes(tmp_path, monkeypatch):
+    """Another file in the place of one, of the same size and time of change; a copy."""
+    file, other = tmp_path / "a.npy", tmp_path / "b/a.npy"
     np.save(file, np.zeros((40, 2)))
-    before = ArrayFiles(file, (), None).digest
+    shutil.copytree(tmp_path, tmp_path / "b")
+
+    def key(path):
+        return FilesKey({}, ArrayFiles(path, (), None).files)
+
+    stored, read = ContentKey(key(file).stored()), []
+    monkeypatch.setattr(
+        sources, "add_bytes", lambda *a: read.append(a) or add_bytes(*a)
+    )
+    assert key(file).describes(stored) and not read
+    assert key(other).describes(stored) and len(read) == 1
     np.save(other, np.ones((40, 2)))
     stat = file.stat()
     other.replace(file)
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert file.stat().st_size == stat.st_size
-    assert ArrayFiles(file, (), None).digest != before
+    assert not key(file).describes(stored)
 
 
-def test_a_csv_is_parsed_once_and_a_pass_counts_afresh(tmp_path, monkeypatch):
+def test_a_csv_is_parsed_twice_and_a_pass_counts_afresh(tmp_path, monkeypatch):
     values, labels = samples(200)
     file = tmp_path / "t.csv"
     lines = lines_of(values[:, :, :2], labels)
@@ -392,7 +408,7 @@ def test_a_csv_is_parsed_once_and_a_pass_counts_afresh(tmp_path, monkeypatch):
     assert made["train"].to_dataset().to_dict() == once.to_dict()
     assert made["train"].facts() == facts and facts["tokens"]["num_rows"] == len(once)
     made["test"].to_dataset()
-    assert len(parsed) == 1
+    assert len(parsed) == 2, "for the names of labels, and for the rows"
 
 
 def test_an_ending_in_capitals_is_of_the_same_kind(tmp_path):
@@ -545,7 +561,7 @@ def test_the_quarantine_is_there_when_the_run_stops(tmp_path):
     strict = strict.model_copy(update={"split": fewer})
     made = split(tmp_path / "a.npz", strict)
     assert rejected(made) == [("a.npz", row, "NaN") for row in range(5)]
-    with pytest.raises(ArraysError, match=r"rejected_arrays .*Mend them, or raise"):
+    with pytest.raises(SplitError, match=r"rejected_arrays\. Correct .* or raise"):
         made["train"].to_dataset()
 
 
@@ -561,7 +577,7 @@ def test_a_class_that_train_has_not_is_told_with_its_place(tmp_path):
     rare[int(row)] = "rare"
     np.savez(tmp_path / name, inputs=values[30:], label=rare)
     made = split(tmp_path, settings_of())
-    assert rejected(made) == [(name, int(row), "a label that no row of train has")]
+    assert rejected(made) == [(name, int(row), "label has no row in the train split")]
 
 
 def test_repeats_are_counted_among_what_can_be_used(tmp_path):

@@ -20,6 +20,7 @@ from flatout.engine.arrays.image_files import ImageFiles
 from flatout.engine.arrays.recipes import array_recipes
 from flatout.engine.arrays.sources import ArraysError
 from flatout.engine.batches.global_batches import GlobalBatches
+from flatout.engine.data.split import SplitError
 from flatout.engine.families import family_of
 from flatout.engine.families._modeling.crops import gathered, sampled
 from flatout.engine.launch.launch import run_job
@@ -146,7 +147,7 @@ def test_folders_without_images_and_images_without_a_folder_are_told_of(tmp_path
     assert report["empty_class_folders"] == ["grey"]
     assert report["files_of_other_kinds"] == 1
     assert report["rows_in"] == 61
-    with pytest.raises(ArraysError, match="all samples are of one class, 'dark'"):
+    with pytest.raises(SplitError, match="every row has the label 'dark'"):
         split(pictures(tmp_path / "one", 1), settings_of())
     (tmp_path / "none").mkdir()
     with pytest.raises(ArraysError, match="has no file of a known kind"):
@@ -228,7 +229,7 @@ def test_classes_of_broken_images_leave_nothing_to_tell_apart(tmp_path):
         file.write_bytes(b"")
     made = split(raw, settings_of())
     assert len(made["rejected"].table()) == 30
-    with pytest.raises(ArraysError, match=r"of one class, 'dark'.*rejected_images"):
+    with pytest.raises(SplitError, match=r"the label 'dark'.*in rejected_images"):
         made["train"].to_dataset()
 
 

@@ -125,7 +125,8 @@ def test_every_text_with_both_labels_is_no_wrong_column():
         split(pd.concat([frame, frame.assign(label="1")], ignore_index=True))
     assert str(error.value) == (
         "every row has the label '0': there is nothing to tell apart (200 texts came "
-        "with other labels too). Check split.label_column"
+        "with other labels too). Add rows of another label, or check "
+        "split.label_column and model.task"
     )
 
 

@@ -51,7 +51,7 @@ class KeyedDataset(PathDataset):
 
     def _is_current(self, key: ContentKey) -> bool:
         stored = self._stored_key()
-        return stored is not None and stored.digest == key.digest
+        return stored is not None and key.describes(stored)
 
     @abstractmethod
     def _stored_key(self) -> ContentKey | None:

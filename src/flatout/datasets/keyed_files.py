@@ -58,7 +58,7 @@ class KeyedParquetDataset(_KeyedFile):
         return fields
 
     def _write_file(self, data: Any, path: Path) -> None:
-        key = json.dumps(dict(data.key.fields))
+        key = json.dumps(data.key.stored())
         pq.write_table(data.table().replace_schema_metadata({KEY_NAME: key}), path)
 
 
@@ -92,7 +92,7 @@ class KeyedJSONDataset(_KeyedFile):
         return fields
 
     def _write_file(self, data: Any, path: Path) -> None:
-        value = {**data.value(), KEY_NAME: dict(data.key.fields)}
+        value = {**data.value(), KEY_NAME: data.key.stored()}
         text = json.dumps(value, indent=2, ensure_ascii=False)
         path.write_text(text, encoding="utf-8")
 
@@ -116,5 +116,5 @@ class KeyedPlotlyDataset(_KeyedFile):
 
     def _write_file(self, data: Any, path: Path) -> None:
         figure = data.value()
-        figure["layout"]["meta"] = {KEY_NAME: dict(data.key.fields)}
+        figure["layout"]["meta"] = {KEY_NAME: data.key.stored()}
         path.write_text(json.dumps(figure), encoding="utf-8")

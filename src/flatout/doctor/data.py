@@ -19,7 +19,7 @@ from flatout.engine.data.raw_texts import (
     open_raw_texts,
 )
 from flatout.engine.data.rows import CheckedBatch, check_batch
-from flatout.engine.data.split import DEFAULT_TEXT_COLUMN
+from flatout.engine.data.text_split import DEFAULT_TEXT_COLUMN
 from flatout.engine.files.atomic_folder import stored_key
 from flatout.engine.machine.checks import Finding
 from flatout.engine.parameters import Settings

@@ -6,7 +6,8 @@ import math
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -16,9 +17,9 @@ import numpy as np
 from flatout.engine.arrays import tables
 from flatout.engine.arrays.sources import (
     ArraysError,
+    Files,
     Window,
     as_numbers,
-    files_digest,
     files_of,
     name_in,
     rows_between,
@@ -42,9 +43,6 @@ class ArrayFiles:
     """Column or array; of x.npy the file x.<label>.npy."""
     is_told: bool = True
     """Whether there must be labels; they are not read where there may be none."""
-    _tables: tables.Tables = field(
-        default_factory=tables.Tables, repr=False, compare=False
-    )
 
     @classmethod
     def of(
@@ -63,12 +61,12 @@ class ArrayFiles:
         """See ArraySource."""
         return {"arrays.inputs": list(self.inputs), "split.label_column": self.label}
 
-    @property
-    def digest(self) -> str:
+    @cached_property
+    def files(self) -> Files:
         """See ArraySource."""
         root = self.path if self.path.is_dir() else self.path.parent
         beside = (_beside(file, self.label or "label") for file in self._files)
-        return files_digest(root, [*self._files, *filter(Path.is_file, beside)])
+        return Files(root, [*self._files, *filter(Path.is_file, beside)])
 
     @property
     def names(self) -> list[str]:
@@ -86,9 +84,6 @@ class ArrayFiles:
         beside = f".{self.label or 'label'}.npy"
         return [file for file in files if not file.name.endswith(beside)]
 
-    def prepare(self, folder: Path) -> None:
-        """Files are read again at each pass."""
-
     def told(self) -> dict[str, Any]:
         """Nothing."""
         return {}
@@ -99,7 +94,7 @@ class ArrayFiles:
         for file in self._files if label else ():
             if file.suffix.lower() in tables.ENDINGS:
                 self._check_label(file, tables.names(file))
-                for batch in self._tables.batches(file, [str(label)]):
+                for batch in tables.batches(file, [str(label)]):
                     yield from batch.column(0).to_pylist()
                 continue
             with _arrays(file, label) as arrays:
@@ -126,7 +121,7 @@ class ArrayFiles:
             raise ArraysError(f"{file}: no column beside the label {self.label!r}")
         label = self._read_label
         wanted = [*chosen, *([label] if label else [])]
-        for batch in self._tables.batches(file, wanted, chosen):
+        for batch in tables.batches(file, wanted, chosen):
             values, faults = tables.samples(file, batch.select(chosen))
             labels = batch.column(label).to_pylist() if label else None
             yield Window(name_in(self.path, file), start, values, labels, faults)

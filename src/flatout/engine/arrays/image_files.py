@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,9 @@ import numpy.typing as npt
 from flatout.engine.arrays.image_manifest import file_below, read_manifest
 from flatout.engine.arrays.sources import (
     ArraysError,
+    Files,
     Window,
     files_below,
-    files_digest,
     files_of,
     name_in,
     rows_between,
@@ -50,18 +49,16 @@ SPLIT_NAMES = frozenset(
 
 @dataclass
 class ImageFiles:
-    """Decoded once, in threads, into a file that is gone when the process ends."""
+    """Decoded in threads, a window at a time."""
 
     path: Path
     label: str | None
     image_column: str
     decoder: Decoder
     is_told: bool = True
-    """Whether there must be labels, and a second pass: else each window is decoded when
-    it is asked for, and labels are not read."""
+    """Whether there must be labels; they are not read where there may be none."""
     keeps_files: bool = False
     """Whether rows are to hold the files' bytes, not pixels."""
-    _folder: Path | None = field(default=None, repr=False)
 
     @classmethod
     def of(
@@ -89,15 +86,11 @@ class ImageFiles:
             "split.label_column": self.label,
         }
 
-    @property
-    def digest(self) -> str:
+    @cached_property
+    def files(self) -> Files:
         """See ArraySource."""
         there = [file for file, _ in self._listed if file.is_file()]
-        return files_digest(self._root, [*there, *self._manifest])
-
-    def prepare(self, folder: Path) -> None:
-        """Where the decoded pixels are put between passes."""
-        self._folder = folder
+        return Files(self._root, [*there, *self._manifest])
 
     def told(self) -> dict[str, Any]:
         """See ArraySource."""
@@ -123,32 +116,17 @@ class ImageFiles:
 
     def windows(self) -> Iterator[Window]:
         """See ArraySource."""
-        if not self.is_told:
-            yield from self._passing()
-            return
-        pixels, faults = self._decoded
-        for start, stop in self._bounds():
-            own = {
-                row - start: faults[row] for row in range(start, stop) if row in faults
-            }
-            yield self._window(start, pixels[start:stop], own)
-
-    def _passing(self) -> Iterator[Window]:
-        for start, stop in self._bounds():
-            pixels = np.zeros((stop - start, *self._shape), np.uint8)
-            yield self._window(start, pixels, self._decode_into(pixels, start))
-
-    def _bounds(self) -> Iterator[tuple[int, int]]:
-        return rows_between(len(self._listed), math.prod(self._shape))
-
-    def _window(
-        self, start: int, pixels: npt.NDArray[np.uint8], faults: dict[int, str]
-    ) -> Window:
-        listed = self._listed[start : start + len(pixels)]
-        names = [name_in(self._root, file) for file, _ in listed]
-        labels = [label for _, label in listed] if self.is_told else None
-        files = [file for file, _ in listed] if self.keeps_files else None
-        return Window("", start, pixels, labels, faults, names, files)
+        shape = self.decoder.size, self.decoder.size, self.decoder.channels
+        for start, stop in rows_between(len(self._listed), math.prod(shape)):
+            files, labels = zip(*self._listed[start:stop], strict=True)
+            pixels = np.zeros((len(files), *shape), np.uint8)
+            faults = self._decode_into(pixels, files)
+            names = [name_in(self._root, file) for file in files]
+            told = labels if self.is_told else None
+            kept = files if self.keeps_files else None
+            yield Window("", start, pixels, told, faults, names, kept)
+        for name, ms in self.decoder.told()["slow_transforms_ms"].items():
+            logger.warning("images: %s takes %.1f ms an image", name, ms)
 
     @property
     def _root(self) -> Path:
@@ -177,31 +155,13 @@ class ImageFiles:
         parts = file.relative_to(self.path).parts
         return parts[0] if len(parts) > 1 else None
 
-    @property
-    def _shape(self) -> tuple[int, int, int]:
-        return self.decoder.size, self.decoder.size, self.decoder.channels
-
-    @cached_property
-    def _decoded(self) -> tuple[npt.NDArray[np.uint8], dict[int, str]]:
-        """Pixels (N, size, size, channels), and row -> why it has none."""
-        shape = (len(self._listed), *self._shape)
+    def _decode_into(
+        self, pixels: npt.NDArray[np.uint8], files: Sequence[Path]
+    ) -> dict[int, str]:
+        """Images of `files` (n,) into `pixels` (n, ...); row -> why it has none."""
         faults: dict[int, str] = {}
-        with tempfile.TemporaryFile(dir=self._folder) as file:
-            pixels = np.memmap(file, np.uint8, "w+", shape=shape)
-        for start, stop in self._bounds():
-            found = self._decode_into(pixels[start:stop], start)
-            faults |= {start + row: why for row, why in found.items()}
-        for name, ms in self.decoder.told()["slow_transforms_ms"].items():
-            logger.warning("images: %s takes %.1f ms an image", name, ms)
-        return pixels, faults
-
-    def _decode_into(self, pixels: npt.NDArray[np.uint8], start: int) -> dict[int, str]:
-        """Images from `start` on into `pixels` (n, ...); row -> why it has none."""
-        faults: dict[int, str] = {}
-        listed = self._listed[start : start + len(pixels)]
         with ThreadPoolExecutor(usable_cores()) as pool:
-            found = pool.map(self._decode, (file for file, _ in listed))
-            for row, one in enumerate(found):
+            for row, one in enumerate(pool.map(self._decode, files)):
                 if isinstance(one, str):
                     faults[row] = one
                 else:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
+from flatout.engine.data.raw_texts import RawTextsError
+from flatout.engine.data.readers.file_reader import add_bytes
 from flatout.engine.files.content_key import ContentKey
+from flatout.engine.machine.environment import usable_cores
 
 logger = logging.getLogger(__name__)
 
@@ -70,11 +76,45 @@ class Window:
 
     def name(self, row: int) -> str:
         """What people know a row by."""
-        return (
-            f"{self.source}:{self.first_row + row}"
-            if not self.names
-            else self.names[row]
-        )
+        source, number = self.place(row)
+        return source if self.names else f"{source}:{number}"
+
+
+@dataclass(frozen=True)
+class Files:
+    """Files below `root`."""
+
+    root: Path
+    paths: Sequence[Path]
+
+    @cached_property
+    def state(self) -> str:
+        """Of the name, the size, both times and the inode of each: another file in its
+        place has not all of them, even if its size and time of change are the same."""
+        stats = ((name_in(self.root, file), file.stat()) for file in self.paths)
+        facts = [
+            (name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino)
+            for name, s in stats
+        ]
+        return ContentKey({"files": facts}).digest
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the name and the bytes of each."""
+        names = [name_in(self.root, file) for file in self.paths]
+        with ThreadPoolExecutor(usable_cores()) as pool:
+            digests = list(pool.map(_bytes_digest, self.paths))
+        return ContentKey({"files": list(zip(names, digests, strict=True))}).digest
+
+
+def _bytes_digest(file: Path) -> str:
+    """Of a file that may not be read its fault: its row is rejected."""
+    state = xxhash.xxh3_128()
+    try:
+        add_bytes(state, file)
+    except (OSError, RawTextsError) as error:
+        return str(error)
+    return str(state.hexdigest())
 
 
 class ArraySource(Protocol):
@@ -85,11 +125,8 @@ class ArraySource(Protocol):
         """Parameters that decide how rows are read, by their path."""
 
     @property
-    def digest(self) -> str:
-        """Of names, sizes, times and inodes of the files."""
-
-    def prepare(self, folder: Path) -> None:
-        """`folder` has room for what is kept between passes."""
+    def files(self) -> Files:
+        """All that is read."""
 
     def told(self) -> dict[str, Any]:
         """For the report, once all was read."""
@@ -134,16 +171,6 @@ def files_below(path: Path) -> Iterator[Path]:
 
 def _raise(error: OSError) -> None:
     raise ArraysError(f"{error.filename} cannot be read: {error.strerror}") from error
-
-
-def files_digest(path: Path, files: Sequence[Path]) -> str:
-    """Of the name, the size, both times and the inode of each: another file in its
-    place has not all of them, even if its size and time of change are the same."""
-    stats = ((name_in(path, file), file.stat()) for file in files)
-    facts = [
-        (name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for name, s in stats
-    ]
-    return ContentKey({"files": facts}).digest
 
 
 def name_in(path: Path, file: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -40,38 +39,22 @@ def schema(file: Path) -> pa.Schema:
         return opened.schema
 
 
-class Tables:
-    """Reads tables. A CSV is parsed once, into a file that is gone with this object."""
+def batches(
+    file: Path, columns: Sequence[str], numbers: Sequence[str] = ()
+) -> Iterator[Any]:
+    """These columns, WINDOW_ROWS at a time; a CSV is parsed as a whole, for a column's
+    type is that of all of its values. Raises ArraysError, also if most of a column of
+    `numbers` are none."""
+    with _readable(file):
+        if file.suffix.lower() == ".parquet":
+            opened = pq.ParquetFile(file)
+            yield from opened.iter_batches(WINDOW_ROWS, columns=columns)
+            return
+        from pyarrow import csv
 
-    def __init__(self) -> None:
-        self._parsed: dict[Path, Any] = {}
-
-    def batches(
-        self, file: Path, columns: Sequence[str], numbers: Sequence[str] = ()
-    ) -> Iterator[Any]:
-        """These columns, WINDOW_ROWS at a time. Raises ArraysError, also if most of a
-        column of `numbers` are none."""
-        with _readable(file):
-            if file.suffix.lower() == ".parquet":
-                opened = pq.ParquetFile(file)
-                yield from opened.iter_batches(WINDOW_ROWS, columns=columns)
-                return
-            if file not in self._parsed:
-                self._parsed[file] = _parse(file)
-        table = self._parsed[file].select(columns)
-        _check_numbers(file, table, numbers)
-        yield from table.to_batches(WINDOW_ROWS)
-
-
-def _parse(file: Path) -> Any:
-    """A CSV as a memory-mapped table: a column's type is that of all of its values."""
-    from pyarrow import csv
-
-    table = csv.read_csv(file, parse_options=_parsing(file)).combine_chunks()
-    with tempfile.NamedTemporaryFile(suffix=".arrow") as kept:
-        with pa.ipc.new_file(kept.name, table.schema) as writer:
-            writer.write_table(table)
-        return pa.ipc.open_file(pa.memory_map(kept.name)).read_all()
+        table = csv.read_csv(file, parse_options=_parsing(file)).select(columns)
+    _check_numbers(file, table, numbers)
+    yield from table.combine_chunks().to_batches(WINDOW_ROWS)
 
 
 def _check_numbers(file: Path, table: Any, numbers: Sequence[str]) -> None:

@@ -51,14 +51,11 @@ def _reject(
     facts: RowFacts, codes: Codes, chosen: npt.NDArray[np.bool_], what: str
 ) -> list[Any]:
     codes[chosen] = REJECTED
-    batches = []
-    for code, source in enumerate(facts.source_names):
-        here = np.flatnonzero(chosen & (facts.sources == code))
-        names = [", ".join(facts.label_sets[label]) for label in facts.labels[here]]
-        rows = facts.rows[here].tolist()
-        found = [(r, f"label {what}", n) for r, n in zip(rows, names, strict=True)]
-        batches += [rejected_batch(source, found)] if found else []
-    return batches
+    found = [
+        (*facts.at(row), f"label {what}", ", ".join(facts.labels_of(row)))
+        for row in np.flatnonzero(chosen).tolist()
+    ]
+    return [rejected_batch(found)] if found else []
 
 
 @dataclass(frozen=True)
@@ -128,7 +125,7 @@ def label_findings(facts: RowFacts, codes: Codes) -> LabelFindings:
 
 def _label_of(facts: RowFacts, row: int) -> str:
     if facts.numbers is None:
-        return ", ".join(map(repr, facts.label_sets[facts.labels[row]])) or "none"
+        return ", ".join(map(repr, facts.labels_of(row))) or "none"
     return f"{facts.numbers[row]:g}"
 
 

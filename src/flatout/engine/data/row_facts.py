@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,10 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flatout.engine.data.columns import all_numbers
-from flatout.engine.data.raw_texts import RawBatch
-from flatout.engine.data.row_hashes import Hashes, content_hashes, group_hashes
-from flatout.engine.data.rows import CheckedBatch
+from flatout.engine.data.row_hashes import Hashes
 
 REJECTED, DUPLICATE = -1, -2
 """Codes of rows that are in no split; the splits' codes are their places in SPLITS."""
@@ -24,27 +23,25 @@ class RowFacts:
     """What the first pass keeps of the good rows, N in all. About 41 bytes a row."""
 
     exact: Hashes
-    """(N, 2) 128-bit hash of the text (and its pair)."""
+    """(N, words) hash of the content: the same of rows that are repeats."""
     near: Hashes
-    """(N,) hash of the text in one form."""
-    groups: Hashes | None
-    numbers: npt.NDArray[np.float64] | None
-    """(N,) what a regression is to find."""
+    """(N,) hash of the content in one form."""
+    rows: npt.NDArray[np.int64]
+    splits: npt.NDArray[np.int8]
+    """(N,) codes of the splits that are given; -1 where none is."""
+    label_kinds: npt.NDArray[np.uint8]
+    sources: npt.NDArray[np.int32]
+    source_names: list[str]
     labels: npt.NDArray[np.int32]
     """(N,) into `label_sets`."""
     label_sets: list[tuple[str, ...]]
     """What rows have: the name of a class, or those of several labels, sorted."""
-    label_kinds: npt.NDArray[np.uint8]
-    sources: npt.NDArray[np.int32]
-    source_names: list[str]
-    rows: npt.NDArray[np.int64]
-    splits: npt.NDArray[np.int8]
-    """(N,) codes of the splits that are given; -1 where none is."""
     given: frozenset[int]
     """Codes of all that are given, also of those without a good row."""
     num_raw: int
-    number_text: str | None
-    """The first text, where each is a number."""
+    groups: Hashes | None = None
+    numbers: npt.NDArray[np.float64] | None = None
+    """(N,) what a regression is to find."""
 
     @property
     def are_given(self) -> bool:
@@ -55,92 +52,70 @@ class RowFacts:
         """Where one of the N was read: its source, and its number there."""
         return self.source_names[self.sources[row]], int(self.rows[row])
 
+    def labels_of(self, row: int) -> tuple[str, ...]:
+        """Names that one of the N has."""
+        return self.label_sets[self.labels[row]]
+
 
 class FactCollector:
     """Gathers RowFacts batch by batch."""
 
     def __init__(self) -> None:
-        self.parts: dict[str, list[npt.NDArray[Any]]] = {}
-        self.label_codes: dict[tuple[str, ...], int] = {}
-        self.source_codes: dict[str, int] = {}
+        self._parts: defaultdict[str, list[npt.NDArray[Any]]] = defaultdict(list)
+        self._label_codes: dict[tuple[str, ...], int] = {}
+        self._source_codes: dict[str, int] = {}
         self.rejected: list[Any] = []
         self.given: set[int] = set()
         self.num_raw = 0
-        self.number_text: str | None = None
-        self._only_numbers = True
 
-    def add(self, checked: CheckedBatch, batch: RawBatch) -> None:
-        """The rows of `batch`, as `checked` has them."""
-        table, source = checked.table, batch.source
-        num_raw = len(batch.rows) + len(batch.broken)
-        if num_raw:
-            self.given |= {batch.split, *np.unique(checked.splits).tolist()} - {-1}
-        exact, near = content_hashes(table)
-        code = self.source_codes.setdefault(source, len(self.source_codes))
-        self._keep(
-            exact=exact,
-            near=near,
-            label_kinds=checked.label_kinds,
-            labels=self._label_codes(table),
-            sources=np.full(table.num_rows, code, np.int32),
-            rows=table.column("source_row").to_numpy(),
-            splits=checked.splits,
-        )
-        if _has_numbers(table):
-            self._keep(numbers=table.column("label").to_numpy())
-        if checked.groups is not None:
-            self._keep(groups=group_hashes(checked.groups))
-        if checked.rejected.num_rows:
-            self.rejected.append(checked.rejected)
-        if table.num_rows and self._only_numbers:
-            texts = table.column("text")
-            self._only_numbers = all_numbers(texts)
-            self.number_text = texts[0].as_py() if self._only_numbers else None
-        self.num_raw += num_raw
-
-    def _keep(self, **arrays: npt.NDArray[Any]) -> None:
+    def add(self, sources: Sequence[str], **arrays: npt.NDArray[Any] | None) -> None:
+        """`sources` (n,) of rows that can be used, and fields of RowFacts by name."""
+        known = self._source_codes
+        codes = [known.setdefault(source, len(known)) for source in sources]
+        self._parts["sources"].append(np.array(codes, np.int32))
         for name, array in arrays.items():
-            self.parts.setdefault(name, []).append(array)
+            if array is not None:
+                self._parts[name].append(array)
 
-    def _label_codes(self, table: Any) -> npt.NDArray[np.int32]:
-        kind = _label_kind(table)
-        if kind is not None and pa.types.is_list(kind):
-            sets = map(_set_of, table.column("label").to_pylist())
-            return np.fromiter(map(self._code, sets), np.int32, table.num_rows)
-        if kind is None or not pa.types.is_string(kind):
-            return np.zeros(table.num_rows, np.int32)
-        encoded = table.column("label").dictionary_encode()
-        codes = [self._code((name,)) for name in encoded.dictionary.to_pylist()]
-        found: npt.NDArray[np.int32] = np.array(codes, np.int32)[
-            encoded.indices.to_numpy(zero_copy_only=False)
-        ]
-        return found
+    def replace(self, **arrays: list[npt.NDArray[Any]]) -> None:
+        """Fields that were added, by batches, in place of what was added."""
+        self._parts.update(arrays)
+
+    def add_labels(self, labels: Any | None, count: int) -> None:
+        """An Arrow array (n,) of names, lists of names or numbers; None: none."""
+        kind = pa.null() if labels is None else labels.type
+        codes = np.zeros(count, np.int32)
+        if pa.types.is_list(kind):
+            sets = map(_set_of, labels.to_pylist())
+            codes = np.fromiter(map(self._code, sets), np.int32, count)
+        elif pa.types.is_string(kind):
+            encoded = labels.dictionary_encode()
+            found = [self._code((name,)) for name in encoded.dictionary.to_pylist()]
+            codes = np.array(found, np.int32)[encoded.indices.to_numpy(False)]
+        elif pa.types.is_floating(kind):
+            self._parts["numbers"].append(labels.to_numpy())
+        self._parts["labels"].append(codes)
 
     def _code(self, names: tuple[str, ...]) -> int:
-        return self.label_codes.setdefault(names, len(self.label_codes))
+        return self._label_codes.setdefault(names, len(self._label_codes))
+
+    def reject(self, rejected: Any, num_raw: int) -> None:
+        """Rows that cannot be used, of `num_raw` raw ones."""
+        self.num_raw += num_raw
+        if rejected.num_rows:
+            self.rejected.append(rejected)
 
     def facts(self) -> RowFacts:
         joined: dict[str, Any] = {
-            name: np.concatenate(parts) for name, parts in self.parts.items()
+            name: np.concatenate(parts) for name, parts in self._parts.items()
         }
         return RowFacts(
-            **{"groups": None, "numbers": None, **joined},
-            label_sets=list(self.label_codes),
+            **joined,
+            label_sets=list(self._label_codes),
             given=frozenset(self.given),
-            source_names=list(self.source_codes),
+            source_names=list(self._source_codes),
             num_raw=self.num_raw,
-            number_text=self.number_text,
         )
-
-
-def _has_numbers(table: Any) -> bool:
-    kind = _label_kind(table)
-    return kind is not None and pa.types.is_floating(kind)
-
-
-def _label_kind(table: Any) -> Any | None:
-    names = table.schema.names
-    return table.column("label").type if "label" in names else None
 
 
 def _set_of(labels: list[Any]) -> tuple[str, ...]:

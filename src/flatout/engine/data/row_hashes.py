@@ -33,7 +33,9 @@ def one_form(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-def group_hashes(groups: Any) -> Hashes:
+def group_hashes(groups: Any | None) -> Hashes | None:
+    if groups is None:
+        return None
     names = map(name_of, groups.to_pylist())
     return np.array([xxhash.xxh3_64_intdigest(n.encode()) for n in names], np.uint64)
 
@@ -50,7 +52,7 @@ def scrambled(hashes: Hashes, seed: int) -> Hashes:
 
 def first_rows(exact: Hashes) -> npt.NDArray[np.int64]:
     """(N,) the first row that has the same text, for most rows the row itself."""
-    order = np.lexsort((exact[:, 1], exact[:, 0]))  # stable: first rows come first
+    order = np.lexsort(exact.T[::-1])  # stable: first rows come first
     starts = np.ones(len(order), dtype=bool)
     starts[1:] = (exact[order[1:]] != exact[order[:-1]]).any(axis=1)
     found = np.empty(len(order), np.int64)

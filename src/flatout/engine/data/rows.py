@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -124,19 +125,14 @@ def _rejected(
         # What is wrong; the row's text where nothing is there to be shown.
         values = [excerpt(batch.columns[name][index]) for name in (column, text_column)]
         shown = values[0] if values[0].strip() not in NOTHING else values[1]
-        found.append((int(batch.rows[index]), reason, shown))
-    found += [(broken.row, broken.reason, broken.excerpt) for broken in batch.broken]
-    found.sort(key=itemgetter(0))  # parts of a row stay in their order
-    return rejected_batch(batch.source, found)
+        found.append((batch.source, int(batch.rows[index]), reason, shown))
+    found += [(batch.source, b.row, b.reason, b.excerpt) for b in batch.broken]
+    found.sort(key=itemgetter(1))  # parts of a row stay in their order
+    return rejected_batch(found)
 
 
-def rejected_batch(source: str, found: list[tuple[int, str, str]]) -> Any:
-    """RecordBatch of REJECTED_SCHEMA from (row, reason, excerpt)."""
-    size = len(found)
-    rows, reasons, excerpts = zip(*found, strict=True) if found else ([], [], [])
-    columns = [[source] * size, rows, reasons, excerpts]
-    arrays = [
-        pa.array(values, field.type)
-        for values, field in zip(columns, REJECTED_SCHEMA, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=REJECTED_SCHEMA)
+def rejected_batch(found: Sequence[tuple[str, int, str, str]]) -> Any:
+    """RecordBatch of REJECTED_SCHEMA from (source, row, reason, excerpt)."""
+    names = REJECTED_SCHEMA.names
+    rows = [dict(zip(names, one, strict=True)) for one in found]
+    return pa.RecordBatch.from_pylist(rows, REJECTED_SCHEMA)

@@ -1,17 +1,18 @@
 """Train, validation and test rows: stable, without leaks, nothing lost in silence.
 
-A row's split depends on its own content alone: the text is brought to one form
-(Unicode NFKC, case and white space evened out) and hashed, and the hash, taken as a
-number in [0, 1), is compared with the fractions. So a row keeps its split when rows
-are appended, removed or put in another order; texts that are the same but for case
-and space share a split; every label is spread in proportion, up to the chance of
-independent draws: a label of n rows has n * f +- sqrt(n * f * (1 - f)) of them in a
-split of fraction f. With a group column the group's name is hashed instead.
+A row's split depends on its own content alone: its key is hashed, and the hash, taken
+as a number in [0, 1), is compared with the fractions. The key of a text is its one form
+(Unicode NFKC, case and white space evened out), that of an array or an image its
+values; with a group column it is the group's name. So a row keeps its split when rows
+are appended, removed or put in another order; texts that are the same but for case and
+space, and samples that are the same, share a split; every label is spread in
+proportion, up to the chance of independent draws: a label of n rows has
+n * f +- sqrt(n * f * (1 - f)) of them in a split of fraction f.
 """
 
 from __future__ import annotations
 
-import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -21,159 +22,120 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flatout.engine.data.columns import Columns, all_numbers, prose_beside
-from flatout.engine.data.forms.given_splits import SplitTexts, entry_of
-from flatout.engine.data.labels import (
-    label_findings,
-    label_report,
-    label_warnings,
-    reject_labels,
-)
-from flatout.engine.data.raw_texts import (
-    SPLITS,
-    RawTexts,
-    RowNumber,
-    batches_of,
-    named_row,
-)
-from flatout.engine.data.row_facts import (
-    DUPLICATE,
-    Codes,
-    FactCollector,
-    RowFacts,
-)
-from flatout.engine.data.row_hashes import first_rows, leaks, repeats, scrambled
-from flatout.engine.data.rows import REJECTED_SCHEMA, check_batch
-from flatout.engine.data.split_report import (
-    leak_warnings,
-    split_report,
-    summary_text,
-    too_many_text,
-)
+from flatout.engine.data.labels import reject_labels
+from flatout.engine.data.raw_texts import SPLITS
+from flatout.engine.data.row_facts import DUPLICATE, Codes, FactCollector, RowFacts
+from flatout.engine.data.row_hashes import first_rows, repeats, scrambled
+from flatout.engine.data.rows import REJECTED_SCHEMA
+from flatout.engine.data.split_report import no_row_text, too_many_text
 from flatout.engine.files.spool import Spool
 from flatout.engine.parameters import SplitSettings
-
-logger = logging.getLogger(__name__)
-
-SHOWN_LEAKS = 100
-DEFAULT_TEXT_COLUMN = SplitSettings().text_column
-"""Another name was chosen by the user, who may mean numbers."""
 
 
 class SplitError(ValueError):
     """Rows that make no usable split; names rows, reasons and what to do."""
 
 
-class SplitPlan:
+class SplitPlan(ABC):
     """Which split each row goes to. Computed when first asked for, in one pass over the
     raw rows; those that can be used are spooled, and not read from there again."""
 
     def __init__(
-        self, raw: RawTexts, columns: Columns, settings: SplitSettings
+        self,
+        settings: SplitSettings,
+        *,
+        has_names: bool,
+        has_classes: bool,
+        kind: str,
     ) -> None:
-        columns.check_present(raw)
-        self.raw, self.columns, self.settings = raw, columns, settings
+        """`has_names`: whether labels are names, one a row (`has_classes`) or lists.
+        `kind`: `texts`, `arrays` or `images`."""
+        self.settings, self.raw_name = settings, f"raw_{kind}"
+        self.quarantine = f"rejected_{'rows' if kind == 'texts' else kind}"
+        self.has_names, self.has_classes = has_names, has_classes
         self._folder: Path | None = None
-        self._warned = False
+
+    @abstractmethod
+    def _read_rows(self, collected: FactCollector, spool: Spool) -> None:
+        """The one pass: put into `spool` the rows that can be used, and into
+        `collected` what is to be known of them and the others."""
+
+    @property
+    @abstractmethod
+    def report(self) -> dict[str, Any]:
+        """At least `rows_in`, `rows_out`, `rejected` and `rejected_by_reason`."""
 
     def prepare(self, folder: Path) -> None:
         """Where the spool goes: beside what is written, as a disk has room there."""
         self._folder = folder
 
     @cached_property
-    def _read(self) -> tuple[RowFacts, list[Any], Spool]:
-        return _first_pass(self.raw, self.columns, self._folder)
+    def _read(self) -> tuple[FactCollector, Spool]:
+        collected, spool = FactCollector(), Spool(self._folder)
+        self._read_rows(collected, spool)
+        spool.close()
+        if not collected.num_raw:
+            raise SplitError(f"{self.raw_name} is empty: it has columns but no rows")
+        return collected, spool
+
+    @cached_property
+    def facts(self) -> RowFacts:
+        """Of the rows that can be used."""
+        return self._read[0].facts()
 
     @cached_property
     def _decided(self) -> tuple[Codes, Any]:
         """Codes (N,) of the good rows, and the table of all that are not used."""
-        facts, rejected, _ = self._read
-        codes = _assign(facts, self.settings)
+        facts = self.facts
+        codes = assign(facts, self.settings)
         if not (facts.are_given or self.settings.keep_duplicates):
             codes[repeats(facts.exact)] = DUPLICATE
         elif facts.are_given and self.settings.on_leak == "drop":
             codes[_leaked(facts, codes)] = DUPLICATE
-        late = []
-        if self.columns.has_names:
-            late = reject_labels(facts, codes)
-        return codes, pa.Table.from_batches([*rejected, *late], REJECTED_SCHEMA)
+        late = reject_labels(facts, codes) if self.has_names else []
+        batches = [*self._read[0].rejected, *late]
+        return codes, pa.Table.from_batches(batches, REJECTED_SCHEMA)
 
-    @cached_property
-    def _leaks(self) -> list[list[RowNumber]]:
-        """Of splits that are given: texts in several, by a row in each."""
-        facts = self._read[0]
-        if not facts.are_given:
-            return []
-        found = leaks(facts.exact, _assign(facts, self.settings))
-        return [[facts.at(row) for row in rows] for rows in found[:SHOWN_LEAKS]]
-
-    def rows(self, split: str) -> Iterator[Any]:
-        """RecordBatches of the rows of a split."""
-        codes, start = self._decided[0], 0
-        for batch in self._read[2]:
-            mask = codes[start : start + batch.num_rows] == SPLITS.index(split)
-            start += batch.num_rows
-            yield batch.filter(pa.array(mask))
+    @property
+    def codes(self) -> Codes:
+        """(N,) places of the good rows' splits; DUPLICATE and REJECTED: in none."""
+        return self._decided[0]
 
     @property
     def rejected(self) -> Any:
         """Table with REJECTED_SCHEMA of every row that cannot be used."""
         return self._decided[1]
 
-    @cached_property
-    def report(self) -> dict[str, Any]:
-        """Counts, shares and leaks; checks that no row is unaccounted for."""
-        facts, codes = self._read[0], self._decided[0]
-        found = label_findings(facts, codes)
-        labels = label_report(facts, codes, SPLITS, found)
-        kept = self.settings.keep_duplicates
-        report = split_report(facts, codes, self.rejected, labels, repeats=kept)
-        if facts.are_given:
-            report["leaks"] = [list(map(named_row, rows)) for rows in self._leaks]
-        logger.info(summary_text(report, self.rejected))
-        for warning in (*label_warnings(report), *leak_warnings(report)):
-            logger.warning(warning)
-        return report
+    def rows(self, split: str) -> Iterator[Any]:
+        """RecordBatches of the rows of a split. Raises SplitError where the rows are
+        not usable."""
+        self.check_usable()
+        start = 0
+        for batch in self._read[1]:
+            codes = self.codes[start : start + batch.num_rows]
+            start += batch.num_rows
+            yield self._chosen(batch, codes == SPLITS.index(split))
 
-    def _check_texts(self) -> None:
-        number, name = self._read[0].number_text, self.columns.text
-        if number is None:
-            return
-        fault = f"split.text_column is {name!r}, and each text in it is a number, as "
-        fault += repr(number)
-        other = prose_beside(self.raw, self.columns)
-        hint = f"did you mean {other.name!r} ({other.example!r})?" if other else ""
-        if other and name == DEFAULT_TEXT_COLUMN:
-            raise SplitError(
-                f"{fault}: {hint} Set split.text_column; to train on the numbers, give "
-                "their column another name and set that"
-            )
-        if not self._warned:
-            logger.warning("%s: %s", fault, hint or "is that the right column?")
-        self._warned = True
-
-    def _numbers_hint(self) -> str:
-        """Of labels that are numbers, and hardly classes."""
-        sets = self._read[0].label_sets if self.columns.has_classes else []
-        names = pa.array([name for one in sets for name in one], pa.string())
-        if len(names) < MANY_NUMBERS or not all_numbers(names):
-            return ""
-        return f". The labels are {len(names):,} numbers: model.task: regression?"
+    def _chosen(self, batch: Any, mask: npt.NDArray[np.bool_]) -> Any:
+        """The rows of `batch` at `mask` (n,)."""
+        return batch.filter(pa.array(mask))
 
     def check_usable(self) -> None:
         """Raises SplitError where too much was rejected, or a split is unusable."""
         report, limit = self.report, self.settings.max_rejected_fraction
         if report["rejected"] > limit * report["rows_in"]:
-            text = too_many_text(report, self.rejected, limit)
+            text = too_many_text(report, self.rejected, limit, self.quarantine)
             raise SplitError(f"{text}{self._numbers_hint()}")
-        self._check_texts()
-        if self.columns.has_names:
-            _check_labels(report, lists=not self.columns.has_classes)
+        if not any(report["rows_out"].values()):
+            raise SplitError(no_row_text(report, self.rejected))
+        self._check_rows()
+        if self.has_names:
+            self._check_labels()
         empty = [name for name in SPLITS if report["rows_out"][name] == 0]
-        if empty and self._read[0].are_given:
+        if empty and self.facts.are_given:
             told = "split_report says"
             if report["rejected"]:
-                told = "rejected_rows and split_report say"
+                told = f"{self.quarantine} and split_report say"
             raise SplitError(
                 f"no usable row is left in {' and '.join(empty)}: {told} why. Give it "
                 "rows, or none at all: then they are taken from train"
@@ -184,32 +146,40 @@ class SplitPlan:
                 "too few for split.fractions. Give more rows or raise the fraction"
             )
 
+    def _numbers_hint(self) -> str:
+        """Of labels that are numbers, and hardly classes."""
+        return ""
 
-MANY_NUMBERS = 50
-"""Distinct labels, all of them numbers, beyond which they are hardly classes."""
+    def _check_rows(self) -> None:  # noqa: B027
+        """Raises SplitError where rows are not what they should be."""
 
-
-def _first_pass(
-    raw: RawTexts, columns: Columns, folder: Path | None
-) -> tuple[RowFacts, list[Any], Spool]:
-    collected, spool = FactCollector(), Spool(folder, columns.row_schema)
-    for batch in batches_of(raw, columns.names):
-        checked = check_batch(batch, columns)
-        collected.add(checked, batch)
-        spool.add(checked.table)
-    spool.close()
-    if not collected.num_raw:
-        raise SplitError("raw_texts is empty: it has columns but no rows")
-    for name in raw.parts if isinstance(raw, SplitTexts) else ():
-        if SPLITS.index(name) not in collected.given:
+    def _check_labels(self) -> None:
+        facts = self.facts
+        used = np.unique(facts.labels[self.codes >= 0])
+        sets = [facts.label_sets[code] for code in used.tolist()]
+        names = {name for one in sets for name in one}
+        if not names:
             raise SplitError(
-                f"{entry_of(name)} is empty: it has columns but no rows. Give it rows, "
-                "or take it out of the catalog: its rows are then taken from train"
+                "no row of train has a label: there is nothing to learn. Check "
+                "split.label_column"
             )
-    return collected.facts(), collected.rejected, spool
+        if len(names) == 1 and self.has_classes:
+            several = self.report.get("texts_with_several_labels", 0)
+            left = f" ({several:,} texts came with other labels too)" if several else ""
+            if self.rejected.num_rows:
+                left += f" ({self.rejected.num_rows:,} rows are in {self.quarantine})"
+            raise SplitError(one_label_text(names.pop(), left))
 
 
-def _assign(facts: RowFacts, settings: SplitSettings) -> Codes:
+def one_label_text(name: str, left: str = "") -> str:
+    """Of a training that has nothing to learn."""
+    return (
+        f"every row has the label {name!r}: there is nothing to tell apart{left}. Add "
+        "rows of another label, or check split.label_column and model.task"
+    )
+
+
+def assign(facts: RowFacts, settings: SplitSettings) -> Codes:
     """Split codes (N,) from the hashes alone, or as they are given; of one that is not
     given from the hashes of train's rows."""
     hashes = facts.near if facts.groups is None else facts.groups
@@ -232,19 +202,3 @@ def _leaked(facts: RowFacts, codes: Codes) -> npt.NDArray[np.bool_]:
     elsewhere[starts[codes > 0]] = True
     found: npt.NDArray[np.bool_] = elsewhere[starts] & (codes == 0)
     return found
-
-
-def _check_labels(report: dict[str, Any], *, lists: bool) -> None:
-    if report["labels"] == 0:
-        raise SplitError(
-            "no row of train has a label: there is nothing to learn. Check "
-            "split.label_column"
-        )
-    if report["labels"] == 1 and not lists:
-        (name,) = report["label_shares"]["train"]
-        several = report["texts_with_several_labels"]
-        left = f" ({several:,} texts came with other labels too)" if several else ""
-        raise SplitError(
-            f"every row has the label {name!r}: there is nothing to tell apart{left}. "
-            "Check split.label_column"
-        )

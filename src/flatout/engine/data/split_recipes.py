@@ -10,6 +10,7 @@ from typing import Any
 from flatout.engine.data.columns import Columns
 from flatout.engine.data.raw_texts import SPLITS, RawTexts
 from flatout.engine.data.split import SplitPlan
+from flatout.engine.data.text_split import TextSplit
 from flatout.engine.files.arrow_folder import ArrowRecipe
 from flatout.engine.files.content_key import ArrowDigest, ContentKey
 from flatout.engine.parameters import SplitSettings
@@ -20,7 +21,7 @@ ROWS_DIGEST = "rows_digest"
 
 
 @dataclass(frozen=True)
-class _PlanRecipe:
+class PlanRecipe:
     """How to make what a plan gives."""
 
     key: ContentKey
@@ -31,9 +32,10 @@ class _PlanRecipe:
 
 
 @dataclass(frozen=True)
-class RowsRecipe(_PlanRecipe, ArrowRecipe):
+class TextsRecipe(PlanRecipe, ArrowRecipe):
     """How to make the rows of one split."""
 
+    plan: TextSplit
     split: str
     _facts: dict[str, Any] = field(default_factory=dict, repr=False)
 
@@ -48,7 +50,6 @@ class RowsRecipe(_PlanRecipe, ArrowRecipe):
     def batches(self) -> Iterator[Any]:
         """RecordBatches with `text`, `text_pair`, `label` (as there are) and the row
         number in the source. Raises SplitError where the rows are not usable."""
-        self.plan.check_usable()
         digest = ArrowDigest()
         for rows in self.plan.rows(self.split):
             digest.update(rows.select(self.schema.names[:-1]))  # not their numbers
@@ -56,15 +57,15 @@ class RowsRecipe(_PlanRecipe, ArrowRecipe):
         self._facts[ROWS_DIGEST] = digest.hexdigest()
 
 
-class RejectedRecipe(_PlanRecipe):
+class RejectedRecipe(PlanRecipe):
     """How to make the table of rejected rows."""
 
     def table(self) -> Any:
         return self.plan.rejected
 
 
-class ReportRecipe(_PlanRecipe):
-    """How to make the split report."""
+class ReportRecipe(PlanRecipe):
+    """How to make the report."""
 
     def value(self) -> dict[str, Any]:
         self.plan.check_usable()
@@ -75,7 +76,7 @@ def plan_split(
     raw: RawTexts, columns: Columns, settings: SplitSettings
 ) -> dict[str, Any]:
     """Recipes by catalog name: rejected_rows, the three splits, split_report."""
-    plan = SplitPlan(raw, columns, settings)
+    plan = TextSplit(raw, columns, settings)
     fields = {
         "format": FORMAT_VERSION,
         "raw_texts": raw.digest(columns.names),
@@ -87,7 +88,7 @@ def plan_split(
 
     return {
         "rejected_rows": RejectedRecipe(key("rejected_rows"), plan),
-        **{f"{s}_rows": RowsRecipe(key(f"{s}_rows"), plan, s) for s in SPLITS},
+        **{f"{s}_rows": TextsRecipe(key(f"{s}_rows"), plan, s) for s in SPLITS},
         "split_report": ReportRecipe(key("split_report"), plan),
     }
 

@@ -29,25 +29,33 @@ def split_report(
     repeats: bool = False,
 ) -> dict[str, Any]:
     """`repeats`: rows may repeat a text, in another split too."""
-    out = {name: int((codes == code).sum()) for code, name in enumerate(SPLITS)}
     report = {
-        "rows_in": facts.num_raw,
-        "rows_out": out,
-        "rejected": rejected.num_rows,
-        "rejected_by_reason": _counts(rejected),
+        **row_counts(facts, codes, rejected),
         "duplicates": int((codes == DUPLICATE).sum()),
         **_near_duplicates(facts, codes),
         "texts_in_two_splits": in_two_splits(facts.exact[:, 0], codes, len(SPLITS)),
         "groups_in_two_splits": in_two_splits(facts.groups, codes, len(SPLITS)),
         **labels,
     }
-    accounted = sum(out.values()) + report["rejected"] + report["duplicates"]
+    out = sum(report["rows_out"].values())
+    accounted = out + report["rejected"] + report["duplicates"]
     if accounted != facts.num_raw:
         raise AssertionError(f"{facts.num_raw} rows in, {accounted} accounted for")
     leaks = 0 if repeats else report["texts_in_two_splits"]
     if (leaks or report["groups_in_two_splits"]) and not facts.are_given:
         raise AssertionError("a text or a group is in two splits")
     return report
+
+
+def row_counts(facts: RowFacts, codes: Codes, rejected: Any) -> dict[str, Any]:
+    """How many rows came, went where, and were rejected for what."""
+    out = {name: int((codes == code).sum()) for code, name in enumerate(SPLITS)}
+    return {
+        "rows_in": facts.num_raw,
+        "rows_out": out,
+        "rejected": rejected.num_rows,
+        "rejected_by_reason": _counts(rejected),
+    }
 
 
 def leak_warnings(report: Mapping[str, Any]) -> Iterator[str]:
@@ -88,7 +96,19 @@ def summary_text(report: Mapping[str, Any], rejected: Any) -> str:
     return "\n".join([counts, *(f"  rejected {line}" for line in reasons)])
 
 
-def too_many_text(report: dict[str, Any], rejected: Any, limit: float) -> str:
+def no_row_text(report: Mapping[str, Any], rejected: Any) -> str:
+    """Of data without a row that can be used."""
+    lines = _reason_lines(report, rejected, LOGGED_REASONS)
+    why = "; ".join(lines) or "there is none at all"
+    return f"there is no row that can be used: {why}"
+
+
+def too_many_text(
+    report: Mapping[str, Any],
+    rejected: Any,
+    limit: float,
+    quarantine: str = "rejected_rows",
+) -> str:
     """Reasons, the first rows of each, and what to do."""
     share = report["rejected"] / report["rows_in"]
     lines = _reason_lines(report, rejected, SHOWN_REASONS)
@@ -96,7 +116,7 @@ def too_many_text(report: dict[str, Any], rejected: Any, limit: float) -> str:
         f"{report['rejected']} of {report['rows_in']} rows ({share:.1%}) cannot be "
         f"used, more than split.max_rejected_fraction {limit:g}:\n"
         + "".join(f"  {line}\n" for line in lines)
-        + "All of them are in rejected_rows. Correct the data or the column names, "
+        + f"All of them are in {quarantine}. Correct the data or the column names, "
         "or raise split.max_rejected_fraction"
     )
 

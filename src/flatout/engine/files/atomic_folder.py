@@ -31,7 +31,7 @@ class StorageError(OSError):
 def is_current(folder: Path, key: ContentKey) -> bool:
     """Whether `folder` holds, complete, what `key` describes."""
     stored = _read_key_file(folder)
-    if stored is None or stored["digest"] != key.digest:
+    if stored is None or not key.describes(ContentKey(stored["fields"])):
         return False
     try:
         sizes = {n: child(folder, n).stat().st_size for n in stored["files"]}
@@ -102,7 +102,7 @@ def _write_key_file(folder: Path, key: ContentKey, facts: dict[str, Any]) -> Non
     files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     record = {
         "digest": key.digest,
-        "fields": dict(key.fields),
+        "fields": key.stored(),
         "facts": facts,
         "files": files,
     }

@@ -11,12 +11,15 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
+
+FILES, STATE = "files", "files_state"
+"""Fields of a FilesKey: a digest of the bytes, and one of sizes, times and inodes."""
 
 
 @dataclass(frozen=True)
@@ -27,20 +30,60 @@ class ContentKey:
 
     @property
     def digest(self) -> str:
-        """32 hexadecimal digits over all fields, whatever their order."""
-        text = json.dumps(dict(self.fields), sort_keys=True, ensure_ascii=False)
+        """32 hexadecimal digits over all fields but STATE, whatever their order."""
+        fields = {name: v for name, v in self.stored().items() if name != STATE}
+        text = json.dumps(fields, sort_keys=True, ensure_ascii=False)
         return xxhash.xxh3_128_hexdigest(text.encode())
+
+    def stored(self) -> dict[str, Any]:
+        """All fields, as they are kept with a result."""
+        return dict(self.fields)
+
+    def describes(self, stored: ContentKey) -> bool:
+        """Whether what was `stored` was made from these inputs."""
+        return self.digest == stored.digest
 
     def changes_since(self, stored: ContentKey) -> list[str]:
         """`max_length: 320 -> 128`, one text a field that differs; `rows: changed` of
         one that holds digests, or much else."""
-        names = sorted(set(self.fields) | set(stored.fields))
-        pairs = {n: (_shown(stored.fields, n), _shown(self.fields, n)) for n in names}
+        now, then = self.stored(), stored.stored()
+        names = sorted({*now, *then} - {STATE})
+        pairs = {name: (_shown(then, name), _shown(now, name)) for name in names}
         return [
             f"{name}: {'changed' if _says_nothing(then, now) else f'{then} -> {now}'}"
             for name, (then, now) in pairs.items()
             if then != now
         ]
+
+
+class RawFiles(Protocol):
+    """Files that something is made from."""
+
+    @property
+    def state(self) -> str:
+        """Digest of names, sizes, times and inodes."""
+
+    @property
+    def digest(self) -> str:
+        """Of names and bytes."""
+
+
+@dataclass(frozen=True)
+class FilesKey(ContentKey):
+    """The key of what was made from `files`, too. If they are as they were, by their
+    sizes, times and inodes, their bytes are not read."""
+
+    files: RawFiles
+
+    def stored(self) -> dict[str, Any]:
+        """As ContentKey.stored; the bytes are read."""
+        return {**self.fields, FILES: self.files.digest, STATE: self.files.state}
+
+    def describes(self, stored: ContentKey) -> bool:
+        """As ContentKey.describes."""
+        same = stored.fields.get(STATE) == self.files.state
+        digest = stored.fields.get(FILES) if same else self.files.digest
+        return ContentKey({**self.fields, FILES: digest}).digest == stored.digest
 
 
 LONGEST_SHOWN = 100

@@ -1,4 +1,4 @@
-"""Files of numbers -> samples of one shape in three splits."""
+"""Files of numbers, or images -> samples of one shape in three splits."""
 
 from flatout.pipelines.arrays.pipeline import create_pipeline
 

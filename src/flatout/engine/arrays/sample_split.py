@@ -1,0 +1,229 @@
+"""Samples of one shape checked and split."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import xxhash
+
+from flatout.engine.arrays.sources import ArraySource, Window
+from flatout.engine.data.raw_texts import SPLITS, Kind
+from flatout.engine.data.row_facts import FactCollector
+from flatout.engine.data.row_hashes import Hashes
+from flatout.engine.data.rows import rejected_batch
+from flatout.engine.data.split import SplitPlan
+from flatout.engine.data.split_report import row_counts
+from flatout.engine.files.spool import Spool
+from flatout.engine.parameters import SplitSettings
+from flatout.engine.rows.encoded_images import with_files
+from flatout.engine.rows.fixed_lists import array_of, values_in
+from flatout.engine.tasks import Task
+
+FINE = 1e-3
+"""Share of what a value varies by, that a step between numbers must not exceed."""
+INPUTS = "inputs"
+
+
+class SampleSplit(SplitPlan):
+    """Which split each sample goes to; those that are the same are all kept."""
+
+    def __init__(
+        self, kind: str, source: ArraySource, settings: SplitSettings, task: Task
+    ) -> None:
+        """`kind`: what the rows are called in the catalog."""
+        names = task.label_type is not None and pa.types.is_string(task.label_type)
+        super().__init__(
+            settings.model_copy(update={"keep_duplicates": True}),
+            has_names=names,
+            has_classes=names,
+            kind=kind,
+        )
+        self.source, self.task = source, task
+        self._values = _Values()
+
+    def _read_rows(self, collected: FactCollector, spool: Spool) -> None:
+        values = self._values = _Values()
+        for window in self.source.windows():
+            labels = _labels(window, self.task)
+            faults = window.faults_for(values.shape_with(window))
+            faults = {**_label_faults(window, labels, self.task), **faults}
+            told = [(*window.place(n), faults[n], "") for n in sorted(faults)]
+            collected.reject(rejected_batch(told), len(window.values))
+            rows = np.setdiff1d(np.arange(len(window.values)), list(faults))
+            labels = labels.take(pa.array(rows))
+            self._add(collected, window, rows, labels)
+            if len(rows):
+                values.add(window.values[rows])
+                for batch in self._stored(window, rows, labels):
+                    spool.add(batch)
+        spool.close()
+        if values.are_stored_alike:
+            return
+        # Equal numbers are equal samples, whatever stores them.
+        hashes = [_hashes(values_in(b.column(INPUTS)), values.dtype) for b in spool]
+        collected.replace(exact=[h[:, None] for h in hashes], near=hashes)
+
+    def _add(
+        self, collected: FactCollector, window: Window, rows: Any, labels: Any
+    ) -> None:
+        hashes = _hashes(window.values[rows], stored_as(window.values.dtype))
+        places = [window.place(row) for row in rows.tolist()]
+        collected.add(
+            [source for source, _ in places],
+            exact=hashes[:, None],
+            near=hashes,
+            rows=np.array([number for _, number in places], np.int64),
+            splits=np.full(len(rows), -1, np.int8),
+            label_kinds=np.full(len(rows), Kind.TEXT, np.uint8),
+        )
+        collected.add_labels(labels if self.has_names else None, len(rows))
+
+    def _stored(self, window: Window, rows: Any, labels: Any) -> Any:
+        """Record batches of `rows` (n,) of a window."""
+        columns = {INPUTS: array_of(window.values[rows])}
+        if self.task.label_type is not None:
+            columns["labels"] = self.task.encode_labels(labels)
+        columns["source"] = pa.array([window.name(row) for row in rows.tolist()])
+        batch = pa.record_batch(columns)
+        if window.files is None:
+            return [batch]
+        return with_files(batch, [window.files[row] for row in rows.tolist()])
+
+    def _chosen(self, batch: Any, mask: npt.NDArray[np.bool_]) -> Any:
+        """Arrow's own filter of nested lists makes a number of each value."""
+        if INPUTS not in batch.schema.names:
+            return super()._chosen(batch, mask)
+        values = values_in(batch.column(INPUTS))[mask]
+        rest = batch.drop_columns([INPUTS]).filter(pa.array(mask))
+        columns = {INPUTS: array_of(values.astype(self._values.dtype, copy=False))}
+        columns |= dict(zip(rest.schema.names, rest.columns, strict=True))
+        return pa.record_batch(columns)
+
+    @cached_property
+    def report(self) -> dict[str, Any]:
+        """Counts by split, reason and label."""
+        facts, codes = self.facts, self.codes
+        each = {
+            name: Counter(facts.labels[codes == code].tolist())
+            for code, name in enumerate(SPLITS if self.has_names else ())
+        }
+        return {
+            "shape": list(self._values.shape or ()),
+            **row_counts(facts, codes, self.rejected),
+            "repeated": len(facts.near) - len(np.unique(facts.near)),
+            "labels": {
+                split: {facts.label_sets[code][0]: n for code, n in counts.items()}
+                for split, counts in each.items()
+            },
+            **self.source.told(),
+        }
+
+
+class _Values:
+    """What is known of the samples' shape and numbers, window by window."""
+
+    def __init__(self) -> None:
+        self.shape: tuple[int, ...] | None = None
+        self._dtypes: set[Any] = set()
+        self._low: Any = np.inf
+        self._high: Any = -np.inf
+
+    def shape_with(self, window: Window) -> tuple[int, ...] | None:
+        """Of a sample; that of the first window with one that was read. None: no
+        sample was read yet."""
+        if self.shape is None and len(window.faults) < len(window.values):
+            self.shape = window.values.shape[1:]
+        return self.shape
+
+    def add(self, values: npt.NDArray[Any]) -> None:
+        """Samples (n, ...) without a fault."""
+        self._dtypes.add(values.dtype)
+        if values.dtype == np.float64:
+            self._low = np.minimum(self._low, values.min(0))
+            self._high = np.maximum(self._high, values.max(0))
+
+    @property
+    def dtype(self) -> Any:
+        """Bytes if all files have bytes; fp64 if fp32 would make equal what differs, as
+        of Unix times: if its steps at the greatest of a value are no small part of what
+        the value varies by; else fp32."""
+        spread = np.maximum(self._high - self._low, 0)
+        largest = np.maximum(np.abs(self._high), np.abs(self._low))
+        step = np.finfo(np.float32).eps * np.where(spread > 0, largest, 0)
+        if (step > FINE * spread).any():
+            return np.dtype(np.float64)
+        only_bytes = self._dtypes == {np.dtype(np.uint8)}
+        return np.dtype(np.uint8 if only_bytes else np.float32)
+
+    @property
+    def are_stored_alike(self) -> bool:
+        """Whether samples were hashed as numbers of the type that all have."""
+        return {stored_as(found) for found in self._dtypes} <= {self.dtype}
+
+
+def stored_as(dtype: Any) -> Any:
+    """What numbers of a file are kept as if fp32 can hold them."""
+    return dtype if dtype == np.uint8 else np.dtype(np.float32)
+
+
+def _hashes(values: npt.NDArray[Any], dtype: Any) -> Hashes:
+    rows = np.ascontiguousarray(values.astype(dtype, copy=False))
+    found = [xxhash.xxh3_64_intdigest(row.tobytes()) for row in rows]
+    return np.array(found, np.uint64)
+
+
+def _labels(window: Window, task: Task) -> Any:
+    """Names or numbers (n,) as Arrow has them; null where there is none."""
+    told = window.labels or [None] * len(window.values)
+    if task.label_type is None:
+        return pa.nulls(len(told))
+    read = name_of_class if pa.types.is_string(task.label_type) else _number
+    return pa.array([read(label) for label in told], task.label_type)
+
+
+def _label_faults(window: Window, labels: Any, task: Task) -> dict[int, str]:
+    """Row of the window -> what is wrong with its label."""
+    if task.label_type is None:
+        return {}
+    missing = np.flatnonzero(labels.is_null().to_numpy(False)).tolist()
+    given = window.labels or {}
+    found = {row: name_of_class(given[row]) if given else None for row in missing}
+    return {
+        row: "no label" if name is None else "the label is no finite number"
+        for row, name in found.items()
+    }
+
+
+def name_of_class(label: Any) -> str | None:
+    """3.0 is called 3."""
+    if label is None or label != label:  # noqa: PLR0124 - NaN
+        return None
+    if isinstance(label, bytes):
+        label = label.decode(errors="replace")
+    whole = isinstance(label, float) and label.is_integer()
+    return str(int(label)) if whole else str(label).strip() or None
+
+
+def _number(label: Any) -> float | None:
+    try:
+        found = float(label)
+    except (TypeError, ValueError):
+        return None
+    return found if np.isfinite(found) else None
+
+
+def label_names_of(source: ArraySource, task: Task) -> list[str]:
+    """Distinct names, sorted; as numbers where all of them are. Empty for numbers."""
+    if task.label_type is None or not pa.types.is_string(task.label_type):
+        return []
+    found = {name_of_class(label) for label in source.labels()}
+    names = [name for name in found if name is not None]
+    try:
+        return sorted(names, key=lambda name: (int(name), name))  # 01 is not 1
+    except ValueError:
+        return sorted(names)
