@@ -55,8 +55,8 @@ def samples(count: int, classes: int = 3):
 
 
 def split(path, settings, inputs=()):
-    source = ArrayFiles(path, tuple(inputs), settings.split.label_column)
-    return array_recipes("arrays", source, settings.split, settings.model)
+    own = settings.arrays.model_copy(update={"inputs": list(inputs)})
+    return array_recipes(path, settings.split, own, settings.model)
 
 
 def job_of(folder, count=200, **train) -> TrainJob:
@@ -532,10 +532,11 @@ def test_other_labels_beside_a_npy_are_other_rows(tmp_path):
     values, labels = samples(60)
     np.save(tmp_path / "x.npy", values)
     np.save(tmp_path / "x.label.npy", labels)
-    for path in (tmp_path / "x.npy", tmp_path):
-        before = split(path, settings_of())["train"].key.digest
-        os.utime(tmp_path / "x.label.npy", (1, len(str(path))))
-        assert split(path, settings_of())["train"].key.digest != before
+    paths = tmp_path / "x.npy", tmp_path
+    before = [split(path, settings_of())["train"].key.digest for path in paths]
+    np.save(tmp_path / "x.label.npy", labels[::-1])
+    after = [split(path, settings_of())["train"].key.digest for path in paths]
+    assert not {*before} & {*after}
 
 
 def test_hdf5_in_capitals_and_a_broken_npz(tmp_path):

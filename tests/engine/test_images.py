@@ -16,7 +16,6 @@ from transformers import AutoConfig, AutoModelForImageClassification, pipeline
 from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
 
 from flatout.engine.arrays import sources as arrays_sources
-from flatout.engine.arrays.image_files import ImageFiles
 from flatout.engine.arrays.recipes import array_recipes
 from flatout.engine.arrays.sources import ArraysError
 from flatout.engine.batches.global_batches import GlobalBatches
@@ -85,8 +84,7 @@ def pictures(folder, count=120):
 
 
 def split(path, settings):
-    source = ImageFiles.of(path, settings.split, settings.images)
-    return array_recipes("images", source, settings.split, settings.model)
+    return array_recipes(path, settings.split, settings.images, settings.model)
 
 
 def job_of(folder, config=VIT, **options) -> TrainJob:

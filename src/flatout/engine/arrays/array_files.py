@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from zipfile import BadZipFile
 
 import numpy as np
@@ -24,7 +24,6 @@ from flatout.engine.arrays.sources import (
     name_in,
     rows_between,
 )
-from flatout.engine.parameters import ArraySettings, SplitSettings
 
 HDF5 = (".h5", ".hdf5", ".hdf")
 ENDINGS = (*tables.ENDINGS, ".npy", ".npz", *HDF5)
@@ -43,18 +42,7 @@ class ArrayFiles:
     """Column or array; of x.npy the file x.<label>.npy."""
     is_told: bool = True
     """Whether there must be labels; they are not read where there may be none."""
-
-    @classmethod
-    def of(
-        cls,
-        path: Path,
-        split: SplitSettings,
-        arrays: ArraySettings,
-        *,
-        is_told: bool = True,
-    ) -> ArrayFiles:
-        """As parameters say."""
-        return cls(path, tuple(arrays.inputs), split.label_column, is_told)
+    kind: ClassVar = "arrays"
 
     @property
     def options(self) -> dict[str, Any]:

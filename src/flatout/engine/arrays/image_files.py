@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,6 @@ from flatout.engine.arrays.sources import (
     rows_between,
 )
 from flatout.engine.machine.environment import usable_cores
-from flatout.engine.parameters import ImageSettings, SplitSettings
 from flatout.engine.rows.decoding import BadImage, Decoder
 
 logger = logging.getLogger(__name__)
@@ -59,21 +58,7 @@ class ImageFiles:
     """Whether there must be labels; they are not read where there may be none."""
     keeps_files: bool = False
     """Whether rows are to hold the files' bytes, not pixels."""
-
-    @classmethod
-    def of(
-        cls,
-        path: Path,
-        split: SplitSettings,
-        images: ImageSettings,
-        *,
-        is_told: bool = True,
-    ) -> ImageFiles:
-        """As parameters say."""
-        decoder = Decoder(images.size, images.channels)
-        label = split.label_column if is_told else None
-        keeps_files = images.keep == "files"
-        return cls(path, label, images.image_column, decoder, is_told, keeps_files)
+    kind: ClassVar = "images"
 
     @property
     def options(self) -> dict[str, Any]:

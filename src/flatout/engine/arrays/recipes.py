@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+from flatout.engine.arrays.opening import source_of
 from flatout.engine.arrays.sample_split import SampleSplit, label_names_of
 from flatout.engine.arrays.sources import ArraySource
 from flatout.engine.data.raw_texts import SPLITS
@@ -14,7 +16,12 @@ from flatout.engine.data.split import SplitError, one_label_text
 from flatout.engine.data.split_recipes import PlanRecipe, RejectedRecipe, ReportRecipe
 from flatout.engine.files.arrow_folder import ArrowRecipe
 from flatout.engine.files.content_key import ContentKey, FilesKey
-from flatout.engine.parameters import ModelSettings, SplitSettings
+from flatout.engine.parameters import (
+    ArraySettings,
+    ImageSettings,
+    ModelSettings,
+    SplitSettings,
+)
 from flatout.engine.rows.encoded_images import EncodedFacts
 from flatout.engine.tasks import make_task
 
@@ -48,14 +55,18 @@ class SamplesRecipe(PlanRecipe, ArrowRecipe):
 
 
 def array_recipes(
-    kind: str, source: ArraySource, split: SplitSettings, model: ModelSettings
+    raw: Path,
+    split: SplitSettings,
+    own: ArraySettings | ImageSettings,
+    model: ModelSettings,
 ) -> dict[str, Any]:
-    """Recipes by catalog name, and the names of the labels. `kind`: what the rows are
-    called in the catalog. Raises ArraysError, SplitError, SettingsError."""
+    """The recipes of the three splits, of what is rejected and of the report, and the
+    names of the labels. Raises ArraysError, SplitError, SettingsError."""
+    source = source_of(raw, split, own)
     names = label_names_of(source, make_task(model))
     if len(names) == 1:
         raise SplitError(one_label_text(names[0]))
-    plan = SampleSplit(kind, source, split, make_task(model, names))
+    plan = SampleSplit(source, split, make_task(model, names))
 
     def key(result: str) -> FilesKey:
         return _key(result, source, split, model)

@@ -33,15 +33,14 @@ class SampleSplit(SplitPlan):
     """Which split each sample goes to; those that are the same are all kept."""
 
     def __init__(
-        self, kind: str, source: ArraySource, settings: SplitSettings, task: Task
+        self, source: ArraySource, settings: SplitSettings, task: Task
     ) -> None:
-        """`kind`: what the rows are called in the catalog."""
         names = task.label_type is not None and pa.types.is_string(task.label_type)
         super().__init__(
             settings.model_copy(update={"keep_duplicates": True}),
             has_names=names,
             has_classes=names,
-            kind=kind,
+            kind=source.kind,
         )
         self.source, self.task = source, task
         self._values = _Values()

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -119,6 +119,9 @@ def _bytes_digest(file: Path) -> str:
 
 class ArraySource(Protocol):
     """Raw samples, read again at each pass."""
+
+    kind: ClassVar[str]
+    """As `train.rows` names it."""
 
     @property
     def options(self) -> dict[str, Any]:

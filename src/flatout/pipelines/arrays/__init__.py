@@ -1,5 +1,7 @@
-"""Files of numbers, or images -> samples of one shape in three splits."""
+"""Files of numbers -> samples of one shape in three splits."""
 
-from flatout.pipelines.arrays.pipeline import create_pipeline
+from functools import partial
 
-__all__ = ["create_pipeline"]
+from flatout.pipelines.samples import create
+
+create_pipeline = partial(create, "arrays")

@@ -1,5 +1,7 @@
 """Image files -> pixels of one size in three splits."""
 
-from flatout.pipelines.images.pipeline import create_pipeline
+from functools import partial
 
-__all__ = ["create_pipeline"]
+from flatout.pipelines.samples import create
+
+create_pipeline = partial(create, "images")
