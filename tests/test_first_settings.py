@@ -183,15 +183,16 @@ def test_what_somebody_knows_better_counts(tmp_path):
 
 
 def test_nothing_is_replaced_unasked(tmp_path):
-    assert init(tmp_path).exit_code == 0
-    before = (tmp_path / "local/parameters.yml").read_text()
-    assert yaml.safe_load(before) is None  # comments alone
-    plain = "\n".join(line[2:] for line in before.splitlines()[2:])
-    assert yaml.safe_load(plain)["tokenize"] == {"max_length": 320}
-    done = init(tmp_path)
+    file = write(tmp_path / "reviews.csv", KINDS["reviews.csv"][0])
+    parameters = tmp_path / "local/parameters.yml"
+    parameters.parent.mkdir()
+    parameters.write_text("train: {epochs: 7}")
+    done = init(tmp_path, file)
     assert done.exit_code == 2
     assert "parameters.yml would be replaced" in done.output
-    assert (tmp_path / "local/parameters.yml").read_text() == before
+    assert parameters.read_text() == "train: {epochs: 7}"
+    assert init(tmp_path, file, "--force").exit_code == 0
+    assert init(tmp_path, file).exit_code == 0  # they say the same
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 import shutil
 from pathlib import Path
 
@@ -16,11 +14,10 @@ from click.testing import CliRunner
 from PIL import Image
 
 from flatout import cli
-from flatout.cli.grid import grid_parameters, of_samples
-from flatout.engine.arrays.sources import ArraysError
+from flatout.cli.grid import grid_parameters
 from flatout.engine.data.raw_texts import RawTextsError
-from flatout.engine.parameters import SettingsError, parse_settings
-from flatout.project.init.samples import look_at_samples
+from flatout.engine.parameters import parse_settings
+from flatout.project.init.samples import guessed_parameters
 from flatout.project.init.settings import look_at, other_kind
 from tests.conftest import PROJECT, kedro
 from tests.test_first_settings import KINDS, write
@@ -64,22 +61,6 @@ def test_without_lists_the_configured_ones_count():
     }
 
 
-@pytest.mark.parametrize("kind", ["arrays", "images"])
-def test_samples_have_an_environment_and_pipelines_of_their_own(kind):
-    assert of_samples(kind, {kind: {"path": "data/x"}}) == {
-        "env": kind,
-        "pipelines": (kind, "benchmark"),
-        "params": {kind: {"path": "data/x"}},
-    }
-
-
-def test_a_task_of_texts_is_refused_for_samples():
-    given = {"arrays": {"path": "d.h5"}}
-    with pytest.raises(SettingsError, match=r"one of texts, and d\.h5 holds arrays"):
-        of_samples("arrays", given, "token-classification")
-    assert of_samples("arrays", given, "regression") == of_samples("arrays", given)
-
-
 def numbers(folder):
     """The same samples of four numbers, in every kind of file."""
     table = pd.DataFrame(np.arange(240.0).reshape(60, 4), columns=list("abcd"))
@@ -93,37 +74,10 @@ def numbers(folder):
         file["x"], file["label"] = values, labels
 
 
-@pytest.mark.parametrize(
-    ("name", "label", "task"),
-    [
-        ("n.csv", "y", "sequence-classification"),
-        ("n.parquet", "Target", "regression"),
-        ("n.npz", "y", "sequence-classification"),
-        ("n.npy", "label", "sequence-classification"),
-        ("n.h5", "label", "sequence-classification"),
-    ],
-)
-def test_numbers_are_known_as_such_with_their_label(tmp_path, name, label, task):
+@pytest.mark.parametrize("ending", ["csv", "parquet", "npz", "npy", "h5"])
+def test_numbers_are_known_as_such(tmp_path, ending):
     numbers(tmp_path)
-    assert other_kind(tmp_path / name) == "arrays"
-    found, why = look_at_samples("arrays", tmp_path / name)
-    assert found["split"] == {"label_column": label}
-    assert found.get("model", {"task": "sequence-classification"}) == {"task": task}
-    assert why == f"4 numbers a sample, {label} is the label; task {task}"
-
-
-def test_labels_that_are_not_found_are_asked_for(tmp_path):
-    np.save(tmp_path / "n.npy", np.zeros((4, 2)))
-    with pytest.raises(ArraysError, match=r"save them beside it, as n\.label\.npy"):
-        look_at_samples("arrays", tmp_path / "n.npy")
-    np.savez(tmp_path / "n.npz", x=np.zeros((4, 2)), z=np.zeros(4))
-    with pytest.raises(ArraysError, match="none of x, z is called label, labels"):
-        look_at_samples("arrays", tmp_path / "n.npz")
-    found, why = look_at_samples("arrays", tmp_path / "n.npz", "z")
-    assert found["split"] == {"label_column": "z"}
-    assert "z is the label" in why
-    with pytest.raises(ArraysError, match="has no column w; it has x, z"):
-        look_at_samples("arrays", tmp_path / "n.npz", "w")
+    assert other_kind(tmp_path / f"n.{ending}") == "arrays"
 
 
 def test_a_label_of_another_name_is_no_input(tmp_path):
@@ -131,7 +85,7 @@ def test_a_label_of_another_name_is_no_input(tmp_path):
     table.to_csv(tmp_path / "named.csv", index=False)
     assert other_kind(tmp_path / "named.csv") is None
     assert other_kind(tmp_path / "named.csv", "kind") == "arrays"
-    with pytest.raises(RawTextsError, match="no texts but 2 numbers a sample, kind is"):
+    with pytest.raises(RawTextsError, match=r"arrays.path=.*split.label_column=kind"):
         look_at(str(tmp_path / "named.csv"), None, "kind")
 
 
@@ -147,44 +101,13 @@ def photos(folder) -> Path:
 def test_images_are_measured_in_their_own_size_and_colours(tmp_path):
     folder = photos(tmp_path)
     assert other_kind(folder) == "images"
-    found, why = look_at_samples("images", folder)
+    found = guessed_parameters("images", folder)
     assert found == {"images": {"path": str(folder), "size": 24, "channels": 3}}
-    assert why == "images of 2 classes (cat, dog), as 24 x 24 pixels, colours"
 
 
 def test_texts_are_no_numbers(tmp_path):
     for name, (rows, *_) in KINDS.items():
         assert other_kind(Path(write(tmp_path / name, rows))) is None, name
-
-
-@pytest.mark.process
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["arrays", "images"])
-def test_samples_are_measured_and_the_last_command_trains_on_them(
-    tmp_path, monkeypatch, kind
-):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    conf = tmp_path / "conf"
-    shutil.copytree(PROJECT / "conf", conf, ignore=shutil.ignore_patterns("local"))
-    numbers(tmp_path)
-    path = tmp_path / "n.csv" if kind == "arrays" else photos(tmp_path)
-    where = (f"--conf-source={conf}", f"--data-dir={tmp_path / 'data'}")
-    lists = ("--batch-sizes", "4", "8", "--num-workers", "0", "--steps", "2")
-    done = kedro("flatout", "benchmark", "--data-path", str(path), *lists, *where)
-    assert done.returncode == 0, done.stdout
-    lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
-    assert [" batch 4, " in line for line in lines].count(True) >= 1
-    for pick in ("fastest", "most efficient", "recommended"):
-        assert f" {pick} " in done.stdout
-    [line] = [line for line in done.stdout.splitlines() if "trains with it" in line]
-    command = line.partition("kedro ")[2].removesuffix(" trains with it")
-    trained = kedro(*shlex.split(command))
-    assert trained.returncode == 0, trained.stdout
-    report = json.loads((tmp_path / "data/08_reporting/train_report.json").read_text())
-    assert report["samples"] > 0
-    tuned = yaml.safe_load((conf / "tuned/parameters.yml").read_text())
-    chosen = tuned["train"].get("global_batch_size", 32)  # as configured: not written
-    assert report["global_batch_size"] == chosen
 
 
 @pytest.mark.parametrize(
@@ -199,10 +122,10 @@ def test_samples_are_measured_and_the_last_command_trains_on_them(
             "benchmark.batch_sizes.1: should be an integer",
         ),
         (
-            ["--data-path", "images", "--label-column", "x"],
-            "--label-column: images have",
+            ["--data-path", "images"],
+            "kedro run --env=images --params=images.path=images,images.size=24,"
+            "images.channels=3 (--pipelines=images,benchmark measures)",
         ),
-        (["--data-path", "images", "--text-column", "x"], "--text-column: images have"),
         (["--steps", "1"], "1 is not in the range x>=2"),
         (["--batch-sizes", "8", "-1"], "benchmark.batch_sizes.1: should be greater"),
         (["--num-workers", "-2"], "benchmark.num_workers.0: should be greater"),

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
 import click
 
 from flatout.engine.machine.environment import hide_gpus, nvidia_gpu_count
-from flatout.engine.parameters import SettingsError
-from flatout.engine.tasks import task_class
-from flatout.engine.tasks._task import HeadKind
 
 AXES = {
     "batch_sizes": "batch_sizes",
@@ -70,20 +67,3 @@ def use_device(name: str) -> None:
         hide_gpus()
     if name == "cuda" and not nvidia_gpu_count():
         raise NoDeviceError("--device cuda: no GPU is seen here; take cpu, or auto")
-
-
-OF_TOKENS = (HeadKind.TOKEN, HeadKind.VOCABULARY, HeadKind.DIRECTIONS)
-
-
-def of_samples(
-    kind: str, given: Mapping[str, Any], task: str | None = None
-) -> dict[str, Any]:
-    """Options of `kedro run` for `arrays` and `images`: environment, pipelines, and the
-    parameters `given`. Raises SettingsError for a task of texts."""
-    if task and task_class(task).head_kind in OF_TOKENS:
-        raise SettingsError(
-            f"--task {task}: it is one of texts, and {given[kind]['path']} holds "
-            f"{kind}. Leave --task out, or name a file of texts with --data-path"
-        )
-    pipelines: Sequence[str] = (kind, "benchmark")
-    return {"env": kind, "pipelines": pipelines, "params": dict(given)}

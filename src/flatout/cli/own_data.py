@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from flatout.cli.grid import ListsCommand, grid_parameters, of_samples, use_device
+from flatout.cli.grid import ListsCommand, grid_parameters, use_device
 from flatout.cli.groups import DATA_DIR, flatout, plain_errors
 from flatout.cli.run import run
 from flatout.engine.machine.environment import nvidia_gpu_count
@@ -16,7 +16,7 @@ from flatout.engine.parameters import parse_settings
 
 
 @flatout.command()
-@click.argument("file", required=False)
+@click.argument("file")
 @click.option("--task", help="Of docs/tasks.md. Default: guessed.")
 @click.option("--text-column", help="Default: guessed.")
 @click.option("--label-column", help="Default: guessed.")
@@ -24,22 +24,14 @@ from flatout.engine.parameters import parse_settings
 @click.option("--yes", is_flag=True, help="Ask nothing.")
 @click.option("--force", is_flag=True, help="Replace what is in conf/local.")
 @click.option("--conf", default="conf", type=click.Path(path_type=Path), hidden=True)
-def init(file: str | None, yes: bool, force: bool, conf: Path, **known: Any) -> None:
+def init(file: str, yes: bool, conf: Path, **known: Any) -> None:
     """Write conf/local for the data in FILE: its columns, task, lengths, batch size.
 
     FILE is a table (CSV, TSV, JSON lines, Parquet, Arrow), a folder or a URL of some.
-    Without it conf/local gets templates of comments.
     """
-    from flatout.project.init import settings as first_settings
-
-    folder, asks = conf / "local", not yes and sys.stdin.isatty()
+    asks = not yes and sys.stdin.isatty()
     with plain_errors():
-        if not force:
-            first_settings.check_absent(folder)
-        if file is None:
-            written = first_settings.write_templates(folder)
-        else:
-            written = _first_settings(folder, file, asks=asks, force=force, **known)
+        written = _first_settings(conf / "local", file, asks=asks, **known)
     for path in written:
         click.echo(f"written: {path}")
     click.echo("Next: kedro flatout doctor checks it, kedro run trains.")
@@ -58,6 +50,8 @@ def _first_settings(
 ) -> list[Path]:
     from flatout.project.init import settings as first_settings
 
+    if not force and asks:
+        first_settings.check_absent(folder)
     found, entry = first_settings.look_at(file, text_column, label_column)
     click.echo(f"{file}: {found.why}; task {found.task}.")
     if task is None and asks:
@@ -67,6 +61,10 @@ def _first_settings(
     if not force:
         first_settings.check_absent(folder, texts)
     return first_settings.write_settings(folder, texts)
+
+
+PIPELINES = ("split", "tokenize", "benchmark")
+COLUMNS = ("text_column", "label_column")
 
 
 @flatout.command(cls=ListsCommand)
@@ -92,8 +90,6 @@ def benchmark(
     device: str,
     conf_source: str | None,
     data_dir: str | None,
-    text_column: str | None,
-    label_column: str | None,
     force: bool,
     **options: Any,
 ) -> Any:
@@ -103,47 +99,20 @@ def benchmark(
     it the data are those of the project. Then it is kedro run
     --pipelines=split,tokenize,benchmark with benchmark.mode: grid.
     """
-    from flatout.project.init import settings as first_settings
-    from flatout.project.init.samples import look_at_samples
-
-    given = {"env": None, "pipelines": ("split", "tokenize", "benchmark"), "params": {}}
     with plain_errors():
         use_device(device)
         parse_settings({"benchmark": grid_parameters(options)["benchmark"]})
         if options["pin_memory"] and not nvidia_gpu_count():
             click.echo("--pin-memory: no GPU is seen here to copy to; not tried.")
-        path = Path(data_path or "")
-        if data_path and (kind := first_settings.other_kind(path, label_column)):
-            _check_columns(kind, text_column, label_column)
-            found, why = look_at_samples(kind, path, label_column)
-            given = of_samples(kind, found, options["task"])
-            click.echo(f"{data_path}: {why}.")
-        elif data_path:
-            folder = Path(conf_source or "conf") / "local"
+        if data_path:
+            columns = {name: options.pop(name) for name in COLUMNS}
+            model, task = options.pop("model"), options.pop("task")
+            conf = Path(conf_source or "conf") / "local"
             _first_settings(
-                folder,
-                data_path,
-                task=options["task"],
-                text_column=text_column,
-                label_column=label_column,
-                checkpoint=options["model"],
-                force=force,
+                conf, data_path, task=task, checkpoint=model, force=force, **columns
             )
-            options |= {"model": None, "task": None}  # they are in conf/local now
-    asked = grid_parameters(options)
-    told = {**given["params"].get("model", {}), **asked.pop("model", {})}
-    given["params"] |= asked | ({"model": told} if told else {})
-    given["params"] |= {"data_dir": data_dir} if data_dir else {}
-    click.echo(f"kedro run --pipelines={','.join(given['pipelines'])}, mode grid")
-    return context.invoke(run, conf_source=conf_source, **given)
-
-
-def _check_columns(kind: str, text: str | None, label: str | None) -> None:
-    """Raises click.UsageError for a column that samples of this kind have not."""
-    if text:
-        raise click.UsageError(f"--text-column: {kind} have no texts; leave it out")
-    if label and kind == "images":
-        raise click.UsageError(
-            "--label-column: images have their folder's name as label, or the column "
-            "label of a manifest; leave it out"
-        )
+    params = grid_parameters(options) | ({"data_dir": data_dir} if data_dir else {})
+    click.echo(f"kedro run --pipelines={','.join(PIPELINES)}, mode grid")
+    return context.invoke(
+        run, env=None, pipelines=PIPELINES, params=params, conf_source=conf_source
+    )

@@ -20,17 +20,6 @@ from flatout.project.command_line import check_data_dir, check_environment
 from flatout.project.config_loader import loader_of
 from flatout.project.mlflow_options import login, mlflow_options
 
-ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
-
-
-@flatout.command("compile-cache", hidden=True, context_settings=ANY_ARGUMENTS)
-def compile_cache() -> None:
-    """Said for a release to those who call it."""
-    raise click.ClickException(
-        "compile-cache is gone: pack the folder of compiled code with tar, as "
-        "docs/guides/gpus.md shows"
-    )
-
 
 @flatout.command()
 @env_option

@@ -1,17 +1,15 @@
-"""The table of trials in the terminal, while they run and at the end."""
+"""A benchmark in the terminal: a line a trial, the table and the findings."""
 
 from __future__ import annotations
 
 import logging
 import signal
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
@@ -29,54 +27,38 @@ from flatout.reports.report import findings_text
 
 logger = logging.getLogger(__name__)
 
-MARKS = {
-    "ok": Text("ok", style="green"),
-    "oom": Text("oom", style="yellow"),
-    "error": Text("error", style="red"),
-    "timeout": Text("timeout", style="red"),
-    "unpaired": Text("unpaired", style="red"),
-    "runs": Text("runs", style="cyan"),
-}
+STYLES = {"ok": "green", "oom": "yellow"}
+"""By status; all others are red."""
 
 
-def table(
-    trials: Sequence[TrialResult], best: str | None = None, title: str | None = None
-) -> Table:
+def table(trials: Sequence[TrialResult], best: str | None = None) -> Table:
     """Aligned, a line a trial; the line of `best` (a trial_id) is marked."""
     shown = columns_of(CONSOLE, [trial.as_row() for trial in trials])
-    result = Table(title=title, title_justify="left", header_style="bold", box=None)
+    result = Table(header_style="bold", box=None)
     result.add_column("trial")
     for head in shown:
         result.add_column(head, justify="right", no_wrap=True)
     result.add_column("status")
     result.add_column("", overflow="fold")
     for trial in trials:
-        cells = [_shown(trial, name) for name in shown.values()]
-        mark = MARKS.get(trial.status, Text(trial.status))
         chosen = trial.trial_id == best
-        remark = "; ".join(part for part in (trial.label, trial.note) if part)
         result.add_row(
             f"{'> ' if chosen else '  '}{trial.trial_id}",
-            *cells,
-            mark,
-            remark,
+            *(_cell(getattr(trial, name), name) for name in shown.values()),
+            Text(trial.status, STYLES.get(trial.status, "red")),
+            "; ".join(part for part in (trial.label, trial.note) if part),
             style="bold green" if chosen else None,
         )
     return result
 
 
-def _shown(trial: TrialResult, name: str) -> str:
-    value = getattr(trial, name)
-    if name == "times_below" and value is not None:
-        return f"{value:.2f}x"
-    return _cell(value)
-
-
-def _cell(value: object) -> str:
+def _cell(value: object, name: str = "") -> str:
     if value is None:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if name == "times_below":
+        return f"{value:.2f}x"
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}"
     return str(value)
@@ -118,32 +100,21 @@ def fastest(trials: Sequence[TrialResult]) -> str | None:
 
 @dataclass
 class TrialTable(Watcher):
-    """Watches a benchmark. In a terminal the table grows in place; elsewhere each trial
-    is a line, and the table stands at the end."""
+    """Watches a benchmark: each trial is a line, and the table stands at the end."""
 
     console: Console = field(default_factory=lambda: Console(stderr=True))
     trials: list[TrialResult] = field(default_factory=list)
     expected: int = 0
-    _running: TrialResult | None = None
-    _begin_s: float = field(default_factory=time.perf_counter)
-    _live: Live | None = None
-    _ended: bool = False
 
     def __enter__(self) -> TrialTable:
-        if self.console.is_terminal:
-            self._live = Live(
-                console=self.console, refresh_per_second=2, get_renderable=self._view
-            )
-            self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._running, self._ended = None, True
-        if self._live is not None:
-            self._live.stop()
-        elif self.trials:
+        if self.trials:
             # A file is as wide as its longest line.
-            Console(file=self.console.file, width=200).print(self._view())
+            width = self.console.width if self.console.is_terminal else 200
+            shown = Console(file=self.console.file, width=width)
+            shown.print(table(self.trials, fastest(self.trials)))
 
     def expect(self, trials: int) -> None:
         self.expected = trials
@@ -151,47 +122,21 @@ class TrialTable(Watcher):
     def expect_more(self, trials: int) -> None:
         self.expected += trials
 
-    def begins(self, trial: TrialResult) -> None:
-        self._running = trial
-        self._show()
-
     def ends(self, trial: TrialResult) -> None:
-        self._running = None
         self.trials.append(trial)
-        self._show()
-        if self._live is None:
-            self.console.print(self._line(trial), soft_wrap=True, highlight=False)
-
-    def _show(self) -> None:
-        if self._live is not None:
-            self._live.refresh()
-
-    def _view(self) -> RenderableType:
-        lines = list(self.trials)
-        if self._running:
-            lines.append(replace(self._running, status="runs"))
-        if self._ended:
-            return table(lines, fastest(self.trials))
-        return Group(table(lines, fastest(self.trials)), Text(self.progress))
+        self.console.print(self._line(trial), soft_wrap=True, highlight=False)
 
     @property
-    def progress(self) -> str:
-        """`trial 3 of 12, 1:20 so far, about 3:10 left`."""
-        number, spent_s = len(self.trials) + 1, time.perf_counter() - self._begin_s
-        total = f" of {self.expected}" if number <= self.expected else ""
-        left = f", {self._left}" if self._left else ""
-        return f"trial {number}{total}, {_clock(spent_s)} so far{left}"
-
-    @property
-    def _left(self) -> str:
-        """`about 3:10 left`; empty where as many are done as were planned: those that
+    def left(self) -> str:
+        """`about 3:10 left`; empty if as many are done as were planned: those that
         still come nobody has counted. By what each trial took, also in the benchmark
         that was cut short and left it."""
         done = len(self.trials)
         if not 0 < done < self.expected:
             return ""
         mean_s = sum(trial.elapsed_s for trial in self.trials) / done
-        return f"about {_clock(mean_s * (self.expected - done))} left"
+        left_s = int(mean_s * (self.expected - done))
+        return f"about {left_s // 60}:{left_s % 60:02d} left"
 
     def _line(self, trial: TrialResult) -> str:
         done = len(self.trials)
@@ -208,7 +153,7 @@ class TrialTable(Watcher):
             f"{trial.num_workers} workers",
         )
         new = [word for word in words if word not in label.split(", ")]
-        left = f"  ({self._left})" if self._left else ""
+        left = f"  ({self.left})" if self.left else ""
         return (
             f"[{done}{total}] {trial.status:7} {', '.join([label, *new])}  {shown}  "
             f"{trial.note}{left}"
@@ -232,7 +177,3 @@ def _phases(trial: TrialResult) -> str:
     found = [(name, getattr(trial, field), unit) for name, field, unit in PHASES]
     told = [f"{name} {_cell(v)} {unit}" for name, v, unit in found if v is not None]
     return ", ".join(told)
-
-
-def _clock(seconds: float) -> str:
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

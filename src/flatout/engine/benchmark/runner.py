@@ -166,7 +166,6 @@ class Bench:
         if answer is None and self.results and self._is_over:
             raise OutOfTime
         trial = TrialResult(f"{len(self.results) + 1:03d}", spec, key)
-        self.watcher.begins(trial)
         answer = answer or self._answer(spec, key)
         trial = self._filled(trial, answer)
         self.results.append(trial)

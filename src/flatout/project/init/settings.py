@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping
@@ -15,20 +14,17 @@ from typing import Any
 import yaml
 
 from flatout.datasets import TextFiles
-from flatout.engine.arrays.sources import ArraysError
 from flatout.engine.data.raw_texts import RawTexts, RawTextsError
 from flatout.engine.families import first_type
 from flatout.engine.files.atomic_write import write_text
 from flatout.engine.machine.environment import nvidia_gpu_count
-from flatout.engine.parameters import ModelSettings, parse_settings
+from flatout.engine.parameters import parse_settings
 from flatout.engine.parameters.common import by_path
 from flatout.engine.tasks import HeadKind, columns_of, task_class
 from flatout.project.init.guess import Guess, guess
-from flatout.project.init.samples import holds_numbers, look_at_samples
+from flatout.project.init.samples import guessed_parameters, holds_numbers
 
 DELIMITERS = (";", "\t", "|")
-HANGUL, HIGH = re.compile(rb"[\xb0-\xc8][\xa1-\xfe]"), re.compile(rb"[\x80-\xff]")
-"""A syllable in cp949, and a byte that is not ASCII."""
 OTHERS = {
     "arrays": (".npy", ".npz", ".h5", ".hdf5"),
     "images": (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"),
@@ -36,29 +32,7 @@ OTHERS = {
 """Environments for files that hold no texts."""
 TEXTS = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".arrow")
 FROM_SCRATCH = {"config": {"model_type": "bert"}}
-TEMPLATES = {
-    "catalog.yml": """\
-# Your data in place of the built-in text. kedro flatout init FILE fills this in.
-# raw_texts:
-#   type: flatout.datasets.TextFiles
-#   filepath: data/01_raw/reviews.csv # or .tsv, .jsonl, .parquet, .arrow, a folder
-#   # delimiter: ";"
-""",
-    "parameters.yml": f"""\
-# What differs from conf/base/parameters.yml; docs/parameters.md lists all parameters.
-# kedro flatout init FILE fills this in from your data.
-# split:
-#   text_column: text
-#   label_column: label # null: unlabelled text
-# model:
-#   task: {ModelSettings.model_fields["task"].default} # docs/tasks.md
-#   name_or_path: null # a checkpoint; null: from scratch
-# tokenize:
-#   max_length: 320 # tokens; longer texts are cut
-# train:
-#   global_batch_size: 16
-""",
-}
+FILES = ("catalog.yml", "parameters.yml")
 
 
 class ConfThereError(ValueError):
@@ -84,13 +58,11 @@ def look_at(
 
 
 def _no_texts(kind: str, file: str, label: str | None) -> str:
-    given, why = {kind: {"path": file}}, kind
-    with suppress(ArraysError):  # the command says what is wrong
-        given, why = look_at_samples(kind, Path(file), label)
+    given = guessed_parameters(kind, Path(file), label)
     params = ",".join(f"{path}={value}" for path, value in by_path(given))
     return (
-        f"{file} holds no texts but {why}: kedro run --env={kind} "
-        f"--params={shlex.quote(params)}"
+        f"{file} holds no texts but {kind}: kedro run --env={kind} "
+        f"--params={shlex.quote(params)} (--pipelines={kind},benchmark measures)"
     )
 
 
@@ -104,12 +76,11 @@ def _encoding(file: Path) -> dict[str, str]:
         begin = opened.read(2**20)
     if begin.startswith((b"\xff\xfe", b"\xfe\xff")):
         return {}  # UTF-16: reading it says so
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(begin)
-        return {}
-    except UnicodeDecodeError:
-        pairs, high = HANGUL.findall(begin), HIGH.findall(begin)
-        return {"encoding": "cp949" if len(pairs) * 4 > len(high) else "cp1252"}
+    for encoding, found in (("utf-8", {}), ("euc_kr", {"encoding": "cp949"})):
+        with suppress(UnicodeDecodeError):
+            codecs.getincrementaldecoder(encoding)().decode(begin)
+            return found
+    return {"encoding": "cp1252"}
 
 
 def other_kind(path: Path, label: str | None = None) -> str | None:
@@ -138,7 +109,7 @@ def check_absent(folder: Path, texts: Mapping[str, str] | None = None) -> None:
     """Of files that hold what `texts` says none is lost. Raises ConfThereError."""
     there = [
         str(folder / name)
-        for name in TEMPLATES
+        for name in FILES
         if (folder / name).exists()
         and (folder / name).read_text("utf-8", "replace") != (texts or {}).get(name)
     ]
@@ -147,11 +118,6 @@ def check_absent(folder: Path, texts: Mapping[str, str] | None = None) -> None:
             f"{' and '.join(there)} would be replaced: move what you need, and say "
             "--force"
         )
-
-
-def write_templates(folder: Path) -> list[Path]:
-    """Files of comments alone."""
-    return write_settings(folder, TEMPLATES)
 
 
 def write_settings(folder: Path, texts: Mapping[str, str]) -> list[Path]:

@@ -14,6 +14,4 @@ class Watcher:
     def expect_more(self, trials: int) -> None:
         """So many that no plan could know."""
 
-    def begins(self, trial: TrialResult) -> None: ...
-
     def ends(self, trial: TrialResult) -> None: ...
