@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
-from flatout.engine.arrays.image_manifest import file_below, read_manifest
 from flatout.engine.arrays.sources import (
     ArraysError,
     Files,
@@ -29,18 +29,8 @@ from flatout.engine.rows.decoding import BadImage, Decoder
 
 logger = logging.getLogger(__name__)
 
-IMAGES = (
-    ".png",
-    ".jpg",
-    ".jpeg",
-    ".bmp",
-    ".gif",
-    ".webp",
-    ".tif",
-    ".tiff",
-    ".ppm",
-    ".pgm",
-)
+IMAGES = tuple(".png .jpg .jpeg .bmp .gif .webp .tif .tiff .ppm .pgm".split())
+MANIFESTS = (".parquet", ".jsonl", ".json", ".csv")
 SPLIT_NAMES = frozenset(
     {"train", "training", "val", "valid", "validation", "dev", "test", "testing"}
 )
@@ -168,3 +158,44 @@ def _check_classes(path: Path, names: set[str]) -> None:
             "each class: put the images of a class into one folder (splits are made by "
             "split.fractions), or name a folder with classes"
         )
+
+
+def read_manifest(path: Path, image: str, label: str | None) -> pd.DataFrame:
+    """A table with the column `image`, and `label` where one is named. Raises
+    ArraysError."""
+    readers = {
+        ".parquet": pd.read_parquet,
+        ".jsonl": lambda file: pd.read_json(file, lines=True, dtype=False),
+        ".json": lambda file: pd.read_json(file, dtype=False),
+        ".csv": lambda file: pd.read_csv(file, dtype=str, keep_default_na=False),
+    }
+    kind = path.suffix.lower()
+    if kind not in readers:
+        kinds = ", ".join(MANIFESTS)
+        raise ArraysError(f"{path}: a folder of class folders, or one of {kinds}")
+    try:
+        table: pd.DataFrame = readers[kind](path)  # type: ignore[operator]
+    except (OSError, ValueError) as error:
+        raise ArraysError(f"{path} cannot be read: {error}") from error
+    _check_columns(path, table, image, label)
+    if table.empty:
+        raise ArraysError(f"{path} names no image: it has columns but no rows")
+    return table
+
+
+def _check_columns(path: Path, table: pd.DataFrame, image: str, label: Any) -> None:
+    """Raises ArraysError."""
+    wanted = {"images.image_column": image, "split.label_column": label}
+    for parameter, name in wanted.items():
+        if name is not None and name not in table:
+            raise ArraysError(
+                f"{path}: no column {name}; it has {list(table)}. Set {parameter}"
+            )
+
+
+def file_below(root: Path, name: Any) -> Path:
+    """A path that a manifest gives may be from anywhere. Raises ArraysError."""
+    file = (root / str(name)).resolve()
+    if not file.is_relative_to(root.resolve()):
+        raise ArraysError(f"{name!r} leads out of the manifest's folder {root}")
+    return root / file.relative_to(root.resolve())

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from flatout.engine.data.columns import Columns, all_numbers, prose_beside
 from flatout.engine.data.forms.given_splits import SplitTexts, entry_of
-from flatout.engine.data.labels import label_findings, label_report, label_warnings
+from flatout.engine.data.labels import label_report, label_warnings
 from flatout.engine.data.raw_texts import SPLITS, RawTexts, batches_of, named_row
 from flatout.engine.data.row_facts import FactCollector
 from flatout.engine.data.row_hashes import content_hashes, group_hashes, leaks
@@ -90,8 +90,7 @@ class TextSplit(SplitPlan):
     def report(self) -> dict[str, Any]:
         """Counts, shares and leaks; checks that no row is unaccounted for."""
         facts, codes = self.facts, self.codes
-        found = label_findings(facts, codes)
-        labels = label_report(facts, codes, SPLITS, found)
+        labels = label_report(facts, codes)
         kept = self.settings.keep_duplicates
         report = split_report(facts, codes, self.rejected, labels, repeats=kept)
         if facts.are_given:

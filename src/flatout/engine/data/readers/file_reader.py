@@ -117,42 +117,17 @@ class FileReader(ABC):
         return advice
 
     def _bad_encoding(self, error: UnicodeError) -> RawTextsError:
-        own = codecs.lookup(self.form.encoding).name
-        byte, shown = b"", ""
+        shown = ""
         if isinstance(error, UnicodeDecodeError):
-            byte = error.object[error.start : error.start + 1]
-            shown = f" (byte 0x{byte.hex()})"
-        fitting = (
-            name
-            for name in _likely_encodings(self.path, byte)
-            if codecs.lookup(name).name != own and _decodes(byte, name)
-        )
+            shown = f" (byte 0x{error.object[error.start]:02x})"
         return RawTextsError(
             f"{self.path} is not {self.form.encoding}{shown}. Name the file's encoding "
-            f"in the catalog, as in encoding: {next(fitting)} (or cp949, utf-16)"
+            "in the catalog, as in encoding: cp1252 (or latin-1, cp949, utf-16, utf-8)"
         )
 
     def fail(self, error: Exception, advice: str) -> RawTextsError:
         why = first_line(error)
         return RawTextsError(f"{self.path} cannot be read ({why}): {advice}")
-
-
-def _likely_encodings(path: Path, byte: bytes) -> list[str]:
-    with path.open("rb") as file:
-        head = file.read(64)
-    if head[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        return ["utf-16", "latin-1", "utf-8"]
-    # Windows has quotes and dashes where latin-1 has control characters.
-    windows = byte and 0x80 <= byte[0] < 0xA0
-    likely = ["cp1252", "latin-1"] if windows else ["latin-1", "cp1252"]
-    return [*likely, "utf-8"]
-
-
-def _decodes(byte: bytes, encoding: str) -> bool:
-    try:
-        return encoding.startswith("utf") or bool(byte.decode(encoding)) or not byte
-    except UnicodeDecodeError:
-        return False
 
 
 def files_of(path: Path) -> list[Path]:
