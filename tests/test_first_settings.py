@@ -9,6 +9,7 @@ import random
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -155,6 +156,27 @@ def test_a_table_of_a_korean_windows_is_read(tmp_path):
     done = init(tmp_path, file)
     assert done.exit_code == 0, done.output
     assert written(tmp_path)[0]["raw_texts"]["encoding"] == "cp949"
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_a_file_without_a_header_loses_no_row(tmp_path, suffix):
+    file, mark = tmp_path / f"reviews.{suffix}", "," if suffix == "csv" else "\t"
+    rows = [mark.join([text(), ("good", "bad")[n % 2]]) for n in range(60)]
+    file.write_text("\n".join(rows))
+    done = init(tmp_path, file)
+    assert done.exit_code == 0, done.output
+    assert "the first line is a row, not names" in " ".join(done.output.split())
+    catalog, parameters = written(tmp_path)
+    assert catalog["raw_texts"]["column_names"] == ["column_1", "column_2"]
+    columns = {"text_column": "column_1", "label_column": "column_2"}
+    assert parameters["split"] == columns
+
+
+def test_columns_that_pandas_numbered_are_names(tmp_path):
+    table = pd.DataFrame([[text(), n % 2] for n in range(60)])
+    table.to_csv(tmp_path / "numbered.csv", index=False)
+    assert init(tmp_path, tmp_path / "numbered.csv").exit_code == 0
+    assert "column_names" not in written(tmp_path)[0]["raw_texts"]
 
 
 def test_what_somebody_knows_better_counts(tmp_path):

@@ -10,6 +10,7 @@ import json
 import os
 from contextlib import contextmanager
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
@@ -561,6 +562,21 @@ def test_an_unknown_kind_of_file(tmp_path):
     path = write(tmp_path / "a.dat", "PK")
     with pytest.raises(RawTextsError, match="what kind of file is this"):
         _ = TextFiles(path).column_names
+    with pytest.raises(RawTextsError, match="format: 'xml' is none of csv, tsv, jsonl"):
+        _ = TextFiles(path, Format(kind="xml")).column_names
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_the_entry_names_the_kind_of_a_file_without_a_suffix(tmp_path, kind):
+    table = pd.DataFrame({"text": ["a", "b"], "label": ["x", "y"]})
+    path = tmp_path / "part-00000"
+    if kind == "csv":
+        table.to_csv(path, index=False)
+    else:
+        table.to_json(path, orient="records", lines=True)
+    for place in (path, tmp_path):
+        rows, _ = rows_of(TextFiles(place, Format(kind=kind)))
+        assert [row[2:] for row in rows] == [("a", "x"), ("b", "y")]
 
 
 @contextmanager

@@ -46,7 +46,8 @@ class TextFiles(ReadOnlyDataset):
 
     Streamed, so it may be larger than memory. Rows that cannot be read go to
     `rejected_rows` with their number. A CSV file without a header needs
-    `column_names`.
+    `column_names`. `format` (csv, jsonl, parquet, ...) is needed if the file's name
+    has no suffix that tells it.
 
     `filepath` may be a URL of a store that fsspec knows (s3://, gs://, hf://,
     https://): its files are copied to `cache_dir`, and again where they have changed.
@@ -63,6 +64,7 @@ class TextFiles(ReadOnlyDataset):
         delimiter: str = ",",
         quote_char: str | None = '"',
         column_names: list[str] | None = None,
+        format: str | None = None,
         cache_dir: str = "data/01_raw/fetched",
         credentials: dict[str, Any] | None = None,
         fs_args: dict[str, Any] | None = None,
@@ -70,7 +72,7 @@ class TextFiles(ReadOnlyDataset):
     ) -> None:
         names = tuple(column_names) if column_names else None
         with dataset_errors():
-            self._form = Format(encoding, delimiter, quote_char, names)
+            self._form = Format(encoding, delimiter, quote_char, names, format)
         self._filepath = filepath
         self._cache = Path(project_path(cache_dir))
         self._options = {**(credentials or {}), **(fs_args or {})}

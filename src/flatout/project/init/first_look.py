@@ -68,6 +68,17 @@ def look_at(raw: RawTexts) -> FirstLook:
     return FirstLook({name: _parsed(values) for name, values in found.items()})
 
 
+def names_are_a_row(raw: RawTexts) -> bool:
+    """Whether a file has no header: the name of a column of classes is one of them."""
+    names = list(raw.column_names)
+    if names == [str(n) for n in range(len(names))]:  # as pandas numbers columns
+        return False
+    return any(
+        num_classes(values) and name in {str(value) for value in values}
+        for name, values in look_at(raw).columns.items()
+    )
+
+
 def _parsed(values: list[Any]) -> list[Any]:
     """Lists where each is one, as JSON has it: readers give them as text."""
     told = [value for value in values if value is not None]

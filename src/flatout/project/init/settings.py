@@ -21,6 +21,7 @@ from flatout.engine.machine.environment import nvidia_gpu_count
 from flatout.engine.parameters import parse_settings
 from flatout.engine.parameters.common import by_path
 from flatout.engine.tasks import HeadKind, columns_of, task_class
+from flatout.project.init.first_look import names_are_a_row
 from flatout.project.init.guess import Guess, guess
 from flatout.project.init.samples import guessed_parameters, holds_numbers
 
@@ -54,7 +55,13 @@ def look_at(
         if mark := next(marks, None):
             options["delimiter"] = mark
             raw = TextFiles(filepath=file, **options).load()
-    return guess(raw, text, label), entry | options
+    if is_a_row := names_are_a_row(raw):
+        numbered = range(1, len(raw.column_names) + 1)
+        options["column_names"] = [f"column_{n}" for n in numbered]
+        raw = TextFiles(filepath=file, **options).load()
+    found = guess(raw, text, label)
+    why = f"{found.why}; the first line is a row, not names" if is_a_row else found.why
+    return replace(found, why=why), entry | options
 
 
 def _no_texts(kind: str, file: str, label: str | None) -> str:

@@ -29,6 +29,8 @@ class Format:
     quote_char: str | None = '"'
     column_names: tuple[str, ...] | None = None
     """Of a CSV file without a header."""
+    kind: str | None = None
+    """`csv`, `jsonl`, ...; None: the suffix of the file's name decides."""
 
     def __post_init__(self) -> None:
         """Raises RawTextsError."""

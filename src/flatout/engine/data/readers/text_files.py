@@ -55,8 +55,9 @@ class TextFiles:
                 f"{self.path} is a folder of datasets.save_to_disk: name it in an "
                 "entry of type flatout.datasets.KeyedArrowDataset"
             )
-        shards = [p for p in inside if reader_of(p) and not _is_hidden(p, self.path)]
-        kinds = {reader_of(p) for p in shards}
+        readers = {p: self._reader_of(p) for p in inside}
+        shards = [p for p in inside if readers[p] and not _is_hidden(p, self.path)]
+        kinds = {readers[p] for p in shards}
         if len(kinds) != 1:
             found = ", ".join(path.name for path in inside[:10]) or "nothing"
             raise RawTextsError(
@@ -79,7 +80,7 @@ class TextFiles:
         """Raises RawTextsError where a shard lacks a column that is used."""
         for shard, present in self._columns.items():
             missing = [name for name in wanted if name not in present]
-            if missing and reader_of(shard) is not JsonReader:
+            if missing and self._reader_of(shard) is not JsonReader:
                 raise RawTextsError(
                     f"{shard} lacks {', '.join(missing)}, which "
                     f"{self.files[0].name} has"
@@ -89,7 +90,10 @@ class TextFiles:
         """Hash of the files' bytes and of how they are read. Raises RawTextsError
         where they cannot be."""
         self._check_shards(columns)
-        state = xxhash.xxh3_128(json.dumps([list(columns), vars(self.form)]).encode())
+        form = vars(self.form).copy()
+        if self.form.kind is None:  # keys of rows made before there was a kind hold
+            del form["kind"]
+        state = xxhash.xxh3_128(json.dumps([list(columns), form]).encode())
         for shard in self.files:
             with readable(shard):
                 state.update(f"\0{shard.name}\0{shard.stat().st_size}\0".encode())
@@ -101,6 +105,15 @@ class TextFiles:
             with readable(shard):
                 yield from self._open(shard).batches(list(columns))
 
+    def _reader_of(self, path: Path) -> type[FileReader] | None:
+        """Raises RawTextsError if the entry names a kind that is not known."""
+        if self.form.kind is None:
+            return reader_of(path)
+        if reader := READERS.get(f".{self.form.kind}"):
+            return reader
+        kinds = [suffix.removeprefix(".") for suffix in READERS]
+        raise RawTextsError(f"format: {self.form.kind!r} is none of {', '.join(kinds)}")
+
     def _columns_of(self, shard: Path) -> list[str]:
         with readable(shard):
             if shard.stat().st_size == 0:
@@ -108,7 +121,7 @@ class TextFiles:
             return self._open(shard).column_names()
 
     def _open(self, shard: Path) -> FileReader:
-        reader, root = reader_of(shard), self.path
+        reader, root = self._reader_of(shard), self.path
         if reader is None:
             if shard.suffix.lower() in SHEETS:
                 raise RawTextsError(
@@ -117,7 +130,8 @@ class TextFiles:
                 )
             raise RawTextsError(
                 f"{shard}: what kind of file is this? Known are {', '.join(READERS)} "
-                f"(csv and json also packed: {', '.join(PACKED)})"
+                f"(csv and json also packed: {', '.join(PACKED)}). Rename the file, or "
+                "name its kind in the entry, as format: csv"
             )
         inside = root.is_dir()
         source = shard.relative_to(root).as_posix() if inside else shard.name
