@@ -66,7 +66,10 @@ def test_a_store_of_null_is_the_file_of_conf_base(tmp_path):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("params:\n    long_params_strategy: fail", "tracking.params: Extra inputs"),
+        (
+            "params:\n    long_params_strategy: fail",
+            "long_params_strategy: Extra inputs",
+        ),
         ("run:\n    name: [1]", "tracking.run.name: Input should be a valid string"),
     ],
 )

@@ -40,7 +40,7 @@ from flatout.project.tuned import tuned_mismatches
 from flatout.reports.comparisons import ladder_text
 from flatout.reports.durations import time_to_train_text
 from flatout.reports.markdown import time_text
-from flatout.reports.pictures.benchmark import ladder, throughput
+from flatout.reports.pictures.benchmark import ladder
 from flatout.reports.report import findings_text, report_text
 from tests import warm
 from tests.conftest import PROJECT, kedro
@@ -292,19 +292,6 @@ def test_trials_that_differ_in_little_are_told_apart():
     assert "| 002 |  | end_to_end | 2 | 8 | packed |" in shown["report"]
     assert "| samples/s | loader/s | GiB | status |" in shown["report"]
     assert "|  | 900 |  | ok |" in shown["report"]
-
-
-@pytest.mark.parametrize(
-    ("mode", "batches", "drawn"),
-    [
-        ("grid", (8, 16), "lines+markers"),
-        ("grid", (8, 8), "markers"),
-        ("ladder", (8, 16), "markers"),
-    ],
-)
-def test_a_line_joins_trials_that_differ_in_the_batch_alone(mode, batches, drawn):
-    rows = [{**TRIAL, "mode": mode, "global_batch_size": size} for size in batches]
-    assert throughput(pd.DataFrame(rows)).data[0].mode == drawn
 
 
 def test_a_kept_gain_goes_up_though_its_minute_was_slower():

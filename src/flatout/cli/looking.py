@@ -83,5 +83,5 @@ def ui(env: str | None, data_dir: str | None, **given: str | None) -> None:
         check_environment(env)
         with KedroSession.create(env=env, runtime_params=extra) as session:
             options = mlflow_options(session.load_context())
-    at = {name: value or getattr(options.ui, name) for name, value in given.items()}
+    at = {name: value or getattr(options, name) for name, value in given.items()}
     raise SystemExit(serve(options.store, click.echo, **at))

@@ -8,72 +8,43 @@ from typing import Any
 
 from kedro.config import MissingConfigException
 from kedro.framework.context import KedroContext
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flatout.engine.parameters import SettingsError
+from flatout.engine.parameters.common import by_path
 from flatout.places import check_store, project_path, tracking_store
 from flatout.project.config_loader import loader_of
 
 SQLITE = "sqlite:///"
+EXPERIMENT = "tracking.experiment"
 
 
-class _Options(BaseModel):
+class MlflowOptions(BaseModel):
+    """Each by its path in the file."""
+
     model_config = ConfigDict(extra="forbid")
 
-
-class ServerOptions(_Options):
-    mlflow_tracking_uri: str | None = None
-    mlflow_registry_uri: str | None = None
-    credentials: str | None = None
-
-
-class DisableOptions(_Options):
-    pipelines: list[str] = []
-
-
-class NewExperimentOptions(_Options):
-    artifact_location: str | None = None
-
-
-class ExperimentOptions(_Options):
-    name: str = "flatout"
-    create_experiment_kwargs: NewExperimentOptions = NewExperimentOptions()
-
-
-class RunOptions(_Options):
-    id: str | None = None
-    name: str | None = None
-
-
-class TrackingOptions(_Options):
-    disable_tracking: DisableOptions = DisableOptions()
-    experiment: ExperimentOptions = ExperimentOptions()
-    run: RunOptions = RunOptions()
-
-
-class UiOptions(_Options):
-    port: str = "5000"
-    host: str = "127.0.0.1"
-
-
-class MlflowOptions(_Options):
-    server: ServerOptions = ServerOptions()
-    tracking: TrackingOptions = TrackingOptions()
-    ui: UiOptions = UiOptions()
+    uri: str | None = Field(None, alias="server.mlflow_tracking_uri")
+    registry_uri: str | None = Field(None, alias="server.mlflow_registry_uri")
+    credentials: str | None = Field(None, alias="server.credentials")
+    untracked: list[str] = Field([], alias="tracking.disable_tracking.pipelines")
+    experiment: str = Field("flatout", alias=f"{EXPERIMENT}.name")
+    artifact_location: str | None = Field(
+        None, alias=f"{EXPERIMENT}.create_experiment_kwargs.artifact_location"
+    )
+    run_id: str | None = Field(None, alias="tracking.run.id")
+    run_name: str | None = Field(None, alias="tracking.run.name")
+    host: str = Field("127.0.0.1", alias="ui.host")
+    port: str = Field("5000", alias="ui.port")
 
     @property
     def store(self) -> str:
         """URI of the tracking store."""
-        return str(self.server.mlflow_tracking_uri)
-
-    @property
-    def artifact_location(self) -> str | None:
-        return self.tracking.experiment.create_experiment_kwargs.artifact_location
+        return str(self.uri)
 
     def tracks(self, pipelines: Collection[str] | None) -> bool:
         """Whether any of the pipelines that a run names opens a run of MLflow."""
-        asked = set(pipelines or ["__default__"])
-        return not asked <= set(self.tracking.disable_tracking.pipelines)
+        return not set(pipelines or ["__default__"]) <= set(self.untracked)
 
     def store_files(self, data_dir: str) -> list[Path]:
         """The store, if it is the file of the data folder. Any other may be away: its
@@ -88,28 +59,25 @@ class MlflowOptions(_Options):
 
 def mlflow_options(context: KedroContext) -> MlflowOptions:
     """Of a session; relative paths start at the project. Raises SettingsError."""
+    loader = loader_of(context)
+    given = {path: value for path, value in by_path(loader["mlflow"]) if value != {}}
     try:
-        found = MlflowOptions.model_validate(context.config_loader["mlflow"])
+        found = MlflowOptions.model_validate(given)
     except ValidationError as error:
-        faults = [
-            f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
-            for fault in error.errors()
-        ]
+        faults = [f"{fault['loc'][0]}: {fault['msg']}" for fault in error.errors()]
         raise SettingsError(f"mlflow.yml in conf/: {'; '.join(faults)}") from None
-    server, at = found.server, found.tracking.experiment.create_experiment_kwargs
-    data_dir = loader_of(context).settings.data_dir
-    uri = server.mlflow_tracking_uri or tracking_store(data_dir)
+    uri = found.uri or tracking_store(loader.settings.data_dir)
     if uri.startswith(SQLITE):
         uri = SQLITE + project_path(uri.removeprefix(SQLITE))
-    server.mlflow_tracking_uri = uri
-    if at.artifact_location and ":" not in at.artifact_location:
-        at.artifact_location = project_path(at.artifact_location)
-    return found
+    place = found.artifact_location
+    if place and ":" not in place:
+        place = project_path(place)
+    return found.model_copy(update={"uri": uri, "artifact_location": place})
 
 
 def login(context: KedroContext, options: MlflowOptions) -> dict[str, str]:
     """Variables of the environment that `server.credentials` names."""
-    name = options.server.credentials
+    name = options.credentials
     if name is None:
         return {}
     try:

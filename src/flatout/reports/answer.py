@@ -1,9 +1,9 @@
-"""The benchmark's answer: one sentence, and a chart of at most ten lines."""
+"""The benchmark's answer: one sentence."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -12,10 +12,7 @@ from flatout.reports.comparisons import loader_text
 from flatout.reports.markdown import counted, number_text
 from flatout.reports.tuned import interval_text
 
-MAX_LINES, BAR_CELLS = 10, 30
 Summary = Mapping[str, Any]
-Bars = Sequence[tuple[str, float]]
-"""Name and samples/s of each line."""
 
 
 def answer(summary: Summary, trials: pd.DataFrame, steps: pd.DataFrame) -> str:
@@ -30,20 +27,6 @@ def answer(summary: Summary, trials: pd.DataFrame, steps: pd.DataFrame) -> str:
     else:
         text = _recommendation(summary, trials)
     return text if summary["complete"] else f"Cut short, so far: {text}"
-
-
-def chart(summary: Summary, steps: pd.DataFrame) -> str:
-    """Bars of samples/s in plain text; empty if nothing was measured."""
-    bars = [(name, rate) for name, rate in _bars(summary, steps) if _is_rate(rate)]
-    if not bars:
-        return ""
-    shown = bars if len(bars) <= MAX_LINES else [bars[0], *bars[1 - MAX_LINES :]]
-    most, width = max(r for _, r in shown), max(len(name) for name, _ in shown)
-    return "\n".join(
-        f"{name:{width}}  {'█' * max(1, round(BAR_CELLS * rate / most)):{BAR_CELLS}}  "
-        f"{number_text(rate)} samples/s"
-        for name, rate in shown
-    )
 
 
 def _recommendation(summary: Summary, trials: pd.DataFrame) -> str:
@@ -146,37 +129,6 @@ def _scaling(summary: Summary) -> str:
     share = f"{100 * most['share_of_linear']:.0f} % of {devices} times one alone"
     shared = ", on the same cores" if devices > summary["devices"] else ""
     return f"{trained} {rate} samples/s, {share}{shared}."
-
-
-def _bars(summary: Summary, steps: pd.DataFrame) -> Bars:
-    mode = summary["mode"]
-    if mode == "ladder":
-        return [(row["name"], row["samples_per_s"]) for row in _kept(steps)]
-    if mode == "loader":
-        return [
-            (counted(row["num_workers"], "worker"), row["samples_per_s"])
-            for row in summary["loader"]
-        ]
-    if mode == "scaling":
-        rows = summary["scaling"]
-        return [(counted(r["devices"], "device"), r["samples_per_s"]) for r in rows]
-    return _picks(summary)
-
-
-def _picks(summary: Summary) -> Bars:
-    """The recommended trial by the rate that is promised, beside which stands that of
-    the configured settings."""
-    tuned, picks = summary["tuned"], summary["picks"]
-    source = tuned["provenance"] if tuned else {}
-    advised = (picks.get("recommended") or {}).get("trial_id")
-    rates = {
-        name.replace("_", " "): source["samples_per_s"]
-        if source and row["trial_id"] == advised
-        else row["samples_per_s"]
-        for name, row in picks.items()
-        if row
-    }
-    return [("as configured", source.get("samples_per_s_before")), *rates.items()]
 
 
 def _is_rate(value: Any) -> bool:

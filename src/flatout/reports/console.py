@@ -20,7 +20,6 @@ from flatout.engine.benchmark.trials.watching import Watcher
 from flatout.engine.launch.job_files import JobFiles
 from flatout.engine.machine.signals import Interrupted
 from flatout.engine.parameters import Settings
-from flatout.reports.answer import chart
 from flatout.reports.columns import CONSOLE, columns_of
 from flatout.reports.markdown import counted
 from flatout.reports.report import findings_text
@@ -74,7 +73,6 @@ def show_findings(
     wide.print(Markdown(findings_text(summary, trials, steps)))
     wide.print()
     wide.print(Text(summary["answer"], style="bold"))
-    wide.print(Text(chart(summary, steps)))
 
 
 def search_watched(settings: Settings, files: JobFiles) -> Search:

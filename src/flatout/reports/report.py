@@ -8,7 +8,6 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from flatout.reports.answer import chart
 from flatout.reports.columns import PAGE, PICKS, columns_of
 from flatout.reports.comparisons import ladder_text, loader_text, scaling_text
 from flatout.reports.durations import time_to_train_text
@@ -27,7 +26,7 @@ def report_text(
 ) -> str:
     """Markdown; sections that a mode does not fill are left out."""
     return _joined(
-        _answer(summary, steps),
+        f"# Benchmark: {summary['mode']}\n\n**{summary['answer']}**",
         _head(summary),
         findings_text(summary, trials, steps),
         _trials(trials),
@@ -50,12 +49,6 @@ def findings_text(
         loader_text(summary, trials),
         scaling_text(summary),
     )
-
-
-def _answer(summary: Mapping[str, Any], steps: pd.DataFrame) -> str:
-    drawn = chart(summary, steps)
-    shown = f"\n\n```text\n{drawn}\n```" if drawn else ""
-    return f"# Benchmark: {summary['mode']}\n\n**{summary['answer']}**{shown}"
 
 
 def _joined(*parts: str) -> str:

@@ -3,7 +3,6 @@ what turns samples (N, ...) into a table of answers."""
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-import flatout
-
-REQUIRED = (
-    "accelerate",
-    "datasets",
-    "mlflow",
-    "numpy",
-    "pandas",
-    "pyarrow",
-    "pydantic",
-    "safetensors",
-    "torch",
-    "transformers",
-    "xxhash",
-)
+from flatout.tracking.pyfunc import log_pyfunc
 
 
 class SampleModel:
@@ -60,25 +45,17 @@ def _load_pyfunc(path: str) -> SampleModel:
 
 
 def log_sample_model(folder: Path, example: Path, run_id: str) -> str:
-    """Log what `save_pretrained` left in `folder` to the run, with signature, the
-    array (...) in the file `example`, flatout's own code and pinned requirements.
-    Returns the model's URI."""
-    import mlflow.pyfunc
-    from mlflow.models import Model, infer_signature
+    """Log what `save_pretrained` left in `folder` to the run, with the array (...) in
+    the file `example`. Returns the model's URI."""
+    from mlflow.models import infer_signature
 
     one = np.ascontiguousarray(np.load(example)[None])
     answer = _load_pyfunc(str(folder)).predict(one)
-    logged = Model.log(
-        artifact_path=None,
-        flavor=mlflow.pyfunc,
-        name="model",
-        run_id=run_id,
-        loader_module=__name__,
-        data_path=str(folder),
-        code_paths=[str(Path(flatout.__file__).parent)],
+    return log_pyfunc(
+        __name__,
+        folder,
+        run_id,
+        also=("accelerate", "datasets", "pyarrow", "xxhash"),
         signature=infer_signature(one, answer),
         input_example=one,
-        # Left to itself MLflow imports what is not installed to find these.
-        pip_requirements=[f"{name}=={version(name)}" for name in REQUIRED],
     )
-    return str(logged.model_uri)

@@ -3,18 +3,12 @@ texts. Logging imports neither torch nor transformers, and loads nothing."""
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-import flatout
-
-REQUIRED = (
-    *("mlflow", "torch", "transformers", "tokenizers", "safetensors", "numpy"),
-    *("pandas", "psutil", "pydantic"),
-)
+from flatout.tracking.pyfunc import log_pyfunc
 
 
 class TextModel:
@@ -41,24 +35,16 @@ def _load_pyfunc(path: str, model_config: dict[str, str]) -> TextModel:
 
 
 def log_text_model(folder: Path, task: str, example: str, run_id: str) -> str:
-    """Log what `save_pretrained` of model and tokenizer left in `folder` to the run,
-    with signature, flatout's own code and pinned requirements. Returns the model's
-    URI."""
-    import mlflow.pyfunc
-    from mlflow.models import Model, infer_signature
+    """Log what `save_pretrained` of model and tokenizer left in `folder` to the run.
+    Returns the model's URI."""
+    from mlflow.models import infer_signature
 
     is_class = task == "text-classification"
     answer = pd.DataFrame({"label": ["name"], "score": [0.5]}) if is_class else None
-    logged = Model.log(
-        artifact_path=None,
-        flavor=mlflow.pyfunc,
-        name="model",
-        run_id=run_id,
+    return log_pyfunc(
+        __name__,
+        folder,
+        run_id,
         model_config={"task": task},
-        loader_module=__name__,
-        data_path=str(folder),
-        code_paths=[str(Path(flatout.__file__).parent)],
         signature=infer_signature([example], answer),
-        pip_requirements=[f"{name}=={version(name)}" for name in REQUIRED],
     )
-    return str(logged.model_uri)

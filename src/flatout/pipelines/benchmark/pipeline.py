@@ -6,6 +6,7 @@ from typing import Any
 
 from kedro.pipeline import Node, Pipeline
 
+from flatout.pipelines import inputs_of
 from flatout.pipelines.benchmark.nodes import (
     check_trials,
     run_trials,
@@ -20,18 +21,7 @@ def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
         [
             Node(
                 func=run_trials,
-                inputs={
-                    "train": f"train_{rows}",
-                    "validation": f"validation_{rows}",
-                    "test": f"test_{rows}",
-                    **({"tokenizer": "tokenizer"} if rows == "tokens" else {}),
-                    "label_names": "label_names",
-                    "runtime": "params:runtime",
-                    "model": "params:model",
-                    "tokenize": "params:tokenize",
-                    "training": "params:train",
-                    "benchmark": "params:benchmark",
-                },
+                inputs={**inputs_of(rows), "benchmark": "params:benchmark"},
                 outputs={
                     "trials": "benchmark_trials",
                     "ladder": "benchmark_ladder",

@@ -6,6 +6,7 @@ from typing import Any
 
 from kedro.pipeline import Node, Pipeline
 
+from flatout.pipelines import inputs_of
 from flatout.pipelines.sweep.nodes import choose_best, run_sweep, show_sweep
 
 
@@ -15,18 +16,7 @@ def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
         [
             Node(
                 func=run_sweep,
-                inputs={
-                    "train": f"train_{rows}",
-                    "validation": f"validation_{rows}",
-                    "test": f"test_{rows}",
-                    **({"tokenizer": "tokenizer"} if rows == "tokens" else {}),
-                    "label_names": "label_names",
-                    "runtime": "params:runtime",
-                    "model": "params:model",
-                    "tokenize": "params:tokenize",
-                    "training": "params:train",
-                    "sweep": "params:sweep",
-                },
+                inputs={**inputs_of(rows), "sweep": "params:sweep"},
                 outputs="sweep_trials",
                 name="run_sweep",
             ),

@@ -6,6 +6,7 @@ from typing import Any
 
 from kedro.pipeline import Node, Pipeline
 
+from flatout.pipelines import inputs_of
 from flatout.pipelines.train.nodes import train_model
 
 
@@ -15,18 +16,7 @@ def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
         [
             Node(
                 func=train_model,
-                inputs={
-                    "train": f"train_{rows}",
-                    "validation": f"validation_{rows}",
-                    "test": f"test_{rows}",
-                    **({"tokenizer": "tokenizer"} if rows == "tokens" else {}),
-                    "label_names": "label_names",
-                    "runtime": "params:runtime",
-                    "model": "params:model",
-                    "tokenize": "params:tokenize",
-                    "training": "params:train",
-                    "paths": "params:paths",
-                },
+                inputs={**inputs_of(rows), "paths": "params:paths"},
                 outputs={
                     "model": "model",
                     "last_model": "last_model",

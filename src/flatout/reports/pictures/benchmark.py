@@ -11,49 +11,32 @@ KEPT_COLOR, LOST_COLOR = "#4e79a7", "#bab0ac"
 
 
 def throughput(trials: pd.DataFrame) -> go.Figure:
-    """Samples/s over the global batch, a line a strategy and loader."""
+    """Samples/s over the global batch, a colour a strategy and loader."""
     rows = trials
     if len(rows):
         rows = rows[(rows["kind"] == "end_to_end") & (rows["status"] == "ok")]
     figure = _figure("Throughput", "global batch, samples", "samples/s")
     if rows.empty:
         return _empty(figure, "no training was measured")
-    for name, group in rows.groupby(_line_names(rows)):
-        line = group.sort_values("global_batch_size")
+    names = pd.Series([_settings(row) for row in rows.itertuples()], rows.index)
+    for name, group in rows.groupby(names):
+        half_pct = group["samples_per_s_spread_pct"].fillna(0) / 2
         figure.add_scatter(
-            x=line["global_batch_size"],
-            y=line["samples_per_s"],
-            mode=_joined_by(line),
-            hovertext=_names(line),
+            x=group["global_batch_size"],
+            y=group["samples_per_s"],
+            mode="markers",
+            hovertext=group["trial_id"],
             name=name,
-            error_y={"array": _half_spread(line), "visible": True},
+            error_y={"array": group["samples_per_s"] * half_pct / 100, "visible": True},
         )
     figure.update_xaxes(type="log", tickvals=sorted(rows["global_batch_size"].unique()))
     return figure
 
 
-def _line_names(rows: pd.DataFrame) -> pd.Series:
-    return pd.Series([_settings_name(row) for row in rows.itertuples()], rows.index)
-
-
-def _settings_name(row: Any) -> str:
+def _settings(row: Any) -> str:
     name = f"{row.strategy}/{row.token_budget}, {row.precision}"
     devices = "" if row.world_size == 1 else f", {row.world_size} devices"
     return f"{name}, {row.num_workers} workers{devices}"
-
-
-def _joined_by(rows: pd.DataFrame) -> str:
-    """A line goes from batch to batch. Rungs of the ladder, and trials at one batch,
-    differ in something else."""
-    unrelated = (rows["mode"] == "ladder").any()
-    if unrelated or not rows["global_batch_size"].is_unique:
-        return "markers"
-    return "lines+markers"
-
-
-def _half_spread(rows: pd.DataFrame) -> Any:
-    share = rows["samples_per_s_spread_pct"].fillna(0) / 200
-    return rows["samples_per_s"] * share
 
 
 def ladder(steps: pd.DataFrame) -> go.Figure:
@@ -118,22 +101,6 @@ def _rung(row: Any) -> str:
     rate = "" if pd.isna(row.samples_per_s) else f"{row.samples_per_s:,.1f} samples/s"
     claim = f"guide {row.source}: {row.claim}" if row.source else ""
     return "; ".join(part for part in (rate, claim) if part)
-
-
-def _names(rows: pd.DataFrame) -> pd.Series:
-    """`003 TF32` above `packed/8192 b32 w0`, as the axis shows a trial; `d2` behind it
-    where the number of devices differs."""
-    several = rows["world_size"].nunique() > 1
-    names = [_name(row, several) for row in rows.itertuples()]
-    return pd.Series(names, rows.index)
-
-
-def _name(row: Any, several: bool) -> str:
-    # A table read from a file has no number where a label is empty.
-    label = "" if pd.isna(row.label) else f" {row.label}"
-    settings = f"{row.strategy}/{row.token_budget} b{row.global_batch_size}"
-    devices = f" d{row.world_size}" if several else ""
-    return f"{row.trial_id}{label}<br>{settings} w{row.num_workers}{devices}"
 
 
 def _figure(title: str, x: str, y: str) -> go.Figure:

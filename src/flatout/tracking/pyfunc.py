@@ -1,0 +1,39 @@
+"""A saved model as MLflow has it, with flatout's own code and pinned requirements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import flatout
+
+REQUIRED = (
+    *("mlflow", "numpy", "pandas", "psutil", "pydantic"),
+    *("safetensors", "tokenizers", "torch", "transformers"),
+)
+
+
+def log_pyfunc(
+    module: str, folder: Path, run_id: str, also: Sequence[str] = (), **options: Any
+) -> str:
+    """Log `folder`, which `_load_pyfunc` of the module loads, to the run. `also`:
+    further packages that it needs; `options`: of MLflow's Model.log. Returns the
+    model's URI."""
+    import mlflow.pyfunc
+    from mlflow.models import Model
+
+    logged = Model.log(
+        artifact_path=None,
+        flavor=mlflow.pyfunc,
+        name="model",
+        run_id=run_id,
+        loader_module=module,
+        data_path=str(folder),
+        code_paths=[str(Path(flatout.__file__).parent)],
+        # Left to itself MLflow imports what is not installed to find these.
+        pip_requirements=[f"{name}=={version(name)}" for name in (*REQUIRED, *also)],
+        **options,
+    )
+    return str(logged.model_uri)
