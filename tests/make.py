@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.parameters import Settings, parse_settings
+import numpy as np
+import pandas as pd
+from PIL import Image
+
+from flatout.engine.arrays.recipes import array_recipes
+from flatout.engine.data.raw_texts import open_raw_texts
+from flatout.engine.data.split_recipes import plan_split
+from flatout.engine.parameters import Settings, SplitSettings, parse_settings
 from flatout.engine.rows.opening import rows_from_dataset
 from flatout.engine.rows.rows import SplitRows
+from flatout.engine.tasks import columns_of
 from flatout.engine.train.setup.job import TrainJob
 from tests.engine.families import LABEL_NAMES, NAMED, token_rows
 from tests.engine.runs import make_job
@@ -65,3 +73,63 @@ def task_job(
     names = tuple(LABEL_NAMES) if task in NAMED else ()
     chosen = parse_settings(given)
     return replace(job, settings=chosen, label_names=names, **task_rows(task))
+
+
+KINDS = ("texts", "arrays", "images")
+"""Of rows that the split serves."""
+FAULTS = {"texts": "text is missing", "arrays": "NaN", "images": "an empty file"}
+"""Of the bad rows that `raw_rows` makes."""
+Numbered = Sequence[tuple[int, str]]
+"""Rows by numbers, which their contents hold, and their labels."""
+
+
+def raw_rows(kind: str, folder: Path, rows: Numbered, bad: Container[int] = ()) -> Any:
+    """Raw data, written below `folder`; the rows with the numbers `bad` are of no
+    use."""
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers, labels = zip(*rows, strict=True)
+    if kind == "texts":
+        texts = [None if n in bad else f"text number {n} of many" for n in numbers]
+        return pd.DataFrame({"text": texts, "label": labels})
+    if kind == "arrays":
+        values = [[np.nan if n in bad else n, n % 7] for n in numbers]
+        path = folder / "a.npz"
+        np.savez(path, inputs=np.array(values, np.float32), label=labels)
+        return path
+    for n in {*numbers}:
+        pixels = np.random.default_rng(n).integers(0, 255, (8, 8, 3)).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"{n}.png")
+        if n in bad:
+            (folder / f"{n}.png").write_bytes(b"")
+    lines = [f"{n}.png,{label}" for n, label in rows]
+    (folder / "all.csv").write_text("\n".join(["image,label", *lines]))
+    return folder / "all.csv"
+
+
+def split_recipes(kind: str, raw: Any, **split: Any) -> dict[str, Any]:
+    """`train`, `validation`, `test`, `rejected` and `report` of any kind."""
+    if kind == "texts":
+        settings = SplitSettings(**split)
+        columns = columns_of(settings, "sequence-classification")
+        found = plan_split(open_raw_texts(raw), columns, settings)
+        return {name.replace("_rows", ""): made for name, made in found.items()} | {
+            "report": found["split_report"]
+        }
+    model = {
+        "arrays": {"task": "sequence-classification", "type": "residual_mlp"},
+        "images": {"task": "image-classification", "type": "vit"},
+    }[kind]
+    config = {"model_type": model.pop("type"), "patch_size": 4}
+    groups = {"images": {"size": 8}, "split": split}
+    chosen = samples_settings(kind, {**model, "config": config}, **groups)
+    return array_recipes(raw, chosen.split, getattr(chosen, kind), chosen.model)
+
+
+def numbers_in(kind: str, recipe: Any) -> list[int]:
+    """Those that `raw_rows` gave the rows of a split."""
+    rows = recipe.to_dataset()
+    if kind == "images":
+        return [int(Path(source).stem) for source in rows["source"]]
+    if kind == "arrays":
+        return [int(values[0]) for values in rows["inputs"]]
+    return [int(text.split()[2]) for text in rows["text"]]

@@ -27,7 +27,6 @@ from flatout.engine.files.content_key import ContentKey, FilesKey
 from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.models.building import load_pretrained
-from flatout.engine.parameters import parse_settings
 from flatout.engine.rows import array_facts
 from flatout.engine.rows.arrays import ArrayRows
 from flatout.engine.train.setup.assemble import build_model
@@ -118,24 +117,14 @@ def test_ragged_lists_and_other_shapes_go_to_the_quarantine(tmp_path):
     assert sum(made["report"].value()["rows_out"].values()) == 38
 
 
-def test_too_many_rejected_and_files_that_cannot_be_read_are_errors(tmp_path):
-    values, labels = samples(40)
-    values[:5] = np.nan
-    np.savez(tmp_path / "a.npz", inputs=values, label=labels)
-    strict = settings_of()
-    fewer = strict.split.model_copy(update={"max_rejected_fraction": 0.1})
-    strict = strict.model_copy(update={"split": fewer})
-    with pytest.raises(
-        SplitError, match=r"5 of 40 rows (?s:.*) 5 x NaN: rows 0, 1.* of a\.npz"
-    ):
-        split(tmp_path / "a.npz", strict)["report"].value()
+def test_files_that_cannot_be_read_are_errors(tmp_path):
     (tmp_path / "b.npz").write_bytes(b"")
     with pytest.raises(ArraysError, match=r"b\.npz cannot be read"):
-        split(tmp_path / "b.npz", strict)
+        split(tmp_path / "b.npz", settings_of())
     np.save(tmp_path / "c.npy", np.array([{}]), allow_pickle=True)
     np.save(tmp_path / "c.label.npy", np.array([1]))
     with pytest.raises(ArraysError, match=r"c\.npy cannot be read.*[Oo]bject"):
-        split(tmp_path / "c.npy", strict)
+        split(tmp_path / "c.npy", settings_of())
 
 
 @pytest.mark.parametrize("kind", ["npy", "h5"])
@@ -195,34 +184,11 @@ def test_hdf5_that_cannot_be_used_is_told_of(tmp_path):
         split(tmp_path / "f.h5", settings_of())
 
 
-def test_one_class_is_none(tmp_path):
-    values, labels = samples(40)
-    np.savez(tmp_path / "a.npz", inputs=values, label=np.zeros_like(labels))
-    with pytest.raises(SplitError, match="every row has the label '0'"):
-        split(tmp_path / "a.npz", settings_of())
-
-
 def test_a_number_a_sample_is_a_sample(tmp_path):
     values, labels = samples(60)
     np.savez(tmp_path / "a.npz", inputs=values[:, 0, 0], label=labels)
     train = split(tmp_path / "a.npz", settings_of())["train"].to_dataset()
     assert np.array(train["inputs"]).shape[1:] == (1,)
-
-
-def test_a_sample_keeps_its_split_and_equal_ones_share_it(tmp_path):
-    values, labels = samples(100)
-    np.savez(tmp_path / "a.npz", inputs=values, label=labels)
-    turned = np.concatenate([values[::-1], values[:50]])
-    told = np.concatenate([labels[::-1], labels[:50]])
-    np.savez(tmp_path / "b.npz", inputs=turned, label=told)
-    found = []
-    for name in ("a.npz", "b.npz"):
-        made = split(tmp_path / name, settings_of())
-        rows = {s: made[s].to_dataset()["inputs"] for s in ("train", "test")}
-        found.append({s: {str(row) for row in rows[s]} for s in rows})
-    assert found[0] == found[1]
-    assert not found[1]["train"] & found[1]["test"]
-    assert made["report"].value()["repeated"] == 50
 
 
 def test_statistics_are_those_of_train_and_kept_with_the_model(tmp_path):
@@ -551,49 +517,3 @@ def test_hdf5_in_capitals_and_a_broken_npz(tmp_path):
         (tmp_path / "a.npz").write_bytes(broken)
         with pytest.raises(ArraysError, match=r"a\.npz cannot be read"):
             split(tmp_path / "a.npz", settings_of())["report"].value()
-
-
-def test_the_quarantine_is_there_when_the_run_stops(tmp_path):
-    values, labels = samples(60)
-    values[:5] = np.nan
-    np.savez(tmp_path / "a.npz", inputs=values, label=labels)
-    strict = settings_of()
-    fewer = strict.split.model_copy(update={"max_rejected_fraction": 0.01})
-    strict = strict.model_copy(update={"split": fewer})
-    made = split(tmp_path / "a.npz", strict)
-    assert rejected(made) == [("a.npz", row, "NaN") for row in range(5)]
-    with pytest.raises(SplitError, match=r"rejected_arrays\. Correct .* or raise"):
-        made["train"].to_dataset()
-
-
-def test_a_class_that_train_has_not_is_told_with_its_place(tmp_path):
-    values, labels = samples(60)
-    told = labels.astype("<U5")
-    np.savez(tmp_path / "a.npz", inputs=values[:30], label=told[:30])
-    np.savez(tmp_path / "b.npz", inputs=values[30:], label=told[30:])
-    source = split(tmp_path, settings_of())["test"].to_dataset()["source"][-1]
-    name, row = source.split(":")
-    assert name == "b.npz"
-    rare = told[30:].copy()
-    rare[int(row)] = "rare"
-    np.savez(tmp_path / name, inputs=values[30:], label=rare)
-    made = split(tmp_path, settings_of())
-    assert rejected(made) == [(name, int(row), "label has no row in the train split")]
-
-
-def test_repeats_are_counted_among_what_can_be_used(tmp_path):
-    values, labels = samples(60)
-    values[:4], values[10] = np.nan, values[11]
-    np.savez(tmp_path / "a.npz", inputs=values, label=labels)
-    report = split(tmp_path / "a.npz", settings_of())["report"].value()
-    assert (report["rejected"], report["repeated"]) == (4, 1)
-
-
-def test_splits_have_their_fractions(tmp_path):
-    values, labels = samples(3000)
-    np.savez(tmp_path / "a.npz", inputs=values, label=labels)
-    given = settings_of().model_dump(mode="json")
-    given["split"]["fractions"] = {"train": 0.6, "validation": 0.3, "test": 0.1}
-    rows = split(tmp_path / "a.npz", parse_settings(given))["report"].value()
-    shares = [rows["rows_out"][n] / 3000 for n in ("train", "validation", "test")]
-    np.testing.assert_allclose(shares, [0.6, 0.3, 0.1], atol=0.03)

@@ -103,58 +103,12 @@ def test_an_empty_line_of_a_file_of_one_column_is_a_row(tmp_path, encoding, end)
     assert [(b.row, b.excerpt) for b in batch.broken] == [(2, "b,c")]
 
 
-def test_an_empty_line_is_rejected_with_its_row(tmp_path):
-    path = write(tmp_path / "a.csv", "text\na\n\nb\n")
-    plan = plan_split(
-        TextFiles(path), Columns("text", None, None, None), SplitSettings()
-    )
-    (row,) = plan["rejected_rows"].table().to_pylist()
-    assert (row["row"], row["reason"]) == (1, "text is empty")
-
-
-def test_empty_lines_of_other_files_are_no_rows(tmp_path):
-    path = write(tmp_path / "a.csv", "text,label\na,x\n\nb,y\n\n")
-    assert [row[1:] for row in rows_of(TextFiles(path))[0]] == [
-        (0, "a", "x"),
-        (1, "b", "y"),
-    ]
-    path = write(tmp_path / "b.csv", "\ntext\na\n\nb\n")
-    (batch,) = TextFiles(path).batches(["text"])
-    assert batch.columns["text"].to_pylist() == ["a", "b"]
-
-
-def test_a_suffix_in_capitals_is_the_same_suffix(tmp_path):
-    path = write(tmp_path / "A.TSV", "text\tlabel\none, two\tx\n")
-    assert rows_of(TextFiles(path)) == ([("A.TSV", 0, "one, two", "x")], [])
-
-
 def test_a_folder_of_shards_is_read_in_the_order_of_names(tmp_path):
     write(tmp_path / "b" / "2.csv", "text,label\nsecond,y\n")
     write(tmp_path / "1.csv", "text,label\nfirst,x\n")
     write(tmp_path / "_SUCCESS", "")
     rows, _ = rows_of(TextFiles(tmp_path))
     assert rows == [("1.csv", 0, "first", "x"), ("b/2.csv", 0, "second", "y")]
-
-
-@pytest.mark.parametrize(
-    "encoding", ["utf-8", "utf-8-sig", "latin-1", "cp949", "utf-16"]
-)
-@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-def test_encodings_named_in_the_catalog(tmp_path, encoding, suffix):
-    word = "\ud55c\uad6d\uc5b4" if encoding not in ("latin-1",) else "caf\xe9"
-    content = (
-        f"text,label\n{word},x\n"
-        if suffix == "csv"
-        else (json.dumps({"text": word, "label": "x"}, ensure_ascii=False) + "\n")
-    )
-    path = write(tmp_path / f"a.{suffix}", content.encode(encoding))
-    rows, _ = rows_of(TextFiles(path, Format(encoding=encoding)))
-    assert rows == [(f"a.{suffix}", 0, word, "x")]
-
-
-def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path):
-    path = write(tmp_path / "a.csv", "\ufefftext,label\na,x\n")
-    assert TextFiles(path).column_names == COLUMNS
 
 
 LATIN = "caf\xe9".encode("latin-1")
@@ -183,6 +137,14 @@ HEAD = b"text,label\na,x\n"
         ("a.jsonl", b"{'text': 'a'}\n", {}, "give one object a line, with double"),
         ("a.jsonl", b'{"text": "a"},\n', {}, "row 0 is no JSON object ('Extra data"),
         ("a.jsonl", b"[" * 100_000, {}, "is one JSON array"),
+        ("a.json", b'[{"text": "a"}]', {}, "is one JSON array; give one object a line"),
+        ("a.csv", b"", {}, "is empty (0 bytes)"),
+        ("a.jsonl", b"", {}, "is empty (0 bytes)"),
+        ("a.parquet", b"", {}, "is empty (0 bytes)"),
+        ("a.xlsx", b"PK", {}, "save its sheet as CSV"),
+        ("a.dat", b"PK", {}, "what kind of file is this"),
+        ("a.dat", b"PK", {"kind": "xml"}, "format: 'xml' is none of csv, tsv, jsonl"),
+        ("a.csv", HEAD + b"b \x93q\x94,y,z\n", {}, "is not utf-8 (byte 0x93)"),
     ],
 )
 def test_files_that_are_refused_in_one_sentence(tmp_path, name, content, form, said):
@@ -193,6 +155,174 @@ def test_files_that_are_refused_in_one_sentence(tmp_path, name, content, form, s
     for part in said.split("*"):
         assert part.strip() in str(error.value)
     assert "\n" not in str(error.value)
+
+
+FIELDS = "{} fields where 2 are expected"
+SWALLOWED = f"{FIELDS.format(3)} (a quote over several lines: is it closed?)"
+JSON = [
+    b'{"text": "a", "label": 1}',
+    b'{"text": "b", "label": ',
+    b"[1]",
+    b'"text"',
+    b'{"text": "c", "label": "two"}',
+    b'{"label": 3}',
+    b'{"text": "\xff"}',
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "form", "rows", "broken"),
+    [
+        ("A.TSV", "text\tlabel\none, two\tx\n", {}, [(0, "one, two", "x")], []),
+        ("a.csv", "\ufefftext,label\na,x\n", {}, [(0, "a", "x")], []),
+        (
+            "a.csv",
+            "text,label\ncaf\xe9,x\n".encode("latin-1"),
+            {"encoding": "latin-1"},
+            [(0, "caf\xe9", "x")],
+            [],
+        ),
+        (
+            "a.csv",
+            "text,label\na,x\n\nb,y\n\n",
+            {},
+            [(0, "a", "x"), (1, "b", "y")],
+            [],
+        ),
+        (
+            "a.csv",
+            "one,x\ntwo,y,z\n",
+            {"column_names": ("text", "label")},
+            [(0, "one", "x")],
+            [(1, FIELDS.format(3), "two,y,z")],
+        ),
+        (
+            "a.csv",
+            "text,label\na,x\nb,y,z\nc,x\nd\ne,y\n",
+            {},
+            [(0, "a", "x"), (2, "c", "x"), (4, "e", "y")],
+            [(1, FIELDS.format(3), "b,y,z"), (3, FIELDS.format(1), "d")],
+        ),
+        *(
+            (
+                "a.csv",
+                f"text,label\na,x\nb{mark}c,y,z\nd,x\n",
+                {},
+                [(0, "a", "x"), (2, "d", "x")],
+                [(1, FIELDS.format(3), f"b{mark}c,y,z")],
+            )
+            for mark in ("\u2028", "\x0c", "\x85")
+        ),
+        (
+            "a.csv",
+            'text,label\na,x\n"b,x\nc,y\nd",y,z\ne,x\n',
+            {},
+            [(0, "a", "x"), (2, "e", "x")],
+            [(1, SWALLOWED, line) for line in ('"b,x', "c,y", 'd",y,z')],
+        ),
+        (
+            "a.csv",
+            'text,label\n"b,x\n5" pipe,y\n',
+            {"quote_char": None},
+            [(0, '"b', "x"), (1, '5" pipe', "y")],
+            [],
+        ),
+        (
+            "a.csv",
+            'text,label\n5" pipe,x\nb,y\n',
+            {},
+            [(0, '5" pipe', "x"), (1, "b", "y")],
+            [],
+        ),
+        (
+            "a.jsonl",
+            '{"text": "2020-01-01", "label": "x"}\n',
+            {},
+            [(0, "2020-01-01", "x")],
+            [],
+        ),
+        (
+            "a.jsonl",
+            b"\n".join(JSON),
+            {},
+            [(0, "a", "1"), (4, "c", "two"), (5, None, "3")],
+            [
+                (
+                    1,
+                    "not valid JSON",
+                    "Expecting value: line 1 column 24 (char 23): " + JSON[1].decode(),
+                ),
+                (2, "not a JSON object", "[1]"),
+                (3, "not a JSON object", '"text"'),
+                (6, "not valid UTF-8", '{"text": "\\xff"}'),
+            ],
+        ),
+    ],
+)
+def test_what_is_read_and_what_costs_its_row(
+    tmp_path, name, content, form, rows, broken
+):
+    files = TextFiles(write(tmp_path / name, content), Format(**form))
+    assert files.column_names == COLUMNS
+    assert rows_of(files) == ([(name, *row) for row in rows], broken)
+
+
+def test_an_empty_line_before_a_header_is_no_row(tmp_path):
+    path = write(tmp_path / "b.csv", "\ntext\na\n\nb\n")
+    (batch,) = TextFiles(path).batches(["text"])
+    assert batch.columns["text"].to_pylist() == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("content", "columns", "found"),
+    [
+        ("text\na\n\nb\n", TEXTS, [(1, "text is empty", "")]),
+        (
+            b"text,label\na\x00b,x\n",
+            CLASSES,
+            [(0, "text holds a NUL byte (UTF-16 or binary data?)", "a\\0b")],
+        ),
+        (
+            "text,label,who\na,x,1\nb,x,\n",
+            Columns("text", None, "label", "who"),
+            [(1, "who is empty", "b")],
+        ),
+    ],
+)
+def test_values_of_no_use_are_rejected(tmp_path, content, columns, found):
+    (batch,) = TextFiles(write(tmp_path / "a.csv", content)).batches(columns.names)
+    rows = check_batch(batch, columns).rejected.to_pylist()
+    assert [(r["row"], r["reason"], r["excerpt"]) for r in rows] == found
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "said"),
+    [
+        ("text,label\n", SplitError, "raw_texts is empty: it has columns but no rows"),
+        (
+            "text,label\n\na,x\n\n,y\nb,x\n,y\n",
+            SplitError,
+            r"2 x text is empty: rows 1, 3 of a\.csv",
+        ),
+        (
+            "text,text,label\na,b,x\n",
+            RawTextsError,
+            r"split\.text_column is 'text', which is there twice",
+        ),
+    ],
+)
+def test_files_whose_rows_are_of_no_use(tmp_path, content, error, said):
+    files = TextFiles(write(tmp_path / "a.csv", content))
+    with pytest.raises(error, match=said):
+        plan_split(files, CLASSES, SplitSettings())["train_rows"].to_dataset()
+
+
+def test_what_holds_no_file_of_a_known_kind(tmp_path):
+    write(tmp_path / "notes.txt", "hello")
+    with pytest.raises(RawTextsError, match=r"it holds notes\.txt"):
+        _ = TextFiles(tmp_path).files
+    with pytest.raises(RawTextsError, match="is not there: set its filepath in the"):
+        _ = TextFiles(tmp_path / "no.csv").files
 
 
 @pytest.mark.parametrize(
@@ -207,16 +337,6 @@ def test_files_that_are_refused_in_one_sentence(tmp_path, name, content, form, s
 def test_packed_files_are_known_by_how_they_begin(tmp_path, name, content):
     rows, broken = rows_of(TextFiles(write(tmp_path / name, content)))
     assert [row[2] for row in rows] == GOOD["text"] and not broken
-
-
-def test_names_for_a_file_without_a_header(tmp_path):
-    path = write(tmp_path / "a.csv", "one,x\ntwo,y,z\n")
-    files = TextFiles(path, Format(column_names=("text", "label")))
-    assert files.column_names == COLUMNS
-    assert rows_of(files) == (
-        [("a.csv", 0, "one", "x")],
-        [(1, "3 fields where 2 are expected", "two,y,z")],
-    )
 
 
 @pytest.mark.parametrize(
@@ -293,22 +413,6 @@ def test_rows_are_read_back_from_any_file_and_damage_is_told(
         assert str(path) in str(error)
 
 
-def test_a_workbook_is_to_be_saved_as_csv(tmp_path):
-    path = write(tmp_path / "a.xlsx", b"PK")
-    with pytest.raises(RawTextsError, match="save its sheet as CSV"):
-        rows_of(TextFiles(path))
-
-
-def test_too_many_and_too_few_fields_cost_their_row(tmp_path):
-    path = write(tmp_path / "a.csv", "text,label\na,x\nb,y,z\nc,x\nd\ne,y\n")
-    rows, broken = rows_of(TextFiles(path))
-    assert [(row, text) for _, row, text, _ in rows] == [(0, "a"), (2, "c"), (4, "e")]
-    assert broken == [
-        (1, "3 fields where 2 are expected", "b,y,z"),
-        (3, "1 fields where 2 are expected", "d"),
-    ]
-
-
 @pytest.mark.parametrize("line", ['"b never closed,x', 'b,"never closed'])
 def test_an_unclosed_quote_names_its_row(tmp_path, line):
     rest = "".join(f"t{i},y\n" for i in range(50))
@@ -320,45 +424,6 @@ def test_an_unclosed_quote_names_its_row(tmp_path, line):
     assert text.startswith(f"{path}: the quote opened in row 1 ({shown!r}) is never")
     assert "never closed, so the rest of the file was read as part of that row" in text
     assert "set quote_char: null" in text
-
-
-def test_lines_swallowed_by_a_quote_are_rejected_one_by_one(tmp_path):
-    path = write(tmp_path / "a.csv", 'text,label\na,x\n"b,x\nc,y\nd",y,z\ne,x\n')
-    rows, broken = rows_of(TextFiles(path))
-    assert [text for *_, text, _ in rows] == ["a", "e"]
-    reason = "3 fields where 2 are expected" if len(broken) == 1 else broken[0][1]
-    assert len(broken) == 3
-    assert reason.endswith("(a quote over several lines: is it closed?)")
-
-
-def test_quotes_as_ordinary_characters(tmp_path):
-    path = write(tmp_path / "a.csv", 'text,label\n"b,x\n5" pipe,y\n')
-    rows, _ = rows_of(TextFiles(path, Format(quote_char=None)))
-    assert [text for *_, text, _ in rows] == ['"b', '5" pipe']
-
-
-def test_an_inch_sign_is_no_unclosed_quote(tmp_path):
-    path = write(tmp_path / "a.csv", 'text,label\n5" pipe,x\nb,y\n')
-    rows, broken = rows_of(TextFiles(path))
-    assert [text for *_, text, _ in rows] == ['5" pipe', "b"] and not broken
-
-
-@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
-def test_an_empty_file(tmp_path, suffix):
-    path = write(tmp_path / f"a.{suffix}", "")
-    with pytest.raises(RawTextsError, match=r"is empty \(0 bytes\)"):
-        _ = TextFiles(path).column_names
-
-
-def test_a_header_and_nothing_else(tmp_path):
-    path = write(tmp_path / "a.csv", "text,label\n")
-    plan = plan_split(
-        TextFiles(path), Columns(*COLUMNS[:1], None, "label", None), SplitSettings()
-    )
-    with pytest.raises(
-        SplitError, match="raw_texts is empty: it has columns but no rows"
-    ):
-        plan["train_rows"].to_dataset()
 
 
 @pytest.mark.parametrize(("mark", "shown"), [(";", '";"'), ("\t", r'"\t"')])
@@ -375,60 +440,6 @@ def test_a_header_with_another_delimiter(tmp_path, mark, shown):
     )
     form = Format(delimiter=yaml.safe_load(shown))
     assert rows_of(TextFiles(path, form))[0] == [("a.csv", 0, "one, two", "x")]
-
-
-def test_an_empty_cell_of_a_csv_file_is_no_group(tmp_path):
-    lines = [f"text {i},x,{'' if i % 2 else i}" for i in range(200)]
-    path = write(tmp_path / "a.csv", "\n".join(["text,label,who", *lines]))
-    columns = Columns("text", None, "label", "who")
-    settings = SplitSettings(group_column="who")
-    table = plan_split(TextFiles(path), columns, settings)["rejected_rows"].table()
-    assert table.column("row").to_pylist() == list(range(1, 200, 2))
-    assert set(table.column("reason").to_pylist()) == {"who is empty"}
-
-
-def test_a_column_that_is_there_twice(tmp_path):
-    path = write(tmp_path / "a.csv", "text,text,label\na,b,x\n")
-    with pytest.raises(
-        RawTextsError, match=r"split\.text_column is 'text', which is there twice"
-    ):
-        Columns("text", None, "label", None).check_present(TextFiles(path))
-
-
-def test_nul_bytes_are_rejected_with_a_hint(tmp_path):
-    path = write(tmp_path / "a.csv", b"text,label\na\x00b,x\nc,y\n")
-    plan = plan_split(
-        TextFiles(path), Columns("text", None, "label", None), SplitSettings()
-    )
-    (row,) = plan["rejected_rows"].table().to_pylist()[:1]
-    assert row == {
-        "source": "a.csv",
-        "row": 0,
-        "reason": "text holds a NUL byte (UTF-16 or binary data?)",
-        "excerpt": "a\\0b",
-    }
-
-
-def test_bad_json_lines_cost_their_line(tmp_path):
-    lines = [
-        b'{"text": "a", "label": 1}',
-        b'{"text": "b", "label": ',
-        b"[1]",
-        b'"text"',
-    ]
-    lines += [b'{"text": "c", "label": "two"}', b'{"label": 3}', b'{"text": "\xff"}']
-    path = write(tmp_path / "a.jsonl", b"\n".join(lines))
-    rows, broken = rows_of(TextFiles(path))
-    assert [row[1:] for row in rows] == [(0, "a", "1"), (4, "c", "two"), (5, None, "3")]
-    assert broken[0][2] == (
-        'Expecting value: line 1 column 24 (char 23): {"text": "b", "label": '
-    )
-    assert [(row, reason) for row, reason, _ in broken] == [
-        (1, "not valid JSON"),
-        (2, "not a JSON object"),
-        (3, "not a JSON object"),
-        (6, "not valid UTF-8"),
-    ]
 
 
 @pytest.mark.parametrize("task", ["label", "group"])
@@ -453,37 +464,6 @@ def test_a_number_has_one_name_in_every_block(tmp_path, monkeypatch, task):
         assert len(set(groups)) == 2
 
 
-def rejected_of(path, form=None, columns=CLASSES, **settings):
-    """[(row, reason)] of the file's rejected rows."""
-    files = TextFiles(path, form or Format())
-    plan = plan_split(files, columns, SplitSettings(**settings))
-    found = plan["rejected_rows"].table().to_pylist()
-    return [(row["row"], row["reason"]) for row in found]
-
-
-@pytest.mark.parametrize("mark", ["\u2028", "\x0c", "\x85"])
-def test_a_mark_that_python_takes_for_an_end_of_line_ends_no_row(tmp_path, mark):
-    path = write(tmp_path / "a.csv", f"text,label\na,x\nb{mark}c,y,z\nd,x\ne\n")
-    faults = [f for f in rejected_of(path, max_rejected_fraction=1) if "fields" in f[1]]
-    assert [row for row, _ in faults] == [1, 3]
-
-
-def test_a_bad_row_in_another_encoding_is_told_by_its_byte(tmp_path, capfd):
-    """Arrow hands over a row of three fields as text, which it cannot decode."""
-    path = tmp_path / "a.csv"
-    path.write_bytes(b"text,label\na,x\nb \x93q\x94,y,z\n")
-    with pytest.raises(RawTextsError, match=r"is not utf-8 \(byte 0x93\)"):
-        list(TextFiles(path).batches(["text", "label"]))
-    assert capfd.readouterr().err == ""
-
-
-def test_too_many_bad_rows_are_told_by_their_numbers(tmp_path):
-    content = "text,label\n\na,x\n\n,y\nb,x\n,y\n"
-    files = TextFiles(write(tmp_path / "a.csv", content))
-    with pytest.raises(SplitError, match=r"2 x text is empty: rows 1, 3 of a\.csv"):
-        plan_split(files, CLASSES, SplitSettings())["train_rows"].to_dataset()
-
-
 def test_labels_are_told_by_their_rows(tmp_path):
     lines = [f"text {i},{i % 2}" for i in range(200)]
     rows = ["text,label", "", *lines, "text 3,0", "by itself,rare"]
@@ -494,19 +474,6 @@ def test_labels_are_told_by_their_rows(tmp_path):
         ["'1' in row a.csv:3", "'0' in row a.csv:200"]
     ]
     assert report["labels_seen_once"] == {"rare": "row a.csv:201"}
-
-
-def test_dates_in_json_stay_text(tmp_path):
-    path = write(tmp_path / "a.jsonl", '{"text": "2020-01-01", "label": "x"}\n' * 3)
-    assert [row[2] for row in rows_of(TextFiles(path))[0]] == ["2020-01-01"] * 3
-
-
-def test_one_json_array_is_not_json_lines(tmp_path):
-    path = write(tmp_path / "a.json", '[{"text": "a"}]')
-    with pytest.raises(
-        RawTextsError, match="is one JSON array; give one object a line"
-    ):
-        _ = TextFiles(path).column_names
 
 
 @pytest.mark.parametrize("cut", [True, False])
@@ -543,27 +510,6 @@ def test_shards_must_agree_on_columns(tmp_path):
     with pytest.raises(RawTextsError, match=r"b\.csv lacks label, which a\.csv has"):
         TextFiles(tmp_path).digest(COLUMNS)
     assert len(TextFiles(tmp_path).digest(["text"])) == 32
-
-
-def test_a_folder_without_shards_says_what_it_holds(tmp_path):
-    write(tmp_path / "notes.txt", "hello")
-    with pytest.raises(RawTextsError, match=r"it holds notes\.txt"):
-        _ = TextFiles(tmp_path).files
-
-
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(
-        RawTextsError, match="is not there: set its filepath in the catalog"
-    ):
-        _ = TextFiles(tmp_path / "no.csv").files
-
-
-def test_an_unknown_kind_of_file(tmp_path):
-    path = write(tmp_path / "a.dat", "PK")
-    with pytest.raises(RawTextsError, match="what kind of file is this"):
-        _ = TextFiles(path).column_names
-    with pytest.raises(RawTextsError, match="format: 'xml' is none of csv, tsv, jsonl"):
-        _ = TextFiles(path, Format(kind="xml")).column_names
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])

@@ -89,28 +89,6 @@ def latin_csv(folder):
     return TextFiles(filepath=str(folder / "a.csv"), encoding="latin-1")
 
 
-def csv_with_bom(folder):
-    frame_of(300).to_csv(folder / "a.csv", index=False, encoding="utf-8-sig")
-    return TextFiles(filepath=str(folder / "a.csv"))
-
-
-def json_lines(folder):
-    frame_of(300).to_json(folder / "a.jsonl", orient="records", lines=True)
-    return TextFiles(filepath=str(folder / "a.jsonl"))
-
-
-def parquet_shards(folder):
-    for index, start in enumerate(range(0, 300, 100)):
-        part = frame_of(300).iloc[start : start + 100]
-        part.to_parquet(folder / f"{index}.parquet")
-    return TextFiles(filepath=str(folder))
-
-
-def arrow(folder):
-    frame_of(300).to_feather(folder / "a.feather")
-    return TextFiles(filepath=str(folder / "a.feather"))
-
-
 def saved_to_disk(folder):
     from kedro_datasets.huggingface import ArrowDataset
 
@@ -134,10 +112,6 @@ def data_frame(folder):
     [
         csv,
         latin_csv,
-        csv_with_bom,
-        json_lines,
-        parquet_shards,
-        arrow,
         saved_to_disk,
         hub_name,
         data_frame,
@@ -172,23 +146,6 @@ def test_the_quarantine_is_there_when_the_run_stops(tmp_path):
     assert set(found["reason"]) == {"review is missing"}
 
 
-def test_a_report_of_what_became_of_the_rows(tmp_path):
-    frame = pd.concat([frame_of(300), frame_of(5)], ignore_index=True)
-    frame.loc[299, "review"] = " "
-    catalog = catalog_of(tmp_path, MemoryDataset(frame))
-    run(catalog)
-    report = catalog["split_report"].load()
-    assert (report["rows_in"], report["rejected"], report["duplicates"]) == (305, 1, 5)
-    assert report["texts_in_two_splits"] == 0
-
-
-def test_splits_of_other_names_ask_which():
-    rows = datasets.Dataset.from_pandas(frame_of(20))
-    data = datasets.DatasetDict({"train": rows, "unsupervised": rows})
-    with pytest.raises(ValueError, match=r"split: train\+unsupervised"):
-        split_rows(data, OPTIONS, "sequence-classification")
-
-
 @pytest.mark.parametrize("kind", ["CSV", "JSON", "Parquet"])
 def test_an_entry_of_hugging_face_with_one_split_is_its_rows(tmp_path, kind):
     """`load_dataset` gives a plain file as a dict of one split, called train."""
@@ -208,22 +165,6 @@ def test_a_stream_is_refused():
     stream = datasets.Dataset.from_pandas(frame_of(20)).to_iterable_dataset()
     with pytest.raises(ValueError, match="rows are read more than once"):
         split_rows(stream, OPTIONS, "sequence-classification")
-
-
-def test_numbers_of_classes_become_their_names():
-    features = datasets.Features(
-        {
-            "review": datasets.Value("string"),
-            "stars": datasets.ClassLabel(names=["bad", "good"]),
-        }
-    )
-    values = {
-        "review": [f"r {i}" for i in range(200)],
-        "stars": [i % 2 for i in range(200)],
-    }
-    rows = datasets.Dataset.from_dict(values, features=features)
-    recipes = split_rows(rows, OPTIONS, "sequence-classification")
-    assert set(recipes["train_rows"].to_dataset()["label"][:]) == {"bad", "good"}
 
 
 def test_text_files_are_read_only_and_check_their_encoding(tmp_path):
