@@ -27,9 +27,9 @@ from flatout.engine.models.building import load_pretrained
 from flatout.engine.models.trained_rows import TrainedRows, row_hashes
 from flatout.engine.predict.judgement import (
     baseline_figures,
+    class_counts,
     class_figures,
     class_table,
-    confusion_counts,
 )
 from flatout.engine.rows.tokens import TokenRows
 from flatout.engine.tokenizing.token_keys import token_key
@@ -311,23 +311,39 @@ def test_what_other_tasks_compare_with():
 
 def test_a_class_that_is_never_predicted_is_told_of(caplog):
     frame = pd.DataFrame({"label": list("aabc"), "prediction": list("aaba")})
-    counts = confusion_counts(frame, LABEL_NAMES)
-    assert counts.tolist() == [[2, 0, 0], [0, 1, 0], [1, 0, 0]]
-    figures = class_figures(counts, LABEL_NAMES)
+    counts = class_counts(frame, LABEL_NAMES)
+    assert counts.confusion == [[2, 0, 0], [0, 1, 0], [1, 0, 0]]
+    figures = class_figures(counts)
     assert figures == {
         "majority_label": "a",
         "majority_accuracy": 0.5,
         "never_predicted": ["c"],
     }
     assert "classes that are never predicted: 1 ('c')" in caplog.text
-    assert class_table(counts, LABEL_NAMES)["f1"].tolist() == [0.8, 1.0, 0.0]
+    assert class_table(counts)["f1"].tolist() == [0.8, 1.0, 0.0]
+
+
+def test_a_matrix_of_twenty_thousand_classes_is_left_out():
+    names = [f"c{number}" for number in range(20_000)]
+    drawn = np.random.default_rng(0).integers(0, 20_000, (2, 50_000))
+    drawn[1, ::2] = drawn[0, ::2]
+    frame = pd.DataFrame({"label": drawn[0], "prediction": drawn[1]})
+    counts = class_counts(("c" + frame.astype(str)), names)
+    assert counts.confusion == []
+    expected = metrics.precision_recall_fscore_support(
+        *drawn, labels=range(20_000), zero_division=0
+    )
+    found = class_table(counts)
+    columns = ("precision", "recall", "f1", "rows")
+    for name, values in zip(columns, expected, strict=True):
+        np.testing.assert_allclose(found[name], values, rtol=1e-12)
 
 
 def test_classes_go_by_their_names(tmp_path):
     """Stars from 1 to 5, not classes from 0 to 4: in the picture as in the file."""
     names = ["1", "2", "3", "4", "a name that is longer than the picture is wide"]
     frame = pd.DataFrame({"label": names, "prediction": names[::-1]})
-    counts = confusion_counts(frame, names).tolist()
+    counts = class_counts(frame, names).confusion
     path = tmp_path / "confusion_matrix.json"
     path.write_text(json.dumps({"label_names": names, "counts": counts}))
     assert [drawn.name for drawn in draw([path], tmp_path)] == ["confusion_matrix.png"]

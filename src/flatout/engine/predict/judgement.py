@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,30 +22,54 @@ from flatout.engine.tokenizing.tokenizer import TokenizerFile
 logger = logging.getLogger(__name__)
 
 SHOWN_NAMES = 10
+MOST_CONFUSED = 1_000
+"""Classes of a confusion matrix, as in tasks/_shared/metrics.py, which needs torch."""
 Counts = npt.NDArray[np.int64]
 
 
-def confusion_counts(predictions: pd.DataFrame, names: Sequence[str]) -> Counts:
-    """(C, C): rows by true class, columns by predicted one. Columns `label` and
-    `prediction` are names; without names (0, 0)."""
-    counts = np.zeros((len(names), len(names)), np.int64)
-    if len(names):
-        number = {name: place for place, name in enumerate(names)}
-        true, predicted = (
-            predictions[column].map(number).to_numpy(np.int64)
-            for column in ("label", "prediction")
-        )
-        np.add.at(counts, (true, predicted), 1)
-    return counts
+@dataclass(frozen=True)
+class ClassCounts:
+    """Rows of each class, (C,) each."""
+
+    names: Sequence[str]
+    right: Counts
+    true: Counts
+    predicted: Counts
+    confusion: list[list[int]]
+    """(C, C): rows by true class, columns by predicted one. Empty with more than
+    MOST_CONFUSED classes, of which it would be larger than memory and use."""
 
 
-def class_table(counts: Counts, names: Sequence[str]) -> pd.DataFrame:
+def class_counts(predictions: pd.DataFrame, names: Sequence[str]) -> ClassCounts:
+    """Columns `label` and `prediction` are names. Without names all are empty."""
+    count, number = len(names), {name: place for place, name in enumerate(names)}
+    if not count:
+        none = np.zeros(0, np.int64)
+        return ClassCounts(names, none, none, none, [])
+    true, predicted = (
+        predictions[column].map(number).to_numpy(np.int64)
+        for column in ("label", "prediction")
+    )
+    cells = []
+    if count <= MOST_CONFUSED:
+        flat = np.bincount(true * count + predicted, minlength=count**2)
+        cells = flat.reshape(count, count).tolist()
+    return ClassCounts(
+        names,
+        np.bincount(true[true == predicted], minlength=count),
+        np.bincount(true, minlength=count),
+        np.bincount(predicted, minlength=count),
+        cells,
+    )
+
+
+def class_table(counts: ClassCounts) -> pd.DataFrame:
     """A line a class: rows, predicted, precision, recall, f1. What is divided by zero
     is zero, as in scikit-learn."""
-    right, true, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
+    right, true, predicted = counts.right, counts.true, counts.predicted
     return pd.DataFrame(
         {
-            "label": list(names),
+            "label": list(counts.names),
             "rows": true,
             "predicted": predicted,
             "precision": right / np.maximum(predicted, 1),
@@ -54,13 +79,11 @@ def class_table(counts: Counts, names: Sequence[str]) -> pd.DataFrame:
     )
 
 
-def class_figures(counts: Counts, names: Sequence[str]) -> dict[str, Any]:
+def class_figures(counts: ClassCounts) -> dict[str, Any]:
     """The most frequent class of the split, the accuracy of always naming it, and the
     classes that have rows and are never predicted (a warning)."""
-    if not len(names):
-        return {}
-    true, predicted = counts.sum(1), counts.sum(0)
-    silent = np.flatnonzero((true > 0) & (predicted == 0)).tolist()
+    names, true = counts.names, counts.true
+    silent = np.flatnonzero((true > 0) & (counts.predicted == 0)).tolist()
     never = [names[place] for place in silent]
     if never:
         more = ", ..." if len(never) > SHOWN_NAMES else ""

@@ -49,30 +49,30 @@ def judge_predictions(
     evaluate: EvaluateSettings,
     tokenizer: Any | None = None,
 ) -> dict[str, Any]:
-    """Report, table by class, confusion matrix and wrong rows. Where a row has not one
-    class the second and third are empty, without answers the last."""
+    """Report, table by class, confusion matrix and wrong rows. If rows do not
+    have one class each, table and matrix are empty; without answers the last."""
     from flatout.engine.predict.judgement import (
         baseline_figures,
+        class_counts,
         class_figures,
         class_table,
-        confusion_counts,
         wrong_rows,
     )
 
     task = figures["task"]
     names = label_names if names_classes(task) else []
-    counts = confusion_counts(predictions, names)
+    counts = class_counts(predictions, names)
     rows = {"train": train, "validation": validation, "test": test}[evaluate.split]
     further = (
-        class_figures(counts, names)
+        class_figures(counts)
         if names
         else baseline_figures(predictions, rows, is_language=learns_texts(task))
     )
-    confusion = {"label_names": names, "counts": counts.tolist()} if names else {}
+    confusion = {"label_names": names, "counts": counts.confusion}
     return {
         "report": {**figures, **further},
-        "classes": class_table(counts, names),
-        "confusion": confusion,
+        "classes": class_table(counts),
+        "confusion": confusion if counts.confusion else {},
         "wrong": wrong_rows(predictions, rows, tokenizer, evaluate.wrong_rows),
     }
 
