@@ -1,4 +1,4 @@
-"""`kedro flatout benchmark`: guide E's command line for the benchmark's mode grid."""
+"""`kedro flatout benchmark`: the benchmark's mode grid by command-line options."""
 
 from __future__ import annotations
 

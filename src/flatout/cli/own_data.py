@@ -93,7 +93,7 @@ def benchmark(
     force: bool,
     **options: Any,
 ) -> Any:
-    """Measure every combination of the lists, and recommend one (guide E).
+    """Measure every combination of the lists, and recommend one.
 
     With --data-path conf/local is written first, as kedro flatout init does; without
     it the data are those of the project. Then it is kedro run

@@ -50,7 +50,7 @@ COLUMNS = (
     Column("status", "status", (PAGE,)),
     Column("note", "note", (PAGE,)),
 )
-"""Guide E's columns, and those that say whether to believe them."""
+"""The figures of a trial, and those that tell whether to believe them."""
 ONLY_IF_THEY_DIFFER = frozenset({"prefetch_factor", "pin_memory", "world_size"})
 
 

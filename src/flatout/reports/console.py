@@ -167,7 +167,7 @@ PHASES = (
     ("GPU", "gpu_util_pct", "%"),
     ("memory", "reserved_memory_gib", "GiB"),
 )
-"""Of a trial's line, in guide E's order."""
+"""Columns of a trial's line, in this order."""
 
 
 def _phases(trial: TrialResult) -> str:

@@ -23,7 +23,7 @@ LIKE_SIZES = (100_000, 1_000_000, 10_000_000)
 
 @dataclass(frozen=True)
 class Picks:
-    """Guide E's three, as trial_ids; None where no trial qualifies."""
+    """The three recommended trials, as trial_ids; None if no trial qualifies."""
 
     fastest: str | None
     most_efficient: str | None
@@ -67,7 +67,7 @@ def _best(trials: Sequence[TrialResult], key: Any) -> str | None:
 
 
 def scaled_learning_rate(rate: float, growth: float, rule: str) -> float:
-    """For a global batch `growth` times as large: `sqrt` (Krizhevsky 2014, guide E),
+    """For a global batch `growth` times as large: `sqrt` (Krizhevsky 2014),
     `linear` (Goyal et al. 2017) or `none`."""
     factors = {"sqrt": math.sqrt(growth), "linear": growth, "none": 1.0}
     return rate * factors[rule]

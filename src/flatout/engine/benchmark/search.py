@@ -122,7 +122,7 @@ def profile_best(search: Search) -> None:
 
 
 def run_grid(search: Search) -> None:
-    """Guide E's exhaustive search: every combination of the lists, end to end, upwards
+    """An exhaustive search: every combination of the lists, end to end, upwards
     in the batch until memory runs out."""
     bench = search.bench
     bench.run_all([PEAK, Planned("end_to_end", label=CONFIGURED)])

@@ -13,7 +13,7 @@ Bound = Literal["loader", "launch", "memory", "compute", "communication", "unkno
 IO_LIMIT_SHARE = 0.1
 """Share of a step lost waiting for its batch, from which the loader bounds."""
 GPU_UTIL_LIMIT_PCT = 70.0
-"""Guide E: below it the batch is too small, or I/O bounds."""
+"""Below it the batch is too small, or I/O is the bottleneck."""
 MEMORY_FULL_PCT = 90.0
 LAUNCH_SHARE = 0.9
 """A host that needs this share of a step to launch it is what the device waits for."""

@@ -1,4 +1,4 @@
-"""The rules for tokenizers as a table of checks (guide C), and how long rows may be."""
+"""The rules for tokenizers as a table of checks, and how long rows may be."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flatout.engine.tasks import make_task
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the table of checks (guide C)."""
+    """One line of the table of checks."""
 
     name: str
     status: Literal["ok", "corrected", "warning", "failed"]
@@ -27,7 +27,7 @@ def pad_candidate(tokenizer: Any) -> str | None:
 def check_tokenizer(
     tokenizer: Any, config: dict[str, Any], model: ModelSettings
 ) -> list[Check]:
-    """The pad-token and side rules of guide C, and what else would go wrong later."""
+    """The rules for pad token and padding side, and what else would go wrong later."""
     if not getattr(tokenizer, "is_fast", False):
         text = "it has no tokenizer.json (Rust); convert it with transformers first"
         return [Check("fast", "failed", text)]

@@ -101,7 +101,7 @@ class _Timed:
 
 def stage_times(data: StepRows, measure: Measure) -> dict[str, Any]:
     """Milliseconds of the stages of a batch, and the batches that took longer than
-    `slow_rows_ms` with their rows (guide D's slow transforms)."""
+    `slow_rows_ms` with their rows, as slow transforms cause them."""
     stages: dict[str, Any] = {
         "choose_rows": _Timed(data.batches, "rows"),
         "plan": _Timed(data.planner, "plan"),

@@ -16,7 +16,7 @@ from flatout.engine.train.recording.timing import Rates, Window
 INITIAL_LOSS_TOLERANCE = 0.5
 """A model trained from scratch starts this near to chance, in nats."""
 GRAD_NORM_BAND = (0.1, 10.0)
-"""Guide C's 0.1 to 1.0, above widened: clipping at 1.0 is what bounds the update."""
+"""The usual range is 0.1 to 1.0, and wider above: clipping bounds the update."""
 CPU_WAIT_LIMIT_PCT = 25.0
 """Seen on two cores: below 10 alone, 32 to 45 beside one other program, where one
 thread trained two to six times as fast as two."""
