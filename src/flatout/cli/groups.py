@@ -10,14 +10,24 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 import click
+from kedro.framework.cli.project import run as kedro_run
+from kedro.framework.context import KedroContext
+from kedro.framework.session import KedroSession
 from kedro.io import DatasetError
 
-from flatout.project.command_line import plain_error
+from flatout.project.command_line import (
+    check_data_dir,
+    check_environment,
+    plain_error,
+)
 from flatout.project.terminal import wrapped
 
 logger = logging.getLogger(__name__)
 
-AT_LEAST_1 = click.IntRange(min=1)
+OF_RUN = {option.name: option for option in kedro_run.params}
+PARAMS = click.option(
+    "--params", default="", callback=OF_RUN["params"].callback, help="As kedro run's."
+)
 DATA_DIR = click.option("--data-dir", help="Folder of the run's data. Default: data.")
 
 
@@ -48,6 +58,19 @@ def plain_errors(**options: Any) -> Iterator[None]:
             raise
         logger.debug("traceback of the error below", exc_info=True)
         raise Fault(plain) from error
+
+
+def context_of(env: str | None, params: dict[str, Any]) -> KedroContext:
+    """Of a command that runs no pipeline. Raises CommandError."""
+    check_environment(env)
+    with KedroSession.create(env=env, runtime_params=params) as session:
+        return session.load_context()
+
+
+def context_at(env: str | None, data_dir: str | None) -> KedroContext:
+    """Of a command that looks into the folder `data_dir`. Raises CommandError."""
+    check_data_dir(data_dir)
+    return context_of(env, {"data_dir": data_dir} if data_dir else {})
 
 
 @click.group(name="flatout")

@@ -7,19 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import click
-from kedro.framework.cli.utils import _split_params, env_option
-from kedro.framework.session import KedroSession
+from kedro.framework.cli.utils import env_option
 from rich.console import Console
 
-from flatout.cli.groups import DATA_DIR, cli, flatout, plain_errors
-from flatout.project.command_line import check_data_dir, check_environment
+from flatout.cli.groups import (
+    DATA_DIR,
+    PARAMS,
+    cli,
+    context_at,
+    context_of,
+    flatout,
+    plain_errors,
+)
 from flatout.project.config_loader import loader_of
 from flatout.project.mlflow_options import mlflow_options
 
 
 @cli.command()
 @env_option
-@click.option("--params", default="", callback=_split_params, help="As kedro run's.")
+@PARAMS
 @click.option("--json", "wants_json", is_flag=True, help="One line, the last one.")
 def doctor(env: str | None, params: dict[str, Any], wants_json: bool) -> None:
     """Check machine, installation, settings and data; exit code 1 with a fail.
@@ -44,7 +50,7 @@ flatout.add_command(doctor)
 @flatout.command()
 @click.argument("group", required=False)
 @env_option
-@click.option("--params", default="", callback=_split_params, help="As kedro run's.")
+@PARAMS
 @click.option(
     "--markdown",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -58,9 +64,7 @@ def parameters(
 
     with plain_errors():
         tables.check_group(group)
-        check_environment(env)
-        with KedroSession.create(env=env, runtime_params=params) as session:
-            loader = loader_of(session.load_context())
+        loader = loader_of(context_of(env, params))
     if markdown:
         markdown.parent.mkdir(parents=True, exist_ok=True)
         markdown.write_text(tables.page(loader), encoding="utf-8")
@@ -77,11 +81,7 @@ def ui(env: str | None, data_dir: str | None, **given: str | None) -> None:
     """Serve the runs in MLflow."""
     from flatout.tracking.server import serve
 
-    extra = {"data_dir": data_dir} if data_dir else {}
     with plain_errors():
-        check_data_dir(data_dir)
-        check_environment(env)
-        with KedroSession.create(env=env, runtime_params=extra) as session:
-            options = mlflow_options(session.load_context())
+        options = mlflow_options(context_at(env, data_dir))
     at = {name: value or getattr(options, name) for name, value in given.items()}
     raise SystemExit(serve(options.store, click.echo, **at))

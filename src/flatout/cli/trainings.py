@@ -7,16 +7,9 @@ from pathlib import Path
 
 import click
 from kedro.framework.cli.utils import env_option
-from kedro.framework.session import KedroSession
 
-from flatout.cli.groups import (
-    AT_LEAST_1,
-    DATA_DIR,
-    flatout,
-    plain_errors,
-)
+from flatout.cli.groups import DATA_DIR, context_at, flatout, plain_errors
 from flatout.engine.machine.environment import set_defaults
-from flatout.project.command_line import check_data_dir, check_environment
 from flatout.project.config_loader import loader_of
 from flatout.project.mlflow_options import login, mlflow_options
 
@@ -33,14 +26,10 @@ def sync(env: str | None, data_dir: str | None, tracking_uri: str | None) -> Non
     """
     from flatout.tracking.follow import sync as send
 
-    extra = {"data_dir": data_dir} if data_dir else {}
     with plain_errors():
-        check_data_dir(data_dir)
-        check_environment(env)
-        with KedroSession.create(env=env, runtime_params=extra) as session:
-            context = session.load_context()
-            settings = loader_of(context).settings
-            set_defaults(login(context, mlflow_options(context)))
+        context = context_at(env, data_dir)
+        settings = loader_of(context).settings
+        set_defaults(login(context, mlflow_options(context)))
     logging.getLogger("flatout").setLevel(logging.INFO)
     lines = send(Path(settings.paths.metrics).with_name("tracking"), tracking_uri)
     for line in lines or ["MLflow has all of the runs in this folder."]:
@@ -52,7 +41,9 @@ def sync(env: str | None, data_dir: str | None, tracking_uri: str | None) -> Non
 @flatout.command()
 @click.argument("logfile", type=click.Path(path_type=Path))
 @click.option("--hours", type=float, required=True, help="That are allowed in all.")
-@click.option("--steps", type=AT_LEAST_1, help="Of the whole, where the log is silent.")
+@click.option(
+    "--steps", type=click.IntRange(min=1), help="Of the whole, where the log is silent."
+)
 def deadline(logfile: Path, hours: float, steps: int | None) -> None:
     """Tell from the LOGFILE of any training whether it will be done in time.
 
