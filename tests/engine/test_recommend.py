@@ -134,18 +134,13 @@ def summary(chosen: TrialResult, changes: bool, gained: bool = True) -> dict:
 def test_the_tuned_file_says_where_it_comes_from():
     chosen = trial("001", 50.0, 1.0, strategy="packed", token_budget=512)
     text = parameters_text(summary(chosen, changes=False))
-    for line in (
-        "# device:      1 x H200",
-        "# data:        token key abc, 1,200 train rows",
-        "# samples/s:   50.0 (trials: 48 to 52), 25.0 as configured before",
-        "# bound by:    compute",
-    ):
-        assert line in text.splitlines()
     assert "CHANGES THE OPTIMISATION" not in text
     content = yaml.safe_load(text)
     assert content["train"]["token_budget"] == 512
     assert content["tuned"]["token_key"] == "abc"
-    assert content["tuned"]["samples_per_s_low"] == 48.0
+    assert (content["tuned"]["device"], content["tuned"]["devices"]) == ("H200", 1)
+    rates = [content["tuned"][f"samples_per_s{n}"] for n in ("", "_low", "_before")]
+    assert rates == [50.0, 48.0, 25.0]
     assert parameters_text({"tuned": None}) == ""
 
 

@@ -64,7 +64,6 @@ def _first_settings(
 
 
 PIPELINES = ("split", "tokenize", "benchmark")
-COLUMNS = ("text_column", "label_column")
 
 
 @flatout.command(cls=ListsCommand)
@@ -78,10 +77,7 @@ COLUMNS = ("text_column", "label_column")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto")
 @click.option("--model", help="A checkpoint: name on the Hub, or folder.")
 @click.option("--task", help="Of docs/tasks.md. Default: guessed.")
-@click.option("--text-column", help="Default: guessed.")
-@click.option("--label-column", help="Default: guessed.")
 @DATA_DIR
-@click.option("--force", is_flag=True, help="Replace what is in conf/local.")
 @click.option("--conf-source", hidden=True)
 @click.pass_context
 def benchmark(
@@ -90,13 +86,12 @@ def benchmark(
     device: str,
     conf_source: str | None,
     data_dir: str | None,
-    force: bool,
     **options: Any,
 ) -> Any:
     """Measure every combination of the lists, and recommend one.
 
-    With --data-path conf/local is written first, as kedro flatout init does; without
-    it the data are those of the project. Then it is kedro run
+    With --data-path conf/local is written first, as kedro flatout init does (which can
+    be told the columns); else the data are those of the project. Then it is kedro run
     --pipelines=split,tokenize,benchmark with benchmark.mode: grid.
     """
     with plain_errors():
@@ -105,12 +100,9 @@ def benchmark(
         if options["pin_memory"] and not nvidia_gpu_count():
             click.echo("--pin-memory: no GPU is seen here to copy to; not tried.")
         if data_path:
-            columns = {name: options.pop(name) for name in COLUMNS}
-            model, task = options.pop("model"), options.pop("task")
-            conf = Path(conf_source or "conf") / "local"
-            _first_settings(
-                conf, data_path, task=task, checkpoint=model, force=force, **columns
-            )
+            known = {"checkpoint": options.pop("model"), "task": options.pop("task")}
+            folder = Path(conf_source or "conf") / "local"
+            _first_settings(folder, data_path, **known)
     params = grid_parameters(options) | ({"data_dir": data_dir} if data_dir else {})
     click.echo(f"kedro run --pipelines={','.join(PIPELINES)}, mode grid")
     return context.invoke(

@@ -25,11 +25,11 @@ def answer(summary: Summary, trials: pd.DataFrame, steps: pd.DataFrame) -> str:
     elif mode == "scaling":
         text = _scaling(summary)
     else:
-        text = _recommendation(summary, trials)
+        text = _recommendation(summary)
     return text if summary["complete"] else f"Cut short, so far: {text}"
 
 
-def _recommendation(summary: Summary, trials: pd.DataFrame) -> str:
+def _recommendation(summary: Summary) -> str:
     verdict, tuned, failed = summary["verdict"], summary["tuned"], summary["failed"]
     bound = f"Bound by: {verdict['bound']}. " if verdict else ""
     if failed:
@@ -43,7 +43,7 @@ def _recommendation(summary: Summary, trials: pd.DataFrame) -> str:
     rate, before = source["samples_per_s"], source["samples_per_s_before"]
     if not tuned["gained"]:
         return (
-            f"{bound}{_no_gain(trials)} than the configured ones, "
+            f"{bound}Nothing measured is faster than the configured settings, "
             f"{number_text(before)} samples/s{interval_text(source)}."
         )
     instead = (
@@ -53,30 +53,6 @@ def _recommendation(summary: Summary, trials: pd.DataFrame) -> str:
         f"{bound}Tuned settings are in conf/tuned: {number_text(rate)} samples/s"
         f"{interval_text(source)}{instead}{_batch(summary)}."
     )
-
-
-SETTINGS = (
-    "strategy",
-    "global_batch_size",
-    "token_budget",
-    "precision",
-    "compile",
-    "cuda_graphs",
-    "num_workers",
-    "prefetch_factor",
-    "pin_memory",
-)
-
-
-def _no_gain(trials: pd.DataFrame) -> str:
-    """What is said of other settings: none may have been measured."""
-    rows = trials.to_dict("records")
-    kinds = ("end_to_end", "compute")
-    ran = [row for row in rows if row["kind"] in kinds and row["status"] == "ok"]
-    settings = {tuple(str(row.get(name)) for name in SETTINGS) for row in ran}
-    if len(settings) == 1:
-        return "No settings were measured other"
-    return "No settings are faster"
 
 
 def _batch(summary: Summary) -> str:

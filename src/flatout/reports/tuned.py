@@ -16,7 +16,12 @@ TRAIN_WITH_IT = (
     "# Train with it, once it is in conf/tuned: kedro run --env=tuned. The log of the\n"
     "# benchmark has the whole command, with --params where your data need some.\n"
 )
-RATES = ("samples_per_s", "samples_per_s_low", "samples_per_s_high")
+RATES = (
+    "samples_per_s_before",
+    "samples_per_s",
+    "samples_per_s_low",
+    "samples_per_s_high",
+)
 NOTHING_GAINED = "# No faster than the configured settings: kedro run does as well.\n"
 
 
@@ -25,27 +30,13 @@ def parameters_text(summary: Mapping[str, Any]) -> str:
     tuned = summary.get("tuned")
     if not tuned:
         return ""
-    lines = [*_provenance_lines(summary, tuned["provenance"])]
+    comments = ""
     if tuned["changes_optimisation"]:
-        lines += _optimisation_lines(summary, tuned["parameters"]["train"])
+        lines = _optimisation_lines(summary, tuned["parameters"]["train"])
+        comments = "".join(f"# {line}\n" for line in lines)
     content = {**tuned["parameters"], "tuned": _source(tuned["provenance"])}
-    comments = "".join(f"# {line}\n" for line in lines)
     advice = TRAIN_WITH_IT if tuned["gained"] else NOTHING_GAINED
     return HEAD + advice + comments + "\n" + yaml.safe_dump(content, sort_keys=False)
-
-
-def _provenance_lines(summary: Mapping[str, Any], source: Mapping[str, Any]) -> Any:
-    versions = ", ".join(f"{name} {v}" for name, v in source["versions"].items())
-    yield f"device:      {source['devices']} x {source['device']}"
-    yield f"versions:    {versions}"
-    rows = f"{summary['rows']:,} train rows"
-    yield f"data:        token key {source['token_key']}, {rows}"
-    yield f"measured:    {source['date']}, mode {summary['mode']}"
-    before = source["samples_per_s_before"]
-    gain = f", {before:,.1f} as configured before" if before else ""
-    yield f"samples/s:   {source['samples_per_s']:,.1f}{interval_text(source)}{gain}"
-    if summary["verdict"]:
-        yield f"bound by:    {summary['verdict']['bound']}"
 
 
 def interval_text(source: Mapping[str, Any]) -> str:

@@ -122,8 +122,8 @@ def check_absent(folder: Path, texts: Mapping[str, str] | None = None) -> None:
     ]
     if there:
         raise ConfThereError(
-            f"{' and '.join(there)} would be replaced: move what you need, and say "
-            "--force"
+            f"{' and '.join(there)} would be replaced: move what you need, then "
+            "kedro flatout init FILE --force"
         )
 
 
