@@ -6,9 +6,9 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from flatout.engine.parameters.common import (
     Auto,
@@ -211,9 +211,12 @@ class TrainSettings(SlowHabits):
     learning_rate_at_batch: Count | None = None
     """The global batch that learning_rate is for. Another one trains at it times the
     square root of their ratio (Krizhevsky 2014). null: each trains at learning_rate."""
-    optimizer: Literal["adamw", "adafactor", "muon", "sgd"] = "adamw"
-    """Of torch.optim. muon: for matrices of layers, beside adamw for all else. Fused,
-    and in CUDA graphs, is adamw alone."""
+    optimizer: Literal["adamw", "adafactor", "muon", "sgd"] | str = "adamw"
+    """Of torch.optim, or the dotted path of another, as torch.optim.NAdam. muon: for
+    matrices of layers, beside adamw for all else. Fused, and in CUDA graphs, is adamw
+    alone."""
+    optimizer_options: dict[str, Any] = {}
+    """Arguments of an optimizer that is named by a path, as `{eps: 1.0e-6}`."""
     momentum: float | None = Field(None, ge=0, lt=1)
     """Of sgd and muon. null: 0.9 and 0.95."""
     weight_decay: float = Field(0.01, ge=0)
@@ -240,8 +243,10 @@ class TrainSettings(SlowHabits):
     focal_gamma: float = Field(0.0, ge=0)
     """Focal loss (Lin et al. 2017): losses count (1 - probability of the target) to
     this power, in training alone. 0: all count the same."""
-    schedule: Literal["linear", "cosine", "constant", "wsd"] = "linear"
-    """Of the learning rate, after the warm-up. wsd: stable at its peak, then linear."""
+    schedule: Literal["linear", "cosine", "constant", "wsd"] | str = "linear"
+    """Of the learning rate, after the warm-up. wsd: stable at its peak, then linear.
+    Or the dotted path of a function (step, total_steps) -> share of learning_rate,
+    which stands for the warm-up and min_learning_rate_share too."""
     min_learning_rate_share: float = Field(0.0, ge=0, le=1)
     """Of the peak, at which the schedule ends."""
     decay_fraction: float = Field(0.2, gt=0, le=1)
@@ -258,8 +263,18 @@ class TrainSettings(SlowHabits):
     evaluate_every: Count | Literal["epoch"] | None = "epoch"
     """Steps, `epoch`, or null for once at the end."""
     metric: str | None = None
-    """Of an evaluation, by which the best model is chosen, as `f1_macro`; the task has
-    names and knows whether higher is better. null: the loss."""
+    """Of an evaluation, by which the best model is chosen, as `f1_macro`: a figure of
+    the task, which knows whether higher is better, or one of compute_metrics. null: the
+    loss."""
+    compute_metrics: str | None = None
+    """Dotted path of a function (predictions, labels) -> figures of an evaluation by
+    name, beside the task's."""
+    greater_is_better: bool | None = None
+    """Of train.metric, if it is a figure of compute_metrics. null: true, unless its
+    name ends with loss."""
+    callbacks: list[str] = []
+    """Dotted paths of functions (event, step, values), called on the main rank at log
+    points, evaluations, checkpoints and the end. Figures that they return are kept."""
     early_stopping_patience: int | None = Field(None, ge=1)
     """End after so many evaluations in a row without a new best. null: all steps."""
     compile: bool | Auto = "auto"
@@ -299,6 +314,17 @@ class TrainSettings(SlowHabits):
                 raise ValueError(f"{pattern!r} is no pattern: {error}") from error
         return given
 
+    @field_validator("optimizer", "schedule")
+    @classmethod
+    def _known_or_own(cls, given: str, info: ValidationInfo) -> str:
+        known, _ = get_args(cls.model_fields[str(info.field_name)].annotation)
+        *names, last = map(repr, get_args(known))
+        if given not in get_args(known) and "." not in given:
+            raise ValueError(
+                f"should be {', '.join(names)} or {last}, or a dotted path"
+            )
+        return given
+
     @property
     def peak_learning_rate(self) -> float:
         """At the global batch that is trained with."""
@@ -312,6 +338,23 @@ class TrainSettings(SlowHabits):
             raise ValueError(
                 f"optimizer {self.optimizer} needs whole matrices: set "
                 "distributed.strategy: ddp, or optimizer: adamw"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _options_of_own_parts(self) -> TrainSettings:
+        if self.optimizer_options and "." not in self.optimizer:
+            raise ValueError(
+                "optimizer_options are for an optimizer that is named by its dotted "
+                f"path: {self.optimizer} has parameters of its own"
+            )
+        taken = {"lr": "learning_rate", "weight_decay": "weight_decay"}
+        for name in taken.keys() & self.optimizer_options.keys():
+            raise ValueError(f"optimizer_options: {name} is train.{taken[name]} here")
+        if self.greater_is_better is not None and self.compute_metrics is None:
+            raise ValueError(
+                "greater_is_better is for a figure of compute_metrics: the task knows "
+                "it of its own"
             )
         return self
 

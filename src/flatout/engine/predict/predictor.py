@@ -39,7 +39,8 @@ from flatout.engine.rows.layout import Ints, Layout
 from flatout.engine.rows.rows import SplitRows
 from flatout.engine.tasks import Task
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
-from flatout.engine.train.evaluate import evaluate
+from flatout.engine.train.evaluate import Judging, evaluate
+from flatout.engine.train.own_metrics import OwnMetrics
 from flatout.engine.train.recording.report import Evaluation
 from flatout.engine.train.setup.budgets import (
     default_token_budget,
@@ -80,7 +81,8 @@ class Predictor:
             check_vocabulary(model.config, tokenizer)
             check_padding(model, self.task)
         self.settings = settings.predict
-        self._global_batch_size = settings.train.global_batch_size
+        own = OwnMetrics.of(settings.train, self.task)
+        self.judging = Judging(settings.train.global_batch_size, own)
         self.max_length = longest_row(model.config, tokenizer, settings)
         self.runtime = set_up(settings.runtime)
         self.strategy, self.attention = self._choose(model, settings)
@@ -118,8 +120,7 @@ class Predictor:
     def evaluate(self, rows: SplitRows) -> Evaluation:
         """Loss and figures of the task over all rows, by this process alone."""
         alone, planner = replace(self.runtime, ranks=Ranks()), self._planner
-        batch = self._global_batch_size
-        return evaluate(self._model, rows, planner, self._collator, alone, batch)
+        return evaluate(self._model, rows, planner, self._collator, alone, self.judging)
 
     def ahead(self, items: Iterator[Item]) -> Iterator[Item]:
         """The same items; on a GPU the next is made while it works on one. A CPU has

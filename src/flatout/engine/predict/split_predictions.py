@@ -19,6 +19,7 @@ import torch
 
 from flatout.engine.checkpoints.checkpoint_folder import file_hash
 from flatout.engine.files.content_key import ContentKey
+from flatout.engine.files.own_code import digest_of, source_of
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.models.building import ModelError
 from flatout.engine.models.trained_rows import TrainedRows
@@ -83,8 +84,15 @@ class SplitPredictions:
                 "seed": self.seed,
                 "model.label_threshold": settings.model.label_threshold,
                 "model.mask_probability": settings.model.mask_probability,
+                **self._own_metrics(),
             }
         )
+
+    def _own_metrics(self) -> dict[str, str | None]:
+        """Name and digest of a function of one's own, if there is one."""
+        path = self.settings.train.compute_metrics
+        file = source_of(path.rpartition(".")[0]) if path else None
+        return {f"code of {path}": digest_of([file])} if file else {}
 
     @cached_property
     def trained(self) -> TrainedRows | None:
@@ -192,7 +200,7 @@ def _answered(predictor: Predictor, rows: Any) -> tuple[Any, dict[str, Any]]:
     task, logits = predictor.task, predictor.logits(rows)
     labels = rows.labels_of(np.arange(len(rows))).astype(task.label_dtype)
     tensors = torch.from_numpy(logits), torch.from_numpy(labels)
-    sums = Sums(task, torch.device("cpu"))
+    sums = Sums(task, torch.device("cpu"), predictor.judging.own)
     sums.add(*tensors)
     found = sums.read(replace(predictor.runtime, ranks=Ranks()))
     judged = list(_judged(task, *tensors))

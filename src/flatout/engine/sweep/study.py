@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
-from importlib.util import find_spec
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ from optuna.study import Study
 
 import flatout
 from flatout.engine.benchmark.recommend import versions
+from flatout.engine.files.own_code import digest_of, sources_of
 from flatout.engine.parameters import ModelSettings, Settings, SweepSettings
 from flatout.engine.parameters.secrets import without_password
 from flatout.engine.sweep.queued import fail_running, queue_again
@@ -87,8 +85,8 @@ def trained_by(*models: ModelSettings) -> dict[str, str]:
     task and a family of one's own. Others' answers and checkpoints are not taken."""
     engine = Path(flatout.__file__).parent / "engine"
     modules = sorted({name for model in models for name in _own_modules(model)})
-    own = {f"code of {name}": _digest(_sources(name)) for name in modules}
-    return {**versions(), "code": _digest(engine.rglob("*.py")), **own}
+    own = {f"code of {name}": digest_of(sources_of(name)) for name in modules}
+    return {**versions(), "code": digest_of(engine.rglob("*.py")), **own}
 
 
 def _models(settings: Settings) -> Iterator[ModelSettings]:
@@ -104,23 +102,6 @@ def _own_modules(model: ModelSettings) -> Iterator[str]:
         yield model.task.rpartition(".")[0]
     if model.family:
         yield model.family
-
-
-def _sources(module: str) -> Iterable[Path]:
-    """A module's file, of one in a package also those beside it, which it may import.
-    None of a module that cannot be found: importing it says so."""
-    with suppress(ImportError, ValueError):
-        spec = find_spec(module)
-        if spec and spec.origin and (file := Path(spec.origin)).is_file():
-            return file.parent.glob("*.py") if spec.parent else [file]
-    return []
-
-
-def _digest(files: Iterable[Path]) -> str:
-    digest = hashlib.sha256()
-    for file in sorted(files):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:12]
 
 
 def _check(

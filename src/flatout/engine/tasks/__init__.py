@@ -22,8 +22,13 @@ from flatout.engine.parameters import (
     near_or_all,
     refusal,
 )
+from flatout.engine.parameters.own_parts import own_part
 from flatout.engine.rows.vocabulary import Vocabulary
-from flatout.engine.tasks._options import loss_options, option_faults
+from flatout.engine.tasks._options import (
+    higher_is_better,
+    loss_options,
+    option_faults,
+)
 from flatout.engine.tasks._task import (
     IGNORED,
     HeadKind,
@@ -46,6 +51,7 @@ __all__ = [
     "TaskError",
     "check_options",
     "columns_of",
+    "higher_is_better",
     "learns_texts",
     "loss_options",
     "make_task",
@@ -139,14 +145,7 @@ def task_of_model(model: Any) -> str | None:
 
 
 def _own_class(path: str) -> type[Task]:
-    module, _, name = path.rpartition(".")
-    try:
-        found = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise SettingsError(
-            f"model.task: {path!r} cannot be imported ({error}): name a class of a "
-            "module on the Python path, as my_package.my_task.MyTask"
-        ) from error
+    found = own_part(path, "model.task")
     if not (isinstance(found, type) and issubclass(found, Task)):
         raise SettingsError(f"model.task: {path} does not derive from {Task.__name__}")
     if isinstance(found.head, HeadKind):

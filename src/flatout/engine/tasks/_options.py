@@ -11,7 +11,8 @@ from flatout.engine.parameters import (
     TrainSettings,
     near_or_all,
 )
-from flatout.engine.tasks._task import LossOptions, Task
+from flatout.engine.parameters.own_parts import own_part_faults
+from flatout.engine.tasks._task import HeadKind, LossOptions, Task
 
 MAX_SHOWN = 5
 """Classes named in a message."""
@@ -26,8 +27,16 @@ def option_faults(settings: Settings, task: type[Task]) -> list[str]:
         for name in given
         if name not in task.takes_options
     ]
-    metric = _metric_fault(settings, task)
-    return [*faults, metric] if metric else faults
+    found = _metric_fault(settings, task), _predictions_fault(settings, task)
+    return [*faults, *filter(None, found), *own_part_faults(settings.train)]
+
+
+def higher_is_better(train: TrainSettings, task: type[Task], figure: str) -> bool:
+    """Of the task's figures, and of those of `train.compute_metrics`."""
+    if figure in task.figures:
+        return task.figures[figure]
+    given = train.greater_is_better
+    return not figure.endswith("loss") if given is None else given
 
 
 def loss_options(
@@ -87,7 +96,20 @@ def _weight_fault(name: str, names: Sequence[str]) -> SettingsError:
 
 def _metric_fault(settings: Settings, task: type[Task]) -> str | None:
     name = settings.train.metric
-    if name is None or name in task.figures:
+    own = settings.train.compute_metrics is not None
+    if name is None or own or name in task.figures:
         return None
     near = near_or_all(name, task.figures, "")
     return f"train.metric: {settings.model.task} has no metric {name!r}; {near}"
+
+
+def _predictions_fault(settings: Settings, task: type[Task]) -> str | None:
+    if settings.train.compute_metrics is None:
+        return None
+    if task.head_kind not in (HeadKind.VOCABULARY, HeadKind.DIRECTIONS):
+        return None
+    return (
+        f"train.compute_metrics: predictions of {settings.model.task} are a score for "
+        "each piece of the vocabulary at each target, more than memory holds: give the "
+        "task its own metrics (docs/own_task.md)"
+    )

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from flatout.engine.machine.watchdog import heartbeat
 from flatout.engine.models.model import TaskModel
 from flatout.engine.rows.rows import SplitRows
 from flatout.engine.tasks import Task
+from flatout.engine.train.own_metrics import OwnFigures, OwnMetrics
 from flatout.engine.train.recording.report import Evaluation
 
 logger = logging.getLogger(__name__)
@@ -29,12 +30,26 @@ EVALUATION_EPOCH = 0
 """Of targets that chance decides (masks): always one, so that losses compare."""
 
 
-class Sums:
-    """Loss and targets of a split, and what the task counts, on the device."""
+@dataclass(frozen=True)
+class Judging:
+    """How an evaluation judges."""
 
-    def __init__(self, task: Task, device: torch.device) -> None:
+    global_batch_size: int = ROWS_AT_ONCE
+    """Rows that a loss over whole batches compares with one another."""
+    own: OwnMetrics | None = None
+    most_rows: int | None = None
+    """None: all."""
+
+
+class Sums:
+    """Loss and targets of a split, and what the task counts, on the device. `own`: what
+    else is counted."""
+
+    def __init__(
+        self, task: Task, device: torch.device, own: OwnMetrics | None = None
+    ) -> None:
         self._task = task.without_options()
-        self._metrics = task.metrics(device)
+        self._metrics = OwnFigures(own, task, device) if own else task.metrics(device)
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         self._targets = torch.zeros((), dtype=torch.int64, device=device)
 
@@ -99,18 +114,17 @@ def evaluate(
     planner: Planner,
     collator: Collator,
     runtime: Runtime,
-    global_batch_size: int = ROWS_AT_ONCE,
+    judging: Judging = Judging(),
 ) -> Evaluation:
-    """Over all rows once; one synchronisation, at the end. Model is left as it was.
-    `global_batch_size`: rows that a loss over whole batches compares with one
-    another."""
+    """Over all rows once; one synchronisation, at the end. Model is left as it was."""
     lengths, size = rows.lengths(np.arange(len(rows))), ROWS_AT_ONCE
     order = np.argsort(-lengths, kind="stable")
     if model.task.whole_batch:
-        order, size = np.arange(len(rows)), global_batch_size
+        order, size = np.arange(len(rows)), judging.global_batch_size
         most = size * planner.max_length
         planner = replace(planner, token_budget=most, overhead_tokens=most)
-    sums = Sums(model.task, runtime.device)
+    order = order[: judging.most_rows]
+    sums = Sums(model.task, runtime.device, judging.own)
     with evaluating(model):
         unused = GlobalBatches(len(rows), size, seed=0)
         step_rows = StepRows(rows, unused, planner, collator, runtime.ranks.rank)

@@ -17,7 +17,7 @@ from flatout.engine.checkpoints.resume import check_identity, glimpse
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.building import load_pretrained
 from flatout.engine.rows.rows import SplitRows
-from flatout.engine.train.evaluate import evaluate
+from flatout.engine.train.evaluate import Judging, evaluate
 from flatout.engine.train.keeping.oom import (
     evaluate_within_memory,
     evaluation_budget,
@@ -25,6 +25,7 @@ from flatout.engine.train.keeping.oom import (
 )
 from flatout.engine.train.keeping.session import Session
 from flatout.engine.train.optimizer import set_learning_rate
+from flatout.engine.train.own_metrics import OwnMetrics, check_metric
 from flatout.engine.train.process_group import ProcessGroup
 from flatout.engine.train.recording.progress import Progress, evaluation_due
 from flatout.engine.train.recording.recorder import Recorder
@@ -32,7 +33,7 @@ from flatout.engine.train.recording.report import Evaluation, LogPoint, TrainRep
 from flatout.engine.train.recording.slow_habits import make_recorder
 from flatout.engine.train.recording.summary import build_report, resolved_parameters
 from flatout.engine.train.recording.timing import compile_clock
-from flatout.engine.train.schedule import learning_rate
+from flatout.engine.train.schedule import check_schedule, learning_rate
 from flatout.engine.train.setup.assemble import Trainer, assemble
 from flatout.engine.train.setup.identity import agreed, identity
 from flatout.engine.train.setup.job import TrainJob
@@ -41,6 +42,9 @@ from flatout.engine.train.setup.step_data import make_collator, make_planner
 from flatout.engine.train.wrong_rows import WrongRows
 
 logger = logging.getLogger(__name__)
+
+ROWS_TRIED = 256
+"""Of validation, on which metrics of one's own are tried before the first step."""
 
 
 @dataclass
@@ -83,6 +87,7 @@ def train(
         check_identity(found.folder, found.manifest, identity(job))
     trainer = assemble(job, runtime, group, partial(plan, job, runtime))
     announce(trainer)
+    try_own_parts(trainer)
     recorder, wrong_rows = make_recorder(trainer, begin_s), WrongRows(trainer)
     with (
         Session(trainer, recorder, group) as session,
@@ -100,6 +105,8 @@ def train(
             if batch.step + 1 == trainer.total_steps:
                 break  # early stopping
         test = finish(trainer, recorder, session)
+    end = {**test.named("test"), "model": str(session.best_model)}
+    recorder.tell("end", trainer.total_steps, end)
     return TrainResult(
         model_folder=session.best_model,
         last_model_folder=session.last_model,
@@ -218,11 +225,29 @@ def announce(trainer: Trainer) -> None:
         logger.warning(note)
 
 
-def evaluate_split(trainer: Trainer, rows: SplitRows) -> Evaluation:
-    return evaluate_within_memory(trainer, rows, lambda: _evaluate_split(trainer, rows))
+def try_own_parts(trainer: Trainer) -> None:
+    """Parts of one's own are called before the first step, if there are any. Raises
+    SettingsError for what they may not return."""
+    train, task = trainer.job.settings.train, trainer.job.task
+    check_schedule(train, trainer.total_steps)
+    if own := OwnMetrics.of(train, task, tried=True):
+        judging = Judging(train.global_batch_size, own, ROWS_TRIED)
+        found = evaluate_split(trainer, trainer.job.validation, judging)
+        check_metric(train, task, found.metrics)
 
 
-def _evaluate_split(trainer: Trainer, rows: SplitRows) -> Evaluation:
+def evaluate_split(
+    trainer: Trainer, rows: SplitRows, judging: Judging | None = None
+) -> Evaluation:
+    train = trainer.job.settings.train
+    own = OwnMetrics.of(train, trainer.job.task)
+    chosen = judging or Judging(train.global_batch_size, own)
+    return evaluate_within_memory(
+        trainer, rows, lambda: _evaluate_split(trainer, rows, chosen)
+    )
+
+
+def _evaluate_split(trainer: Trainer, rows: SplitRows, judging: Judging) -> Evaluation:
     settings, runtime = trainer.job.settings, trainer.runtime
     config = trainer.model.model.config
     budget = evaluation_budget(trainer, rows)
@@ -235,7 +260,7 @@ def _evaluate_split(trainer: Trainer, rows: SplitRows) -> Evaluation:
             make_planner(settings, runtime, resolved),
             make_collator(trainer.job, runtime, resolved, config),
             runtime,
-            settings.train.global_batch_size,
+            judging,
         )
 
 

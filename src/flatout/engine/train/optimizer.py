@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engine.parameters import SettingsError, TrainSettings
+from flatout.engine.parameters.own_parts import is_own, own_part
 
 NO_DECAY_DIMENSIONS = 1
 """Biases and norm weights have one dimension and do not decay (BERT, GPT-2)."""
@@ -31,9 +33,45 @@ def build_optimizer(
         return torch.optim.SGD(
             groups, lr=settings.peak_learning_rate, momentum=momentum
         )
+    if is_own(settings.optimizer):
+        return _own_optimizer(groups, settings)
     if settings.optimizer == "adafactor":
         return torch.optim.Adafactor(groups, lr=settings.peak_learning_rate)
     return _adamw(groups, settings, fused=fused, capturable=capturable)
+
+
+def _own_optimizer(groups: Groups, settings: TrainSettings) -> Any:
+    """`train.optimizer`, a path. Raises SettingsError."""
+    path, options = settings.optimizer, settings.optimizer_options
+    make = own_part(path, "train.optimizer")
+    given = {id(p) for group in groups for p in group["params"]}
+    try:
+        made = make(groups, lr=settings.peak_learning_rate, **options)
+    except Exception as error:
+        raise SettingsError(
+            f"train.optimizer: {path} does not take the model's parameters in "
+            f"{len(groups)} groups ({error}): check train.optimizer_options, or name "
+            "another optimizer"
+        ) from error
+    if fault := _optimizer_fault(made, given):
+        raise SettingsError(f"train.optimizer: {path} {fault}")
+    return made
+
+
+def _optimizer_fault(made: Any, given: set[int]) -> str:
+    groups = getattr(made, "param_groups", None)
+    needed = ("step", "zero_grad", "state")
+    if not groups or not all(hasattr(made, name) for name in needed):
+        return "gives no optimizer with param_groups, state, step and zero_grad"
+    if {id(p) for group in groups for p in group["params"]} != given:
+        return "has other parameters in its param_groups than it was given"
+    if not all("lr" in group for group in groups):
+        return "has no lr in its param_groups, which train.schedule sets"
+    try:
+        inspect.signature(made.step).bind()
+    except TypeError:
+        return "needs a closure for its steps, and a step here has none"
+    return ""
 
 
 def _adamw(

@@ -4,18 +4,49 @@ from __future__ import annotations
 
 import math
 
-from flatout.engine.parameters import TrainSettings
+from flatout.engine.parameters import SettingsError, TrainSettings
+from flatout.engine.parameters.own_parts import is_own, own_part
+
+STEPS_TRIED = 1_000
+"""Of a schedule of one's own, before the first step."""
 
 
 def learning_rate(settings: TrainSettings, step: int, total_steps: int) -> float:
     """Rate of `step` (from 0): linear warm-up, then the schedule, which falls no lower
     than `min_learning_rate_share` of the peak."""
+    if is_own(settings.schedule):
+        return settings.peak_learning_rate * own_share(settings, step, total_steps)
     warmup = math.ceil(settings.warmup_fraction * total_steps)
     if step < warmup:
         return settings.peak_learning_rate * (step + 1) / warmup
     least = settings.min_learning_rate_share
     share = _share(settings, step, warmup, total_steps)
     return settings.peak_learning_rate * (least + (1 - least) * share)
+
+
+def own_share(settings: TrainSettings, step: int, total_steps: int) -> float:
+    """Of the peak, by `train.schedule`, a path. Raises SettingsError for what is no
+    rate."""
+    path = settings.schedule
+    share = own_part(path, "train.schedule")(step, total_steps)
+    try:
+        found = float(share)
+    except (TypeError, ValueError):
+        found = math.nan
+    if not 0 <= found < math.inf:
+        raise SettingsError(
+            f"train.schedule: {path}({step}, {total_steps}) gives {share!r}: it must "
+            "be a share of train.learning_rate, a number of at least 0"
+        )
+    return found
+
+
+def check_schedule(settings: TrainSettings, total_steps: int) -> None:
+    """Try a schedule of one's own at steps all over a training. Raises
+    SettingsError."""
+    if is_own(settings.schedule):
+        for step in range(0, total_steps, max(1, total_steps // STEPS_TRIED)):
+            own_share(settings, step, total_steps)
 
 
 def _share(settings: TrainSettings, step: int, warmup: int, total_steps: int) -> float:

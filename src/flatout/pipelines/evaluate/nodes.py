@@ -10,6 +10,7 @@ from flatout.engine.parameters import (
     RuntimeSettings,
     Settings,
     TokenizeSettings,
+    TrainSettings,
 )
 from flatout.engine.tasks import learns_texts, names_classes
 
@@ -24,6 +25,7 @@ def predict_split(
     tokenize: TokenizeSettings,
     evaluate: EvaluateSettings,
     options: ModelSettings,
+    training: TrainSettings,
     tokenizer: Any | None = None,
 ) -> dict[str, Any]:
     """Predictions of the rows of `evaluate.split`, and the task's figures; kept where
@@ -32,7 +34,11 @@ def predict_split(
     from flatout.engine.predict.split_predictions import SplitPredictions
 
     settings = Settings(
-        runtime=runtime, tokenize=tokenize, evaluate=evaluate, model=options
+        runtime=runtime,
+        tokenize=tokenize,
+        evaluate=evaluate,
+        model=options,
+        train=training,
     )
     rows = {"train": train, "validation": validation, "test": test}[evaluate.split]
     found = SplitPredictions(model, tokenizer, rows, train, label_names, settings)

@@ -33,6 +33,7 @@ def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
                 "runtime": "params:runtime",
                 "tokenize": "params:tokenize",
                 "options": "params:model",
+                "training": "params:train",
             },
             outputs={"predictions": "test_predictions", "figures": "test_figures"},
             name="predict_split",

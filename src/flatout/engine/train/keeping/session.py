@@ -79,7 +79,7 @@ class Session:
     def __exit__(self, kind: object, *_: object) -> None:
         heartbeat.watch_alone(None)
         self._writer.wait()
-        self._note_saved()
+        (self._tell_saved if kind is None else self._note_saved)()
         self._unfinished.close(finished=kind is None)
         self._lock.release()
         self._signals.__exit__()
@@ -134,7 +134,7 @@ class Session:
             self._leave(done, decision.stop)
         if decision.save:
             self._save(done)
-        self._note_saved()
+        self._tell_saved()
 
     def keep_best(self, done: int, result: Evaluation) -> None:
         """Save the model as the best so far; where that fails the one before stays."""
@@ -247,6 +247,14 @@ class Session:
         if self._ranks.is_main:
             logger.warning(message)
         raise Interrupted(signum, message)
+
+    def _tell_saved(self) -> None:
+        """Callbacks of a checkpoint that is whole on the disk since the last look."""
+        newest, before = self._writer.newest, self.recorder.last_checkpoint
+        self._note_saved()
+        if newest is not None and newest.folder != before:
+            folder = {"folder": str(newest.folder)}
+            self.recorder.tell("checkpoint", newest.manifest.step, folder)
 
     def _note_saved(self) -> None:
         if self._writer.newest is not None:

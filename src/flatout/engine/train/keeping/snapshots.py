@@ -43,6 +43,7 @@ from flatout.engine.checkpoints.shards import (
     stored_shapes,
 )
 from flatout.engine.machine.runtime import Runtime, seed_all
+from flatout.engine.parameters.own_parts import is_own
 from flatout.engine.train.recording.recorder import Recorder
 from flatout.engine.train.setup.assemble import Trainer
 from flatout.engine.train.step import StepSums
@@ -52,6 +53,10 @@ logger = logging.getLogger(__name__)
 Named = dict[str, Tensor]
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 RANKS, STATE = "ranks.safetensors", "state.json"
+GROUPS = "optimizer_groups"
+NUMBER = "#"
+"""Before the type of a number in its name, as `step#int`."""
+NUMBERS = {int: torch.int64, float: torch.float64}
 
 
 class UnsoundStateError(ValueError):
@@ -135,12 +140,18 @@ class Snapshots:
         return Snapshot(
             **copied,
             ranks=shared if ranks.is_main else {},
-            state=self.recorder.state() if ranks.is_main else {},
+            state=self._state() if ranks.is_main else {},
             first_bad_step=bad,
             rank=ranks.rank,
             offsets=offsets if sharded else None,
             ready=_event(trainer.runtime),
         )
+
+    def _state(self) -> dict[str, Any]:
+        """Of the recorder, and numbers that an optimizer keeps by its groups."""
+        groups = self.trainer.optimizer.param_groups
+        kept = [{n: v for n, v in g.items() if type(v) in NUMBERS} for g in groups]
+        return {**self.recorder.state(), GROUPS: kept}
 
     def _copy(self, key: str, tensor: Tensor) -> Tensor:
         buffer = self._buffers.get(key)
@@ -195,7 +206,27 @@ def _optimizer_tensors(trainer: Trainer) -> Named:
         for key, value in states.get(parameter, {}).items()
         if isinstance(value, Tensor)
     }
-    return {**found, **_scale_tensors(trainer)}
+    return {**found, **_optimizer_numbers(trainer), **_scale_tensors(trainer)}
+
+
+def _optimizer_numbers(trainer: Trainer) -> Named:
+    """Of an optimizer of one's own, which may keep plain numbers by parameter."""
+    return {
+        f"{name}/{key}{NUMBER}{type(value).__name__}": torch.tensor(
+            value, dtype=NUMBERS[type(value)]
+        )
+        for name, parameter in trainer.model.named_parameters()
+        for key, value in trainer.optimizer.state.get(parameter, {}).items()
+        if type(value) in NUMBERS
+    }
+
+
+def _put_numbers_back(trainer: Trainer) -> None:
+    """As numbers again, where `_optimizer_targets` has put tensors."""
+    for state in trainer.optimizer.state.values():
+        for key in [key for key in state if NUMBER in key]:
+            name, _, _ = key.partition(NUMBER)
+            state[name] = state.pop(key).item()
 
 
 def _scale_tensors(trainer: Trainer) -> Named:
@@ -258,10 +289,17 @@ def restore(
     shapes = broadcast(stored_shapes(folder, OPTIMIZER) if is_main else None, control)
     targets = _optimizer_targets(trainer, shapes)
     _fill_from(folder, OPTIMIZER, targets, trainer, control)
+    _put_numbers_back(trainer)
     ranks = broadcast(dict(load_file(folder / RANKS)) if is_main else None, control)
     _restore_generators(trainer, ranks, step)
     _restore_sums(trainer, ranks["sums"])
-    recorder.restore(broadcast(checkpoint and _load_state(checkpoint), control))
+    state = broadcast(checkpoint and _load_state(checkpoint), control)
+    recorder.restore(state)
+    if is_own(trainer.job.settings.train.optimizer):
+        for group, kept in zip(
+            trainer.optimizer.param_groups, state[GROUPS], strict=True
+        ):
+            group.update(kept)
     return step
 
 
@@ -360,6 +398,11 @@ def _empty_state(
         on_device = resolved.fused_optimizer or resolved.cuda_graphs
         device = parameter.device if on_device else torch.device("cpu")
         return torch.zeros((), dtype=torch.float32, device=device)
+    for kind, dtype in NUMBERS.items():
+        if key.endswith(f"{NUMBER}{kind.__name__}"):
+            return torch.zeros((), dtype=dtype)
+    if shape == () and is_own(trainer.job.settings.train.optimizer):
+        return torch.zeros((), dtype=parameter.dtype)  # on the CPU, as PyTorch's
     if shape == tuple(parameter.shape):  # sharded as the parameter is
         return torch.zeros_like(parameter, requires_grad=False)
     return torch.zeros(shape, dtype=parameter.dtype, device=parameter.device)

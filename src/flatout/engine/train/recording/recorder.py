@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,9 @@ from flatout.engine.batches.collation import StepBatch
 from flatout.engine.batches.loader import StepLoader
 from flatout.engine.machine.conditions import Conditions
 from flatout.engine.machine.watchdog import heartbeat
+from flatout.engine.tasks import higher_is_better
 from flatout.engine.train.recording import health
+from flatout.engine.train.recording.callbacks import Callbacks
 from flatout.engine.train.recording.health import FIRST_POINTS, HealthWatch
 from flatout.engine.train.recording.metrics_file import MetricsFile
 from flatout.engine.train.recording.progress import Progress
@@ -81,6 +83,8 @@ class Recorder:
         self.metrics = MetricsFile(job.metrics_file, enabled=runtime.ranks.is_main)
         self.clock = WindowClock(runtime.device)
         self.conditions = Conditions(runtime)
+        paths = job.settings.train.callbacks if runtime.ranks.is_main else []
+        self.callbacks = Callbacks(paths, self.metrics) if paths else None
         self._steps_since_log = 0
         self._loop_begin_s = 0.0
         self._elapsed_before_s = 0.0
@@ -194,7 +198,15 @@ class Recorder:
                 for phase in ("evaluate", "error_analysis")
             ]
             self.progress.window(point, self.windows, self.start_step, *spent_s)
+        times = {"epoch": point.epoch, "elapsed_s": point.elapsed_s}
+        self.tell("log", point.step, point.as_metrics() | times)
         return point
+
+    def tell(self, event: str, step: int, values: Mapping[str, Any]) -> None:
+        """The callbacks, if there are any; their time is no step time."""
+        if self.callbacks is not None:
+            with self.paused("callbacks"):
+                self.callbacks.tell(event, step, values)
 
     def _write(self, point: LogPoint) -> None:
         """A mean over no target is no loss: it is told of, and goes to no store."""
@@ -229,13 +241,16 @@ class Recorder:
             told = (f"validation_{name}" for name in names)
             shown = "  ".join(f"{n} {named[n]:.4f}" for n in told if n in named)
             logger.info("step %d/%d  %s", done, self.trainer.total_steps, shown)
+        self.tell("evaluation", done, named)
         return self._is_best(result)
 
     def _is_best(self, result: Evaluation) -> bool:
         """By `train.metric`, or by the loss if the metric has no value here; counts how
         long no evaluation was."""
         name = self._metric_of(result)
-        sign = -1.0 if self.trainer.job.task.figures[name or "loss"] else 1.0
+        job = self.trainer.job
+        train, task = job.settings.train, type(job.task)
+        sign = -1.0 if higher_is_better(train, task, name or "loss") else 1.0
         found = sign * result.value(name)
         # Nothing is less than NaN, which a best of the first evaluation may have.
         best = math.nan if self.best is None else sign * self.best.value(name)

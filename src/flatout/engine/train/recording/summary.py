@@ -84,6 +84,8 @@ def _phases(recorder: Recorder, wall_s: float) -> dict[str, float]:
         "evaluation": seconds.get("evaluate", 0.0) + seconds.get("error_analysis", 0.0),
         "checkpoints": seconds.get("checkpoint", 0.0),
     }
+    if "callbacks" in seconds:
+        parts["callbacks"] = seconds["callbacks"]
     return {**parts, "steps": max(0.0, wall_s - sum(parts.values()))}
 
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from flatout import __version__
+from flatout.engine.files.own_code import digest_of, source_of
+from flatout.engine.parameters import TrainSettings
 from flatout.engine.parameters.common import by_path
+from flatout.engine.parameters.own_parts import is_own
 from flatout.engine.train.setup.job import TrainJob
 
 EXECUTION = (
@@ -56,6 +59,7 @@ EXECUTION = (
     "train.synchronize_every_step",
     "train.history",
     "train.empty_cache_every",
+    "train.callbacks",
     "train.loader",
     "train.checkpoint",
     "train.distributed",
@@ -89,7 +93,17 @@ def identity(job: TrainJob) -> dict[str, Any]:
         "label_names": list(job.label_names),
         "train rows": len(job.train),
         "token rows": job.data_key,
+        **_own_code(job.settings.train),
     }
+
+
+def _own_code(train: TrainSettings) -> dict[str, str]:
+    """Digests of the modules of parts of one's own; not of PyTorch's, whose version
+    may change."""
+    named = (train.optimizer, train.schedule, train.compute_metrics)
+    modules = {p.rpartition(".")[0] for p in named if p is not None and is_own(p)}
+    own = {m: source_of(m) for m in modules if m.partition(".")[0] != "torch"}
+    return {f"code of {m}": digest_of([file]) for m, file in own.items() if file}
 
 
 def result_identity(job: TrainJob) -> dict[str, Any]:

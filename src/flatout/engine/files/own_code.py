@@ -1,0 +1,38 @@
+"""Digests of the code that a run is made of, so that changed code is another run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+
+def source_of(module: str) -> Path | None:
+    """A module's file; None of a module that cannot be found: importing it says so."""
+    with suppress(ImportError, ValueError):
+        spec = find_spec(module)
+        if spec and spec.origin and (file := Path(spec.origin)).is_file():
+            return file
+    return None
+
+
+def sources_of(module: str) -> Iterable[Path]:
+    """Its file; if it is in a package also those beside it, which it may import."""
+    file = source_of(module)
+    if file is None:
+        return []
+    return file.parent.glob("*.py") if "." in module or _is_package(file) else [file]
+
+
+def _is_package(file: Path) -> bool:
+    return file.name == "__init__.py"
+
+
+def digest_of(files: Iterable[Path]) -> str:
+    """Of their contents, in the order of their names."""
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]

@@ -1,0 +1,93 @@
+"""Parts of one's own, which parameters name by a dotted path, as my_parts.my_metric."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from flatout.engine.parameters.common import SettingsError
+from flatout.engine.parameters.training import TrainSettings
+
+
+class Call(NamedTuple):
+    """How flatout calls a part."""
+
+    shown: str
+    arguments: tuple[Any, ...]
+    named: Mapping[str, Any] = {}
+
+
+SCHEDULE = Call("(step, total_steps)", (0, 1))
+METRICS = Call("(predictions, labels)", (None, None))
+CALLBACK = Call("(event, step, values)", ("log", 1, {}))
+
+
+def is_own(name: str | None) -> bool:
+    """Whether a parameter's value is the path of a part, no name that flatout has."""
+    return name is not None and "." in name
+
+
+def own_part(path: str, parameter: str) -> Any:
+    """What `path` names. Raises SettingsError."""
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(import_module(module), name)
+    except Exception as error:  # the module runs: anything may go wrong there
+        raise SettingsError(
+            f"{parameter}: {path!r} cannot be imported ({error}): give the dotted path "
+            "of something in a module on the Python path, as my_package.my_module.name"
+        ) from error
+
+
+def own_part_faults(train: TrainSettings) -> list[str]:
+    """A line for each part of one's own that cannot be imported or called."""
+    found = []
+    for parameter, path, call in _named(train):
+        try:
+            part = own_part(path, parameter)
+        except SettingsError as error:
+            found.append(str(error))
+            continue
+        if fault := _call_fault(part, call):
+            found.append(f"{parameter}: {path}{call.shown} cannot be called: {fault}")
+    return found
+
+
+def _named(train: TrainSettings) -> Iterator[tuple[str, str, Call]]:
+    if is_own(train.optimizer):
+        options = {"lr": train.learning_rate, **train.optimizer_options}
+        shown = f"(params, {', '.join(f'{name}=...' for name in options)})"
+        yield "train.optimizer", train.optimizer, Call(shown, ([],), options)
+    if is_own(train.schedule):
+        yield "train.schedule", train.schedule, SCHEDULE
+    if train.compute_metrics is not None:
+        yield "train.compute_metrics", train.compute_metrics, METRICS
+    for path in train.callbacks:
+        yield "train.callbacks", path, CALLBACK
+
+
+def _call_fault(part: Any, call: Call) -> str:
+    if not callable(part):
+        return f"it is {part!r}"
+    if isinstance(part, type) and call is CALLBACK:  # an object of it is called
+        own = (vars(kind).get("__call__") for kind in part.__mro__)
+        method = next(filter(None, own), None)
+        return _binding_fault(part) or _binding_fault(method, part, *call.arguments)
+    return _binding_fault(part, *call.arguments, **call.named)
+
+
+def _binding_fault(
+    function: Callable[..., Any] | None, *arguments: Any, **named: Any
+) -> str:
+    """Why it does not take these; empty: it does, or Python cannot tell."""
+    if function is None:
+        return "its objects cannot be called"
+    try:
+        inspect.signature(function).bind(*arguments, **named)
+    except TypeError as error:
+        return str(error)
+    except ValueError:  # compiled code without a signature
+        return ""
+    return ""

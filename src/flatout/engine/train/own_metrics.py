@@ -1,0 +1,150 @@
+"""Figures of an evaluation by a function of one's own (`train.compute_metrics`)."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatout.engine.parameters import SettingsError, TrainSettings, near_or_all
+from flatout.engine.parameters.own_parts import own_part
+from flatout.engine.tasks import Metrics, Task
+
+logger = logging.getLogger(__name__)
+
+PARAMETER = "train.compute_metrics"
+OF_DATA = (ValueError, ArithmeticError)
+"""What a sound function may raise on few rows, as of a single class."""
+
+
+@dataclass(frozen=True)
+class OwnMetrics:
+    """A function (predictions, labels) -> figures by name, of NumPy arrays."""
+
+    path: str
+    function: Callable[[Any, Any], Any]
+    taken: frozenset[str]
+    """Names of the task's own figures."""
+    tried: bool = False
+    """Whether this is before the training, so that errors end it."""
+
+    @classmethod
+    def of(
+        cls, train: TrainSettings, task: Task, *, tried: bool = False
+    ) -> OwnMetrics | None:
+        """None without one. Raises SettingsError."""
+        if train.compute_metrics is None:
+            return None
+        path, taken = train.compute_metrics, frozenset({"loss", *task.figures})
+        return cls(path, own_part(path, PARAMETER), taken, tried)
+
+    def figures(self, predictions: Any, labels: Any) -> dict[str, float]:
+        """Of predictions (N, ...) fp32 and labels (N, ...); none if the function fails.
+        Before the training: raises SettingsError for what is no error of the data."""
+        try:
+            found = self.function(predictions, labels)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            if self.tried and not isinstance(error, OF_DATA):
+                raise SettingsError(
+                    f"{PARAMETER}: {self.path} fails on {len(labels)} validation rows "
+                    f"({reason})"
+                ) from error
+            logger.warning(
+                "%s: %s fails on %d rows (%s): they have none of its figures",
+                *(PARAMETER, self.path, len(labels), reason),
+                exc_info=not self.tried,
+            )
+            return {}
+        return self._checked(found)
+
+    def _checked(self, found: Any) -> dict[str, float]:
+        if not isinstance(found, Mapping):
+            return self._refuse(
+                f"returns {type(found).__name__}, not a dict of numbers"
+            )
+        figures = {name: number_of(value) for name, value in found.items()}
+        for name, value in figures.items():
+            if not isinstance(name, str) or value is None:
+                return self._refuse(f"returns {name!r}: {found[name]!r}: give a number")
+            if name in self.taken:
+                return self._refuse(f"returns {name}, which is a figure of the task")
+        return {
+            n: v for n, v in figures.items() if v is not None and self._is_told(n, v)
+        }
+
+    def _is_told(self, name: str, value: float) -> bool:
+        if not math.isfinite(value):
+            logger.warning("%s: %s is %s and left out", PARAMETER, name, value)
+        return math.isfinite(value)
+
+    def _refuse(self, what: str) -> dict[str, float]:
+        message = f"{PARAMETER}: {self.path} {what}"
+        if self.tried:
+            raise SettingsError(message)
+        logger.warning("%s: it is left out", message)
+        return {}
+
+
+class OwnFigures(Metrics):
+    """The task's own figures, and those of a function of all predictions."""
+
+    def __init__(self, own: OwnMetrics, task: Task, device: torch.device) -> None:
+        self._own, self._task = own, task
+        self._inner = task.metrics(device)
+        self._logits: list[Tensor] = []
+        self._labels: list[Tensor] = []
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Logits (k, ...), labels (k, ...)."""
+        self._logits.append(logits.float())
+        self._labels.append(labels)
+        if self._inner is not None:
+            self._inner.update(logits, labels)
+
+    def tensors(self) -> list[Tensor]:
+        """The task's."""
+        return [] if self._inner is None else self._inner.tensors()
+
+    def kept(self) -> list[list[Tensor]]:
+        """All logits and labels, and what the task keeps."""
+        inner = [] if self._inner is None else self._inner.kept()
+        return [self._logits, self._labels, *inner]
+
+    def compute(self) -> dict[str, Any]:
+        """Of rows that have a target."""
+        found = {} if self._inner is None else self._inner.compute()
+        labels = torch.cat(self._labels)
+        real = self._task.real(labels)
+        logits, labels = torch.cat(self._logits)[real], labels[real]
+        if not len(labels):
+            return found
+        return found | self._own.figures(logits.cpu().numpy(), labels.cpu().numpy())
+
+
+def number_of(value: Any) -> float | None:
+    """A number of Python, NumPy or PyTorch; None for anything else."""
+    if isinstance(value, (str, bytes)):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def check_metric(train: TrainSettings, task: Task, found: Mapping[str, float]) -> None:
+    """`found`: figures of a trial, before the training. Raises SettingsError for a
+    `train.metric` that is none of them."""
+    name = train.metric
+    if name is None or name in task.figures or name in found or not found:
+        return
+    near = near_or_all(name, {*task.figures, *found}, "")
+    raise SettingsError(
+        f"train.metric: neither the task nor {train.compute_metrics} has a figure "
+        f"{name!r}; {near}"
+    )
