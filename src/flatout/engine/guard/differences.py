@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from flatout.engine.parameters.common import BESIDE
 from flatout.engine.parameters.other_names import RENAMED
+from flatout.engine.parameters.roles import in_role, is_in, reported
 
 SYMPTOM_LIMIT = 1.03
 """A measured figure that explains less than this ratio is not worth a line."""
@@ -25,43 +27,8 @@ SPEEDS = {
 }
 SYMPTOMS = {**SHARES, **TIMES, **SPEEDS}
 
-EFFECTIVE = {
-    "precision": "runtime.precision",
-    "residual": "runtime.residual",
-    "attention": "runtime.attention",
-    "threads": "runtime.threads",
-    "strategy": "train.batching",
-    "token_budget": "train.token_budget",
-    "compile": "train.compile",
-    "cuda_graphs": "train.cuda_graphs",
-    "num_workers": "train.loader.num_workers",
-    "world_size": "world_size",
-    "token_key": "token_key",
-    "device": "device",
-    "git_commit": "git_commit",
-    "git_dirty": "git_dirty",
-}
-"""Tags with what a parameter came to: two spellings of one thing are no difference."""
-
-NO_MATTER = (
-    "paths.",
-    "guard.",
-    "tracking.",
-    "split.",
-    "predict.",
-    "benchmark.",
-    "sweep.",
-    "train.resume",
-    "train.max_steps",
-    "train.epochs",
-    "train.deadline_hours",
-    "train.error_analysis_every",
-    "train.checkpoint.",
-    "train.distributed.num_processes",
-    "train.distributed.machine_rank",
-    "train.distributed.rendezvous_endpoint",
-)
-"""Parameters that are no part of a step."""
+FACTS = ("world_size", "token_key", "device", "git_commit", "git_dirty")
+"""Tags that no parameter stands for."""
 
 
 class Run(Protocol):
@@ -110,8 +77,10 @@ def differences(then: Run, now: Run) -> list[Difference]:
 
 def _facts(run: Run) -> dict[str, str]:
     params = {RENAMED.get(k, k): v for k, v in run.params.items()}
-    facts = {k: v for k, v in params.items() if not k.startswith(NO_MATTER)}
-    facts |= {EFFECTIVE[k]: v for k, v in run.tags.items() if k in EFFECTIVE}
+    facts = {k: v for k, v in params.items() if not is_in(k, in_role(BESIDE))}
+    # What a parameter came to: two spellings of one thing are no difference.
+    effective = {**reported(), **{name: name for name in FACTS}}
+    facts |= {effective[k]: v for k, v in run.tags.items() if k in effective}
     return facts | {k: v for k, v in run.tags.items() if k.startswith("version.")}
 
 

@@ -13,10 +13,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from flatout.engine.parameters.common import (
+    BESIDE,
+    EXECUTION,
     Auto,
     SettingsError,
     SettingsModel,
     Strategy,
+    parameter,
 )
 from flatout.engine.parameters.data import (
     ArraySettings,
@@ -90,29 +93,29 @@ __all__ = [
 class Settings(SettingsModel):
     """All parameters together, as `conf/*/parameters*.yml` spell them."""
 
-    data_dir: str = "data"
+    data_dir: str = parameter("data", EXECUTION)
     """Folder of everything that a run writes; the catalog's paths are below it."""
-    pipelines: list[str] = []
+    pipelines: list[str] = parameter([], EXECUTION)
     """What `kedro run` runs without --pipelines. Empty: split, tokenize, train,
     evaluate."""
-    corpus: CorpusSettings = CorpusSettings()
+    corpus: CorpusSettings = parameter(CorpusSettings(), EXECUTION)
     runtime: RuntimeSettings = RuntimeSettings()
     model: ModelSettings = ModelSettings(config={"model_type": "bert"})
-    split: SplitSettings = SplitSettings()
+    split: SplitSettings = parameter(SplitSettings(), EXECUTION, BESIDE)
     tokenize: TokenizeSettings = TokenizeSettings()
-    arrays: ArraySettings = ArraySettings()
-    images: ImageSettings = ImageSettings()
+    arrays: ArraySettings = parameter(ArraySettings(), EXECUTION)
+    images: ImageSettings = parameter(ImageSettings(), EXECUTION)
     train: TrainSettings = TrainSettings()
-    benchmark: BenchmarkSettings = BenchmarkSettings()
-    predict: PredictSettings = PredictSettings()
-    evaluate: EvaluateSettings = EvaluateSettings()
-    detect: DetectSettings = DetectSettings()
-    sweep: SweepSettings = SweepSettings()
-    tuned: dict[str, Any] = {}
+    benchmark: BenchmarkSettings = parameter(BenchmarkSettings(), EXECUTION, BESIDE)
+    predict: PredictSettings = parameter(PredictSettings(), EXECUTION, BESIDE)
+    evaluate: EvaluateSettings = parameter(EvaluateSettings(), EXECUTION)
+    detect: DetectSettings = parameter(DetectSettings(), EXECUTION)
+    sweep: SweepSettings = parameter(SweepSettings(), EXECUTION, BESIDE)
+    tuned: dict[str, Any] = parameter({}, EXECUTION)
     """Where conf/tuned comes from; written by the benchmark, read by nothing else."""
-    tracking: TrackingSettings = TrackingSettings()
-    guard: GuardSettings = GuardSettings()
-    paths: PathSettings = PathSettings()
+    tracking: TrackingSettings = parameter(TrackingSettings(), EXECUTION, BESIDE)
+    guard: GuardSettings = parameter(GuardSettings(), EXECUTION, BESIDE)
+    paths: PathSettings = parameter(PathSettings(), EXECUTION, BESIDE)
 
     @property
     def max_length(self) -> int:

@@ -14,6 +14,24 @@ Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
 
 
+EXECUTION = "execution"
+"""Role of a parameter that says how, where or how visibly, and never what, is trained:
+a run may go on with another value."""
+MACHINE = "machine"
+"""Of one that machines which train together may set each for itself."""
+BESIDE = "beside"
+"""Of one that is no part of a step: it explains no other rate."""
+
+
+def parameter(
+    default: Any, *roles: str, reported: str | None = None, **bounds: Any
+) -> Any:
+    """A field whose roles other modules ask for (roles.py); without one it decides what
+    is trained. `reported`: under which name a report has what it came to."""
+    facts = {"roles": list(roles), "reported": reported}
+    return Field(default, json_schema_extra=facts, **bounds)
+
+
 class SettingsError(ValueError):
     """Parameters that cannot be used; the text lists every fault with its path."""
 

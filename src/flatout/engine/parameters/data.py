@@ -6,7 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from flatout.engine.parameters.common import Auto, Count, SettingsModel
+from flatout.engine.parameters.common import (
+    EXECUTION,
+    Auto,
+    Count,
+    SettingsModel,
+    parameter,
+)
 
 
 class CorpusSettings(SettingsModel):
@@ -84,9 +90,9 @@ class TokenizeSettings(SettingsModel):
 
     max_length: int = Field(320, ge=2)
     """Tokens, special tokens included; longer texts are cut."""
-    vocab_size: int = Field(8_000, ge=64)
+    vocab_size: int = parameter(8_000, EXECUTION, ge=64)
     """Word pieces of a tokenizer trained here (`model.name_or_path: null`)."""
-    join_texts: bool = False
+    join_texts: bool = parameter(False, EXECUTION)
     """Language models: lay texts end to end in blocks of `max_length`."""
 
 

@@ -10,12 +10,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from flatout.engine.parameters.common import (
+    EXECUTION,
+    MACHINE,
     Auto,
     Count,
     CountOrZero,
     Precision,
     SettingsModel,
     Strategy,
+    parameter,
 )
 
 BenchmarkMode = Literal["tune", "grid", "ladder", "loader", "scaling"]
@@ -24,11 +27,11 @@ BenchmarkMode = Literal["tune", "grid", "ladder", "loader", "scaling"]
 class SlowHabits(SettingsModel):
     """What slow loops do at each step: measuring sticks of conf/slow and the ladder."""
 
-    synchronize_every_step: bool = False
+    synchronize_every_step: bool = parameter(False, EXECUTION)
     """Read the loss on the host after every step (only to measure slow loops)."""
-    history: Literal["list", "dataframe"] = "list"
+    history: Literal["list", "dataframe"] = parameter("list", EXECUTION, MACHINE)
     """`dataframe` joins a table at every step (only to measure slow loops)."""
-    empty_cache_every: int | None = Field(None, ge=1)
+    empty_cache_every: int | None = parameter(None, EXECUTION, MACHINE, ge=1)
     """Steps between two calls of empty_cache (only to measure slow loops)."""
 
 

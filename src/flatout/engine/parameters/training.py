@@ -11,12 +11,16 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from flatout.engine.parameters.common import (
+    BESIDE,
+    EXECUTION,
+    MACHINE,
     Auto,
     Count,
     CountOrZero,
     Precision,
     SettingsModel,
     Strategy,
+    parameter,
 )
 from flatout.engine.parameters.measuring import SlowHabits
 
@@ -35,27 +39,29 @@ class RuntimeSettings(SettingsModel):
 
     seed: int = Field(42, ge=0, lt=2**32)
     """Weights, dropout, order of the rows."""
-    deterministic: bool = False
+    deterministic: bool = parameter(False, EXECUTION)
     """Bitwise repeatable on one device; slower on a GPU."""
-    precision: Precision | Auto = "auto"
+    precision: Precision | Auto = parameter("auto", reported="precision")
     """Compute type; weights and optimizer stay fp32. auto: bf16 where it is fast."""
-    residual: Literal["auto", "fp32", "bf16"] = "auto"
+    residual: Literal["auto", "fp32", "bf16"] = parameter("auto", reported="residual")
     """Residual stream under bf16 autocast (residual.py). auto: bf16 on a GPU."""
-    tf32: bool = True
+    tf32: bool = parameter(True, EXECUTION)
     """Matrix products of fp32 with 10 bits of mantissa, on NVIDIA GPUs."""
-    cudnn_benchmark: bool = True
+    cudnn_benchmark: bool = parameter(True, EXECUTION)
     """Let cuDNN try its kernels for each shape."""
-    flash_sdp: bool = True
+    flash_sdp: bool = parameter(True, EXECUTION)
     """Let SDPA use its flash kernel; it takes no padding mask."""
-    attention: Literal["auto", "eager", "sdpa", "varlen"] = "auto"
+    attention: Literal["auto", "eager", "sdpa", "varlen"] = parameter(
+        "auto", EXECUTION, reported="attention"
+    )
     """`eager` or `sdpa` for padded batches, `varlen` for packed ones: PyTorch's flash
     kernel. auto: the fastest that is installed and computes the same."""
-    memory_limit_gib: float | None = Field(None, gt=0)
+    memory_limit_gib: float | None = parameter(None, EXECUTION, gt=0)
     """Most that PyTorch may take of a GPU's memory, as of a smaller card. null: all
     that other programs leave."""
-    threads: Count | Auto = "auto"
+    threads: Count | Auto = parameter("auto", EXECUTION, reported="threads")
     """OMP and MKL threads. auto: 1 beside a GPU, the usable cores without one."""
-    environment: dict[str, str] = VARIABLES
+    environment: dict[str, str] = parameter(VARIABLES, EXECUTION)
     """Variables that are set before torch is imported; others are added to these."""
 
     @field_validator("environment")
@@ -69,13 +75,13 @@ class ModelSettings(SettingsModel):
 
     task: str = "sequence-classification"
     """Name of a task (engine/tasks), or a dotted path to a class of one's own."""
-    family: str | None = None
+    family: str | None = parameter(None, EXECUTION)
     """A module of one's own that makes a family of models known (engine/families)."""
     name_or_path: str | None = None
     """A checkpoint (name on the Hub, or folder). null: from scratch, by `config`."""
     revision: str | None = None
     """Commit of the checkpoint's repository. null: its newest."""
-    trust_remote_code: bool = False
+    trust_remote_code: bool = parameter(False, EXECUTION)
     """Run the model's own code; of a repository only with `revision`."""
     config: dict[str, Any] = {}
     """From scratch: `model_type` and its sizes. Not read with `name_or_path`."""
@@ -130,7 +136,7 @@ class ModelSettings(SettingsModel):
 class LoaderSettings(SettingsModel):
     """How batches are made beside the training."""
 
-    num_workers: CountOrZero | Auto = "auto"
+    num_workers: CountOrZero | Auto = parameter("auto", reported="num_workers")
     """Processes that make batches. 0: the training process itself."""
     prefetch_factor: int = Field(2, ge=1)
     """Global batches that each worker prepares ahead."""
@@ -147,22 +153,22 @@ class CheckpointSettings(SettingsModel):
 
     every_steps: int | None = Field(None, ge=1)
     """null: no checkpoint inside the run but those by time and at an interruption."""
-    every_minutes: float | None = Field(15, gt=0)
+    every_minutes: float | None = parameter(15, MACHINE, gt=0)
     """The first one comes after a minute. null: none by the clock."""
-    keep: int = Field(2, ge=1)
+    keep: int = parameter(2, MACHINE, ge=1)
     """Newest checkpoints kept, beside the best."""
 
 
 class DistributedSettings(SettingsModel):
     """Several devices and machines."""
 
-    num_processes: Count | Auto = "auto"
+    num_processes: Count | Auto = parameter("auto", MACHINE, BESIDE)
     """Processes on this machine. auto: one a GPU; one without GPU."""
     num_machines: int = Field(1, ge=1)
     """Machines that train together; each runs the same command."""
-    machine_rank: int = Field(0, ge=0)
+    machine_rank: int = parameter(0, MACHINE, BESIDE, ge=0)
     """Of this machine, 0 to `num_machines` - 1."""
-    rendezvous_endpoint: str | None = None
+    rendezvous_endpoint: str | None = parameter(None, MACHINE, BESIDE)
     """host:port of machine 0, where `num_machines` is over 1."""
     max_restarts: int = Field(0, ge=0)
     """Times that a failed job goes on from its newest checkpoint."""
@@ -174,7 +180,7 @@ class DistributedSettings(SettingsModel):
     takes their multiprocessors. Steps of CUDA graphs do it at once in any case."""
     timeout_s: float = Field(600, gt=0)
     """Longest wait of a collective operation before the job is ended."""
-    heartbeat_timeout_s: float = Field(300, gt=0)
+    heartbeat_timeout_s: float = parameter(300, MACHINE, gt=0)
     """Seconds without a step before a rank counts as hung."""
 
     @model_validator(mode="after")
@@ -195,16 +201,16 @@ class TrainSettings(SlowHabits):
     rows: Literal["tokens", "arrays", "images"] = "tokens"
     """What a sample is: tokens of a text, numbers of a fixed shape, an image. Entries
     of the catalog have its name, as `train_images`."""
-    batching: Strategy | Auto = "auto"
+    batching: Strategy | Auto = parameter("auto", EXECUTION, reported="strategy")
     """How rows become micro-batches. auto: packed where it runs, else grouped."""
     global_batch_size: int = Field(32, ge=1)
     """Samples an optimizer step, over all ranks and micro-batches."""
-    token_budget: Count | Auto = "auto"
+    token_budget: Count | Auto = parameter("auto", EXECUTION, reported="token_budget")
     """Most tokens, padding included, of one micro-batch on one device. auto: what its
     memory holds, at most 65,536 on a GPU and 8,192 without one."""
-    epochs: float = Field(3, gt=0)
+    epochs: float = parameter(3, BESIDE, gt=0)
     """Passes over the training rows, if max_steps is null; a part of one is allowed."""
-    max_steps: int | None = Field(None, ge=1)
+    max_steps: int | None = parameter(None, BESIDE, ge=1)
     """Optimizer steps, in place of `epochs`. null: as many as `epochs` needs."""
     learning_rate: float = Field(5e-5, gt=0)
     """Peak, reached after the warm-up."""
@@ -253,14 +259,14 @@ class TrainSettings(SlowHabits):
     """wsd: share of all steps in which the rate falls."""
     warmup_fraction: float = Field(0.06, ge=0, lt=1)
     """Share of all steps."""
-    log_every: int = Field(20, ge=1)
+    log_every: int = parameter(20, EXECUTION, ge=1)
     """Steps of a window: rates are measured and metrics read once a window."""
-    metrics_every: int = Field(10, ge=1)
+    metrics_every: int = parameter(10, EXECUTION, ge=1)
     """Steps between two updates of the training accuracy (kept on the device)."""
-    error_analysis_every: int | None = Field(1000, ge=1)
+    error_analysis_every: int | None = parameter(1000, EXECUTION, BESIDE, ge=1)
     """Steps between two looks at five wrong validation rows, of tasks with one target a
     row; null: none, at the end neither."""
-    evaluate_every: Count | Literal["epoch"] | None = "epoch"
+    evaluate_every: Count | Literal["epoch"] | None = parameter("epoch", EXECUTION)
     """Steps, `epoch`, or null for once at the end."""
     metric: str | None = None
     """Of an evaluation, by which the best model is chosen, as `f1_macro`: a figure of
@@ -272,29 +278,29 @@ class TrainSettings(SlowHabits):
     greater_is_better: bool | None = None
     """Of train.metric, if it is a figure of compute_metrics. null: true, unless its
     name ends with loss."""
-    callbacks: list[str] = []
+    callbacks: list[str] = parameter([], EXECUTION, BESIDE)
     """Dotted paths of functions (event, step, values), called on the main rank at log
     points, evaluations, checkpoints and the end. Figures that they return are kept."""
     early_stopping_patience: int | None = Field(None, ge=1)
     """End after so many evaluations in a row without a new best. null: all steps."""
-    compile: bool | Auto = "auto"
+    compile: bool | Auto = parameter("auto", EXECUTION, MACHINE, reported="compile")
     """torch.compile. auto: on a GPU, if the steps planned end sooner with it."""
-    cuda_graphs: bool | Auto = "auto"
+    cuda_graphs: bool | Auto = parameter("auto", EXECUTION, reported="cuda_graphs")
     """Record steps and replay them, which spares the CPU. auto: as compile."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool = parameter(False, EXECUTION)
     """Less memory for about a third more compute."""
-    fused_optimizer: bool = True
+    fused_optimizer: bool = parameter(True, EXECUTION)
     """One kernel for all tensors (adamw)."""
-    resume: str = "auto"
+    resume: str = parameter("auto", EXECUTION, MACHINE, BESIDE)
     """`auto` (go on from the newest sound checkpoint), `never`, or a folder."""
-    on_oom: Literal["stop", "shrink"] = "shrink"
+    on_oom: Literal["stop", "shrink"] = parameter("shrink", EXECUTION)
     """Out of memory: stop, or halve the token budget (the global batch stays). Several
     machines stop."""
-    deadline_hours: float | None = Field(None, gt=0)
+    deadline_hours: float | None = parameter(None, EXECUTION, MACHINE, BESIDE, gt=0)
     """Warn when the projected end passes it."""
-    loader: LoaderSettings = LoaderSettings()
-    checkpoint: CheckpointSettings = CheckpointSettings()
-    distributed: DistributedSettings = DistributedSettings()
+    loader: LoaderSettings = parameter(LoaderSettings(), EXECUTION, MACHINE)
+    checkpoint: CheckpointSettings = parameter(CheckpointSettings(), EXECUTION, BESIDE)
+    distributed: DistributedSettings = parameter(DistributedSettings(), EXECUTION)
 
     @field_validator("class_weights", mode="before")
     @classmethod

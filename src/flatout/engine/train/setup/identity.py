@@ -1,7 +1,7 @@
 """What makes a training the same training, and what may change from run to run.
 
-A checkpoint goes on only under the same identity. Settings belong to it unless they
-are named here as execution: how fast, where and how visibly, never what.
+A checkpoint goes on only under the same identity. Settings belong to it unless their
+fields have the role of execution: how fast, where and how visibly, never what.
 """
 
 from __future__ import annotations
@@ -11,75 +11,10 @@ from typing import Any
 from flatout import __version__
 from flatout.engine.files.own_code import digest_of, source_of
 from flatout.engine.parameters import TrainSettings
-from flatout.engine.parameters.common import by_path
+from flatout.engine.parameters.common import EXECUTION, MACHINE, by_path
 from flatout.engine.parameters.own_parts import is_own
+from flatout.engine.parameters.roles import in_role, is_in
 from flatout.engine.train.setup.job import TrainJob
-
-EXECUTION = (
-    "data_dir",
-    "pipelines",
-    "corpus",  # what comes of these is in the rows: `data_key`
-    "split",
-    "arrays",
-    "images",
-    "tokenize.vocab_size",
-    "tokenize.join_texts",
-    "benchmark",
-    "detect",
-    "evaluate",
-    "guard",
-    "predict",
-    "sweep",
-    "paths",
-    "tracking",
-    "tuned",
-    "runtime.deterministic",
-    "runtime.tf32",
-    "runtime.cudnn_benchmark",
-    "runtime.flash_sdp",
-    "runtime.attention",
-    "runtime.memory_limit_gib",
-    "runtime.threads",
-    "runtime.environment",
-    "model.trust_remote_code",
-    "model.family",  # how a model runs; what it is, its config says
-    "train.batching",
-    "train.token_budget",
-    "train.log_every",
-    "train.metrics_every",
-    "train.error_analysis_every",
-    "train.evaluate_every",
-    "train.compile",
-    "train.cuda_graphs",
-    "train.gradient_checkpointing",
-    "train.fused_optimizer",
-    "train.resume",
-    "train.on_oom",
-    "train.deadline_hours",
-    "train.synchronize_every_step",
-    "train.history",
-    "train.empty_cache_every",
-    "train.callbacks",
-    "train.loader",
-    "train.checkpoint",
-    "train.distributed",
-)
-"""Settings, or groups of them, that a run may be resumed with another value of."""
-EACH_MACHINES_OWN = (
-    "train.compile",
-    "train.loader",
-    "train.resume",
-    "train.deadline_hours",
-    "train.history",
-    "train.empty_cache_every",
-    "train.checkpoint.keep",
-    "train.checkpoint.every_minutes",
-    "train.distributed.heartbeat_timeout_s",
-    "train.distributed.num_processes",
-    "train.distributed.machine_rank",
-    "train.distributed.rendezvous_endpoint",
-)
-"""Of the settings of training."""
 
 
 def identity(job: TrainJob) -> dict[str, Any]:
@@ -88,7 +23,7 @@ def identity(job: TrainJob) -> dict[str, Any]:
         **{
             name: value
             for name, value in by_path(job.settings.model_dump(mode="json"))
-            if not _is_one_of(name, EXECUTION)
+            if not is_in(name, in_role(EXECUTION))
         },
         "label_names": list(job.label_names),
         "train rows": len(job.train),
@@ -121,8 +56,8 @@ def execution(job: TrainJob) -> dict[str, Any]:
     return {
         name: value
         for name, value in by_path(job.settings.model_dump(mode="json"))
-        if _is_one_of(name, EXECUTION)
-        and _is_one_of(name, ("train", "runtime"))
+        if is_in(name, in_role(EXECUTION))
+        and is_in(name, ("train", "runtime"))
         and name not in kept_apart
     }
 
@@ -134,9 +69,5 @@ def agreed(job: TrainJob) -> dict[str, Any]:
     return identity(job) | {
         name: value
         for name, value in by_path(settings)
-        if not _is_one_of(name, EACH_MACHINES_OWN)
+        if not is_in(name, in_role(MACHINE))
     }
-
-
-def _is_one_of(name: str, entries: tuple[str, ...]) -> bool:
-    return any(name == entry or name.startswith(f"{entry}.") for entry in entries)

@@ -1,0 +1,59 @@
+"""Adding a parameter means adding one field: its roles stand on it."""
+
+from __future__ import annotations
+
+import pytest
+
+from flatout.engine.parameters import Settings
+from flatout.engine.parameters.common import (
+    BESIDE,
+    EXECUTION,
+    MACHINE,
+    SettingsModel,
+    by_path,
+    parameter,
+)
+from flatout.engine.parameters.roles import in_role, is_in, reported
+from flatout.engine.train.setup.identity import agreed, execution, identity
+from tests.engine.runs import make_job
+
+
+class Group(SettingsModel):
+    """A group in another one, as the loader's."""
+
+    plain: int = 1
+    quick: int = parameter(1, EXECUTION, MACHINE)
+    beside: int = parameter(2, BESIDE, ge=2)
+
+
+class Own(SettingsModel):
+    """Settings with fields that flatout does not have."""
+
+    outer: Group = Group()
+    whole: Group = parameter(Group(), EXECUTION)
+    size: int = parameter(3, reported="rows")
+
+
+def test_names_follow_from_the_fields():
+    assert in_role(EXECUTION, Own) == ("outer.quick", "whole")
+    assert in_role(MACHINE, Own) == ("outer.quick", "whole.quick")
+    assert in_role(BESIDE, Own) == ("outer.beside", "whole.beside")
+    assert reported(Own) == {"rows": "size"}
+    with pytest.raises(ValueError, match="greater than or equal to 2"):
+        Group(beside=1)
+
+
+def test_every_parameter_decides_or_has_a_role():
+    paths = [path for path, _ in by_path(Settings().model_dump(mode="json"))]
+    known = {p for p in paths if is_in(p, in_role(EXECUTION))}
+    assert {"train.compile", "train.loader.num_workers", "paths.metrics"} <= known
+    assert {"train.learning_rate", "model.task", "runtime.seed"} <= {*paths} - known
+    assert {"train.optimizer", "train.compute_metrics"} <= {*paths} - known
+
+
+def test_identity_and_agreement_ask_for_the_roles(tmp_path):
+    job = make_job(tmp_path, callbacks=["a.b"], compile=False)
+    assert "train.compile" in execution(job) and "train.compile" not in agreed(job)
+    assert "train.batching" in agreed(job) and "train.batching" not in identity(job)
+    assert "train.learning_rate" in identity(job)
+    assert "train.callbacks" not in identity(job)
