@@ -69,6 +69,10 @@ def test_a_run_ends_with_figures_model_and_what_is_next():
             {"accuracy": 0.5, "majority_label": "a, b", "majority_accuracy": 0.25},
             "accuracy 0.2500 by saying 'a, b' always",
         ),
+        (
+            {"never_predicted": [f"c{n}" for n in range(9_999)]},
+            "never predicted: c0, c1, c2, c3, c4, c5, c6, c7, c8, c9 and 9989 more",
+        ),
     ],
 )
 def test_each_task_has_a_line_to_compare_with(figures, line):

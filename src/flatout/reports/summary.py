@@ -9,6 +9,7 @@ from typing import Any
 from flatout.engine.benchmark.verdict import IO_LIMIT_SHARE
 
 MOST_FIGURES = 3
+SHOWN_NAMES = 10
 MAJORITY = "majority_accuracy"
 BASELINES = (MAJORITY, "mean_label", "mean_mse", "unigram_loss")
 NEXT = {
@@ -66,7 +67,9 @@ def _of_evaluation(report: Report | None) -> Iterator[tuple[str, str]]:
             loss = report["unigram_loss"]
             yield "", f"loss {loss:.4f} by the frequencies of the tokens alone"
         if never := report.get("never_predicted"):
-            yield "", f"never predicted: {', '.join(map(str, never))}"
+            more = f" and {len(never) - SHOWN_NAMES} more" * (len(never) > SHOWN_NAMES)
+            names = ", ".join(map(str, never[:SHOWN_NAMES]))
+            yield "", f"never predicted: {names}{more}"
 
 
 def _next(env: str | None) -> Iterator[tuple[str, str]]:
