@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -13,7 +12,6 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from flatout.engine.arrays import sources
@@ -25,13 +23,9 @@ from flatout.engine.data.readers.file_reader import add_bytes
 from flatout.engine.data.split import SplitError
 from flatout.engine.files.content_key import ContentKey, FilesKey
 from flatout.engine.launch.launch import run_job
-from flatout.engine.machine.runtime import set_up
 from flatout.engine.models.building import load_pretrained
-from flatout.engine.rows import array_facts
-from flatout.engine.rows.arrays import ArrayRows
 from flatout.engine.train.setup.assemble import build_model
 from flatout.engine.train.setup.job import TrainJob
-from tests.engine.runs import Crash, crash, curve, when_logged
 from tests.make import samples_job, samples_settings
 
 MODEL = {
@@ -71,6 +65,142 @@ def rejected(made) -> list[tuple[str, int, str]]:
     return [(row["source"], row["row"], row["reason"]) for row in rows]
 
 
+VALUES, LABELS = samples(40)
+LISTS = [row.ravel().tolist() for row in VALUES]
+BOTH = {"x": VALUES, "y": VALUES, "label": LABELS}
+LONG = [f"{n},1.5,{n % 3}" for n in range(WINDOW_ROWS)]
+ODD = VALUES.copy()
+ODD[3, 1, 1], ODD[5] = np.nan, -np.inf
+
+
+def write(path, found):
+    """Arrays by name, lines of a CSV, or bytes."""
+    kind = path.suffix.lower()
+    if isinstance(found, bytes):
+        path.write_bytes(found)
+    elif kind == ".csv":
+        path.write_text("\n".join(found) + "\n")
+    elif kind == ".h5":
+        with pytest.importorskip("h5py").File(path, "w") as opened:
+            for name, values in found.items():
+                opened[name] = values
+    elif kind == ".npy":
+        np.save(path, found["inputs"], allow_pickle=True)
+        np.save(path.with_name(f"{path.stem}.label.npy"), found["label"])
+    elif kind == ".parquet":
+        columns = {n: v if isinstance(v, list) else list(v) for n, v in found.items()}
+        pq.write_table(pa.table(columns), path)
+    else:
+        np.savez(path, **found)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "inputs", "said"),
+    [
+        ("a.h5", BOTH, [], r"a\.h5 has the arrays .*arrays\.inputs"),
+        ("a.npz", BOTH, ["z"], r"has the arrays \['label', 'x', 'y'\]"),
+        ("a.h5", {"inputs": VALUES}, [], r"a\.h5: nothing is called 'label'"),
+        (
+            "a.h5",
+            {"inputs": VALUES, "label": LABELS[:30]},
+            [],
+            "40 samples and 30 labels",
+        ),
+        ("a.h5", {"inputs": 7.0, "label": LABELS}, [], "inputs is one number"),
+        (
+            "a.h5",
+            {"inputs": np.full(40, b"text"), "label": LABELS},
+            [],
+            "no row that can be used: 40 x the values are no numbers",
+        ),
+        ("a.npz", {"inputs": VALUES, "label": np.eye(3)}, [], "labels have the shape"),
+        ("a.npz", {"inputs": VALUES, "label": np.array(3)}, [], "labels have the sha"),
+        ("b.npz", b"", [], r"b\.npz cannot be read"),
+        ("b.npz", b"PK\x03\x04 and no more", [], r"b\.npz cannot be read"),
+        ("b.h5", b"\x89HDF\r\n\x1a\n and no more", [], r"b\.h5 cannot be read"),
+        (
+            "c.npy",
+            {"inputs": np.array([{}]), "label": [1]},
+            [],
+            r"c\.npy cannot be read.*[Oo]bject",
+        ),
+        ("cut.csv", ["a,label", "1,2,3"], [], r"cut\.csv cannot be read: .*columns"),
+        (
+            "a.csv",
+            ["a,b,label", *(f"x{n},1,{n}" for n in range(9))],
+            [],
+            "column a is string, no number",
+        ),
+        ("a.csv", ["label", "1", "2"], [], "no column beside the label 'label'"),
+        ("a.csv", ["a,a,label", "1,2,3", "1,2,4"], [], "two columns are called a: re"),
+    ],
+)
+def test_files_of_no_use_are_refused(tmp_path, name, found, inputs, said):
+    with pytest.raises((ArraysError, SplitError), match=said):
+        path = write(tmp_path / name, found)
+        split(path, settings_of(), inputs)["report"].value()
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "reasons"),
+    [
+        (
+            "e.h5",
+            {"inputs": ODD, "label": LABELS},
+            {3: "NaN", 5: "an infinite value"},
+        ),
+        (
+            "a.parquet",
+            {
+                "x": [[1.0], *LISTS[1:4], LISTS[4][:5], None, *LISTS[6:]],
+                "label": LABELS,
+            },
+            {
+                0: "of shape (1,), others are of (6,)",
+                4: "of shape (5,), others are of (6,)",
+                5: "missing, ragged or no numbers",
+            },
+        ),
+        (
+            "t.csv",
+            ["a,b,label", *LONG[:4], "?,1.5,0", *LONG[4:], "2.5,n/k,0"],
+            {4: "a is no number: '?'", WINDOW_ROWS + 1: "b is no number: 'n/k'"},
+        ),
+    ],
+)
+def test_rows_of_no_use_are_told_by_their_place(tmp_path, name, found, reasons):
+    """One cell of a CSV makes no text of its column, also alone in its window."""
+    made = split(write(tmp_path / name, found), settings_of())
+    assert rejected(made) == [(name, row, why) for row, why in reasons.items()]
+
+
+@pytest.mark.parametrize("name", ["x.npy", "X.H5", "x.parquet"])
+def test_other_files_give_the_rows_of_npz(tmp_path, name):
+    """Capitals make no other kind; labels may be a column of their own."""
+    found = {"inputs": VALUES.reshape(40, 6), "label": LABELS}
+    (tmp_path / "n").mkdir()
+    labels = {"label": LABELS[:, None]}
+    files = write(tmp_path / "n/x.npz", found | labels), write(tmp_path / name, found)
+    one, other = (split(file, settings_of()) for file in files)
+    assert one["label_names"] == ["0", "1", "2"]
+    for part in ("train", "test"):
+        tables = [made[part].to_dataset().data.table for made in (one, other)]
+        assert tables[0]["inputs"].equals(tables[1]["inputs"])
+        assert tables[0]["labels"].equals(tables[1]["labels"])
+
+
+def test_files_of_other_shapes_go_to_the_quarantine(tmp_path):
+    write(tmp_path / "a.npz", {"x": VALUES[:, 0, 0], "label": LABELS})  # a number each
+    write(tmp_path / "b.npz", {"x": VALUES[:, :1], "label": LABELS})
+    write(tmp_path / "c.npz", {"x": VALUES[:2].astype("<U8"), "label": LABELS[:2]})
+    made = split(tmp_path, settings_of(), ["x"])
+    found = rejected(made)
+    assert found[0] == ("b.npz", 0, "of shape (1, 3), others are of (1,)")
+    assert found[-1] == ("c.npz", 1, "the values are no numbers (<U8)")
+    assert len(found) == 42
+
+
 def test_columns_of_parquet_and_what_cannot_be_used(tmp_path):
     values, labels = samples(60)
     a = values[:, 0, 0].astype(object)
@@ -94,101 +224,6 @@ def test_columns_of_parquet_and_what_cannot_be_used(tmp_path):
     place = found["source"].to_pylist().index("t.parquet:5")
     assert found["inputs"][place].as_py() == [values[5, 0, 0], values[5, 0, 1]]
     assert made["label_names"] == ["0", "1", "2"]
-
-
-def test_ragged_lists_and_other_shapes_go_to_the_quarantine(tmp_path):
-    values, labels = samples(40)
-    lists = [row.ravel().tolist() for row in values]
-    lists[4], lists[6] = lists[4][:5], [[1.0], [1.0, 2.0]]
-    lists[6] = None
-    table = {"x": pa.array(lists), "label": labels}
-    pq.write_table(pa.table(table), tmp_path / "a.parquet")
-    np.savez(tmp_path / "b.npz", x=values[:, :1], label=labels)
-    np.savez(tmp_path / "c.npz", x=values[:2].astype("<U8"), label=labels[:2])
-    made = split(tmp_path, settings_of(), ["x"])
-    found = rejected(made)
-    assert found[:2] == [
-        ("a.parquet", 4, "of shape (5,), others are of (6,)"),
-        ("a.parquet", 6, "missing, ragged or no numbers"),
-    ]
-    assert ("b.npz", 0, "of shape (1, 3), others are of (6,)") in found
-    assert ("c.npz", 1, "the values are no numbers (<U8)") in found
-    assert made["report"].value()["rows_in"] == 82
-    assert sum(made["report"].value()["rows_out"].values()) == 38
-
-
-def test_files_that_cannot_be_read_are_errors(tmp_path):
-    (tmp_path / "b.npz").write_bytes(b"")
-    with pytest.raises(ArraysError, match=r"b\.npz cannot be read"):
-        split(tmp_path / "b.npz", settings_of())
-    np.save(tmp_path / "c.npy", np.array([{}]), allow_pickle=True)
-    np.save(tmp_path / "c.label.npy", np.array([1]))
-    with pytest.raises(ArraysError, match=r"c\.npy cannot be read.*[Oo]bject"):
-        split(tmp_path / "c.npy", settings_of())
-
-
-@pytest.mark.parametrize("kind", ["npy", "h5"])
-def test_other_files_give_the_rows_of_npz(tmp_path, kind):
-    values, labels = samples(50)
-    (tmp_path / "n").mkdir()
-    np.savez(tmp_path / "n/x.npz", inputs=values, label=labels)
-    file = tmp_path / kind / f"x.{kind}"
-    file.parent.mkdir()
-    if kind == "npy":
-        np.save(file, values)
-        np.save(file.with_name("x.label.npy"), labels)
-    else:
-        h5py = pytest.importorskip("h5py")
-        with h5py.File(file, "w") as opened:
-            opened["inputs"], opened["label"] = values, labels
-    one, other = (split(f, settings_of()) for f in (tmp_path / "n", file))
-    for name in ("train", "test"):
-        tables = [made[name].to_dataset().data.table for made in (one, other)]
-        assert tables[0]["inputs"].equals(tables[1]["inputs"])
-        assert tables[0]["labels"].equals(tables[1]["labels"])
-
-
-def test_hdf5_that_cannot_be_used_is_told_of(tmp_path):
-    h5py = pytest.importorskip("h5py")
-    values, labels = samples(40)
-
-    def written(name, **arrays):
-        with h5py.File(tmp_path / name, "w") as file:
-            for key, value in arrays.items():
-                file[key] = value
-        return tmp_path / name
-
-    file = written("a.h5", x=values, y=values, label=labels)
-    with pytest.raises(ArraysError, match=r"a\.h5 has the arrays .*arrays\.inputs"):
-        split(file, settings_of())["report"].value()
-    with pytest.raises(ArraysError, match=r"has the arrays \['label', 'x', 'y'\]"):
-        split(file, settings_of(), ["z"])["report"].value()
-    assert split(file, settings_of(), ["y"])["report"].value()["rows_in"] == 40
-    file = written("b.h5", inputs=values)
-    with pytest.raises(ArraysError, match=r"b\.h5: nothing is called 'label'"):
-        split(file, settings_of())
-    file = written("c.h5", inputs=values, label=labels[:30])
-    with pytest.raises(ArraysError, match=r"40 samples and 30 labels"):
-        split(file, settings_of())["report"].value()
-    file = written("d.h5", inputs=7.0, label=labels)
-    with pytest.raises(ArraysError, match=r"d\.h5: inputs is one number"):
-        split(file, settings_of())["report"].value()
-    file = written("g.h5", inputs=np.full(40, b"text"), label=labels)
-    with pytest.raises(SplitError, match=r"no row that can .*values are no numbers"):
-        split(file, settings_of())["report"].value()
-    values[3, 1, 1], values[5] = np.nan, -np.inf
-    made = split(written("e.h5", inputs=values, label=labels), settings_of())
-    assert rejected(made) == [("e.h5", 3, "NaN"), ("e.h5", 5, "an infinite value")]
-    (tmp_path / "f.h5").write_bytes((tmp_path / "e.h5").read_bytes()[:900])
-    with pytest.raises(ArraysError, match=r"f\.h5 cannot be read"):
-        split(tmp_path / "f.h5", settings_of())
-
-
-def test_a_number_a_sample_is_a_sample(tmp_path):
-    values, labels = samples(60)
-    np.savez(tmp_path / "a.npz", inputs=values[:, 0, 0], label=labels)
-    train = split(tmp_path / "a.npz", settings_of())["train"].to_dataset()
-    assert np.array(train["inputs"]).shape[1:] == (1,)
 
 
 def test_statistics_are_those_of_train_and_kept_with_the_model(tmp_path):
@@ -257,30 +292,6 @@ def test_loss_and_gradient_are_those_of_plain_pytorch(tmp_path, budget):
     np.testing.assert_allclose(found, plain_losses(job, 4), rtol=2e-4)
 
 
-@pytest.mark.process
-def test_two_ranks_train_the_same_model(tmp_path):
-    set_up(settings_of().runtime)
-    alone = run_job(job_of(tmp_path / "one", max_steps=6))
-    two = {"distributed": {"num_processes": 2}, "token_budget": 5}
-    job = job_of(tmp_path / "two", max_steps=6, **two)
-    pair = run_job(job)
-    files = [r.last_model_folder / "model.safetensors" for r in (alone, pair)]
-    one, other = map(load_file, files)
-    for name, tensor in one.items():
-        torch.testing.assert_close(other[name], tensor, rtol=1e-3, atol=2e-4)
-
-
-def test_a_training_that_was_killed_goes_on(tmp_path):
-    every = {"checkpoint": {"every_steps": 2, "keep": 2}}
-    whole = run_job(job_of(tmp_path / "whole", max_steps=8, **every))
-    job = job_of(tmp_path / "cut", max_steps=8, **every)
-    with pytest.raises(Crash), when_logged("step 5/8", crash):
-        run_job(job)
-    again = run_job(replace(job))
-    assert again.report.resumed_from_step in (2, 4)
-    assert curve(again)[-4:] == curve(whole)[-4:]
-
-
 def test_regression_learns_a_plain_function(tmp_path):
     generator = np.random.default_rng(1)
     values = generator.normal(size=(300, 4)).astype(np.float32)
@@ -304,9 +315,6 @@ def test_csv_is_read_as_pandas_reads_it(tmp_path):
     kept = [row for row in range(7) if row != 5]
     np.testing.assert_array_equal(window.values[kept], expected[["a", "b"]].iloc[kept])
     assert list(window.labels) == list(source.labels()) == list(expected["label"])
-    (tmp_path / "cut.csv").write_text("a,label\n1,2,3\n")
-    with pytest.raises(ArraysError, match=r"cut\.csv cannot be read: .*columns"):
-        list(ArrayFiles(tmp_path / "cut.csv", (), "label").windows())
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "npy"])
@@ -377,55 +385,8 @@ def test_a_csv_is_parsed_twice_and_a_pass_counts_afresh(tmp_path, monkeypatch):
     assert len(parsed) == 2, "for the names of labels, and for the rows"
 
 
-def test_an_ending_in_capitals_is_of_the_same_kind(tmp_path):
-    columns = {"a": [1.0, 2.5], "b": [3.0, 4.0], "label": ["red", "blue"]}
-    pd.DataFrame(columns).to_parquet(tmp_path / "X.PARQUET")
-    [window] = ArrayFiles(tmp_path, (), "label").windows()
-    np.testing.assert_array_equal(window.values, [[1.0, 3.0], [2.5, 4.0]])
-    assert list(window.labels) == ["red", "blue"]
-
-
 def lines_of(values, labels):
     return [f"{a},{b},{c}" for (a, b), c in zip(values[:, 0], labels, strict=True)]
-
-
-def test_a_cell_of_csv_that_is_no_number_is_named(tmp_path):
-    """It does not make text of its column; a column of texts is none of numbers."""
-    values, labels = samples(40)
-    lines = lines_of(values[:, :, :2], labels)
-    lines[4], lines[9] = f"?,1.5,{labels[4]}", f"2.5,n/k,{labels[9]}"
-    file = tmp_path / "t.csv"
-    file.write_text("\n".join(["a,b,label", *lines]) + "\n")
-    made = split(file, settings_of())
-    assert rejected(made) == [
-        ("t.csv", 4, "a is no number: '?'"),
-        ("t.csv", 9, "b is no number: 'n/k'"),
-    ]
-    [window] = ArrayFiles(file, (), "label").windows()
-    np.testing.assert_array_equal(window.values[5], values[5, 0, :2])
-    file.write_text("a,b,label\n" + "\n".join(f"x{n},1,{n}" for n in range(9)))
-    with pytest.raises(ArraysError, match="column a is string, no number"):
-        list(ArrayFiles(file, (), "label").windows())
-    long = [f"{n},1.5,{n % 3}" for n in range(WINDOW_ROWS)]
-    file.write_text("\n".join(["a,b,label", *long, "?,1.5,0"]) + "\n")
-    *_, last = ArrayFiles(file, (), "label").windows()
-    assert last.faults == {0: "a is no number: '?'"}, "alone in its window"
-    file.write_text("label\n1\n")
-    with pytest.raises(ArraysError, match="no column beside the label 'label'"):
-        list(ArrayFiles(file, (), "label").windows())
-    file.write_text("a,a,label\n1,2,3\n")
-    with pytest.raises(ArraysError, match="two columns are called a: rename one"):
-        list(ArrayFiles(file, (), "label").windows())
-
-
-def test_the_shape_of_most_lists_counts_not_that_of_the_first(tmp_path):
-    values, labels = samples(40)
-    lists = [row.ravel().tolist() for row in values]
-    lists[0] = [1.0]
-    table = {"x": pa.array(lists), "label": labels}
-    pq.write_table(pa.table(table), tmp_path / "a.parquet")
-    made = split(tmp_path / "a.parquet", settings_of())
-    assert rejected(made) == [("a.parquet", 0, "of shape (1,), others are of (6,)")]
 
 
 @pytest.mark.parametrize("shape", [(28,), (8, 8), (4, 4, 3)])
@@ -450,24 +411,6 @@ def test_bytes_of_any_shape_train_by_the_statistics_of_their_values(tmp_path, sh
         np.testing.assert_allclose(found.numpy(), each, rtol=1e-5)
 
 
-def test_statistics_do_not_depend_on_how_many_values_are_counted_at_once(
-    tmp_path, monkeypatch
-):
-    values, labels = samples(200)
-    np.savez(tmp_path / "a.npz", inputs=values, label=labels)
-    found = []
-    for at_once, window in ((2**22, 2**26), (60, 700)):
-        monkeypatch.setattr(array_facts, "VALUES_AT_ONCE", at_once)
-        monkeypatch.setattr(sources, "WINDOW_BYTES", window)
-        train = split(tmp_path / "a.npz", settings_of())["train"]
-        rows = ArrayRows.from_dataset(train.to_dataset())
-        inputs = np.stack(rows.views(np.arange(len(rows)))).reshape(-1, 6)
-        np.testing.assert_allclose(rows.facts.mean, inputs.mean(0), rtol=1e-5)
-        np.testing.assert_allclose(rows.facts.deviation, inputs.std(0), rtol=1e-5)
-        found.append(inputs.tolist())
-    assert found[0] == found[1]
-
-
 def test_files_of_bytes_beside_files_of_numbers_are_all_numbers(tmp_path):
     values, labels = samples(60)
     whole = (values * 9 + 90).clip(0, 255).astype(np.uint8)
@@ -484,16 +427,6 @@ def test_files_of_bytes_beside_files_of_numbers_are_all_numbers(tmp_path):
     assert made["report"].value()["rows_in"] == 120
 
 
-def test_labels_in_a_column_of_their_own_are_read_and_one_hot_rows_are_not(tmp_path):
-    values, labels = samples(60)
-    np.savez(tmp_path / "a.npz", inputs=values, label=labels[:, None])
-    assert split(tmp_path / "a.npz", settings_of())["label_names"] == ["0", "1", "2"]
-    for wrong in (np.eye(3)[labels], np.array(3)):
-        np.savez(tmp_path / "a.npz", inputs=values, label=wrong)
-        with pytest.raises(ArraysError, match=r"a\.npz: the labels have the shape"):
-            split(tmp_path / "a.npz", settings_of())
-
-
 def test_other_labels_beside_a_npy_are_other_rows(tmp_path):
     values, labels = samples(60)
     np.save(tmp_path / "x.npy", values)
@@ -503,17 +436,3 @@ def test_other_labels_beside_a_npy_are_other_rows(tmp_path):
     np.save(tmp_path / "x.label.npy", labels[::-1])
     after = [split(path, settings_of())["train"].key.digest for path in paths]
     assert not {*before} & {*after}
-
-
-def test_hdf5_in_capitals_and_a_broken_npz(tmp_path):
-    h5py = pytest.importorskip("h5py")
-    values, labels = samples(60)
-    with h5py.File(tmp_path / "X.H5", "w") as opened:
-        opened["inputs"], opened["label"] = values, labels
-    assert split(tmp_path / "X.H5", settings_of())["report"].value()["rows_in"] == 60
-    np.savez(tmp_path / "a.npz", inputs=values, label=labels)
-    whole = (tmp_path / "a.npz").read_bytes()
-    for broken in (whole[:300], whole[:900] + b"abcd" + whole[904:]):
-        (tmp_path / "a.npz").write_bytes(broken)
-        with pytest.raises(ArraysError, match=r"a\.npz cannot be read"):
-            split(tmp_path / "a.npz", settings_of())["report"].value()

@@ -15,7 +15,6 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForImageClassification, pipeline
 from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
 
-from flatout.engine.arrays import sources as arrays_sources
 from flatout.engine.arrays.recipes import array_recipes
 from flatout.engine.arrays.sources import ArraysError
 from flatout.engine.batches.global_batches import GlobalBatches
@@ -29,12 +28,10 @@ from flatout.engine.models.flops import ModelFlops
 from flatout.engine.parameters import SettingsError
 from flatout.engine.rows import decoding
 from flatout.engine.rows.decoding import Decoder
-from flatout.engine.rows.opening import rows_from_dataset
 from flatout.engine.train.setup.assemble import build_model
 from flatout.engine.train.setup.job import TrainJob
 from flatout.engine.train.setup.resolved_config import resolve
-from tests.engine.plain import on_two_ranks
-from tests.engine.runs import Crash, crash, curve, when_logged
+from tests.engine.runs import curve
 from tests.make import samples_job, samples_settings
 
 VIT = {
@@ -216,21 +213,6 @@ def test_bytes_that_are_wrong_give_pixels_or_a_reason(form):
         except decoding.BadImage:
             bad += 1
     assert bad
-
-
-def test_windows_of_few_bytes_give_the_rows_and_figures_of_large_ones(
-    tmp_path, monkeypatch
-):
-    """Also where files are kept."""
-    raw, found = pictures(tmp_path / "raw", 60), []
-    for window, keep in ((2**26, "pixels"), (700, "pixels"), (700, "files")):
-        monkeypatch.setattr(arrays_sources, "WINDOW_BYTES", window)
-        made = split(raw, settings_of(keep=keep))
-        rows = rows_from_dataset(made["train"].to_dataset())
-        pixels = np.stack(rows.views(np.arange(len(rows))))
-        np.testing.assert_allclose(rows.facts.mean, pixels.mean((0, 1, 2)), rtol=1e-9)
-        found.append((pixels.tolist(), rows.labels.tolist()))
-    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize(
@@ -462,39 +444,6 @@ def test_grey_images_have_no_processor(tmp_path):
     """Pipelines of transformers would give them three channels."""
     folder = run_job(job_of(tmp_path, CONVNEXT, max_steps=1, channels=1))
     assert not (folder.last_model_folder / "preprocessor_config.json").exists()
-
-
-def test_a_training_that_was_killed_goes_on(tmp_path):
-    """Crops and mirrors too are drawn again as they were."""
-    every = {"checkpoint": {"every_steps": 2, "keep": 2}, "max_steps": 8}
-    job = job_of(tmp_path / "whole", CONVNEXT, crop_area=0.5, **every)
-    whole = run_job(job)
-    cut = replace(job, work_folder=tmp_path / "cut/run")
-    cut = replace(cut, metrics_file=tmp_path / "cut/metrics.jsonl")
-    with pytest.raises(Crash), when_logged("step 5/8", crash):
-        run_job(cut)
-    again = run_job(replace(cut))
-    assert again.report.resumed_from_step in (2, 4)
-    assert curve(again)[-4:] == curve(whole)[-4:]
-    files = [r.last_model_folder / "model.safetensors" for r in (again, whole)]
-    assert files[0].read_bytes() == files[1].read_bytes()
-
-
-@pytest.mark.process
-def test_two_ranks_have_the_gradient_of_plain_pytorch(tmp_path):
-    options = {"max_steps": 3, "learning_rate": 1e-12, "crop_area": 1.0}
-    jobs = {
-        name: job_of(tmp_path / "jobs" / name, config, token_budget=budget, **options)
-        for name, config, budget in (
-            ("vit", VIT, "auto"),
-            ("vit_3", VIT, 3),
-            ("convnext_3", CONVNEXT, 3),
-        )
-    }
-    for name, (_, result) in on_two_ranks(jobs, tmp_path).items():
-        found = [(p.loss, p.grad_norm) for p in result.history]
-        plain = plain_losses(jobs[name], 3)
-        np.testing.assert_allclose(found, plain, rtol=1e-3, err_msg=name)
 
 
 def test_batchnorm_over_ranks_of_a_cpu_is_refused(tmp_path):

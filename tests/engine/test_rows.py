@@ -34,59 +34,126 @@ def checked(data, columns=CLASSES):
     return rows, {row["row"]: row["reason"] for row in rejected}
 
 
-def test_good_rows_keep_text_label_and_their_number():
-    rows, rejected = checked(pd.DataFrame({"text": ["a b", "c"], "label": ["x", "y"]}))
-    assert rows == [
-        {"text": "a b", "label": "x", "source_row": 0},
-        {"text": "c", "label": "y", "source_row": 1},
+def invalid_utf8():
+    """`ok`, and two bytes that are no UTF-8."""
+    offsets = pa.py_buffer(np.array([0, 2, 4], np.int32))
+    buffers = [None, offsets, pa.py_buffer(b"ok\xff\xfe")]
+    return pa.Array.from_buffers(pa.string(), 2, buffers)
+
+
+def mixed(*values):
+    return pd.Series(values, dtype=object)
+
+
+GROUPS = Columns("text", None, "label", "who")
+NUMBERS = replace(CLASSES, label_type=pa.float64())
+LISTS = replace(CLASSES, label_type=pa.list_(pa.string()))
+FLAGS = replace(LISTS, label=None, flags=("p", "q"))
+NAN = float("nan")
+NUL = "text holds a NUL byte (UTF-16 or binary data?)"
+UNFIT = "label is not a finite number, as model.task wants"
+REJECTED = [
+    (
+        CLASSES,
+        {"text": ["NA", "null", "nan", "a\u200b"], "label": ["x", 1, 2.5, True]},
+        {},
+    ),
+    (
+        CLASSES,
+        {"text": ["good", None, "", " \t\n", 7, "a\x00b", "b \ud800", ["list"], NAN]},
+        dict(
+            enumerate(
+                [
+                    "text is missing",
+                    "text is empty",
+                    "text is empty",
+                    "text is a number, not text",
+                    NUL,
+                    "text is not valid Unicode",
+                    "text is not text",
+                    "text is missing",
+                ],
+                start=1,
+            )
+        ),
+    ),
+    (
+        CLASSES,
+        {"text": ["\u200b\u200d", "\ufeff", " \u2060\xa0", "\u3000", "a"]},
+        dict.fromkeys(range(4), "text is empty"),
+    ),
+    (
+        CLASSES,
+        {"text": pa.array([1, 2])},
+        dict.fromkeys((0, 1), "text is int64, not text"),
+    ),
+    (CLASSES, {"text": invalid_utf8()}, {1: "text is not valid UTF-8"}),
+    (CLASSES, {"label": invalid_utf8()}, {1: "label is not valid UTF-8"}),
+    (GROUPS, {"who": invalid_utf8()}, {1: "who is not valid UTF-8"}),
+    (
+        CLASSES,
+        {"label": [None, " ", ["x"], "x"]},
+        {
+            0: "label is missing",
+            1: "label is empty",
+            2: "label is neither text nor a number",
+        },
+    ),
+    (
+        NUMBERS,
+        {"label": ["0.5", "x", None, "inf", "2"]},
+        {1: UNFIT, 2: "label is missing", 3: UNFIT},
+    ),
+    (
+        Columns("text", "other", "label", "who"),
+        {"other": ["d", None, "f"], "who": ["p", "q", None]},
+        {1: "other is missing", 2: "who is missing"},
+    ),
+    (
+        GROUPS,
+        {"who": [["a"], "b\ud800", "c", 4, "", " \t"]},
+        {
+            0: "who is neither text nor a number",
+            1: "who is not valid Unicode",
+            4: "who is empty",
+            5: "who is empty",
+        },
+    ),
+    *(
+        (GROUPS, {"who": pa.array(who)}, {})
+        for who in ([1, 2], [0.5, 1.0], [True, False])
+    ),
+    (FLAGS, {"p": ["True", "FALSE"], "q": ["1", "x"]}, {1: "q is neither 0 nor 1"}),
+]
+
+
+@pytest.mark.parametrize(("columns", "given", "reasons"), REJECTED)
+def test_values_of_no_use_are_named_by_row(columns, given, reasons):
+    count = max(map(len, given.values()))
+    good = {"text": [f"t{n}" for n in range(count)], "label": ["x"] * count}
+    values = {**good, "who": ["p"] * count, **given}
+    if any(isinstance(column, pa.Array) for column in given.values()):
+        data = pa.table(values)
+    else:
+        data = pd.DataFrame({name: mixed(*column) for name, column in values.items()})
+    rows, rejected = checked(data, columns)
+    assert rejected == reasons
+    assert [r["source_row"] for r in rows] == [
+        n for n in range(count) if n not in reasons
     ]
-    assert rejected == {}
 
 
-def test_texts_that_are_null_empty_or_no_text_are_named_by_row():
-    texts = [
-        "good",
-        None,
-        "",
-        " \t\n",
-        7,
-        "a\x00b",
-        "bad \ud800",
-        ["list"],
-        float("nan"),
-    ]
-    frame = pd.DataFrame({"text": pd.Series(texts, dtype=object), "label": "x"})
-    rows, rejected = checked(frame)
-    assert [row["source_row"] for row in rows] == [0]
-    assert rejected == {
-        1: "text is missing",
-        2: "text is empty",
-        3: "text is empty",
-        4: "text is a number, not text",
-        5: "text holds a NUL byte (UTF-16 or binary data?)",
-        6: "text is not valid Unicode",
-        7: "text is not text",
-        8: "text is missing",
-    }
-
-
-def test_words_for_missing_are_words():
-    rows, rejected = checked(
-        pd.DataFrame({"text": ["NA", "null", "nan"], "label": "x"})
+def test_good_rows_keep_what_they_are_made_of():
+    frame = pd.DataFrame(
+        {"text": ["a b"], "label": ["x"], "other": ["d"], "n": ["0.5"]}
     )
-    assert [row["text"] for row in rows] == ["NA", "null", "nan"]
-    assert rejected == {}
-
-
-def test_a_column_of_numbers_is_no_text():
-    _, rejected = checked(pd.DataFrame({"text": [1, 2], "label": ["x", "y"]}))
-    assert rejected == dict.fromkeys((0, 1), "text is int64, not text")
-
-
-def test_bytes_that_are_not_utf8_cost_their_row_only():
-    rows, rejected = checked(pa.table({"text": invalid_utf8(), "label": ["x", "y"]}))
-    assert [row["text"] for row in rows] == ["ok"]
-    assert rejected == {1: "text is not valid UTF-8"}
+    row = {"text": "a b", "label": "x", "source_row": 0}
+    assert checked(frame) == ([row], {})
+    pairs = Columns("text", "other", "label", None)
+    assert checked(frame, pairs) == ([{**row, "text_pair": "d"}], {})
+    assert checked(frame, replace(NUMBERS, label="n"))[0] == [{**row, "label": 0.5}]
+    flags = pd.DataFrame({"text": ["a b"], "p": ["True"], "q": ["1"]})
+    assert checked(flags, FLAGS)[0] == [{**row, "label": ["p", "q"]}]
 
 
 @pytest.mark.parametrize(
@@ -107,10 +174,12 @@ def test_labels_of_several_kinds_become_names(values, names):
     assert [row["label"] for row in rows] == names
 
 
-NAN = pa.array([0.5, float("nan")])
+NANS = pa.array([0.5, NAN])
 
 
-@pytest.mark.parametrize("nan", [NAN, NAN.cast(pa.float16()), NAN.dictionary_encode()])
+@pytest.mark.parametrize(
+    "nan", [NANS, NANS.cast(pa.float16()), NANS.dictionary_encode()]
+)
 @pytest.mark.parametrize("column", ["text", "label", "who", "part", "flag"])
 def test_nan_is_a_missing_value_in_whatever_column(column, nan):
     """As pandas has it, which knows no other missing float."""
@@ -126,23 +195,6 @@ def test_nan_is_a_missing_value_in_whatever_column(column, nan):
     assert rejected[1] == f"{column} is missing"
 
 
-def invalid_utf8():
-    """`ok`, and two bytes that are no UTF-8."""
-    offsets = pa.py_buffer(np.array([0, 2, 4], np.int32))
-    buffers = [None, offsets, pa.py_buffer(b"ok\xff\xfe")]
-    return pa.Array.from_buffers(pa.string(), 2, buffers)
-
-
-def test_labels_and_groups_that_are_not_utf8_cost_their_row():
-    table = pa.table({"text": ["a", "b"], "label": invalid_utf8()})
-    rows, rejected = checked(table)
-    assert [row["label"] for row in rows] == ["ok"]
-    assert rejected == {1: "label is not valid UTF-8"}
-    table = pa.table({"text": ["a", "b"], "label": ["x", "y"], "who": invalid_utf8()})
-    _, rejected = checked(table, Columns("text", None, "label", "who"))
-    assert rejected == {1: "who is not valid UTF-8"}
-
-
 def test_class_numbers_below_zero_are_missing_labels():
     kinds = datasets.Features(
         {
@@ -156,42 +208,6 @@ def test_class_numbers_below_zero_are_missing_labels():
     assert rejected == {1: "label is missing"}
 
 
-def test_labels_that_are_missing_or_no_labels():
-    labels = pd.Series([None, " ", ["x"], "x"], dtype=object)
-    rows, rejected = checked(pd.DataFrame({"text": list("abcd"), "label": labels}))
-    assert [row["source_row"] for row in rows] == [3]
-    assert rejected == {
-        0: "label is missing",
-        1: "label is empty",
-        2: "label is neither text nor a number",
-    }
-
-
-def test_targets_of_a_regression_are_finite_numbers():
-    columns = Columns("text", None, "label", None, label_type=pa.float64())
-    labels = ["0.5", "x", None, "inf", "2"]
-    rows, rejected = checked(
-        pd.DataFrame({"text": list("abcde"), "label": labels}), columns
-    )
-    assert [row["label"] for row in rows] == [0.5, 2.0]
-    assert rejected == {
-        1: "label is not a finite number, as model.task wants",
-        2: "label is missing",
-        3: "label is not a finite number, as model.task wants",
-    }
-
-
-def test_pairs_and_groups_must_be_there():
-    columns = Columns("text", "other", "label", "who")
-    frame = pd.DataFrame(
-        {"text": ["a", "b", "c"], "other": ["d", None, "f"], "label": "x"}
-        | {"who": ["p", "q", None]}
-    )
-    rows, rejected = checked(frame, columns)
-    assert rows == [{"text": "a", "text_pair": "d", "label": "x", "source_row": 0}]
-    assert rejected == {1: "other is missing", 2: "who is missing"}
-
-
 @pytest.mark.parametrize(
     ("regression", "label", "reason", "shown"),
     [
@@ -203,6 +219,7 @@ def test_pairs_and_groups_must_be_there():
         (False, "\ud800!", "not valid Unicode", "?!"),
         (False, None, "missing", "text b"),
         (False, " ", "empty", "text b"),
+        (False, "x" * 500 + "\ud800", "not valid Unicode", "x" * 80),
     ],
 )
 def test_an_excerpt_shows_what_is_wrong(regression, label, reason, shown):
@@ -214,37 +231,6 @@ def test_an_excerpt_shows_what_is_wrong(regression, label, reason, shown):
     (batch,) = open_raw_texts(frame).batches(columns.names)
     (row,) = check_batch(batch, columns).rejected.to_pylist()
     assert (row["reason"], row["excerpt"]) == (f"label is {reason}", shown)
-
-
-def test_groups_that_have_no_name():
-    columns = Columns("text", None, "label", "who")
-    who = pd.Series([["a"], "b\ud800", "c", 4], dtype=object)
-    frame = pd.DataFrame({"text": list("abcd"), "label": "x", "who": who})
-    rows, rejected = checked(frame, columns)
-    assert [row["source_row"] for row in rows] == [2, 3]
-    assert rejected == {
-        0: "who is neither text nor a number",
-        1: "who is not valid Unicode",
-    }
-
-
-def test_empty_and_blank_groups_are_no_group():
-    columns = Columns("text", None, "label", "who")
-    frame = pd.DataFrame({"text": list("abc"), "label": "x", "who": ["p", "", " \t"]})
-    rows, rejected = checked(frame, columns)
-    assert [row["source_row"] for row in rows] == [0]
-    assert rejected == {1: "who is empty", 2: "who is empty"}
-    for numbers in ([1, 2, 3], [0.5, 1.0, 2.0], [True, False, True]):
-        assert checked(frame.assign(who=numbers), columns)[1] == {}
-
-
-def test_excerpts_are_short_and_printable():
-    frame = pd.DataFrame({"text": ["x" * 500 + "\x00", "ok"], "label": "a"})
-    raw = open_raw_texts(frame)
-    (batch,) = raw.batches(["text", "label"])
-    (row,) = check_batch(batch, CLASSES).rejected.to_pylist()
-    assert row["excerpt"] == "x" * 80
-    assert (row["source"], row["row"]) == ("raw_texts", 0)
 
 
 def test_missing_and_double_columns_are_named_with_what_there_is():
@@ -285,10 +271,6 @@ def test_tasks_with_labels_need_a_label_column():
     assert Columns.of(settings, None, "causal-lm").names == ["text"]
 
 
-def test_language_models_ignore_labels():
-    assert Columns.of(SplitSettings(), None, "masked-lm").label is None
-
-
 def test_near_duplicates_differ_in_case_space_and_composition_alone():
     """Also if a letter in capitals is two."""
     forms = {one_form(text) for text in ("Stra\xdfe  caf\xe9", " STRASSE\tCafe\u0301")}
@@ -315,8 +297,6 @@ ODD_TYPES = {
     "bool": pa.array([True, False]),
     "half": pa.array(np.array([1, 2.5], np.float16)),
 }
-NUMBERS = replace(CLASSES, label_type=pa.float64())
-LISTS = replace(CLASSES, label_type=pa.list_(pa.string()))
 
 
 @pytest.mark.parametrize("name", list(ODD_TYPES))
@@ -379,20 +359,6 @@ def test_frames_of_other_makes_and_without_a_header():
     plain = pd.DataFrame([["a", "x"], ["b", "y"]])
     rows, _ = checked(plain, Columns("0", None, "1", None))
     assert [row["label"] for row in rows] == ["x", "y"]
-
-
-@pytest.mark.parametrize("text", ["\u200b\u200d", "\ufeff", " \u2060\xa0", "\u3000"])
-def test_a_text_that_nobody_can_see_is_empty(text):
-    frame = pd.DataFrame({"text": [text, "a\u200b"], "label": "x"})
-    assert checked(frame)[1] == {0: "text is empty"}
-
-
-def test_flags_may_be_words():
-    frame = pd.DataFrame({"text": ["a", "b"], "p": ["True", "FALSE"], "q": ["1", "x"]})
-    columns = Columns("text", None, None, None, pa.list_(pa.string()), ("p", "q"))
-    rows, rejected = checked(frame, columns)
-    assert rows[0]["label"] == ["p", "q"]
-    assert rejected == {1: "q is neither 0 nor 1"}
 
 
 def test_what_a_column_in_a_folders_name_and_a_saved_data_set_say(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlflow
 import numpy as np
 import pandas as pd
@@ -10,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from flatout.engine.arrays import sources
 from flatout.engine.benchmark.rungs import rungs
 from flatout.engine.benchmark.runner import Bench
 from flatout.engine.launch.job_files import JobFiles
@@ -17,11 +20,14 @@ from flatout.engine.launch.launch import run_job
 from flatout.engine.models.building import ModelError, load_pretrained
 from flatout.engine.parameters import parse_settings
 from flatout.engine.predict.sample_predictions import predict_samples
+from flatout.engine.rows import array_facts
 from flatout.engine.sweep.sweep import run_sweep
 from flatout.tracking.sample_model import log_sample_model
 from flatout.tracking.store import connect
 from tests.engine import test_arrays as arrays
 from tests.engine import test_images as images
+from tests.engine.plain import on_two_ranks
+from tests.engine.runs import Crash, crash, curve, when_logged
 
 QUICK = {
     "steps_per_trial": 2,
@@ -36,6 +42,64 @@ KINDS = ("arrays", "images")
 def made(kind, folder, **train):
     """A job of this kind."""
     return {"arrays": arrays, "images": images}[kind].job_of(folder, **train)
+
+
+@pytest.mark.parametrize(
+    ("kind", "keep"), [("arrays", None), ("images", "pixels"), ("images", "files")]
+)
+def test_windows_of_few_bytes_give_the_rows_and_figures_of_large_ones(
+    tmp_path, monkeypatch, kind, keep
+):
+    options, found = {"keep": keep} if keep else {}, []
+    for number, (at_once, window) in enumerate(((2**22, 2**26), (60, 700))):
+        monkeypatch.setattr(array_facts, "VALUES_AT_ONCE", at_once)
+        monkeypatch.setattr(sources, "WINDOW_BYTES", window)
+        rows = made(kind, tmp_path / str(number), **options).train
+        values = np.stack(rows.views(np.arange(len(rows)))).astype(np.float64)
+        flat = values.reshape(-1, 3 if kind == "images" else 6)
+        np.testing.assert_allclose(rows.facts.mean, flat.mean(0), rtol=1e-5)
+        np.testing.assert_allclose(rows.facts.deviation, flat.std(0), rtol=1e-5)
+        found.append((values.tolist(), rows.labels.tolist()))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_training_that_was_killed_goes_on(kind, tmp_path):
+    """Crops and mirrors too are drawn again as they were."""
+    options = {"checkpoint": {"every_steps": 2, "keep": 2}, "max_steps": 8}
+    if kind == "images":
+        options |= {"config": images.CONVNEXT, "crop_area": 0.5}
+    job = made(kind, tmp_path / "whole", **options)
+    whole = run_job(job)
+    cut = replace(job, work_folder=tmp_path / "cut/run")
+    cut = replace(cut, metrics_file=tmp_path / "cut/metrics.jsonl")
+    with pytest.raises(Crash), when_logged("step 5/8", crash):
+        run_job(cut)
+    again = run_job(replace(cut))
+    assert again.report.resumed_from_step in (2, 4)
+    assert curve(again)[-4:] == curve(whole)[-4:]
+    files = [r.last_model_folder / "model.safetensors" for r in (again, whole)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+@pytest.mark.process
+def test_two_ranks_have_the_gradient_of_plain_pytorch(tmp_path):
+    options = {"max_steps": 3, "learning_rate": 1e-12}
+    jobs = {
+        name: made(
+            kind, tmp_path / "jobs" / name, token_budget=budget, **own, **options
+        )
+        for name, kind, budget, own in (
+            ("arrays", "arrays", 5, {}),
+            ("vit", "images", "auto", {"config": images.VIT}),
+            ("vit_3", "images", 3, {"config": images.VIT}),
+            ("convnext_3", "images", 3, {"config": images.CONVNEXT}),
+        )
+    }
+    for name, (_, result) in on_two_ranks(jobs, tmp_path).items():
+        found = [(p.loss, p.grad_norm) for p in result.history]
+        plain = (arrays if name == "arrays" else images).plain_losses(jobs[name], 3)
+        np.testing.assert_allclose(found, plain, rtol=1e-3, err_msg=name)
 
 
 @pytest.fixture(scope="module", params=KINDS)
