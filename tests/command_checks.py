@@ -168,6 +168,8 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "nvidia-smi": lambda words: None,
     "source": check_source,
     "tar": lambda words: None,
+    "git": lambda words: None,
+    "cd": lambda words: None,
 }
 
 

@@ -16,7 +16,7 @@ SHELL = frozenset({"bash", "sh", "shell", "console"})
 PROGRAMS = frozenset(
     {"make", "kedro", "flatout", "python", "pip", "torchrun", "accelerate"}
     | {"sbatch", "kubectl", "nvidia-smi", "docker", "tar"}
-    | {"source"}
+    | {"source", "git"}
 )
 
 
