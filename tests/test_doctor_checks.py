@@ -113,8 +113,8 @@ def test_threads_against_cores_and_the_shell(monkeypatch, tmp_path):
     shell = {"OMP_NUM_THREADS": "64", "MKL_NUM_THREADS": "4"}
     assert text(checks.threads(settings, shell, 2, free)) == (
         "ok",
-        "4 a process (runtime.threads: 4), 8 cores; OMP_NUM_THREADS=64 of the shell do "
-        "not count",
+        "4 a process (runtime.threads: 4), 8 cores; OMP_NUM_THREADS=64 from the "
+        "shell are ignored",
         "",
     )
     assert text(checks.threads(settings, {}, 3, free)) == (

@@ -107,7 +107,7 @@ def test_a_folder_between_two_renames_comes_back_and_leftovers_go(tmp_path, capl
     assert (folder / "config.json").read_text() == "old"
     assert sorted(tmp_path.iterdir()) == sorted([folder, half])
     assert len(caplog.messages) == 1
-    assert "removed what killed runs left of kept" in caplog.text
+    assert "removed unfinished files of killed runs: kept" in caplog.text
 
 
 def test_leftovers_go_when_nothing_was_written_for_a_day(tmp_path):

@@ -1,8 +1,8 @@
-"""Folders of checkpoints on the disk: whole or absent, sound or passed over.
+"""Checkpoint folders on the disk: complete or absent, verified or skipped.
 
 A checkpoint is written under a hidden name, its manifest (sizes and hashes of all
-files) last, brought to the disk, and renamed: a folder `step-...` is always whole.
-No torch here, so that Kedro's side can ask whether a run was interrupted.
+files) last, flushed to the disk, and renamed: a folder `step-...` is always complete.
+No torch here, so that Kedro hooks can check for an interrupted run.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 RESULT = "result.json"
-"""What a finished run hands over; it lies there until somebody has taken it."""
+"""Result of a finished run, until the caller has saved it."""
 FINISHED = "finished.json"
-"""The same from then on: who asks for this very training again is given it."""
+"""The same after that; a repeated run of the same training returns it."""
 FORMAT = 1
 CHUNK_BYTES = 1 << 24
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used, or a folder that cannot hold any."""
+    """A checkpoint that cannot be used, or a folder that cannot store one."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is known of a checkpoint without reading its tensors."""
+    """Facts about a checkpoint that need no tensors."""
 
     step: int
-    """Steps done: training goes on with this one, counted from 0."""
+    """Steps done, which is also the index of the next step, counted from 0."""
     total_steps: int
     world_size: int
     identity: dict[str, Any]
-    """The settings and the data that decide what is trained, by name."""
+    """The settings and the data that decide the result, by name."""
     best: str | None
-    """Name of the folder with the best model up to here."""
+    """Folder name of the best model up to this step."""
     versions: dict[str, str] = field(default_factory=dict)
     accelerated: dict[str, Any] = field(default_factory=dict)
-    """What its steps were sped up by, and on what device."""
+    """Optimisations used for its steps, and the device."""
     saved_s: float = field(default_factory=time.time)
     """Seconds since 1970."""
     files: dict[str, list[Any]] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Manifest:
 
     @classmethod
     def parse(cls, text: str) -> Manifest:
-        """Raises ValueError where the text is not what `text` wrote."""
+        """Parse the output of `text`. Raises ValueError if it was changed."""
         fields = json.loads(text)
         if not isinstance(fields, dict) or fields.pop("digest", 0) != _digest(fields):
             raise ValueError("it was changed after it was written")
@@ -82,7 +82,7 @@ class Manifest:
             raise ValueError(f"format {fields['format']}; this version reads {FORMAT}")
         found = cls(**fields)
         if not isinstance(found.step, int) or not isinstance(found.files, dict):
-            raise ValueError("step is no number, or files no table")
+            raise ValueError("`step` must be an integer, `files` a table")
         return found
 
 
@@ -106,14 +106,14 @@ def best_folder(step: int) -> str:
 
 
 class Alone:
-    """The ranks that write a checkpoint, where there is one."""
+    """Communication between the ranks that write a checkpoint, if there is only one."""
 
     def broadcast(self, value: Any) -> Any:
-        """The main rank's."""
+        """Return the main rank's value."""
         return value
 
     def gather(self, value: Any) -> list[Any] | None:
-        """Of all ranks, on the main one; None on others."""
+        """Return the values of all ranks on the main rank, None on others."""
         return [value]
 
 
@@ -123,8 +123,8 @@ def write_checkpoint(
     fill: Callable[[Path], list[str]],
     ranks: Alone | None = None,
 ) -> Checkpoint | None:
-    """Files that `fill` writes and names, of all `ranks`, and their manifest as
-    `folder/step-...`. None on other ranks than the main one, which seals it."""
+    """Write the files of all `ranks`, which `fill` writes and names, and their manifest
+    to `folder/step-...`. Returns None except on the main rank."""
     ranks = ranks or Alone()
     target = folder / step_folder(manifest.step)
     hidden = ranks.broadcast(hidden_path(target))
@@ -155,7 +155,7 @@ def _facts(hidden: Path, names: list[str]) -> dict[str, list[Any]]:
 
 
 def _seal(hidden: Path, manifest: Manifest, answers: list[Any]) -> None:
-    """The manifest, when all ranks have written their part."""
+    """Write the manifest once all ranks have written their part."""
     for rank, (files, fault) in enumerate(answers):
         if fault is not None:
             raise CheckpointError(f"rank {rank}: {fault}")
@@ -173,7 +173,7 @@ def _seal(hidden: Path, manifest: Manifest, answers: list[Any]) -> None:
 
 
 def file_hash(path: Path) -> str:
-    """xxh3 (128 bits) of a file, hexadecimal; it guards against damage, not attack."""
+    """xxh3 (128 bits, hexadecimal) of a file; detects damage, not attacks."""
     state = xxhash.xxh3_128()
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
@@ -182,7 +182,7 @@ def file_hash(path: Path) -> str:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Raises CheckpointError where there is none that can be read."""
+    """Read a folder's manifest. Raises CheckpointError if it is missing or damaged."""
     path = folder / MANIFEST
     try:
         found = Manifest.parse(path.read_text(encoding="utf-8"))
@@ -198,8 +198,8 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def inside(file: Path, key: str, folder: Path, name: Any) -> Path:
-    """`folder/name`, as `file` has it under `key`. Raises CheckpointError for a name
-    that leads out of `folder`."""
+    """Path of `name` in `folder`; `file` and `key` are its source, for the message.
+    Raises CheckpointError for a name that leads out of `folder`."""
     try:
         return child(folder, name)
     except ValueError as error:
@@ -207,13 +207,13 @@ def inside(file: Path, key: str, folder: Path, name: Any) -> Path:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Read and check every file. Raises CheckpointError that names the fault."""
+    """Read a checkpoint, verify every file. Raises CheckpointError with the fault."""
     manifest = read_manifest(folder)
     for name, (size, digest) in manifest.files.items():
         path = folder / name
         try:
             fault = _fault(path, size, digest)
-        except OSError as error:  # a disk that fails, a right that is missing
+        except OSError as error:  # the disk fails, or a permission is missing
             fault = f"cannot be read ({error.strerror or error})"
         if fault is not None:
             raise CheckpointError(f"{path} {fault}")
@@ -229,12 +229,12 @@ def _fault(path: Path, size: int, digest: str) -> str | None:
     except FileNotFoundError:
         return "is missing"
     if found != size:
-        return f"has {found} bytes in place of {size}"
+        return f"has {found} bytes instead of {size}"
     return None if file_hash(path) == digest else "was changed after it was written"
 
 
 def step_folders(folder: Path) -> list[Path]:
-    """Checkpoints under `folder`, newest first."""
+    """Checkpoints in `folder`, newest first."""
     return sorted(folder.glob("step-*"), reverse=True)
 
 
@@ -250,13 +250,13 @@ def newest_sound(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def is_interrupted(folder: Path) -> bool:
-    """Whether `folder` holds a run that the next `resume: auto` goes on with."""
+    """Return whether `folder` has a run that the next `resume: auto` resumes."""
     return bool(step_folders(folder)) or (folder / RESULT).is_file()
 
 
 def prune(folder: Path, keep: int, best: str | None) -> None:
-    """Leave the newest `keep` checkpoints, the best models that they name, and all
-    from `best` on: a better one may be on its way."""
+    """Keep the newest `keep` checkpoints, the best models that they name, and best
+    models from `best` on, because a newer one may be in progress."""
     kept, surplus = step_folders(folder)[:keep], step_folders(folder)[keep:]
     named = {_best_of(path) for path in kept}
     old_best = [
@@ -277,7 +277,7 @@ def _best_of(folder: Path) -> str | None:
 
 
 def discard(path: Path) -> None:
-    """Remove a folder; if that is cut short, what is left has a hidden name."""
+    """Remove a folder; it is hidden first, so that no partial one is visible."""
     shutil.rmtree(_hide(path), ignore_errors=True)
 
 
@@ -286,26 +286,26 @@ def _hide(path: Path) -> Path:
 
 
 def clear_all_leftovers(folder: Path) -> None:
-    """Remove what killed trainings left; the caller holds the folder's lock."""
+    """Remove files of killed trainings; the caller must have locked the folder."""
     clear_leftovers(folder, alone=True)
     _remove_discarded(folder)
 
 
 def _remove_discarded(folder: Path) -> None:
-    """Removals that were cut short, and what was set aside."""
+    """Finish interrupted removals, and remove checkpoints that were set aside."""
     for path in folder.glob(".old-*"):
         remove(path)
 
 
 def set_aside(paths: list[Path]) -> None:
-    """Hide checkpoints that no run resumes; the next one written clears them."""
+    """Hide checkpoints that no run resumes; the next write removes them."""
     for path in paths:
         _hide(path)
 
 
 def finish(folder: Path) -> None:
-    """Nothing is left to resume from: called when a run's results are in good hands.
-    The best model and the last one stay, for whoever asks for the same training."""
+    """Remove the checkpoints once the results of a run are saved. The best and the last
+    model stay, for a repeated run of the same training."""
     path = folder / RESULT
     best = None
     if path.is_file():
@@ -316,11 +316,11 @@ def finish(folder: Path) -> None:
 
 
 def forget_finished(folder: Path) -> None:
-    """Another training begins here."""
+    """Remove the result of an earlier training, because another one begins."""
     for name in (RESULT, FINISHED):
         (folder / name).unlink(missing_ok=True)
 
 
 def was_trained_now(folder: Path) -> bool:
-    """Whether the result that was just given is one that nobody had taken before."""
+    """Return whether the current result is new and not yet saved by the caller."""
     return (folder / RESULT).is_file()

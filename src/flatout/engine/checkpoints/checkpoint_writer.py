@@ -1,4 +1,4 @@
-"""Writes checkpoints beside the training: one at a time, the newest last."""
+"""Writes checkpoints in a background thread, one at a time, in order."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointWriter:
-    """A thread a checkpoint. A disk that is full or gone costs checkpoints and a
-    warning each, not the run; older checkpoints stay."""
+    """Writes each checkpoint in a thread. If the disk is full or gone, a checkpoint is
+    lost with a warning, but the run continues; older checkpoints stay."""
 
     def __init__(self, folder: Path, keep: int, ranks: Alone | None = None) -> None:
-        """`ranks`: all that write a part, where there are several."""
+        """`ranks`: all that write a part, if there are several."""
         self._folder = folder
         self._ranks = ranks
         self._keep = keep
@@ -37,8 +37,8 @@ class CheckpointWriter:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, write: Callable[[Path], list[str]], manifest: Manifest) -> None:
-        """Begin to `write` files into a folder. The write before must have ended: the
-        two share their memory."""
+        """Begin to `write` files into a folder, after the previous write, because both
+        use the same memory."""
         self.wait()
         # A daemon: a second Ctrl-C does not wait for the disk.
         self._thread = threading.Thread(
@@ -50,7 +50,7 @@ class CheckpointWriter:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until nothing is being written."""
+        """Block until the current write has ended."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -58,7 +58,7 @@ class CheckpointWriter:
     def _write(self, write: Callable[[Path], list[str]], manifest: Manifest) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         written = write_checkpoint(self._folder, manifest, write, self._ranks)
-        if written is None:  # the main rank has it
+        if written is None:  # only the main rank gets it
             return
         self.newest = written
         try:
@@ -66,18 +66,18 @@ class CheckpointWriter:
         except OSError as error:
             self._warn(
                 f"the checkpoint of step {manifest.step} was saved, but older ones "
-                f"could not be removed ({error}): they take room until they are"
+                f"could not be removed ({error}): they use space until they are"
             )
 
     def _guarded(self, write: Callable[[], None], step: int) -> None:
         try:
             write()
-        except Exception as error:  # of the disk, or of a state that must not be saved
+        except Exception as error:  # the disk fails, or the state must not be saved
             reason = first_line(error)
             older = self.newest.folder if self.newest else "none"
             self._warn(
                 f"the checkpoint of step {step} was not saved ({reason}); training "
-                f"goes on, the newest one is {older}"
+                f"continues, the newest one is {older}"
             )
 
     def _warn(self, fault: str) -> None:

@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, and when it must not."""
+"""Choice of the checkpoint that a run resumes from, and the checks of it."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Resume:
     """`train.resume` applied to the checkpoints in `folder`."""
 
     wanted: str
-    """auto, never or a path."""
+    """`auto`, `never` or a path."""
     folder: Path
     identity: dict[str, Any]
 
     def find(self) -> Checkpoint | None:
-        """The checkpoint to go on from; all that is later is set aside, so that no
-        later resume meets it. Raises CheckpointError."""
+        """Return the checkpoint to resume from and set aside all later ones, so that no
+        later run resumes them. Raises CheckpointError."""
         found = self._choose()
         if found is None:
             self._set_aside("", "")
@@ -82,7 +82,7 @@ class Resume:
         set_aside(late)
 
     def _fetch_best(self, found: Checkpoint) -> None:
-        """The best model so far, where another folder's checkpoint is resumed."""
+        """Copy the best model so far, if the checkpoint is in another folder."""
         name = found.manifest.best
         if name is None or (self.folder / name).is_dir():
             return
@@ -100,8 +100,8 @@ class Resume:
 
 
 def check_identity(folder: Path, found: Manifest, identity: dict[str, Any]) -> None:
-    """Raises CheckpointError if `folder` has a checkpoint of another training. A
-    setting that its version did not have was as its default is now."""
+    """Raises CheckpointError if `folder` has a checkpoint of another training. Settings
+    that its version did not have count as today's default."""
     defaults = dict(by_path(Settings().model_dump(mode="json")))
     unknown = {n: defaults[n] for n in identity if n in defaults}
     if differences := differing({**unknown, **found.identity}, identity):
@@ -113,8 +113,8 @@ def check_identity(folder: Path, found: Manifest, identity: dict[str, Any]) -> N
 
 
 def glimpse(wanted: str, folder: Path) -> Checkpoint | None:
-    """The checkpoint that `train.resume: <wanted>` would go on from; its files are
-    checked by `Resume` alone, and so are its faults told."""
+    """The checkpoint that `train.resume: <wanted>` would resume from, without the check
+    of its files and without messages, which `Resume` makes."""
     if wanted == "never":
         return None
     named = folder if wanted == "auto" else Path(wanted)
@@ -132,8 +132,8 @@ def _copy_files(files: list[Path], target: Path) -> None:
 
 
 def open_named(wanted: str) -> Checkpoint:
-    """The checkpoint `train.resume` names: its folder, or one that holds several.
-    Raises CheckpointError."""
+    """The checkpoint named by `train.resume`: its folder, or one with several. Raises
+    CheckpointError."""
     folder = Path(wanted)
     if not folder.is_dir():
         raise CheckpointError(
@@ -154,7 +154,7 @@ def resume_line(found: Checkpoint) -> str:
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """`train.epochs: 3 -> 4`, one text a name whose values differ."""
+    """Texts such as `train.epochs: 3 -> 4`, one per name whose values differ."""
     names = sorted({*before, *now})
     return [
         f"{name}: {before.get(name, 'absent')!r} -> {now.get(name, 'absent')!r}"

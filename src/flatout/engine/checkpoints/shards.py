@@ -1,9 +1,9 @@
-"""Tensors of a checkpoint as safetensors, whole or a part a rank, without any pickle.
+"""Tensors of a checkpoint as safetensors, whole or one part per rank, without pickle.
 
-Sharded weights lie on the disk as `torch.distributed.checkpoint` has them for Hugging
-Face: each rank's parts in a file of its own, with the place where each begins in the
-file's header. Any number of ranks reads them, each what it needs. PyTorch's own format
-has pickled metadata, which a checkpoint from elsewhere must not bring.
+Sharded weights use the layout of `torch.distributed.checkpoint` for Hugging Face: each
+rank's parts in a separate file, with the offset of each part in the file's header. Any
+number of ranks can read them, each only its part. PyTorch's own format has pickled
+metadata, which must not be loaded from an untrusted checkpoint.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ Named = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
 Offsets = dict[str, list[int]]
 SHARDING, BEGINS = "DCP_SHARDING_INFO", "saved_offsets"
-"""Names in a header, as PyTorch reads them."""
+"""Keys in a header, as PyTorch reads them."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank has of a tensor."""
+    """One rank's part of a tensor."""
 
     data: Tensor
     offsets: list[int]
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """A DTensor; importing that class takes a second, which most runs need not pay."""
+    """Return whether this is a DTensor, without the import of that class (a second)."""
     return hasattr(tensor, "full_tensor")
 
 
@@ -47,7 +47,7 @@ def is_any_sharded(tensors: Named) -> bool:
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """All of it, detached; a collective where it is sharded."""
+    """The whole tensor, detached; a collective operation if it is sharded."""
     tensor = tensor.detach()
     if not is_sharded(tensor):
         return tensor
@@ -56,7 +56,7 @@ def whole_tensor(tensor: Tensor) -> Tensor:
 
 
 def own_parts(tensors: Named, *, is_main: bool) -> dict[str, Part]:
-    """This rank's; the main one has all that is not sharded."""
+    """Parts of this rank; the main one also has all tensors that are not sharded."""
     parts = {}
     for name, tensor in tensors.items():
         if is_sharded(tensor):
@@ -70,13 +70,13 @@ def own_parts(tensors: Named, *, is_main: bool) -> dict[str, Part]:
 
 
 def part_name(name: str, rank: int) -> str:
-    """`model.safetensors`, and `model.00001.safetensors` of rank 1."""
+    """File name of a rank's part: `model.safetensors`, `model.00001.safetensors`."""
     stem, _, kind = name.rpartition(".")
     return name if rank == 0 else f"{stem}.{rank:05d}.{kind}"
 
 
 def save_part(tensors: Named, path: Path, offsets: Offsets | None) -> None:
-    """`offsets`: None where tensors are whole."""
+    """Save a part; `offsets` is None for whole tensors."""
     header = None
     if offsets is not None:
         header = {SHARDING: json.dumps({n: {BEGINS: offsets[n]} for n in tensors})}
@@ -97,7 +97,7 @@ def _offsets(file: Any) -> Offsets:
 
 
 def stored_shapes(folder: Path, name: str) -> Shapes:
-    """Of the whole tensors in the files of `name`."""
+    """Shapes of the whole tensors in the files of `name`."""
     shapes: Shapes = {}
     for path in _part_files(folder, name):
         with safe_open(path, "pt") as file:
@@ -111,7 +111,7 @@ def stored_shapes(folder: Path, name: str) -> Shapes:
 
 
 def load_whole(folder: Path, name: str) -> Named:
-    """All tensors in the files of `name`, those of several ranks joined."""
+    """All tensors in the files of `name`; the parts of several ranks are joined."""
     parts: dict[str, list[tuple[int, Tensor]]] = {}
     for path in _part_files(folder, name):
         with safe_open(path, "pt") as file:
@@ -128,15 +128,15 @@ def _joined(parts: Iterable[tuple[int, Tensor]]) -> Tensor:
 
 
 def read_parts(folder: Path, targets: Named, control: Any) -> None:
-    """Each rank its part of `targets`, in place, from the files of any number of ranks.
-    Raises CheckpointError on all ranks where one of them cannot read."""
+    """Read each rank's part of `targets` in place, from the files of any number of
+    ranks. Raises CheckpointError on all ranks if one of them cannot read."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
     reader = HuggingFaceStorageReader(str(folder))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # how it would do with one process
+        warnings.simplefilter("ignore")  # about use with one process
         try:
             load(dict(targets), storage_reader=reader, process_group=control)
         except CheckpointException as error:
@@ -148,7 +148,7 @@ def read_parts(folder: Path, targets: Named, control: Any) -> None:
 
 @torch.no_grad()
 def fill_own_part(target: Any, whole: Tensor) -> None:
-    """This rank's part of `whole`, which all ranks have, into `target`."""
+    """Copy this rank's part of `whole`, which all ranks have, into `target`."""
     if not is_sharded(target):
         target.copy_(whole)
         return

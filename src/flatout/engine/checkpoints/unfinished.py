@@ -1,7 +1,7 @@
-"""How far a training is, kept where even a kill at any moment leaves it.
+"""Progress of a training, in a file that survives a kill at any moment.
 
-A run that is killed before its first checkpoint leaves nothing to resume from. This
-file lets the next start say so, instead of starting at step 1 in silence.
+A run that is killed before its first checkpoint cannot be resumed. With this file the
+next start can report that, instead of silently starting at step 1.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ NAME = "unfinished"
 
 
 class Unfinished:
-    """A file in the work folder with the training's key and the steps that it has
-    done. It stays open: noting a step is one write."""
+    """A file in the work folder with the training's key and the number of steps done.
+    It stays open: noting a step is one write."""
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
         self._path = folder / NAME
@@ -29,7 +29,7 @@ class Unfinished:
         self._file: int | None = None
 
     def earlier_step(self) -> int | None:
-        """Steps that a run of this very training had done when it ended without its
+        """Steps done by an earlier run of the same training that ended without a
         result; None if there is no such run."""
         with suppress(OSError, ValueError):
             key, step = self._path.read_text().split()
@@ -37,7 +37,7 @@ class Unfinished:
         return None
 
     def begin(self, step: int) -> None:
-        """Note steps from here on; a full disk costs no run."""
+        """Note steps from here on; a full disk does not stop the run."""
         with suppress(OSError):
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         self.note(step)
@@ -48,7 +48,7 @@ class Unfinished:
                 os.pwrite(self._file, f"{self._key} {step:20d}".encode(), 0)
 
     def close(self, *, finished: bool) -> None:
-        """`finished`: the training has its result."""
+        """Close the file; it is removed if the training is `finished`."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

@@ -1,7 +1,7 @@
-"""Folders of Arrow files as `datasets.load_from_disk` reads them.
+"""Folders of Arrow files in the format of `datasets.load_from_disk`.
 
-Rows are streamed: a recipe gives record batches, small ones are merged, and no more
-than one shard's writer is open.
+Rows are streamed: a recipe yields record batches, small ones are merged, and only one
+shard's writer is open at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SHARD_BYTES = 1 << 30
 
 
 class ArrowRecipe(ABC):
-    """How to make a table, and the key of what it will hold."""
+    """Recipe of a table, with the key of its contents."""
 
     key: ContentKey
 
@@ -38,10 +38,10 @@ class ArrowRecipe(ABC):
         """The rows as record batches."""
 
     def prepare(self, folder: Path) -> None:  # noqa: B027
-        """Called first: `folder` has room for what is kept between two passes."""
+        """Called first; `folder` may store data between two passes over the rows."""
 
     def facts(self) -> dict[str, Any]:
-        """What was counted on the way; asked for once the batches are through."""
+        """Counts made during the pass; complete after the last batch."""
         return {}
 
     def to_dataset(self) -> Any:
@@ -53,7 +53,7 @@ class ArrowRecipe(ABC):
 
 @dataclass(frozen=True)
 class TableRecipe(ArrowRecipe):
-    """Rows that are there already: keyed by what they hold."""
+    """Recipe of an existing table; the key is a hash of its rows."""
 
     table: Any
 
@@ -70,13 +70,13 @@ class TableRecipe(ArrowRecipe):
 
 
 def without_indices(dataset: Any) -> Any:
-    """A `datasets.Dataset` whose table is its rows: `select` and `shuffle` only leave
-    numbers of rows beside the whole table."""
+    """Return a `datasets.Dataset` whose Arrow table has exactly its rows: `select` and
+    `shuffle` only store row numbers next to the whole table."""
     return dataset if dataset._indices is None else dataset.flatten_indices()
 
 
 def write_recipe(folder: Path, recipe: ArrowRecipe) -> int:
-    """Write the rows of `recipe` to `folder`, whole or not at all. Returns rows."""
+    """Write the rows of `recipe` to `folder` atomically; return their number."""
     rows = 0
 
     def fill(target: Path) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def write_recipe(folder: Path, recipe: ArrowRecipe) -> int:
 
 
 def _write_tables(folder: Path, recipe: ArrowRecipe) -> int:
-    """Shards, then the two JSON files of `save_to_disk`. Returns the rows."""
+    """Write the shards and the two JSON files of `save_to_disk`; return the rows."""
     from datasets import DatasetInfo, Features
 
     shards: list[Path] = []
@@ -131,7 +131,7 @@ def _write_state(folder: Path, fingerprint: str) -> None:
 def merge_batches(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Merge small batches into ones of about MERGE_BYTES: few, for fast reading."""
+    """Merge small batches into ones of about MERGE_BYTES, which are faster to read."""
     pending: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:

@@ -1,7 +1,7 @@
-"""Folders that are whole or absent, with the key of what they hold.
+"""Folders that are complete or absent, with the key of their contents.
 
-What is written goes into a folder beside the target, which takes the target's place
-only when every file is on the disk and the key file, written last, is too.
+Files are written to a hidden folder next to the target, which replaces the target once
+every file and, last, the key file are on the disk.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ KEY_FILE = "flatout_key.json"
 
 
 class StorageError(OSError):
-    """The disk would not take the data; says what was kept and what to do."""
+    """The data could not be written; the message has the cause and the remedy."""
 
 
 def is_current(folder: Path, key: ContentKey) -> bool:
-    """Whether `folder` holds, complete, what `key` describes."""
+    """Return whether `folder` is complete and was made from the inputs in `key`."""
     stored = _read_key_file(folder)
     if stored is None or not key.describes(ContentKey(stored["fields"])):
         return False
@@ -41,20 +41,20 @@ def is_current(folder: Path, key: ContentKey) -> bool:
 
 
 def stored_key(folder: Path) -> ContentKey | None:
-    """The key that `folder` was written with; None where there is none."""
+    """Key that `folder` was written with; None if it has no key file."""
     stored = _read_key_file(folder)
     return None if stored is None else ContentKey(stored["fields"])
 
 
 def stored_facts(folder: Path) -> dict[str, Any]:
-    """What the recipe counted while it was carried out."""
+    """Counts that the recipe made while `folder` was written."""
     stored = _read_key_file(folder)
     return {} if stored is None else dict(stored.get("facts", {}))
 
 
 def note_facts(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Keep `facts` with those of a folder that was written without them. A folder
-    without a key, or one that cannot be written, stays as it is."""
+    """Add `facts` to those in the key file of `folder`. A folder without a key, or one
+    that cannot be written, is not changed."""
     stored = _read_key_file(folder)
     if stored is None:
         return
@@ -78,11 +78,11 @@ def _read_key_file(folder: Path) -> dict[str, Any] | None:
 def write_whole(
     folder: Path, key: ContentKey, fill: Callable[[Path], dict[str, Any]]
 ) -> None:
-    """Let `fill` write files into a new folder, then put it in `folder`'s place. What
-    `fill` returns is kept beside the key.
+    """Let `fill` write files into a new folder, then replace `folder` with it. The
+    counts that `fill` returns are stored with the key.
 
-    Raises StorageError where the disk is full or not writable; what `folder` held
-    before is untouched then.
+    Raises StorageError if the disk is full or not writable; `folder` is unchanged
+    then.
     """
 
     def fill_and_note(target: Path) -> None:
@@ -110,9 +110,9 @@ def _write_key_file(folder: Path, key: ContentKey, facts: dict[str, Any]) -> Non
 
 
 def storage_error(folder: Path, error: OSError) -> StorageError:
-    """What to say where `folder` could not be written."""
+    """Error to raise if `folder` could not be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        cause = "the disk is full (or a limit on file size was met)"
+        cause = "the disk is full (or a limit on file size was reached)"
     else:
         cause = str(error)
     return StorageError(

@@ -1,10 +1,10 @@
-"""Files and folders that appear whole under their name, or not at all.
+"""Files and folders that appear complete under their name, or not at all.
 
-They are written under a hidden name beside their place and renamed. What a killed
-process left under such a name is removed when nothing was written to it for a day.
+They are written under a hidden name in the same folder and renamed. Hidden files of a
+killed process are removed after a day without a write.
 
     .<name>.writing-<random>
-    .<name>.replaced-<random>    what was there before, between two renames
+    .<name>.replaced-<random>    the previous contents, between two renames
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ WRITING, REPLACED = "writing", "replaced"
 HIDDEN = re.compile(rf"\.(?P<name>.+)\.(?P<use>{WRITING}|{REPLACED})-.+")
 REPLACE_ATTEMPTS = 3
 ABANDONED_S = 86_400.0
-"""Without a write for so long a hidden path counts as left behind."""
+"""A hidden path without a write for this time counts as abandoned."""
 
 
 def child(folder: Path, name: Any) -> Path:
-    """`folder/name` of a name that a file gives, which may be from anywhere. Raises
-    ValueError where it is no plain name, or a link that leads out of `folder`."""
+    """Path of `name` in `folder`, for a name from an untrusted file. Raises ValueError
+    if it is not a plain name, or a link that leads out of `folder`."""
     plain = isinstance(name, str) and name not in ("", ".", "..")
     if plain and not set(name) & {"/", "\\", "\0"}:
         path = folder / str(name)
@@ -41,13 +41,13 @@ def child(folder: Path, name: Any) -> Path:
 
 
 def hidden_path(target: Path, use: str = WRITING) -> Path:
-    """A new place beside `target`."""
+    """New hidden path in the folder of `target`."""
     return target.with_name(f".{target.name}.{use}-{uuid.uuid4().hex}")
 
 
 def replace_atomically(written: Path, target: Path) -> None:
-    """Rename the folder `written` to `target`. What was there goes only after that,
-    and comes back where it fails. Readers that mapped old files keep them."""
+    """Rename the folder `written` to `target`. The old folder is removed after that, or
+    restored on failure. Readers that mapped old files keep them."""
     for attempt in range(REPLACE_ATTEMPTS):
         old = hidden_path(target, REPLACED)
         with suppress(FileNotFoundError):  # another process moved it just now
@@ -55,7 +55,7 @@ def replace_atomically(written: Path, target: Path) -> None:
         try:
             os.rename(written, target)
             break
-        except OSError:  # another process put its own there just now, or the disk fails
+        except OSError:  # another process renamed its own just now, or the disk fails
             if attempt == REPLACE_ATTEMPTS - 1:
                 raise
         finally:
@@ -64,7 +64,7 @@ def replace_atomically(written: Path, target: Path) -> None:
 
 
 def _settle(old: Path, target: Path) -> None:
-    """`old` is surplus beside `target`, and takes its place where there is none."""
+    """Remove `old` if `target` exists, else rename it to `target`."""
     with suppress(OSError):
         if not os.path.lexists(target):
             os.rename(old, target)
@@ -74,8 +74,8 @@ def _settle(old: Path, target: Path) -> None:
 
 
 def write_folder(target: Path, fill: Callable[[Path], None]) -> None:
-    """Let `fill` write files into a hidden folder and put it in `target`'s place.
-    Whatever goes wrong, what was at `target` before is untouched."""
+    """Let `fill` write files into a hidden folder and rename it to `target`. On any
+    failure the previous `target` is unchanged."""
     hidden = hidden_path(target)
     try:
         hidden.mkdir(parents=True)
@@ -90,12 +90,12 @@ def write_folder(target: Path, fill: Callable[[Path], None]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """A file that is the old one or the new one, never a part."""
+    """Write a text file atomically: readers see the old one or the new one."""
     write_file(path, lambda hidden: hidden.write_text(text, encoding="utf-8"))
 
 
 def write_file(path: Path, fill: Callable[[Path], Any]) -> None:
-    """The same of a file that `fill` writes."""
+    """Write a file atomically; `fill` writes it under the path that it receives."""
     hidden = hidden_path(path)
     try:
         fill(hidden)
@@ -108,7 +108,7 @@ def write_file(path: Path, fill: Callable[[Path], Any]) -> None:
 
 
 def remove(path: Path) -> None:
-    """A file or folder that need not be there."""
+    """Remove a file or folder if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -117,7 +117,7 @@ def remove(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Bring a file or folder to the disk."""
+    """Flush a file or folder to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -126,8 +126,8 @@ def sync(path: Path) -> None:
 
 
 def clear_leftovers(folder: Path, *, alone: bool = False) -> None:
-    """Settle what killed processes left in `folder`, and say so in one line. `alone`:
-    nobody else writes here now, so that the age does not count."""
+    """Remove files of killed processes from `folder`, with one log line. `alone`: no
+    other process writes here now, so that their age does not matter."""
     try:
         names = [entry.name for entry in os.scandir(folder)]
     except OSError:
@@ -144,11 +144,11 @@ def clear_leftovers(folder: Path, *, alone: bool = False) -> None:
         settled.add(found["name"])
     if settled:
         shown = ", ".join(sorted(settled))
-        logger.info("%s: removed what killed runs left of %s", folder, shown)
+        logger.info("%s: removed unfinished files of killed runs: %s", folder, shown)
 
 
 def _written_s(path: Path) -> float:
-    """When something below `path` was last written; now, where that is not known."""
+    """Time of the last write below `path`; now, if it is not known."""
     try:
         return max(p.lstat().st_mtime for p in (path, *path.rglob("*")))
     except OSError:

@@ -1,8 +1,8 @@
-"""What data was made from, so that stale data is never taken for fresh.
+"""Keys of stored results, so that stale data is never mistaken for current data.
 
 A :class:`ContentKey` names every input of a stored result: the rows, the tokenizer
-file, the options, the version of the code. It is stored beside the result; equal
-keys mean equal results, and a differing field says why a result is built again.
+file, the options, the version of the code. It is stored with the result; equal keys
+mean equal results, and the fields that differ are the reason for a rebuild.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ class ContentKey:
 
     @property
     def digest(self) -> str:
-        """32 hexadecimal digits over all fields but STATE, whatever their order."""
+        """32 hexadecimal digits over all fields but STATE, in any order."""
         fields = {name: v for name, v in self.stored().items() if name != STATE}
         text = json.dumps(fields, sort_keys=True, ensure_ascii=False)
         return xxhash.xxh3_128_hexdigest(text.encode())
 
     def stored(self) -> dict[str, Any]:
-        """All fields, as they are kept with a result."""
+        """All fields, in the form that is stored with a result."""
         return dict(self.fields)
 
     def describes(self, stored: ContentKey) -> bool:
-        """Whether what was `stored` was made from these inputs."""
+        """Return whether the `stored` result was made from these inputs."""
         return self.digest == stored.digest
 
     def changes_since(self, stored: ContentKey) -> list[str]:
-        """`max_length: 320 -> 128`, one text a field that differs; `rows: changed` of
-        one that holds digests, or much else."""
+        """Texts such as `max_length: 320 -> 128`, one per field that differs; `rows:
+        changed` for digests and long values."""
         now, then = self.stored(), stored.stored()
         names = sorted({*now, *then} - {STATE})
         pairs = {name: (_shown(then, name), _shown(now, name)) for name in names}
@@ -57,7 +57,7 @@ class ContentKey:
 
 
 class RawFiles(Protocol):
-    """Files that something is made from."""
+    """Input files of a result."""
 
     @property
     def state(self) -> str:
@@ -65,22 +65,22 @@ class RawFiles(Protocol):
 
     @property
     def digest(self) -> str:
-        """Of names and bytes."""
+        """Digest of names and bytes."""
 
 
 @dataclass(frozen=True)
 class FilesKey(ContentKey):
-    """The key of what was made from `files`, too. If they are as they were, by their
-    sizes, times and inodes, their bytes are not read."""
+    """Key of a result that was also made from `files`. Their bytes are not read if
+    their sizes, times and inodes are unchanged."""
 
     files: RawFiles
 
     def stored(self) -> dict[str, Any]:
-        """As ContentKey.stored; the bytes are read."""
+        """See ContentKey.stored; reads the bytes of the files."""
         return {**self.fields, FILES: self.files.digest, STATE: self.files.state}
 
     def describes(self, stored: ContentKey) -> bool:
-        """As ContentKey.describes."""
+        """See ContentKey.describes."""
         same = stored.fields.get(STATE) == self.files.state
         digest = stored.fields.get(FILES) if same else self.files.digest
         return ContentKey({**self.fields, FILES: digest}).digest == stored.digest
@@ -90,7 +90,7 @@ LONGEST_SHOWN = 100
 
 
 def _says_nothing(then: str, now: str) -> bool:
-    """To people: a digest, or two long lists."""
+    """Return whether the values are useless to a reader: digests, or long lists."""
     has_digest = any(re.search(r'"[0-9a-f]{32}"', text) for text in (then, now))
     return has_digest or len(then) + len(now) > LONGEST_SHOWN
 
@@ -100,9 +100,9 @@ def _shown(fields: Mapping[str, Any], name: str) -> str:
 
 
 def arrow_digest(batches: Iterable[Any]) -> str:
-    """Digest of record batches or tables: of the rows, however they are cut.
+    """Digest of the rows in record batches or tables, independent of chunking.
 
-    A slice, a copy and a memory-mapped file of the same rows agree.
+    A slice, a copy and a memory-mapped file of the same rows have the same digest.
     """
     digest = ArrowDigest()
     for batch in batches:
@@ -111,7 +111,7 @@ def arrow_digest(batches: Iterable[Any]) -> str:
 
 
 class ArrowDigest:
-    """The digest of rows that pass by a batch at a time."""
+    """Digest of rows that arrive in batches."""
 
     def __init__(self) -> None:
         self._columns: dict[str, _ColumnDigest] = {}
@@ -130,7 +130,7 @@ class ArrowDigest:
 
 
 class _ColumnDigest:
-    """Hashes of a column's nulls, lengths and values, each a stream of its own."""
+    """Hashes of a column's nulls, lengths and values, as separate streams."""
 
     def __init__(self) -> None:
         self._rows = 0
@@ -164,7 +164,7 @@ class _ColumnDigest:
             self._add_texts(array)
 
     def _add_texts(self, array: Any) -> None:
-        """Values of a type that is no single buffer: as Python shows them."""
+        """Hash values of a type without a single buffer by their Python repr."""
         for value in array.to_pylist():
             self._values.update(f"{value!r}\0".encode(errors="backslashreplace"))
 
@@ -178,7 +178,7 @@ class _ColumnDigest:
 
 
 def plain_values(array: Any) -> Any:
-    """Values in place of numbers of a dictionary, and in place of views."""
+    """Decode dictionary arrays, extension types and view types to plain values."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if isinstance(array.type, pa.ExtensionType):
@@ -203,7 +203,7 @@ def _has_bytes(kind: Any) -> bool:
 
 
 def _bytes_of(array: Any) -> memoryview:
-    """The bytes of all values end to end, without a copy."""
+    """Concatenated bytes of all values (a memoryview, not a copy)."""
     wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
     _, offset_buffer, value_buffer = array.buffers()
     if value_buffer is None or not len(array):

@@ -1,4 +1,4 @@
-"""Which process something belongs to, and whether that one still runs."""
+"""Identity of a process: its start time shows whether it still runs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import psutil
 
 
 def start_ticks(pid: int) -> int | None:
-    """When the process started, in clock ticks since the machine did, which no change
-    of the clock moves; None where that cannot be read."""
+    """Start time of a process in clock ticks since boot, which clock changes do not
+    move; None if it cannot be read."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         return int(text.rpartition(")")[2].split()[19])
@@ -18,8 +18,8 @@ def start_ticks(pid: int) -> int | None:
 
 
 def runs_since(pid: int, begin_s: float) -> bool:
-    """Whether the process of this number began then, in seconds since 1970: a number is
-    given again."""
+    """Return whether process `pid` started at `begin_s` (seconds since 1970): process
+    ids are reused."""
     try:
         return abs(psutil.Process(pid).create_time() - begin_s) < 1
     except psutil.Error:

@@ -1,4 +1,4 @@
-"""Record batches kept on the disk between two passes over them."""
+"""Record batches stored on the disk between two passes over them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from flatout.engine.files.atomic_folder import storage_error
 
 
 class Spool:
-    """Batches, packed with LZ4, in files without a name (one for each run of batches
-    of one schema): their room is free again when the process ends, however it does.
-    `folder` None: where temporary files go. Raises StorageError where the disk is
+    """Batches, compressed with LZ4, in unnamed files (one for each run of batches with
+    one schema): the space is freed when the process ends, even if it is killed.
+    `folder` None: the folder for temporary files. Raises StorageError if the disk is
     full."""
 
     def __init__(self, folder: Path | None) -> None:
@@ -41,7 +41,7 @@ class Spool:
         self._writer = pa.ipc.new_file(self._files[-1], schema, options=packed)
 
     def close(self) -> None:
-        """No batch comes after this."""
+        """Finish the current file; no batch follows."""
         if self._writer is None:
             return
         try:
@@ -51,7 +51,7 @@ class Spool:
             raise storage_error(self._folder, error) from error
 
     def __iter__(self) -> Iterator[Any]:
-        """One batch in memory at a time, as often as asked for."""
+        """Yield the batches, one in memory at a time; may be repeated."""
         for file in self._files:
             reader = pa.ipc.open_file(file)
             for index in range(reader.num_record_batches):

@@ -1,7 +1,7 @@
-"""Whether this user can write somewhere: tried, because rights alone do not say it.
+"""Check whether this user can write to a path, by trying it.
 
-Root without CAP_DAC_OVERRIDE, read-only mounts and network shares differ from what the
-permissions of a file promise.
+For root without CAP_DAC_OVERRIDE, read-only mounts and network shares the permissions
+of a file are not the answer.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ ELSEWHERE = "--params=data_dir=/another/disk"
 
 
 def first_fault(paths: Iterable[Path]) -> str | None:
-    """Of files and folders that need not exist yet: what cannot be written. A full disk
-    is another matter."""
-    # A new file is renamed to its name: its folder must take it, too.
+    """First of `paths` (which need not exist yet) that this user cannot write, as a
+    message; None if all can be written. Disk space is not checked."""
+    # A new file is renamed to its name: its folder must be writable, too.
     places = {_nearest(place) for path in paths for place in (path, path.parent)}
     for place in sorted(places):
         try:
@@ -31,20 +31,20 @@ def first_fault(paths: Iterable[Path]) -> str | None:
 
 
 def shown(place: Path) -> str:
-    """`data/` of a folder below the working directory."""
+    """Path relative to the working directory, with a slash after a folder."""
     inside = place.is_relative_to(Path.cwd()) and place != Path.cwd()
     text = str(place.relative_to(Path.cwd()) if inside else place)
     return f"{text}/" if os.path.isdir(place) else text
 
 
 def _nearest(path: Path) -> Path:
-    """`path`, or what is there of the folders above it."""
+    """`path` or its nearest parent that exists."""
     whole = path.absolute()
     return next(place for place in (whole, *whole.parents) if os.path.lexists(place))
 
 
 def _try_to_write(place: Path) -> None:
-    """Leaves nothing behind."""
+    """Open for writing and leave the place unchanged."""
     if place.is_file():
         with place.open("ab"):
             return

@@ -1,4 +1,4 @@
-"""Checks of the machine that need no torch: the doctor's, and those of each start."""
+"""Checks of the machine that need no torch, for the doctor and for each start."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flatout.engine.machine.driver import Driver
 from flatout.engine.parameters import RuntimeSettings
 
 HELD_BYTES = 2**30
-"""More than the driver and a desktop hold of an idle GPU."""
+"""Use of an idle GPU by the driver and a desktop is below this."""
 LEAST_FREE_BYTES = 2**30
 LEAST_CORES = 1.5
 NETWORK_FILE_SYSTEMS = (
@@ -30,7 +30,7 @@ Status = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True)
 class Finding:
-    """A row of the doctor's table. `fix`: what to do; empty if nothing is."""
+    """One row of the doctor's table; `fix` is empty if there is no fault."""
 
     check: str
     status: Status
@@ -39,20 +39,20 @@ class Finding:
 
 
 def gib(count: float) -> str:
-    """`1.5 GiB`"""
+    """Format a number of bytes, for example `1.5 GiB`."""
     return f"{count / 2**30:.1f} GiB"
 
 
 def gpu_programs(driver: Driver | None) -> Finding:
-    """What other programs hold of the GPUs, before this one has used any."""
+    """Report GPU memory used by other programs, before this one has used any."""
     held = [
-        f"GPU {index}: {gib(gpu.used_bytes)} of {gib(gpu.total_bytes)} are held"
+        f"GPU {index}: {gib(gpu.used_bytes)} of {gib(gpu.total_bytes)} are used"
         f"{_by(gpu.programs)}"
         for index, gpu in enumerate(driver.gpus if driver else ())
         if gpu.used_bytes > HELD_BYTES
     ]
     if not held:
-        return Finding("GPU memory", "ok", "no other program holds any")
+        return Finding("GPU memory", "ok", "no other program uses any")
     fix = "end those programs, or choose other GPUs: CUDA_VISIBLE_DEVICES=..."
     return Finding("GPU memory", "warn", "; ".join(held), fix)
 
@@ -67,15 +67,15 @@ def threads(
     processes: int = 1,
     folder: Path = CONTROL_GROUP,
 ) -> Finding:
-    """Threads of OMP and MKL against the cores that a container leaves; `before`: the
-    variables as the shell set them, which the parameters replace."""
+    """Compare the OMP and MKL threads with the cores that the container allows.
+    `before` has the variables as the shell set them; the parameters replace them."""
     usable, quota = environment.usable_cores(), quota_cores(folder)
     count = environment.resolve_threads(settings, processes)
     text = f"{count} a process (runtime.threads: {settings.threads}), {usable} cores"
     if quota is not None:
         text += f", the container may use {quota:g} of them"
     if replaced := [f"{n}={v}" for n, v in before.items() if v != str(count)]:
-        text += f"; {' and '.join(replaced)} of the shell do not count"
+        text += f"; {' and '.join(replaced)} from the shell are ignored"
     if count * processes > usable:
         text += f"; {count * processes} threads in all"
         fix = f"set runtime.threads: auto, or at most {max(1, usable // processes)}"
@@ -86,9 +86,9 @@ def threads(
 
 
 def shared_memory(free: int | None, needed: int) -> Finding:
-    """Bytes of /dev/shm that are free, and that the loader's workers fill."""
+    """Compare the free bytes of /dev/shm with those that the loader's workers fill."""
     if free is None:
-        return Finding(SHM, "ok", "there is none")
+        return Finding(SHM, "ok", "this system has no /dev/shm")
     text = (
         f"{free / 2**20:.0f} MiB free, the loader's workers need {needed / 2**20:.0f}"
     )
@@ -104,8 +104,8 @@ def shared_memory(free: int | None, needed: int) -> Finding:
 def disk_space(
     folder: Path, needed: int = LEAST_FREE_BYTES, written: Iterable[Path] = ()
 ) -> Finding:
-    """Free bytes where `folder` is or will be; `needed`: for checkpoints, models.
-    `written`: what a run writes besides."""
+    """Check the free space of the disk of `folder`. `needed`: bytes for checkpoints and
+    models; `written`: other paths that a run writes."""
     there = existing(folder)
     free = shutil.disk_usage(there).free
     text = f"{gib(free)} free in {there}, checkpoints and models need {gib(needed)}"
@@ -118,12 +118,12 @@ def disk_space(
 
 
 def file_system(folder: Path) -> Finding:
-    """Token rows and checkpoints on a network's disk slow the loader and each save."""
+    """Warn about a network file system: it slows the loader and each checkpoint."""
     there = existing(folder)
     kind = "unknown"
     for mount in sorted(psutil.disk_partitions(all=True), key=_depth):
         if there.is_relative_to(mount.mountpoint):
-            kind = mount.fstype  # of the longest path above it
+            kind = mount.fstype  # the deepest mount point above it
     if not kind.lower().startswith(NETWORK_FILE_SYSTEMS):
         return Finding("file system", "ok", f"{there} is on {kind}")
     fix = "keep data_dir on a local disk, or save less often (train.checkpoint)"
@@ -135,7 +135,7 @@ def _depth(mount: Any) -> int:
 
 
 def existing(folder: Path) -> Path:
-    """`folder`, or the nearest folder above it that is there."""
+    """Return `folder` or its nearest parent that exists."""
     return next(
         p for p in (folder.absolute(), *folder.absolute().parents) if p.is_dir()
     )

@@ -1,5 +1,5 @@
-"""What the machine did to a run: how fast its cores were, whether they went to others,
-and the GPU's clock."""
+"""State of the machine during a run: the speed of its cores, the time spent waiting for
+a core, and the GPU's clock."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import torch
 from flatout.engine.machine.runtime import Runtime
 
 CLOCK_EVERY_S = 10.0
-"""Asking the driver costs about a millisecond."""
+"""Interval in seconds: querying the driver costs about a millisecond."""
 PROBE_EVERY_S = 2.0
-"""A probe takes 1.3 to 2.3 ms (2 cores): about a tenth of a percent."""
+"""Interval in seconds: a probe needs 1.3 to 2.3 ms (2 cores), about 0.1 %."""
 PROBE_SIDE, PROBE_NUMBERS = 384, 1 << 20
 SCHEDULER = Path("/proc/thread-self/schedstat")
 
 
 class Conditions:
-    """Sampled at log points, where the host has waited for the device anyway."""
+    """Samples at log points, at which the host has already waited for the device."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -32,7 +32,7 @@ class Conditions:
         self.start()
 
     def start(self) -> None:
-        """Shares count from here on."""
+        """Begin the measured period."""
         self._begin_s, self._begin_wait_s = time.perf_counter(), waited_for_core_s()
         self._wait_pct: float | None = None
 
@@ -51,7 +51,7 @@ class Conditions:
     def _sample_clock(self) -> None:
         try:
             self._clocks_mhz.append(float(torch.cuda.clock_rate(self._runtime.device)))
-        except Exception:  # a driver that does not say: no reason to stop a training
+        except Exception:  # a driver without this figure must not stop a training
             self._next_clock_s = float("inf")
 
     def figures(self) -> dict[str, Any]:
@@ -64,15 +64,15 @@ class Conditions:
 
 
 class Probe:
-    """A fixed piece of work, as a step has it: a product, and 4 MiB that the cores' own
-    caches do not hold. Where it takes longer, the cores were slower or shared with a
-    neighbour that this machine cannot see (a virtual one counts no stolen time)."""
+    """A fixed piece of work similar to a training step: a matrix product, and 4 MiB
+    that do not fit the cores' caches. If it needs longer, the cores were slower or
+    shared with another virtual machine, which this one cannot see otherwise."""
 
     def __init__(self) -> None:
         self._square = torch.ones(PROBE_SIDE, PROBE_SIDE)
         self._numbers = torch.ones(PROBE_NUMBERS)
         self._times_ms: list[float] = []
-        self._work()  # what the first call sets up is no part of it
+        self._work()  # the set-up of the first call is not measured
 
     def run(self) -> None:
         begin_s = time.perf_counter()
@@ -90,8 +90,8 @@ class Probe:
 
 
 def waited_for_core_s() -> float | None:
-    """Seconds that this thread was ready to run while all its cores were taken; None
-    where the kernel does not count them."""
+    """Return the seconds in which this thread was ready to run while all its cores were
+    busy; None if the kernel does not count them."""
     try:
         return int(SCHEDULER.read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):

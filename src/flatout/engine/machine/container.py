@@ -1,4 +1,4 @@
-"""Limits that a container's control group sets, version 2 or 1."""
+"""Limits set by a container's control group, version 2 or 1."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import psutil
 
 CONTROL_GROUP = Path("/sys/fs/cgroup")
 UNLIMITED_BYTES = 2**60
-"""Version 1 says `no limit` with a number beyond it."""
+"""Control groups of version 1 express "no limit" as a larger number."""
 
 
 def quota_cores(folder: Path = CONTROL_GROUP) -> float | None:
-    """CPU time a second that is granted, in cores; None where unlimited."""
+    """CPU quota in cores (CPU seconds per second); None if unlimited."""
     text = _read(folder / "cpu.max")
     if text is None:
         quota = _read(folder / "cpu" / "cpu.cfs_quota_us")
@@ -27,7 +27,7 @@ def quota_cores(folder: Path = CONTROL_GROUP) -> float | None:
 
 
 def memory_limit_bytes(folder: Path = CONTROL_GROUP) -> int | None:
-    """Memory that the container may take; None where unlimited."""
+    """Memory limit of the container in bytes; None if unlimited."""
     text = _read(folder / "memory.max")
     if text is None:
         text = _read(folder / "memory" / "memory.limit_in_bytes")
@@ -37,7 +37,7 @@ def memory_limit_bytes(folder: Path = CONTROL_GROUP) -> int | None:
 
 
 def memory_used_bytes(folder: Path = CONTROL_GROUP) -> int:
-    """Memory that the container cannot give back: without files kept for reading."""
+    """Bytes that the container cannot reclaim: without inactive file cache."""
     used = _read(folder / "memory.current")
     if used is None:
         used = _read(folder / "memory" / "memory.usage_in_bytes")
@@ -48,13 +48,13 @@ def memory_used_bytes(folder: Path = CONTROL_GROUP) -> int:
 
 
 def total_memory_bytes() -> int:
-    """Of the machine, or what the container may take of it."""
+    """Bytes of memory of the machine, or the container's limit if it is lower."""
     limit = memory_limit_bytes()
     return min(psutil.virtual_memory().total, limit or UNLIMITED_BYTES)
 
 
 def available_memory_bytes(folder: Path = CONTROL_GROUP) -> int:
-    """What a process can still take without swapping, or being ended."""
+    """Bytes that a process can still allocate without swapping or being killed."""
     free = int(psutil.virtual_memory().available)
     limit = memory_limit_bytes(folder)
     return free if limit is None else min(free, limit - memory_used_bytes(folder))

@@ -1,4 +1,4 @@
-"""What the NVIDIA driver says, without CUDA and without PyTorch."""
+"""Facts about the GPUs from the NVIDIA driver, without CUDA and without PyTorch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Gpu:
-    """`programs`: process ids that compute on it."""
+    """One GPU; `programs` has the ids of the processes that use it."""
 
     name: str
     total_bytes: int
@@ -19,7 +19,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Driver:
-    """`cuda`: the newest that it runs."""
+    """The driver; `cuda` is the newest version (major, minor) that it supports."""
 
     version: str
     cuda: tuple[int, int]
@@ -27,7 +27,7 @@ class Driver:
 
 
 def look_at_driver() -> Driver | None:
-    """None if no driver answers."""
+    """Query the driver; None if it does not answer."""
     import pynvml
 
     try:
@@ -48,7 +48,7 @@ def _gpu(handle: Any) -> Gpu:
     import pynvml
 
     memory, programs = pynvml.nvmlDeviceGetMemoryInfo(handle), []
-    with suppress(pynvml.NVMLError):  # a container may not be told
+    with suppress(pynvml.NVMLError):  # a container may not see them
         programs = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     return Gpu(
         name=str(pynvml.nvmlDeviceGetName(handle)),

@@ -1,6 +1,6 @@
 """Environment variables: the only module that reads or writes them. No torch here.
 
-MKL and OpenMP read theirs once, when torch is imported, so `apply` must come first.
+MKL and OpenMP read theirs once, when torch is imported, so call `apply` first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 @dataclass(frozen=True)
 class Ranks:
-    """Place of this process among those that train together."""
+    """Rank of this process among those that train together."""
 
     rank: int = 0
     local_rank: int = 0
@@ -41,7 +41,7 @@ class Ranks:
 
 
 def current_ranks() -> Ranks:
-    """As a launcher (torchrun, accelerate, Slurm's srun with torchrun) set them."""
+    """Ranks set by the launcher (torchrun, accelerate, Slurm's srun with torchrun)."""
     return Ranks(
         rank=int(os.environ.get("RANK", "0")),
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
@@ -51,28 +51,28 @@ def current_ranks() -> Ranks:
 
 
 def launched_from_outside() -> bool:
-    """Whether a launcher has set ranks for this process already."""
+    """Return whether a launcher has already set ranks for this process."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def error_file() -> str | None:
-    """Where the launcher that started this rank reads what ended it."""
+    """File in which the launcher expects this rank's error; None without it."""
     return os.environ.get("TORCHELASTIC_ERROR_FILE") or None
 
 
 def slurm_tasks() -> int:
-    """Processes that Slurm's `srun` started of this command; 1 without it."""
+    """Processes that Slurm's `srun` started for this command; 1 without it."""
     return int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
 
 
 def usable_cores() -> int:
-    """Cores this process may use: affinity, cut by the container's CPU quota."""
+    """Number of cores this process may use: CPU affinity, limited by the CPU quota."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     return max(1, min(cores or 1, math.ceil(quota_cores() or 10**6)))
 
 
 def nvidia_gpu_count() -> int:
-    """GPUs that CUDA would show, asked of the driver without touching CUDA."""
+    """Number of GPUs visible to CUDA, counted without starting CUDA."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len(
@@ -88,7 +88,7 @@ def nvidia_gpu_count() -> int:
 
 
 def gpu_names() -> list[str]:
-    """A value of CUDA_VISIBLE_DEVICES for each GPU that CUDA would show."""
+    """Values for CUDA_VISIBLE_DEVICES, one for each GPU that CUDA would see."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return [str(number) for number in range(nvidia_gpu_count())]
@@ -97,24 +97,24 @@ def gpu_names() -> list[str]:
 
 
 def only_gpu(name: str | None) -> dict[str, str]:
-    """Variables with which a process sees that GPU alone; none for no GPU."""
+    """Variables that show a process only this GPU; empty if `name` is None."""
     return {} if name is None else {"CUDA_VISIBLE_DEVICES": name}
 
 
 def hide_gpus() -> None:
-    """From here on, also from processes that this one starts."""
+    """Hide all GPUs from CUDA in this process and the processes that it starts."""
     os.environ.update(CUDA_VISIBLE_DEVICES="")
 
 
 def device_name() -> str:
-    """The device that training would use, asked without touching CUDA."""
+    """Name of the device that training would use, found without starting CUDA."""
     if nvidia_gpu_count():
         try:
             import pynvml
 
             pynvml.nvmlInit()
             return str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)))
-        except Exception:  # GPUs were named by CUDA_VISIBLE_DEVICES alone
+        except Exception:  # only CUDA_VISIBLE_DEVICES names GPUs
             return "GPU"
     return cpu_name()
 
@@ -136,7 +136,7 @@ def _of_first_cpu(field: str) -> str:
 
 
 def resolve_threads(settings: RuntimeSettings, local_world_size: int = 1) -> int:
-    """OMP and MKL threads a process: the guide's 1 beside a GPU, else all cores."""
+    """Number of OMP and MKL threads per process: 1 with a GPU, else all cores."""
     if settings.threads != "auto":
         return settings.threads
     if nvidia_gpu_count() > 0:
@@ -147,8 +147,8 @@ def resolve_threads(settings: RuntimeSettings, local_world_size: int = 1) -> int
 def training_environment(
     settings: RuntimeSettings, local_world_size: int = 1
 ) -> dict[str, str]:
-    """Variables for a training process: the parameters' own, the thread counts, and
-    what cuBLAS needs for the same bits twice (PyTorch's notes on reproducibility)."""
+    """Variables of a training process: from the parameters, the thread counts, and
+    cuBLAS's workspace for bitwise reproducible results (see PyTorch's notes)."""
     threads = str(resolve_threads(settings, local_world_size))
     fixed = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if settings.deterministic else {}
     counts = dict.fromkeys(THREAD_VARIABLES, threads)
@@ -156,15 +156,15 @@ def training_environment(
 
 
 def apply(settings: RuntimeSettings) -> list[str]:
-    """Set the variables of `settings`; returns those that come too late for torch."""
+    """Set the variables of `settings`; return those that are set too late for torch."""
     wanted = training_environment(settings, current_ranks().local_world_size)
     changed = [name for name, value in wanted.items() if os.environ.get(name) != value]
     os.environ.update(wanted)
     late = [name for name in changed if name.startswith(("MKL_", "OMP_"))]
     if late and "torch" in sys.modules:
         logger.warning(
-            "torch was imported before %s could be set: start a new process "
-            "(thread counts are set in torch itself all the same)",
+            "torch was imported before %s was set: start a new process to use it "
+            "(the number of threads is set in torch directly)",
             ", ".join(late),
         )
         return late
@@ -172,40 +172,40 @@ def apply(settings: RuntimeSettings) -> list[str]:
 
 
 def thread_variables() -> dict[str, str]:
-    """OMP_NUM_THREADS and MKL_NUM_THREADS, where they are set."""
+    """OMP_NUM_THREADS and MKL_NUM_THREADS, if they are set."""
     return {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}
 
 
 def allocator_is_set() -> bool:
-    """Whether somebody chose how PyTorch's allocator works."""
+    """Return whether the user configured PyTorch's CUDA allocator."""
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     return any(os.environ.get(name) for name in names)
 
 
 def tracking_uri() -> str | None:
-    """The tracking store that the environment names; None where it names none."""
+    """Tracking store from the environment; None if it is not set."""
     return os.environ.get("MLFLOW_TRACKING_URI") or None
 
 
 def compile_cache_folder() -> Path:
-    """Where PyTorch keeps compiled graphs; its own answer takes seconds of imports."""
+    """Folder of PyTorch's compiled graphs; asking PyTorch costs seconds of imports."""
     if named := os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
         return Path(named)
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container's number without a name
+    except (KeyError, OSError):  # a user id without a name, in a container
         user = f"uid_{os.getuid()}"
     name = "torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user)
     return Path(tempfile.gettempdir(), name)
 
 
 def c_compiler() -> str | None:
-    """With which Triton builds what starts a kernel, as its runtime/build.py looks."""
+    """C compiler for Triton's launchers, found as Triton's runtime/build.py does."""
     return os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
 
 
 def set_defaults(variables: Mapping[str, str]) -> None:
-    """Set those of `variables` that are not set yet."""
+    """Set each of `variables` that is not set yet."""
     for name, value in variables.items():
         os.environ.setdefault(name, value)
 
@@ -215,15 +215,15 @@ def environment_has(name: str, value: str) -> bool:
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment with `extra`, without a launcher's ranks."""
+    """Return this process's environment and `extra`, without a launcher's ranks."""
     inherited = {k: v for k, v in os.environ.items() if k not in _RANK_VARIABLES}
     return {**inherited, _STARTER: str(os.getpid()), **extra}
 
 
 @contextmanager
 def as_child(extra: Mapping[str, str]) -> Iterator[None]:
-    """The variables of `child_environment` in this process, while one starts that takes
-    them over."""
+    """Set the variables of `child_environment` in this process inside the block, for a
+    child process that inherits them."""
     before = dict(os.environ)
     try:
         for name in _RANK_VARIABLES & before.keys():
@@ -237,19 +237,19 @@ def as_child(extra: Mapping[str, str]) -> Iterator[None]:
 
 
 def starter() -> int:
-    """Process id of who started this process, dead or not. Told once: whom this process
-    starts in its turn has another."""
+    """Process id of the process that started this one, even if it has ended. The
+    variable is removed, because children of this process have another parent."""
     return int(os.environ.pop(_STARTER, 0)) or os.getppid()
 
 
 def rank_environment() -> dict[str, str]:
-    """This process's environment, for the program that takes its place as a rank."""
+    """Environment for the program that replaces this process as a rank."""
     root = str(Path(__file__).parents[3])
     return {**os.environ, **python_path(root)}
 
 
 def python_path(folder: str) -> dict[str, str]:
-    """PYTHONPATH with `folder` before what it holds."""
+    """PYTHONPATH with `folder` at its front."""
     inherited = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": f"{folder}{os.pathsep}{inherited}" if inherited else folder}
 
@@ -263,7 +263,7 @@ _RANK_VARIABLES = frozenset(
 
 @contextmanager
 def restored(name: str) -> Iterator[None]:
-    """Give the variable `name` back its value after the block."""
+    """Restore the variable `name` after the block."""
     before = os.environ.get(name)
     try:
         yield
@@ -282,15 +282,15 @@ def tokenizer_parallelism(enabled: bool) -> Iterator[None]:
 
 
 def tracking_uri_kept() -> AbstractContextManager[None]:
-    """MLflow writes the store it is told of into the environment, where the next
-    session of this process (a notebook's) would take it for the user's word."""
+    """Restore MLFLOW_TRACKING_URI after the block: MLflow sets it, and a notebook's
+    next session would mistake it for the user's choice."""
     return restored("MLFLOW_TRACKING_URI")
 
 
 def free_shared_memory_bytes() -> int | None:
-    """Free bytes of /dev/shm; None where there is none."""
+    """Free bytes of /dev/shm; None if it does not exist."""
     try:
-        status = os.statvfs("/dev/shm")  # noqa: S108 - only asked for its size
+        status = os.statvfs("/dev/shm")  # noqa: S108 - only its size is read
     except OSError:
         return None
     return status.f_bavail * status.f_frsize

@@ -1,9 +1,8 @@
-"""How often Python looks for garbage, rarely while modules are imported, and whether
-the C library gives freed memory back.
+"""Frequency of Python's garbage collection, and how the C library returns memory.
 
-torch, transformers and MLflow make a million objects that stay. To look through them
-again and again, as Python's own thresholds have it, takes 1.4 s of a start's 6 s
-(measured after kedro and MLflow were there, on 2 cores).
+torch, transformers and MLflow create a million objects that stay. With Python's own
+thresholds, scanning them repeatedly costs 1.4 s of the 6 s of a start (measured after
+the import of Kedro and MLflow, on 2 cores).
 """
 
 from __future__ import annotations
@@ -13,30 +12,30 @@ import ctypes
 import gc
 
 RARELY = 100_000
-"""New objects between two looks at the youngest."""
+"""Number of new objects between two collections of the youngest generation."""
 _usual = gc.get_threshold()
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""glibc's numbers for `mallopt`."""
+"""Option numbers of glibc's `mallopt`."""
 KEPT_BYTES = 2**30
-"""Larger ones go back to the system when they are freed."""
+"""Larger blocks are returned to the system when they are freed."""
 
 
 def collect_rarely() -> None:
-    """Until `collect_as_usual`: for a process that is about to import torch. What is
-    there at its end goes with the process: Python would look through all of it."""
+    """Collect rarely until `collect_as_usual`: for a process that will import torch. At
+    exit objects are frozen, because a last collection would scan them all."""
     atexit.register(gc.freeze)
     gc.set_threshold(RARELY, *_usual[1:])
 
 
 def collect_as_usual() -> None:
-    """Before the first step: garbage may hold memory of the device."""
+    """Restore the thresholds: garbage may occupy device memory during steps."""
     gc.set_threshold(*_usual)
 
 
 def keep_freed_memory() -> bool:
-    """For steps on a CPU, which free and take the same tensors again and again: glibc
-    gives each back to the system, which then clears its pages again, a page fault for
-    each 4 KiB. False where the C library is another one."""
+    """Keep freed memory in the process: steps on a CPU free and allocate the same
+    tensors repeatedly, and glibc would return each to the system, at a page fault per 4
+    KiB. Return False if the C library is not glibc."""
     change = getattr(ctypes.CDLL(None), "mallopt", None)
     if change is None:
         return False

@@ -1,4 +1,4 @@
-"""Checkpoints by name: a folder here, or a repository of the Hugging Face Hub."""
+"""Checkpoints by name: a local folder or a repository of the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 LIMIT_S = 5.0
-"""For the Hub's first answer; by itself its client tries for half a minute a file.
-The client's own HF_HUB_ETAG_TIMEOUT, where it is set, goes before."""
+"""Seconds until the Hub's first answer; its client tries for half a minute per file.
+HF_HUB_ETAG_TIMEOUT takes precedence if it is set."""
 
 
 def names_a_folder(name: str) -> bool:
-    """Whether `name` can only be a path: repositories are `model` or `org/model`."""
+    """Return whether `name` must be a path: repositories are `model` or `org/model`."""
     looks = name.startswith((".", "/", "~")) or name.endswith("/") or "\\" in name
     return looks or name.count("/") > 1
 
 
 def missing_folder(name: str | None) -> str | None:
-    """What to say of `model.name_or_path`, where it is the path of no folder."""
+    """Error message if `model.name_or_path` is a path without a folder, else None."""
     if name is None or Path(name).is_dir():
         return None
     if not names_a_folder(name) and not _misses_its_parent(name):
@@ -31,8 +31,8 @@ def missing_folder(name: str | None) -> str | None:
 
 
 def _misses_its_parent(name: str) -> bool:
-    """Whether `org/model` is meant as a path: a folder `org` is here, and neither the
-    cache nor the Hub has the repository."""
+    """Return whether `org/model` is meant as a path: a folder `org` exists here, and
+    neither the cache nor the Hub has the repository."""
     parent = Path(name).parent
     if parent == Path() or not parent.is_dir():
         return False
@@ -43,12 +43,12 @@ def _misses_its_parent(name: str) -> bool:
         return False
     try:
         return not (answers() and repo_exists(name))
-    except Exception:  # of the client's transport; loading says why
+    except Exception:  # the client's transport fails; loading reports why
         return False
 
 
 def where_to_look(name: str) -> dict[str, Any]:
-    """Options of `from_pretrained`: the network only for a name, where it answers."""
+    """Options for `from_pretrained`: the network is used if it may have the name."""
     path = Path(name).is_dir() or names_a_folder(name)
     return {"local_files_only": path or not answers()}
 
@@ -62,11 +62,11 @@ def _limit_s() -> float:
 
 @cache
 def answers() -> bool:
-    """Whether the Hub can be reached from here, through the user's proxies."""
+    """Return whether the Hub can be reached from here, through the user's proxies."""
     from huggingface_hub import constants, get_session
 
     try:
         get_session().head(constants.ENDPOINT, timeout=_limit_s())
-    except Exception:  # of the client's transport, or its offline mode
+    except Exception:  # the client's transport fails, or it is offline
         return False
     return True

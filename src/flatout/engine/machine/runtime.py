@@ -1,4 +1,4 @@
-"""Device, precision, switches and seeds: what the hardware gives and is told."""
+"""Device, precision, PyTorch's switches, memory limits and seeds."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from flatout.engine.parameters import RuntimeSettings, SettingsError
 logger = logging.getLogger(__name__)
 
 CPU_BF16_PAD_MULTIPLE = 64
-"""Packed totals are rounded up to it in bf16 on a CPU: oneDNN compiles a product for
-each new shape, 0.5 ms each, and keeps 1,024. Unrounded, 240 steps met 9,085."""
+"""Multiple of packed totals in bf16 on a CPU: oneDNN compiles a product for each new
+shape, 0.5 ms each, and keeps 1,024. Unrounded, 240 steps met 9,085."""
 PADDED_MULTIPLE = 8
-"""The same for the length of padded rows, on a GPU as well."""
+"""Multiple of the length of padded rows, also on a GPU."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """What this process computes on, after all `auto` are resolved."""
+    """Device and settings of this process, after all `auto` are resolved."""
 
     device: torch.device
     device_name: str
@@ -54,14 +54,14 @@ class Runtime:
         return self.device.type == "cuda"
 
     def autocast(self) -> torch.autocast:
-        """Matrix products in the compute type; parameters stay fp32."""
+        """Autocast matrix products to the compute type; parameters stay fp32."""
         enabled = self.precision != "fp32"
         dtype = self.compute_dtype if enabled else torch.bfloat16
         return torch.autocast(self.device.type, dtype=dtype, enabled=enabled)
 
     @property
     def device_memory_bytes(self) -> int | None:
-        """All of the GPU's that this process may take; None where there is none."""
+        """Bytes of the GPU that this process may use; None without a GPU."""
         if not (self.is_cuda and torch.cuda.is_available()):
             return None
         whole = int(torch.cuda.mem_get_info(self.device)[1])
@@ -69,15 +69,15 @@ class Runtime:
 
     @property
     def memory_within_reach(self) -> int:
-        """Bytes of the GPU that this process holds or can still take: other programs
-        have theirs."""
+        """Bytes of the GPU that this process has reserved or can still allocate,
+        without those of other programs."""
         held = torch.cuda.memory_reserved(self.device)
         free, _ = torch.cuda.mem_get_info(self.device)
         return min(held + free, self.device_memory_bytes or 0)
 
     def pad_multiple(self, packed: bool, packed_on_gpu: int) -> int:
-        """What packed totals, or padded lengths, are rounded up to, so that few shapes
-        occur. fp32 on a CPU has no use for that."""
+        """Multiple that packed totals, or padded lengths, are rounded up to, so that
+        few shapes occur; 1 in fp32 on a CPU, which gains nothing from it."""
         if not self.is_cuda and self.precision == "fp32":
             return 1
         packed_multiple = packed_on_gpu if self.is_cuda else CPU_BF16_PAD_MULTIPLE
@@ -89,7 +89,7 @@ class Runtime:
 
 
 def set_up(settings: RuntimeSettings) -> Runtime:
-    """Choose device and precision, throw PyTorch's switches, seed the generators."""
+    """Choose device and precision, set PyTorch's switches, seed the generators."""
     ranks = current_ranks()
     device = _device(ranks)
     precision = _precision(settings.precision, device)
@@ -130,7 +130,7 @@ def _precision(wanted: str, device: torch.device) -> str:
 
 
 def fast_bf16(device: torch.device) -> bool:
-    """Tensor cores from Ampere on; on a CPU only with instructions for it."""
+    """Return whether bf16 is fast: on GPUs from Ampere on, or with AMX or AVX-512."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device)[0] >= 8
     return bool(
@@ -139,7 +139,7 @@ def fast_bf16(device: torch.device) -> bool:
 
 
 def has_triton() -> bool:
-    """Whether kernels of Triton can run on a GPU here."""
+    """Return whether Triton and a C compiler are installed."""
     return find_spec("triton") is not None and c_compiler() is not None
 
 
@@ -152,12 +152,12 @@ def _switches(settings: RuntimeSettings) -> None:
     torch.backends.cuda.enable_flash_sdp(settings.flash_sdp)
     wanted = settings.deterministic
     if wanted or torch.are_deterministic_algorithms_enabled():
-        # It imports all of TorchInductor, seconds that a plain training has no use for.
+        # It imports all of TorchInductor: seconds that a plain training can save.
         torch.use_deterministic_algorithms(wanted, warn_only=True)
 
 
 def _limit_memory(limit_gib: float | None, device: torch.device) -> None:
-    """What PyTorch may take of a GPU, as of a smaller one."""
+    """Limit PyTorch to `limit_gib` of a GPU, to emulate a smaller one."""
     if limit_gib is None or device.type != "cuda":
         return
     whole_gib = torch.cuda.get_device_properties(device).total_memory / 2**30
@@ -172,14 +172,14 @@ def _limit_memory(limit_gib: float | None, device: torch.device) -> None:
 
 
 def let_segments_grow() -> None:
-    """From here on the GPU's allocator maps memory to what is asked for, so that less
-    lies unused between blocks. What the user has set of the allocator stays."""
+    """Let the GPU's allocator grow its segments from here on, so that less memory is
+    unused between blocks. The user's own allocator settings are kept."""
     if not allocator_is_set():
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
 def memory(runtime: Runtime) -> dict[str, Any]:
-    """Peaks of this rank: of the GPU's allocator, or the process's resident size."""
+    """Peaks of this rank, from the GPU's allocator or of the resident size."""
     if runtime.is_cuda:
         stats = torch.cuda.memory_stats(runtime.device)
         return {
@@ -196,7 +196,7 @@ def memory(runtime: Runtime) -> dict[str, Any]:
 
 
 def peak_resident_bytes() -> int:
-    """Of this process since its start; Linux counts in KiB, macOS in bytes."""
+    """Peak resident bytes of this process; Linux counts in KiB, macOS in bytes."""
     import resource
 
     unit = {"darwin": 1}.get(sys.platform, 1024)
@@ -204,7 +204,7 @@ def peak_resident_bytes() -> int:
 
 
 def seed_all(seed: int) -> None:
-    """Python, NumPy and PyTorch (all devices)."""
+    """Seed Python, NumPy and PyTorch (all devices)."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)

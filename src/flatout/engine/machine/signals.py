@@ -1,5 +1,5 @@
-"""SIGTERM and Ctrl-C: the step is finished, the run saved, the process left. A process
-beside a run ends with it, whatever ended the run."""
+"""SIGTERM and Ctrl-C: finish the step, save the run and leave. Also ends helper
+processes together with the run that started them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 class Interrupted(SystemExit):
-    """A run that was told to stop and has stopped: exit status 143 or 130.
+    """A run that was asked to stop and has stopped: exit status 143 or 130.
 
-    Not an error: nothing failed, and the same command goes on where it stopped.
+    Not an error: the same command resumes the run.
     """
 
     def __init__(self, signum: int, message: str = "") -> None:
@@ -34,13 +34,13 @@ class Interrupted(SystemExit):
 
 
 class StopSignals:
-    """Notes SIGTERM and SIGINT inside a `with` block. A second Ctrl-C ends the
-    process at once. Outside the main thread nothing is caught."""
+    """Note SIGTERM and SIGINT inside a `with` block. A second Ctrl-C ends the process
+    at once. Outside of the main thread no signal is caught."""
 
     def __init__(
         self, then: str = "finishing this step, then saving and leaving"
     ) -> None:
-        """`then`: what the block does at a signal, for the log."""
+        """`then` describes the block's reaction to a signal, for the log."""
         self._then = then
         self.received: int | None = None
         self._before: dict[int, Any] = {}
@@ -64,7 +64,7 @@ class StopSignals:
         if signum == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         if signal.SIGCHLD not in self._before:
-            # A signal to the whole group ends loader workers too: no error now.
+            # A signal to the whole group also ends loader workers: no error now.
             before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._before[signal.SIGCHLD] = before
         if self.received is None:
@@ -74,13 +74,13 @@ class StopSignals:
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """End when the process that started this one is gone, however hard it was killed.
-    `parent`: its process id, where the environment does not have it."""
+    """End this process as soon as its parent has ended, however it was killed.
+    `parent`: its process id; by default the environment names it."""
     parent = parent or starter()
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
-        os._exit(1)  # the ranks notice in their turn
+        os._exit(1)  # the ranks watch this process in the same way
 
     threading.Thread(target=watch, daemon=True).start()

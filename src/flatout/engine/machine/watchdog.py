@@ -1,9 +1,9 @@
-"""A sign of life of every rank, for whoever watches them.
+"""Signs of life from every rank, for the process that watches them.
 
-Each rank keeps one small file, written by a thread twice a second and at each change of
-the phase: the step, the phase, when it last made progress, and when it was last alive
-at all, which a stopped process does not write. Times are of the machine's monotonic
-clock, so that processes compare.
+Each rank writes one small file, from a thread twice a second and at each change of the
+phase: the step, the phase, the time of the last progress, and the time of writing,
+which is frozen in a stopped process. Times are of the machine's monotonic clock, so
+that processes can compare them.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from pathlib import Path
 
 ALIVE_INTERVAL_S = 0.5
 STOPPED_S = 5.0
-"""A process that has written nothing for so long does not run."""
+"""A process that has written nothing for this long is stopped."""
 REARM_S = 1.0
 FINISHED = "finished"
-"""The phase of a rank that has nothing left to do."""
+"""Phase of a rank that has finished its work."""
 LONG_PHASES = frozenset(
     {"start", "compile", "evaluate", "error_analysis", "checkpoint", "finish"}
 )
 LONG_PHASE_FACTOR, LONG_PHASE_LEAST_S = 4, 60.0
-"""These have no step to show; they get this many times the limit, and no less."""
+"""Phases without steps; their limit is multiplied by the factor, with a minimum."""
 
 
 @dataclass(frozen=True)
 class Beat:
-    """What a rank last wrote of itself."""
+    """Last state that a rank wrote."""
 
     rank: int
     pid: int
@@ -46,7 +46,7 @@ class Beat:
 
 
 class Heartbeat:
-    """This process's own. Without `start` it only shows where a lone process hangs."""
+    """Heartbeat of this process. Until `start` it can only print stacks."""
 
     def __init__(self) -> None:
         self._file: Path | None = None
@@ -56,14 +56,14 @@ class Heartbeat:
         self._phase = "start"
         self._progress_s = time.monotonic()
         self.is_compiling: Callable[[], bool] = bool
-        """Asked whether the process compiles: that has no step to show."""
+        """Reports whether the process compiles, which advances no step."""
         self._limit_s: float | None = None
         self._armed_s = 0.0
         self._turn = threading.Lock()
 
     def start(self, folder: Path, rank: int, *, watched: bool = True) -> None:
         """Write to `folder` from now on; end when the parent process is gone.
-        `watched`: somebody reads there, and names whoever hangs."""
+        `watched`: another process reads there and names the rank that hangs."""
         folder.mkdir(parents=True, exist_ok=True)
         self._file, self._rank = folder / f"rank-{rank:05d}.json", rank
         self._watched = watched
@@ -73,15 +73,15 @@ class Heartbeat:
         threading.Thread(target=self._stay_alive, name="heartbeat", daemon=True).start()
 
     def watch_alone(self, limit_s: float | None) -> None:
-        """Nobody watches this process: show its stacks when it makes no progress for
-        `limit_s`. None stops it."""
+        """Print this process's stacks after `limit_s` without progress, if no other
+        process watches it. None stops this."""
         self._limit_s = None if self._watched else limit_s
         self._armed_s = 0.0
         if limit_s is None:
             faulthandler.cancel_dump_traceback_later()
 
     def beat(self, step: int | None = None) -> None:
-        """Got on, to `step` if one is given."""
+        """Note progress, and the step if one is given."""
         self._progress_s = time.monotonic()
         if step is not None:
             self._step = step
@@ -89,7 +89,7 @@ class Heartbeat:
             self._arm(self._limit_s)
 
     def enter(self, phase: str) -> None:
-        """From here on it is `phase`."""
+        """Begin `phase`."""
         self._phase = phase
         self.beat()
         self._write()
@@ -112,7 +112,7 @@ class Heartbeat:
                 )
 
     def _write(self) -> None:
-        """Whole or not at all: half a beat looks like a rank that hangs."""
+        """Write the file atomically: half a beat looks like a rank that hangs."""
         if self._file is None:
             return
         with self._turn:
@@ -127,14 +127,14 @@ class Heartbeat:
         parent = os.getppid()
         while True:
             time.sleep(ALIVE_INTERVAL_S)
-            if os.getppid() != parent:  # it was killed: nobody waits for this rank
+            if os.getppid() != parent:  # the parent was killed
                 os._exit(1)
             with suppress(OSError):  # a full disk, or the folder is being removed
                 self._write()
 
 
 heartbeat = Heartbeat()
-"""One a process."""
+"""The heartbeat of this process."""
 
 
 def stack_file(folder: Path, rank: int) -> Path:
@@ -142,7 +142,7 @@ def stack_file(folder: Path, rank: int) -> Path:
 
 
 def read_beats(folder: Path) -> list[Beat]:
-    """Of all ranks that have begun."""
+    """Read the state of all ranks that have started."""
     files = sorted(folder.glob("rank-*.json"))
     return [Beat(**json.loads(file.read_text(encoding="utf-8"))) for file in files]
 
@@ -154,8 +154,8 @@ def phase_limit_s(phase: str, limit_s: float) -> float:
 
 
 def overdue(beats: list[Beat], limit_s: float, now_s: float) -> list[Beat]:
-    """Ranks without progress for too long; the likeliest cause of it first: one that
-    does not live at all, then the one furthest behind."""
+    """Ranks without progress for too long, the likeliest cause first: stopped
+    processes, then the rank with the lowest step."""
     late = [
         beat
         for beat in beats
