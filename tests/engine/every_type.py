@@ -91,7 +91,9 @@ def plain(model, task, rows, *, pools_last):
             row = torch.tensor([ids.tolist()])
             logits = model(input_ids=row, attention_mask=torch.ones_like(row)).logits
             found.append(
-                logits if task.one_a_row else logits[0][torch.tensor(places.tolist())]
+                logits
+                if task.head_kind.one_a_row
+                else logits[0][torch.tensor(places.tolist())]
             )
     return torch.cat(found)
 

@@ -44,6 +44,14 @@ def evaluated(model, task, strategy, budget=60, rows=None):
     return evaluate(model, data.rows, data.planner, data.collator, CPU)
 
 
+def test_perplexity_is_e_to_the_mean_loss():
+    found = evaluated(task_model("gpt2", "causal-lm", "sdpa"), "causal-lm", "random")
+    assert found.metrics["perplexity"] == pytest.approx(math.exp(found.loss))
+    other = "sequence-classification"
+    found = evaluated(task_model("bert", other, "sdpa"), other, "random")
+    assert "perplexity" not in found.metrics
+
+
 def plain(family, task):
     """transformers' own loss over one padded batch of all rows; its hits and cells."""
     model = task_model(family, task, "sdpa", whole=True).model.eval()

@@ -126,9 +126,6 @@ def test_the_loss_of_guessing_and_perplexity_are_written_out():
     assert guess.chance_loss(4) == pytest.approx(math.log(4))
     guess.loss_options = LossOptions(None, 0.0, 2.0)
     assert guess.chance_loss(4) == pytest.approx((3 / 4) ** 2 * math.log(4))
-    assert guess.figures_of_loss(2.0) == {}
-    found = task_of("causal-lm").figures_of_loss(2.0)
-    assert found == {"perplexity": pytest.approx(math.exp(2.0))}
 
 
 def test_balanced_weights_are_scikit_learns():
@@ -186,4 +183,4 @@ def test_options_that_a_task_does_not_take_are_refused(task, option, valid):
 def test_a_fused_kernel_computes_no_loss_with_options(options):
     task = step_rows("qwen3", "causal-lm", "packed").collator.task
     task.loss_options = options
-    assert task.plain_cross_entropy == (options == LossOptions())
+    assert task.is_plain == (options == LossOptions())

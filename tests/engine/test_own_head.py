@@ -14,7 +14,7 @@ from flatout.engine.machine.runtime import set_up
 from flatout.engine.parameters import SettingsError
 from flatout.engine.tasks import Task
 from flatout.engine.tasks.sequence_classification import SequenceClassification
-from flatout.engine.train.evaluate import evaluate
+from flatout.engine.train.evaluate import Judging, evaluate
 from flatout.engine.train.loop import train
 from flatout.engine.train.setup.assemble import assemble, build_model
 from tests.engine.runs import NO_DROPOUT, make_job
@@ -99,7 +99,7 @@ def test_evaluations_compare_the_rows_of_a_global_batch(tmp_path):
     job = near_job(tmp_path)
     trainer = assemble(job, set_up(job.settings.runtime))
     model, data = trainer.model, trainer.data
-    given = (data.planner, data.collator, trainer.runtime, 16)
+    given = (data.planner, data.collator, trainer.runtime, Judging(16))
     found = evaluate(model, job.validation, *given)
     plain, total = seeded_model(job).eval(), 0.0
     for row_ids in (range(16), range(16, 20)):

@@ -16,6 +16,8 @@ from flatout.engine.families._modeling.vit_last_layer import FirstTokenLayer
 from flatout.engine.models.model import TaskModel
 from flatout.engine.ops import blocks, joined_blocks
 from flatout.engine.ops.attention import PACKED
+from flatout.engine.tasks.bidirectional_lm import BidirectionalLM
+from flatout.engine.tasks.causal_lm import CausalLM
 from flatout.engine.train.setup import assemble
 from tests.engine.families import built, no_dropout, task_model, task_of
 from tests.engine.test_compiled_parts import (
@@ -173,6 +175,24 @@ def test_the_head_of_a_language_model_is_called_once_it_is_changed(how, monkeypa
         changed(whole.model.lm_head, how)
     fused = assemble._fused_head(whole, SimpleNamespace(is_cuda=True))
     assert fused == (how is None)
+
+
+class OwnLoss(CausalLM):
+    """Twice the loss."""
+
+    def loss(self, logits, labels):
+        return 2 * super().loss(logits, labels)
+
+
+def test_a_loss_of_ones_own_is_called_and_no_kernel_in_its_place(monkeypatch):
+    monkeypatch.setattr(assemble, "has_triton", lambda: True)
+    whole = task_model("qwen3", "causal-lm", "sdpa")
+    gpu = SimpleNamespace(is_cuda=True)
+    assert assemble._fused_head(whole, gpu)
+    whole.task = OwnLoss(whole.task.settings, vocabulary=whole.task.vocabulary)
+    assert not assemble._fused_head(whole, gpu)
+    both = BidirectionalLM(whole.task.settings)
+    assert both.is_plain
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,9 @@ def _text_example(
         )
     ids = rows[0]["input_ids"]
     text = tokenizer.decode(ids, skip_special_tokens=True)[:EXAMPLE_LENGTH]
-    return task.example(tokenizer, text), task.pipeline_tag
+    if task.pipeline_tag == "fill-mask":  # with a gap to be filled
+        text = f"{tokenizer.mask_token} {text}"
+    return text, task.pipeline_tag
 
 
 def _sample_file(rows: Any, folder: Path) -> str:

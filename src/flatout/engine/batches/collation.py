@@ -4,7 +4,7 @@ How rows lie in tensors is their kind's affair (rows/), what is to be found in t
 task's (tasks/). Each micro-batch has the fields of its rows, and
 
     target_index  (K,) where a target's hidden state lies among the places of the batch
-    labels        (K, ...) the targets; the task's `ignored` where there is none
+    labels        (K, ...) the targets; IGNORED or NaN where there is none
 
 K is the number of rows (one target a row) or of targets (language models).
 """
@@ -32,7 +32,7 @@ from flatout.engine.rows.layout import (
     round_up,
 )
 from flatout.engine.rows.rows import Rows, SplitRows
-from flatout.engine.tasks import Targets, Task
+from flatout.engine.tasks import Targets, Task, ignored_label
 
 
 @dataclass
@@ -188,22 +188,25 @@ class Collator:
         under few shapes where the layout asks for that."""
         counts = [len(own) for own in targets.places]
         task, layout = self.task, self.layout
+        ignored = ignored_label(task.label_dtype)
         if any(counts):
             starts = np.repeat(laid.starts, counts)
             index = np.concatenate(targets.places).astype(np.int64) + starts
             labels = np.concatenate(targets.labels).astype(task.label_dtype)
         else:
             index = np.zeros(1, dtype=np.int64)
-            labels = np.full((1, *task.label_shape), task.ignored, task.label_dtype)
-        if not layout.packed and not task.one_a_row:
+            labels = np.full((1, *task.label_shape), ignored, task.label_dtype)
+        if not layout.packed and not task.head_kind.one_a_row:
             size = laid.fields["input_ids"].size
             if layout.every_place or len(index) == size:
-                return in_place_order(index, labels, size, task.ignored)
+                return in_place_order(index, labels, size, ignored)
         if not layout.packed:
             return index, labels
-        multiple = layout.row_multiple if task.one_a_row else layout.pad_multiple
+        multiple = (
+            layout.row_multiple if task.head_kind.one_a_row else layout.pad_multiple
+        )
         size = round_up(len(index), multiple)
-        return pad_end(index, size, 0), pad_end(labels, size, task.ignored)
+        return pad_end(index, size, 0), pad_end(labels, size, ignored)
 
 
 def in_place_order(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from flatout.engine.families import family_of
 from flatout.engine.families._family import Head, row_means
 from flatout.engine.ops.precision import keep_output_precise
-from flatout.engine.tasks import Task
+from flatout.engine.tasks import Task, brings_head
 
 LOGITS_AT_ONCE = 2**27
 """Elements, 512 MiB in fp32: the logits of 65,536 tokens over 151,936 pieces would be
@@ -37,7 +37,7 @@ class TaskModel(nn.Module):
         self.task = task
         self.family = family_of(model.config)
         self.max_length = max_length
-        if task.precise_output:
+        if getattr(model.config, "problem_type", None) == "regression":
             keep_output_precise(model)
         self.head = None if whole else self._chosen_head()
         self._caches = bool(getattr(model.config, "use_cache", False))
@@ -50,7 +50,7 @@ class TaskModel(nn.Module):
 
     def _chosen_head(self) -> Head | None:
         """The task's own, else its family's; None: the whole model runs."""
-        if self.task.brings_head:
+        if brings_head(self.task):
             return self.task.head
         return self.family.head(self.task.head_kind)
 
@@ -77,7 +77,7 @@ class TaskModel(nn.Module):
             return self._fused_loss(batch), None
         logits = self.logits(batch)
         loss = self.task.loss(logits, batch["labels"])
-        return loss, logits.detach() if self.task.one_a_row else None
+        return loss, logits.detach() if self.task.head_kind.one_a_row else None
 
     def logits(self, batch: dict[str, Tensor]) -> Tensor:
         """(K, classes or vocabulary) at the batch's targets."""
@@ -130,7 +130,7 @@ class TaskModel(nn.Module):
 
     def _takes_all(self, batch: dict[str, Tensor], hidden: Tensor) -> bool:
         """Whether targets are all places, which the collator then has in order."""
-        padded = "cu_seqlens" not in batch and not self.task.one_a_row
+        padded = "cu_seqlens" not in batch and not self.task.head_kind.one_a_row
         return padded and len(batch["target_index"]) == len(hidden)
 
     def _inputs(self, batch: dict[str, Tensor]) -> dict[str, Any]:
@@ -141,7 +141,9 @@ class TaskModel(nn.Module):
 
     def _whole_model_logits(self, batch: dict[str, Tensor]) -> Tensor:
         logits: Tensor = self.model(**self._inputs(batch)).logits
-        if self.task.one_a_row:  # (B, classes): the model has chosen the tokens itself
+        if (
+            self.task.head_kind.one_a_row
+        ):  # (B, classes): the model has chosen the tokens itself
             return logits
         return logits.flatten(0, 1)[batch["target_index"]]
 

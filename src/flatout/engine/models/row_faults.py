@@ -71,7 +71,7 @@ def check_padding(model: Any, task: Task) -> None:
     kind = model.config.model_type
     if type(family_of(model.config)) is not Family or not _reads_tokens(model):
         return  # tested, or one shape for all
-    if fault := _padding_fault(model, one_a_row=task.one_a_row):
+    if fault := _padding_fault(model, one_a_row=task.head_kind.one_a_row):
         raise ModelError(
             f"a model of type {kind} does not serve, since rows of several lengths are "
             f"padded: {fault}. Take a type that masks padding ({', '.join(packable())} "

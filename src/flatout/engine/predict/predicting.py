@@ -100,7 +100,7 @@ def predict(
         return encoded(with_reasons(window, faults)) if faults else (window, tokens)
 
     def windows() -> Iterator[Window]:
-        form = predictor.task.row_form
+        form = predictor.task.texts.form
         return map(encoded, text_windows(raw, columns, form))
 
     fields = list(window_schema(columns))[:-1]

@@ -37,7 +37,7 @@ from flatout.engine.predict.checks import (
 )
 from flatout.engine.rows.layout import Ints, Layout
 from flatout.engine.rows.rows import SplitRows
-from flatout.engine.tasks import Task
+from flatout.engine.tasks import RowAnswers, Task
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 from flatout.engine.train.evaluate import Judging, evaluate
 from flatout.engine.train.own_metrics import OwnMetrics
@@ -110,12 +110,14 @@ class Predictor:
 
     def _outputs(self, batch: dict[str, Tensor]) -> Tensor:
         found: list[Tensor] = []
+        task, whole = self.task, isinstance(self.task, RowAnswers)
 
         def take(logits: Tensor, labels: Tensor) -> None:
-            found.append(self.task.target_outputs(logits, labels))
+            found.append(task.target_outputs(logits, labels) if whole else logits)
 
         self._model.logits_in_parts(batch, take)
-        return self.task.row_outputs(torch.cat(found), batch)
+        outputs = torch.cat(found)
+        return task.row_outputs(outputs, batch) if whole else outputs
 
     def evaluate(self, rows: SplitRows) -> Evaluation:
         """Loss and figures of the task over all rows, by this process alone."""
@@ -146,7 +148,7 @@ class Predictor:
 
     def _rows_of_targets(self, tokens: SplitRows, rows: Ints) -> Ints:
         """(K,) of `rows` (B,), a number as often as the row has targets."""
-        if self.task.one_a_row or self.task.answers_rows:
+        if self.task.head_kind.one_a_row or isinstance(self.task, RowAnswers):
             return rows
         found = self.task.targets(tokens, rows, 0, pools_last=self._collator.pools_last)
         return np.repeat(rows, [len(places) for places in found.places])

@@ -116,7 +116,7 @@ class SplitPredictions:
         rows = rows_from_dataset(self.tokens)
         _check_length(rows, predictor.max_length)
         named = {"task": task.settings.task, "trained_on": self._trained_on(rows, task)}
-        if task.one_a_row and task.answer_fields():
+        if task.head_kind.one_a_row and task.answer_fields():
             table, figures = _answered(predictor, rows)
             return table, named | figures
         found = predictor.evaluate(rows)
@@ -132,7 +132,7 @@ class SplitPredictions:
         if split == "train" or same:
             return seen
         # Sessions and numbers repeat by nature; split drops texts that do.
-        if self.tokenizer is None or task.whole_words:
+        if self.tokenizer is None or task.texts.whole_words:
             if seen:
                 logger.warning("%s", _seen(seen, len(rows), split))
             return seen

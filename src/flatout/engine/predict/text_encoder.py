@@ -27,9 +27,9 @@ class TextEncoder:
         options = EncodeOptions(
             max_length=predictor.max_length,
             has_pair=predictor.settings.text_pair_column is not None,
-            form=predictor.task.row_form,
+            form=predictor.task.texts.form,
             empty_id=empty_text_id(tokenizer),
-            whole_ends=predictor.task.predicts_neighbours,
+            whole_ends=predictor.task.texts.predicts_neighbours,
         )
         self._encoder = Encoder(tokenizer.backend, options)
         parameters = inspect.signature(model.forward).parameters

@@ -35,9 +35,14 @@ from flatout.engine.tasks._task import (
     Judged,
     LossOptions,
     Metrics,
+    RowAnswers,
     Targets,
     Task,
     TaskError,
+    Texts,
+    brings_head,
+    ignored_label,
+    without_options,
 )
 
 __all__ = [
@@ -46,9 +51,14 @@ __all__ = [
     "Judged",
     "LossOptions",
     "Metrics",
+    "RowAnswers",
     "Targets",
     "Task",
     "TaskError",
+    "Texts",
+    "brings_head",
+    "ignored_label",
+    "without_options",
     "check_options",
     "columns_of",
     "higher_is_better",
@@ -61,6 +71,18 @@ __all__ = [
     "task_of_model",
     "task_names",
 ]
+
+MOVED = {
+    "head": "head_kind",
+    "row_form": "texts = Texts(form=...)",
+    "learns_completions": "texts = Texts(completions=...)",
+    "causal": "texts = Texts(causal=...)",
+    "predicts_neighbours": "texts = Texts(predicts_neighbours=...)",
+    "joins_texts": "texts = Texts(joined=...)",
+    "whole_words": "texts = Texts(whole_words=...)",
+    "answers_rows": "another base class, RowAnswers,",
+}
+"""What members of tasks of version 0.1 are called."""
 
 
 def task_names() -> list[str]:
@@ -115,8 +137,8 @@ def columns_of(split: SplitSettings, task: str) -> Columns:
     """What the raw columns are to a task. Raises RawTextsError, SettingsError."""
     kind = task_class(task)
     own = {"completion": split.completion_column, "messages": split.messages_column}
-    form = next((form for form, column in own.items() if column), kind.row_form)
-    if form in own and not kind.learns_completions:
+    form = next((form for form, column in own.items() if column), kind.texts.form)
+    if form in own and not kind.texts.completions:
         raise SettingsError(
             f"split.{form}_column is for model.task: causal-lm, not {task}: set it to "
             "null, or the task"
@@ -148,8 +170,9 @@ def _own_class(path: str) -> type[Task]:
     found = own_part(path, "model.task")
     if not (isinstance(found, type) and issubclass(found, Task)):
         raise SettingsError(f"model.task: {path} does not derive from {Task.__name__}")
-    if isinstance(found.head, HeadKind):
-        raise SettingsError(f"model.task: {path}.head is called head_kind now")
+    for name, now in MOVED.items():
+        if hasattr(found, name) and not callable(getattr(found, name)):
+            raise SettingsError(f"model.task: {path}.{name} is {now} now")
     if missing := ", ".join(sorted(found.__abstractmethods__)):
         raise SettingsError(
             f"model.task: {path} has no {missing}; write what is missing"

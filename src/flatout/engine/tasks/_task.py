@@ -23,8 +23,6 @@ from flatout.engine.rows.rows import Rows
 from flatout.engine.rows.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from typing import Self
-
     import torch
     from torch import Tensor
 
@@ -44,6 +42,29 @@ class HeadKind(Enum):
     VOCABULARY = "the states of tokens, for scores of all pieces"
     DIRECTIONS = "two states a token, from the left and from the right, for the same"
     WHOLE = "nothing alone: the whole model runs"
+
+    @property
+    def one_a_row(self) -> bool:
+        """Whether each row has one target."""
+        return self in (HeadKind.ROW, HeadKind.WHOLE)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What a task makes of texts."""
+
+    form: str = "text"
+    """Of a row: a text; `words` with a label each."""
+    completions: bool = False
+    """Whether rows may be completions of prompts, or messages."""
+    causal: bool = False
+    """Whether a token may only see those before it."""
+    predicts_neighbours: bool = False
+    """Whether what ends a text is a target: a text that is cut has none."""
+    joined: bool = False
+    """Whether texts may be joined to full rows (`tokenize.join_texts`)."""
+    whole_words: bool = False
+    """Whether a tokenizer trained here takes each word, between spaces, as a piece."""
 
 
 @dataclass(frozen=True)
@@ -123,35 +144,18 @@ class Task(ABC):
     label_type: ClassVar[Any] = None
     """Arrow type of a label as split keeps it; None: rows have none. string: the name
     of a class; float64: a number; list(...): several."""
-    row_form: ClassVar[str] = "text"
-    """What split makes of a row: a text; `words` with a label each."""
-    learns_completions: ClassVar[bool] = False
-    """Whether rows may be completions of prompts, or messages."""
+    texts: ClassVar[Texts] = Texts()
     label_dtype: ClassVar[Any] = np.dtype(np.int64)
-    """Of targets in a batch."""
+    """Of targets in a batch. The label of padding is IGNORED, of floats NaN."""
     label_shape: ClassVar[tuple[int, ...]] = ()
     """Of one target."""
-    ignored: ClassVar[float] = IGNORED
-    """Label of padding."""
-    causal: ClassVar[bool] = False
-    """Whether a token may only see those before it."""
-    predicts_neighbours: ClassVar[bool] = False
-    """Whether what ends a text is a target: a text that is cut has none."""
-    joins_texts: ClassVar[bool] = False
-    """Whether texts may be joined to full rows (`tokenize.join_texts`)."""
     takes_options: ClassVar[frozenset[str]] = frozenset()
     """Of `LossOptions`, by name."""
     loss_options: LossOptions = LossOptions()
     """Of this run."""
-    answers_rows: ClassVar[bool] = False
-    """Whether `row_outputs` makes one answer of the targets of a row."""
-    whole_words: ClassVar[bool] = False
-    """Whether a tokenizer trained here takes each word, between spaces, as a piece."""
-    precise_output: ClassVar[bool] = False
-    """Whether the last layer computes in fp32 whatever the model does: bf16 would give
-    276 for 274.54."""
     figures: ClassVar[Mapping[str, bool]] = {"loss": False}
-    """What an evaluation finds, by name: whether higher is better."""
+    """What an evaluation finds, by name: whether higher is better. `perplexity` is
+    e to the mean loss."""
     pipeline_tag: ClassVar[str] = "text-classification"
     """The task's name on the Hugging Face Hub and in MLflow."""
 
@@ -169,17 +173,6 @@ class Task(ABC):
         self.seed = seed
 
     # What rows and models have.
-
-    @property
-    def plain_cross_entropy(self) -> bool:
-        """Whether `loss` is the cross entropy of the logits and no more, which a fused
-        kernel may compute."""
-        return False
-
-    @property
-    def one_a_row(self) -> bool:
-        """Whether each row has one target."""
-        return self.head_kind in (HeadKind.ROW, HeadKind.WHOLE)
 
     @property
     def targets_per_token(self) -> float:
@@ -242,20 +235,9 @@ class Task(ABC):
         defines it brings its own head; all others have the head of `head_kind`."""
         raise NotImplementedError
 
-    @property
-    def brings_head(self) -> bool:
-        """Whether `head` is the task's own."""
-        return type(self).head is not Task.head
-
     @abstractmethod
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Summed over the targets, fp32 (): of logits (K, ...) and labels (K, ...)."""
-
-    def without_options(self) -> Self:
-        """As evaluations have it, whose losses compare between runs."""
-        plain = copy(self)
-        plain.loss_options = LossOptions()
-        return plain
 
     def hits(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
         """Right predictions and predictions, () each; None where none is right."""
@@ -264,10 +246,6 @@ class Task(ABC):
     def metrics(self, device: torch.device) -> Metrics | None:
         """For one evaluation; None: the loss alone."""
         return None
-
-    def figures_of_loss(self, loss: float) -> dict[str, float]:
-        """What follows from the mean loss of an evaluation."""
-        return {}
 
     def real(self, labels: Tensor) -> Tensor:
         """(K,) bool: which labels (K, ...) are targets; (K, ...) where each of them is
@@ -291,16 +269,6 @@ class Task(ABC):
         """Arrow fields of a prediction; none where rows have no answer of their own."""
         return []
 
-    def target_outputs(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """What is kept (K, ...) of the logits (K, ...) of some targets; on the device,
-        whose memory may not hold the logits of all."""
-        return logits
-
-    def row_outputs(self, outputs: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """What `answers` is given of a micro-batch's rows (B, ...), by the
-        `target_outputs` (K, ...) of all of its targets; on the device."""
-        return outputs
-
     def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
         """Columns of `answer_fields` for outputs (N, ...) of N rows."""
         return {}
@@ -311,7 +279,33 @@ class Task(ABC):
         """The same of the targets of `rows` in turn, (K, ...)."""
         return self.answers(logits)
 
-    @classmethod
-    def example(cls, tokenizer: Any, text: str) -> str:
-        """A text that a saved model can be tried on."""
-        return text
+
+class RowAnswers(ABC):
+    """Also derived from by a task whose rows have several targets and one answer."""
+
+    @abstractmethod
+    def target_outputs(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """What is kept (K, ...) of the logits (K, ...) of some targets; on the device,
+        whose memory may not hold the logits of all."""
+
+    @abstractmethod
+    def row_outputs(self, outputs: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        """What `answers` is given of a micro-batch's rows (B, ...), by the
+        `target_outputs` (K, ...) of all of its targets; on the device."""
+
+
+def ignored_label(dtype: Any) -> float:
+    """Of padding, by the type of targets."""
+    return float("nan") if np.issubdtype(dtype, np.floating) else IGNORED
+
+
+def brings_head(task: Task) -> bool:
+    """Whether `head` is the task's own."""
+    return type(task).head is not Task.head
+
+
+def without_options(task: Task) -> Task:
+    """As evaluations have it, whose losses compare between runs."""
+    plain = copy(task)
+    plain.loss_options = LossOptions()
+    return plain

@@ -14,8 +14,10 @@ from flatout.engine.tasks._shared.text_scores import ScoresTexts
 from flatout.engine.tasks._task import (
     IGNORED,
     HeadKind,
+    LossOptions,
     Metrics,
     Targets,
+    Texts,
 )
 
 if TYPE_CHECKING:
@@ -37,8 +39,7 @@ class BidirectionalLM(ScoresTexts):
         for name in ("perplexity", "accuracy", "top_5_accuracy")
     }
     label_shape: ClassVar[tuple[int, ...]] = (2,)
-    predicts_neighbours = True
-    joins_texts = True
+    texts = Texts(predicts_neighbours=True, joined=True)
     pipeline_tag = "feature-extraction"
 
     @property
@@ -65,6 +66,12 @@ class BidirectionalLM(ScoresTexts):
     def num_targets(self, rows: Rows, row_ids: Ints, epoch: int) -> int:
         """Of each direction, tokens without one of each row."""
         return 2 * int((rows.lengths(row_ids) - 1).clip(0).sum())
+
+    @property
+    def is_plain(self) -> bool:
+        """As of one direction: a kernel flattens both."""
+        same = type(self).loss is BidirectionalLM.loss
+        return same and self.loss_options == LossOptions()
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Summed over both directions, fp32 (): logits (K, 2, V), labels (K, 2)."""

@@ -7,7 +7,7 @@ import numpy as np
 from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import Rows
 from flatout.engine.tasks._shared.text_scores import ScoresTexts
-from flatout.engine.tasks._task import IGNORED, HeadKind, Targets
+from flatout.engine.tasks._task import IGNORED, HeadKind, Targets, Texts
 
 
 class CausalLM(ScoresTexts):
@@ -16,10 +16,7 @@ class CausalLM(ScoresTexts):
     auto_class = "AutoModelForCausalLM"
     architectures = ("ForCausalLM", "LMHeadModel")
     head_kind = HeadKind.VOCABULARY
-    causal = True
-    predicts_neighbours = True
-    joins_texts = True
-    learns_completions = True
+    texts = Texts(completions=True, causal=True, predicts_neighbours=True, joined=True)
     pipeline_tag = "text-generation"
 
     @property

@@ -14,7 +14,7 @@ from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import Rows
 from flatout.engine.rows.vocabulary import Vocabulary
 from flatout.engine.tasks._shared.cross_entropy import Pieces
-from flatout.engine.tasks._task import HeadKind, Targets, TaskError
+from flatout.engine.tasks._task import HeadKind, Targets, TaskError, Texts
 
 NO_MASK = "model.task is masked-lm, and this tokenizer has no mask token"
 
@@ -27,7 +27,7 @@ class MaskedLM(Pieces):
     auto_class = "AutoModelForMaskedLM"
     architectures = ("ForMaskedLM",)
     head_kind = HeadKind.VOCABULARY
-    joins_texts = True
+    texts = Texts(joined=True)
     pipeline_tag = "fill-mask"
 
     def __init__(
@@ -64,11 +64,6 @@ class MaskedLM(Pieces):
         """A fixed share of each row's tokens that are not special."""
         views = rows.views(row_ids)
         return sum(self._mask_count(len(self._candidates(view))) for view in views)
-
-    @classmethod
-    def example(cls, tokenizer: Any, text: str) -> str:
-        """With a gap to be filled."""
-        return f"{tokenizer.mask_token} {text}"
 
     def _candidates(self, ids: npt.NDArray[Any]) -> Ints:
         """Places (C,) that may become targets."""

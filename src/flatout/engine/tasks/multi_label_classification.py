@@ -27,7 +27,6 @@ class MultiLabelClassification(Task):
 
     label_type = pa.list_(pa.string())
     label_dtype = np.dtype(np.float32)
-    ignored = float("nan")
     figures: ClassVar[Mapping[str, bool]] = {
         "loss": False,
         "accuracy": True,

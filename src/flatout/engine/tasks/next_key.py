@@ -9,6 +9,7 @@ is chance, so it is judged by its probability.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,8 +27,7 @@ class NextKey(CausalLM):
     """A session is a row: a start, its keys, an end. Every key and the end are targets,
     so that a session that breaks off is unexpected, too."""
 
-    joins_texts = False
-    whole_words = True
+    texts = replace(CausalLM.texts, joined=False, whole_words=True)
 
     def target_outputs(self, logits: Tensor, labels: Tensor) -> Tensor:
         """(K, 2): a key's rank, -1 of what is none, and an end's probability, 1 of what

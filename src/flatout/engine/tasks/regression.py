@@ -22,8 +22,6 @@ class Regression(Task):
 
     label_type = pa.float64()
     label_dtype = np.dtype(np.float32)
-    ignored = float("nan")
-    precise_output = True
     figures: ClassVar[Mapping[str, bool]] = {
         "loss": False,
         "mse": False,

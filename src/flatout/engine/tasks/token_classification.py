@@ -14,7 +14,7 @@ from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import Rows
 from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
 from flatout.engine.tasks._shared.label_lists import named_labels, unknown_label
-from flatout.engine.tasks._task import HeadKind, Judged, Metrics, Targets
+from flatout.engine.tasks._task import HeadKind, Judged, Metrics, Targets, Texts
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,7 @@ class TokenClassification(CrossEntropy):
     auto_class = "AutoModelForTokenClassification"
     architectures = ("ForTokenClassification",)
     head_kind = HeadKind.TOKEN
-    row_form = "words"
+    texts = Texts(form="words")
     label_type = pa.list_(pa.string())
     label_shape = (2,)
     takes_options = CrossEntropy.takes_options | {"class_weights"}

@@ -99,10 +99,10 @@ def _options(
 ) -> EncodeOptions:
     join = tokenize.join_texts
     own = (name for name in WRITTEN if name in rows.column_names)
-    form = next(own, task.row_form)
+    form = next(own, task.texts.form)
     if form in WRITTEN:
         _check_written(form, tokenizer, task, join=join)
-    if join and not task.joins_texts:
+    if join and not task.texts.joined:
         raise TokensError(
             "tokenize.join_texts is for language models, and model.task is "
             f"{task.settings.task}"
@@ -116,7 +116,7 @@ def _options(
         form=form,
         end_id=tokenizer.token_id("eos_token") if ends and not ends_alone else None,
         empty_id=empty_text_id(tokenizer),
-        whole_ends=task.predicts_neighbours,
+        whole_ends=task.texts.predicts_neighbours,
     )
 
 
@@ -124,7 +124,7 @@ def _check_written(
     form: str, tokenizer: TokenizerFile, task: Task, *, join: bool
 ) -> None:
     """Raises TokensError where a part of the rows cannot be learnt, or its end."""
-    if not task.learns_completions:
+    if not task.texts.completions:
         raise TokensError(
             f"the rows were split with split.{form}_column, and model.task is "
             f"{task.settings.task}: run kedro run --pipelines=split,tokenize, or set "

@@ -160,7 +160,7 @@ class TokenizerRecipe:
             config = _scratch_config(self.model)
         else:
             tokenizer, config = _load(self.model)
-        if task_class(self.model.task).row_form == "words":
+        if task_class(self.model.task).texts.form == "words":
             _put_space_before_words(tokenizer)
         checks = check_tokenizer(tokenizer, config, self.model)
         _apply(checks, tokenizer)
@@ -175,7 +175,7 @@ class TokenizerRecipe:
         if _writes(self.model):
             return _train_to_write(self.texts, self.vocab_size)
         typed = len(self.texts) > 1 and _tells_apart(self.model)
-        whole = task_class(self.model.task).whole_words
+        whole = task_class(self.model.task).texts.whole_words
         return _train(self.texts, self.vocab_size, typed=typed, whole_words=whole)
 
 
@@ -246,7 +246,7 @@ def _training_version(model: ModelSettings) -> int:
 def _writes(model: ModelSettings) -> bool:
     """Whether somebody will read what the model writes."""
     task = task_class(model.task)
-    return task.learns_completions and not task.whole_words
+    return task.texts.completions and not task.texts.whole_words
 
 
 def _train_to_write(texts: tuple[Any, ...], vocab_size: int) -> Any:

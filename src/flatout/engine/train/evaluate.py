@@ -18,12 +18,13 @@ from flatout.engine.machine.runtime import Runtime
 from flatout.engine.machine.watchdog import heartbeat
 from flatout.engine.models.model import TaskModel
 from flatout.engine.rows.rows import SplitRows
-from flatout.engine.tasks import Task
+from flatout.engine.tasks import Task, without_options
 from flatout.engine.train.own_metrics import OwnFigures, OwnMetrics
 from flatout.engine.train.recording.report import Evaluation
 
 logger = logging.getLogger(__name__)
 
+PERPLEXITY = "perplexity"
 ROWS_AT_ONCE = 1024
 """Rows planned together; each rank takes its share of them."""
 EVALUATION_EPOCH = 0
@@ -48,7 +49,7 @@ class Sums:
     def __init__(
         self, task: Task, device: torch.device, own: OwnMetrics | None = None
     ) -> None:
-        self._task = task.without_options()
+        self._task = without_options(task)
         self._metrics = OwnFigures(own, task, device) if own else task.metrics(device)
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         self._targets = torch.zeros((), dtype=torch.int64, device=device)
@@ -73,7 +74,8 @@ class Sums:
         loss = float(self._loss) / targets if targets else math.nan
         found = {} if self._metrics is None else self._metrics.compute()
         confusion = found.pop("confusion", [])
-        found |= self._task.figures_of_loss(loss)
+        if PERPLEXITY in self._task.figures:
+            found[PERPLEXITY] = float(np.exp(loss))
         if runtime.ranks.world_size > 1:
             found = _of_main_rank(found, runtime.device)
         known = {name: value for name, value in found.items() if math.isfinite(value)}

@@ -166,7 +166,7 @@ def _model_type(task: str) -> str | None:
     kind = task_class(task)
     if kind.head_kind in (HeadKind.ROW, HeadKind.TOKEN):
         return None
-    return first_type(kind.head_kind, causal=kind.causal)
+    return first_type(kind.head_kind, causal=kind.texts.causal)
 
 
 def _yaml(tree: Mapping[str, Any]) -> str:

@@ -31,9 +31,11 @@ class CrossEntropy(Task):
     _weights: Tensor | None = None
 
     @property
-    def plain_cross_entropy(self) -> bool:
-        """Without options."""
-        return self.loss_options == LossOptions()
+    def is_plain(self) -> bool:
+        """Whether a kernel may compute the loss: without options, and in a class of
+        one's own only if that has no loss of its own."""
+        same = type(self).loss is CrossEntropy.loss
+        return same and self.loss_options == LossOptions()
 
     def divisor(self, rows: Rows, row_ids: Ints, epoch: int) -> float | None:
         """The sum of the targets' weights, as in PyTorch's weighted mean."""
@@ -122,10 +124,6 @@ class Pieces(CrossEntropy):
         "accuracy": True,
         "perplexity": False,
     }
-
-    def figures_of_loss(self, loss: float) -> dict[str, float]:
-        """Perplexity: e to the mean loss."""
-        return {"perplexity": float(np.exp(loss))}
 
     def _name(self, number: int, decode: Callable[[Ints], str]) -> Any:
         return decode(np.array([number]))

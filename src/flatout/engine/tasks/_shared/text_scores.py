@@ -10,16 +10,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from flatout.engine.tasks._shared.cross_entropy import Pieces
-from flatout.engine.tasks._task import IGNORED
+from flatout.engine.tasks._task import IGNORED, RowAnswers
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class ScoresTexts(Pieces):
+class ScoresTexts(Pieces, RowAnswers):
     """A row's answer is the mean loss of its targets, and the perplexity, e to it."""
-
-    answers_rows = True
 
     def target_outputs(self, logits: Tensor, labels: Tensor) -> Tensor:
         """(K, 2) of logits (K, ..., V) and labels (K, ...): summed loss, targets."""

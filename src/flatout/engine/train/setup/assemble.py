@@ -28,6 +28,8 @@ from flatout.engine.ops.flash4 import choose_flash_kernel
 from flatout.engine.ops.plain import are_matrices
 from flatout.engine.ops.precision import round_residual_stream
 from flatout.engine.parameters import SettingsError, TrainSettings
+from flatout.engine.tasks import brings_head
+from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
 from flatout.engine.train.flat_all_reduce import FlatAllReduce
 from flatout.engine.train.optimizer import Updater, build_optimizer
 from flatout.engine.train.setup.acceleration import Planned
@@ -281,12 +283,13 @@ def _alone(model: TaskModel, compile_module: Compile | None) -> nn.Module:
 
 def _fused_head(task_model: TaskModel, runtime: Runtime) -> bool:
     """On a GPU, where a language model's head is one matrix."""
-    output = task_model.model.get_output_embeddings()
+    task, output = task_model.task, task_model.model.get_output_embeddings()
     return (
         runtime.is_cuda
-        and task_model.task.plain_cross_entropy
-        and not task_model.task.brings_head
-        and task_model.task.head_kind in task_model.family.matrix_heads
+        and isinstance(task, CrossEntropy)
+        and task.is_plain
+        and not brings_head(task)
+        and task.head_kind in task_model.family.matrix_heads
         and are_matrices(output)
         and output.bias is None
         and has_triton()

@@ -65,7 +65,7 @@ def check_rows(job: TrainJob) -> None:
     if job.label_names:
         _check_labels(job)
     facts = job.train.facts
-    if job.task.learns_completions and facts.num_unlabelled == facts.num_rows > 0:
+    if job.task.texts.completions and facts.num_unlabelled == facts.num_rows > 0:
         raise SettingsError(
             "no row of train_tokens has a target: every prompt fills the whole row. "
             "Raise tokenize.max_length"
@@ -76,7 +76,7 @@ def without_targets(job: TrainJob) -> list[str]:
     """A warning if rows of completions hold a prompt alone, from which nothing is
     learnt."""
     facts = job.train.facts
-    if not (job.task.learns_completions and facts.num_unlabelled):
+    if not (job.task.texts.completions and facts.num_unlabelled):
         return []
     rows = ", ".join(map(str, facts.unlabelled))
     more = ", ..." if facts.num_unlabelled > len(facts.unlabelled) else ""

@@ -29,7 +29,7 @@ def step_rows(
         len(job.train), settings.train.global_batch_size, settings.runtime.seed
     )
     collator = make_collator(job, runtime, resolved, config)
-    usual = job.task.causal or family_of(config).causal
+    usual = job.task.texts.causal or family_of(config).causal
     causal = bool(getattr(config, "is_causal", usual))
     pairs = AttentionPairs.of(config, causal=causal)
     return StepRows(job.train, batches, planner, collator, runtime.ranks.rank, pairs)
