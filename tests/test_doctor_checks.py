@@ -171,7 +171,7 @@ def test_other_programs_on_a_gpu_are_named():
     assert checks.gpu_programs(replace(DRIVER, gpus=(free, free))).status == "ok"
     assert text(checks.gpu_programs(replace(DRIVER, gpus=(free, full)))) == (
         "warn",
-        "GPU 1: 30.0 GiB of 140.0 GiB are held by process 7, 12",
+        "GPU 1: 30.0 GiB of 140.0 GiB are used by process 7, 12",
         "end those programs, or choose other GPUs: CUDA_VISIBLE_DEVICES=...",
     )
 
