@@ -60,7 +60,7 @@ def test_a_run_has_its_data_folder_for_itself(tmp_path, made):
     begin(hooks_of(tmp_path, main=False), made)
     begin(hooks_of(tmp_path / "other"), made)
     begin(hooks, made)  # after a run that another hook refused
-    hooks.after_pipeline_run(Pipeline([]), DataCatalog())
+    hooks.after_pipeline_run(Pipeline([]))
     assert is_free(tmp_path)
     begin(hooks, made)
     hooks.on_pipeline_error()
@@ -71,7 +71,7 @@ def test_a_folder_that_cannot_be_locked_does_not_stop_a_run(tmp_path):
     (tmp_path / "file").write_text("")
     hooks = hooks_of(tmp_path / "file/data")
     begin(hooks, train)
-    hooks.after_pipeline_run(Pipeline([]), DataCatalog())
+    hooks.after_pipeline_run(Pipeline([]))
 
 
 @pytest.mark.process

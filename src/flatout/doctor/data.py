@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
 from kedro.io import DataCatalog, DatasetError
 
-from flatout.datasets import DocstringCorpus, TextFiles
+from flatout.datasets import DocstringCorpus, KeyedArrowDataset, TextFiles
 from flatout.doctor.finding import within
 from flatout.engine.data.columns import Columns, all_numbers, prose_beside
 from flatout.engine.data.raw_texts import (
@@ -129,8 +128,7 @@ def tokens(catalog: DataCatalog, settings: Settings) -> Finding:
     source = catalog.get("train_tokens")
     if not source.exists():
         return Finding("tokens", "ok", "none yet: kedro run makes them")
-    filepath = source._describe().get("filepath")
-    key = stored_key(Path(filepath)) if filepath else None
+    key = stored_key(source.path) if isinstance(source, KeyedArrowDataset) else None
     if key is None:
         return Finding("tokens", "ok", "there, without a key: taken as they are")
     changes = changed_options(key, settings)

@@ -288,6 +288,4 @@ def _name(facts: Mapping[str, Any]) -> str | None:
 def _folder(catalog: DataCatalog, name: str) -> Path | None:
     """Folder of an entry that keeps a key; None for an entry of another kind."""
     entry = catalog.get(name)
-    if not isinstance(entry, KeyedArrowDataset):
-        return None
-    return Path(entry._describe()["filepath"])
+    return entry.path if isinstance(entry, KeyedArrowDataset) else None

@@ -31,7 +31,8 @@ INPUTS = frozenset(
 
 FALLBACK = "fallback"
 """Option of an entry that has another place if it cannot write its own."""
-KEYS = ("type", "filepath", FALLBACK)
+PLACES = ("filepath", "path")
+KEYS = ("type", *PLACES, FALLBACK)
 IN_MEMORY = {"{default}": {"type": "kedro.io.MemoryDataset"}}
 
 
@@ -74,5 +75,6 @@ def local_paths(context: KedroContext, names: Iterable[str] = ()) -> list[Path]:
     known = CatalogConfigResolver(entries, default_runtime_patterns=IN_MEMORY)
     chosen = names or entries.keys() - INPUTS
     found = [known.resolve_pattern(name) for name in sorted(chosen)]
-    paths = [str(e["filepath"]) for e in found if "filepath" in e and FALLBACK not in e]
+    own = [entry for entry in found if FALLBACK not in entry]
+    paths = [str(e[key]) for e in own for key in PLACES if e.get(key)]
     return [context.project_path / path for path in paths if "://" not in path]

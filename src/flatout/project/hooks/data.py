@@ -16,6 +16,7 @@ from flatout.project.data_lock import DataLock, changes_data
 from flatout.project.data_origin import Origins, stale_fault
 from flatout.project.fitting import raw_entry
 from flatout.project.hooks.run import Run
+from flatout.project.outputs import local_paths
 
 logger = logging.getLogger(__name__)
 
@@ -64,11 +65,11 @@ class DataHooks:
         self._origins.note_saved(dataset_name)
 
     @hook_impl
-    def after_pipeline_run(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
+    def after_pipeline_run(self, pipeline: Pipeline) -> None:
         self._lock.release()
         if "predictions" in pipeline.all_outputs():
-            entry = catalog.get("predictions")._describe()
-            logger.info("predictions: %s", entry.get("filepath") or entry.get("path"))
+            for path in local_paths(self._run.context, ["predictions"]):
+                logger.info("predictions: %s", path)
 
     @hook_impl
     def on_pipeline_error(self) -> None:
