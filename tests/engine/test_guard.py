@@ -78,8 +78,8 @@ def test_step_time_is_reported_beside_the_rate():
     assert verdict.step_pct == 200
     assert verdict.text.startswith(
         "guard: 50 samples/s in the median window (mean 40), 50 % of the baseline's "
-        "100 (run name-r0, r0); a step takes 200 % of its time. Healthy is 80 to 120 %"
-        ". Nothing that is recorded"
+        "100 (run name-r0, r0); a step needs 200 % of its time. Healthy is 80 to 120 %"
+        ". No recorded setting differs"
     )
 
 
@@ -88,7 +88,7 @@ def test_the_first_run_and_a_run_too_short_are_not_judged():
     assert judge(now, [90.0] * 3, None, settings).state == "first"
     short = judge(now, [90.0] * 2, run(), settings)
     assert short.state == "unknown"
-    assert "2 windows behind the warm-up are too few" in short.text
+    assert "2 windows after the warm-up are too few" in short.text
     assert typical_rate([1, 2]) is None
     assert typical_rate([1, 9, 2]) == 2
 
@@ -108,9 +108,7 @@ def test_cores_that_were_slower_are_no_alarm():
     before = run(cpu_probe_ms=4.0)
     verdict = judged([70.0] * 9, before, cpu_probe_ms=5.0)
     assert verdict.state == "busy"
-    assert (
-        "No alarm: a fixed piece of work beside the steps took 125 % " in verdict.text
-    )
+    assert "No alarm: a fixed piece of work between steps needed 125 % " in verdict.text
     assert judged([50.0] * 9, before, cpu_probe_ms=5.0).state == "slow"
     slow = {"attention": "eager"}
     assert judged([70.0] * 9, before, tags=slow, cpu_probe_ms=5.0).state == "slow"

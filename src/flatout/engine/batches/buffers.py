@@ -1,5 +1,5 @@
-"""Arrays of a step side by side in one buffer: handing it to another process, pinning
-it and copying it to the device are one operation each."""
+"""Arrays of a step in one buffer, so that passing it to another process, pinning it and
+copying it to the device are one operation each."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from torch import Tensor
 from flatout.engine.rows.layout import Arrays, LateArray, round_up
 
 ALIGNMENT = 64
-"""Bytes; a tensor begins at a multiple of it."""
+"""Alignment of each tensor's first byte, in bytes."""
 Shapes = tuple[tuple[tuple[str, str, tuple[int, ...]], ...], ...]
-"""For each micro-batch: name, type and shape of its tensors in the buffer."""
+"""Name, type and shape of the tensors in the buffer, for each micro-batch."""
 Place = tuple[int, int, torch.dtype, tuple[int, ...]]
-"""First byte, the one behind the last, type and shape of a tensor in the buffer."""
+"""First byte, end byte (exclusive), type and shape of a tensor in the buffer."""
 
 
 def in_one_buffer(
     parts: Sequence[Arrays], memory: Tensor | None = None
 ) -> tuple[Tensor, Shapes]:
-    """All arrays copied once into a buffer (bytes,), the beginning of `memory` where
-    they fit there; and what lies in it."""
+    """Copy all arrays into one buffer (bytes,), which is the beginning of `memory` if
+    they fit there; return it with its layout."""
     shapes = tuple(
         tuple((n, np.dtype(a.dtype).str, tuple(a.shape)) for n, a in arrays.items())
         for arrays in parts
@@ -49,7 +49,7 @@ def in_one_buffer(
 
 @lru_cache(maxsize=1_024)
 def places(shapes: Shapes) -> tuple[int, list[dict[str, Place]]]:
-    """Bytes of the buffer, and where each micro-batch's tensors lie in it."""
+    """Size of the buffer in bytes, and the position of each micro-batch's tensors."""
     found, size = [], 0
     for part in shapes:
         own: dict[str, Place] = {}
@@ -69,5 +69,5 @@ def _torch_type(dtype: str) -> torch.dtype:
 def view(
     buffer: Tensor, begin: int, end: int, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> Tensor:
-    """A tensor of the buffer."""
+    """View of one tensor in the buffer."""
     return buffer[begin:end].view(dtype).view(shape)

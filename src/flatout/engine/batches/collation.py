@@ -1,12 +1,12 @@
-"""Rows -> the tensors of a step, whatever a row is made of.
+"""Conversion of rows to the tensors of a step, for all kinds of rows.
 
-How rows lie in tensors is their kind's affair (rows/), what is to be found in them the
-task's (tasks/). Each micro-batch has the fields of its rows, and
+The kind of rows (rows/) decides the layout in tensors, the task (tasks/) the targets.
+Each micro-batch has the fields of its rows, and
 
-    target_index  (K,) where a target's hidden state lies among the places of the batch
-    labels        (K, ...) the targets; IGNORED or NaN where there is none
+    target_index  (K,) position of a target's hidden state in the flattened batch
+    labels        (K, ...) the targets; the task's `ignored` for padding
 
-K is the number of rows (one target a row) or of targets (language models).
+K is the number of rows (one target per row) or of targets (language models).
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class MicroBatch:
 
     @classmethod
     def of(cls, tensors: dict[str, Tensor]) -> MicroBatch:
-        """From all of its tensors by name."""
+        """Build a micro-batch from all of its tensors by name."""
         own = ("target_index", "labels")
         inputs = {name: t for name, t in tensors.items() if name not in own}
         return cls(inputs, *(tensors[name] for name in own))
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of them by name."""
+        """All tensors by name."""
         return {
             **self.inputs,
             "target_index": self.target_index,
@@ -62,9 +62,9 @@ class MicroBatch:
 
 @dataclass
 class StepBatch:
-    """What one rank needs for one optimizer step.
+    """Data of one rank for one optimizer step.
 
-    All tensors lie in one buffer: handing it to another process, pinning it and
+    All tensors are in one buffer: passing it to another process, pinning it and
     copying it to the device are one operation each.
     """
 
@@ -80,17 +80,17 @@ class StepBatch:
     num_targets: int
     """Targets of the global batch."""
     divisor: float
-    """Of its summed loss: the targets, or the sum of their weights."""
+    """Divisor of the global batch's summed loss: the targets, or their total weight."""
     num_tokens: int
     """Real tokens of the global batch."""
     rank_tokens: list[int]
-    """Tokens that each rank computes for it, padding included."""
+    """Tokens that each rank computes, padding included."""
     attention_pairs: int
-    """Pairs of tokens that see each other, over all layers."""
+    """Pairs of tokens that attend to each other, over all layers."""
 
     @property
     def num_padded_tokens(self) -> int:
-        """Tokens that all ranks compute for it."""
+        """Tokens that all ranks compute, padding included."""
         return sum(self.rank_tokens)
 
     @property
@@ -111,19 +111,19 @@ class StepBatch:
 
 @dataclass
 class StepRun:
-    """Consecutive steps in one buffer, which takes one message, one pinning and one
-    copy to the device: for a small batch each of them costs more than making it."""
+    """Consecutive steps in one buffer, sent, pinned and copied to the device at once:
+    for a small batch, each of these costs more than making the batch."""
 
     buffer: Tensor
     """(bytes,) uint8."""
     sizes: list[int]
-    """Bytes of each step."""
+    """Size of each step in bytes."""
     facts: list[dict[str, Any]]
-    """Of each step, what its batch has beside the buffer."""
+    """All fields of each step's batch except the buffer."""
 
     @classmethod
     def of(cls, batches: Sequence[StepBatch]) -> StepRun:
-        """Of one step without a copy."""
+        """Join `batches`; a single one is not copied."""
         facts = [dict(vars(batch)) for batch in batches]
         buffers = [own.pop("buffer") for own in facts]
         buffer = buffers[0] if len(buffers) == 1 else torch.cat(buffers)
@@ -144,16 +144,16 @@ class StepRun:
 
 @dataclass(frozen=True)
 class Collator:
-    """How rows become tensors for one task and layout."""
+    """Converts rows to tensors for one task and layout."""
 
     task: Task
     layout: Layout
     pools_last: bool = False
-    """Decoders answer for a row from its last token, encoders from the first."""
+    """True if the last token represents a row (decoders), else the first (encoders)."""
 
     def collate(self, rows: Rows, row_ids: Ints, epoch: int) -> MicroBatch:
-        """Tensors for `row_ids` (B,); an empty batch gives one padding token whose
-        loss is zero, so that a rank without rows still takes part in collectives."""
+        """Tensors for `row_ids` (B,); an empty batch gives one padding token whose loss
+        is zero, so that a rank without rows can still join collectives."""
         made = {
             name: array.made() if isinstance(array, LateArray) else array
             for name, array in self._arrays(rows, row_ids, epoch).items()
@@ -167,8 +167,8 @@ class Collator:
         epoch: int,
         memory: Tensor | None = None,
     ) -> tuple[Tensor, Shapes]:
-        """A micro-batch for the row numbers of each of `parts`, all in one buffer: in
-        `memory` (bytes,), where they fit."""
+        """One micro-batch for the row numbers of each of `parts`, all in one buffer: in
+        `memory` (bytes,), if they fit."""
         found = [self._arrays(rows, ids, epoch) for ids in parts]
         return in_one_buffer(found, memory)
 
@@ -184,8 +184,8 @@ class Collator:
         }
 
     def _joined(self, targets: Targets, laid: LaidOut) -> tuple[Ints, npt.NDArray[Any]]:
-        """Places in rows -> places among all of the batch (K,), with labels (K, ...);
-        under few shapes where the layout asks for that."""
+        """Convert positions in rows to positions in the batch (K,), with labels (K,
+        ...); padded to few shapes if the layout requires that."""
         counts = [len(own) for own in targets.places]
         task, layout = self.task, self.layout
         ignored = ignored_label(task.label_dtype)
@@ -212,8 +212,8 @@ class Collator:
 def in_place_order(
     index: Ints, labels: npt.NDArray[Any], size: int, ignored: float
 ) -> tuple[Ints, npt.NDArray[Any]]:
-    """All `size` places in order, which a model need not pick from its states, with the
-    labels (K, ...) of those in `index` (K,)."""
+    """All `size` positions in order, so that a model need not gather its states, with
+    the labels (K, ...) of those in `index` (K,)."""
     found = np.full((size, *labels.shape[1:]), ignored, labels.dtype)
     found[index] = labels
     return np.arange(size), found
@@ -229,13 +229,13 @@ class StepRows:
     collator: Collator
     rank: int = 0
     count_pairs: Callable[[Ints], int] | None = None
-    """Attention's, of rows of given lengths; None where nobody asks for FLOPs."""
+    """Attention pairs of rows with given lengths; None if FLOPs are not reported."""
 
     def __getitem__(self, step: int) -> StepBatch:
         return self.made(step)
 
     def made(self, step: int, memory: Tensor | None = None) -> StepBatch:
-        """The batch of `step`, in `memory` (bytes,) where it fits."""
+        """The batch of `step`, in `memory` (bytes,) if it fits."""
         row_ids = self.batches.rows(step)
         return self.cut(row_ids, step, self.batches.epoch(step), memory)
 

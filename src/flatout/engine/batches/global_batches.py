@@ -1,8 +1,8 @@
-"""Global batches and plans: which rows make a step, and how the step is cut.
+"""Global batches and plans: the rows of a step, and their division into parts.
 
-Pure, and on row numbers and lengths alone. The rows of a step depend on (seed,
-epoch, step, data size) and on nothing else; how they are cut into micro-batches
-for the ranks may change speed and memory, never the gradient.
+Pure functions of row numbers and lengths. The rows of a step depend on (seed, epoch,
+step, data size) only; their division into micro-batches for the ranks may change
+speed and memory, never the gradient.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flatout.engine.rows.layout import Ints
 
 FEISTEL_ROUNDS = 8
 BLOCK = 4096
-"""Positions of an epoch that are permuted at once: 13 take as long as a thousand."""
+"""Positions of an epoch that are permuted at once: 13 cost as much as a thousand."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class GlobalBatches:
 
     An epoch is a pseudo-random permutation of the rows that is computed point by
     point (Feistel network with cycle walking, Black & Rogaway 2002), so a step
-    costs its own rows, whatever the size of the data. The last batch of an epoch
-    holds what is left.
+    costs only its own rows, for any size of the data. The last batch of an epoch
+    has the remaining rows.
     """
 
     num_rows: int
@@ -43,7 +43,7 @@ class GlobalBatches:
         return -(-self.num_rows // self.batch_size)
 
     def total_steps(self, epochs: float, max_steps: int | None = None) -> int:
-        """`max_steps`; without it, the steps of `epochs` epochs, rounded up."""
+        """Number of steps: `max_steps`, or those of `epochs` epochs, rounded up."""
         if max_steps is not None:
             return max_steps
         return math.ceil(epochs * self.steps_per_epoch - 1e-9)
@@ -64,7 +64,7 @@ class GlobalBatches:
 
 @lru_cache(maxsize=2)
 def _block(number: int, size: int, seed: int, epoch: int) -> Ints:
-    """Images of the positions of one block, which many small batches share."""
+    """Images of one block's positions, cached because small batches share a block."""
     begin = number * BLOCK
     return permute(np.arange(begin, min(begin + BLOCK, size)), size, seed, epoch)
 
@@ -102,9 +102,9 @@ def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 @dataclass(frozen=True)
 class Plan:
-    """How one global batch is cut: `micro_batches[rank][k]` holds positions (B,)
-    into the batch. Every rank has the same number of micro-batches, because some
-    collectives run once a micro-batch; one of them may be empty."""
+    """Division of one global batch: `micro_batches[rank][k]` has positions (B,) in the
+    batch. All ranks have the same number of micro-batches, because some collectives run
+    once per micro-batch; some of them may be empty."""
 
     micro_batches: tuple[tuple[Ints, ...], ...]
 
@@ -116,8 +116,8 @@ class BudgetError(ValueError):
 @dataclass(frozen=True)
 class Planner:
     """Cuts global batches under a token budget. One more micro-batch costs the device
-    `overhead_tokens`, and the host what the device needs for `launch_tokens`; `grouped`
-    weighs both against padding."""
+    the time of `overhead_tokens`, and the host the time that the device needs for
+    `launch_tokens`; `grouped` weighs both against padding."""
 
     strategy: Strategy
     token_budget: int
@@ -140,13 +140,13 @@ class Planner:
         return self._padded(lengths)
 
     def _order(self, lengths: Ints) -> Ints:
-        """Rows, the longest first where the strategy sorts them."""
+        """Row positions, longest first if the strategy sorts them."""
         if self.strategy in ("fixed", "random"):
             return np.arange(len(lengths))
         return np.argsort(-lengths, kind="stable")
 
     def _packed(self, lengths: Ints) -> Plan:
-        """Rows dealt to the emptiest bin, longest first (LPT: Graham 1969)."""
+        """Assign rows to the emptiest bin, longest first (LPT: Graham 1969)."""
         bins = -(-int(lengths.sum()) // (self.token_budget * self.world_size))
         while True:
             dealt, fullest = _deal(lengths, bins * self.world_size)
@@ -159,7 +159,7 @@ class Planner:
         return Plan(ranks)
 
     def _padded(self, lengths: Ints) -> Plan:
-        """Slots of one row a rank, cut into runs of slots."""
+        """Cut slots, each with one row per rank, into runs."""
         order = self._order(lengths)
         begins = np.arange(0, len(order), self.world_size)
         if self.strategy == "fixed":
@@ -170,8 +170,8 @@ class Planner:
         return Plan(tuple(tuple(self._dealt(order, c, r) for c in cuts) for r in ranks))
 
     def _dealt(self, order: Ints, cut: tuple[int, int], rank: int) -> Ints:
-        """Rows of one rank in the slots of `cut`; the deal turns round at each slot, so
-        that no rank gets the longer row every time."""
+        """Rows of one rank in the slots of `cut`; the order of the ranks alternates
+        between slots, so that no rank gets the longer row every time."""
         slots = np.arange(*cut)
         back = self.world_size - 1 - rank
         places = slots * self.world_size + np.where((slots - cut[0]) % 2, back, rank)
@@ -189,7 +189,7 @@ class Planner:
 
 
 def _deal(lengths: Ints, bins: int) -> tuple[list[Ints], int]:
-    """Rows into `bins` bins of nearly equal tokens; also the fullest bin's tokens."""
+    """Fill `bins` bins almost equally; also return the fullest bin's tokens."""
     heap = [(0, index) for index in range(bins)]
     contents: list[list[int]] = [[] for _ in range(bins)]
     order = np.argsort(-lengths, kind="stable")
@@ -202,14 +202,14 @@ def _deal(lengths: Ints, bins: int) -> tuple[list[Ints], int]:
 
 
 def even_cuts(count: int, most: int) -> list[tuple[int, int]]:
-    """Runs [a, b) of `count` slots, none over `most`, as equal as can be."""
+    """Runs [a, b) of `count` slots, each at most `most`, as equal as possible."""
     parts = max(1, -(-count // most))
     places = [count * part // parts for part in range(parts + 1)]
     return list(pairwise(places))
 
 
 def greedy_cuts(lengths: Ints, budget: int) -> list[tuple[int, int]]:
-    """Runs [a, b) of `lengths` (S,), as long as count x longest stays in `budget`."""
+    """Runs [a, b) of `lengths` (S,), as long as count x longest fits `budget`."""
     cuts, start, longest = [], 0, 0
     for index, length in enumerate(lengths.tolist()):
         longest = max(longest, length)
@@ -220,15 +220,15 @@ def greedy_cuts(lengths: Ints, budget: int) -> list[tuple[int, int]]:
 
 
 MOST_PLACES = 256
-"""Where a large batch may be cut: planning 1,408 rows took 40 ms when anywhere."""
+"""Maximum of possible cuts: planning 1,408 rows with a cut anywhere needed 40 ms."""
 
 
 def cheapest_cuts(lengths: Ints, budget: int, overhead: int) -> list[tuple[int, int]]:
-    """Runs [a, b) of falling `lengths` (S,) with the least padded tokens plus
-    `overhead` a run, none over `budget`. Dynamic programming over run ends."""
+    """Runs [a, b) of descending `lengths` (S,), each within `budget`, with the least
+    padded tokens plus `overhead` per run. Dynamic programming over run ends."""
     tokens = len(lengths) * int(lengths[0])
     if tokens <= budget and tokens - int(lengths.sum()) <= overhead:
-        return [(0, len(lengths))]  # a second run could not save what it costs
+        return [(0, len(lengths))]  # a second run could not save its own cost
     found = _places(lengths, budget)
     longest, places = lengths[found[:-1]].tolist(), found.tolist()
     cost, begin = [0.0], [0]
@@ -250,8 +250,8 @@ def cheapest_cuts(lengths: Ints, budget: int, overhead: int) -> list[tuple[int, 
 
 
 def _places(lengths: Ints, budget: int) -> Ints:
-    """Where falling `lengths` (S,) may be cut, both ends included (P,): everywhere, or
-    every few rows, as long as eight times as many stay within the budget."""
+    """Positions (P,) at which descending `lengths` (S,) may be cut, both ends included:
+    all, or every few rows, if eight times that many fit the budget."""
     few = min(-(-len(lengths) // MOST_PLACES), budget // (8 * int(lengths[0])))
     return np.append(np.arange(0, len(lengths), max(1, few)), len(lengths))
 
@@ -259,8 +259,8 @@ def _places(lengths: Ints, budget: int) -> Ints:
 def quickest_cuts(
     lengths: Ints, budget: int, overhead: int, launch: int
 ) -> list[tuple[int, int]]:
-    """The cheapest cuts of falling `lengths` (S,), or fewer where the device would wait
-    for a host that needs the time of `launch` tokens a run: both work at once."""
+    """The cheapest cuts of descending `lengths` (S,), or fewer if the device would wait
+    for the host, which needs the time of `launch` tokens per run; both work at once."""
 
     def sides(cuts: list[tuple[int, int]]) -> tuple[int, int]:
         device = sum((b - a) * int(lengths[a]) + overhead for a, b in cuts)
@@ -270,14 +270,14 @@ def quickest_cuts(
     while True:
         found.append(cheapest_cuts(lengths, budget, price))
         device, host = sides(found[-1])
-        # No run is worth a whole budget, and there is none less than one.
+        # A run never saves a whole budget, and one run is the minimum.
         if device >= host or price >= budget or len(found[-1]) == 1:
             return min(found, key=lambda cuts: max(sides(cuts)))
         price *= 2
 
 
 def padded_tokens(plan: Plan, lengths: Ints, planner: Planner) -> int:
-    """Tokens the devices compute for `plan`, padding included, over all ranks."""
+    """Tokens that all ranks compute for `plan`, padding included."""
     total = 0
     for rows in (rows for rank in plan.micro_batches for rows in rank):
         if planner.strategy == "packed":

@@ -1,7 +1,7 @@
 """Steps from persistent workers to the device, without a gap between epochs.
 
-The index of the loader is the step, so one DataLoader serves the whole run, a
-resume starts at its step in constant time, and workers are never restarted.
+The index of the loader is the step, so one DataLoader serves the whole run, a resumed
+run starts at its step in constant time, and workers are never restarted.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from flatout.engine.machine.runtime import Runtime
 from flatout.engine.parameters import LoaderSettings, SettingsError
 
 BATCHES_A_WORKER = 2
-"""Fewer say too little."""
+"""Number of batches per worker for an estimate; fewer are too noisy."""
 RUN_BYTES = 2**20
-"""Of steps that a worker sends together: a message costs about 1 ms, whatever it holds,
-and a batch of 13 short rows 0.2 ms."""
+"""Size of the steps that a worker sends together: a message costs about 1 ms, whatever
+its size, and a batch of 13 short rows 0.2 ms."""
 MOST_IN_A_RUN = 32
 BYTES_A_TOKEN = 40
-"""At most, of all fields of a batch."""
+"""Upper bound over all fields of a batch."""
 
 
 class WorkerTimes:
-    """Batches that each worker made and the seconds they took, in shared memory.
+    """Batches made by each worker and the seconds spent on them, in shared memory.
 
-    Workers go on loading while evaluations and checkpoints stop the clock, and while
-    the first step compiles. Steps that train on what then lies ready are faster than
-    the loader can be for long. What a batch costs its worker does not depend on pauses,
-    and no rate may be higher than that allows.
+    Workers keep loading while evaluations and checkpoints stop the clock, and while the
+    first step compiles. Steps that then train on finished batches are faster than the
+    loader can sustain. A worker's time per batch does not depend on pauses, and it
+    limits the rate that may be reported.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -50,12 +50,12 @@ class WorkerTimes:
         self._batch_s = 0.0
 
     def add(self, worker: int, batches: int, seconds: float) -> None:
-        """A worker calls it for each message."""
+        """Add one message's batches; called by workers."""
         self._sums[worker] += (batches, seconds)
 
     def batch_s(self) -> float:
-        """Seconds from one batch to the next where no worker ever waits, since the last
-        call that found enough of them; 0: not known, or no workers."""
+        """Seconds between two batches if workers never wait, over the batches since the
+        last call with enough of them; 0 if unknown or without workers."""
         made, busy_s = self._sums.sum(axis=0) - self._told
         if made and (made >= self._least or not self._batch_s):
             self._batch_s = float(busy_s / made / self._workers)
@@ -69,9 +69,9 @@ MAX_AUTO_WORKERS = 4
 def resolve_workers(
     settings: LoaderSettings, runtime: Runtime, *, decodes: bool = False
 ) -> int:
-    """auto: none on a CPU, where a worker takes a core from the step (measured:
-    collation is under 1 % of a step); beside a GPU up to half of a rank's cores, and
-    all of them where rows are decoded."""
+    """Number of workers for `auto`: 0 on a CPU, because a worker needs a core of the
+    step (measured: collation is under 1 % of a step); with a GPU up to half of a rank's
+    cores, and all of them if rows are decoded."""
     local = runtime.ranks.local_world_size
     return workers_a_rank(settings, runtime.is_cuda, local, decodes=decodes)
 
@@ -96,16 +96,16 @@ def workers_a_rank(
 def shared_memory_bytes(
     settings: LoaderSettings, num_workers: int, batch_size: int, max_length: int
 ) -> int:
-    """What `num_workers` may fill of /dev/shm with the longest rows."""
+    """Bytes of /dev/shm that `num_workers` may fill with the longest rows."""
     batch = BYTES_A_TOKEN * batch_size * max_length
     return batch * num_workers * settings.prefetch_factor
 
 
 @dataclass
 class StepLoader:
-    """Iterates over `range(start, stop)` steps; batches lie on the device.
+    """Iterates over the batches of steps `range(start, stop)`, on the device.
 
-    `wait_s` is how long the last `next` blocked the host.
+    `wait_s` is the time in seconds for which the last `next` blocked the host.
     """
 
     data: StepRows
@@ -124,8 +124,8 @@ class StepLoader:
         self.times = WorkerTimes(self.num_workers)
 
     def __iter__(self) -> Iterator[StepBatch]:
-        """Its workers end with it. Left to Python's garbage collector, which takes
-        their queues first, each would hold this process for 5 s, at any time."""
+        """Yield batches and stop the workers at the end. Python's garbage collector
+        would end the queues first; each worker would then block this for 5 s."""
         self._batches = self._from_start()
         try:
             while True:
@@ -139,7 +139,7 @@ class StepLoader:
             self._batches.close()
 
     def restart(self, data: StepRows, step: int) -> None:
-        """Go on with `step`, cut as `data` says."""
+        """Continue with `step`, cut by `data`."""
         self.data, self.start = data, step
         self._batches = self._from_start()
 
@@ -154,8 +154,8 @@ class StepLoader:
         return _prefetch_to_device(self._host_runs(side), self.runtime.device, side)
 
     def _host_runs(self, copies: Any = None) -> Generator[StepRun]:
-        """`copies`: the stream on which they are copied to a GPU."""
-        # Without workers several would be one long wait, and others none.
+        """Runs of steps; `copies` is the stream that copies them to a GPU."""
+        # Without workers several would be one long wait, and the next ones no wait.
         size = run_steps(self.data) if self.num_workers else 1
         for steps in self._step_ranges():
             if self._in_ring:
@@ -166,7 +166,7 @@ class StepLoader:
 
     @property
     def _in_ring(self) -> bool:
-        """Whether batches go to a GPU from memory that all workers write to."""
+        """Return whether workers write batches for a GPU to shared locked memory."""
         locked = self.settings.pin_memory and self.runtime.is_cuda
         return locked and Ring.fits(self.data)
 
@@ -180,7 +180,7 @@ class StepLoader:
                 yield StepRun.of([batch])
 
     def _step_ranges(self) -> Iterator[range]:
-        """The whole run; or an epoch each, where workers shall not persist."""
+        """The whole run; or one range per epoch, if workers must not persist."""
         if self.settings.persistent_workers:
             yield range(self.start, self.stop)
             return
@@ -204,8 +204,8 @@ class StepLoader:
             batch_size=None,
             sampler=steps,
             num_workers=self.num_workers,
-            # Else each iteration draws from the generator that dropout uses, and a
-            # resumed run draws other numbers than one that was never interrupted.
+            # Else each iteration draws from the generator of dropout, and a resumed run
+            # draws other numbers than an uninterrupted one.
             generator=torch.Generator(),
             pin_memory=self.settings.pin_memory and self.runtime.is_cuda,
             **workers,
@@ -213,23 +213,23 @@ class StepLoader:
 
 
 def run_steps(data: StepRows) -> int:
-    """Steps that a worker sends together: as many as stay small with the longest rows.
-    Those that are decoded take long enough to be sent alone."""
+    """Number of steps that a worker sends together, limited by their size with the
+    longest rows. Decoded rows need enough time to be sent one by one."""
     if getattr(data.rows, "decodes", False):
         return 1
     return max(1, min(MOST_IN_A_RUN, RUN_BYTES // batch_bytes(data)))
 
 
 def batch_bytes(data: StepRows) -> int:
-    """The most that a step may take."""
+    """Maximum size of a step in bytes."""
     longest = min(data.planner.max_length, data.rows.facts.longest)
     row = BYTES_A_TOKEN * longest + getattr(data.rows, "row_bytes", 0)
     return int(data.batches.batch_size * row)
 
 
 def _cut(steps: range, size: int, alone: int) -> Iterator[range]:
-    """Runs of `size` steps; the first `alone` ones, which a training waits for and
-    which fill the workers' caches, of one each."""
+    """Runs of `size` steps; the first `alone` runs, for which the training waits and
+    which fill the workers' caches, have one step."""
     first = steps[:alone]
     for step in first:
         yield range(step, step + 1)
@@ -249,7 +249,7 @@ class _Runs:
 
 @dataclass
 class _Timed:
-    """Times each worker's messages but its first, which fills caches."""
+    """Measures each worker's messages except its first, which fills caches."""
 
     data: Any
     times: WorkerTimes
@@ -282,8 +282,8 @@ def _prefetch_to_device(
 
 
 def _ready(run: StepRun, copied: Any) -> StepRun:
-    """Order this stream after the run's own copy, not after the next one's, and keep
-    the memory until it is done."""
+    """Let this stream wait for the run's own copy, not for the next one's, and keep the
+    memory until it has been used."""
     current = torch.cuda.current_stream()
     current.wait_event(copied)
     run.buffer.record_stream(current)
@@ -293,7 +293,7 @@ def _ready(run: StepRun, copied: Any) -> StepRun:
 def check_shared_memory(
     data: StepRows, settings: LoaderSettings, num_workers: int
 ) -> None:
-    """Workers hand batches over in /dev/shm. Raises SettingsError if it is small."""
+    """Check the space in /dev/shm for batches. Raises SettingsError."""
     free = free_shared_memory_bytes()
     if not num_workers or free is None:
         return

@@ -1,8 +1,8 @@
 """Memory that workers write steps to and a device reads them from.
 
-A batch of images that travels from a worker as usual is copied four times: out of
-Arrow, beside the batch's other tensors, through shared memory, into page-locked memory.
-Here it is copied once. Workers are forked, and share the pages; the host locks them.
+A batch of images from a DataLoader worker is normally copied four times: out of Arrow,
+next to the batch's other tensors, through shared memory, into page-locked memory. Here
+it is copied once. Workers are forked and share the pages; the host locks them.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from flatout.engine.rows.layout import round_up
 logger = logging.getLogger(__name__)
 
 SPARE = 3
-"""Places beside those of batches under way: of the one in hand, of the one that a
-device copies, and of the one that is asked for."""
+"""Extra slots: for the batch in use, for the one that the device copies, and for the
+one that is requested."""
 BESIDE_BYTES = 128
-"""A row's, of targets, labels and crops. A batch that has more travels as usual."""
+"""Bytes per row for targets, labels and crops. A larger batch is sent normally."""
 
 
 @dataclass(frozen=True)
 class Made:
-    """What a worker hands over: a batch, without its buffer where that lies in a place
-    of the ring."""
+    """Message of a worker: a batch, without its buffer if that is in a slot of the
+    ring."""
 
     batch: StepBatch
     place: int | None
     size: int
 
     def pin_memory(self) -> Made:
-        """Called by the DataLoader's pinning thread, which reads the messages; the
-        ring is locked already."""
+        """Called by the DataLoader's pinning thread, which reads the messages; the ring
+        is locked already."""
         if self.place is not None:
             return self
         return replace(self, batch=self.batch.pin_memory())
 
 
 class Ring:
-    """Places that steps take in turn. One is written again when what read it, the copy
-    to a device, is done."""
+    """Slots that steps use in turn. A slot is reused when its copy to the device is
+    done."""
 
     def __init__(self, places: int, size: int) -> None:
-        """`size`: most bytes of a step."""
+        """`size`: maximum bytes of a step."""
         size = round_up(size, mmap.PAGESIZE)
         self._shared = mmap.mmap(-1, places * size)
         flat = torch.frombuffer(self._shared, dtype=torch.uint8)
@@ -61,12 +61,12 @@ class Ring:
 
     @staticmethod
     def fits(data: StepRows) -> bool:
-        """Whether rows have a fixed size."""
+        """Return whether rows have a fixed size."""
         return bool(getattr(data.rows, "row_bytes", 0))
 
     @classmethod
     def of(cls, data: StepRows, ahead: int) -> Ring:
-        """For batches of `data`, of which `ahead` are under way."""
+        """Ring for batches of `data`, of which `ahead` are in progress."""
         rows = -(-data.batches.batch_size // data.planner.world_size)
         row_bytes = data.rows.row_bytes + BESIDE_BYTES  # type: ignore[attr-defined]
         return cls(ahead + SPARE, rows * row_bytes + 64 * ALIGNMENT)
@@ -75,11 +75,11 @@ class Ring:
         return len(self._memory)
 
     def place(self, number: int) -> Tensor:
-        """(bytes,)."""
+        """Memory of one slot (bytes,)."""
         return self._memory[number]
 
     def numbered(self, steps: Iterable[int]) -> Iterator[tuple[int, int]]:
-        """Each step with its place, when nothing reads that any more."""
+        """Each step with its slot, once the slot's last copy is done."""
         for count, step in enumerate(steps):
             number = count % len(self)
             if self._read[number] is not None:
@@ -87,8 +87,8 @@ class Ring:
             yield step, number
 
     def batches(self, made: Iterable[Made], copies: Any = None) -> Generator[StepBatch]:
-        """With their buffers. Whoever takes one has begun to copy it, on the stream
-        `copies`, when asking for the next."""
+        """Batches with their buffers. The consumer must have started the copy of a
+        batch, on the stream `copies`, before it requests the next one."""
         for one in made:
             if one.place is None:
                 yield one.batch
@@ -99,7 +99,7 @@ class Ring:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Pages that a GPU reads by itself; called when all workers are forked."""
+        """Page-lock the memory for GPU reads; call it after all workers are forked."""
         start, size = self._memory.data_ptr(), self._memory.nbytes
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         failed = int(runtime.cudaHostRegister(start, size, 0))
@@ -110,7 +110,7 @@ class Ring:
                 size / 2**30,
                 failed,
             )
-            # PyTorch would raise the error that this left at its next kernel.
+            # Otherwise PyTorch would raise this error at its next kernel.
             with suppress(RuntimeError):
                 torch.zeros(1, device="cuda").add_(1)
         try:
@@ -123,7 +123,7 @@ class Ring:
 
 @dataclass(frozen=True)
 class InPlaces:
-    """Map-style data of a DataLoader whose index is a step and its place."""
+    """Map-style data of a DataLoader whose index is a step and its slot."""
 
     data: StepRows
     ring: Ring

@@ -1,4 +1,4 @@
-"""Is this run as fast as an earlier one of the same work, and if not, what differs.
+"""Compare the speed of this run with earlier runs of the same work, and list causes.
 
 Earlier runs are lines of a file in the data folder.
 """
@@ -18,28 +18,28 @@ from flatout.engine.guard.differences import Difference, differences
 from flatout.engine.parameters import GuardSettings, Settings
 
 RATE = "guard_samples_per_s"
-"""Figure of a run: median over its windows."""
+"""Rate of a run: the median over its windows."""
 MEAN = "samples_per_s"
 STEP = "step_ms_p50"
 WAIT = "cpu_wait_pct"
 PROBE = "cpu_probe_ms"
 BUSY_WAIT_PCT = 10.0
-"""Share of the time without a core above which no rate is held against a run."""
+"""Share of the time without a core above which a slow run is excused."""
 MIN_WINDOWS = 3
-"""Windows behind the warm-up; fewer are no figure to compare."""
+"""Minimum number of windows after the warm-up for a comparison."""
 
 State = Literal["first", "unknown", "healthy", "busy", "fast", "slow"]
 
 
 class SlowRunError(RuntimeError):
-    """A run below the healthy band, where guard.on_slow is fail."""
+    """A run slower than the healthy band, if guard.on_slow is fail."""
 
     exit_code = 7
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A training as the file of runs has it."""
+    """Record of a training in the file of runs."""
 
     run_id: str
     name: str
@@ -54,20 +54,20 @@ class TrackedRun:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`rate_pct` and `step_pct`: of the baseline's samples/s and median step time."""
+    """Result; `rate_pct` and `step_pct` are percentages of the baseline's values."""
 
     state: State
     text: str
     baseline: str | None = None
-    """Its run id."""
+    """The baseline's run id."""
     rate_pct: float | None = None
     step_pct: float | None = None
     differences: list[Difference] = field(default_factory=list)
 
 
 def work_key(settings: Settings, token_key: str) -> str:
-    """Of what is trained, on which tokens, in which global batches. How it is done
-    (precision, padding, kernels, loader, devices) is what the guard looks for."""
+    """Hash of model, tokens and global batch size. The execution (precision, padding,
+    kernels, loader, devices) is excluded, because the guard compares it."""
     model = settings.model.model_dump(mode="json")
     batch = settings.train.global_batch_size
     text = json.dumps([token_key, model, settings.tokenize.max_length, batch])
@@ -75,7 +75,7 @@ def work_key(settings: Settings, token_key: str) -> str:
 
 
 def read_runs(file: Path) -> list[TrackedRun]:
-    """Trainings of `file`, a JSON object a line; damaged lines are left out."""
+    """Read the trainings in `file`, one JSON object per line; skip damaged lines."""
     if not file.is_file():
         return []
     found = []
@@ -93,7 +93,7 @@ def append_run(file: Path, run: TrackedRun) -> None:
 
 
 def of_same_work(runs: Sequence[TrackedRun], now: TrackedRun) -> list[TrackedRun]:
-    """Those of the same work on the same device."""
+    """Select the runs with the same work and device."""
     names = ("work_key", "device")
     return [
         run for run in runs if all(run.tags.get(n) == now.tags.get(n) for n in names)
@@ -103,9 +103,9 @@ def of_same_work(runs: Sequence[TrackedRun], now: TrackedRun) -> list[TrackedRun
 def choose_baseline(
     earlier: Sequence[TrackedRun], now: TrackedRun
 ) -> TrackedRun | None:
-    """The fastest; among those of the same precision and number of devices, where
-    there are such: both may be the user's choice. A run that was told to be slow
-    counts only where there is no other."""
+    """The fastest run, preferably with the same precision and number of devices, which
+    may be the user's choice. A run reported as slow is used only if there is no other
+    one."""
     rated = [run for run in earlier if run.samples_per_s]
     sound = [run for run in rated if run.tags.get("guard") != "slow"] or rated
     alike = [run for run in sound if _chosen(run) == _chosen(now)]
@@ -117,7 +117,7 @@ def _chosen(run: TrackedRun) -> tuple[str | None, str | None]:
 
 
 def typical_rate(rates: Sequence[float]) -> float | None:
-    """Median of the windows' samples/s (without those of the warm-up); None of few."""
+    """Median samples/s of the windows after warm-up; None if there are too few."""
     return median(rates) if len(rates) >= MIN_WINDOWS else None
 
 
@@ -127,12 +127,12 @@ def judge(
     baseline: TrackedRun | None,
     settings: GuardSettings,
 ) -> Verdict:
-    """Hold `now`, with samples/s `rates` of its windows, against `baseline`."""
+    """Compare `now`, with `rates` (samples/s) of its windows, with `baseline`."""
     rate = typical_rate(rates)
     if rate is None:
         return Verdict(
             "unknown",
-            f"guard: not compared, {len(rates)} windows behind the warm-up are too few "
+            f"guard: not compared, {len(rates)} windows after the warm-up are too few "
             f"({MIN_WINDOWS} are needed): train more steps, or lower train.log_every",
         )
     if baseline is None or baseline.samples_per_s is None:
@@ -161,7 +161,7 @@ def _against(
     )
     step_pct = _step_pct(now, baseline)
     if step_pct is not None:
-        begin += f"; a step takes {step_pct:.0f} % of its time"
+        begin += f"; a step needs {step_pct:.0f} % of its time"
     ends = {
         "healthy": "",
         "fast": _fast_text(settings),
@@ -174,7 +174,7 @@ def _against(
 
 
 def _rate_text(now: TrackedRun, rate: float) -> str:
-    """Beside the mean that the progress line and the report give."""
+    """Rate of the median window, with the mean that the report shows."""
     mean = now.figures.get(MEAN)
     shown = f" (mean {mean:.0f})" if mean else ""
     return f"{rate:.0f} samples/s in the median window{shown}"
@@ -195,7 +195,7 @@ def _excuse(
     found: Sequence[Difference],
     settings: GuardSettings,
 ) -> str | None:
-    """Why a low rate is the machine's doing; None where a setting explains it."""
+    """Reason outside of the settings for a low rate; None if a setting explains it."""
     if any(d.is_setting and not d.name.startswith("git_") for d in found):
         return None
     wait_pct = now.figures.get(WAIT, 0.0)
@@ -207,7 +207,7 @@ def _excuse(
     slower = next((d.ratio or 1.0 for d in found if d.name == PROBE), 1.0)
     if 100 * slower * median(rates) / baseline_rate >= settings.healthy_low_pct:
         return (
-            f"a fixed piece of work beside the steps took {100 * slower:.0f} % of its "
+            f"a fixed piece of work between steps needed {100 * slower:.0f} % of its "
             "time, too: the cores were slower, or shared with a neighbour"
         )
     upper_pct = 100 * quantiles(rates, n=4, method="inclusive")[2] / baseline_rate
@@ -231,7 +231,7 @@ def _slow_text(found: Sequence[Difference], settings: GuardSettings) -> str:
     band = f"{settings.healthy_low_pct:g} to {settings.healthy_high_pct:g} %"
     if not found:
         return (
-            f". Healthy is {band}. Nothing that is recorded differs: look at what else "
+            f". Healthy is {band}. No recorded setting differs: look at what else "
             "runs on the machine (top, nvidia-smi) and at the disk"
         )
     shown = [f"\n  {difference}" for difference in found[: settings.max_differences]]
@@ -239,6 +239,6 @@ def _slow_text(found: Sequence[Difference], settings: GuardSettings) -> str:
     rest = f"\n  and {more} more, in guard.json" if more else ""
     return (
         f". Healthy is {band}. What differs:{''.join(shown)}{rest}\n"
-        "Set the parameters back; or, where this is as it should be, give the run's id "
-        "as guard.baseline"
+        "Set the parameters back; or, if this is intended, set guard.baseline to the "
+        "run's id"
     )
