@@ -1,8 +1,8 @@
-"""The documents as pages, by Sphinx and MyST: `make docs` writes `build/docs`.
+"""Builds the documents as web pages with Sphinx and MyST: `make docs` writes `build/docs`.
 
-The root is the project's, as documents link to each other across folders. The notebook
-runs while its page is built, on what the last `kedro run` left in `data/`; without one
-it is shown without outputs.
+The source folder is the project, because documents link to each other across folders.
+The notebook is executed during the build with the output of the last `kedro run` in
+`data/`; without such a run it is shown without outputs.
 """
 
 from pathlib import Path
@@ -25,18 +25,25 @@ nb_execution_timeout = 300
 
 SIDEBAR = {
     "Start": ["docs/README", "docs/tasks", "docs/troubleshooting", "docs/parameters"],
-    "Guides": ["docs/guides/*", "docs/five_guides", "docs/coming_from_the_trainer"],
+    "Guides": [
+        *(f"docs/guides/{name}" for name in ("data", "model", "gpus", "cluster")),
+        *(f"docs/guides/{name}" for name in ("memory", "speed", "reproducibility")),
+        *("docs/guides/tracking", "docs/guides/*[!o]", "docs/five_guides"),
+        "docs/coming_from_the_trainer",
+    ],
     "Pipelines": ["docs/pipelines/*", "conf/README", "notebooks/review"],
     "Optimisations": ["docs/optimisations", "docs/benchmarks"],
-    "Inside": ["docs/architecture", "docs/engine", "docs/own_task", "CONTRIBUTING"],
-    "Log": ["CHANGELOG", "docs/migration", "docs/log"],
-    "Words": ["docs/glossary", "docs/glossary.ko", "README.ko"],
-    "Beside the code": ["tests/README", "src/**"],
+    "Custom parts": ["docs/own_task", "docs/own_parts"],
+    "Design": ["docs/architecture", "docs/engine", "CONTRIBUTING"],
+    "History": ["CHANGELOG", "docs/migration", "docs/log"],
+    "Glossary": ["docs/glossary"],
+    "한국어": ["README.ko", "docs/guides/*.ko", "docs/*.ko"],
+    "Next to the code": ["tests/README", "src/**"],
 }
 
 
 def add_sidebar(app: Any, page: str, source: list[str]) -> None:
-    """Its table of contents, which a README on the repository's host has no use for."""
+    """Add the sidebar to the root page; the README on the repository's host has none."""
     for title, pages in SIDEBAR.items() if page == root_doc else ():
         head = f"{{toctree}}\n:hidden:\n:glob:\n:caption: {title}\n"
         source[0] += "\n```{}\n{}\n```\n".format(head, "\n".join(pages))
