@@ -1,4 +1,4 @@
-"""Builds the documents as web pages with Sphinx and MyST: `make docs` writes `build/docs`.
+"""Builds the documents as web pages with Sphinx and MyST, in `build/docs`: `make docs`.
 
 The source folder is the project, because documents link to each other across folders.
 The notebook is executed during the build with the output of the last `kedro run` in
@@ -43,7 +43,7 @@ SIDEBAR = {
 
 
 def add_sidebar(app: Any, page: str, source: list[str]) -> None:
-    """Add the sidebar to the root page; the README on the repository's host has none."""
+    """Add a table of contents to the root page, which README.md does not need."""
     for title, pages in SIDEBAR.items() if page == root_doc else ():
         head = f"{{toctree}}\n:hidden:\n:glob:\n:caption: {title}\n"
         source[0] += "\n```{}\n{}\n```\n".format(head, "\n".join(pages))
