@@ -1,12 +1,12 @@
-"""Which attention kernel runs, and the padding-free one.
+"""Choice of the attention kernel, and attention without padding.
 
-transformers lets a name be registered whose function gets q, k, v of shape
-(1, heads, P, head_dim) and every extra keyword given to the model; ours reads
-`cu_seqlens` there and lets no row see another. On a GPU it is PyTorch's own
-flash-attention kernel (Dao 2023), called below `varlen_attn` because that wrapper
-has no dropout and a model's attention dropout is part of its optimisation; where rows
-or windows are short, tiles of our own (kernels/row_attention/). On a CPU it goes row by
-row (row_by_row.py).
+transformers accepts registered attention functions, which receive q, k, v of shape
+(1, heads, P, head_dim) and every extra keyword given to the model; this one reads
+`cu_seqlens` and limits attention to one row. On a GPU it is PyTorch's flash-attention
+kernel (Dao 2023), called below `varlen_attn` because that wrapper has no dropout and a
+model's attention dropout is part of its optimisation; for short rows or windows it is
+a Triton kernel with narrow tiles (kernels/row_attention/). On a CPU it processes one
+row at a time (row_by_row.py).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from flatout.engine.machine.runtime import has_triton
 from flatout.engine.ops.row_by_row import Rule, row_by_row
 
 PACKED = "flatout_packed"
-"""Name of the padding-free attention among transformers' implementations."""
+"""Name of the attention without padding among transformers' implementations."""
 ROWS = "flatout_rows"
-"""The same on a GPU, by the kernel for the rows' lengths (`joined_attention`)."""
+"""The same on a GPU, with the kernel chosen by the rows' lengths."""
 PADDED = "flatout_sdpa"
-"""transformers' sdpa whose mask is built without asking the device whether any token
-is padding: it asks at every step, and the host waits for the answer."""
+"""transformers' sdpa with a mask that is built without a query to the device, on which
+the host would wait at every step."""
 ROWS_MAX_LENGTH = 512
-"""Rows up to which the narrow tiles win (measured to 320; flash tiles are 128)."""
+"""Longest rows for which narrow tiles win (measured to 320; flash tiles: 128)."""
 ROWS_MAX_WINDOW = 256
-"""Tokens of a window up to which they win in rows of any length."""
+"""Largest window for which they win in rows of any length, in tokens."""
 ROWS_HEAD_DIMS = frozenset({16, 32, 64, 128})
 
 FLASH_DTYPES = frozenset({torch.bfloat16, torch.float16})
@@ -39,8 +39,8 @@ MAX_FLASH_HEAD_DIM = 256
 
 
 def register() -> None:
-    """Make the names known to transformers. No mask is built for the packed ones:
-    transformers builds none for names its mask interface does not hold."""
+    """Register the names with transformers. The packed ones get no mask, because its
+    mask interface does not know their names."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -51,14 +51,14 @@ def register() -> None:
 
 
 def _padding_mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    """transformers' mask for sdpa (B, 1, T, T); none without an attention mask."""
+    """transformers' mask for sdpa (B, 1, T, T); None without an attention mask."""
     from transformers.masking_utils import sdpa_mask
 
     if kwargs.get("attention_mask") is not None:
         kwargs["allow_is_causal_skip"] = kwargs["allow_is_bidirectional_skip"] = False
     elif kwargs.get("allow_is_bidirectional_skip") and not kwargs.get("local_size"):
-        # In a graph transformers makes one that hides nothing, for which sdpa has no
-        # fast kernel: 79 ms a step of ViT-S/16 in place of 52.
+        # In a graph transformers makes a mask that hides no token, for which sdpa has
+        # no fast kernel: 79 ms per step of ViT-S/16 instead of 52.
         return None
     mask: Tensor | None = sdpa_mask(*args, **kwargs)
     return mask
@@ -78,13 +78,13 @@ def packed_attention(  # noqa: PLR0913 - the signature is transformers'
 ) -> tuple[Tensor, None]:
     """(1, H, P, D) query, (1, G, P, D) key and value -> (1, P, H, D).
 
-    `kwargs` holds `cu_seqlens` (R + 1,) int32 and `max_seqlen`, as given to the model.
+    `kwargs` has `cu_seqlens` (R + 1,) int32 and `max_seqlen`, as given to the model.
     """
     causal = is_causal(module, kwargs)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     span = seen_span(module, sliding_window, causal)
     rule = Rule(scale, dropout, causal, *window(span, causal))
-    # Rotary embeddings come back in fp32 under autocast; kernels want one dtype.
+    # Rotary embeddings are fp32 under autocast; kernels need one dtype.
     dtype = value.dtype
     query, key, value = (
         t.squeeze(0).transpose(0, 1).to(dtype) for t in (query, key, value)
@@ -103,22 +103,22 @@ def packed_attention(  # noqa: PLR0913 - the signature is transformers'
 
 
 def is_causal(module: nn.Module, given: Mapping[str, Any]) -> bool:
-    """Whether tokens look to the left only. `given`: what the model hands on to its
-    attention, among it `is_causal` of its config, which wins over the module's own."""
+    """Return whether tokens attend only to earlier ones. `given`: keywords of the model
+    for its attention; `is_causal` of its config wins over the module's."""
     told = given.get("is_causal")
     return bool(getattr(module, "is_causal", False) if told is None else told)
 
 
 def seen_span(module: nn.Module, span: int | None, causal: bool) -> int | None:
-    """The argument of `window`. A decoder that looks to both sides by its config has
-    transformers' mask for that, which does not count the token itself."""
+    """Argument of `window`. For a decoder with bidirectional attention by config,
+    transformers' mask does not count the token itself."""
     if span is None or causal or not getattr(module, "is_causal", False):
         return span
     return span + 1
 
 
 def window(sliding_window: int | None, causal: bool) -> tuple[int, int]:
-    """`Rule.left` and `Rule.right`; transformers counts the token itself."""
+    """Values of `Rule.left` and `Rule.right`; transformers counts the token itself."""
     if sliding_window is None:
         return (-1, 0) if causal else (-1, -1)
     return (sliding_window - 1, 0 if causal else sliding_window - 1)
@@ -132,7 +132,7 @@ def _flash(
     max_seqlen: int,
     rule: Rule,
 ) -> Tensor:
-    """(P, H, D), (P, G, D) -> (P, H, D); grouped heads are the kernel's own."""
+    """(P, H, D), (P, G, D) -> (P, H, D); the kernel handles grouped heads."""
     result = torch.ops.aten._flash_attention_forward(
         query,
         key,
@@ -153,8 +153,8 @@ def _flash(
 
 
 def _rows_in_fp32(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
-    """As `row_by_row`, in fp32. oneDNN compiles a bf16 product for each new shape, and
-    every length of a row is one: 20 of 45 to 110 ms a step of a small BERT. fp32
+    """`row_by_row` in fp32. oneDNN compiles a bf16 product for each new shape, and
+    every length of a row is one: 20 of 45 to 110 ms per step of a small BERT. fp32
     products (MKL) are not compiled."""
     with torch.autocast("cpu", enabled=False):
         return row_by_row(query.float(), key.float(), value.float(), *rest)
@@ -163,8 +163,8 @@ def _rows_in_fp32(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tens
 def joined_attention(
     qkv: Tensor, heads: int, cu_seqlens: Tensor, max_seqlen: int, rule: Rule
 ) -> Tensor:
-    """As `_flash`, of query, key and value side by side (P, H + 2 G, D), on a GPU, by
-    the kernel for the rows' lengths."""
+    """Attention on a GPU for query, key and value concatenated as (P, H + 2 G, D), with
+    the kernel chosen by the rows' lengths; returns (P, H, D)."""
     if tiles_win(max_seqlen, rule):
         return row_tiles(qkv, heads, cu_seqlens, max_seqlen, rule)
     groups = (qkv.shape[1] - heads) // 2
@@ -173,7 +173,7 @@ def joined_attention(
 
 
 def tiles_win(max_seqlen: int, rule: Rule) -> bool:
-    """Whether rows, or windows, are so short that tiles of 128 would be half empty."""
+    """Return whether rows or windows are so short that tiles of 128 are half empty."""
     seen = rule.left + max(rule.right, 0) + 1 if rule.left >= 0 else max_seqlen
     return max_seqlen <= ROWS_MAX_LENGTH or seen <= ROWS_MAX_WINDOW
 
@@ -181,8 +181,8 @@ def tiles_win(max_seqlen: int, rule: Rule) -> bool:
 def row_tiles(
     qkv: Tensor, heads: int, cu_seqlens: Tensor, max_seqlen: int, rule: Rule
 ) -> Tensor:
-    """As `_flash`, in tiles that fit short rows, of query, key and value side by side
-    (P, H + 2 G, D)."""
+    """`_flash` with tiles for short rows, for query, key and value concatenated as (P,
+    H + 2 G, D)."""
     from flatout.engine.ops.kernels.row_attention.forward import row_attention
 
     out: Tensor = row_attention(qkv, heads, cu_seqlens, max_seqlen, *rule)[0]
@@ -197,12 +197,12 @@ def head_dimension(config: Any) -> int:
 
 
 def row_tiles_fit(config: Any) -> bool:
-    """Whether the tiles of row attention are made for this model."""
+    """Return whether the tiles of row attention support this model."""
     return has_triton() and head_dimension(config) in ROWS_HEAD_DIMS
 
 
 def kernel_fault(config: Any, device_type: str, dtype: torch.dtype) -> str | None:
-    """Why the padding-free kernel does not take a model's heads; None where it does."""
+    """Reason why the flash kernel does not support the model's heads, or None."""
     if device_type != "cuda":
         return None
     if dtype not in FLASH_DTYPES:

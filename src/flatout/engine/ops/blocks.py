@@ -1,8 +1,8 @@
-"""BERT's feed-forward and output blocks with kernels of their own.
+"""Fused feed-forward and output blocks for BERT.
 
-What stands between two matrix products there moves memory and computes little: a bias,
-GELU; a bias, dropout, the residual, LayerNorm. Each becomes one kernel, and all of its
-gradients, biases' included, one more (kernels/bias_gelu.py and residual_norm.py).
+The operations between two matrix products move memory and compute little: a bias and
+GELU; a bias, dropout, the residual and LayerNorm. Each group becomes one kernel, and
+all of its gradients one more (kernels/bias_gelu.py and residual_norm.py).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from flatout.engine.ops.narrowing import narrow_point
 from flatout.engine.ops.plain import are_matrices, is_exact_gelu, is_plain
 
 MAX_WIDTH = 1024
-"""Hidden size up to which a row fits a warp's registers (residual_norm.py)."""
+"""Largest hidden size for which a row fits a warp's registers (residual_norm.py)."""
 
 
 class _Carry:
-    """The way of a residual's gradient from one block to the one before it."""
+    """Passes a residual's gradient from one block to the block before it."""
 
     def __init__(self) -> None:
         self.tensor: Tensor | None = None
@@ -32,7 +32,7 @@ class _Carry:
 
 
 class _Intermediate(nn.Module):
-    """Linear and GELU."""
+    """Linear layer and GELU."""
 
     dense: nn.Linear
 
@@ -45,8 +45,8 @@ class _Intermediate(nn.Module):
 
 
 class _Output(nn.Module):
-    """Linear, dropout, residual and LayerNorm. `takes` and `gives`: whether the
-    residual is the block before's output, and this one's the next block's."""
+    """Linear, dropout, residual and LayerNorm. The residual is the previous block's
+    output if `takes`; this output is the next block's residual if `gives`."""
 
     dense: nn.Linear
     dropout: nn.Module
@@ -57,7 +57,7 @@ class _Output(nn.Module):
     gives: bool
 
     def forget(self) -> None:
-        """Drop what a pass that failed left here: it holds that pass's activations."""
+        """Drop the state of a failed pass, which would keep activations in memory."""
         self.carry.take()
 
     def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
@@ -92,8 +92,8 @@ class _Output(nn.Module):
 
 
 def fuse_blocks(model: Any, noise: Noise, *, narrowed: bool) -> int:
-    """Put them in place, after `replace_dropout`; how many layers.
-    `narrowed`: the last layer is given its targets alone."""
+    """Replace the blocks, after `replace_dropout`; return the number of layers.
+    `narrowed`: the last layer receives only its targets."""
     layers = model.base_model.encoder.layer
     outputs = [
         out for layer in layers for out in (layer.attention.output, layer.output)
@@ -117,7 +117,8 @@ def fuse_blocks(model: Any, noise: Noise, *, narrowed: bool) -> int:
 
 
 def _is_usual(output: Any) -> bool:
-    """Each takes the residual's gradient from the next one, so all of them must be."""
+    """Return whether a block is standard; gradients pass through all, so all must
+    be."""
     usual = is_plain(output, output.LayerNorm) and are_matrices(output.dense)
     none = type(output.dropout) is nn.Dropout and not output.dropout.p
     drops = none or isinstance(output.dropout, HashDropout)
@@ -125,7 +126,7 @@ def _is_usual(output: Any) -> bool:
 
 
 def _can_fuse(config: Any) -> bool:
-    """Blocks that follow one another, each called once a pass."""
+    """Return whether blocks run one after another, each once per pass."""
     if config.hidden_size > MAX_WIDTH:
         return False
     unusual = ("chunk_size_feed_forward", "add_cross_attention")

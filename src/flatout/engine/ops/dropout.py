@@ -1,10 +1,10 @@
-"""Dropout whose random numbers cost next to nothing inside a compiled kernel.
+"""Dropout whose random numbers are almost free inside a compiled kernel.
 
 PyTorch draws each number with ten rounds of Philox; compiled into the kernel of a
 residual and LayerNorm that is three times the kernel's memory traffic (428 us instead
 of about 130 for 70,000 x 768 on an H200). Here a number is a 32-bit hash of (seed,
-place): two multiplications. The seed changes with every forward pass; each element is
-kept with probability 1 - p, independently as far as the tests of the hash can tell.
+index): two multiplications. The seed changes with every forward pass; each element is
+kept with probability 1 - p, independently according to the tests of the hash.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from torch import Tensor, nn
 GOLDEN = -1640531527
 """2**32 / golden ratio as a signed 32-bit number."""
 MULTIPLIERS = (0x7FEB352D, -2073254261)
-"""Of lowbias32 (C. Wellons 2018), signed."""
+"""Multipliers of lowbias32 (C. Wellons 2018), signed."""
 
 
 class Noise:
-    """The seed that all dropouts of a model share, () int32 on the device."""
+    """Seed shared by all dropouts of a model, () int32 on the device."""
 
     def __init__(self, device: torch.device) -> None:
         self.seed = torch.zeros((), dtype=torch.int32, device=device)
 
     def draw(self) -> None:
-        """A new seed for the next forward pass, from PyTorch's own generator."""
+        """Draw a seed for the next forward pass from PyTorch's generator."""
         self.seed.random_(0, 2**31 - 1)
 
 
 def keep_mask(shape: torch.Size, p: float, seed: Tensor) -> Tensor:
-    """Bool of `shape`, True with probability 1 - p. `seed` () int32."""
+    """Boolean tensor of `shape`, True with probability 1 - p. `seed` () int32."""
     bits = torch.arange(shape.numel(), dtype=torch.int32, device=seed.device)
     bits = scramble(bits ^ scramble(seed))
     return ((bits & 0x7FFFFFFF) >= int(p * 2**31)).view(shape)
 
 
 def scramble(bits: Tensor) -> Tensor:
-    """Hash of int32 numbers, element by element; shifts are logical."""
+    """Elementwise hash of int32 numbers; shifts are logical."""
     bits = (bits ^ ((bits >> 16) & 0xFFFF)) * MULTIPLIERS[0]
     bits = (bits ^ ((bits >> 15) & 0x1FFFF)) * MULTIPLIERS[1]
     return bits ^ ((bits >> 16) & 0xFFFF)
 
 
 class HashDropout(nn.Module):
-    """In place of nn.Dropout; `p` is read by models that pass it to attention. What
-    moves its seed is a tensor: a number would make each layer a graph of its own."""
+    """Replacement for nn.Dropout; models read `p` to pass it to attention. The offset
+    of its seed is a tensor: a number would give each layer a separate graph."""
 
     offset: Tensor
 
@@ -59,7 +59,7 @@ class HashDropout(nn.Module):
 
     @property
     def seed(self) -> Tensor:
-        """() int32, of this dropout in this forward pass."""
+        """Seed () int32 of this dropout in this forward pass."""
         return self._noise.seed + self.offset
 
     def forward(self, states: Tensor) -> Tensor:
@@ -70,11 +70,11 @@ class HashDropout(nn.Module):
 
 
 def drawn_mask(count: int, p: float, like: Tensor) -> Tensor:
-    """(count,) 0 where dropped, 1 / (1 - p) elsewhere, of the type of `like`.
+    """(count,) 0 if dropped, else 1 / (1 - p), of the type of `like`.
 
-    A 64-bit draw of PyTorch's generator gives four numbers of 16 bits: a CPU draws one
-    after the other, and its own dropout takes a draw for each number. p is rounded to
-    a 65,536th."""
+    A 64-bit draw of PyTorch's generator gives four numbers of 16 bits: a CPU draws
+    sequentially, and PyTorch's dropout needs a draw for each number. p is rounded to a
+    multiple of 1 / 65,536."""
     draws = torch.empty(-(-count // 4), dtype=torch.int64, device=like.device)
     draws.random_(-(2**63), None)
     bits = draws.view(torch.int16)[:count]
@@ -84,7 +84,7 @@ def drawn_mask(count: int, p: float, like: Tensor) -> Tensor:
 
 
 class DrawnDropout(nn.Module):
-    """In place of nn.Dropout on a CPU; `p` is read by models that pass it on."""
+    """Replacement for nn.Dropout on a CPU; models read `p` to pass it on."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
@@ -97,8 +97,8 @@ class DrawnDropout(nn.Module):
 
 
 def replace_dropout(model: nn.Module, noise: Noise | None) -> int:
-    """Put HashDropout in every place of nn.Dropout, without noise DrawnDropout; the
-    number of places."""
+    """Replace each nn.Dropout by HashDropout, or by DrawnDropout without noise; return
+    the number of replacements."""
     places = [
         (parent, name, child)
         for parent in model.modules()

@@ -1,8 +1,8 @@
 """FlashAttention 4 for long rows, if the package flash-attn-4 is installed.
 
-PyTorch puts it in the place of its own flash kernel, for all of the process. It then
-raises an error for dropout, and for windows in a backward pass, so a model with either
-of them keeps PyTorch's own kernel.
+PyTorch uses it instead of its own flash kernel in the whole process. It then raises an
+error for dropout, and for windows in a backward pass, so a model with either of them
+uses PyTorch's kernel.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ PACKAGE, NAME = "flash_attn.cute", "FA4"
 CAPABILITIES = (9, 10)
 """Hopper and Blackwell."""
 DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
-"""What models call that of attention."""
+"""Names of the attention dropout in the configurations of models."""
 
 
 def choose_flash_kernel(config: Any, device: torch.device, longest: int) -> None:
-    """For packed rows of up to `longest` tokens, before the first step."""
+    """Choose the kernel for packed rows of up to `longest` tokens."""
     if device.type != "cuda":
         return
     is_active = current_flash_attention_impl() == NAME
@@ -47,31 +47,31 @@ def _activate() -> None:
         activate_flash_attention_impl(NAME)
     except Exception as error:  # a broken package raises anything
         reason = first_line(error)
-        logger.warning("no FlashAttention 4 (%s): PyTorch's kernel serves", reason)
+        logger.warning("FlashAttention 4 is unavailable (%s): using PyTorch", reason)
         return
-    logger.info("rows of over %d tokens by FlashAttention 4", ROWS_MAX_LENGTH)
+    logger.info("rows of over %d tokens use FlashAttention 4", ROWS_MAX_LENGTH)
 
 
 def flash4_fault(config: Any, device: torch.device, longest: int) -> str | None:
-    """Why it does not serve; None if it does."""
+    """Reason why FlashAttention 4 is not used; None if it is."""
     if longest <= ROWS_MAX_LENGTH:
         return "rows are short"
     if torch.cuda.get_device_capability(device)[0] not in CAPABILITIES:
         return "it is made for NVIDIA's Hopper and Blackwell"
     if torch.are_deterministic_algorithms_enabled():
-        return "it does not give the same bits again, as runtime.deterministic asks"
+        return "it is not deterministic, as runtime.deterministic requires"
     dropout = next((name for name in DROPOUTS if getattr(config, name, 0.0)), None)
     if dropout:
         return f"it has no dropout, and the model's {dropout} is not 0"
     window = getattr(config, "sliding_window", None)
-    # Own tiles serve shorter ones, which some models count to each side.
+    # Narrow tiles handle shorter windows, which some models count to each side.
     if window is not None and 2 * window + 1 > ROWS_MAX_WINDOW:
         return "it has no windows in a backward pass"
     return None if _is_installed() else "the package flash-attn-4 is not installed"
 
 
 def _is_installed() -> bool:
-    """FlashAttention 2 has the same name to import, without this part."""
+    """FlashAttention 2 has the same import name, without this module."""
     try:
         return find_spec(PACKAGE) is not None
     except ImportError:

@@ -1,8 +1,8 @@
-"""Attention and feed-forward of models over packed rows, with one product each.
+"""Attention and feed-forward over packed rows with fused projections.
 
-The product for query, key and value goes to attention as it is, in models with rotated
-positions normed and turned by one kernel in place of seven (kernels/rotary.py). The
-layers keep their parameters under their names.
+The joined product of query, key and value is passed to attention directly; in models
+with rotary embeddings one kernel instead of seven normalises and rotates it
+(kernels/rotary.py). The names of the layers' parameters do not change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flatout.engine.ops.row_by_row import Rule
 
 
 class _BertAttention(nn.Module):
-    """Of BERT and RoBERTa."""
+    """Attention of BERT and RoBERTa."""
 
     query: nn.Linear
     key: nn.Linear
@@ -39,7 +39,7 @@ class _BertAttention(nn.Module):
         past_key_values: Any = None,
         **packed: Any,
     ) -> tuple[Tensor, None]:
-        """(1, P, N) -> (1, P, N). `packed` holds cu_seqlens (R + 1,) and max_seqlen."""
+        """(1, P, N) -> (1, P, N). `packed` has cu_seqlens (R + 1,) and max_seqlen."""
         product = joined_product((self.query, self.key, self.value), hidden_states)
         heads = product.view(product.shape[1], 3 * self.num_attention_heads, -1)
         return _attended(self, heads, self.dropout.p, packed), None
@@ -59,14 +59,14 @@ class _DistilBertAttention(nn.Module):
         attention_mask: Tensor | None = None,
         **packed: Any,
     ) -> tuple[Tensor, None]:
-        """As BERT's."""
+        """See _BertAttention.forward."""
         product = joined_product((self.q_lin, self.k_lin, self.v_lin), hidden_states)
         heads = product.view(product.shape[1], 3 * self.n_heads, -1)
         return self.out_lin(_attended(self, heads, self.dropout.p, packed)), None
 
 
 class _DecoderAttention(nn.Module):
-    """Of Llama and its kin; causal, unless the config says `is_causal: false`."""
+    """Attention of Llama-like models; causal unless the config disables it."""
 
     q_proj: nn.Linear
     k_proj: nn.Linear
@@ -83,7 +83,7 @@ class _DecoderAttention(nn.Module):
         past_key_values: Any = None,
         **packed: Any,
     ) -> tuple[Tensor, None]:
-        """As BERT's."""
+        """See _BertAttention.forward."""
         layers = (self.q_proj, self.k_proj, self.v_proj)
         heads = _turned(
             self, joined_product(layers, hidden_states), position_embeddings
@@ -104,7 +104,7 @@ class _ModernBertAttention(nn.Module):
         attention_mask: Tensor | None = None,
         **packed: Any,
     ) -> tuple[Tensor, None]:
-        """As BERT's."""
+        """See _BertAttention.forward."""
         heads = _turned(self, self.Wqkv(hidden_states), position_embeddings)
         out = _attended(self, heads, self.attention_dropout, packed)
         return self.out_drop(self.Wo(out)), None
@@ -119,7 +119,7 @@ class _FeedForward(nn.Module):
     act_fn: nn.Module
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., N) -> the same."""
+        """(..., N) -> (..., N)."""
         gate, up = joined_product((self.gate_proj, self.up_proj), x).chunk(2, -1)
         out: Tensor = self.down_proj(self.act_fn(gate) * up)
         return out
@@ -128,7 +128,7 @@ class _FeedForward(nn.Module):
 def _attended(
     module: Any, heads: Tensor, dropout: float, packed: dict[str, Any]
 ) -> Tensor:
-    """Query, key and value side by side (P, H + 2 G, D) -> (1, P, H D)."""
+    """Attention for joined query, key and value (P, H + 2 G, D) -> (1, P, H D)."""
     causal = is_causal(module, packed)
     span = seen_span(module, module.span, causal)
     kept_whole = dropout if module.training else 0.0
@@ -139,7 +139,7 @@ def _attended(
 
 
 def _turned(module: Any, product: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
-    """(1, P, (H + 2 G) D) -> (P, H + 2 G, D)."""
+    """Rotate query and key: (1, P, (H + 2 G) D) -> (P, H + 2 G, D)."""
     from flatout.engine.ops.kernels.rotary import rotary
 
     norms = _norms(module)
@@ -152,12 +152,12 @@ def _turned(module: Any, product: Tensor, turns: tuple[Tensor, Tensor]) -> Tenso
 
 
 def _norms(attention: Any) -> list[Any]:
-    """Of query and key; None where a model has none."""
+    """Norms of query and key; None if a model does not have them."""
     return [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
 
 
 def fuse_bert(model: Any) -> int:
-    """Put it in the place of each layer's attention; how many."""
+    """Replace the attention of each layer; return the number of replacements."""
     heads = model.config.num_attention_heads
     layers = [layer.attention.self for layer in model.base_model.encoder.layer]
     fitting = [m for m in layers if _fits(m, m.query, m.key, m.value)]
@@ -165,14 +165,14 @@ def fuse_bert(model: Any) -> int:
 
 
 def fuse_distilbert(model: Any) -> int:
-    """As `fuse_bert`."""
+    """See `fuse_bert`; for DistilBERT."""
     layers = [layer.attention for layer in model.base_model.transformer.layer]
     fitting = [m for m in layers if _fits(m, m.q_lin, m.k_lin, m.v_lin)]
     return _replace(fitting, _DistilBertAttention, model.config.n_heads)
 
 
 def fuse_decoder(model: Any) -> int:
-    """As `fuse_bert`, in models that turn whole heads."""
+    """See `fuse_bert`; for decoders that rotate whole heads."""
     if not _turns_whole_heads(model):
         return 0
     found = [layer.self_attn for layer in model.base_model.layers]
@@ -187,7 +187,7 @@ def fuse_decoder(model: Any) -> int:
 
 
 def fuse_gates(model: Any) -> int:
-    """Gate and up of each layer as one product; how many."""
+    """Join gate and up projection in each layer; return the number of layers."""
     found = [layer.mlp for layer in model.base_model.layers]
     fitting = [m for m in found if _fits(m, m.gate_proj, m.up_proj)]
     for module in fitting:
@@ -196,7 +196,7 @@ def fuse_gates(model: Any) -> int:
 
 
 def fuse_encoder(model: Any) -> int:
-    """ModernBERT's attention, as `fuse_bert`."""
+    """See `fuse_bert`; for ModernBERT."""
     fitting = [layer.attn for layer in model.base_model.layers if is_plain(layer.attn)]
     for attention in fitting:
         attention.scaling = attention.head_dim**-0.5
@@ -212,22 +212,22 @@ def _fits(module: nn.Module, *layers: nn.Module) -> bool:
 def _replace(
     modules: list[Any], kind: type, heads: int, spans: list[int | None] | None = None
 ) -> int:
-    """`spans`: tokens that a query sees, itself included; None: all."""
+    """`spans`: number of tokens that a query sees, itself included; None for all."""
     for module, span in zip(modules, spans or [None] * len(modules), strict=True):
         module.__class__, module.heads, module.span = kind, heads, span
     return len(modules)
 
 
 def _turns_whole_heads(model: Any) -> bool:
-    """Some models turn a part of each head."""
+    """Return whether rotation covers whole heads, not only a part of each."""
     attention = model.base_model.layers[0].self_attn
     frequencies: Tensor = model.base_model.rotary_emb.inv_freq
     return 2 * len(frequencies) == int(attention.head_dim)
 
 
 def _span(attention: Any) -> int | None:
-    """Mistral's window is in the configuration, Qwen's in the layer; Llama has none,
-    whatever its configuration says."""
+    """Window of the attention: Mistral's is in the configuration, Qwen's in the layer;
+    Llama has no window, even if its configuration has one."""
     by_config = attention.config.model_type == "mistral"
     source = attention.config if by_config else attention
     span: int | None = getattr(source, "sliding_window", None)

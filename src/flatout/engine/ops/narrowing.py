@@ -1,9 +1,9 @@
-"""The last layer behind its attention for targets only.
+"""Limit the last layer to the targets, after its attention.
 
-Nothing reads the last layer's output but the head, and the head reads the targets:
-one token a row, or the masked ones. In BERT-like layers everything behind attention
-works on tokens one by one, so it is given only those; the loss and every gradient
-stay the same, and for one target a row about 9/12 of a layer is saved.
+Only the head reads the last layer's output, and only at the targets: one token per row,
+or the masked ones. In BERT-like layers the operations after attention work on single
+tokens, so they receive only the targets; the loss and every gradient stay the same, and
+for one target per row about 9/12 of a layer is saved.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from flatout.engine.ops.plain import is_plain
 
 
 def narrow_point(model: Any) -> Any:
-    """The module that takes (attended, layer input) in the last layer."""
+    """The module with inputs (attended, layer input) in the last layer."""
     return model.base_model.encoder.layer[-1].attention.output
 
 
 def set_targets(model: Any, index: Tensor | None) -> None:
-    """The targets (K,) of the next forward pass: for the narrow point, and for the
-    attention before it, which on a CPU asks for nothing else."""
+    """Set the targets (K,) of the next forward pass for the narrow point, and for its
+    attention, which on a CPU computes only these."""
     attention = model.base_model.encoder.layer[-1].attention
     attention.self.target_index = index
     attention.output.target_index = index
 
 
 def narrow_last_layer(model: Any) -> bool:
-    """Gather the targets there, in a model whose layer is attention.self, then
-    attention.output(attended, input). The caller sets `target_index` (K,) on the narrow
-    point before each forward pass. A model that is narrow stays as it is. False if the
-    layer is another one than that."""
+    """Gather the targets at the narrow point of a model whose layer is attention.self,
+    then attention.output(attended, input). The caller sets `target_index` (K,) on the
+    narrow point before each forward pass. Repeated calls change nothing. Returns False
+    if the layer has another structure."""
     point, layer = narrow_point(model), model.base_model.encoder.layer[-1]
     if _gather in point._forward_pre_hooks.values():
         return True
@@ -44,8 +44,8 @@ def narrow_last_layer(model: Any) -> bool:
 
 
 def narrow_last_gated_layer(model: Any) -> bool:
-    """The same in ModernBERT, whose layer adds what its attention and its feed-forward
-    part give, and norms before each."""
+    """`narrow_last_layer` for ModernBERT, whose layer adds the results of attention and
+    feed-forward, with a norm before each."""
     layer = model.base_model.layers[-1]
     if hasattr(layer, "target_index"):
         return True
@@ -58,7 +58,7 @@ def narrow_last_gated_layer(model: Any) -> bool:
 
 
 def set_gated_targets(model: Any, index: Tensor | None) -> None:
-    """As `set_targets`."""
+    """See `set_targets`."""
     layer = model.base_model.layers[-1]
     for module in (layer, layer.attn, layer.attn.Wo):
         module.target_index = index
@@ -70,7 +70,7 @@ def _gated_layer(
     attention_mask: Tensor | None = None,
     **kwargs: Any,
 ) -> Tensor:
-    """(B, T, hidden) -> (1, K, hidden)."""
+    """Last layer for the targets: (B, T, hidden) -> (1, K, hidden)."""
     normed = layer.attn_norm(hidden_states)
     attended, _ = layer.attn(normed, attention_mask=attention_mask, **kwargs)
     (states,) = _gather(layer, (hidden_states,))
@@ -80,6 +80,6 @@ def _gated_layer(
 
 
 def _gather(module: nn.Module, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """(B, T, hidden) each -> (1, K, hidden) each."""
+    """Select the targets: (B, T, hidden) each -> (1, K, hidden) each."""
     index: Any = module.target_index
     return tuple(state.flatten(0, 1)[index].unsqueeze(0) for state in states)

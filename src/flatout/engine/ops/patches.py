@@ -1,8 +1,8 @@
 """Convolutions whose patches do not overlap, as one product.
 
 cuDNN pads three channels to eight and runs a convolution: 2.9 ms forward and backward
-for the patches of 512 images in ViT-S/16 on an H200. Laid side by side, which costs
-nothing where a kernel writes pixels anyway, patches are the rows of a product.
+for the patches of 512 images in ViT-S/16 on an H200. If a kernel writes the pixels
+anyway, it can arrange patches as the rows of a product at no cost.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 
 class PatchProduct(nn.Conv2d):
-    """In place of such a convolution, with its weights."""
+    """Replacement for such a convolution, with the same weights."""
 
     def forward(self, pixels: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, N, H / p, W / p), channels last in memory."""
         (high, wide), (rows, columns) = self.kernel_size, pixels.shape[2:]
         pixels = pixels[..., : rows // high * high, : columns // wide * wide]
         down, across = rows // high, columns // wide
-        # A patch's rows as they lie in memory: the other order reads every third value.
+        # Patch values in memory order: the other order would read every third value.
         laid = pixels.permute(0, 2, 3, 1)
         parts = laid.reshape(len(laid), down, high, across, wide, -1)
         patches = parts.permute(0, 1, 3, 2, 4, 5).flatten(3)
@@ -28,7 +28,7 @@ class PatchProduct(nn.Conv2d):
 
 
 def replace_patches(model: nn.Module) -> int:
-    """In every place of such a convolution; the number of places."""
+    """Replace such convolutions; return their number."""
     places = [m for m in model.modules() if type(m) is nn.Conv2d and _is_product(m)]
     for place in places:
         place.__class__ = PatchProduct

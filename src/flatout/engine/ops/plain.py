@@ -1,8 +1,8 @@
-"""Whether a part of a model is as PyTorch and transformers bring it.
+"""Check that a part of a model is the unchanged class of PyTorch or transformers.
 
-Fused parts read weights without calling the layer that holds them. What somebody put in
-its place (adapters, quantised or parametrised layers, code of a checkpoint) would be
-bypassed without a word, so every fused part asks here first.
+Fused parts read weights without calling the layer that has them. They would silently
+bypass replacements (adapters, quantised or parametrised layers, code of a checkpoint),
+so every fused part checks this first.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from typing import Any
 from torch import nn
 
 OWN = ("torch.nn.modules.", "transformers.models.", "transformers.activations")
-"""Modules of the layers that PyTorch and transformers bring."""
+"""Prefixes of modules with layers of PyTorch and transformers."""
 
 
 def is_plain(*layers: nn.Module) -> bool:
-    """Whether each is a layer of PyTorch's or transformers' own, with its own forward
-    pass: some libraries put another one on the layer itself."""
+    """Return whether each is a layer of PyTorch or transformers with an unchanged
+    forward method: some libraries set another one on the layer itself."""
     own = (type(layer).__module__.startswith(OWN) for layer in layers)
     return all(own) and not any("forward" in vars(layer) for layer in layers)
 
 
 def are_matrices(*layers: Any) -> bool:
-    """Whether each is a plain matrix without hooks, and all have a bias or none has."""
+    """Return whether each is a Linear without hooks, with a bias in all or in none."""
     plain = all(type(layer) is nn.Linear and _is_alone(layer) for layer in layers)
     return plain and len({layer.bias is None for layer in layers}) == 1
 
 
 def is_exact_gelu(layer: nn.Module) -> bool:
-    """GELU by the error function, not by an approximation of it."""
+    """Return whether this is GELU with the error function, not an approximation."""
     from transformers.activations import GELUActivation
 
     is_gelu = type(layer) in (GELUActivation, nn.GELU) and _is_alone(layer)
@@ -37,6 +37,6 @@ def is_exact_gelu(layer: nn.Module) -> bool:
 
 
 def _is_alone(layer: nn.Module) -> bool:
-    """Whether calling the plain `layer` runs nothing but its forward pass."""
+    """Return whether calling the plain `layer` runs only its forward pass."""
     hooks = layer._forward_hooks or layer._forward_pre_hooks
     return is_plain(layer) and not hooks

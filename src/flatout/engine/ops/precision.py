@@ -1,9 +1,9 @@
-"""Precision that differs from what autocast does: the residual stream in that of the
-matrix products, and a last layer in fp32.
+"""Precision other than autocast's: the residual stream in the type of the matrix
+products, and a last layer in fp32.
 
-Autocast runs LayerNorm in fp32 and leaves its output there, so everything that is not
-a matrix product moves twice the bytes: a third of a BERT-base step on an H200. Here a
-block's output and a norm's output are rounded to the autocast type, as in models that
+Autocast runs LayerNorm in fp32 and keeps its output in fp32, so everything except a
+matrix product moves twice the bytes: a third of a BERT-base step on an H200. Here a
+block's output and a norm's output are rounded to the autocast type, like in models that
 train in bf16 throughout; norms, softmax, loss, weights and optimizer stay fp32.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 
 def round_residual_stream(model: Any) -> int:
-    """Round what norms over the hidden size and blocks give out; how many of them."""
+    """Round the outputs of hidden-size norms and of blocks; return their number."""
     hidden = getattr(model.config, "hidden_size", None)
     places = [
         module
@@ -40,7 +40,7 @@ def _is_block(model: Any, module: nn.Module) -> bool:
 
 
 def _round(module: nn.Module, inputs: Any, output: Any) -> Any:
-    """To autocast's type, outside of it nothing. A block may give a tuple."""
+    """Convert states, also in a tuple, to autocast's type if it is active."""
     if isinstance(output, tuple):
         return (_rounded(output[0]), *output[1:])
     return _rounded(output)
@@ -62,8 +62,8 @@ class _FullPrecision(nn.Linear):
 
 
 def keep_output_precise(model: Any) -> None:
-    """The last layer, whose output is a quantity, computes in fp32 whatever the model
-    does: bf16 would give 276 for 274.54, and steps of 8 from 1,024 on."""
+    """Compute the last layer, whose output is a quantity, in fp32 for any precision of
+    the model: bf16 would give 276 for 274.54, and steps of 8 from 1,024 on."""
     outputs = [
         module
         for module in model.modules()

@@ -1,8 +1,8 @@
 """Products with the same input as one product: query, key and value; gate and up.
 
 A 768 x 768 product runs at 460 of the 710 TFLOP/s that a 768 x 3072 one reaches on an
-H200. The weights stay where they are, so checkpoints do not change: their rows are laid
-under one another for the product.
+H200. The layers keep their weights, so checkpoints do not change: the weights are
+concatenated for the product.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 def joined_product(layers: Sequence[Any], states: Tensor) -> Tensor:
-    """(..., in) -> (..., out of all layers side by side)."""
+    """(..., in) -> (..., outputs of all layers, concatenated)."""
     biases = [layer.bias for layer in layers if layer.bias is not None]
     weight = torch.cat([layer.weight for layer in layers])
     return F.linear(states, weight, torch.cat(biases) if biases else None)

@@ -1,7 +1,7 @@
-"""Attention inside rows laid end to end, a row at a time: for CPUs.
+"""Attention inside concatenated rows, one row at a time: for CPUs.
 
-Plain products and softmax: `scaled_dot_product_attention` scales keys as well, guards
-each row against having no keys, and draws dropout one number at a time.
+Plain products and softmax: `scaled_dot_product_attention` also scales keys, guards each
+row against having no keys, and draws dropout one number at a time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from flatout.engine.ops.dropout import drawn_mask
 
 
 class Rule(NamedTuple):
-    """Who sees whom, and how much of it counts."""
+    """Visibility between tokens, and scale and dropout of the weights."""
 
     scale: float
     dropout: float
@@ -35,8 +35,8 @@ def row_by_row(
 ) -> Tensor:
     """(P, H, D), (P, G, D), (P, G, D), cu_seqlens (R + 1,) -> (P, H, D).
 
-    `targets` (K,): only these tokens are asked for, the others are zeros;
-    where a rule hides tokens they are ignored.
+    `targets` (K,): only these tokens are computed, the others are zeros; ignored if
+    the rule masks tokens.
     """
     group = query.shape[1] // key.shape[1]
     q, k, v = (t.transpose(0, 1) for t in (query * rule.scale, key, value))
@@ -44,7 +44,7 @@ def row_by_row(
         k, v = (t.repeat_interleave(group, 0) for t in (k, v))
     if targets is None or rule.causal or rule.left >= 0:
         return _rows(q, k, v, cu_seqlens, cu_seqlens, rule).transpose(0, 1)
-    targets = torch.unique(targets)  # in order, and places of filler once
+    targets = torch.unique(targets)  # sorted, and padding only once
     bounds = torch.searchsorted(targets, cu_seqlens.to(targets.dtype))
     asked = _rows(q[:, targets], k, v, bounds, cu_seqlens, rule)
     return torch.zeros_like(query).index_copy(0, targets, asked.transpose(0, 1))
@@ -53,7 +53,7 @@ def row_by_row(
 def _rows(
     q: Tensor, k: Tensor, v: Tensor, q_bounds: Tensor, bounds: Tensor, rule: Rule
 ) -> Tensor:
-    """(H, Q, D) queries against keys and values (H, P, D) of the same row."""
+    """Attention of queries (H, Q, D) to keys and values (H, P, D) of the same row."""
     lengths, asked = bounds.diff().tolist(), q_bounds.diff().tolist()
     heads = q.shape[0]
     # One split: its backward pass is one cat, that of slices a sum of zeros.
@@ -80,14 +80,14 @@ def _rows(
 
 
 def _masks(sizes: list[int], dropout: float, like: Tensor) -> list[Tensor | None]:
-    """For each row what its weights are multiplied with; drawn for all rows at once."""
+    """Dropout factors of each row's weights, drawn for all rows at once."""
     if dropout == 0:
         return [None] * len(sizes)
     return list(torch.split(drawn_mask(sum(sizes), dropout, like), sizes))
 
 
 def _hidden(length: int, rule: Rule, device: torch.device) -> Tensor | None:
-    """(length, length) True where a token is not seen; None where all are."""
+    """(length, length) True if a token is masked; None if all are visible."""
     bounded = 0 <= rule.left < length - 1
     if not rule.causal and not bounded:
         return None

@@ -1,2 +1,2 @@
-"""Triton kernels, each with plain PyTorch beside it in a test. Imported where a GPU
-build of PyTorch brings Triton along, and only there."""
+"""Triton kernels, each tested against plain PyTorch. Imported only if a GPU build of
+PyTorch has installed Triton."""

@@ -1,6 +1,6 @@
-"""Bias and GELU behind a matrix product; all gradients in one pass.
+"""Bias and GELU after a matrix product; all gradients in one pass.
 
-tests/engine/kernel_checks.py holds the formula to the exact GELU.
+tests/engine/kernel_checks.py compares the formula with the exact GELU.
 
 Legend: P tokens, N columns.
 """
@@ -15,18 +15,18 @@ from torch import Tensor
 from flatout.engine.ops.kernels.operators import operator, wrap_triton
 
 ROWS, COLUMNS = 16, 128
-"""A tile."""
+"""Size of a tile."""
 PROGRAMS = 1056
-"""Eight for each of an H200's multiprocessors; measured: half and twice as many."""
+"""Eight per multiprocessor of an H200; half and double are slower."""
 FORWARD_COLUMNS, FORWARD_PROGRAMS = 256, 4224
-"""Measured on an H200: without sums, more and wider programs."""
+"""Measured on an H200: without sums, more and wider programs are faster."""
 
 
 def splits(
     rows: int, columns: int, width: int = COLUMNS, programs: int = PROGRAMS
 ) -> tuple[int, int]:
-    """Parts that the rows are cut into, and rows of a part (a multiple of ROWS). The
-    last part is empty, so that they are never one: see operators.py."""
+    """Number of parts of the rows, and rows per part (a multiple of ROWS). The last
+    part is empty, so that the number is never one: see operators.py."""
     wanted = max(1, programs // triton.cdiv(columns, width))
     each = triton.cdiv(triton.cdiv(max(rows, 1), wanted), ROWS) * ROWS
     return triton.cdiv(max(rows, 1), each) + 1, each
@@ -34,9 +34,9 @@ def splits(
 
 @triton.jit
 def _cumulative(x):
-    """Normal distribution up to x. Its tail's logarithm is nearly a parabola: seven
-    powers of |x| give the distribution within 2e-6, and the tail within 5e-6 of
-    itself, a four-hundredth of bf16's rounding, for one exponential."""
+    """Normal distribution function of x. The logarithm of its tail is nearly a
+    parabola: seven powers of |x| give the distribution within 2e-6, and the tail within
+    a relative 5e-6, 1/400 of bf16's rounding, with one exponential."""
     a = tl.minimum(tl.abs(x), 6.0)
     tail = -1.88962622e-06 * a + 6.26813999e-05
     tail = tail * a - 0.000938867917
@@ -50,8 +50,8 @@ def _cumulative(x):
 
 @triton.jit
 def _inside(token, column, tokens, width: tl.constexpr, columns: tl.constexpr):
-    """(R, C). Where tiles fit the width, nothing is asked of columns: that takes five
-    registers, and with them one of the eight programs that a multiprocessor holds."""
+    """Mask (R, C). If tiles divide the width, columns are not compared: that needs five
+    registers, and costs one of the eight programs of a multiprocessor."""
     inside = (token < tokens)[:, None]
     if width % columns != 0:
         inside = inside & (column < width)[None, :]
@@ -122,7 +122,7 @@ def _(states, bias):  # type: ignore[no-untyped-def]
 def _bias_gelu_backward(
     grad: Tensor, states: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradients (P, N) and (N,) fp32."""
+    """Gradients (P, N) of states and (N,) fp32 of the bias."""
     states, grad = states.contiguous(), grad.contiguous()
     tokens, width = states.shape
     out = torch.empty_like(states)

@@ -1,10 +1,10 @@
 """Cross entropy of a language model's head without its logits in memory.
 
-The logits of 65,000 tokens over 32,000 pieces are 4 GiB, their gradient as much
-again. Here they exist for a chunk of tokens at a time, and the forward pass leaves the
-gradients of the hidden states and of the weight, which the backward pass only scales
-(the idea of Liger-Kernel, Hsu et al. 2024, whose own takes 1.04 to 2.6 times as long:
-docs/log.md).
+The logits of 65,000 tokens over 32,000 pieces are 4 GiB, their gradient the same
+again. Here they exist for a chunk of tokens at a time, and the forward pass computes
+the gradients of the hidden states and of the weight, which the backward pass only
+scales (the idea of Liger-Kernel, Hsu et al. 2024, whose kernel needs 1.04 to 2.6 times
+this time: docs/log.md).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from flatout.engine.tasks import IGNORED
 CHUNK_TOKENS = 8_192
 BLOCK = 4_096
 PIECES = 64
-"""The vocabulary is filled up to a multiple, so that rows begin where tensor cores read
-them: 32,768 states of 512 over 30,003 words take 6.4 ms on an H200, else 28.2."""
+"""The vocabulary is padded to a multiple, so that rows are aligned for tensor cores:
+32,768 states of 512 over 30,003 words need 6.4 ms on an H200, else 28.2."""
 
 
 @triton.jit
@@ -28,8 +28,8 @@ def _softmax_gradient_kernel(
     logits_ptr, labels_ptr, loss_ptr, width, pieces, ignored,
     block: tl.constexpr,
 ):  # fmt: skip
-    """One token: its loss; its logits are overwritten by softmax - one-hot, and by
-    zeros behind the vocabulary."""
+    """One token: store its loss, and overwrite its logits by softmax - one-hot, and by
+    zeros after the vocabulary."""
     token = tl.program_id(0).to(tl.int64)
     logits_ptr += token * width
     label = tl.load(labels_ptr + token)
@@ -44,7 +44,7 @@ def _softmax_gradient_kernel(
     counts = label != ignored
     right = tl.load(logits_ptr + tl.where(counts, label, 0)).to(tl.float32)
     tl.store(loss_ptr + token, tl.where(counts, most + tl.log(total) - right, 0.0))
-    tl.debug_barrier()  # the label's logit is read before it is overwritten
+    tl.debug_barrier()  # read the label's logit before it is overwritten
     for begin in range(0, width, block):
         place = begin + tl.arange(0, block)
         x = tl.load(logits_ptr + place, mask=place < pieces, other=float("-inf"))
@@ -62,7 +62,7 @@ def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, labels: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """hidden (K, H), weight (V, H), labels (K,) -> loss () fp32, summed over labels
-    that are not IGNORED, and its gradients (K, H) and (V, H) fp32."""
+    other than IGNORED, and its gradients (K, H) and (V, H) fp32."""
     pieces = len(weight)
     half = hidden.new_zeros((-(-pieces // PIECES) * PIECES, weight.shape[1]))
     half[:pieces] = weight

@@ -1,8 +1,8 @@
 """LayerNorm(residual + dropout(states + bias)) as one kernel, and its gradients as one.
 
-Inductor's kernels for the same take 0.16 and 0.19 ms for 67,600 x 768 in bf16, these
-0.11 and 0.15 (H200): it lays a row over several warps, which wait for one another,
-stores the mask, and sums the bias's gradient in a pass of its own.
+Inductor's kernels for the same need 0.16 and 0.19 ms for 67,600 x 768 in bf16, these
+0.11 and 0.15 (H200): Inductor splits a row over several warps, which wait for each
+other, stores the mask, and sums the bias's gradient in a separate pass.
 
 Legend: P tokens, N columns.
 """
@@ -18,11 +18,11 @@ from flatout.engine.ops.kernels.hashing import dropout_stream, kept
 from flatout.engine.ops.kernels.operators import operator, wrap_triton
 
 PROGRAMS = 1056
-"""Of the backward pass, eight for each of an H200's multiprocessors, however few tokens
-there are. Each takes its share of them one after the other: the next one is on its way
-while one is computed (0.15 instead of 0.17 ms). Forward it is one token a program."""
+"""Programs of the backward pass, eight per multiprocessor of an H200, for any number of
+tokens. Each processes its share sequentially and loads the next token while one is
+computed (0.15 instead of 0.17 ms). The forward pass has one token per program."""
 OPTIONS = {"num_warps": 1}
-"""A row in one warp: its sums wait for no other warp."""
+"""A row in one warp: its sums need no other warp."""
 
 
 @triton.jit
@@ -72,7 +72,7 @@ def _backward_kernel(
     first = tl.program_id(0) * each
     last = tl.minimum(first + each, tokens)
     ahead = first * width + column
-    some = inside & (ahead < last * width)  # the last programs may have no tokens
+    some = inside & (ahead < last * width)  # the last programs may be empty
     next_x = tl.load(sum_ptr + ahead, mask=some, other=0.0)
     next_grad = tl.load(grad_ptr + ahead, mask=some, other=0.0)
     if carries:
@@ -123,9 +123,9 @@ def residual_norm(
     """states, residual (P, N); bias, weight, shift (N,); seed () int32 ->
     out (P, N), carry (P, N), sum (P, N), mean and 1 / deviation (P,) fp32.
 
-    `carry` holds nothing: it is the way of the residual's gradient. Give it as
-    `carried` to the call whose residual is `out`, detached: the backward pass then gets
-    both gradients of `out` apart and adds them while it reads them.
+    `carry` has no values: it routes the residual's gradient. Pass it as `carried` to
+    the call whose residual is `out`, detached: the backward pass then receives both
+    gradients of `out` separately and adds them while it reads them.
     """
     states, residual = states.contiguous(), residual.contiguous()
     tokens, width = states.shape
@@ -146,8 +146,8 @@ def _carry(states: Tensor) -> Tensor:
 
 
 def _dropout_arguments(dropout: float) -> tuple[int, float]:
-    """Constants of the kernels, because a compiled graph hands numbers over as fp64:
-    the 31-bit number below which a hash drops, and 1 / (1 - p)."""
+    """Constants of the kernels, because a compiled graph passes numbers as fp64: the
+    31-bit number below which a hash drops, and 1 / (1 - p)."""
     return int(dropout * 2**31), 1 / (1 - dropout)
 
 

@@ -1,12 +1,12 @@
-"""Query and key normed, head by head, and rotated, where they lie in a fused product.
+"""RMSNorm and rotary embeddings of query and key, in place in their joined product.
 
-What decoders do between the product for query, key and value and attention: a RMSNorm
-over each head (Qwen3), rotary embeddings (Su et al. 2021), and laying the three side by
-side again. Inductor's kernels for it, and for the sum over query heads that share a
-key, took 22 of a step's 185 ms (24,600 tokens of Qwen3-0.6B's shape, H200).
+Decoders do this between the product for query, key and value and attention: a RMSNorm
+over each head (Qwen3), rotary embeddings (Su et al. 2021), and concatenating the three
+again. Inductor's kernels for it, and for the sum over query heads that share a key,
+needed 22 of a step's 185 ms (24,600 tokens of Qwen3-0.6B's shape, H200).
 
 Legend: P tokens, H query heads, G key heads, D head dimension. The first half of a head
-turns with the second.
+rotates with the second.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from torch import Tensor
 from flatout.engine.ops.kernels.operators import operator, wrap_triton
 
 PROGRAMS = 1584
-"""Of the backward pass, twelve for each of an H200's multiprocessors, however few
-tokens there are. Each takes its share of them one after the other, and sums its
-gradients of the weights."""
+"""Programs of the backward pass, twelve per multiprocessor of an H200, for any number
+of tokens. Each processes its share sequentially, and sums its gradients of the
+weights."""
 
 
 def _backward_options(places: int) -> dict[str, int]:
-    """`places`: values of a token that a program holds, (H + 2 G) D rounded up. For
-    4,096 of them 2 warps took 0.175 ms, 4 warps 0.193 (H200); with more of them 2 warps
-    run out of registers (492 bytes spilled at 8,192), 4 do not."""
+    """`places`: values of a token per program, (H + 2 G) D rounded up. For 4,096 of
+    them 2 warps needed 0.175 ms, 4 warps 0.193 (H200); with more values 2 warps run out
+    of registers (492 bytes spilled at 8,192), 4 do not."""
     return {"num_warps": min(8, max(2, places // 2048))}
 
 
@@ -37,7 +37,7 @@ def _forward_kernel(
     heads: tl.constexpr, keys: tl.constexpr, dim: tl.constexpr, block: tl.constexpr,
     eps: tl.constexpr, norms: tl.constexpr,
 ):  # fmt: skip
-    """One token: (H + 2 G, D / 2) twice."""
+    """Process one token: (H + 2 G, D / 2) twice."""
     token = tl.program_id(0).to(tl.int64)
     head, half = tl.arange(0, block), tl.arange(0, dim // 2)
     place = (token * (heads + 2 * keys) + head)[:, None] * dim + half[None, :]
@@ -127,8 +127,8 @@ def rotary(
     heads: int,
     eps: float,
 ) -> Tensor:
-    """Query, key and value side by side (P, H + 2 G, D), cos and sin (P, D), the norms'
-    weights (D,) or None, H -> (P, H + 2 G, D): query and key turned, value as it is."""
+    """Rotate query and key: query, key and value joined (P, H + 2 G, D), cos and sin
+    (P, D), norm weights (D,) or None, H -> (P, H + 2 G, D), with unchanged value."""
     product, cos, sin = product.contiguous(), cos.contiguous(), sin.contiguous()
     out = torch.empty_like(product)
     wrap_triton(_forward_kernel)[(product.shape[0],)](
@@ -141,7 +141,7 @@ def rotary(
 def _pointers(
     query_weight: Tensor | None, key_weight: Tensor | None, other: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The weights; where there are none, something that is not read."""
+    """The weights; without them, placeholders that are not read."""
     if query_weight is None or key_weight is None:
         return other, other
     return query_weight, key_weight
@@ -169,7 +169,7 @@ def _rotary_backward(
     heads: int,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients (P, H + 2 G, D) of the product, (2, D) fp32 of the norms' weights."""
+    """Gradients (P, H + 2 G, D) of the product and (2, D) fp32 of the norm weights."""
     grad, product = grad.contiguous(), product.contiguous()
     tokens, dim, norms = product.shape[0], product.shape[2], query_weight is not None
     parts = torch.empty(

@@ -1,4 +1,4 @@
-"""The kernels of row attention's backward pass, and the operator around them."""
+"""Kernels of row attention's backward pass, and their operator."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from flatout.engine.ops.kernels.row_attention.windows import (
 )
 
 FEWEST_PROGRAMS = 8
-"""Of a row, in the backward pass: with fewer, rows of a small batch would leave a GPU
-idle. Measured with 16 query heads on 8 key heads alone."""
+"""Minimum number of programs per row in the backward pass, so that a small batch can
+fill a GPU. Measured only with 16 query heads on 8 key heads."""
 SECTION = 512
-"""Tokens of a row with windows that a program of the backward pass takes, and what they
-see to both sides: of whole rows the longest would keep a GPU waiting."""
+"""Tokens of a windowed row per program of the backward pass, which also reads their
+windows: with whole rows a GPU would wait for the longest."""
 LN_2 = tl.constexpr(0.6931471805599453)
 
 
 def _backward_options(dim: int) -> dict[str, int]:
-    """At 128 dimensions 4 warps have no registers for all sums: 0.79 ms instead of 0.71
-    (256 rows, 16 query heads on 8 key heads, H200)."""
+    """Launch options. At 128 dimensions 4 warps lack registers for all sums: 0.79 ms
+    instead of 0.71 (256 rows, 16 query heads on 8 key heads, H200)."""
     return {"num_warps": 4 if dim <= 64 else 8, "num_stages": 3 if dim <= 64 else 2}
 
 
@@ -41,7 +41,7 @@ def _backward_options(dim: int) -> dict[str, int]:
 def _weights_and_grad_scores(
     scores, v, grad, lse, delta, inverse, kept, drops: tl.constexpr
 ):
-    """Weights (M, N) after dropout, not yet over 1 - p, and the gradient of the
+    """Weights (M, N) after dropout, not yet divided by 1 - p, and the gradient of the
     scores (M, N) without their scale."""
     weights = tl.exp2(scores - lse[:, None])
     grad_weights = tl.dot(grad, tl.trans(v))
@@ -57,8 +57,8 @@ def _add_query_gradient(
     dq, place, sum_ptr, result_ptr, q_token, head, inside, dims, begun, last,
     dim: tl.constexpr, row_stride: tl.constexpr,
 ):  # fmt: skip
-    """Add `dq` (M, D) to what earlier key tiles left at `place` of `sum_ptr`; after the
-    last one the sum is the gradient."""
+    """Add `dq` (M, D) to the sum of earlier key tiles at `place` of `sum_ptr`; after
+    the last one the sum is the gradient."""
     if begun:
         dq += tl.load(sum_ptr + place, mask=inside[:, None], other=0.0)
     if last:
@@ -80,10 +80,10 @@ def _backward_kernel(  # noqa: PLR0915
     tile: tl.constexpr, causal: tl.constexpr, windowed: tl.constexpr,
     section: tl.constexpr, drops: tl.constexpr,
 ):  # fmt: skip
-    """All gradients of one row and `each` query heads that share a key; with windows of
-    one `section` of the row. dq of a query tile grows from key tile to key tile, in
-    fp32 at `sum_ptr`, where only this program reads and writes. Where others share the
-    key, dk and dv go to `apart_ptr`."""
+    """Compute all gradients of one row and `each` query heads that share a key; with
+    windows, of one `section` of the row. dq of a query tile is summed over key tiles in
+    fp32 at `sum_ptr`, which only this program accesses. If other programs share the
+    key, dk and dv are written to `apart_ptr`."""
     keys: tl.constexpr = heads // group
     row_stride: tl.constexpr = (heads + 2 * keys) * dim
     q_ptr, k_ptr = qkv_ptr, qkv_ptr + heads * dim
@@ -116,7 +116,7 @@ def _backward_kernel(  # noqa: PLR0915
         first, end = queries_of(
             k_begin, length, own, behind, left, right, tile, causal, windowed
         )
-        if each > 1:  # the heads one after the other, in one loop
+        if each > 1:  # one loop over all heads
             reach = tl.cdiv(end - first, tile) * tile
             end = first + each * reach
         for step in range(first, end, tile):
@@ -166,7 +166,7 @@ def _backward_kernel(  # noqa: PLR0915
         place = k_token[:, None] * dk_row + part * dim + dims[None, :]
         tl.store(dk_ptr + place, dk.to(dk_ptr.dtype.element_ty), mask=k_inside[:, None])
         tl.store(dv_ptr + place, dv.to(dv_ptr.dtype.element_ty), mask=k_inside[:, None])
-        tl.debug_barrier()  # the sums are there before the next key tile reads them
+        tl.debug_barrier()  # finish the sums before the next key tile reads them
 
 
 @triton.jit
@@ -174,7 +174,7 @@ def _delta_kernel(
     out_ptr, grad_ptr, delta_ptr, g_row, g_head, tokens,
     heads: tl.constexpr, dim: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """Sum over D of output x gradient, for a tile of tokens and one head."""
+    """Sum over D of output x gradient, for one tile of tokens and one head."""
     token = tl.program_id(0) * tile + tl.arange(0, tile)
     head, dims = tl.program_id(1), tl.arange(0, dim)
     inside = token < tokens
@@ -200,7 +200,7 @@ def row_attention_backward(
     left: int,
     right: int,
 ) -> Tensor:
-    """Gradient (P, H + 2 G, D)."""
+    """Gradient (P, H + 2 G, D) of `qkv`."""
     qkv = qkv.contiguous()
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
     tokens, width, dim = qkv.shape
@@ -232,8 +232,8 @@ def row_attention_backward(
 
 
 def heads_of_a_program(heads: int, groups: int) -> int:
-    """Query heads, all of one key, that a program of the backward pass takes one after
-    the other: as many as leave FEWEST_PROGRAMS a row; else one."""
+    """Query heads of one key that a program of the backward pass processes in sequence:
+    the most that leave FEWEST_PROGRAMS per row; else one."""
     group = heads // groups
     fitting = [
         n

@@ -68,7 +68,7 @@ def _forward_kernel(
         )
         new_most = tl.maximum(most, tl.max(scores, 1))
         safe = new_most
-        if windowed:  # a tile may lie wholly outside of a query's window
+        if windowed:  # a tile may be wholly outside of a query's window
             safe = tl.where(new_most == float("-inf"), 0.0, new_most)
         weights = tl.exp2(scores - safe[:, None])
         shrink = tl.exp2(most - safe)
@@ -99,10 +99,10 @@ def row_attention(
     left: int,
     right: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key, value side by side (P, H + 2 G, D), H, bounds (R + 1,) int32 ->
-    out (P, H, D), log2-sum-exp2 (H, P) fp32, seed (1,) int64. Window `left`, `right`:
-    -1 unbounded. One tensor, so that its gradient is one: laying three side by side
-    for a fused product took 0.25 ms a layer (69,000 tokens, 12 heads of 64, H200)."""
+    """Query, key, value concatenated (P, H + 2 G, D), H, bounds (R + 1,) int32 -> out
+    (P, H, D), log2-sum-exp2 (H, P) fp32, seed (1,) int64. `left`, `right`: window, -1
+    unbounded. One tensor, so that its gradient is one: concatenating three for a fused
+    product needed 0.25 ms per layer (69,000 tokens, 12 heads of 64, H200)."""
     qkv = qkv.contiguous()
     tokens, width, dim = qkv.shape
     groups = (width - heads) // 2

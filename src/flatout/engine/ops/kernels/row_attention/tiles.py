@@ -1,4 +1,4 @@
-"""What both passes do with a tile of a row: load it, score it, drop weights."""
+"""Operations of both passes on a tile of a row: load, score, drop weights."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ LOG2_E = 1.4426950408889634
 
 
 def constants(scale: float, dropout: float) -> dict[str, float]:
-    """Constants of the kernels, because a compiled graph hands numbers over as fp64:
-    the scale in units of log2, the 16-bit number below which a hash drops, and
-    1 / (1 - p) of p rounded to a 65,536th."""
+    """Constants of the kernels, because a compiled graph passes numbers as fp64: the
+    scale in units of log2, the 16-bit number below which a hash drops, and 1 / (1 - p)
+    with p rounded to a multiple of 1 / 65,536."""
     threshold = round(dropout * 2**16)
     inverse = 2**16 / (2**16 - threshold)
     return {"scale": scale * LOG2_E, "inverse": inverse, "threshold": threshold}
@@ -22,14 +22,14 @@ def constants(scale: float, dropout: float) -> dict[str, float]:
 
 @triton.jit
 def head_stream(seed_ptr, head):
-    """What distinguishes the dropout of this head and forward pass from others."""
+    """Stream of this head's dropout in this forward pass, different from all others."""
     return scramble(tl.load(seed_ptr).to(tl.uint32) + head.to(tl.uint32) * 0x9E3779B9)
 
 
 @triton.jit
 def kept_weights(stream, q_token, begin, span, threshold, tile: tl.constexpr):
-    """(M, N) True where a weight is kept, for keys from `begin` on: a function of seed,
-    head and place. A hash of 32 bits decides about two keys side by side."""
+    """(M, N) True if a weight is kept, for keys from `begin` on: a function of seed,
+    head and index. A 32-bit hash decides about two neighbouring keys."""
     k_index = begin + 2 * tl.arange(0, tile // 2)
     place = (q_token[:, None] * span + k_index[None, :]).to(tl.uint32)
     bits = scramble(place ^ stream)
@@ -42,8 +42,8 @@ def masked_scores(
     q, k, q_index, k_index, length, scale, left, right,
     causal: tl.constexpr, windowed: tl.constexpr,
 ):  # fmt: skip
-    """(M, N) in units of log2, -inf where a query may not look. Queries beyond the row
-    are not masked: they are zeros, their gradients too, and nobody stores them."""
+    """Scores (M, N) in units of log2, -inf if masked. Queries beyond the row are not
+    masked: they and their gradients are zeros, which are never stored."""
     beyond = tl.where(k_index < length, 0.0, float("-inf"))
     scores = tl.dot(q, tl.trans(k)) * scale + beyond[None, :]
     if causal:
@@ -57,12 +57,12 @@ def masked_scores(
 
 @triton.jit
 def tile_begin(index, tile: tl.constexpr):
-    """Where the tile of a place begins; that of places before the row is the first."""
+    """Begin of the tile that has this index; the first tile for negative ones."""
     return tl.maximum(index, 0) // tile * tile
 
 
 @triton.jit
 def load_tile(ptr, token, row, head, inside, dims):
-    """(M, D) of one head, zeros beyond the row."""
+    """Load (M, D) of one head, zeros beyond the row."""
     place = token[:, None] * row + head + dims[None, :]
     return tl.load(ptr + place, mask=inside[:, None], other=0.0)

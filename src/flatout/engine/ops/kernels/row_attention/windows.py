@@ -1,4 +1,4 @@
-"""Which tiles meet in the backward pass of row attention, with windows and without."""
+"""Tiles that interact in the backward pass of row attention."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def section_of(
     tile: tl.constexpr, windowed: tl.constexpr, section: tl.constexpr,
 ):  # fmt: skip
     """Begin and end of the tokens whose gradients this program stores, and of the keys
-    that take part in them."""
+    that contribute to them."""
     own, behind = 0, length
     first, end = 0, length
     if windowed:
@@ -30,8 +30,8 @@ def queries_of(
     k_begin, length, own, behind, left, right,
     tile: tl.constexpr, causal: tl.constexpr, windowed: tl.constexpr,
 ):  # fmt: skip
-    """The queries that look at the key tile from `k_begin` on: first, and end. Where it
-    lies beside the section from `own` to `behind`, those of the section."""
+    """First and end of the queries that attend to the key tile from `k_begin` on. If it
+    is outside of the section from `own` to `behind`, only queries of the section."""
     first = 0
     if causal:
         first = k_begin
@@ -50,8 +50,8 @@ def is_begun_and_last(
     k_begin, begin, length, left, right,
     tile: tl.constexpr, causal: tl.constexpr, windowed: tl.constexpr,
 ):  # fmt: skip
-    """Whether key tiles before that of `k_begin` have added to the queries' gradient,
-    for queries from `begin` on, and whether no later one does."""
+    """Return whether earlier key tiles than that of `k_begin` have added to the
+    gradient of the queries from `begin` on, and whether this tile is the last one."""
     last = k_begin + tile >= length
     begun = k_begin > 0
     if windowed:
