@@ -6,8 +6,6 @@ import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -19,7 +17,7 @@ from flatout.engine.parameters import ModelSettings, Settings, TokenizeSettings
 from flatout.engine.predict.checks import check_tokens
 from flatout.engine.tokenizing.encoders import encode
 from flatout.engine.tokenizing.encoders.encode import TokensError, unit_bounds
-from flatout.engine.tokenizing.encoders.encoder import EncodeOptions, Encoder
+from flatout.engine.tokenizing.encoders.encoder import EncodeOptions
 from flatout.engine.tokenizing.token_keys import (
     StaleTokensError,
     check_tokens_match,
@@ -31,7 +29,6 @@ from flatout.engine.tokenizing.token_recipes import (
     tokens_recipe,
 )
 from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
-from flatout.engine.tokenizing.word_pieces import train_word_pieces
 
 WORDS = "the quick brown fox jumps over a lazy \ud55c\uad6d\uc5b4 \U0001f600".split()
 MODEL = ModelSettings(config={"model_type": "bert", "max_position_embeddings": 64})
@@ -123,27 +120,6 @@ def test_long_texts_give_what_the_whole_text_gives(tmp_path, space):
         tokens["input_ids"][:]
         == theirs(texts, truncation=True, max_length=16)["input_ids"]
     )
-
-
-@given(
-    st.lists(
-        st.text(alphabet="ab \n\t\ud55c.,\U0001f600", min_size=1, max_size=300),
-        max_size=8,
-    )
-)
-@settings(max_examples=60)
-def test_heads_are_exact_for_any_text(texts):
-    tokenizer = train_word_pieces(
-        pa.chunked_array([["ab ba aab \ud55c \U0001f600 .,"] * 3]), 100
-    )
-    encoder = Encoder(
-        Tokenizer.from_str(tokenizer.to_str()), EncodeOptions(max_length=8, empty_id=1)
-    )
-    encoded = encoder.encode(pa.array(texts, pa.string()))
-    tokenizer.enable_truncation(8)
-    expected = [tokenizer.encode(text) for text in texts]
-    assert encoded.ids.tolist() == [id_ for e in expected for id_ in e.ids]
-    assert encoded.cut.tolist() == [bool(e.overflowing) for e in expected]
 
 
 @pytest.mark.parametrize("task", ["next-key", "causal-lm", "bidirectional-lm"])
@@ -292,18 +268,21 @@ def test_targets_of_rows_in_several_chunks(word_pieces):
     assert [names[label] for label in tokens["labels"]] == labels
 
 
-def test_rows_longer_than_the_model_takes(word_pieces):
-    with pytest.raises(TokensError) as error:
-        recipe_of(word_pieces, rows_of(["a"]), tokenize=TokenizeSettings(max_length=65))
-    assert str(error.value).startswith(
-        "tokenize.max_length is 65, but the model takes rows of at most 64 tokens: set "
-        "tokenize.max_length to 64 or less"
-    )
-
-
-def test_no_room_for_a_token_of_the_text(word_pieces):
-    with pytest.raises(TokensError, match="no token of the text would be left"):
-        recipe_of(word_pieces, rows_of(["a"]), tokenize=TokenizeSettings(max_length=2))
+@pytest.mark.parametrize(
+    ("limits", "fault"),
+    [
+        (
+            {"max_length": 65},
+            "^tokenize.max_length is 65, but the model takes rows of at most 64 tokens:"
+            " set tokenize.max_length to 64 or less",
+        ),
+        ({"max_length": 2}, "no token of the text would be left"),
+        ({"max_length": 16, "join_texts": True}, "join_texts is for language models"),
+    ],
+)
+def test_limits_that_do_not_fit_are_refused(word_pieces, limits, fault):
+    with pytest.raises(TokensError, match=fault):
+        recipe_of(word_pieces, rows_of(["a"]), tokenize=TokenizeSettings(**limits))
 
 
 @pytest.mark.parametrize("text", ["word " * 10_000_000, "x" * 1_000_000])
@@ -443,15 +422,6 @@ def test_the_key_of_stored_tokens_is_their_digest(word_pieces, tmp_path):
     assert token_key(tokens) == recipe.key.digest
     keys = {token_key(tokens.select(part)) for part in ([0, 1], [1, 0], range(2))}
     assert len(keys) == 2 and recipe.key.digest not in keys
-
-
-def test_join_texts_is_for_language_models(word_pieces):
-    with pytest.raises(TokensError, match="join_texts is for language models"):
-        recipe_of(
-            word_pieces,
-            rows_of(["a"]),
-            tokenize=TokenizeSettings(max_length=16, join_texts=True),
-        )
 
 
 @pytest.mark.parametrize("size", [7, 1000])

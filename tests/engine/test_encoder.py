@@ -22,7 +22,6 @@ QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-LLAMA3 = QWEN2.replace(r"\p{N}|", r"\p{N}{1,3}|")
 SAMPLE = [
     "The quick brown fox isn't jumping, it's 12345 times (or so) over __init__.py!",
     "Returns:\n\n    torch.Tensor: shape ``(B, T)``\n\t* "
@@ -30,11 +29,9 @@ SAMPLE = [
 ] * 5
 
 
-def word_piece(lowercase=True, strip=None):
+def word_piece():
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(
-        lowercase=lowercase, strip_accents=strip
-    )
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordPieceTrainer(
         vocab_size=200, special_tokens=["[UNK]", "[CLS]", "[SEP]"], show_progress=False
@@ -83,16 +80,9 @@ def words_of_spaces():
 
 KNOWN = {
     "bert": word_piece(),
-    "bert cased": word_piece(lowercase=False),
-    "bert with accents": word_piece(strip=False),
     "gpt2": byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False)),
     "qwen2": byte_level(*split_by(QWEN2), normalizer=normalizers.NFC()),
-    "llama3": byte_level(*split_by(LLAMA3)),
     "words": words_of_spaces(),
-    "lowered bytes": byte_level(
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-        normalizer=normalizers.Lowercase(),
-    ),
     "metaspace": byte_level(pre_tokenizers.Metaspace()),
 }
 TEXT = st.lists(

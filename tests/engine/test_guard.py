@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from flatout.engine.guard.comparison import (
-    RATE,
     TrackedRun,
     append_run,
     choose_baseline,
@@ -17,7 +16,7 @@ from flatout.engine.guard.comparison import (
     typical_rate,
     work_key,
 )
-from flatout.engine.guard.differences import Difference, differences
+from flatout.engine.guard.differences import RATE, Difference, differences
 from flatout.engine.parameters import GuardSettings, parse_settings
 
 FAST = {

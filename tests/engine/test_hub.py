@@ -85,51 +85,12 @@ def test_a_path_without_a_folder_is_refused_and_never_looked_for_elsewhere(name)
         check_model_keys(ModelSettings(name_or_path=name))
 
 
-def test_a_name_in_the_cache_is_no_path_though_a_folder_is_called_as_its_owner(
-    tmp_path, monkeypatch
-):
+@pytest.mark.parametrize("name", ["models/mine", "bert-base-uncased", None])
+def test_what_may_be_a_name_on_the_hub_is_looked_for_there(name):
+    assert missing_folder(name) is None
+
+
+def test_a_folder_that_is_there_is_taken(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    (tmp_path / "google").mkdir()
-    assert "there is no folder" in missing_folder("google/bert")
-    (tmp_path / "models--google--bert").mkdir()
-    assert missing_folder("google/bert") is None
-
-
-class HasOne(HasNothing):
-    """A Hub that has `google/bert`."""
-
-    def do_GET(self) -> None:
-        if self.path != "/api/models/google/bert":
-            self.send_response(404)
-            self.send_header("X-Error-Code", "RepoNotFound")
-            return self.end_headers()
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b'{"id": "google/bert"}')
-
-
-@pytest.mark.process
-def test_a_name_on_the_hub_is_no_path_though_a_folder_is_called_as_its_owner(
-    tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "google").mkdir()
-    load = "from flatout.engine.machine.hub import missing_folder as missing\n"
-    load += "print(missing('google/bert') is None, missing('google/other') is None)"
-    monkeypatch.setattr(sys.modules[__name__], "LOAD", load)
-    with ThreadingHTTPServer(("127.0.0.1", 0), HasOne) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        out, _ = said(f"http://127.0.0.1:{server.server_port}", tmp_path)
-        server.shutdown()
-    assert out.split() == ["True", "False"]
-
-
-def test_a_folder_in_one_that_is_there_is_a_path(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert missing_folder("models/mine") is None  # as org/model
-    (tmp_path / "models").mkdir()
-    assert f"there is no folder {tmp_path}/models/mine" in missing_folder("models/mine")
-    (tmp_path / "models" / "mine").mkdir()
-    for name in ("models/mine", "bert-base-uncased", None):
-        assert missing_folder(name) is None
+    (tmp_path / "model").mkdir()
+    assert missing_folder("./model") is None

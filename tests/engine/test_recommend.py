@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from flatout.engine.benchmark.promise import Promise
 from flatout.engine.benchmark.recommend import (
     mismatches,
     pick,
@@ -114,9 +113,19 @@ def test_what_differs_between_the_measured_machine_and_this_one():
     ]
 
 
+def test_the_median_stands_between_the_slowest_and_the_fastest_trial():
+    def promised(*rates):
+        found = provenance(settings(), "H200", 1, "abc", rates, gain=2.0)
+        names = ("", "_low", "_high", "_before")
+        return [found[f"samples_per_s{name}"] for name in names]
+
+    assert promised(100.0, 130.0, 90.0, 110.0) == [105.0, 90.0, 130.0, 52.5]
+    assert promised(100.0) == [100.0, None, None, 50.0]
+
+
 def summary(chosen: TrialResult, changes: bool, gained: bool = True) -> dict:
-    promise = Promise(chosen.samples_per_s, 48.0, 52.0)
-    source = provenance(settings(), "H200", 1, "abc", promise, 25.0)
+    rates = [chosen.samples_per_s, 48.0, 52.0]
+    source = provenance(settings(), "H200", 1, "abc", rates, gain=2.0)
     return {
         "mode": "tune",
         "rows": 1200,

@@ -23,14 +23,7 @@ from flatout.engine.benchmark.outcome import summarise
 from flatout.engine.benchmark.recommend import tuned_parameters
 from flatout.engine.benchmark.rungs import SLOW, rungs
 from flatout.engine.benchmark.runner import OutOfTime
-from flatout.engine.benchmark.search import (
-    MODES,
-    Search,
-    run_grid,
-    run_ladder,
-    run_loader,
-    run_tune,
-)
+from flatout.engine.benchmark.search import MODES, Search
 from flatout.engine.benchmark.trials.processes import Answer
 from flatout.engine.benchmark.trials.trial_spec import with_changes
 from flatout.engine.parameters import SettingsError, parse_settings
@@ -72,18 +65,24 @@ def bench(folder: Path, machine=None, kind=FormulaBench, **options) -> FormulaBe
     return found
 
 
-def rate_of(found: FormulaBench, changes: dict) -> float:
-    """Samples/s that the machine gives to a training with `changes`."""
-    trial = found.run("end_to_end", changes)
-    return trial.samples_per_s or 0.0
+def searched(folder: Path, machine=None, kind=FormulaBench, **options) -> Search:
+    """What a mode has found on a machine of one device."""
+    found = Search(bench(folder, machine, kind, **options))
+    found.bench.processes = 1
+    found.bench.watcher = TrialTable(Console(file=io.StringIO()))
+    MODES[found.bench.options.mode](found)
+    return found
+
+
+def kinds(search: Search) -> list[str]:
+    return [trial.kind for trial in search.bench.results]
 
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_tune_lands_within_5_percent_of_the_grid_in_a_quarter_of_its_time(
     name, tmp_path
 ):
-    grid = bench(tmp_path, MACHINES[name], **GRID)
-    run_grid(Search(grid))
+    grid = searched(tmp_path, MACHINES[name], **GRID).bench
     whole = [t for t in grid.results if t.kind == "end_to_end" and t.ok]
     assert len(whole) == 1 + 3 * 4 * len(BUDGETS)
     best = max(trial.samples_per_s for trial in whole)
@@ -91,8 +90,8 @@ def test_tune_lands_within_5_percent_of_the_grid_in_a_quarter_of_its_time(
     tuned = tune.tune(found)
     assert tuned.chosen.samples_per_s >= 0.95 * best
     assert found.seconds <= grid.seconds / 4
-    again = rate_of(found, tuned.changes)
-    assert again == pytest.approx(tuned.chosen.samples_per_s)
+    again = found.run("end_to_end", tuned.changes)
+    assert again.samples_per_s == pytest.approx(tuned.chosen.samples_per_s)
 
 
 def test_tune_takes_longer_where_trials_compile(tmp_path, monkeypatch):
@@ -121,50 +120,43 @@ def test_tune_tries_gradients_all_at_once_between_several_devices(tmp_path):
 
 
 def test_tune_keeps_the_global_batch_unless_it_is_free(tmp_path):
+    """48 rows hold no batch of 64."""
     machine = {"part_ms": 2.0}
-    kept = tune.tune(bench(tmp_path, machine, mode="tune"))
+    kept = searched(tmp_path, machine, mode="tune").tuned
     assert (kept.chosen.global_batch_size, kept.free) == (8, None)
-    freed = tune.tune(bench(tmp_path, machine, mode="tune", free_global_batch=True))
+    freed = searched(tmp_path, machine, mode="tune", free_global_batch=True).tuned
     assert freed.chosen.global_batch_size == 8
-    # 48 rows hold no batch of 64.
     assert freed.free.global_batch_size == 32
     assert freed.free.samples_per_s > freed.chosen.samples_per_s
 
 
-def test_a_free_global_batch_is_tried_when_exploring_is_over(tmp_path):
-    options = {"mode": "tune", "tune_minutes": 1e-9, "free_global_batch": True}
-    search = Search(bench(tmp_path, {"part_ms": 2.0}, **options))
-    run_tune(search)
+@pytest.mark.parametrize(
+    ("machine_ms", "options", "size", "note"),
+    [
+        # Tried when exploring is over.
+        (2.0, {"tune_minutes": 1e-9}, 32, "the data has 48 train rows"),
+        (0.0, {}, None, r"16 gave [\d,]+ samples/s, 8 [\d,]+"),
+        (2.0, GRID | {"batch_sizes": [8, 16]}, 16, "none of benchmark.batch_sizes .*"),
+    ],
+)
+def test_what_lies_beyond_the_global_batch(machine_ms, options, size, note, tmp_path):
+    asked = {"mode": "tune", "free_global_batch": True} | options
+    search = searched(tmp_path, {"part_ms": machine_ms}, **asked)
     free = summarise(search)["free_global_batch"]
-    assert free["trial"]["global_batch_size"] == 32
-    assert free["parameters"]["train"]["global_batch_size"] == 32
-    assert free["note"] == "the data has 48 train rows"
-
-
-def test_why_no_larger_batch_is_advised(tmp_path):
-    search = Search(
-        bench(tmp_path, {"part_ms": 0.0}, mode="tune", free_global_batch=True)
-    )
-    run_tune(search)
-    free = summarise(search)["free_global_batch"]
-    assert (free["trial"], free["parameters"]) == (None, None)
-    assert re.fullmatch(r"16 gave [\d,]+ samples/s, 8 [\d,]+", free["note"])
-
-
-def test_a_grid_beyond_the_global_batch_is_marked(tmp_path):
-    options = {**GRID, "batch_sizes": [8, 16], "free_global_batch": True}
-    search = Search(bench(tmp_path, {"part_ms": 2.0}, **options))
-    run_grid(search)
-    free = summarise(search)["free_global_batch"]
-    assert free["trial"]["global_batch_size"] == 16
-    assert free["parameters"]["train"]["learning_rate"] == pytest.approx(
-        2**0.5 * search.bench.settings.train.learning_rate
+    assert re.fullmatch(note, free["note"])
+    if size is None:
+        assert (free["trial"], free["parameters"]) == (None, None)
+        return
+    assert free["trial"]["global_batch_size"] == size
+    train = free["parameters"]["train"]
+    assert train["global_batch_size"] == size
+    assert train["learning_rate"] == pytest.approx(
+        (size / 8) ** 0.5 * search.bench.settings.train.learning_rate
     )
 
 
 def test_a_grid_keeps_the_precision_that_is_configured(tmp_path):
-    search = Search(bench(tmp_path, **GRID))  # runtime.precision: fp32
-    run_grid(search)
+    search = searched(tmp_path, **GRID)  # runtime.precision: fp32
     asked = {t.spec.settings.runtime.precision for t in search.bench.results}
     assert asked == {"fp32"}
 
@@ -175,8 +167,7 @@ def test_a_grid_tries_what_is_made_ahead_and_pinned_memory(tmp_path, monkeypatch
     monkeypatch.setattr(search_module, "nvidia_gpu_count", lambda: gpus)
     asked = {"num_workers": [0, 2], "strategies": ["packed"], "token_budgets": [64]}
     ahead = {"prefetch_factors": "1 4", "pin_memory": "true false"}
-    search = Search(bench(tmp_path, **(GRID | asked | ahead)))
-    run_grid(search)
+    search = searched(tmp_path, **(GRID | asked | ahead))
     tried = [t for t in search.bench.results if t.kind == "end_to_end"][1:]
     found = [(t.num_workers, t.prefetch_factor, t.pin_memory) for t in tried]
     if not gpus:
@@ -191,73 +182,53 @@ def test_a_grid_tries_what_is_made_ahead_and_pinned_memory(tmp_path, monkeypatch
     assert "ahead" not in [str(c.header) for c in table(tried[:2]).columns]
 
 
-def test_tune_finds_settings_where_the_configured_ones_run_out_of_memory(tmp_path):
-    found = bench(tmp_path, {"memory_tokens": 100}, mode="tune")
-    tuned = tune.tune(found)
-    assert tuned.configured.status == "oom"
-    assert tuned.chosen.ok
-    assert tuned.chosen.token_budget <= 100
-
-
-def test_tune_says_so_where_nothing_runs(tmp_path):
-    found = bench(tmp_path, {"memory_tokens": 0}, mode="tune")
-    assert tune.tune(found) is None
-    assert [t.status for t in found.results if t.kind == "end_to_end"] == ["oom"]
-
-
-def test_tune_out_of_time_confirms_what_it_has(tmp_path):
-    found = bench(tmp_path, mode="tune", tune_minutes=1e-9)
-    search = Search(found)
-    run_tune(search)
-    assert search.tuned.chosen.trial_id == search.tuned.configured.trial_id
-    kinds = [trial.kind for trial in found.results]
-    assert kinds == ["device", "end_to_end", "compute", *["again"] * 3]
-    assert found.results[-1].label == "once more"
-
-
-def test_what_is_found_counts_where_no_time_is_left_for_further_processes(
-    tmp_path, monkeypatch
+@pytest.mark.parametrize("memory_tokens", [100, 0])
+def test_tune_finds_settings_where_the_configured_ones_run_out_of_memory(
+    tmp_path, memory_tokens
 ):
-    found = bench(tmp_path, mode="tune", tune_minutes=1e-9)
-    run = found.run
+    search = searched(tmp_path, {"memory_tokens": memory_tokens}, mode="tune")
+    if memory_tokens:
+        assert search.tuned.configured.status == "oom"
+        assert search.tuned.chosen.ok
+        assert search.tuned.chosen.token_budget <= memory_tokens
+        return
+    assert search.tuned is None
+    tried = [t for t in search.bench.results if t.kind == "end_to_end"]
+    assert [trial.status for trial in tried] == ["oom"]
 
-    def until_it_is_over(kind, *given, **options):
-        if kind == "again":
-            raise OutOfTime
-        return run(kind, *given, **options)
 
-    monkeypatch.setattr(found, "run", until_it_is_over)
-    search = Search(found)
-    run_tune(search)
+@pytest.mark.parametrize(("gpus", "further"), [(0, 3), (1, 1)])
+def test_tune_out_of_time_confirms_what_it_has(tmp_path, monkeypatch, gpus, further):
+    monkeypatch.setattr(tune, "nvidia_gpu_count", lambda: gpus)
+    search = searched(tmp_path, mode="tune", tune_minutes=1e-9)
+    assert search.tuned.chosen.trial_id == search.tuned.configured.trial_id
+    assert kinds(search) == ["device", "end_to_end", "compute", *["again"] * further]
+    assert search.bench.results[-1].label == "once more"
+
+
+@dataclass
+class EndingBench(FormulaBench):
+    """No time is left for further processes."""
+
+    def _again(self, spec):
+        raise OutOfTime
+
+
+def test_what_is_found_counts_where_no_time_is_left_for_further_processes(tmp_path):
+    search = searched(tmp_path, kind=EndingBench, mode="tune", tune_minutes=1e-9)
     assert search.picks.recommended == search.tuned.chosen.trial_id
     assert summarise(search)["tuned"] is not None
 
 
-def test_on_a_gpu_one_further_process_of_the_recommended_settings(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(tune, "nvidia_gpu_count", lambda: 1)
-    found = bench(tmp_path, mode="tune", tune_minutes=1e-9)
-    tune.tune(found)
-    kinds = [trial.kind for trial in found.results]
-    assert kinds == ["device", "end_to_end", "compute", "again"]
-
-
 def test_further_processes_are_of_what_is_recommended_and_no_choice(tmp_path):
-    found = bench(tmp_path, MACHINES["padding costs"] | {"io_ms": 0.5}, mode="tune")
-    found.processes = 1
-    search = Search(found)
-    run_tune(search)
-    last = [t for t in found.results if t.kind == "again"]
-    wanted = tuned_parameters(found.settings, search.tuned.chosen)
-    assert len(last) == 3
-    assert all(tuned_parameters(found.settings, t) == wanted for t in last)
-    picks = {
-        search.picks.fastest,
-        search.picks.recommended,
-        search.picks.most_efficient,
-    }
-    assert not picks & {t.trial_id for t in last}
+    machine = MACHINES["padding costs"] | {"io_ms": 0.5}
+    search = searched(tmp_path, machine, mode="tune")
+    last = [t for t in search.bench.results if t.kind == "again"]
+    base, picks = search.bench.settings, search.picks
+    wanted = tuned_parameters(base, search.tuned.chosen)
+    assert [tuned_parameters(base, trial) for trial in last] == [wanted] * 3
+    chosen = {picks.fastest, picks.recommended, picks.most_efficient}
+    assert not chosen & {trial.trial_id for trial in last}
 
 
 @pytest.mark.parametrize(
@@ -265,8 +236,7 @@ def test_further_processes_are_of_what_is_recommended_and_no_choice(tmp_path):
 )
 def test_a_gain_within_noise_is_none(share, gained, tmp_path, monkeypatch):
     """`share`: of the recommended rate that the configured settings reach."""
-    search = Search(bench(tmp_path, mode="tune"))
-    run_tune(search)
+    search = searched(tmp_path, mode="tune")
     by_id = {trial.trial_id: trial for trial in search.bench.results}
     rate = by_id[search.picks.recommended].samples_per_s
     figures = {**search.configured.figures, "samples_per_s": share * rate}
@@ -291,12 +261,9 @@ class SlowingBench(FormulaBench):
 def test_a_host_that_slows_hides_no_gain(tmp_path):
     machine = MACHINES["padding costs"] | {"io_ms": 0.5}
     quiet, slowing = (
-        Search(bench(tmp_path / kind.__name__, machine, kind, mode="tune"))
+        searched(tmp_path / kind.__name__, machine, kind, mode="tune")
         for kind in (FormulaBench, SlowingBench)
     )
-    for search in (quiet, slowing):
-        search.bench.processes = 1
-        run_tune(search)
     expected, found = (s.tuned.rate / s.configured.rate for s in (quiet, slowing))
     assert found == pytest.approx(expected)
     trials = {t.trial_id: t for t in slowing.bench.results}
@@ -319,8 +286,7 @@ def test_a_host_that_slows_hides_no_gain(tmp_path):
 def test_a_grid_goes_upwards_until_memory_runs_out(tmp_path):
     options = {**GRID, "batch_sizes": [16, 8, 32], "num_workers": [0]}
     options |= {"strategies": ["packed"], "token_budgets": [64, 512]}
-    search = Search(bench(tmp_path, {"memory_tokens": 256}, **options))
-    run_grid(search)
+    search = searched(tmp_path, {"memory_tokens": 256}, **options)
     asked = [
         (t.global_batch_size, t.token_budget, t.status)
         for t in search.bench.results
@@ -333,16 +299,9 @@ def test_a_grid_goes_upwards_until_memory_runs_out(tmp_path):
     assert summarise(search)["skipped"] == search.skipped
 
 
-def test_a_grid_stops_at_its_limit_and_goes_on(tmp_path):
-    found = bench(tmp_path, max_minutes=1e-9, **GRID)
-    with pytest.raises(OutOfTime):
-        run_grid(Search(found))
-    assert [trial.kind for trial in found.results] == ["device"]
-
-
-@pytest.mark.parametrize("mode", ["tune", "ladder", "loader", "scaling"])
+@pytest.mark.parametrize("mode", MODES)
 def test_no_mode_begins_a_trial_after_its_limit(mode, tmp_path):
-    found = bench(tmp_path, mode=mode, max_minutes=1e-9)
+    found = bench(tmp_path, **(GRID | {"mode": mode, "max_minutes": 1e-9}))
     with pytest.raises(OutOfTime):
         MODES[mode](Search(found))
     assert len(found.results) == 1
@@ -350,9 +309,8 @@ def test_no_mode_begins_a_trial_after_its_limit(mode, tmp_path):
 
 @pytest.mark.parametrize("mode", ["tune", "grid"])
 def test_a_benchmark_that_was_cut_short_recommends_nothing_yet(mode, tmp_path):
-    found = bench(tmp_path, **{**GRID, "mode": mode})
-    search = Search(found, complete=False)
-    MODES[mode](search)
+    search = searched(tmp_path, **{**GRID, "mode": mode})
+    search.complete = False
     summary = summarise(search)
     assert (summary["complete"], summary["tuned"]) == (False, None)
     assert set(summary["picks"].values()) == {None}
@@ -383,11 +341,7 @@ def merged(base: dict, over: dict) -> dict:
 
 
 def climbed(folder, machine=None, kind=FormulaBench):
-    found = bench(folder, machine, kind=kind, mode="ladder")
-    found.watcher = TrialTable(Console(file=io.StringIO()))
-    search = Search(found)
-    run_ladder(search)
-    return search
+    return searched(folder, machine, kind, mode="ladder")
 
 
 def test_the_terminal_shows_how_a_rung_compares(tmp_path):
@@ -488,18 +442,15 @@ class LonelyBench(FormulaBench):
         return Answer("unpaired", "what stands below ended", 1.0, {})
 
 
-@pytest.mark.parametrize(
-    ("kind", "asked"),
-    [(CrowdedBench, ["{}"]), (LonelyBench, ["{}"])],
-)
-def test_a_rung_stands_alone_where_two_cannot(kind, asked, tmp_path):
+@pytest.mark.parametrize("kind", [CrowdedBench, LonelyBench])
+def test_a_rung_stands_alone_where_two_cannot(kind, tmp_path):
     search = climbed(tmp_path, WORKERS_COST, kind=kind)
     slow, history, *_, end = search.ladder
     assert (history.individual, history.note) == (
         pytest.approx(1.0),
         "one after the other",
     )
-    labels = ["conf/slow", *(one.format(history.name) for one in asked)]
+    labels = ["conf/slow", history.name]
     labels += ["what stands below, alone", f"{history.name}, alone"]
     found = [trial.label for trial in search.bench.results][1:]
     assert found[: len(labels)] == labels
@@ -510,31 +461,19 @@ def test_a_rung_stands_alone_where_two_cannot(kind, asked, tmp_path):
 
 @dataclass
 class PaddingBench(FormulaBench):
-    """Its model cannot be packed."""
+    """Its model cannot be packed, and has no attention."""
 
     def _rated(self, spec, total_ms):
-        figures = super()._rated(spec, total_ms)
+        figures = super()._rated(spec, total_ms) | {"attention": "none"}
         packed = figures.get("strategy") == "packed"
         return figures | ({"strategy": "grouped"} if packed else {})
 
 
-def test_a_rung_that_became_something_else_is_not_kept(tmp_path):
+@pytest.mark.parametrize("name", ["packed: no padding", "fused attention (SDPA)"])
+def test_a_rung_that_became_something_else_is_not_kept(name, tmp_path):
     search = climbed(tmp_path, kind=PaddingBench)
-    packed = next(s for s in search.ladder if s.name == "packed: no padding")
-    assert (packed.status, packed.kept, packed.individual) == ("not here", False, None)
-
-
-class RecurrentBench(FormulaBench):
-    """Its model has no attention."""
-
-    def _rated(self, spec, total_ms):
-        return super()._rated(spec, total_ms) | {"attention": "none"}
-
-
-def test_a_model_without_attention_has_nothing_of_a_faster_one(tmp_path):
-    search = climbed(tmp_path, kind=RecurrentBench)
-    fused = next(s for s in search.ladder if s.name == "fused attention (SDPA)")
-    assert (fused.status, fused.kept, fused.individual) == ("not here", False, None)
+    rung = next(step for step in search.ladder if step.name == name)
+    assert (rung.status, rung.kept, rung.individual) == ("not here", False, None)
 
 
 def test_a_rung_brings_what_was_left_out_and_it_needs(tmp_path, monkeypatch):
@@ -563,9 +502,7 @@ def test_a_rung_brings_what_was_left_out_and_it_needs(tmp_path, monkeypatch):
 
 
 def test_the_ladder_ends_where_conf_slow_does_not_run(tmp_path):
-    found = bench(tmp_path, {"memory_tokens": 0}, mode="ladder")
-    search = Search(found)
-    run_ladder(search)
+    search = climbed(tmp_path, {"memory_tokens": 0})
     assert [(s.name, s.status, s.kept) for s in search.ladder] == [
         ("conf/slow", "oom", False)
     ]
@@ -577,7 +514,7 @@ def test_rungs_that_change_the_optimisation_are_marked_and_last(tmp_path):
     marked = [rung.changes_optimisation for rung in rungs(found.settings)]
     assert marked == [False] * (len(marked) - 1) + [True]
     search = Search(found)
-    run_ladder(search)
+    MODES["ladder"](search)
     larger, same, end = search.ladder[-3:]
     assert (larger.name, larger.kept) == ("global batch 32", True)
     assert (same.name, same.changes_optimisation) == (
@@ -599,9 +536,8 @@ def test_rungs_that_change_the_optimisation_are_marked_and_last(tmp_path):
 
 
 def test_the_loader_alone_over_workers(tmp_path):
-    found = bench(tmp_path, mode="loader", num_workers=[0, 2])
-    run_loader(Search(found))
-    steps, *alone = found.results
+    search = searched(tmp_path, mode="loader", num_workers=[0, 2])
+    steps, *alone = search.bench.results
     assert (steps.kind, steps.label) == ("compute", "steps alone")
     rates = {t.num_workers: t.loader_samples_per_s for t in alone}
     assert rates[2] == pytest.approx(2 * rates[1])

@@ -14,9 +14,9 @@ from flatout.engine.files.atomic_folder import write_whole
 from flatout.engine.parameters import ModelSettings, TokenizeSettings
 from flatout.engine.tokenizing.statistics import (
     LengthFigure,
+    TokenReport,
     histogram,
     length_summary,
-    token_report,
     vocabulary_use,
 )
 from flatout.engine.tokenizing.token_recipes import tokens_recipe
@@ -71,7 +71,7 @@ def stored(tmp_path_factory):
         recipe = tokens_recipe(f"{name}_tokens", rows, tokenizer, [], model, tokenize)
         write_recipe(folder / name, recipe)
         tokens[name] = datasets.load_from_disk(str(folder / name))
-    return token_report(tokens, tokenizer, tokenize)
+    return TokenReport(tokens, tokenizer, tokenize)
 
 
 def test_a_report_on_stored_tokens(stored):

@@ -1,17 +1,11 @@
-"""Which devices a trial gets, and which sweep."""
+"""Which devices a trial gets."""
 
 from __future__ import annotations
-
-import subprocess
-import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from flatout.engine.parameters import SettingsError
-from flatout.engine.sweep.devices import Devices, reserved, sets_of
-from tests.conftest import PROJECT
+from flatout.engine.sweep.devices import sets_of
 
 
 @pytest.mark.parametrize(
@@ -40,42 +34,3 @@ def test_more_devices_than_there_are_is_refused(monkeypatch):
     assert [one.variables for one in sets_of(1)] == [{}]
     with pytest.raises(SettingsError, match="CPU core"):
         sets_of(10_000)
-
-
-HOLDER = """
-import sys
-from flatout.engine.sweep.devices import Devices, reserved
-with reserved([Devices(("7",)), Devices(("5",))]):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_a_gpu_is_one_sweeps_at_a_time(tmp_path, monkeypatch, caplog):
-    """Another process has GPUs 5 and 7, and is killed with them."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    caplog.set_level("INFO")
-    other = subprocess.Popen(
-        [sys.executable, "-c", HOLDER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=PROJECT,
-    )
-    assert other.stdout.readline() == "held\n"
-    with reserved([Devices(("6",)), Devices()]):
-        assert not caplog.text, "others are free, and cores are shared"
-
-    def waits_for_seven() -> None:
-        with reserved([Devices(("7", "5"))]):
-            pass
-
-    with ThreadPoolExecutor(1) as pool:
-        mine = pool.submit(waits_for_seven)
-        while "another sweep trains on it, waiting" not in caplog.text:
-            assert not mine.done()
-            time.sleep(0.02)
-        other.kill()
-        other.wait()
-        mine.result(30)

@@ -97,25 +97,20 @@ def test_a_grid_is_queued_once_by_who_creates_the_study(tmp_path):
 
 
 def test_a_creator_that_was_killed_halfway_left_the_rest(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        studies, "queue_again", lambda study, _: requeue(study, first_of(study))
-    )
+    def first(study, _):
+        study.enqueue_trial({RATE: 0.1}, user_attrs={PLACE: 1})
+
+    monkeypatch.setattr(studies, "queue_again", first)
     with begun(tmp_path, grid=THREE) as (study, _):
         assert places(study) == [1]
-        forget = study._storage  # the identity comes last
-        forget.set_study_user_attr(study._study_id, studies.IDENTITY, None)
     monkeypatch.undo()
     with begun(tmp_path, grid=THREE) as (study, _):
         assert places(study, TrialState.WAITING) == [1, 2, 3]
 
 
-def first_of(study):
-    return optuna.trial.create_trial(
-        value=0.0,
-        params={RATE: 0.1},
-        distributions={RATE: optuna.distributions.CategoricalDistribution(THREE[RATE])},
-        user_attrs={PLACE: 1},
-    )
+def the_study(storage):
+    [name] = optuna.get_all_study_names(storage)
+    return optuna.load_study(storage=storage, study_name=name)
 
 
 @pytest.mark.parametrize("sweep", [{"grid": THREE}, {**DRAWN, "n_trials": 3}])
@@ -190,31 +185,27 @@ def test_a_pruner_ends_a_training_at_its_evaluation(tmp_path):
     assert told.intermediate_values == {1: 0.6, 2: 1.2}
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b'{"model": "mine"}',
-        b'{"op_code":0,"worker_id":"a"}\n',
-        b"SQLite format 3\x00\x10\xff\xfe",
-        b"\x00" * 64,
-    ],
-)
-def test_a_file_that_is_no_database_is_refused_and_left_alone(content, tmp_path):
-    file = tmp_path / "thesis.json"
-    file.write_bytes(content)
-    with pytest.raises(SettingsError, match="is not the database of a sweep: name an"):
-        with opened(settings(storage=str(file)).sweep, requeue):
-            pass
-    assert file.read_bytes() == content
-
-
-def test_the_database_of_another_program_is_left_alone(tmp_path):
-    file = tmp_path / "mlflow.db"
+def database_of_mlflow(file: Path) -> None:
     with sqlite3.connect(file) as other:
         other.execute("create table experiments (name text)")
+
+
+@pytest.mark.parametrize(
+    ("make", "cause"),
+    [
+        (lambda file: file.write_bytes(b'{"model": "mine"}'), "not a database"),
+        (lambda file: file.write_bytes(b"SQLite format 3\x00\x10\xff\xfe"), ""),
+        (lambda file: file.write_bytes(b"\x00" * 64), ""),
+        (database_of_mlflow, "its tables are experiments"),
+    ],
+)
+def test_a_file_of_something_else_is_refused_and_left_alone(make, cause, tmp_path):
+    file = tmp_path / "thesis.json"
+    make(file)
     before = file.read_bytes()
-    with pytest.raises(SettingsError, match="its tables are experiments"):
-        with opened(settings(storage=f"sqlite:///{file}").sweep, requeue):
+    refused = f"is not the database of a sweep: name an.*{cause}"
+    with pytest.raises(SettingsError, match=refused):
+        with opened(settings(storage=str(file)).sweep, requeue):
             pass
     assert file.read_bytes() == before
 
@@ -336,7 +327,7 @@ def test_a_signal_gives_the_trial_back(tmp_path, formula, signum):
         run_sweep(asked, files)
     assert stopped.value.code == 128 + signum
     with opened(asked.sweep, requeue) as storage:
-        study = optuna.load_study(storage=storage, study_name="sweep")
+        study = the_study(storage)
         assert [t.state.name for t in study.trials] == ["FAIL", "WAITING"]
         assert places(study) == [1, 1]
 
@@ -380,7 +371,7 @@ def test_two_of_three_machines_die_and_each_combination_is_finished_once(formula
             os.kill(pid, signal.SIGKILL)
         (folder / "hold").unlink()
         statuses = [os.waitpid(pid, 0)[1] for pid in pids]
-        study = optuna.load_study(study_name="sweep", storage=place)
+        study = the_study(place)
         done = study.get_trials(states=(TrialState.COMPLETE,))
     assert statuses == [signal.SIGKILL, signal.SIGKILL, 0]
     assert Counter(t.params[RATE] for t in done) == dict.fromkeys(grid[RATE], 1)
@@ -433,25 +424,21 @@ def test_a_storage_that_cannot_be_is_told_with_what_can(place, remedy):
 
 
 @pytest.mark.parametrize(
-    "place",
+    ("place", "remedy"),
     [
-        "localhost:25999/sweeps",
-        "ann@host/sweeps",
-        "ann:secret@host:5432/sweeps",
-        "ann:sec/ret@host",
-        "postgresql:/ann:secret@host/sweeps",
+        ("localhost:25999/sweeps", "begins with its kind: write postg"),
+        ("ann@host/sweeps", "begins with its kind: write postg"),
+        ("ann:secret@host:5432/sweeps", "begins with its kind: write postg"),
+        ("ann:sec/ret@host", "begins with its kind: write postg"),
+        ("postgresql:/ann:secret@host/sweeps", "begins with its kind: write postg"),
+        ("postgres://ann:secret@host/x", "write postgresql:// in place of postgres"),
+        ("postgres+psycopg://ann:secret@host/x", "write postgresql:// in place of"),
     ],
 )
-def test_an_address_without_its_kind_is_no_file(place):
-    with pytest.raises(SettingsError, match="begins with its kind: write postg") as no:
+def test_an_address_without_its_kind_is_no_file(place, remedy):
+    with pytest.raises(SettingsError, match=remedy) as no:
         check_sweep(settings(storage=place))
     assert "sec" not in str(no.value)
-
-
-@pytest.mark.parametrize("driver", ["", "+psycopg"])
-def test_the_old_name_of_postgresql_is_told(driver):
-    with pytest.raises(SettingsError, match="write postgresql:// in place of postgres"):
-        check_sweep(settings(storage=f"postgres{driver}://ann:secret@host/x"))
 
 
 @pytest.mark.parametrize(

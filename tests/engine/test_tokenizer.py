@@ -30,15 +30,16 @@ ROWS = datasets.Dataset.from_dict({"text": TEXTS})
 SCRATCH = ModelSettings(config={"model_type": "bert"})
 
 
-def recipe_of(rows, model, tokenize):
-    return tokenizer_recipe(rows, model, tokenize, usable_positions)
+def recipe_of(model, rows=ROWS, **options):
+    return tokenizer_recipe(rows, model, TokenizeSettings(**options), usable_positions)
 
 
 def column(texts):
     return datasets.Dataset.from_dict({"text": texts}).data.table.column("text")
 
 
-def saved(recipe, folder):
+def saved(folder, model, **options):
+    recipe = recipe_of(model, **options)
     write_whole(folder, recipe.key, recipe.write)
     return TokenizerFile(folder)
 
@@ -94,12 +95,7 @@ def test_words_of_the_greatest_length_are_trained_on():
 
 def test_a_trained_tokenizer_opens_in_transformers(tmp_path):
     model = ModelSettings(config={"model_type": "bert", "max_position_embeddings": 128})
-    file = saved(
-        tokenizer_recipe(
-            ROWS, model, TokenizeSettings(vocab_size=130), usable_positions
-        ),
-        tmp_path / "t",
-    )
+    file = saved(tmp_path / "t", model, vocab_size=130)
     loaded = AutoTokenizer.from_pretrained(tmp_path / "t")
     assert (loaded.padding_side, loaded.model_max_length, len(loaded)) == (
         "right",
@@ -115,9 +111,7 @@ def test_a_trained_tokenizer_opens_in_transformers(tmp_path):
 
 def test_the_key_follows_the_texts_and_the_size():
     def key(rows=ROWS, **options):
-        return tokenizer_recipe(
-            rows, SCRATCH, TokenizeSettings(**options), usable_positions
-        ).key
+        return recipe_of(SCRATCH, rows, **options).key
 
     assert key().digest == key().digest
     assert key(vocab_size=300).changes_since(key()) == ["vocab_size: 8000 -> 300"]
@@ -153,10 +147,7 @@ def checkpoint(folder, tokenizer, **config):
 def test_a_missing_pad_token_becomes_the_end_and_it_warns(tmp_path, caplog):
     tokenizer = byte_level(eos_token="<|end|>", padding_side="left")
     model = checkpoint(tmp_path / "gpt2", tokenizer)
-    file = saved(
-        recipe_of(ROWS, model, TokenizeSettings()),
-        tmp_path / "t",
-    )
+    file = saved(tmp_path / "t", model)
     loaded = AutoTokenizer.from_pretrained(tmp_path / "t")
     assert (loaded.pad_token, loaded.padding_side) == ("<|end|>", "right")
     assert file.max_positions == 64
@@ -170,47 +161,36 @@ def test_a_model_that_counts_positions_from_behind_the_pad_token(tmp_path):
     tokenizer = byte_level(eos_token="<|end|>")
     config = {"model_type": "roberta", "max_position_embeddings": 66, "pad_token_id": 1}
     model = checkpoint(tmp_path / "roberta", tokenizer, **config)
-    file = saved(
-        recipe_of(ROWS, model, TokenizeSettings()),
-        tmp_path / "t",
-    )
+    file = saved(tmp_path / "t", model)
     assert file.max_positions == 64
 
 
 def test_text_survives_a_byte_level_tokenizer(tmp_path):
     model = checkpoint(tmp_path / "gpt2", byte_level(eos_token="<|end|>"))
-    file = saved(
-        recipe_of(ROWS, model, TokenizeSettings()),
-        tmp_path / "t",
-    )
+    file = saved(tmp_path / "t", model)
     loaded = AutoTokenizer.from_pretrained(file.folder)
     for text in TEXTS[:3]:
         assert loaded.decode(file.backend.encode(text).ids) == text
 
 
-def test_no_token_that_could_pad(tmp_path):
-    model = checkpoint(tmp_path / "gpt2", byte_level())
-    with pytest.raises(
-        TokenizerError, match="there is no pad, end, unknown or start token"
-    ):
-        recipe_of(ROWS, model, TokenizeSettings()).build()
-
-
-def test_a_vocabulary_larger_than_the_models(tmp_path):
-    model = checkpoint(
-        tmp_path / "gpt2", byte_level(eos_token="<|end|>"), vocab_size=10
-    )
-    with pytest.raises(
-        TokenizerError, match=r"\d+ tokens, but the checkpoint's vocab_size is 10"
-    ):
-        recipe_of(ROWS, model, TokenizeSettings()).build()
-
-
-def test_masked_lm_needs_a_mask_token(tmp_path):
-    model = checkpoint(tmp_path / "gpt2", byte_level(eos_token="<|end|>"))
-    model = model.model_copy(update={"task": "masked-lm"})
-    with pytest.raises(TokenizerError, match="this tokenizer has no mask token"):
-        recipe_of(ROWS, model, TokenizeSettings()).build()
+@pytest.mark.parametrize(
+    ("tokens", "config", "task", "fault"),
+    [
+        ({}, {}, "causal-lm", "there is no pad, end, unknown or start token"),
+        (
+            {"eos_token": "<|end|>"},
+            {"vocab_size": 10},
+            "causal-lm",
+            r"\d+ tokens, but the checkpoint's vocab_size is 10",
+        ),
+        ({"eos_token": "<|end|>"}, {}, "masked-lm", "this tokenizer has no mask token"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_used(tmp_path, tokens, config, task, fault):
+    model = checkpoint(tmp_path / "gpt2", byte_level(**tokens), **config)
+    model = model.model_copy(update={"task": task})
+    with pytest.raises(TokenizerError, match=fault):
+        recipe_of(model).build()
 
 
 def test_a_tokenizer_without_rust():
@@ -243,7 +223,7 @@ def test_a_folder_without_a_tokenizer_says_what_was_looked_for(tmp_path):
     (tmp_path / "README.md").write_text("nothing")
     model = ModelSettings(name_or_path=str(tmp_path))
     with pytest.raises(TokenizerError) as error:
-        recipe_of(ROWS, model, TokenizeSettings()).build()
+        recipe_of(model).build()
     text = str(error.value)
     assert "Looked for config.json, tokenizer_config.json and tokenizer.json" in text
     assert f"{tmp_path} holds: README.md" in text
@@ -253,14 +233,14 @@ def test_a_folder_without_a_tokenizer_says_what_was_looked_for(tmp_path):
 def test_a_name_that_is_nowhere_names_the_cache():
     model = ModelSettings(name_or_path="nobody/no-such-model")
     with pytest.raises(TokenizerError, match="it was looked for in the cache"):
-        recipe_of(ROWS, model, TokenizeSettings()).build()
+        recipe_of(model).build()
 
 
 def test_a_checkpoints_files_are_part_of_the_key(tmp_path):
     model = checkpoint(tmp_path / "gpt2", byte_level(eos_token="<|end|>"))
-    before = recipe_of(ROWS, model, TokenizeSettings()).key
+    before = recipe_of(model).key
     checkpoint(tmp_path / "gpt2", byte_level(eos_token="<|end|>"), n_positions=32)
-    after = recipe_of(ROWS, model, TokenizeSettings()).key
+    after = recipe_of(model).key
     assert [change.split(":")[0] for change in after.changes_since(before)] == ["files"]
 
 
@@ -269,9 +249,7 @@ def test_a_hub_name_is_keyed_by_the_commit_of_the_cache(tmp_path, monkeypatch, c
 
     def files(revision=None):
         model = ModelSettings(name_or_path="org/name", revision=revision)
-        return tokenizer_recipe(
-            ROWS, model, TokenizeSettings(), usable_positions
-        ).key.fields["files"]
+        return recipe_of(model).key.fields["files"]
 
     assert files() is None
     (warning,) = caplog.messages

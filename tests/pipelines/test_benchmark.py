@@ -87,21 +87,21 @@ RUNG = {
     "status": "ok",
     "note": "",
 }
-LADDER = pd.DataFrame(
-    [
-        RUNG,
-        {
-            **RUNG,
-            "rung": 1,
-            "name": "TF32",
-            "source": "C",
-            "claim": "2-3x",
-            "samples_per_s": 25.0,
-            "individual": 2.5,
-            "cumulative": 2.5,
-        },
-    ]
-)
+GAINED = {"samples_per_s": 25.0, "individual": 2.5, "cumulative": 2.5}
+TF32 = {**RUNG, "rung": 1, "name": "TF32", "source": "C", "claim": "2-3x", **GAINED}
+LADDER = pd.DataFrame([RUNG, TF32])
+NOTHING = dict.fromkeys(("samples_per_s", "individual", "cumulative"))
+TRIALS = pd.DataFrame([TRIAL])
+FAILED = {**TRIAL, "label": "as configured", "status": "timeout"}
+FAILED |= {"note": "stopped after 60 s", "log": "l.txt"}
+TIMES = {
+    "rows": 1000,
+    "epochs": 3.0,
+    "hours_before": 2.0,
+    "hours_after": 1.0,
+    "deadline_hours": 72.0,
+    "in_time": True,
+}
 SUMMARY = {
     "mode": "tune",
     "answer": "Tuned.",
@@ -129,16 +129,7 @@ SUMMARY = {
         "because": "busy",
         "advice": "more devices",
     },
-    "time_to_train": [
-        {
-            "rows": 1000,
-            "epochs": 3.0,
-            "hours_before": 2.0,
-            "hours_after": 1.0,
-            "deadline_hours": 72.0,
-            "in_time": True,
-        }
-    ],
+    "time_to_train": [TIMES],
     "tuned": {
         "gained": True,
         "changes_optimisation": False,
@@ -179,7 +170,7 @@ def test_wiring():
 
 
 def test_two_figures_and_a_page():
-    shown = show_benchmark(pd.DataFrame([TRIAL]), SUMMARY, LADDER)
+    shown = show_benchmark(TRIALS, SUMMARY, LADDER)
     assert set(shown) == {"throughput", "ladder", "report"}
     assert list(shown["throughput"].data[0].y) == [50.0]
     waterfall = shown["ladder"].data[0]
@@ -217,19 +208,69 @@ def test_times_have_the_unit_that_fits(hours, text):
     assert time_text(hours) == text
 
 
-def test_a_search_that_gained_nothing_sends_nobody_to_its_settings():
-    summary = {**SUMMARY, "tuned": {"gained": False}}
-    text = findings_text(summary, pd.DataFrame([TRIAL]), LADDER)
-    assert "Nothing was gained: no settings are faster than the configured" in text
-    assert "Train with it" not in text
+SLOW_DISK = {"of": "003", "files": {}, "note": "stopped after 2 s"}
+TRACE = {"trace": {"file": "t.json.gz", "view": "a browser"}}
+ONE = {"devices": 1, "samples_per_s": 356.0, "share_of_linear": 1.0, "status": "ok"}
+TWO = {**ONE, "devices": 2, "samples_per_s": 371.0, "share_of_linear": 0.522}
+SHARED = "There is no GPU here: these devices are processes that share the same cores"
+REUSED = (
+    "7 trials ok, 1 trial error in 1.0 minutes.\n\n"
+    "4 of 8 trials measured by an earlier run of this sweep, which was cut short; its "
+    "time is not counted.\n\n## Recommended"
+)
+REFUSED = {**FAILED, "status": "error", "log": "", "note": "batch 64 is too large"}
 
 
-def test_one_epoch_is_no_epochs():
-    [times] = SUMMARY["time_to_train"]
-    summary = {**SUMMARY, "time_to_train": [{**times, "epochs": 1.0}]}
-    assert "## Time to train 1 epoch\n" in findings_text(
-        summary, pd.DataFrame([TRIAL]), LADDER
-    )
+@pytest.mark.parametrize(
+    ("changes", "said", "unsaid"),
+    [
+        (
+            {"tuned": {**SUMMARY["tuned"], "gained": False}},
+            "Nothing was gained: no settings are faster than the configured",
+            "Train with it",
+        ),
+        (
+            {"time_to_train": [{**TIMES, "epochs": 1.0}]},
+            "## Time to train 1 epoch\n",
+            "max_steps",
+        ),
+        ({"trials": {"ok": 7, "error": 1}, "reused_trials": 4}, REUSED, "not tried"),
+        (
+            {"skipped": [{}, {}]},
+            "2 combinations with a larger global batch not tried",
+            "an earlier run",
+        ),
+        (
+            {"mode": "ladder"},
+            "| TF32 | C | 2-3x | 25 | 2.50x | 3 | 2.50x | yes |",
+            "Profile of",
+        ),
+        ({}, "| fp32 | 50 | 92 | 1.5 | 1.07 | 33.3 |\n", "| TF32 |"),
+        ({"scaling": [ONE, TWO], "devices": 1}, "| 2 | 371 | 52.2 |", "| TF32 |"),
+        ({"scaling": [ONE, TWO], "devices": 1}, SHARED, "| TF32 |"),
+        ({"scaling": [ONE, TWO], "devices": 2}, "| 2 | 371 | 52.2 |", SHARED),
+        (
+            {"picks": dict.fromkeys(SUMMARY["picks"]), "failed": REFUSED},
+            "Trial 001 (as configured) ended as error: batch 64 is too large.\n",
+            "Its log",
+        ),
+        (
+            {"profile": SLOW_DISK},
+            "## Profile of trial 003\n\nIt left no files: stopped after 2 s. "
+            "`benchmark_trials.csv` names its log.\n",
+            "a browser",
+        ),
+        (
+            {"profile": {**SLOW_DISK, "files": TRACE}},
+            "## Profile of trial 003\n\n- trace: `t.json.gz` (a browser)\n",
+            "It left no files",
+        ),
+    ],
+)
+def test_the_page_says_what_came_of_it(changes, said, unsaid):
+    page = report_text({**SUMMARY, **changes}, TRIALS, LADDER)
+    assert said in page
+    assert unsaid not in page
 
 
 def test_max_steps_count_in_place_of_epochs():
@@ -240,42 +281,6 @@ def test_max_steps_count_in_place_of_epochs():
         "3,000: 24 min before, 12 min after."
     )
     assert "max_steps" not in time_to_train_text({**SUMMARY, "max_steps": 375})
-
-
-def test_trials_of_an_earlier_run_are_told_of():
-    said = (
-        "4 of 8 trials measured by an earlier run of this sweep, which was cut short; "
-        "its time is not counted."
-    )
-    resumed = {**SUMMARY, "trials": {"ok": 7, "error": 1}, "reused_trials": 4}
-    assert findings_text(resumed, pd.DataFrame(), LADDER).startswith(
-        f"{said}\n\n## Recommended"
-    )
-    report = show_benchmark(pd.DataFrame([TRIAL]), resumed, LADDER)["report"]
-    assert f"7 trials ok, 1 trial error in 1.0 minutes.\n\n{said}" in report
-    assert "measured by an earlier run" not in findings_text(
-        SUMMARY, pd.DataFrame(), LADDER
-    )
-
-
-def test_a_pick_says_what_it_takes_of_the_device():
-    page = report_text(SUMMARY, pd.DataFrame([TRIAL]), pd.DataFrame())
-    [line] = [x for x in page.splitlines() if x.startswith("| most efficient |")]
-    assert line.endswith("| fp32 | 50 | 92 | 1.5 | 1.07 | 33.3 |")
-
-
-def test_combinations_that_were_not_tried_are_told_of():
-    skipped = {**SUMMARY, "skipped": [{}, {}]}
-    assert "2 combinations with a larger global batch not tried" in findings_text(
-        skipped, pd.DataFrame([TRIAL]), pd.DataFrame()
-    )
-
-
-def test_a_ladder_shows_claims_beside_what_was_measured():
-    report = show_benchmark(
-        pd.DataFrame([TRIAL]), {**SUMMARY, "mode": "ladder"}, LADDER
-    )["report"]
-    assert "| TF32 | C | 2-3x | 25 | 2.50x | 3 | 2.50x | yes |" in report
 
 
 def test_trials_that_differ_in_little_are_told_apart():
@@ -297,12 +302,11 @@ def test_trials_that_differ_in_little_are_told_apart():
 def test_a_kept_gain_goes_up_though_its_minute_was_slower():
     rung = {**RUNG, "source": "C", "claim": "2-3x"}
     lost = {"samples_per_s": 20.0, "individual": 0.8, "cumulative": 2.0, "kept": False}
-    failed = dict.fromkeys(("samples_per_s", "individual", "cumulative"))
     gained = {"samples_per_s": 18.0, "individual": 1.44, "cumulative": 3.6}
     steps = [
         *LADDER.to_dict("records"),
         {**rung, "name": "workers", **lost},
-        {**rung, "name": "compile", **failed, "kept": False, "status": "timeout"},
+        {**rung, "name": "compile", **NOTHING, "kept": False, "status": "timeout"},
         {**rung, "name": "graphs", **gained},
     ]
     waterfall = ladder(pd.DataFrame(steps)).data[0]
@@ -318,27 +322,9 @@ def test_a_kept_gain_goes_up_though_its_minute_was_slower():
 
 
 def test_no_waterfall_stands_on_a_slow_configuration_that_failed():
-    nothing = dict.fromkeys(("samples_per_s", "individual", "cumulative"))
-    figure = ladder(pd.DataFrame([{**RUNG, **nothing, "status": "oom"}]))
+    figure = ladder(pd.DataFrame([{**RUNG, **NOTHING, "status": "oom"}]))
     [said] = figure.layout.annotations
     assert said.text == "conf/slow ended as oom: no rung can be compared"
-
-
-def test_a_profile_that_failed_says_what_happened():
-    failed = {"of": "003", "files": {}, "note": "stopped after 2 s"}
-    trace = {"trace": {"file": "t.json.gz", "view": "a browser"}}
-    made = {"of": "003", "files": trace, "note": ""}
-    texts = [
-        report_text({**SUMMARY, "profile": profile}, pd.DataFrame(), LADDER)
-        for profile in (failed, made)
-    ]
-    assert texts[0].endswith(
-        "## Profile of trial 003\n\nIt left no files: stopped after 2 s. "
-        "`benchmark_trials.csv` names its log.\n"
-    )
-    assert texts[1].endswith(
-        "## Profile of trial 003\n\n- trace: `t.json.gz` (a browser)\n"
-    )
 
 
 STAGES = {
@@ -402,8 +388,7 @@ def test_the_end_of_the_waterfall_stands_beside_conf_slow():
 
 
 def test_a_ladder_says_which_rungs_failed_and_why():
-    nothing = dict.fromkeys(("samples_per_s", "individual", "cumulative"))
-    failed = {**RUNG, **nothing, "status": "oom", "note": "stopped at 2.0 GiB resident"}
+    failed = {**RUNG, **NOTHING, "status": "oom", "note": "stopped at 2.0 GiB resident"}
     text = ladder_text(pd.DataFrame([failed, {**RUNG, "name": "TF32", "note": "n"}]))
     assert text.splitlines()[2].endswith("| in all | kept | status |")
     shown = "| conf/slow |  |  |  |  | 3 |  | no | oom: stopped at 2.0 GiB resident |"
@@ -414,21 +399,8 @@ def test_a_ladder_says_which_rungs_failed_and_why():
     assert f"| 1.00x | yes | ok, {ALONE} |" in text
 
 
-@pytest.mark.parametrize(("devices", "shared"), [(1, True), (2, False)])
-def test_processes_that_share_cores_are_not_called_devices(devices, shared):
-    one = {"devices": 1, "samples_per_s": 356.0, "share_of_linear": 1.0, "status": "ok"}
-    two = {**one, "devices": 2, "samples_per_s": 371.0, "share_of_linear": 0.522}
-    summary = {**SUMMARY, "scaling": [one, two], "devices": devices}
-    text = findings_text(summary, pd.DataFrame(), LADDER)
-    assert "| 2 | 371 | 52.2 |" in text
-    said = "There is no GPU here: these devices are processes that share the same cores"
-    assert (said in text) == shared
-
-
 def test_an_empty_benchmark_is_shown_as_such():
-    failed = {**TRIAL, "label": "as configured", "status": "timeout"}
-    failed |= {"note": "stopped after 60 s", "log": "l.txt"}
-    empty = {**SUMMARY, "picks": {"fastest": None}, "verdict": None, "failed": failed}
+    empty = {**SUMMARY, "picks": {"fastest": None}, "verdict": None, "failed": FAILED}
     empty |= {"time_to_train": [], "trials": {}, "tuned": None}
     shown = show_benchmark(pd.DataFrame(), empty, pd.DataFrame())
     assert shown["throughput"].layout.annotations[0].text == "no training was measured"
@@ -438,7 +410,7 @@ def test_an_empty_benchmark_is_shown_as_such():
         "Trial 001 (as configured) ended as timeout: stopped after 60 s. "
         "Its log: `l.txt`"
     ) in shown["report"]
-    trials = pd.DataFrame([failed, {**failed, "trial_id": "002", "log": float("nan")}])
+    trials = pd.DataFrame([FAILED, {**FAILED, "trial_id": "002", "log": float("nan")}])
     for summary, told in (
         (empty, "Trial 001 (as configured) ended as timeout: stopped after 60 s."),
         ({**empty, "failed": None}, "Trial 001 (as configured) ended as timeout"),
@@ -452,17 +424,7 @@ def test_an_empty_benchmark_is_shown_as_such():
     with pytest.raises(BenchmarkError, match=r"no training .*, 2 were"):
         check_trials(pd.concat([trials, pd.DataFrame(beside)]), empty, "")
     check_trials(pd.DataFrame(beside), {**empty, "mode": "loader"}, "")
-    check_trials(pd.concat([trials, pd.DataFrame([TRIAL])]), empty, "")
-
-
-def test_a_trial_that_was_refused_has_no_log_to_name():
-    failed = {**TRIAL, "label": "as configured", "status": "error"}
-    failed |= {"note": "global batch 64 is larger than the data", "log": ""}
-    summary = {**SUMMARY, "picks": {"fastest": None}, "failed": failed}
-    assert (
-        "Trial 001 (as configured) ended as error: global batch 64 is larger than the "
-        "data.\n"
-    ) in findings_text(summary, pd.DataFrame([TRIAL]), LADDER)
+    check_trials(pd.concat([trials, TRIALS]), empty, "")
 
 
 def test_a_table_that_two_machines_write_is_whole_whenever_it_is_read(tmp_path):

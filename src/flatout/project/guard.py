@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.engine.guard import comparison as guard
+from flatout.engine.guard.differences import RATE
 from flatout.engine.parameters import Settings
 from flatout.tracking import RunFolder
 
@@ -45,7 +46,7 @@ class Guard:
         """`history`: a DataFrame with `samples_per_s` of each window."""
         rates = history["samples_per_s"].dropna().tolist()
         if (typical := guard.typical_rate(rates)) is not None:
-            folder.record.figures[guard.RATE] = typical
+            folder.record.figures[RATE] = typical
         if self._settings.guard.enabled:
             now = _run_of(folder)
             baseline = self._baseline(now)

@@ -14,9 +14,9 @@ from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
+from flatout.engine.benchmark.runner import Watcher
 from flatout.engine.benchmark.search import Search, search
 from flatout.engine.benchmark.trials.trial_spec import TrialResult
-from flatout.engine.benchmark.trials.watching import Watcher
 from flatout.engine.launch.job_files import JobFiles
 from flatout.engine.machine.signals import Interrupted
 from flatout.engine.parameters import Settings

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from flatout.engine.benchmark.runner import Bench
 from flatout.engine.benchmark.trials.trial_spec import TrialResult
-
-Changes = dict[str, Any]
-"""Settings by path, `train.token_budget`."""
 
 
 def falling_budgets(bench: Bench, first: TrialResult) -> list[int]:

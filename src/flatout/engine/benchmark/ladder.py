@@ -13,11 +13,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from flatout.engine.benchmark.budgets import Changes
 from flatout.engine.benchmark.pairs import Pairs
 from flatout.engine.benchmark.rungs import SLOW, Rung, rungs
 from flatout.engine.benchmark.runner import Bench
-from flatout.engine.benchmark.trials.trial_spec import TrialResult, with_changes
+from flatout.engine.benchmark.trials.trial_spec import (
+    Changes,
+    TrialResult,
+    with_changes,
+)
 from flatout.engine.parameters import Settings
 
 ALL, ALL_SAME = "all that was kept", "all that was kept of the same optimisation"

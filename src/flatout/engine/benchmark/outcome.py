@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
-from flatout.engine.benchmark.promise import Promise, promised
 from flatout.engine.benchmark.recommend import (
     provenance,
     time_to_train,
@@ -128,7 +127,8 @@ def _tuned(search: Search, trial: TrialResult | None) -> dict[str, Any] | None:
     `gained`: more than noise, or safe where the quicker configured ones are not."""
     if trial is None:
         return None
-    bench, promise = search.bench, _promise(search, trial)
+    bench = search.bench
+    like = [one.rate for one in bench.results if _is_like(one, trial, bench)]
     before = search.configured.samples_per_s if search.configured else None
     gain = search.rate_of(trial) / before if before else None
     source = provenance(
@@ -136,8 +136,8 @@ def _tuned(search: Search, trial: TrialResult | None) -> dict[str, Any] | None:
         bench.device,
         trial.world_size,
         bench.files.data_key,
-        promise,
-        promise.samples_per_s / gain if gain else None,
+        like or [trial.rate],
+        gain,
     )
     return {
         "parameters": tuned_parameters(bench.settings, trial),
@@ -147,13 +147,6 @@ def _tuned(search: Search, trial: TrialResult | None) -> dict[str, Any] | None:
             trial.global_batch_size != bench.settings.train.global_batch_size
         ),
     }
-
-
-def _promise(search: Search, trial: TrialResult) -> Promise:
-    """From all trials of `trial`'s settings."""
-    bench = search.bench
-    like = [one.rate for one in bench.results if _is_like(one, trial, bench)]
-    return promised(like or [trial.rate])
 
 
 def _is_like(trial: TrialResult, wanted: TrialResult, bench: Bench) -> bool:

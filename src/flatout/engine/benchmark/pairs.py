@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flatout.engine.benchmark.budgets import Changes
 from flatout.engine.benchmark.runner import Bench
-from flatout.engine.benchmark.trials.trial_spec import TrialResult, with_changes
+from flatout.engine.benchmark.trials.trial_spec import (
+    Changes,
+    TrialResult,
+    with_changes,
+)
 from flatout.engine.parameters import Settings
 
 UNPAIRED = "unpaired"

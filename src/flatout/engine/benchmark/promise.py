@@ -1,4 +1,4 @@
-"""What the trials of the recommended settings gave, and whether a training comes to it.
+"""Whether a training comes to what the trials of its settings gave.
 
 A training is one more process, later. It differs from the trials as they differ from
 each other, and by how far the machine's speed has moved until then.
@@ -7,32 +7,13 @@ each other, and by how far the machine's speed has moved until then.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
+from collections.abc import Mapping
 from typing import Any
 
 LEAST_TRAINED_S = 5.0
 """Of a training that is judged: two or three windows of a trial."""
 SLOWER = 0.9
 """A training is called slow below this share of the slowest trial."""
-
-
-@dataclass(frozen=True)
-class Promise:
-    """Samples/s of trials with the same settings."""
-
-    samples_per_s: float
-    """Their median."""
-    low: float | None = None
-    high: float | None = None
-    """The slowest and the fastest; None if there was one trial."""
-
-
-def promised(rates: Sequence[float]) -> Promise:
-    """From samples/s of each trial. Raises StatisticsError if there is none."""
-    middle = median(rates)
-    return Promise(middle, min(rates), max(rates)) if rates[1:] else Promise(middle)
 
 
 def kept(

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from operator import attrgetter
+from statistics import median
 from typing import Any
 
 import xxhash
 
 from flatout import __version__
-from flatout.engine.benchmark.promise import Promise
 from flatout.engine.benchmark.trials.trial_spec import TrialResult
 from flatout.engine.parameters import Settings
 
@@ -137,11 +137,13 @@ def provenance(
     device: str,
     devices: int,
     token_key: str,
-    promise: Promise | None = None,
-    before: float | None = None,
+    rates: Sequence[float] = (),
+    gain: float | None = None,
 ) -> dict[str, Any]:
     """Where parameters come from: what was measured of them, or this machine as it is.
-    `before`: the rate of the settings that were configured."""
+    `rates`: samples/s of each trial with them; `gain`: times those of the settings that
+    were configured."""
+    rate, several = median(rates) if rates else 0.0, len(rates) > 1
     return {
         "device": device,
         "devices": devices,
@@ -149,10 +151,10 @@ def provenance(
         "token_key": token_key,
         "model": model_key(settings),
         "date": time.strftime("%Y-%m-%d"),
-        "samples_per_s": promise.samples_per_s if promise else 0.0,
-        "samples_per_s_low": promise.low if promise else None,
-        "samples_per_s_high": promise.high if promise else None,
-        "samples_per_s_before": before,
+        "samples_per_s": rate,
+        "samples_per_s_low": min(rates) if several else None,
+        "samples_per_s_high": max(rates) if several else None,
+        "samples_per_s_before": rate / gain if gain else None,
     }
 
 

@@ -6,7 +6,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,12 +17,10 @@ from flatout.engine.benchmark.trials.processes import Answer, ask, kept_answer
 from flatout.engine.benchmark.trials.trial_spec import (
     ON_ALL_DEVICES,
     Measure,
-    Planned,
     TrialResult,
     TrialSpec,
     with_changes,
 )
-from flatout.engine.benchmark.trials.watching import Watcher
 from flatout.engine.launch.job_files import JobFiles
 from flatout.engine.launch.launch import resolve_processes
 from flatout.engine.machine.environment import device_name, nvidia_gpu_count
@@ -36,6 +34,18 @@ logger = logging.getLogger(__name__)
 TUNE_MINUTES_CPU, TUNE_MINUTES_GPU = 5.0, 15.0
 """Of mode tune's time to explore. On an H200 a trial that compiles takes 45 to 60 s;
 with what earlier ones left on the disk its dozen trials took 290 s."""
+
+
+class Watcher:
+    """Sees a benchmark while it runs; this one looks away."""
+
+    def expect(self, trials: int) -> None:
+        """So many trials are planned in all."""
+
+    def expect_more(self, trials: int) -> None:
+        """So many that no plan could know."""
+
+    def ends(self, trial: TrialResult) -> None: ...
 
 
 class OutOfTime(Exception):
@@ -172,20 +182,6 @@ class Bench:
         self.watcher.ends(trial)
         return trial
 
-    def run_all(self, plan: Sequence[Planned]) -> list[TrialResult]:
-        """One after the other. Raises OutOfTime."""
-        self.watcher.expect(len(plan))
-        return [
-            self.run(
-                one.kind,
-                one.changes,
-                label=one.label,
-                options=one.options,
-                world_size=one.world_size,
-            )
-            for one in plan
-        ]
-
     @property
     def _is_over(self) -> bool:
         return self.elapsed_s > 60 * (self.options.max_minutes or math.inf)
@@ -213,7 +209,6 @@ class Bench:
             self.options.trial_timeout_s,
             self.options.memory_headroom,
             {},
-            forks=True,
         )
 
     def _filled(self, trial: TrialResult, answer: Answer) -> TrialResult:

@@ -9,12 +9,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.benchmark.budgets import Changes
 from flatout.engine.benchmark.ladder import Step, ladder
 from flatout.engine.benchmark.recommend import Picks, pick
-from flatout.engine.benchmark.runner import Bench, OutOfTime
-from flatout.engine.benchmark.trials.trial_spec import Planned, TrialResult
-from flatout.engine.benchmark.trials.watching import Watcher
+from flatout.engine.benchmark.runner import Bench, OutOfTime, Watcher
+from flatout.engine.benchmark.trials.trial_spec import Changes, TrialResult
 from flatout.engine.benchmark.tune import (
     CONFIGURED,
     Tuned,
@@ -27,7 +25,6 @@ from flatout.engine.parameters import BenchmarkSettings, Settings
 
 logger = logging.getLogger(__name__)
 
-PEAK = Planned("device", label="the device's peak")
 ADVISES = frozenset({"tune", "grid"})
 """Modes that recommend settings for the user's own training."""
 
@@ -125,17 +122,17 @@ def run_grid(search: Search) -> None:
     """An exhaustive search: every combination of the lists, end to end, upwards
     in the batch until memory runs out."""
     bench = search.bench
-    bench.run_all([PEAK, Planned("end_to_end", label=CONFIGURED)])
     plan = _combinations(bench)
-    bench.watcher.expect(len(bench.results) + len(plan))
+    bench.watcher.expect(2 + len(plan))
+    bench.run("device", label="the device's peak")
+    bench.run("end_to_end", label=CONFIGURED)
     full: list[Changes] = []
-    for one in plan:
-        if _is_beyond(one.changes, full):
+    for changes in plan:
+        if _is_beyond(changes, full):
             bench.watcher.expect_more(-1)
-            search.skipped.append(dict(one.changes))
-            continue
-        if bench.run("end_to_end", one.changes).status == "oom":
-            full.append(dict(one.changes))
+            search.skipped.append(changes)
+        elif bench.run("end_to_end", changes).status == "oom":
+            full.append(changes)
 
 
 BATCH = "train.global_batch_size"
@@ -149,7 +146,7 @@ def _is_beyond(changes: Mapping[str, Any], full: Iterable[Changes]) -> bool:
     )
 
 
-def _combinations(bench: Bench) -> list[Planned]:
+def _combinations(bench: Bench) -> list[Changes]:
     options = bench.options
     axes: dict[str, Sequence[Any]] = {
         BATCH: sorted(options.batch_sizes),
@@ -167,7 +164,7 @@ def _combinations(bench: Bench) -> list[Planned]:
     axes = {name: values for name, values in axes.items() if values}
     combinations = (dict(zip(axes, v, strict=True)) for v in product(*axes.values()))
     return [
-        Planned("end_to_end", changes)
+        changes
         for changes in combinations
         if changes["train.loader.num_workers"] or _is_first_factor(options, changes)
     ]
@@ -191,25 +188,23 @@ def run_ladder(search: Search) -> None:
 def run_loader(search: Search) -> None:
     """Steps alone, for what they take; the loader alone, over the counts of workers;
     and its slow batches."""
-    counts = sorted(set(worker_counts()) | set(search.bench.options.num_workers))
-    loaders = [
-        Planned("loader", {"train.loader.num_workers": n}, f"{n} workers")
-        for n in counts
-    ]
-    search.bench.run_all([Planned("compute", label="steps alone"), *loaders])
+    bench = search.bench
+    counts = sorted(set(worker_counts()) | set(bench.options.num_workers))
+    bench.watcher.expect(1 + len(counts))
+    bench.run("compute", label="steps alone")
+    for count in counts:
+        changes = {"train.loader.num_workers": count}
+        bench.run("loader", changes, label=f"{count} workers")
 
 
 def run_scaling(search: Search) -> None:
     """1, 2, 4, ... devices at the same global batch; without GPUs, processes that
     share the cores."""
     most = nvidia_gpu_count() or min(2, usable_cores())
-    search.bench.run_all(
-        [
-            Planned("end_to_end", label=f"devices: {size}", world_size=size)
-            for size in (1, 2, 4, 8, 16)
-            if size <= most
-        ]
-    )
+    sizes = [size for size in (1, 2, 4, 8, 16) if size <= most]
+    search.bench.watcher.expect(len(sizes))
+    for size in sizes:
+        search.bench.run("end_to_end", label=f"devices: {size}", world_size=size)
 
 
 MODES: dict[str, Callable[[Search], None]] = {

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from flatout.engine.benchmark.budgets import (
-    Changes,
     falling_budgets,
     rising_budgets,
     round_budget,
 )
 from flatout.engine.benchmark.pairs import Pairs
 from flatout.engine.benchmark.runner import Bench, OutOfTime
-from flatout.engine.benchmark.trials.trial_spec import TrialResult
+from flatout.engine.benchmark.trials.trial_spec import Changes, TrialResult
 from flatout.engine.machine.environment import nvidia_gpu_count, usable_cores
 
 CONFIGURED = "as configured"

@@ -40,30 +40,16 @@ def judge(
     """What bounds `trial`. `memory_gib`: of the device; `single`: the same settings on
     one device, where `trial` ran on several; `tried`: trials that it was faster than,
     whose settings are not advised."""
-    for rule in (_communication, _loader, _launch, _memory):
-        found = rule(trial, memory_gib, single)
-        if found is not None:
-            bound, because, advice = found
-            if bound == "loader" and _more_workers_lost(trial, tried):
-                advice = "mode loader, to see why; more workers were slower here"
-            return Verdict(bound, because, advice)
-    return Verdict(*_compute(trial, tried))
-
-
-def _more_workers_lost(trial: TrialResult, tried: Sequence[TrialResult]) -> bool:
-    counts = [t.num_workers for t in tried if t.ok and t.kind == "end_to_end"]
-    mine = trial.num_workers
-    return isinstance(mine, int) and any(
-        isinstance(n, int) and n > mine for n in counts
+    return (
+        _communication(trial, single)
+        or _loader(trial, tried)
+        or _launch(trial)
+        or _memory(trial, memory_gib)
+        or _compute(trial, tried)
     )
 
 
-_Finding = tuple[Bound, str, str]
-
-
-def _communication(
-    trial: TrialResult, memory_gib: float | None, single: TrialResult | None
-) -> _Finding | None:
+def _communication(trial: TrialResult, single: TrialResult | None) -> Verdict | None:
     share = scaling_share(trial, single)
     if share is None or share >= SCALING_LIMIT:
         return None
@@ -75,7 +61,7 @@ def _communication(
         "give each device more tokens between two all-reduces: a larger "
         "train.global_batch_size, or fewer devices"
     )
-    return "communication", because, advice
+    return Verdict("communication", because, advice)
 
 
 def scaling_share(trial: TrialResult, single: TrialResult | None) -> float | None:
@@ -87,9 +73,7 @@ def scaling_share(trial: TrialResult, single: TrialResult | None) -> float | Non
     return float(trial.rate / (trial.world_size * single.rate))
 
 
-def _loader(
-    trial: TrialResult, memory_gib: float | None, single: TrialResult | None
-) -> _Finding | None:
+def _loader(trial: TrialResult, tried: Sequence[TrialResult]) -> Verdict | None:
     if trial.io_ms is None or not trial.total_ms:
         return None
     share = trial.io_ms / trial.total_ms
@@ -99,12 +83,21 @@ def _loader(
         f"a step of {trial.total_ms:.1f} ms waits {trial.io_ms:.1f} ms for its batch "
         f"({100 * share:.0f} %) with {trial.num_workers} workers"
     )
-    return "loader", because, "more train.loader.num_workers, or mode loader to see why"
+    advice = "more train.loader.num_workers, or mode loader to see why"
+    if _more_workers_lost(trial, tried):
+        advice = "mode loader, to see why; more workers were slower here"
+    return Verdict("loader", because, advice)
 
 
-def _launch(
-    trial: TrialResult, memory_gib: float | None, single: TrialResult | None
-) -> _Finding | None:
+def _more_workers_lost(trial: TrialResult, tried: Sequence[TrialResult]) -> bool:
+    counts = [t.num_workers for t in tried if t.ok and t.kind == "end_to_end"]
+    mine = trial.num_workers
+    return isinstance(mine, int) and any(
+        isinstance(n, int) and n > mine for n in counts
+    )
+
+
+def _launch(trial: TrialResult) -> Verdict | None:
     host = trial.host_ms is not None and trial.total_ms
     if host and (trial.host_ms or 0.0) >= LAUNCH_SHARE * (trial.total_ms or 0.0):
         because = (
@@ -119,12 +112,10 @@ def _launch(
         advice = "a larger train.global_batch_size: the graph itself is short"
     else:
         advice = "train.cuda_graphs: true (packed), or train.compile: true"
-    return "launch", because, advice
+    return Verdict("launch", because, advice)
 
 
-def _memory(
-    trial: TrialResult, memory_gib: float | None, single: TrialResult | None
-) -> _Finding | None:
+def _memory(trial: TrialResult, memory_gib: float | None) -> Verdict | None:
     used = memory_pct(trial, memory_gib)
     if trial.status == "oom":
         because = trial.note or "out of memory"
@@ -135,12 +126,12 @@ def _memory(
     advice = "a smaller train.token_budget (the global batch stays)"
     if not trial.gradient_checkpointing:
         advice += "; where one row is too much, train.gradient_checkpointing: true"
-    return "memory", because, advice
+    return Verdict("memory", because, advice)
 
 
-def _compute(trial: TrialResult, tried: Sequence[TrialResult]) -> _Finding:
+def _compute(trial: TrialResult, tried: Sequence[TrialResult]) -> Verdict:
     if not trial.ok or not trial.total_ms:
-        return "unknown", trial.note or "not measured", _after_a_fault(trial)
+        return Verdict("unknown", trial.note or "not measured", _after_a_fault(trial))
     parts = []
     if trial.io_ms is not None:
         parts.append(f"waits {100 * trial.io_ms / trial.total_ms:.0f} % for batches")
@@ -159,7 +150,7 @@ def _compute(trial: TrialResult, tried: Sequence[TrialResult]) -> _Finding:
         advice = "runtime.precision: bf16 where the device is fast at it, more devices"
     else:
         advice = "more devices, or a smaller model"
-    return "compute", ", ".join(parts), advice
+    return Verdict("compute", ", ".join(parts), advice)
 
 
 def _after_a_fault(trial: TrialResult) -> str:

@@ -6,7 +6,7 @@ Earlier runs are lines of a file in the data folder.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
@@ -14,11 +14,13 @@ from typing import Literal
 
 import xxhash
 
-from flatout.engine.guard.differences import Difference, differences
+from flatout.engine.guard.differences import (
+    Difference,
+    TrackedRun,
+    differences,
+)
 from flatout.engine.parameters import GuardSettings, Settings
 
-RATE = "guard_samples_per_s"
-"""Rate of a run: the median over its windows."""
 MEAN = "samples_per_s"
 STEP = "step_ms_p50"
 WAIT = "cpu_wait_pct"
@@ -35,21 +37,6 @@ class SlowRunError(RuntimeError):
     """A run slower than the healthy band, if guard.on_slow is fail."""
 
     exit_code = 7
-
-
-@dataclass(frozen=True)
-class TrackedRun:
-    """Record of a training in the file of runs."""
-
-    run_id: str
-    name: str
-    params: Mapping[str, str] = field(default_factory=dict)
-    tags: Mapping[str, str] = field(default_factory=dict)
-    figures: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def samples_per_s(self) -> float | None:
-        return self.figures.get(RATE) or None
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
 
 from flatout.engine.parameters.common import BESIDE
 from flatout.engine.parameters.other_names import RENAMED
 from flatout.engine.parameters.roles import in_role, is_in, reported
 
+RATE = "guard_samples_per_s"
+"""Rate of a run: the median over its windows."""
 SYMPTOM_LIMIT = 1.03
 """A measured figure that explains less than this ratio is not worth a line."""
 NOT_SET = "not set"
@@ -31,13 +32,19 @@ FACTS = ("world_size", "token_key", "device", "git_commit", "git_dirty")
 """Tags that no parameter stands for."""
 
 
-class Run(Protocol):
+@dataclass(frozen=True)
+class TrackedRun:
+    """Record of a training in the file of runs."""
+
+    run_id: str
+    name: str
+    params: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    figures: Mapping[str, float] = field(default_factory=dict)
+
     @property
-    def params(self) -> Mapping[str, str]: ...
-    @property
-    def tags(self) -> Mapping[str, str]: ...
-    @property
-    def figures(self) -> Mapping[str, float]: ...
+    def samples_per_s(self) -> float | None:
+        return self.figures.get(RATE) or None
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ class Difference:
         return f"{text} (measured, {self.ratio:.2f} times slower: {self.reason})"
 
 
-def differences(then: Run, now: Run) -> list[Difference]:
+def differences(then: TrackedRun, now: TrackedRun) -> list[Difference]:
     """Measured figures, the largest ratio first; then settings by name."""
     before, after = _facts(then), _facts(now)
     found = [_symptom(name, then, now) for name in SYMPTOMS]
@@ -75,7 +82,7 @@ def differences(then: Run, now: Run) -> list[Difference]:
     return sorted(measured, key=lambda d: -(d.ratio or 0.0)) + changed
 
 
-def _facts(run: Run) -> dict[str, str]:
+def _facts(run: TrackedRun) -> dict[str, str]:
     params = {RENAMED.get(k, k): v for k, v in run.params.items()}
     facts = {k: v for k, v in params.items() if not is_in(k, in_role(BESIDE))}
     # What a parameter came to: two spellings of one thing are no difference.
@@ -84,7 +91,7 @@ def _facts(run: Run) -> dict[str, str]:
     return facts | {k: v for k, v in run.tags.items() if k.startswith("version.")}
 
 
-def _symptom(name: str, then: Run, now: Run) -> Difference | None:
+def _symptom(name: str, then: TrackedRun, now: TrackedRun) -> Difference | None:
     before, after = then.figures.get(name), now.figures.get(name)
     if before is None or after is None:
         return None

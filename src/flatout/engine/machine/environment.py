@@ -210,30 +210,10 @@ def set_defaults(variables: Mapping[str, str]) -> None:
         os.environ.setdefault(name, value)
 
 
-def environment_has(name: str, value: str) -> bool:
-    return os.environ.get(name) == value
-
-
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """Return this process's environment and `extra`, without a launcher's ranks."""
     inherited = {k: v for k, v in os.environ.items() if k not in _RANK_VARIABLES}
     return {**inherited, _STARTER: str(os.getpid()), **extra}
-
-
-@contextmanager
-def as_child(extra: Mapping[str, str]) -> Iterator[None]:
-    """Set the variables of `child_environment` in this process inside the block, for a
-    child process that inherits them."""
-    before = dict(os.environ)
-    try:
-        for name in _RANK_VARIABLES & before.keys():
-            del os.environ[name]
-        os.environ.update(child_environment(extra))
-        yield
-    finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)
 
 
 def starter() -> int:

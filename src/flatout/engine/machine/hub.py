@@ -19,32 +19,13 @@ def names_a_folder(name: str) -> bool:
 
 def missing_folder(name: str | None) -> str | None:
     """Error message if `model.name_or_path` is a path without a folder, else None."""
-    if name is None or Path(name).is_dir():
-        return None
-    if not names_a_folder(name) and not _misses_its_parent(name):
+    if name is None or Path(name).is_dir() or not names_a_folder(name):
         return None
     return (
         f"model.name_or_path: there is no folder {Path(name).absolute()}. Set it to a "
         "folder that save_pretrained wrote, to a name on the Hugging Face Hub "
         "(org/model), or to null to train from scratch"
     )
-
-
-def _misses_its_parent(name: str) -> bool:
-    """Return whether `org/model` is meant as a path: a folder `org` exists here, and
-    neither the cache nor the Hub has the repository."""
-    parent = Path(name).parent
-    if parent == Path() or not parent.is_dir():
-        return False
-    from huggingface_hub import repo_exists
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    if Path(HF_HUB_CACHE, f"models--{name.replace('/', '--')}").is_dir():
-        return False
-    try:
-        return not (answers() and repo_exists(name))
-    except Exception:  # the client's transport fails; loading reports why
-        return False
 
 
 def where_to_look(name: str) -> dict[str, Any]:

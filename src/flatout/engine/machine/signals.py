@@ -73,10 +73,9 @@ class StopSignals:
             logger.warning("%s: %s", name, self._then)
 
 
-def die_with_parent(parent: int | None = None) -> None:
-    """End this process as soon as its parent has ended, however it was killed.
-    `parent`: its process id; by default the environment names it."""
-    parent = parent or starter()
+def die_with_parent() -> None:
+    """End this process as soon as its parent has ended, however it was killed."""
+    parent = starter()
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -6,13 +6,13 @@ import inspect
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from flatout.engine.machine.environment import tokenizer_parallelism
 from flatout.engine.predict.predictor import Predictor
 from flatout.engine.rows.tokens import TokenRows
+from flatout.engine.tokenizing.encoders.encode import lists_of
 from flatout.engine.tokenizing.encoders.encoder import EncodeOptions, Encoder
 from flatout.engine.tokenizing.token_recipes import empty_text_id
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
@@ -41,22 +41,14 @@ class TextEncoder:
         """Token rows of N texts (and as many second texts), Arrow columns, no nulls."""
         with tokenizer_parallelism(True):
             encoded = self._encoder.encode(texts, pairs)
-        offsets = np.zeros(len(encoded.lengths) + 1, np.int32)
-        np.cumsum(encoded.lengths, out=offsets[1:])
-        columns: dict[str, npt.NDArray[Any]] = {"input_ids": encoded.ids}
+        lengths = encoded.lengths
+        lists = {"input_ids": lists_of(encoded.ids, lengths)}
         if self._takes_type_ids and encoded.type_ids is not None:
-            columns["token_type_ids"] = encoded.type_ids
-        lists = {
-            name: pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
-            for name, values in columns.items()
-        }
+            lists["token_type_ids"] = lists_of(encoded.type_ids, lengths)
         if encoded.marks is not None:
-            spaces = pc.count_substring(texts, " ")
-            lists["num_words"] = pc.add(spaces, 1)
-            labels = pa.ListArray.from_arrays(
-                pa.array(offsets), pa.array(encoded.marks)
-            )
+            lists["num_words"] = pc.add(pc.count_substring(texts, " "), 1)
+            labels = lists_of(encoded.marks, lengths)
         else:
             # A target each, unread.
-            labels = pa.array(np.zeros(len(encoded.lengths), np.int64))
+            labels = pa.array(np.zeros(len(lengths), np.int64))
         return TokenRows(pa.table({**lists, "labels": labels}))

@@ -34,7 +34,7 @@ Stale = Callable[[Any, Any], None]
 
 
 class StorageError(RuntimeError):
-    """A storage that is gone, in use, or that holds another sweep."""
+    """A storage that is gone or in use."""
 
     exit_code = 1
 

@@ -1,140 +1,78 @@
-"""The Optuna study that a sweep goes on with, and whether it is the same sweep."""
+"""The Optuna study that a sweep begins or goes on with."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import time
-from collections.abc import Iterator, Mapping
+import logging
 from pathlib import Path
 from typing import Any
 
 import optuna
+from filelock import FileLock
 from optuna.study import Study
 
 import flatout
 from flatout.engine.benchmark.recommend import versions
 from flatout.engine.files.own_code import digest_of, sources_of
-from flatout.engine.parameters import ModelSettings, Settings, SweepSettings
-from flatout.engine.parameters.secrets import without_password
+from flatout.engine.parameters import ModelSettings, SweepSettings
 from flatout.engine.sweep.queued import fail_running, queue_again
 from flatout.engine.sweep.space import objective
-from flatout.engine.sweep.storage import StorageError, database_file
+from flatout.engine.sweep.storage import database_file
 from flatout.engine.train.setup.identity import result_identity
 from flatout.engine.train.setup.job import TrainJob
 
-IDENTITY = "identity"
-CREATOR_TAKES_S = 10
+logger = logging.getLogger(__name__)
+
+QUEUE_LOCK = ".queue.lock"
+"""In the folder of the sweep: two machines that begin at once queue a grid once."""
 
 
 def open_study(job: TrainJob, storage: Any) -> Study:
-    """Begun or gone on with, everything to try in its queue. Raises StorageError if the
-    study has another identity."""
-    options, wanted = job.settings.sweep, identity(job)
-    alone = database_file(options.storage) is not None
+    """Begun or gone on with, everything to try in its queue. Other settings, data, code
+    or versions are another study."""
+    options = job.settings.sweep
+    text = json.dumps(identity(job), sort_keys=True, default=str)
+    name = f"{options.study}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     _, higher = objective(job.settings)
-    common = {
-        "storage": storage,
-        "study_name": options.study,
-        "pruner": _pruner(options),
-    }
-    try:
-        study = optuna.create_study(
-            direction="maximize" if higher else "minimize",
-            sampler=_sampler(options, job.settings.runtime.seed),
-            **common,
-        )
-    except optuna.exceptions.DuplicatedStudyError:
+    with FileLock(job.work_folder / QUEUE_LOCK):
+        is_known = name in optuna.get_all_study_names(storage)
         # Without a seed: the draws of the first command would come again.
-        study = optuna.load_study(sampler=_sampler(options, None), **common)
-        known = _noted_identity(study, 0 if alone else CREATOR_TAKES_S)
-        _check(known or wanted, wanted, options)
-    if alone:
-        fail_running(study)
-    queue_again(study, options)
-    study.set_user_attr(IDENTITY, dict(wanted))  # last: others wait for it
+        seed = None if is_known else job.settings.runtime.seed
+        study = optuna.create_study(
+            storage=storage,
+            study_name=name,
+            load_if_exists=True,
+            direction="maximize" if higher else "minimize",
+            sampler=_sampler(options, seed),
+            pruner=_pruner(options),
+        )
+        if database_file(options.storage) is not None:
+            fail_running(study)
+        queue_again(study, options)
+    logger.info("study %s %s", name, "goes on" if is_known else "begins")
     return study
 
 
-def identity(job: TrainJob) -> dict[str, str]:
-    """What all machines must have the same of, as text: what is tried, on what, by
-    which code and versions."""
+def identity(job: TrainJob) -> dict[str, Any]:
+    """What all machines must have the same of: what is tried, on what, by which code
+    and versions."""
     options = job.settings.sweep
     swept = {*options.grid, *options.ranges}
-    tried = {
-        f"sweep.{name}": getattr(options, name)
-        for name in ("sampler", "pruner", "grid", "ranges")
-    }
     fixed = {n: v for n, v in result_identity(job).items() if n not in swept}
-    facts = {**fixed, **tried, **trained_by(*_models(job.settings))}
-    facts["sweep.choose_by"], _ = objective(job.settings)
-    return {name: _text(value) for name, value in facts.items()}
+    tried = options.model_dump(include={"sampler", "pruner", "grid", "ranges"})
+    chosen_by, _ = objective(job.settings)
+    by = trained_by(job.settings.model)
+    return {**fixed, **by, "tried": tried, "chosen_by": chosen_by}
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return json.dumps({k: _plain(v) for k, v in value.items()}, sort_keys=True)
-    return value if isinstance(value, str) else json.dumps(_plain(value))
-
-
-def _plain(value: Any) -> Any:
-    return value.model_dump() if hasattr(value, "model_dump") else value
-
-
-def trained_by(*models: ModelSettings) -> dict[str, str]:
-    """Versions, and digests of the code that trains `models`: of flatout's, and of a
+def trained_by(model: ModelSettings) -> dict[str, str]:
+    """Versions, and digests of the code that trains `model`: of flatout's, and of a
     task and a family of one's own. Others' answers and checkpoints are not taken."""
     engine = Path(flatout.__file__).parent / "engine"
-    modules = sorted({name for model in models for name in _own_modules(model)})
-    own = {f"code of {name}": digest_of(sources_of(name)) for name in modules}
+    named = (model.task.rpartition(".")[0], model.family)
+    own = {f"code of {name}": digest_of(sources_of(name)) for name in named if name}
     return {**versions(), "code": digest_of(engine.rglob("*.py")), **own}
-
-
-def _models(settings: Settings) -> Iterator[ModelSettings]:
-    """All that the sweep may train, as far as they name code."""
-    grid = settings.sweep.grid
-    for name in ("task", "family"):
-        for value in grid.get(f"model.{name}", [getattr(settings.model, name)]):
-            yield settings.model.model_copy(update={name: value})
-
-
-def _own_modules(model: ModelSettings) -> Iterator[str]:
-    if "." in model.task:
-        yield model.task.rpartition(".")[0]
-    if model.family:
-        yield model.family
-
-
-def _check(
-    known: Mapping[str, str], wanted: Mapping[str, str], options: SweepSettings
-) -> None:
-    if lines := list(_differences(known, wanted)):
-        raise StorageError(
-            f"sweep.study {options.study!r} in {without_password(options.storage)} was "
-            "begun with something else:\n"
-            + "\n".join(f"  {line}" for line in lines)
-            + "\nUse the same everywhere, or begin another one: name it with "
-            "sweep.study. What the same code trained before is not lost"
-        )
-
-
-def _noted_identity(study: Study, quiet_s: int) -> Mapping[str, str] | None:
-    """None if who created the study has noted none, and queued nothing for `quiet_s`:
-    that process was killed."""
-    count, quiet = -1, 0
-    while True:
-        known: Mapping[str, str] | None = study.user_attrs.get(IDENTITY)
-        if known is not None or quiet >= quiet_s:
-            return known
-        time.sleep(1)
-        now = len(study.get_trials(deepcopy=False))
-        count, quiet = now, quiet + 1 if now == count else 0
-
-
-def _differences(known: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:
-    for name in sorted({*known, *wanted}):
-        there, here = known.get(name, "none"), wanted.get(name, "none")
-        if there != here:
-            yield f"{name}: {there} there, {here} here"
 
 
 def _sampler(options: SweepSettings, seed: int | None) -> Any:

@@ -28,7 +28,7 @@ from flatout.engine.benchmark.trials.trial_spec import TrialSpec, with_changes
 from flatout.engine.launch.job_files import JobFiles
 from flatout.engine.machine.signals import Interrupted, StopSignals
 from flatout.engine.parameters import Settings
-from flatout.engine.sweep.devices import Devices, reserved, sets_of
+from flatout.engine.sweep.devices import Devices, sets_of
 from flatout.engine.sweep.pruning import Pruning
 from flatout.engine.sweep.queued import (
     ANSWER,
@@ -78,7 +78,7 @@ def run_sweep(settings: Settings, files: JobFiles) -> list[Row]:
     devices = sets_of(settings.sweep.devices_per_trial)
     folder = Path(settings.sweep.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with opened(settings.sweep, requeue) as storage, reserved(devices):
+    with opened(settings.sweep, requeue) as storage:
         study = open_study(files.open(settings, folder), storage)
         with StopSignals("ending the trials") as signals:
             return Sweep(settings, files, folder, study, devices, signals).run()

@@ -25,11 +25,17 @@ Ints = npt.NDArray[np.int64]
 class TokenReport:
     """How to make the report on token rows by split."""
 
-    key: ContentKey
     tokens: Mapping[str, Any]
     """`datasets.Dataset` by split; `train` is one of them."""
     tokenizer: TokenizerFile
     tokenize: TokenizeSettings
+
+    @cached_property
+    def key(self) -> ContentKey:
+        rows = {f"{name}_tokens": token_key(rows) for name, rows in self.tokens.items()}
+        fields = {"tokenizer": self.tokenizer.digest, **rows}
+        fields |= {"format": FORMAT_VERSION, "max_length": self.tokenize.max_length}
+        return ContentKey(fields)
 
     def value(self) -> dict[str, Any]:
         """A dict for JSON; shares are between 0 and 1."""
@@ -61,21 +67,6 @@ class TokenReport:
             "unknown_share": _share_of_token(rows, unknown),
             "length": length_summary(lengths),
         }
-
-
-def token_report(
-    tokens: Mapping[str, Any],
-    tokenizer: TokenizerFile,
-    tokenize: TokenizeSettings,
-) -> TokenReport:
-    """For token rows by split name."""
-    fields = {
-        "format": FORMAT_VERSION,
-        "tokenizer": tokenizer.digest,
-        "max_length": tokenize.max_length,
-        **{f"{name}_tokens": token_key(rows) for name, rows in tokens.items()},
-    }
-    return TokenReport(ContentKey(fields), tokens, tokenizer, tokenize)
 
 
 def lengths_of(tokens: Any) -> Ints:

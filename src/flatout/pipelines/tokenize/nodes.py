@@ -9,7 +9,7 @@ from flatout.engine.data.raw_texts import SPLITS
 from flatout.engine.families import usable_positions
 from flatout.engine.parameters import ModelSettings, TokenizeSettings
 from flatout.engine.tokenizing.encoders.encode import TokensRecipe
-from flatout.engine.tokenizing.statistics import LengthFigure, TokenReport, token_report
+from flatout.engine.tokenizing.statistics import LengthFigure, TokenReport
 from flatout.engine.tokenizing.token_recipes import label_names_of, split_recipes
 from flatout.engine.tokenizing.tokenizer import (
     TokenizerFile,
@@ -59,7 +59,7 @@ def describe_tokens(
     tokenize: TokenizeSettings,
 ) -> tuple[TokenReport, LengthFigure]:
     """Lengths, cuts and vocabulary use: as figures and as a picture."""
-    report = token_report(
+    report = TokenReport(
         dict(zip(SPLITS, (train_tokens, validation_tokens, test_tokens), strict=True)),
         tokenizer_file,
         tokenize,

@@ -19,10 +19,8 @@ from typing import Any
 import numpy as np
 import psutil
 
-from flatout.engine.benchmark.measuring.phases import GpuSampler
 from flatout.engine.benchmark.measuring.windows import Warm, block_steps, enough, rate
-from flatout.engine.benchmark.trials.forks import is_fork, start_fork
-from flatout.engine.benchmark.trials.processes import MODULE, command, write_spec
+from flatout.engine.benchmark.trials.processes import command, write_spec
 from flatout.engine.benchmark.trials.trial_spec import TrialSpec
 from flatout.engine.machine.environment import child_environment, training_environment
 from flatout.engine.parameters import parse_settings
@@ -59,7 +57,7 @@ class InterleavedPair:
 class Baseline:
     """What a trial is compared with, in a process of its own (`measure.baseline`)."""
 
-    process: psutil.Process
+    process: psutil.Popen
     connection: Connection
 
     @classmethod
@@ -114,30 +112,23 @@ def _start(spec: TrialSpec, folder: Path) -> Baseline:
     below = replace(spec, kind="baseline", settings=settings, options=options)
     stored = json.loads((folder / "spec.json").read_text())
     write_spec(below, stored["job"], folder / "below")
-    variables = training_environment(settings.runtime)
-    if is_fork(variables):
-        forked = start_fork("fork", MODULE, folder / "below", folder / "log.txt")
-        process = psutil.Process(forked.pid)
-    else:
-        process = psutil.Popen(
-            command(below, folder / "below"),
-            env=child_environment(variables),
-            pass_fds=[theirs.fileno()],
-        )
+    process = psutil.Popen(
+        command(below, folder / "below"),
+        env=child_environment(training_environment(settings.runtime)),
+        pass_fds=[theirs.fileno()],
+    )
     theirs.close()
     return Baseline(process, ours)
 
 
-def interleave(
-    warm: Warm, baseline: Baseline, sampler: GpuSampler
-) -> list[InterleavedPair]:
+def interleave(warm: Warm, baseline: Baseline) -> list[InterleavedPair]:
     """At least `repeats` pairs; where their ratios are not together, up to twice as
     many and one more. Who begins alternates, so that a host that slows favours none."""
     _same_blocks(warm, baseline)
     pairs: list[InterleavedPair] = []
     while not _enough(pairs, warm.measure.repeats):
         first = len(pairs) % 2 == 0
-        pairs.append(_pair(warm, baseline, sampler, first=first))
+        pairs.append(_pair(warm, baseline, first=first))
     return steady(pairs)
 
 
@@ -163,12 +154,7 @@ def _same_blocks(warm: Warm, baseline: Baseline) -> None:
     baseline.ask("shorten", steps)
 
 
-def _pair(
-    warm: Warm, baseline: Baseline, sampler: GpuSampler, *, first: bool
-) -> InterleavedPair:
+def _pair(warm: Warm, baseline: Baseline, *, first: bool) -> InterleavedPair:
     below = None if first else baseline.ask("rested_window")
-    warm.lead_in()
-    sampler.counts = True
-    window = warm.window()
-    sampler.counts = False
+    window = warm.rested_window()
     return InterleavedPair(window, below or baseline.ask("rested_window"))

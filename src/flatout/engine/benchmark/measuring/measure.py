@@ -24,7 +24,7 @@ from flatout.engine.benchmark.measuring.interleaved import (
     interleave,
     middle_half_pct,
 )
-from flatout.engine.benchmark.measuring.phases import GpuSampler, launch_ms, phase_ms
+from flatout.engine.benchmark.measuring.phases import launch_ms, phase_ms
 from flatout.engine.benchmark.measuring.windows import (
     SPREAD_LIMIT_PCT,
     Warm,
@@ -126,13 +126,13 @@ def _measured(
     group = _join(job, runtime)
     warm = warm_training(job, spec.measure, feed, runtime, group)
     pairs: list[InterleavedPair] = []
-    with GpuSampler(runtime, counts=below is None) as sampler:
-        if below is None:
-            windows = warm.windows()
-        else:
-            pairs = interleave(warm, below, sampler)
-            windows = [pair.window for pair in pairs]
-            below.end()  # phases are timed alone
+    if below is None:
+        windows = warm.windows()
+    else:
+        pairs = interleave(warm, below)
+        windows = [pair.window for pair in pairs]
+        below.end()  # phases are timed alone
+    busy_pct = [found for found in warm.gpu_util_pct if found is not None]
     trainer, batches = warm.driver.trainer, warm.feed.batches
     few = max(2, min(PHASE_STEPS, int(PHASE_SECONDS / warm.step_s)))
     host_ms = launch_ms(trainer, batches, few)
@@ -147,7 +147,7 @@ def _measured(
         **_memory(runtime),
         **_resolved_parameters(trainer, warm.feed),
         "tflops_per_s": efficiency(trainer, windows)["tflops_per_s"],
-        "gpu_util_pct": sampler.mean_pct,
+        "gpu_util_pct": sum(busy_pct) / len(busy_pct) if busy_pct else None,
         "first_step_s": warm.first_step_s,
         "compile_s": compile_clock.seconds,
         "recompiles": compile_clock.recompiles,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,55 +76,30 @@ def _loader_rates(
     return rates
 
 
-@dataclass
-class _Timed:
-    """Passes calls of one method on, and notes how long each took."""
-
-    inner: Any
-    method: str
-    ms: list[float] = field(default_factory=list)
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self.inner, name)
-        return self._timed(found) if name == self.method else found
-
-    def _timed(self, function: Any) -> Any:
-        def call(*arguments: Any) -> Any:
-            begin = time.perf_counter()
-            result = function(*arguments)
-            self.ms.append(1000 * (time.perf_counter() - begin))
-            return result
-
-        return call
-
-
 def stage_times(data: StepRows, measure: Measure) -> dict[str, Any]:
     """Milliseconds of the stages of a batch, and the batches that took longer than
     `slow_rows_ms` with their rows, as slow transforms cause them."""
-    stages: dict[str, Any] = {
-        "choose_rows": _Timed(data.batches, "rows"),
-        "plan": _Timed(data.planner, "plan"),
-        "collate": _Timed(data.collator, "collate_step"),
-    }
-    timed = replace(
-        data,
-        batches=stages["choose_rows"],
-        planner=stages["plan"],
-        collator=stages["collate"],
-    )
     block = BlockRows.of(data, measure.steps)
-    slow, total_ms = [], []
+    choose_s, plan_s, total_ms, slow = 0.0, 0.0, [], []
     for step in range(block.first, block.first + block.period):
         begin = time.perf_counter()
-        batch = timed[step]
-        took_ms = 1000 * (time.perf_counter() - begin)
+        rows, ids = data.rows.sequences(data.batches.rows(step))
+        chosen = time.perf_counter()
+        data.planner.plan(rows.lengths(ids))
+        planned = time.perf_counter()
+        batch = data[step]
+        took_ms = 1000 * (time.perf_counter() - planned)
+        choose_s, plan_s = choose_s + chosen - begin, plan_s + planned - chosen
         total_ms.append(took_ms)
         if took_ms > measure.slow_rows_ms:
             slow.append(_slow_batch(data, step, took_ms, batch.row_ids))
-    means = {name: sum(t.ms) / block.period for name, t in stages.items()}
+    mean_ms = float(np.mean(total_ms))
+    choose_ms, plan_ms = 1000 * choose_s / block.period, 1000 * plan_s / block.period
     return {
-        "batch_ms": float(np.mean(total_ms)),
-        **{f"{name}_ms": mean for name, mean in means.items()},
+        "batch_ms": mean_ms,
+        "choose_rows_ms": choose_ms,
+        "plan_ms": plan_ms,
+        "collate_ms": max(0.0, mean_ms - choose_ms - plan_ms),
         "slow_ms": measure.slow_rows_ms,
         "slow": sorted(slow, key=lambda entry: -entry["ms"])[:SLOW_SHOWN],
         "slow_count": len(slow),

@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Protocol, TypeVar
 
 import torch
 
 from flatout.engine.benchmark.measuring.driver import Driver, Feed
+from flatout.engine.benchmark.measuring.phases import gpu_util_pct
 from flatout.engine.benchmark.trials.trial_spec import Measure
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.train.recording.timing import Window, steady
@@ -25,19 +25,6 @@ from flatout.engine.train.setup.assemble import Trainer
 
 SPREAD_LIMIT_PCT = 5.0
 """Windows further apart than this are said to be so."""
-
-
-class Timed(Protocol):
-    """What has a rate."""
-
-    @property
-    def samples(self) -> int: ...
-
-    @property
-    def wall_s(self) -> float: ...
-
-
-Rated = TypeVar("Rated", bound=Timed)
 
 
 @dataclass
@@ -52,6 +39,8 @@ class Warm:
     """Of the first, cold step."""
     step_s: float = math.inf
     """Of a warm one."""
+    gpu_util_pct: list[float | None] = field(default_factory=list)
+    """The GPU's at the end of each window."""
 
     @classmethod
     def up(
@@ -94,6 +83,7 @@ class Warm:
         driver.synchronize()
         compiles = agreed(driver.window_clock.compiles, runtime)
         window = driver.window_clock.close(int(compiles))
+        self.gpu_util_pct.append(gpu_util_pct(runtime))
         # Replayed graphs are quicker than the warm-up was.
         self.step_s = agreed(min(self.step_s, step_seconds(window)), runtime)
         return window
@@ -157,7 +147,7 @@ def enough(
     return len(rates) >= repeats and spread_of(rates) <= most_apart_pct
 
 
-def middle(windows: Sequence[Rated]) -> Rated:
+def middle(windows: Sequence[Window]) -> Window:
     """The window with the median rate; of two, the slower one."""
     return sorted(windows, key=rate)[(len(windows) - 1) // 2]
 
@@ -166,12 +156,12 @@ def step_seconds(window: Window) -> float:
     return window.wall_s / window.steps
 
 
-def rate(window: Timed) -> float:
+def rate(window: Window) -> float:
     """Samples/s."""
     return window.samples / window.wall_s
 
 
-def spread_pct(windows: Sequence[Timed]) -> float:
+def spread_pct(windows: Sequence[Window]) -> float:
     """(highest - lowest) / median of the rates."""
     return spread_of([rate(window) for window in windows])
 

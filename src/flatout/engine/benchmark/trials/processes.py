@@ -24,7 +24,6 @@ from typing import Any
 
 import psutil
 
-from flatout.engine.benchmark.trials.forks import SERVER, Running
 from flatout.engine.benchmark.trials.trial_spec import TrialSpec
 from flatout.engine.files.atomic_write import write_text
 from flatout.engine.launch import agent
@@ -77,16 +76,13 @@ def ask(
     headroom: float,
     variables: Mapping[str, str],
     stop: Callable[[], bool] | None = None,
-    *,
-    forks: bool = False,
 ) -> Answer:
     """Run a trial in `folder` and keep its answer there. `headroom`: share of the
-    machine's memory that stays free, if its device has none of its own. `forks`: start
-    it from the fork server, if this machine can."""
+    machine's memory that stays free, if its device has none of its own."""
     write_spec(spec, asdict(files), folder)
     limit = resident_limit_bytes(headroom)
     answer = run_isolated(
-        spec, folder, timeout_s, limit, variables=variables, stop=stop, forks=forks
+        spec, folder, timeout_s, limit, variables=variables, stop=stop
     )
     if answer.status != "stopped":
         write_text(folder / "answer.json", json.dumps(asdict(answer)))
@@ -108,7 +104,6 @@ def run_isolated(
     *,
     variables: Mapping[str, str] = MappingProxyType({}),
     stop: Callable[[], bool] | None = None,
-    forks: bool = False,
 ) -> Answer:
     """Run the trial whose spec.json lies in `folder`. Its log is kept there, below the
     command that runs it again by hand.
@@ -123,18 +118,14 @@ def run_isolated(
     own = {**training_environment(spec.settings.runtime, spec.world_size), **variables}
     log = folder / "log.txt"
     log.write_text(f"$ {by_hand(spec, folder, own)}\n")
-    process: Running | None = None
-    if forks and spec.world_size == 1:
-        kind = str((spec.settings.model.config or {}).get("model_type", ""))
-        process = SERVER.start(MODULE, folder, own, kind)
-    process = process or _start(spec, folder, own)
+    process = _start(spec, folder, own)
     try:
         fault = wait_for(process, timeout_s, max_resident_bytes, stop)
     finally:
         end_groups(process)
     elapsed_s = time.perf_counter() - begin
     if fault is None and not result.exists():
-        fault = _death(process.returncode or 0)
+        fault = _death(process.returncode)
     if fault is not None:
         return Answer(fault[0], fault[1], elapsed_s, {})
     stored = json.loads(result.read_text())
@@ -142,8 +133,9 @@ def run_isolated(
     return Answer(stored["status"], note, elapsed_s, stored["figures"])
 
 
-def _start(spec: TrialSpec, folder: Path, own: Mapping[str, str]) -> Running:
-    """A process that imports everything itself."""
+def _start(
+    spec: TrialSpec, folder: Path, own: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     with (folder / "log.txt").open("a") as log:
         return subprocess.Popen(
             command(spec, folder),
@@ -170,7 +162,7 @@ def command(spec: TrialSpec, folder: Path) -> list[str]:
 
 
 def wait_for(
-    process: Running,
+    process: subprocess.Popen[bytes],
     timeout_s: float,
     max_resident_bytes: int | None,
     stop: Callable[[], bool] | None,
@@ -209,7 +201,7 @@ def _resident_bytes(pid: int) -> int:
     return total
 
 
-def end_groups(process: Running) -> None:
+def end_groups(process: subprocess.Popen[bytes]) -> None:
     """End the trial's workers and ranks with it; each rank leads a group of its own."""
     groups = {process.pid}
     with suppress(psutil.NoSuchProcess):  # it has ended, and its ranks notice

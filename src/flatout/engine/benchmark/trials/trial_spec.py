@@ -28,6 +28,8 @@ end; the rates alone of settings that were measured before, in one more process;
 on batches that lie on the device already; what stands below a rung, window by window;
 the loader alone; the device's peak; where the time of a few steps goes, operator by
 operator; a whole training (the sweep)."""
+Changes = dict[str, Any]
+"""Settings by path, `train.token_budget`."""
 ON_ALL_DEVICES = frozenset({"end_to_end", "again", "compute"})
 
 
@@ -59,17 +61,6 @@ class Measure:
             headroom=options.memory_headroom,
             slow_rows_ms=options.slow_rows_ms,
         )
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A trial that a mode will run; see `Bench.run`."""
-
-    kind: str
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    label: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    world_size: int | None = None
 
 
 @dataclass(frozen=True)

@@ -99,12 +99,12 @@ class TokensRecipe(ArrowRecipe):
         start = cut = targets_seen = 0
         for part in encoded:
             stop = start + len(part.lengths)
-            columns = [_lists(part.ids, part.lengths)]
+            columns = [lists_of(part.ids, part.lengths)]
             if part.type_ids is not None and "token_type_ids" in self.schema.names:
-                columns.append(_lists(part.type_ids, part.lengths))
+                columns.append(lists_of(part.type_ids, part.lengths))
             if self.options.form in WRITTEN and part.marks is not None:
                 labels = np.where(part.marks >= 0, part.ids, IGNORED).astype(np.int32)
-                columns.append(_lists(labels, part.lengths))
+                columns.append(lists_of(labels, part.lengths))
                 targets_seen += int((part.marks >= 0).sum())
             if (targets := self._targets(start, stop)) is not None:
                 columns.append(self._spread(targets, part))
@@ -123,7 +123,7 @@ class TokensRecipe(ArrowRecipe):
         if part.marks is None:
             return targets
         labels = _spread_words(targets, part.lengths, part.marks)
-        return _lists(labels, part.lengths)
+        return lists_of(labels, part.lengths)
 
     def _encode(self) -> Iterator[Encoded]:
         """All rows in turn, some at a time: bounds memory."""
@@ -216,7 +216,7 @@ def _column(table: Any, name: str) -> Any:
     return table.column(name).combine_chunks()
 
 
-def _lists(values: npt.NDArray[Any], lengths: npt.NDArray[np.int32]) -> Any:
+def lists_of(values: npt.NDArray[Any], lengths: npt.NDArray[np.int32]) -> Any:
     """List column over `values` (T,), without a copy."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])

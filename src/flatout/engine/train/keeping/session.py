@@ -18,7 +18,6 @@ from flatout.engine.checkpoints.checkpoint_folder import (
 )
 from flatout.engine.checkpoints.checkpoint_writer import CheckpointWriter
 from flatout.engine.checkpoints.resume import Resume, resume_line
-from flatout.engine.checkpoints.unfinished import Unfinished
 from flatout.engine.machine.signals import Interrupted, StopSignals
 from flatout.engine.machine.watchdog import heartbeat
 from flatout.engine.train.keeping.saved_model import SaveError, load_weights, save_model
@@ -56,7 +55,6 @@ class Session:
         self._settings = settings
         self._identity = identity(trainer.job)
         self._lock = FileLock(self.folder / ".lock")
-        self._unfinished = Unfinished(self.folder, self._identity)
         self._signals = StopSignals()
         self._snapshots = Snapshots(trainer, recorder, self._control)
         self._writer = CheckpointWriter(
@@ -80,7 +78,6 @@ class Session:
         heartbeat.watch_alone(None)
         self._writer.wait()
         (self._tell_saved if kind is None else self._note_saved)()
-        self._unfinished.close(finished=kind is None)
         self._lock.release()
         self._signals.__exit__()
         if kind is None and self._signals.received:
@@ -99,28 +96,14 @@ class Session:
             self._writer.newest = found
             self._note_saved()
             logger.info(resume_line(found))
-        if self._ranks.is_main:
-            self._begin_unfinished(step)
         self._first_step = self._saved_step = step
         heartbeat.enter("train")
         return step
-
-    def _begin_unfinished(self, step: int) -> None:
-        """Say so where an earlier run left nothing; note this one from here on."""
-        earlier = self._unfinished.earlier_step()
-        if earlier and step == 0 and self._settings.resume == "auto":
-            logger.warning(
-                "an earlier run of this training ended without a checkpoint (at step "
-                "%d): starting at step 1",
-                earlier,
-            )
-        self._unfinished.begin(step)
 
     def step_done(self, done: int) -> None:
         """After each step: a sign of life, a checkpoint if due. Raises Interrupted on
         all ranks at the same step where one of them was told to stop."""
         heartbeat.beat(done)
-        self._unfinished.note(done)
         if done == self._first_step + 1 and self.trainer.runtime.is_cuda:
             self._snapshots.take()  # locks its host memory while steps still warm up
         if not self._agreement.is_due(done):
