@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import os
 import re
 import sys
 from dataclasses import replace
@@ -395,6 +396,24 @@ def test_the_sweep_knows_whether_higher_is_better(name, given, higher):
     own = {"compute_metrics": "a.b", "metric": name, "greater_is_better": given}
     settings = Settings.model_validate({"train": own})
     assert objective(settings) == (f"validation_{name}", higher)
+
+
+def test_two_ranks_count_the_predictions_of_both(parts, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(parts), prepend=os.pathsep)
+    given = {
+        "compute_metrics": "page_parts.balanced",
+        "schedule": "page_parts.triangle",
+        "callbacks": ["page_parts.Minutes"],
+        "config": NO_DROPOUT,
+        "max_steps": 4,
+    }
+    one = run_job(make_job(tmp_path / "one", **given)).report.as_dict()
+    job = make_job(tmp_path / "two", **given, distributed={"num_processes": 2})
+    report = run_job(job).report.as_dict()
+    assert report["world_size"] == 2
+    for name in ("validation_balanced_accuracy", "test_balanced_accuracy"):
+        assert report[name] == pytest.approx(one[name], abs=1e-6)
+    assert metrics_of(job)["minutes"].keys() >= {3, 4}
 
 
 def test_a_lower_figure_can_be_the_best(parts, tmp_path):
