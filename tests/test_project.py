@@ -164,16 +164,6 @@ def test_every_second_of_the_command_is_in_a_phase(finished):
     assert tracked["time/steps_s"] == pytest.approx(report["phases_s"]["steps"])
 
 
-def test_the_saved_model_stands_alone(finished):
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    folder = finished.data / "06_models/model"
-    model = AutoModelForSequenceClassification.from_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    logits = model(**tokenizer("a docstring", return_tensors="pt")).logits
-    assert logits.shape == (1, 4)
-
-
 def test_the_saved_model_predicts(finished, tmp_path):
     """A row for each of the test split, as plain transformers answers them."""
     import pandas as pd
@@ -504,19 +494,6 @@ def test_bad_parameters_end_a_run_before_it_begins(tmp_path):
     assert "did you mean train.global_batch_size?" in done.stdout
     assert "Traceback" not in done.stdout
     assert list(tmp_path.iterdir()) == []
-
-
-def test_training_refuses_a_parallel_runner(tokens):
-    done = kedro(
-        "run",
-        "--env=test",
-        "--pipelines=train",
-        "--runner=ParallelRunner",
-        f"--params=data_dir={tokens}",
-    )
-    assert done.returncode == 2
-    assert "train_model cannot run in a ParallelRunner" in done.stdout
-    assert "train.distributed.num_processes sets how many" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,6 @@ def starting_tags(folder: Path, run_params: dict[str, Any]) -> dict[str, str]:
     """Tags of a run that starts now; `run_params` as Kedro's hooks get them."""
     commit, dirty = git_state(folder)
     asked = ("pipeline_names", "runtime_params", "from_nodes", "to_nodes", "tags")
-    versions = {name: _version(name) for name in ("torch", "transformers")}
     return {
         **process_tags(),
         "mlflow.user": _user(),
@@ -107,7 +106,6 @@ def starting_tags(folder: Path, run_params: dict[str, Any]) -> dict[str, str]:
         "git_dirty": str(dirty).lower(),
         "device": device_name(),
         "gpus": str(nvidia_gpu_count()),
-        **{f"version.{name}": text for name, text in versions.items()},
         "exit_reason": "running",
     }
 
@@ -161,13 +159,6 @@ def _user() -> str:
         return getpass.getuser()
     except (OSError, KeyError):  # a container's user without a name
         return "unknown"
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def flat_parameters(inputs: dict[str, Any]) -> dict[str, str]:
