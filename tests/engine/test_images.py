@@ -218,8 +218,8 @@ def test_bytes_that_are_wrong_give_pixels_or_a_reason(form):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({**VIT, "patch_size": 3}, "8 pixels are no whole number of patches of 3"),
-        ({**CONVNEXT, "patch_size": 8}, "too small for 2 stages behind patches of 8"),
+        ({**VIT, "patch_size": 3}, "8 pixels cannot be divided into patches of 3"),
+        ({**CONVNEXT, "patch_size": 8}, "too small for 2 stages after patches of 8"),
     ],
 )
 def test_a_size_that_a_model_cannot_take_is_refused(tmp_path, config, message):

@@ -1,8 +1,8 @@
-"""Families of models: one file each. What differs between model types stands there.
+"""Model families, one file each, with everything that depends on the model type.
 
-A model type without a family runs as transformers runs it: the whole model, on padded
-rows. A family of the user's own is a class that derives from `Family`, in a module that
-`model.family` names; importing it makes it known.
+A model type without a family runs as in transformers: the whole model, on padded rows.
+A user's family is a class that derives from `Family`, in a module that `model.family`
+names; importing it registers it.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`Family` and `FusePlan`, which import torch, when they are asked for."""
+    """Import `Family` and `FusePlan`, which need torch, on first use."""
     if name not in ("Family", "FusePlan"):
         raise AttributeError(name)
     return getattr(import_module(f"{__name__}._family"), name)
 
 
 def families() -> list[Family]:
-    """All that are known: those of flatout, and those whose module was imported."""
+    """All known families: those of flatout, and those whose module was imported."""
     for module in iter_modules(__path__):
         if not module.name.startswith("_"):
             import_module(f"{__name__}.{module.name}")
@@ -51,18 +51,18 @@ def families() -> list[Family]:
 
 
 OWN_CODE = "flatout_own_code"
-"""Key of a config whose model is no class of transformers', whatever its type."""
+"""Config key of a model whose class is not from transformers, for any model type."""
 
 
 def family_of(config: Any) -> Family:
-    """The family of a model's config; the plain one of a type that has none."""
+    """Family of a model's config; the plain family for an unknown type."""
     own_code = bool(getattr(config, OWN_CODE, False))
     return family_of_type(getattr(config, "model_type", None), own_code=own_code)
 
 
 def family_of_type(kind: str | None, *, own_code: bool = False) -> Family:
-    """As `family_of`, of a model type. One of the user's own goes before ours, which
-    knows nothing of models whose code is their own."""
+    """Family of a model type. A user's family takes precedence over flatout's, which
+    are not used for models with custom code."""
     from flatout.engine.families._family import Family
 
     found = [family for family in families() if kind in family.model_types]
@@ -71,8 +71,8 @@ def family_of_type(kind: str | None, *, own_code: bool = False) -> Family:
 
 
 def note_own_code(model: Any) -> None:
-    """Write it into the config of a model whose classes a family of ours does not
-    know, as a repository may bring under the type `bert`."""
+    """Mark the config of a model with custom classes, which a repository may publish
+    under a known type, for example `bert`."""
     from flatout.engine.ops.plain import is_plain
 
     family = family_of(model.config)
@@ -96,12 +96,12 @@ def import_own(settings: ModelSettings) -> None:
     except ImportError as error:
         raise SettingsError(
             f"model.family: {settings.family!r} cannot be imported ({error}): name a "
-            "module on the Python path, as my_package.my_family"
+            "module on the Python path, such as my_package.my_family"
         ) from error
 
 
 def first_type(head: HeadKind, *, causal: bool) -> str | None:
-    """A model type from scratch for tasks with this head; None: that of conf/base."""
+    """Model type from scratch for tasks with this head; None: the one of conf/base."""
     fitting = (f for f in families() if head in f.heads and f.causal == causal)
     return next((f.first_type for f in fitting if f.first_type), None)
 
@@ -114,6 +114,6 @@ def packable() -> list[str]:
 
 
 def model_class(architecture: str) -> Any | None:
-    """A class of models that transformers does not have, by its name."""
+    """Class of a model that transformers does not have, by its name."""
     classes = (kind for family in families() for kind in family.model_classes)
     return next((kind for kind in classes if kind.__name__ == architecture), None)

@@ -1,4 +1,4 @@
-"""How many positions a model has for the tokens of a row; without torch."""
+"""Number of positions that a model has for the tokens of a row; without torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _COUNT_FROM_PADDING = frozenset(
 
 
 def usable_positions(config: dict[str, Any], tokenizer: Any = None) -> int | None:
-    """Longest row of a model, tokens; None where it has no maximum."""
+    """Longest row of a model in tokens; None without a maximum."""
     for name in ("max_position_embeddings", "n_positions"):
         if config.get(name):
             size = int(config[name])

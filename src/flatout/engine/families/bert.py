@@ -1,4 +1,4 @@
-"""BERT and RoBERTa: encoders whose layer is attention.self, then attention.output."""
+"""BERT and RoBERTa: encoders with the layers attention.self, attention.output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flatout.engine.tasks import HeadKind
 
 
 def _pooled_classifier(model: Any, hidden: Tensor) -> Any:
-    # The pooler takes the first token of each row: give it rows of one token.
+    # The pooler reads the first token of each row: pass it rows of one token.
     pooled = model.base_model.pooler(hidden.unsqueeze(1))
     return model.classifier(model.dropout(pooled))
 
@@ -24,7 +24,7 @@ def _bert_pieces(model: Any, hidden: Tensor) -> Any:
 
 
 class Bert(Family):
-    """bert."""
+    """Family of `bert`."""
 
     model_types = frozenset({"bert"})
     heads: ClassVar = {
@@ -35,15 +35,15 @@ class Bert(Family):
     packs = True
 
     def narrow(self, model: Any) -> bool:
-        """Behind the last attention, targets alone."""
+        """Limit the last layer to the targets after its attention."""
         return narrow_last_layer(model)
 
     def set_targets(self, model: Any, index: Tensor) -> None:
-        """(K,)."""
+        """Set the targets (K,) of the next forward pass."""
         set_targets(model, index)
 
     def fuse(self, model: Any, plan: FusePlan) -> None:
-        """Query, key and value as one product; feed-forward and output blocks."""
+        """Join query, key and value; fuse feed-forward and output blocks."""
         if plan.joined:
             fuse_bert(model)
         if plan.residual_bf16 and plan.has_triton:
@@ -55,7 +55,7 @@ def _classifier(model: Any, hidden: Tensor) -> Any:
 
 
 class Roberta(Bert):
-    """roberta: BERT with heads of its own; positions begin behind padding's."""
+    """Family of `roberta`: BERT with other heads; positions begin after padding's."""
 
     model_types = frozenset({"roberta"})
     heads: ClassVar = Bert.heads | {
@@ -64,5 +64,5 @@ class Roberta(Bert):
     }
 
     def position_offset(self, config: Any) -> int:
-        """padding_idx + 1."""
+        """Return padding_idx + 1."""
         return int(config.pad_token_id) + 1

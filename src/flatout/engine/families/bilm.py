@@ -21,7 +21,7 @@ AutoModelForPreTraining.register(BilmConfig, BilmForPreTraining, exist_ok=True)
 
 
 class Bilm(Recurrent):
-    """bilm: states (K, 2, output_size), of which each direction is one."""
+    """Family of `bilm`: states (K, 2, output_size), one per direction."""
 
     model_types = frozenset({"bilm"})
     first_type = "bilm"

@@ -1,4 +1,4 @@
-"""Decoders: GPT-2, and Llama with its kin."""
+"""Decoders: GPT-2, Llama and similar models."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ class _Decoder(Family):
         HeadKind.VOCABULARY: lm_head,
     }
     matrix_heads = frozenset({HeadKind.VOCABULARY})
-    # Rows may be packed: the kernel keeps attention inside of a row (`cu_seqlens`),
-    # positions start at 0, and nothing else mixes tokens (tests: test_model_parity.py).
+    # Rows may be packed: the kernel limits attention to a row (`cu_seqlens`), positions
+    # start at 0, and no other part mixes tokens (tests: test_model_parity.py).
     packs = True
     causal = True
 
 
 class Gpt2(_Decoder):
-    """gpt2: positions are learnt, the feed-forward part has two matrices."""
+    """Family of `gpt2`: learned positions, a feed-forward part with two matrices."""
 
     model_types = frozenset({"gpt2"})
     heads: ClassVar = _Decoder.heads | {HeadKind.TOKEN: tag_tokens}
 
 
 class Llama(_Decoder):
-    """Rotated positions, gated feed-forward, query heads that share keys."""
+    """Rotary positions, gated feed-forward, query heads that share keys."""
 
     model_types = frozenset({"llama", "mistral", "qwen2", "qwen3"})
     first_type = "llama"
 
     def fuse(self, model: Any, plan: FusePlan) -> None:
-        """Gate and up as one product; query, key and value as one, normed and turned
-        on their way to attention."""
+        """Join gate and up; join query, key and value, normalised and rotated before
+        attention."""
         fuse_gates(model)
         if plan.joined:
             fuse_decoder(model)

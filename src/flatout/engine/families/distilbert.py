@@ -1,4 +1,4 @@
-"""DistilBERT."""
+"""DistilBERT, an encoder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _pieces(model: Any, hidden: Tensor) -> Any:
 
 
 class DistilBert(Family):
-    """distilbert."""
+    """Family of `distilbert`."""
 
     model_types = frozenset({"distilbert"})
     heads: ClassVar = {
@@ -33,6 +33,6 @@ class DistilBert(Family):
     packs = True
 
     def fuse(self, model: Any, plan: FusePlan) -> None:
-        """Query, key and value as one product."""
+        """Join query, key and value."""
         if plan.joined:
             fuse_distilbert(model)

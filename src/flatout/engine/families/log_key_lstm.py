@@ -1,5 +1,5 @@
-"""LSTMs over sessions of log keys. Importing this makes the type known to transformers,
-as AutoConfig and AutoModelForCausalLM ask for it."""
+"""LSTMs over sessions of log keys. Importing this registers the type with AutoConfig
+and AutoModelForCausalLM of transformers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flatout.engine.tasks import HeadKind
 
 
 class LogKeyLstm(Recurrent):
-    """log_key_lstm."""
+    """Family of `log_key_lstm`."""
 
     model_types = frozenset({LogKeyLstmConfig.model_type})
     model_classes = (LogKeyLstmForCausalLM,)
@@ -28,16 +28,16 @@ class LogKeyLstm(Recurrent):
     causal = True
 
     def cpu_overhead_tokens(self, config: Any) -> int:
-        """Of 16 to 1,024 tried for whole sessions 256 was quickest. Windows that share
-        their work leave padding out, and share more in a whole batch: more than any
-        padding could save."""
+        """Cost of a micro-batch. For whole sessions 256 was the fastest of 16 to 1,024.
+        Windows that share their work skip padding, and share more in a whole batch:
+        more than padding could save."""
         share = config.window_keys and not config.dropout
         return 2**30 if share else 256
 
     def inputs(
         self, config: Any, batch: Mapping[str, Tensor], max_length: int
     ) -> dict[str, Any]:
-        """Also where the targets are: windows elsewhere are of no use."""
+        """Inputs with the targets' positions: other windows are not needed."""
         inputs = super().inputs(config, batch, max_length)
         return {**inputs, "places": batch["target_index"]}
 

@@ -1,4 +1,4 @@
-"""ModernBERT: rotated positions, windows, gated feed-forward."""
+"""ModernBERT: rotary positions, windows, gated feed-forward."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _pieces(model: Any, hidden: Tensor) -> Any:
 
 
 class ModernBert(Family):
-    """modernbert."""
+    """Family of `modernbert`."""
 
     model_types = frozenset({"modernbert"})
     heads: ClassVar = {
@@ -35,18 +35,18 @@ class ModernBert(Family):
     packs = True
 
     def pools_mean(self, kind: HeadKind, config: Any) -> bool:
-        """As `classifier_pooling` says."""
+        """Return whether `classifier_pooling` is mean."""
         return kind is HeadKind.ROW and config.classifier_pooling == "mean"
 
     def narrow(self, model: Any) -> bool:
-        """Behind the last attention, targets alone."""
+        """Limit the last layer to the targets after its attention."""
         return narrow_last_gated_layer(model)
 
     def set_targets(self, model: Any, index: Tensor) -> None:
-        """(K,)."""
+        """Set the targets (K,) of the next forward pass."""
         set_gated_targets(model, index)
 
     def fuse(self, model: Any, plan: FusePlan) -> None:
-        """Query and key turned on their way to attention."""
+        """Rotate query and key in a fused kernel before attention."""
         if plan.joined:
             fuse_encoder(model)

@@ -1,7 +1,7 @@
-"""Residual multilayer perceptron over numbers of a fixed shape, of any depth and width.
+"""Residual multilayer perceptron for numbers of a fixed shape, of any depth and width.
 
 A sample is flattened and standardised with the train split's statistics, which the
-model's config keeps; then `depth` blocks of LayerNorm, two products and GELU around a
+model's config stores; then `depth` blocks of LayerNorm, two products and GELU around a
 residual stream of width `hidden_size` (Gorishniy et al. 2021, ResNet for tables).
 """
 
@@ -26,12 +26,12 @@ from flatout.engine.families._family import Family, Schedule
 from flatout.engine.families._samples import Samples
 
 PRESETS = {"small": (3, 16), "middle": (6, 64), "large": (12, 128)}
-"""Blocks and width."""
+"""Number of blocks, and width."""
 
 
 class ResidualMlpConfig(PretrainedConfig):  # type: ignore[misc]
-    """`preset` sets blocks and width; `num_hidden_layers` and `hidden_size`, where they
-    are given, win."""
+    """`preset` sets blocks and width; `num_hidden_layers` and `hidden_size` override
+    it."""
 
     model_type = "residual_mlp"
 
@@ -40,15 +40,15 @@ class ResidualMlpConfig(PretrainedConfig):  # type: ignore[misc]
     hidden_size: int | None = None
     dropout: float = 0.0
     input_shape: Any = (1,)
-    """Of a sample."""
+    """Shape of a sample."""
     input_mean: Any = None
-    """A number a value of a sample, as of `input_deviation`."""
+    """One number per value of a sample, in both of these."""
     input_deviation: Any = None
 
     def __post_init__(self, **more: Any) -> None:
         if self.preset not in PRESETS:
             known = ", ".join(PRESETS)
-            raise ValueError(f"preset {self.preset!r} is none of {known}")
+            raise ValueError(f"preset: {self.preset!r} is not one of {known}")
         depth, width = PRESETS[self.preset]
         self.num_hidden_layers = self.num_hidden_layers or depth
         self.hidden_size = self.hidden_size or width
@@ -56,7 +56,7 @@ class ResidualMlpConfig(PretrainedConfig):  # type: ignore[misc]
 
 
 class ResidualBlock(nn.Module):
-    """x + W2 gelu(W1 norm(x)), of twice the width in between."""
+    """x + W2 gelu(W1 norm(x)), with an inner size of twice the width."""
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
@@ -101,14 +101,14 @@ class ResidualMlpForSequenceClassification(PreTrainedModel):  # type: ignore[mis
     def forward(
         self, inputs: Tensor, labels: Tensor | None = None, **_: Any
     ) -> SequenceClassifierOutput:
-        """`labels` are for transformers' own callers, and not read."""
+        """Logits for `inputs`; `labels`, which transformers may pass, are ignored."""
         states = self.embedding(self._standardised(inputs.flatten(1)))
         for layer in self.layers:
             states = layer(states)
         return SequenceClassifierOutput(logits=self.classifier(self.norm(states)))
 
     def _standardised(self, flat: Tensor) -> Tensor:
-        """(B, size) fp32. In fp64 are numbers whose differences fp32 cannot hold."""
+        """(B, size) fp32. fp64 inputs have differences that fp32 cannot represent."""
         if flat.dtype is not torch.float64:
             rounded: Tensor = (flat.float() - self.mean) / self.deviation
             return rounded
@@ -131,15 +131,15 @@ class Tables(Samples):
     one_shape = True
 
     def shape_keys(self, facts: Any) -> dict[str, Any]:
-        """Of a sample."""
+        """Config key of a sample's shape."""
         return {"input_shape": facts.shape}
 
     def shape(self, config: Any) -> tuple[int, ...]:
-        """As it was trained on."""
+        """Shape of a sample in training."""
         return tuple(config.input_shape)
 
     def statistics_keys(self, facts: Any) -> dict[str, Any]:
-        """A number a value of a sample: of images a channel's at each of its places."""
+        """One number per value of a sample; images repeat those of their channels."""
         size = math.prod(facts.shape)
         return {
             "input_mean": np.resize(facts.mean, size).tolist(),
@@ -148,19 +148,19 @@ class Tables(Samples):
 
 
 class ResidualMlp(Family):
-    """residual_mlp."""
+    """Family of `residual_mlp`."""
 
     model_types = frozenset({"residual_mlp"})
     model_classes = (ResidualMlpForSequenceClassification,)
     samples = Tables()
-    # Launching bounds its steps, and a recording launches once.
+    # Its steps are limited by launches; a recorded graph is one launch.
     schedule = Schedule(compiles=False, records_padded=True)
     attends = False
 
     def inputs(
         self, config: Any, batch: Mapping[str, Tensor], max_length: int
     ) -> dict[str, Any]:
-        """(B, ...) as they are: the model standardises them."""
+        """Inputs (B, ...) unchanged: the model standardises them."""
         return {"inputs": batch["inputs"]}
 
 

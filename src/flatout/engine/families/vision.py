@@ -1,6 +1,6 @@
 """Images: ViT, ConvNeXt and ResNet.
 
-Pixels come to the device as bytes; crops, mirroring and standardising happen there.
+Pixels are sent to the device as bytes, and cropped, mirrored and standardised there.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from flatout.engine.ops.patches import replace_patches
 
 PREPROCESSOR = "preprocessor_config.json"
 LIGHTEST = 255
-"""Of a byte; an image processor of transformers speaks of shares of it."""
+"""Maximum of a byte; image processors of transformers use fractions of it."""
 
 
 class _Images(Samples):
     one_shape = True
 
     def shape_keys(self, facts: Any) -> dict[str, Any]:
-        """Height, and channels."""
+        """Config keys of height and channels."""
         return {"image_size": facts.shape[0], "num_channels": facts.shape[2]}
 
     def shape(self, config: Any) -> tuple[int, int, int]:
-        """Height, width, channels. Raises ValueError of a model that was not trained
-        here, and names neither its size nor what it standardises by."""
+        """Height, width, channels. Raises ValueError for a model that was trained
+        elsewhere and does not store its size and statistics."""
         names = ("image_size", "image_mean", "image_std")
         if missing := [n for n in names if getattr(config, n, None) is None]:
             raise ValueError(
@@ -46,15 +46,15 @@ class _Images(Samples):
         return config.image_size, config.image_size, config.num_channels
 
     def statistics_keys(self, facts: Any) -> dict[str, Any]:
-        """Of the channels of bytes."""
+        """Means and deviations of the channels, for bytes."""
         return {"image_mean": facts.mean, "image_std": facts.deviation}
 
     def checkpoint_statistics(
         self, config: Any, name: str, **where: Any
     ) -> dict[str, Any]:
-        """Of `preprocessor_config.json`, as it stands beside images' models on the
-        Hub, said of bytes; empty where there is none. Raises ValueError where it
-        cannot be read."""
+        """Statistics from `preprocessor_config.json`, which models on the Hub have,
+        scaled to bytes; empty without that file. Raises ValueError if it cannot be
+        read."""
         from transformers.utils import cached_file
 
         absent_is_none = {"_raise_exceptions_for_missing_entries": False}
@@ -74,9 +74,9 @@ class _Images(Samples):
         }
 
     def files_beside(self, config: Any) -> dict[str, Any]:
-        """An image processor of transformers that does as our decoder does: the shorter
-        side scaled, the middle kept, standardised by channel. None of grey ones:
-        pipelines of transformers give every image three channels."""
+        """Image processor of transformers with the same result as flatout's decoder:
+        scale the shorter side, crop the centre, standardise channels. Empty for grey
+        images, because transformers' pipelines always pass three channels."""
         if config.num_channels != len("RGB"):
             return {}
         size = config.image_size
@@ -85,7 +85,7 @@ class _Images(Samples):
             "do_convert_rgb": True,
             "do_resize": True,
             "size": {"shortest_edge": size},
-            "resample": 2,  # bilinear, as Pillow counts
+            "resample": 2,  # Pillow's number of bilinear
             "do_center_crop": True,
             "crop_size": {"height": size, "width": size},
             "do_rescale": True,
@@ -97,13 +97,13 @@ class _Images(Samples):
         return {PREPROCESSOR: processor}
 
     def augment(self, config: Any, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """`inputs` (B, H, W, C) cut and mirrored as `crops` (B, 5) say."""
+        """Crop and mirror `inputs` (B, H, W, C) according to `crops` (B, 5)."""
         if "crops" not in batch:
             return batch
         return {**batch, "inputs": cropped(batch["inputs"], batch["crops"])}
 
     def count_products(self, model: Any) -> int:
-        """As PyTorch counts them: a kernel works at many places."""
+        """Products counted by PyTorch: a convolution is applied at many positions."""
         config, was_training = model.config, model.training
         shape = (1, config.num_channels, config.image_size, config.image_size)
         pixels = torch.zeros(shape, device=model.device)
@@ -123,11 +123,11 @@ class _Images(Samples):
 
 class _Patches(_Images):
     def fault(self, config: Any) -> str | None:
-        """Pixels that no patch has are never seen."""
+        """Report an image size with pixels outside of all patches."""
         if config.image_size % config.patch_size == 0:
             return None
         return (
-            f"images of {config.image_size} pixels are no whole number of patches of "
+            f"images of {config.image_size} pixels cannot be divided into patches of "
             f"{config.patch_size}: set images.size to a multiple of it, or "
             "model.config.patch_size"
         )
@@ -135,13 +135,14 @@ class _Patches(_Images):
 
 class _Stages(_Images):
     def fault(self, config: Any) -> str | None:
-        """Each stage but the first halves what the patches leave."""
+        """Report images too small for the stages, all but the first of which halve
+        them."""
         least = config.patch_size * 2 ** (config.num_stages - 1)
         if config.image_size >= least:
             return None
         return (
             f"images of {config.image_size} pixels are too small for "
-            f"{config.num_stages} stages behind patches of {config.patch_size}: set "
+            f"{config.num_stages} stages after patches of {config.patch_size}: set "
             f"images.size to at least {least}, or model.config.num_stages"
         )
 
@@ -155,7 +156,7 @@ class _Vision(Family):
     schedule = Schedule(records_padded=True, records_unasked=False)
 
     def num_layers(self, config: Any) -> int:
-        """Of all stages, where there are several."""
+        """Number of layers, over all stages if there are several."""
         stages = getattr(config, "depths", None)
         return sum(stages) if stages else super().num_layers(config)
 
@@ -170,14 +171,14 @@ class _Vision(Family):
         return {"pixel_values": standard.permute(0, 3, 1, 2)}
 
     def fuse(self, model: Any, plan: FusePlan) -> None:
-        """Patches that do not overlap as products."""
+        """Compute patches that do not overlap as products."""
         replace_patches(model)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def statistics(known: tuple[tuple[float, ...], ...], device: torch.device) -> Tensor:
-    """Mean and deviation (2, C) on `device`. Made once, compiled or not: the host would
-    wait for the copy at every step. Dynamo takes one such call a graph."""
+    """Mean and deviation (2, C) on `device`. Made once, compiled or not: otherwise the
+    host would wait for a copy at every step. Dynamo allows one such call per graph."""
     return _made_once(known, device)
 
 
@@ -187,13 +188,13 @@ def _made_once(known: tuple[tuple[float, ...], ...], device: torch.device) -> Te
 
 
 class VisionTransformer(_Vision):
-    """vit: patches and attention."""
+    """Family of `vit`: patches and attention."""
 
     model_types = frozenset({"vit"})
     samples = _Patches()
 
     def fuse(self, model: Any, plan: FusePlan) -> None:
-        """Also query, key and value as one; bias and GELU; behind the last attention
+        """Also join query, key and value; fuse bias and GELU; limit the last layer to
         one token."""
         from flatout.engine.families._modeling.vit_blocks import (
             fuse_attention,
@@ -211,7 +212,7 @@ class VisionTransformer(_Vision):
 
 
 class ConvNext(_Vision):
-    """convnext, convnextv2: convolutions with LayerNorm."""
+    """Family of `convnext` and `convnextv2`: convolutions with LayerNorm."""
 
     model_types = frozenset({"convnext", "convnextv2"})
     samples = _Stages()
@@ -219,7 +220,7 @@ class ConvNext(_Vision):
 
 
 class ResNet(_Vision):
-    """resnet: convolutions with BatchNorm."""
+    """Family of `resnet`: convolutions with BatchNorm."""
 
     model_types = frozenset({"resnet"})
     samples = _Normed()

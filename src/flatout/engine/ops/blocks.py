@@ -117,8 +117,7 @@ def fuse_blocks(model: Any, noise: Noise, *, narrowed: bool) -> int:
 
 
 def _is_usual(output: Any) -> bool:
-    """Return whether a block is standard; gradients pass through all, so all must
-    be."""
+    """Return whether a block is standard; all must be, for the carried gradients."""
     usual = is_plain(output, output.LayerNorm) and are_matrices(output.dense)
     none = type(output.dropout) is nn.Dropout and not output.dropout.p
     drops = none or isinstance(output.dropout, HashDropout)

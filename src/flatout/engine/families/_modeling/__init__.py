@@ -1,1 +1,1 @@
-"""Models that transformers has not: their files are saved beside their weights."""
+"""Models that transformers does not have; their files are saved with the weights."""

@@ -1,8 +1,8 @@
-"""A bidirectional language model of LSTMs (ELMo; Peters et al. 2018).
+"""Bidirectional language model of LSTMs (ELMo; Peters et al. 2018).
 
 One stack of LSTMs reads a row from its first token, another from its last; they share
-the embedding and the softmax. transformers saves this file beside the weights, so it
-needs PyTorch and transformers alone.
+the embedding and the softmax. transformers saves this file with the weights, so it
+may import only PyTorch and transformers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FILE = __name__.rpartition(".")[2]
 
 
 class BilmConfig(PreTrainedConfig):
-    """Sizes; both stacks have the same."""
+    """Sizes, which both stacks share."""
 
     model_type = "bilm"
 
@@ -27,15 +27,15 @@ class BilmConfig(PreTrainedConfig):
     pad_token_id: int | None = 0
     embedding_size: int = 128
     hidden_size: int = 256
-    """Cells of an LSTM."""
+    """Number of cells of an LSTM."""
     projection_size: int | None = None
-    """Of an LSTM's output, which is also what it remembers; None: that of its cells."""
+    """Size of an LSTM's output and of its recurrent state; None: `hidden_size`."""
     num_hidden_layers: int = 2
-    """LSTMs of a stack."""
+    """Number of LSTMs per stack."""
     residual: bool = False
-    """Whether each LSTM but the first adds its input to its output."""
+    """Add the input of each LSTM but the first to its output."""
     dropout: float = 0.1
-    """Of what each LSTM, and the softmax, is given."""
+    """Dropout of the inputs of each LSTM and of the softmax."""
     initializer_range: float = 0.1
     tie_word_embeddings: bool = False
 
@@ -49,29 +49,29 @@ class BilmConfig(PreTrainedConfig):
 
     @property
     def num_directions(self) -> int:
-        """Of states, at each token."""
+        """Number of states per token."""
         return 2
 
     @property
     def output_size(self) -> int:
-        """Of a state, one direction."""
+        """Size of a state in one direction."""
         return self.projection_size or self.hidden_size
 
 
 @dataclass
 class BilmStates(ModelOutput):
-    """What both stacks give: [:, :, 0] by the tokens up to a place, [:, :, 1] by those
-    from there on."""
+    """States of both stacks: [:, :, 0] depends on the tokens up to a position, [:, :,
+    1] on those from there on."""
 
     last_hidden_state: Tensor | None = None
     """(B, T, 2, output_size)."""
     hidden_states: tuple[Tensor, ...] | None = None
-    """The same of each layer, the first one first."""
+    """(B, T, 2, output_size) of each layer, the first layer first."""
 
 
 @dataclass
 class BilmOutput(ModelOutput):
-    """Scores of the next token [:, :, 0] and of the one before [:, :, 1]."""
+    """Scores of the next token [:, :, 0] and of the previous one [:, :, 1]."""
 
     logits: Tensor | None = None
     """(B, T, 2, vocab_size)."""
@@ -79,7 +79,7 @@ class BilmOutput(ModelOutput):
 
 
 class BilmPreTrained(PreTrainedModel):
-    """Weights as transformers draws them: LSTMs by Xavier's rule, biases zero."""
+    """Initial weights of transformers: LSTMs by Xavier's rule, biases zero."""
 
     config_class = BilmConfig
     base_model_prefix = "bilm"
@@ -87,7 +87,7 @@ class BilmPreTrained(PreTrainedModel):
 
 
 class BilmModel(BilmPreTrained):
-    """The states of both directions. State is that of a row: zero where it begins."""
+    """States of both directions, which start at zero in each row."""
 
     def __init__(self, config: BilmConfig) -> None:
         super().__init__(config)
@@ -106,7 +106,7 @@ class BilmModel(BilmPreTrained):
         output_hidden_states: bool | None = None,
         **_: Any,
     ) -> BilmStates:
-        """Of `input_ids` (B, T), right-padded as `attention_mask` (B, T) says."""
+        """States for `input_ids` (B, T), right-padded as in `attention_mask` (B, T)."""
         mirror = mirrored_places(input_ids, attention_mask)
         wanted = slice(None) if output_hidden_states else slice(-1, None)
         layers = self._layers(input_ids, mirror, wanted)
@@ -134,7 +134,7 @@ class BilmModel(BilmPreTrained):
 
 
 class BilmForPreTraining(BilmPreTrained):
-    """Both directions' softmax over the vocabulary, by one matrix without a bias."""
+    """Softmax over the vocabulary in both directions, by one matrix without a bias."""
 
     _tied_weights_keys: ClassVar = {"lm_head.weight": "bilm.embeddings.weight"}
 
@@ -143,7 +143,7 @@ class BilmForPreTraining(BilmPreTrained):
         if config.tie_word_embeddings and config.embedding_size != config.output_size:
             raise ValueError(
                 f"tie_word_embeddings needs an embedding_size of {config.output_size}, "
-                f"as the LSTMs' output, not {config.embedding_size}"
+                f"equal to the LSTMs' output, not {config.embedding_size}"
             )
         self.bilm = BilmModel(config)
         self.lm_head = nn.Linear(config.output_size, config.vocab_size, bias=False)
@@ -156,15 +156,15 @@ class BilmForPreTraining(BilmPreTrained):
         output_hidden_states: bool | None = None,
         **_: Any,
     ) -> BilmOutput:
-        """As `BilmModel`, with scores."""
+        """See `BilmModel.forward`; returns scores."""
         states = self.bilm(input_ids, attention_mask, output_hidden_states)
         logits = self.lm_head(states.last_hidden_state)
         return BilmOutput(logits, states.hidden_states)
 
 
 def mirrored_places(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """(B, T): the place in each row that reading from its end meets at each step; of
-    padding its own, so that it stays behind the row."""
+    """(B, T): the index in each row that is read at each step from its end; padding
+    keeps its own index, so that it stays after the row."""
     places = torch.arange(input_ids.shape[1], device=input_ids.device)
     if attention_mask is None:
         return places.flip(0).expand_as(input_ids)
@@ -173,7 +173,7 @@ def mirrored_places(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
 
 
 def _along(states: Tensor, places: Tensor) -> Tensor:
-    """states (B, T, H) at places (B, T) of their row."""
+    """States (B, T, H) at `places` (B, T) of their row."""
     return states.gather(1, places.unsqueeze(-1).expand_as(states))
 
 
@@ -191,5 +191,5 @@ def _stack(config: BilmConfig) -> nn.ModuleList:
     )
 
 
-# Configs name this file, and transformers saves it beside them.
+# Configs name this file, and transformers saves it with them.
 BilmConfig.register_for_auto_class()

@@ -1,7 +1,7 @@
-"""The next log key by an LSTM (DeepLog, Du et al. 2017), for transformers alone.
+"""LSTM that predicts the next log key (DeepLog, Du et al. 2017), for transformers.
 
-`save_pretrained` copies this file beside the weights, so that they load where flatout
-is not installed, with trust_remote_code. It imports torch and transformers only.
+`save_pretrained` copies this file to the weights, so that they load without flatout,
+with trust_remote_code. It may import only torch and transformers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
 @strict
 class LogKeyLstmConfig(PreTrainedConfig):  # type: ignore[misc]
-    """Sizes; those of the paper by default."""
+    """Sizes; the defaults are the paper's."""
 
     model_type = "log_key_lstm"
 
@@ -26,12 +26,12 @@ class LogKeyLstmConfig(PreTrainedConfig):  # type: ignore[misc]
     num_hidden_layers: int = 2
     dropout: float = 0.0
     window_keys: int | None = None
-    """Keys that a prediction looks back on; None: all from the session's begin."""
+    """Number of keys before a prediction that it may use; None: the whole session."""
     pad_token_id: int | None = 0
 
 
 class LogKeyLstmPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
-    """Weights begin as PyTorch draws them."""
+    """Initial weights of PyTorch."""
 
     config: LogKeyLstmConfig
     config_class = LogKeyLstmConfig
@@ -44,7 +44,7 @@ class LogKeyLstmPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
 
 
 class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
-    """Keys (B, T) -> states (B, T, hidden): at each key, of it and those before it."""
+    """Keys (B, T) -> states (B, T, hidden) of each key and all earlier ones."""
 
     def __init__(self, config: LogKeyLstmConfig) -> None:
         super().__init__(config)
@@ -61,9 +61,9 @@ class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
         places: Tensor | None = None,
         **_: Any,
     ) -> BaseModelOutput:
-        """Padding stands on the right, where no earlier state sees it: the mask of it
-        is not needed. Where states are wanted at `places` (K,) among the B T alone,
-        windows on a CPU give no others: (1, K, hidden)."""
+        """Padding is on the right, where it cannot affect earlier states: no mask is
+        needed. If only states at `places` (K,) of the B T are needed, windows on a CPU
+        return only these: (1, K, hidden)."""
         window = self.config.window_keys
         if window is None or window >= input_ids.shape[1]:
             states = self.lstm(self.embeddings(input_ids))[0]
@@ -77,8 +77,8 @@ class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
         return BaseModelOutput(last_hidden_state=states)
 
     def _states_of_windows(self, keys: Tensor, window: int) -> Tensor:
-        """As if each window (of `window` keys) were a row of its own. The first keys
-        have fewer before them: theirs are the states inside of the first window."""
+        """States of windows (of `window` keys) that are separate rows. The first keys
+        have fewer before them: theirs are the states inside the first window."""
         batch, _, width = keys.shape
         windows = keys.unfold(1, window, 1).transpose(2, 3)  # (B, T - window + 1, ...)
         found = self.lstm(windows.reshape(-1, window, width))[0]
@@ -86,14 +86,14 @@ class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
         return torch.cat([found[:, 0, :-1], found[:, :, -1]], dim=1)
 
     def _states_at(self, places: Tensor, keys: Tensor, window: int) -> Tensor:
-        """The same at `places` (...) alone -> (..., hidden), of `keys` (B, T). Equal
-        windows are computed once: most occur several times. Finding them would keep a
-        GPU waiting, and dropout tells them apart."""
+        """The same only at `places` (...) -> (..., hidden), of `keys` (B, T). Equal
+        windows are computed once: most occur several times. On a GPU the search would
+        synchronise, and with dropout equal windows differ."""
         step = (places % keys.shape[1]).clamp(max=window - 1)
         begins = (places - step).flatten().unsqueeze(1)
         windows = keys.flatten().take(begins + torch.arange(window))
         distinct, of_each = torch.unique(windows, dim=0, return_inverse=True)
-        # Key by key: so the LSTM takes its inputs without a copy.
+        # Key by key, so that the LSTM needs no copy of its inputs.
         inputs = self.embeddings(distinct.t()).transpose(0, 1)
         found: Tensor = self.lstm(inputs)[0].transpose(0, 1).flatten(0, 1)
         at = step.flatten() * len(distinct) + of_each
@@ -101,7 +101,7 @@ class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
 
 
 class LogKeyLstmForCausalLM(LogKeyLstmPreTrainedModel):
-    """Keys (B, T) -> logits (B, T, vocabulary) of the key behind each."""
+    """Keys (B, T) -> logits (B, T, vocabulary) of the key after each."""
 
     def __init__(self, config: LogKeyLstmConfig) -> None:
         super().__init__(config)
@@ -116,7 +116,7 @@ class LogKeyLstmForCausalLM(LogKeyLstmPreTrainedModel):
         labels: Tensor | None = None,
         **_: Any,
     ) -> CausalLMOutput:
-        """`labels` (B, T): the row itself, -100 where there is padding."""
+        """`labels` (B, T): the row itself, -100 for padding."""
         states = self.model(input_ids).last_hidden_state
         logits, loss = self.lm_head(states), None
         if labels is not None:

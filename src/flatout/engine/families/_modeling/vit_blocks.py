@@ -1,8 +1,8 @@
-"""A vision transformer's layers in fewer kernels.
+"""Layers of a vision transformer with fewer kernels.
 
 Query, key and value are one product. Bias and GELU of the feed-forward part are one
-kernel, whose gradient has the bias's in the same pass (kernels/bias_gelu.py): Inductor
-reads all of it once more.
+kernel, which computes the bias's gradient in the same pass (kernels/bias_gelu.py);
+Inductor would read all of it once more.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from flatout.engine.ops.projections import joined_product
 
 
 class Attention(ViTAttention):  # type: ignore[misc]
-    """In place of one, with its weights, where no mask is needed."""
+    """Replacement for ViTAttention with the same weights, without a mask."""
 
     def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Any:
-        """(B, T, hidden) -> the same."""
+        """(B, T, hidden) -> (B, T, hidden)."""
         product = joined_product((self.q_proj, self.k_proj, self.v_proj), hidden_states)
         q, k, v = (split_heads(part, self.head_dim) for part in product.chunk(3, -1))
         dropout = self.attention_dropout if self.training else 0.0
@@ -32,12 +32,12 @@ class Attention(ViTAttention):  # type: ignore[misc]
 
 
 class FeedForward(ViTMLP):  # type: ignore[misc]
-    """In place of one, with its weights."""
+    """Replacement for ViTMLP with the same weights."""
 
     fc1: nn.Linear
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """(B, T, hidden) -> the same."""
+        """(B, T, hidden) -> (B, T, hidden)."""
         from flatout.engine.ops.kernels.bias_gelu import bias_gelu
 
         product = F.linear(hidden_states, self.fc1.weight)
@@ -52,7 +52,7 @@ def split_heads(states: Tensor, head_dim: int) -> Tensor:
 
 
 def fuse_attention(model: Any) -> int:
-    """In every layer whose attention is PyTorch's; how many."""
+    """Replace each attention that uses PyTorch's sdpa; return their number."""
     if "sdpa" not in model.config._attn_implementation:
         return 0
     found = [m for m in model.modules() if type(m) is ViTAttention]
@@ -63,7 +63,7 @@ def fuse_attention(model: Any) -> int:
 
 
 def fuse_feed_forward(model: Any) -> int:
-    """In every layer with an exact GELU; how many."""
+    """Replace each feed-forward part with an exact GELU; return their number."""
     found = [m for m in model.modules() if type(m) is ViTMLP]
     fitting = [m for m in found if is_exact_gelu(m.activation_fn)]
     fitting = [m for m in fitting if are_matrices(m.fc1) and m.fc1.bias is not None]

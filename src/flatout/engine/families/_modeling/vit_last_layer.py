@@ -1,7 +1,7 @@
-"""The last layer of a vision transformer, for what its head reads: the first token.
+"""Last layer of a vision transformer, only for the first token, which the head reads.
 
-Keys and values come from all tokens; query, output, norm and feed-forward part are
-those of one token an image. Logits and gradients stay the same.
+Keys and values use all tokens; query, output, norm and feed-forward part only one token
+per image. Logits and gradients stay the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flatout.engine.ops.projections import joined_product
 
 
 class FirstTokenLayer(ViTLayer):  # type: ignore[misc]
-    """In place of the last layer, with its weights."""
+    """Replacement for the last layer with the same weights."""
 
     def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
         """(B, T, hidden) -> (B, 1, hidden)."""
@@ -30,7 +30,7 @@ class FirstTokenLayer(ViTLayer):  # type: ignore[misc]
 
 
 def _attend(attention: Any, normed: Tensor) -> Tensor:
-    """The first token's (B, 1, hidden) to all of `normed` (B, T, hidden)."""
+    """Attention of the first token (B, 1, hidden) to `normed` (B, T, hidden)."""
     query = attention.q_proj(normed[:, :1])
     both = joined_product((attention.k_proj, attention.v_proj), normed)
     parts = (query, *both.chunk(2, -1))
@@ -44,7 +44,7 @@ def _attend(attention: Any, normed: Tensor) -> Tensor:
 
 
 def narrow_to_first_token(model: Any) -> None:
-    """Of a classifier, whose head takes the first token."""
+    """Limit the last layer of a classifier whose head reads only the first token."""
     layer = model.base_model.layers[-1]
     attention = layer.attention
     plain = type(layer) is ViTLayer and type(attention) is ViTAttention
