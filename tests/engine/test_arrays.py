@@ -214,7 +214,7 @@ def test_columns_of_parquet_and_what_cannot_be_used(tmp_path):
         ("t.parquet", 3, "a is missing"),
         ("t.parquet", 7, "NaN"),
         ("t.parquet", 9, "an infinite value"),
-        ("t.parquet", 11, "no label"),
+        ("t.parquet", 11, "label is missing"),
     ]
     found = pa.concat_tables(
         made[name].to_dataset().data.table for name in ("train", "validation", "test")

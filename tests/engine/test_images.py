@@ -136,7 +136,7 @@ def test_folders_without_images_and_images_without_a_folder_are_told_of(tmp_path
     made = split(raw, settings_of())
     assert made["label_names"] == ["dark", "light"]
     [stray] = made["rejected"].table().to_pylist()
-    assert (stray["source"], stray["reason"]) == ("stray.png", "no label")
+    assert (stray["source"], stray["reason"]) == ("stray.png", "label is missing")
     report = made["report"].value()
     assert report["empty_class_folders"] == ["grey"]
     assert report["files_of_other_kinds"] == 1

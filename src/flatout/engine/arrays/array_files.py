@@ -130,17 +130,16 @@ class ArrayFiles:
                 )
             row_bytes = math.prod(values.shape[1:]) * values.dtype.itemsize
             for start, stop in rows_between(len(values), row_bytes):
-                numbers = as_numbers(values[start:stop])
-                if numbers is not None and numbers.ndim == 1:  # a number a sample
+                numbers, faults = as_numbers(values[start:stop]), {}
+                if numbers is None:
+                    why = NO_SHAPE if values.dtype.kind == "O" else NO_NUMBER
+                    told = f"{why} ({values.dtype})"
+                    faults = dict.fromkeys(range(stop - start), told)
+                    numbers = np.zeros((stop - start, 0))
+                if numbers.ndim == 1:  # a number a sample
                     numbers = numbers[:, None]
-                told = None if labels is None else labels[start:stop].tolist()
-                yield Window(
-                    name_in(self.path, file),
-                    start,
-                    np.zeros((stop - start, 0)) if numbers is None else numbers,
-                    told,
-                    _all(stop - start, _why(values.dtype), numbers),
-                )
+                own = None if labels is None else labels[start:stop].tolist()
+                yield Window(name_in(self.path, file), start, numbers, own, faults)
 
     def _chosen(self, file: Path, arrays: Mapping[str, Any]) -> str:
         found = [n for n in self.inputs or arrays if n != self.label and n in arrays]
@@ -170,14 +169,6 @@ def _one_each(file: Path, labels: Any) -> Any:
             "labels.argmax(1))"
         )
     return labels
-
-
-def _why(dtype: Any) -> str:
-    return f"{NO_SHAPE if dtype.kind == 'O' else NO_NUMBER} ({dtype})"
-
-
-def _all(count: int, fault: str, numbers: Any) -> dict[int, str]:
-    return {} if numbers is not None else dict.fromkeys(range(count), fault)
 
 
 @contextmanager

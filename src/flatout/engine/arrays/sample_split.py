@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 from flatout.engine.arrays.sources import ArraySource, Window
-from flatout.engine.data.raw_texts import SPLITS, Kind
+from flatout.engine.data.column_checks import Check, read_label
+from flatout.engine.data.raw_texts import SPLITS, RawBatch, column_of_mixed
 from flatout.engine.data.row_facts import FactCollector
 from flatout.engine.data.row_hashes import Hashes
 from flatout.engine.data.rows import rejected_batch
@@ -26,7 +29,7 @@ from flatout.engine.tasks import Task
 
 FINE = 1e-3
 """Share of what a value varies by, that a step between numbers must not exceed."""
-INPUTS = "inputs"
+INPUTS, LABEL = "inputs", "label"
 
 
 class SampleSplit(SplitPlan):
@@ -48,27 +51,41 @@ class SampleSplit(SplitPlan):
     def _read_rows(self, collected: FactCollector, spool: Spool) -> None:
         values = self._values = _Values()
         for window in self.source.windows():
-            labels = _labels(window, self.task)
-            faults = window.faults_for(values.shape_with(window))
-            faults = {**_label_faults(window, labels, self.task), **faults}
-            told = [(*window.place(n), faults[n], "") for n in sorted(faults)]
-            collected.reject(rejected_batch(told), len(window.values))
+            labels, kinds, faults = self._judged(window, values.shape_with(window))
+            bad = [(*window.place(n), faults[n], "") for n in sorted(faults)]
+            collected.reject(rejected_batch(bad), len(window.values))
             rows = np.setdiff1d(np.arange(len(window.values)), list(faults))
             labels = labels.take(pa.array(rows))
-            self._add(collected, window, rows, labels)
+            self._add(collected, window, rows, kinds[rows])
+            collected.add_labels(labels if self.has_names else None, len(rows))
             if len(rows):
                 values.add(window.values[rows])
                 for batch in self._stored(window, rows, labels):
                     spool.add(batch)
         spool.close()
-        if values.are_stored_alike:
-            return
-        # Equal numbers are equal samples, whatever stores them.
-        hashes = [_hashes(values_in(b.column(INPUTS)), values.dtype) for b in spool]
-        collected.replace(exact=[h[:, None] for h in hashes], near=hashes)
+        if not values.are_stored_alike:
+            # Equal numbers are equal samples, whatever stores them.
+            hashes = [_hashes(values_in(b.column(INPUTS)), values.dtype) for b in spool]
+            collected.replace(exact=[h[:, None] for h in hashes], near=hashes)
+
+    def _judged(
+        self, window: Window, shape: tuple[int, ...] | None
+    ) -> tuple[Any, Any, dict[int, str]]:
+        """Labels (n,) of a window's rows, the `Kind` of each, and why rows cannot be
+        used."""
+        count, kind = len(window.values), self.task.label_type
+        faults = window.faults_for(shape)
+        if kind is None:
+            return pa.nulls(count), np.zeros(count, np.uint8), faults
+        given = window.labels or [None] * count
+        labels, kinds, checks = _read_labels(given, kind)
+        for mask, reason in checks:
+            for row in np.flatnonzero(mask).tolist():
+                faults.setdefault(row, reason)
+        return labels, kinds, faults
 
     def _add(
-        self, collected: FactCollector, window: Window, rows: Any, labels: Any
+        self, collected: FactCollector, window: Window, rows: Any, kinds: Any
     ) -> None:
         hashes = _hashes(window.values[rows], stored_as(window.values.dtype))
         places = [window.place(row) for row in rows.tolist()]
@@ -78,9 +95,8 @@ class SampleSplit(SplitPlan):
             near=hashes,
             rows=np.array([number for _, number in places], np.int64),
             splits=np.full(len(rows), -1, np.int8),
-            label_kinds=np.full(len(rows), Kind.TEXT, np.uint8),
+            label_kinds=kinds,
         )
-        collected.add_labels(labels if self.has_names else None, len(rows))
 
     def _stored(self, window: Window, rows: Any, labels: Any) -> Any:
         """Record batches of `rows` (n,) of a window."""
@@ -176,52 +192,28 @@ def _hashes(values: npt.NDArray[Any], dtype: Any) -> Hashes:
     return np.array(found, np.uint64)
 
 
-def _labels(window: Window, task: Task) -> Any:
-    """Names or numbers (n,) as Arrow has them; null where there is none."""
-    told = window.labels or [None] * len(window.values)
-    if task.label_type is None:
-        return pa.nulls(len(told))
-    read = name_of_class if pa.types.is_string(task.label_type) else _number
-    return pa.array([read(label) for label in told], task.label_type)
+def _read_labels(given: Sequence[Any], kind: Any) -> tuple[Any, Any, list[Check]]:
+    """Labels (n,) as an array of the type `kind`, the `Kind` of each, and their
+    faults: as of texts."""
+    labels, kinds = column_of_mixed([_plain(label) for label in given])
+    batch = RawBatch("", np.arange(len(labels)), {LABEL: labels}, {LABEL: kinds})
+    return read_label(batch, LABEL, kind)
 
 
-def _label_faults(window: Window, labels: Any, task: Task) -> dict[int, str]:
-    """Row of the window -> what is wrong with its label."""
-    if task.label_type is None:
-        return {}
-    missing = np.flatnonzero(labels.is_null().to_numpy(False)).tolist()
-    given = window.labels or {}
-    found = {row: name_of_class(given[row]) if given else None for row in missing}
-    return {
-        row: "no label" if name is None else "the label is no finite number"
-        for row, name in found.items()
-    }
-
-
-def name_of_class(label: Any) -> str | None:
-    """3.0 is called 3."""
-    if label is None or label != label:  # noqa: PLR0124 - NaN
-        return None
+def _plain(label: Any) -> Any:
+    """HDF5 has bytes for texts; a name has no space around it."""
     if isinstance(label, bytes):
         label = label.decode(errors="replace")
-    whole = isinstance(label, float) and label.is_integer()
-    return str(int(label)) if whole else str(label).strip() or None
-
-
-def _number(label: Any) -> float | None:
-    try:
-        found = float(label)
-    except (TypeError, ValueError):
-        return None
-    return found if np.isfinite(found) else None
+    return str(label).strip() if isinstance(label, (str, bool)) else label
 
 
 def label_names_of(source: ArraySource, task: Task) -> list[str]:
     """Distinct names, sorted; as numbers where all of them are. Empty for numbers."""
     if task.label_type is None or not pa.types.is_string(task.label_type):
         return []
-    found = {name_of_class(label) for label in source.labels()}
-    names = [name for name in found if name is not None]
+    labels, _, checks = _read_labels(list(source.labels()), task.label_type)
+    bad = np.logical_or.reduce([mask for mask, _ in checks])
+    names = pc.unique(labels.filter(pa.array(~bad))).to_pylist()
     try:
         return sorted(names, key=lambda name: (int(name), name))  # 01 is not 1
     except ValueError:
