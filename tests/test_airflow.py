@@ -28,8 +28,11 @@ def test_training_is_exactly_one_node():
     assert training == [node]
 
 
-@pytest.mark.parametrize("grouping", [[], ["--group-by", "memory"]])
-def test_the_export_has_one_task_for_it(tmp_path: Path, grouping: list[str]):
+@pytest.mark.parametrize(
+    ("grouping", "task"),
+    [([], "train-train-model"), (["--group-by", "namespace"], "train")],
+)
+def test_the_export_has_one_task_for_it(tmp_path: Path, grouping: list[str], task: str):
     plugin = pytest.importorskip("kedro_airflow.plugin")
     arguments = ["airflow", "create", "--pipelines", ",".join(STAGES), *grouping]
     done = CliRunner().invoke(
@@ -43,4 +46,4 @@ def test_the_export_has_one_task_for_it(tmp_path: Path, grouping: list[str]):
     assert {*dags} == {f"flatout_{name}_dag.py" for name in STAGES}
     assert all(ast.parse(dag) for dag in dags.values())
     tasks = re.findall(r'task_id="([^"]+)"', dags["flatout_train_dag.py"])
-    assert tasks == ["train-model"]
+    assert tasks == [task]
