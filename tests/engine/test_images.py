@@ -111,7 +111,7 @@ def test_odd_files_are_converted_or_told_of(tmp_path):
     assert told.keys() == {"dark/empty.png", "dark/cut.png", "dark/text.png"}
     assert told["dark/empty.png"] == "an empty file"
     assert "truncated or broken" in told["dark/cut.png"]
-    assert told["dark/text.png"] == "no image of a known kind"
+    assert told["dark/text.png"] == "not an image of a known kind"
     converted = made["report"].value()["converted"]
     assert converted["turned by its EXIF"] == 1
     assert converted["animated: its first frame"] == 1

@@ -121,7 +121,7 @@ def test_rows_without_facts_are_counted_once_and_told(tmp_path, caplog):
     key = stored_key(folder)
     with caplog.at_level("INFO", "flatout.engine"):
         assert vars(TokenRows.open(folder).facts) == counted(TokenRows.open(folder))
-    (line,) = [m for m in caplog.messages if "counting what it holds" in m]
+    (line,) = [m for m in caplog.messages if "reading all rows, because" in m]
     assert str(folder) in line
     assert stored_key(folder) == key and stored_facts(folder)["rows"] == 3000
     caplog.clear()

@@ -1,4 +1,4 @@
-"""What a start must know of rows of a fixed shape, counted when they are written."""
+"""Statistics of rows of a fixed shape, computed when they are written."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from flatout.engine.rows.token_facts import TokenFacts
 
 IMAGE_DIMENSIONS = 3
 VALUES_AT_ONCE = 2**22
-"""That are counted together: in fp64 they take eight bytes each, twice."""
+"""Number of values that are processed at once, as two fp64 copies."""
 
 
 @dataclass
 class ArrayFacts(TokenFacts):
-    """Of the rows of one split. Means and deviations are a number a value of the
-    sample; of images (bytes of three dimensions) one a channel, the last of them."""
+    """Statistics of one split. Means and deviations have one number per value of the
+    sample; for images (bytes, three dimensions) one per channel, the last dimension."""
 
     shape: list[int] = field(default_factory=list)
-    """Of one sample."""
+    """Shape of one sample."""
     mean: list[float] = field(default_factory=list)
     squares: list[float] = field(default_factory=list)
     """Summed squared differences from the mean."""
 
     @property
     def deviation(self) -> list[float]:
-        """1 where a value never changes: it is standardised to 0."""
+        """Standard deviations; 1 for a constant value, which becomes 0."""
         count = max(1, self._values_each(self.num_rows))
         found = np.sqrt(np.array(self.squares) / count)
         result: list[float] = np.where(found > 0, found, 1.0).tolist()
         return result
 
     def add(self, batch: Any) -> None:
-        """Count a record batch with `inputs` and, where there is one, `labels`."""
+        """Add a record batch with `inputs` and optional `labels`."""
         if not batch.num_rows:
             return
         values = values_in(batch.column("inputs"))
@@ -53,12 +53,12 @@ class ArrayFacts(TokenFacts):
         self._count_labels(batch)
 
     def _values_each(self, rows: int) -> int:
-        """How many values of `rows` each mean is over."""
+        """Number of values of `rows` that each mean covers."""
         places = int(np.prod(self.shape, dtype=np.int64)) // max(1, len(self.mean))
         return rows * places
 
     def _merge(self, values: Any, known: int) -> None:
-        """Values (n, features) beside `known` of each (Chan et al. 1979)."""
+        """Merge values (n, features) with the `known` ones (Chan et al. 1979)."""
         new, mean = len(values), values.mean(0)
         squares = np.square(values - mean).sum(0)
         if known:

@@ -1,4 +1,4 @@
-"""Samples of a fixed shape, numbers or pixels: one place a row, nothing to pad."""
+"""Samples of a fixed shape, numbers or pixels: one position per row, no padding."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from flatout.engine.rows.layout import Ints, LaidOut, LateArray, Layout
 from flatout.engine.rows.rows import Rows
 
 INPUTS = "inputs"
-"""Column of fixed-size lists, one inside the other for each dimension."""
+"""Column of nested fixed-size lists, one level per dimension."""
 SOURCE = "source"
-"""Column of what people know a row by: its file, its row there."""
+"""Column with the origin of a row, for messages: its file, or its row there."""
 BYTES_ONE_BY_ONE = 2**12
-"""Of a row, from which rows are copied one by one."""
+"""Size of a row in bytes, from which rows are copied one by one."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class _Chunk:
 
 
 class ArrayRows(ArrowRows):
-    """Rows with `inputs` and, where there is one target a row, `labels`. Opened again,
-    not copied, when sent to another process."""
+    """Rows with `inputs` and optional `labels`, one target per row. When sent to
+    another process, the file is opened again instead of copying the rows."""
 
     column = INPUTS
     decodes: ClassVar[bool] = False
-    """Whether laying out takes a core's time."""
+    """True if building a batch needs CPU time for decoding."""
     facts_class = ArrayFacts
     facts: ArrayFacts  # type: ignore[assignment]
 
@@ -57,35 +57,35 @@ class ArrayRows(ArrowRows):
         ]
 
     def _values(self, batch: Any) -> Any:
-        """(N, ...) of a record batch, without a copy."""
+        """Values (N, ...) of a record batch, without a copy."""
         return values_in(batch.column(INPUTS))
 
     @property
     def row_bytes(self) -> int:
-        """Of a sample in a batch."""
+        """Bytes of a sample in a batch."""
         like = self._chunks[0].values
         return int(np.prod(like.shape[1:])) * np.dtype(like.dtype).itemsize
 
     def lengths(self, rows: Ints) -> Ints:
-        """One place (N,) for each of `rows` (N,)."""
+        """Lengths (N,) of `rows` (N,): always 1."""
         return np.ones(len(rows), dtype=np.int64)
 
     def views(self, rows: Ints, column: str = INPUTS) -> Sequence[npt.NDArray[Any]]:
-        """The samples (...) of `rows` (N,)."""
+        """Samples (...) of `rows` (N,)."""
         return list(self._stacked(rows))
 
     def _stacked(self, rows: Ints) -> npt.NDArray[Any]:
-        """(N, ...)."""
+        """Samples (N, ...) of `rows` (N,)."""
         return self._gather(rows, lambda chunk, at: chunk.values[at])
 
     def sequences(self, rows: Ints) -> tuple[Rows, Ints]:
-        """Each row stands alone."""
+        """Return the rows unchanged: each is a separate sequence."""
         return self, rows
 
     def lay_out(
         self, rows: Ints, layout: Layout, values: Sequence[Any] | None = None
     ) -> LaidOut:
-        """`inputs` (B, ...) of `rows` (B,), late. No rows give one of zeros."""
+        """`inputs` (B, ...) of `rows` (B,), as a late array; one zero row if B is 0."""
         found: Any = None if values is None else np.asarray(values)
         if found is None:
             like = self._chunks[0].values
@@ -94,7 +94,7 @@ class ArrayRows(ArrowRows):
         return LaidOut({INPUTS: found}, np.arange(len(rows)))
 
     def _write(self, rows: Ints, out: npt.NDArray[Any]) -> None:
-        """`rows` (N,) into `out` (N, ...), straight from Arrow's buffers."""
+        """Write `rows` (N,) to `out` (N, ...), directly from Arrow's buffers."""
         if not len(rows):
             out[:] = 0
         elif self.row_bytes < BYTES_ONE_BY_ONE:
@@ -108,12 +108,12 @@ class ArrayRows(ArrowRows):
     def _write_part(
         self, values: Any, rows: Ints, out: npt.NDArray[Any], places: Ints
     ) -> None:
-        """`rows` (n,) of a chunk to `places` (n,) of `out`."""
+        """Write `rows` (n,) of a chunk to `places` (n,) of `out`."""
         for row, place in zip(rows.tolist(), places.tolist(), strict=True):
             out[place] = values[row]
 
     def readable(self, row: int, decode: Callable[[Ints], str]) -> str:
-        """Where it comes from."""
+        """Origin of the row, for messages."""
         if SOURCE not in self.column_names:
             return f"row {row}"
         return str(self._table.column(SOURCE)[row].as_py())

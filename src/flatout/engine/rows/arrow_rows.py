@@ -1,4 +1,4 @@
-"""Rows that lie in Arrow's own buffers: what every kind of them shares."""
+"""Rows in Arrow's buffers: the common base of all kinds of rows."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ logger = logging.getLogger(__name__)
 
 
 class TokenRowsError(ValueError):
-    """Rows that are not what the engine reads."""
+    """Rows with a missing column, no rows, or no file."""
 
 
 AnyRows = TypeVar("AnyRows", bound="ArrowRows")
 
 
 class ArrowRows(ABC):
-    """Rows of a table, opened again, not copied, when sent to another process."""
+    """Rows of a table; a process that receives them opens the file again."""
 
     column: ClassVar[str]
-    """Of what a sample is made of."""
+    """Column that contains the samples."""
     facts_class: ClassVar[type[TokenFacts]] = TokenFacts
 
     def __init__(self, table: pa.Table, folder: Path | None = None) -> None:
@@ -58,7 +58,7 @@ class ArrowRows(ABC):
 
     @classmethod
     def from_dataset(cls: type[AnyRows], dataset: Any) -> AnyRows:
-        """From a `datasets.Dataset`, memory-mapped or not."""
+        """Use the rows of a `datasets.Dataset`, memory-mapped or not."""
         files = [Path(entry["filename"]) for entry in dataset.cache_files]
         if dataset._indices is not None:  # rows were selected or shuffled
             dataset, files = dataset.flatten_indices(), []
@@ -76,23 +76,23 @@ class ArrowRows(ABC):
 
     @property
     def table(self) -> pa.Table:
-        """All rows, as Arrow holds them."""
+        """All rows in an Arrow table."""
         return self._table
 
     @property
     def has_labels(self) -> bool:
-        """Whether there is something to be told; language models make theirs."""
+        """Return whether rows have labels; language models create theirs."""
         return "labels" in self.column_names
 
     @property
     def has_token_labels(self) -> bool:
-        """Whether `labels` are lists of a value a token."""
+        """Return whether `labels` are lists with one value per token."""
         return False
 
     @cached_property
     @abstractmethod
     def _chunks(self) -> list[Any]:
-        """One a record batch: its length, and its `labels` (N, ...) or None."""
+        """One chunk per record batch, with a length and `labels` (N, ...) or None."""
 
     @cached_property
     def _chunk_starts(self) -> Ints:
@@ -105,7 +105,7 @@ class ArrowRows(ABC):
         return chunks, rows - self._chunk_starts[chunks]
 
     def place_of(self, row: int) -> tuple[int, ...]:
-        """Where it is stored, of which chance may depend."""
+        """Position of a row in storage, which seeds its random choices."""
         return (row,)
 
     def labels_of(self, rows: Ints) -> npt.NDArray[Any]:
@@ -116,7 +116,7 @@ class ArrowRows(ABC):
 
     @property
     def labels(self) -> npt.NDArray[Any] | None:
-        """A copy of all targets (rows,), where there are any: not for large splits."""
+        """Copy of all targets (rows,), or None: not for large splits."""
         if not self.has_labels:
             return None
         values: npt.NDArray[Any] = self._table.column("labels").to_numpy()
@@ -125,7 +125,7 @@ class ArrowRows(ABC):
     def _gather(
         self, rows: Ints, pick: Callable[[Any, Ints], npt.NDArray[Any]]
     ) -> npt.NDArray[Any]:
-        """What `pick` gives for places (n,) of a chunk, for all of `rows` (N,)."""
+        """Values for `rows` (N,), from `pick`(chunk, positions (n,)) for each chunk."""
         if len(self._chunks) == 1:
             return pick(self._chunks[0], rows)
         chunks, local = self._locate(rows)
@@ -139,14 +139,14 @@ class ArrowRows(ABC):
 
     @cached_property
     def facts(self) -> TokenFacts:
-        """Counted when the rows were written; by reading them all where they come from
-        elsewhere or from an earlier version, and then kept with them."""
+        """Statistics counted when the rows were written. If none are stored, all rows
+        are read once, and the statistics are stored with them."""
         stored = {} if self.folder is None else stored_facts(self.folder)
         noted = self.facts_class.noted(stored, len(self))
         if noted is not None or self.folder is None:
             return noted or self.facts_class.of(self._table)
         logger.info(
-            "%s: counting what it holds, of which nothing is noted", self.folder
+            "%s: reading all rows, because no statistics are stored", self.folder
         )
         facts = self.facts_class.of(self._table)
         note_facts(self.folder, facts.as_dict())

@@ -1,4 +1,4 @@
-"""Image files as pixels: turned upright, in one mode and size, or why not."""
+"""Decoding of image files to pixels: upright, in one mode and size, or an error."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 MOST_PIXELS = 2**28
-"""A larger one is refused: a small file may hold more pixels than memory does."""
+"""Larger images are refused: a small file may need more memory than there is."""
 Image.MAX_IMAGE_PIXELS = MOST_PIXELS
 TOO_LARGE = "more pixels than an image should have"
 SLOW_S = 0.01
-"""A transform that takes longer on average is named in the report."""
+"""A transform that is slower on average, in seconds, is reported."""
 
 
 class BadImage(ValueError):
-    """A file that gives no pixels; says why."""
+    """A file without usable pixels; the message is the reason."""
 
 
 @dataclass
 class Decoder:
-    """Decodes to (size, size, channels) uint8, and keeps count."""
+    """Decodes to (size, size, channels) uint8, and counts conversions."""
 
     size: int
     channels: int
     converted: Counter[str] = field(default_factory=Counter)
-    """What was another before: images by kind."""
+    """Converted images by their original kind."""
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     decoded: int = 0
     _counting: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __call__(self, path: Path) -> npt.NDArray[np.uint8]:
-        """Raises BadImage."""
+        """Decode a file. Raises BadImage."""
         if not path.is_file():
             raise BadImage("no such file")
         if not path.stat().st_size:
@@ -49,24 +49,24 @@ class Decoder:
         return self._opened(path)
 
     def of_bytes(self, data: Any) -> npt.NDArray[np.uint8]:
-        """Of what a file holds. Raises BadImage."""
+        """Decode the contents of a file. Raises BadImage."""
         return self._opened(io.BytesIO(data))
 
     def _opened(self, file: Path | io.BytesIO) -> npt.NDArray[np.uint8]:
         try:
             with Image.open(file) as image:
-                # Pillow only warns of up to twice as many; its filters are the whole
-                # process's, and threads decode here.
+                # Pillow only warns up to twice this size; warning filters are global,
+                # and threads decode here.
                 if image.width * image.height > MOST_PIXELS:
                     raise BadImage(TOO_LARGE)
                 return self._pixels(image)
         except BadImage:
             raise
         except UnidentifiedImageError as error:
-            raise BadImage("no image of a known kind") from error
+            raise BadImage("not an image of a known kind") from error
         except Image.DecompressionBombError as error:
             raise BadImage(TOO_LARGE) from error
-        except Exception as error:  # Pillow's readers raise whatever bytes make of them
+        except Exception as error:  # Pillow's readers may raise any exception
             raise BadImage(f"truncated or broken: {error}") from error
 
     def _pixels(self, image: Image.Image) -> npt.NDArray[np.uint8]:
@@ -88,13 +88,13 @@ class Decoder:
         return pixels.reshape(self.size, self.size, self.channels)
 
     def _plain(self, image: Image.Image) -> Image.Image:
-        """Grey, or red, green and blue, of 8 bits."""
+        """Convert to grey or RGB with 8 bits."""
         if image.mode.startswith(("I", "F")):
             image = _to_8_bits(image)
             self._convert("16 bits, scaled to 8")
         elif image.mode not in ("L", "RGB"):
             self._convert(image.mode)
-            image.info.pop("transparency", None)  # left out, which Pillow warns of
+            image.info.pop("transparency", None)  # Pillow warns if it is dropped
         mode = "L" if self.channels == 1 else "RGB"
         return image if image.mode == mode else image.convert(mode)
 
@@ -111,15 +111,15 @@ class Decoder:
             self.converted[kind] += 1
 
     def told(self) -> dict[str, Any]:
-        """Conversions, and transforms that are slow on average, in ms an image."""
+        """Conversions, and transforms that are slow on average, in ms per image."""
         each = {n: s / max(1, self.decoded) for n, s in self.seconds.items()}
         slow = {name: round(1e3 * s, 1) for name, s in each.items() if s > SLOW_S}
         return {"converted": dict(self.converted), "slow_transforms_ms": slow}
 
 
 def _to_8_bits(image: Image.Image) -> Image.Image:
-    """Of 16 bits, which Pillow holds in 32 where a PGM has them. Raises BadImage where
-    nothing says which value is white."""
+    """Convert 16 bits, which Pillow stores in 32 for PGM. Raises BadImage if the value
+    of white is unknown."""
     from_32 = image.mode == "I" and image.format in ("PNG", "PPM")
     of_16 = image.mode.startswith("I;16") or from_32
     if not of_16:

@@ -1,6 +1,5 @@
-"""Images as the bytes of their files, decoded whenever a batch is laid out: by all
-workers of the loader, or by threads where there are none. The pixels are those that
-rows of pixels keep."""
+"""Images as encoded files, decoded for each batch: by all workers of the loader, or by
+threads without workers. The pixels equal those of rows that store pixels."""
 
 from __future__ import annotations
 
@@ -24,12 +23,12 @@ from flatout.engine.rows.layout import Ints
 
 ENCODED = "encoded"
 ROWS_AT_ONCE = 256
-"""Files that are held in memory together when rows are written."""
+"""Number of files in memory at once while rows are written."""
 
 
 @dataclass(frozen=True)
 class EncodedColumn:
-    """Of a record batch; indexed as the pixels (N, size, size, channels) would be."""
+    """Column of a record batch, indexed like pixels (N, size, size, channels)."""
 
     encoded: Any
     shape: tuple[int, ...]
@@ -44,13 +43,13 @@ class EncodedColumn:
         return self.shape[0]
 
     def __getitem__(self, rows: Ints) -> npt.NDArray[np.uint8]:
-        """Raises BadImage where a row is no image any more."""
+        """Decode `rows`. Raises BadImage if a row is no longer an image."""
         pixels = np.empty((len(rows), *self.shape[1:]), np.uint8)
         self.write(rows, pixels, np.arange(len(rows)))
         return pixels
 
     def write(self, rows: Ints, out: npt.NDArray[np.uint8], places: Ints) -> None:
-        """Pixels of `rows` (n,) to `places` (n,) of `out`. Raises BadImage."""
+        """Write pixels of `rows` (n,) to `places` (n,) of `out`. Raises BadImage."""
         decoder = Decoder(self.shape[1], self.shape[3])
         files = [self.encoded[row].as_buffer() for row in rows.tolist()]
         decoded = _each(decoder.of_bytes, files)
@@ -59,7 +58,7 @@ class EncodedColumn:
 
 
 def _each(work: Any, items: Sequence[Any]) -> Iterator[Any]:
-    """`work` on each; a worker of the loader is one of many, and has no threads."""
+    """Apply `work` to each; one of many loader workers uses no threads."""
     if current_process().daemon or len(items) < 2:
         yield from map(work, items)
         return
@@ -68,10 +67,10 @@ def _each(work: Any, items: Sequence[Any]) -> Iterator[Any]:
 
 
 class EncodedFacts(ArrayFacts):
-    """Of the pixels."""
+    """Statistics of the decoded pixels."""
 
     def add(self, batch: Any) -> None:
-        """Also of a batch that holds files."""
+        """Add a batch; encoded images are decoded first."""
         if ENCODED in batch.schema.names and batch.num_rows:
             pixels = EncodedColumn.of(batch)[np.arange(batch.num_rows)]
             columns = {INPUTS: array_of(pixels)}
@@ -82,7 +81,7 @@ class EncodedFacts(ArrayFacts):
 
 
 class EncodedImages(ArrayRows):
-    """Rows with `encoded`, `size`, `channels` and, where there is one, `labels`."""
+    """Rows with `encoded`, `size`, `channels` and optional `labels`."""
 
     column = ENCODED
     facts_class = EncodedFacts
@@ -98,8 +97,8 @@ class EncodedImages(ArrayRows):
 
 
 def with_files(batch: Any, files: Sequence[Path]) -> Iterator[Any]:
-    """The rows of `batch`, with the bytes of `files` in place of their pixels, a few at
-    a time."""
+    """Rows of `batch`, with the bytes of `files` instead of pixels, in small
+    batches."""
     size, _, channels = _shape(batch.column(INPUTS).type)
     rest = batch.drop_columns([INPUTS])
     for start in range(0, len(files), ROWS_AT_ONCE):

@@ -1,4 +1,4 @@
-"""Arrow's lists of one size as arrays, and back, without a copy."""
+"""Conversion between Arrow's fixed-size lists and arrays, without a copy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 
 
 def labels_in(array: Any) -> npt.NDArray[Any]:
-    """(N,), or (N, L) where each row has a list of L."""
+    """Labels (N,), or (N, L) for lists of L per row."""
     if pa.types.is_fixed_size_list(array.type):
         values: npt.NDArray[Any] = array.flatten().to_numpy()
         return values.reshape(len(array), array.type.list_size)
@@ -19,7 +19,7 @@ def labels_in(array: Any) -> npt.NDArray[Any]:
 
 
 def values_in(array: Any) -> npt.NDArray[Any]:
-    """(N, ...) of nested fixed-size lists, without a copy."""
+    """Values (N, ...) of nested fixed-size lists, without a copy."""
     shape = [len(array)]
     while pa.types.is_fixed_size_list(array.type):
         shape.append(array.type.list_size)
@@ -29,7 +29,7 @@ def values_in(array: Any) -> npt.NDArray[Any]:
 
 
 def array_of(values: npt.NDArray[Any]) -> Any:
-    """Nested fixed-size lists of values (N, ...), without a copy."""
+    """Nested fixed-size lists from values (N, ...), without a copy."""
     array = pa.array(np.ascontiguousarray(values).reshape(-1))
     for size in reversed(values.shape[1:]):
         array = pa.FixedSizeListArray.from_arrays(array, size)

@@ -1,8 +1,7 @@
-"""How rows of tokens lie in a tensor: right-padded, or end to end without padding.
+"""Layout of token rows in a tensor: right-padded, or concatenated without padding.
 
-Both layouts serve everything behind them alike:
-
-    input_ids      (B, T) right-padded, or (1, P): rows laid end to end
+All later code handles both layouts alike:
+    input_ids      (B, T) right-padded, or (1, P): concatenated rows
     attention_mask (B, T) bool, padded layout only
     position_ids   (1, P), packed layout only: position of each token in its row
     cu_seqlens     (R + 1,) int32, packed layout only: first token of each row, and P
@@ -22,22 +21,22 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class LateArray:
-    """An array that is written once, where it is to lie."""
+    """Array that is written once, directly to its final memory."""
 
     shape: tuple[int, ...]
     dtype: npt.DTypeLike
     write: Callable[[npt.NDArray[Any]], None]
-    """Into an array of this shape and type."""
+    """Writes to an array of this shape and type."""
 
     def made(self) -> npt.NDArray[Any]:
-        """In memory of its own."""
+        """Write the array to newly allocated memory."""
         found = np.empty(self.shape, self.dtype)
         self.write(found)
         return found
 
 
 Arrays = dict[str, Any]
-"""numpy's, or late ones."""
+"""numpy arrays, or late ones."""
 Shape = tuple[int, int]
 
 
@@ -47,30 +46,30 @@ class LaidOut:
 
     fields: Arrays
     starts: Ints
-    """(B,) where each row begins among all places of the batch."""
+    """(B,) start of each row among all positions of the batch."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How rows are laid out for one model, device and strategy."""
+    """Layout of rows for one model, device and strategy."""
 
     packed: bool = False
     pad_token_id: int = 0
     pad_to_length: int | None = None
     """Padded layout: pad to this length (`fixed`) instead of the longest row."""
     pad_multiple: int = 1
-    """Padded length, or packed total, rounded up to a multiple of it."""
+    """Padded length, or packed total, is rounded up to a multiple of this."""
     row_multiple: int = 1
-    """Packed layout: R, and K where it is R, rounded up to a multiple of it, with empty
-    rows and targets that count for nothing, so that few shapes occur."""
+    """Packed layout: R, and K if it equals R, is rounded up to a multiple of this with
+    empty rows and ignored targets, so that few shapes occur."""
     every_place: bool = False
-    """Padded layout: places without a target count as targets to be left out, so that
-    K does not differ between batches of one shape."""
+    """Padded layout: positions without a target become ignored targets, so that K is
+    the same for all batches of one shape."""
     max_length: int = 512
-    """Packed layout: longest row of padding at the end."""
+    """Packed layout: maximum length of the padding rows at the end."""
 
     def num_padded_tokens(self, lengths: Ints) -> int:
-        """Tokens of the tensor that rows of `lengths` (B,) become."""
+        """Number of tokens in the tensor for rows of `lengths` (B,)."""
         if self.packed:
             return round_up(max(1, int(lengths.sum())), self.pad_multiple)
         return max(1, len(lengths)) * self._width(lengths)
@@ -78,8 +77,8 @@ class Layout:
     def lay_out(
         self, sequences: Sequence[Any], columns: Mapping[str, Sequence[Any]]
     ) -> LaidOut:
-        """Token ids of B rows, and further columns of a value a token. No rows give
-        one token of padding."""
+        """Arrange token ids of B rows, and further columns with one value per token.
+        Without rows the result is one padding token."""
         lengths = np.array([len(ids) for ids in sequences], dtype=np.int64)
         cut = self._pack(lengths) if self.packed else self._pad(lengths)
         shape, fields, starts = cut
@@ -95,17 +94,17 @@ class Layout:
         return self.pad_to_length or max(longest, rounded)
 
     def _pad(self, lengths: Ints) -> tuple[Shape, Arrays, Ints]:
-        """Shape (B, T), fields beside the tokens, and where rows begin."""
+        """Shape (B, T), fields except the tokens, and the start of each row."""
         lengths = lengths if len(lengths) else np.ones(1, dtype=np.int64)
         shape = (len(lengths), self._width(lengths))
         mask = np.arange(shape[1]) < lengths[:, None]
         return shape, {"attention_mask": mask}, np.arange(shape[0]) * shape[1]
 
     def _pack(self, lengths: Ints) -> tuple[Shape, Arrays, Ints]:
-        """As `_pad`, of shape (1, P)."""
+        """See `_pad`; the shape is (1, P)."""
         total = int(lengths.sum())
         padded = round_up(max(1, total), self.pad_multiple)
-        # What is left of the total is padding in rows of its own.
+        # The rest of the total becomes separate rows of padding.
         filler = np.arange(total, padded, self.max_length)[1:]
         tail = [padded] if padded > total else []
         bounds = np.concatenate([[0], np.cumsum(lengths), filler, tail]).astype(int)
@@ -118,7 +117,7 @@ class Layout:
     def _fill(
         self, views: Sequence[Any], shape: Shape, lengths: Ints, fill: int
     ) -> npt.NDArray[np.int64]:
-        """Rows into one buffer of `shape`: each on a line of its own, or in a row."""
+        """Copy rows to a buffer of `shape`: one per line, or concatenated."""
         buffer = np.full(shape, fill, dtype=np.int64)
         if not len(views):
             return buffer

@@ -1,4 +1,4 @@
-"""Which kind of rows a folder or a data set holds, by the column that the kind has."""
+"""Detection of the kind of rows in a folder or data set, by their column."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS = {
     "inputs": "flatout.engine.rows.arrays:ArrayRows",
     "encoded": "flatout.engine.rows.encoded_images:EncodedImages",
 }
-"""Column -> module and class."""
+"""Module and class for each column."""
 
 
 def open_rows(folder: Path) -> SplitRows:
@@ -33,7 +33,7 @@ def open_rows(folder: Path) -> SplitRows:
 
 
 def rows_from_dataset(dataset: Any) -> SplitRows:
-    """From a `datasets.Dataset`, memory-mapped or not. Raises TokenRowsError."""
+    """Use the rows of a `datasets.Dataset`. Raises TokenRowsError."""
     rows: SplitRows = _kind(dataset.column_names).from_dataset(dataset)
     return rows
 

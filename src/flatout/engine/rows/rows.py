@@ -1,7 +1,7 @@
-"""The seam between what a sample is and everything that batches, trains, measures.
+"""Interface between the kinds of samples and batching, training and measuring.
 
-A kind of rows (token, array, image rows) is one file of this package that has these
-members. It is opened again, not copied, when sent to another process.
+A kind of rows (token, array, image rows) is one file of this package with these
+members. When sent to another process, the file is opened again instead of copied.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from flatout.engine.rows.token_facts import TokenFacts
 
 
 class Rows(Protocol):
-    """What is cut into micro-batches."""
+    """Rows that can be divided into micro-batches."""
 
     def __len__(self) -> int: ...
 
     def lengths(self, rows: Ints, /) -> Ints:
-        """Places (N,) that each of `rows` (N,) takes: tokens; 1 for a fixed shape."""
+        """Lengths (N,) of `rows` (N,): tokens; 1 for a fixed shape."""
 
     def views(self, rows: Ints, column: str = ..., /) -> Sequence[npt.NDArray[Any]]:
-        """The values (length,) of each of `rows` (N,)."""
+        """Values (length,) of each of `rows` (N,)."""
 
     def labels_of(self, rows: Ints, /) -> npt.NDArray[Any]:
-        """What `rows` (N,) are to be told: (N, ...), int64 or float64."""
+        """Targets (N, ...) of `rows` (N,), int64 or float64."""
 
     @property
     def has_token_labels(self) -> bool:
-        """Whether tokens have labels of their own, in the view `labels`."""
+        """Return whether tokens have labels, in the view `labels`."""
 
     def sequences(self, rows: Ints, /) -> tuple[Rows, Ints]:
-        """What attention and targets stay within: `rows` (N,), or parts of them, and
-        their numbers (S,) there."""
+        """Units within which attention and targets stay: `rows` (N,), or parts of them,
+        and their numbers (S,) there."""
 
     def place_of(self, row: int, /) -> tuple[int, ...]:
-        """Where it is stored, of which chance may depend."""
+        """Position of a row in storage, which seeds its random choices."""
 
     def lay_out(
         self, rows: Ints, layout: Layout, values: Sequence[Any] | None = None, /
     ) -> LaidOut:
-        """Arrays of a micro-batch; `values` in place of the rows' own."""
+        """Arrays of a micro-batch; `values` replace the rows' own."""
 
 
 class SplitRows(Rows, Protocol):
@@ -52,22 +52,22 @@ class SplitRows(Rows, Protocol):
 
     @property
     def facts(self) -> TokenFacts:
-        """Counted when the rows were written."""
+        """Statistics counted when the rows were written."""
 
     @property
     def column_names(self) -> list[str]: ...
 
     @property
     def folder(self) -> Path | None:
-        """Where they are opened from; None: they are in memory."""
+        """Folder that they were opened from; None for rows in memory."""
 
     @property
     def table(self) -> Any:
-        """All rows, as Arrow holds them."""
+        """All rows in an Arrow table."""
 
     @property
     def has_labels(self) -> bool:
-        """Whether there is something to be told of each row."""
+        """Return whether rows have labels."""
 
     def readable(self, row: int, decode: Callable[[Ints], str], /) -> str:
-        """A row as people know it: its text, its file."""
+        """Description of a row for people: its text, or its file."""

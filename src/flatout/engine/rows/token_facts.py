@@ -1,4 +1,4 @@
-"""What a start must know of token rows, counted once when they are written."""
+"""Statistics of token rows, counted once when they are written."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ AnyFacts = TypeVar("AnyFacts", bound="TokenFacts")
 
 @dataclass
 class TokenFacts:
-    """Of the rows of one split."""
+    """Statistics of the rows of one split."""
 
     num_rows: int = 0
     num_tokens: int = 0
     longest: int = 0
-    """Tokens of the longest row."""
+    """Number of tokens of the longest row."""
     largest_id: int = 0
     """Largest token id."""
     label_counts: dict[str, int] = field(default_factory=dict)
-    """Rows of each class, by its number as text (JSON has no other keys)."""
+    """Number of rows of each class, by its number as text (the only keys in JSON)."""
     num_unlabelled: int = 0
-    """Rows with a label a token, none of which is one behind the first token."""
+    """Number of rows whose token labels have no value after the first token."""
     unlabelled: list[int] = field(default_factory=list)
-    """Numbers of the first of them."""
+    """Row numbers of the first of them."""
 
     @property
     def mean_length(self) -> float:
@@ -38,11 +38,11 @@ class TokenFacts:
 
     @property
     def labels(self) -> list[int]:
-        """Numbers of the classes that there are rows of."""
+        """Numbers of the classes that have rows."""
         return sorted(map(int, self.label_counts))
 
     def add(self, batch: Any) -> None:
-        """Count a record batch with `input_ids` and, where there is one, `labels`."""
+        """Add a record batch with `input_ids` and optional `labels`."""
         if not batch.num_rows:
             return
         ids = batch.column("input_ids")
@@ -62,7 +62,7 @@ class TokenFacts:
             self.label_counts = dict(Counter(self.label_counts) + Counter(dict(pairs)))
 
     def _count_unlabelled(self, batch: Any) -> None:
-        """A prompt that fills the whole row leaves nothing of its completion."""
+        """Count rows without targets: the prompt leaves no room for its completion."""
         labels = batch.column("labels") if "labels" in batch.schema.names else None
         if labels is None or not pa.types.is_list(labels.type):
             return
@@ -79,7 +79,7 @@ class TokenFacts:
 
     @classmethod
     def of(cls: type[AnyFacts], table: Any) -> AnyFacts:
-        """By reading all of an Arrow table."""
+        """Count all rows of an Arrow table."""
         facts = cls()
         for batch in table.to_batches():
             facts.add(batch)
@@ -89,9 +89,9 @@ class TokenFacts:
     def noted(
         cls: type[AnyFacts], stored: Mapping[str, Any], num_rows: int
     ) -> AnyFacts | None:
-        """From what was kept beside the rows; None where that is of other rows."""
+        """Parse the statistics stored with the rows; None if they are of other rows."""
         try:
             facts = cls(**stored["tokens"])
-        except (KeyError, TypeError):  # of another version
+        except (KeyError, TypeError):  # written by another version
             return None
         return facts if facts.num_rows == num_rows else None

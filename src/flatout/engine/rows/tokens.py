@@ -1,4 +1,4 @@
-"""Token rows read from Arrow's own buffers, without a copy and without Python lists."""
+"""Token rows read from Arrow's buffers, without a copy and without Python lists."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from flatout.engine.rows.rows import Rows
 Values = npt.NDArray[np.integer[Any]]
 
 DOCUMENTS = "document_lengths"
-"""Column of joined texts: tokens of each document in the row."""
+"""Column of joined texts: number of tokens of each document in the row."""
 LISTS = ("input_ids", "token_type_ids", DOCUMENTS)
 MODEL_COLUMNS = ("token_type_ids",)
-"""Lists of a value a token that the model is given beside the ids."""
+"""Lists with one value per token that the model receives with the ids."""
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """One record batch: of (offsets, values), `values[offsets[i]:offsets[i + 1]]` is
-    row i."""
+    """One record batch: for (offsets, values), row i is `values[offsets[i]:offsets[i +
+    1]]`."""
 
     columns: dict[str, tuple[Values, Values]]
     labels: npt.NDArray[Any] | None
@@ -42,15 +42,15 @@ class _Chunk:
 
 
 class TokenRows(ArrowRows):
-    """Rows with `input_ids` (list of int) and, where something is to be told of them,
-    `labels`: of each row, or of each token. Opened again, not copied, when sent to
-    another process."""
+    """Rows with `input_ids` (list of int) and optional `labels`, per row or per token.
+    When sent to another process, the file is opened again instead of copying the
+    rows."""
 
     column = "input_ids"
 
     @property
     def has_token_labels(self) -> bool:
-        """Whether `labels` are lists of a value a token, IGNORED where it is none."""
+        """Return whether `labels` are lists with one value per token, or IGNORED."""
         kind = self._table.schema.field("labels").type if self.has_labels else None
         return kind is not None and pa.types.is_list(kind)
 
@@ -68,16 +68,16 @@ class TokenRows(ArrowRows):
         ]
 
     def lengths(self, rows: Ints) -> Ints:
-        """Tokens (N,) of each of `rows` (N,)."""
+        """Number of tokens (N,) of each of `rows` (N,)."""
         return self._gather(rows, lambda chunk, at: _lengths(chunk.offsets, at))
 
     def readable(self, row: int, decode: Callable[[Ints], str]) -> str:
-        """A row as people know it."""
+        """Decoded text of a row."""
         return decode(np.asarray(self.views(np.array([row]))[0]))
 
     @cached_property
     def all_lengths(self) -> Ints:
-        """Tokens (rows,) of every row: for splits that are gone over as a whole."""
+        """Number of tokens (rows,) of every row, for passes over a whole split."""
         return np.concatenate([np.diff(chunk.offsets) for chunk in self._chunks])
 
     def views(self, rows: Ints, column: str = "input_ids") -> Sequence[Values]:
@@ -95,8 +95,8 @@ class TokenRows(ArrowRows):
         return views
 
     def sequences(self, rows: Ints) -> tuple[Rows, Ints]:
-        """What attention and targets stay within: `rows` (N,), or the documents of
-        joined texts in them; and their numbers (S,) there."""
+        """Units within which attention and targets stay: `rows` (N,), or the documents
+        of joined texts in them; and their numbers (S,) there."""
         if DOCUMENTS not in self.column_names:
             return self, rows
         documents = Documents(self, rows)
@@ -105,7 +105,8 @@ class TokenRows(ArrowRows):
     def lay_out(
         self, rows: Ints, layout: Layout, input_ids: Sequence[Any] | None = None
     ) -> LaidOut:
-        """Arrays of `rows` (B,); `input_ids`: in place of their own, as masked ones."""
+        """Arrays of `rows` (B,); `input_ids` replace their own, if tokens are
+        masked."""
         return _lay_out(self, self.column_names, rows, layout, input_ids)
 
 
@@ -126,8 +127,8 @@ def _lengths(offsets: Values, rows: Ints) -> Ints:
 
 
 class Documents:
-    """The documents in some rows of joined texts, as rows of their own. Of one that a
-    block's end cuts in two, each part is a document."""
+    """Documents in some rows of joined texts, as separate rows. A document that is cut
+    at a block's end becomes two."""
 
     def __init__(self, rows: TokenRows, row_ids: Ints) -> None:
         parts = rows.views(row_ids, DOCUMENTS)
@@ -143,41 +144,41 @@ class Documents:
         return len(self._lengths)
 
     def lengths(self, documents: Ints) -> Ints:
-        """Tokens (N,) of each of `documents` (N,)."""
+        """Number of tokens (N,) of each of `documents` (N,)."""
         return self._lengths[documents]
 
     def views(self, documents: Ints, column: str = "input_ids") -> Sequence[Values]:
-        """As TokenRows.views."""
+        """See TokenRows.views."""
         rows = self._source.views(self._rows[documents], column)
         starts, lengths = self._starts[documents], self._lengths[documents]
         places = zip(rows, starts.tolist(), lengths.tolist(), strict=True)
         return [row[start : start + length] for row, start, length in places]
 
     def labels_of(self, documents: Ints) -> npt.NDArray[Any]:
-        """Joined texts have no labels. Raises TokenRowsError."""
+        """Raises TokenRowsError: joined texts have no labels."""
         raise TokenRowsError("joined texts have no labels")
 
     def sequences(self, documents: Ints) -> tuple[Rows, Ints]:
-        """They are what attention stays within."""
+        """Return the documents unchanged: attention stays within each."""
         return self, documents
 
     @property
     def has_token_labels(self) -> bool:
-        """Joined texts have none."""
+        """Return False: joined texts have no labels."""
         return False
 
     def place_of(self, document: int) -> tuple[int, ...]:
-        """The row, and its first token there."""
+        """Row number, and first token in that row."""
         return int(self._rows[document]), int(self._starts[document])
 
     def lay_out(
         self, documents: Ints, layout: Layout, input_ids: Sequence[Any] | None = None
     ) -> LaidOut:
-        """As TokenRows.lay_out."""
+        """See TokenRows.lay_out."""
         names = self._source.column_names
         return _lay_out(self, names, documents, layout, input_ids)
 
 
 def _offsets_and_values(array: Any) -> tuple[Values, Values]:
-    # .values ignores the slice's offset, as the offsets do: the two fit together.
+    # `.values` ignores the slice's offset, like the offsets do: the two match.
     return array.offsets.to_numpy(), array.values.to_numpy(zero_copy_only=True)

@@ -1,4 +1,4 @@
-"""What the engine needs to know of a tokenizer."""
+"""Facts about a tokenizer that the engine needs."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class Vocabulary:
     pad_token_id: int
     mask_token_id: int | None = None
     special_token_ids: tuple[int, ...] = ()
-    """In rising order."""
+    """Special token ids in ascending order."""
     unknown_token_id: int | None = None
-    """Stands for what the vocabulary has not."""
+    """Token for text outside of the vocabulary."""
     start_token_id: int | None = None
-    """Stands before a text; where there is none of its own, the token for its class."""
+    """Token before a text: the begin token, else the class token."""
     end_token_id: int | None = None
-    """Stands behind a text; else the one between two."""
+    """Token after a text: the end token, else the separator."""
 
     @classmethod
     def of(cls, tokenizer: Any) -> Vocabulary:
-        """Of a transformers tokenizer."""
+        """Read the facts from a transformers tokenizer."""
         return cls(
             size=len(tokenizer),
             pad_token_id=int(tokenizer.pad_token_id),
