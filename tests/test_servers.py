@@ -32,8 +32,8 @@ MAKE = ("make", "-o", ".venv/runtime", "-o", ".venv/dev")
     ("target", "path", "shown", "stop", "signum"),
     [
         # Ctrl-C reaches every process; make passes SIGTERM to kedro alone.
-        ("ui", "/health", b"OK", os.killpg, signal.SIGINT),
-        ("viz", "/api/main", b"train_model", os.kill, signal.SIGTERM),
+        ("ui", "/health", b"OK", os.kill, signal.SIGTERM),
+        ("viz", "/api/main", b"train_model", os.killpg, signal.SIGINT),
     ],
 )
 def test_a_make_target_serves_in_a_shell_that_activated_nothing(

@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from kedro.framework.cli.hooks.manager import get_cli_hook_manager
 from kedro.framework.cli.project import run as kedro_run
 
 from flatout.cli.groups import cli, plain_errors
-from flatout.project.command_line import PassSignalsOn, check_command
+from flatout.project.command_line import check_command
 from flatout.project.terminal import show_kedro
-
-get_cli_hook_manager().register(PassSignalsOn())
 
 VERBOSE = click.Option(["-v", "--verbose"], is_flag=True, help="Kedro's lines too.")
 RUN_HELP = """Run pipelines; without names split, tokenize, train and evaluate.

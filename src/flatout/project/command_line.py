@@ -1,25 +1,19 @@
-"""Names on the command line that the project does not have, told in a line; servers
-that end together with the command that started them."""
+"""Names on the command line that the project does not have, told in a line."""
 
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from importlib import resources
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import yaml
 from kedro.config import MissingConfigException
-from kedro.framework.cli.hooks import cli_hook_impl
 from kedro.framework.project import pipelines
 from kedro.io import DatasetError
 from kedro.pipeline import Pipeline
 
-from flatout.engine.machine.signals import STOPPING
 from flatout.engine.parameters import near_or_all
 from flatout.places import project_path
 from flatout.project.fitting import short_names
@@ -116,27 +110,3 @@ def _filter_fault(error: ValueError, options: Mapping[str, Any]) -> Exception | 
     kind = "node" if of_nodes else "data set"
     hints = [f"no {kind} {name}; {near_or_all(name, known)}" for name in missing]
     return CommandError(f"in {', '.join(_asked(options))}: {'; '.join(hints)}")
-
-
-STARTING_SERVERS = ("mlflow", "viz")
-"""Groups of commands of Kedro's plugins that serve from a process of their own."""
-
-
-class PassSignalsOn:
-    """Without it a stopped Kedro leaves the server behind, and its port in use."""
-
-    @cli_hook_impl
-    def before_command_run(self, command_args: list[str]) -> None:
-        if command_args and command_args[0] in STARTING_SERVERS:
-            for signum in STOPPING:
-                signal.signal(signum, _pass_on)
-
-
-def _pass_on(signum: int, _frame: FrameType | None) -> None:
-    """To all below it: what ends Kedro's call of a child kills that child alone."""
-    import psutil
-
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            process.send_signal(signum)
-    raise SystemExit(128 + signum)
