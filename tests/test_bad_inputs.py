@@ -126,5 +126,5 @@ def test_a_model_folder_whose_body_has_other_sizes_is_refused(tmp_path):
     model = job.settings.model
     built(model, LABEL_NAMES).save_pretrained(tmp_path)
     wide = {"name_or_path": str(tmp_path), "overrides": {"intermediate_size": 48}}
-    with pytest.raises(ModelError, match=r"take sizes out of model\.overrides"):
+    with pytest.raises(ModelError, match=r"remove sizes from model\.overrides"):
         built(model.model_copy(update=wide), LABEL_NAMES)

@@ -395,7 +395,7 @@ def test_a_checkpoint_keeps_its_statistics_and_takes_its_own_size(tmp_path):
     config = build(again, job.task, None, 1, facts=facts).config
     assert config.image_mean == pytest.approx(job.train.facts.mean)
     facts.shape = [16, 16, 3]
-    with pytest.raises(ModelError, match="its image_size is 8, that of the rows 16"):
+    with pytest.raises(ModelError, match="its image_size is 8, but the rows have 16"):
         build(again, job.task, None, 1, facts=facts)
 
 

@@ -19,8 +19,8 @@ HEAD = (
     "command line (--params):\n  "
 )
 TYPO = (
-    "model.config.num_key_valu_heads: models of type qwen3 have none; did you mean "
-    "model.config.num_key_value_heads?"
+    "model.config.num_key_valu_heads: models of type qwen3 have no such key; did you "
+    "mean model.config.num_key_value_heads?"
 )
 
 
@@ -43,9 +43,9 @@ def test_all_keys_are_named():
     assert refused(ModelSettings(config=config)).split("\n") == [
         "2 parameters cannot be used; nothing was run. Correct them in conf/ or on the "
         "command line (--params):",
-        "  model.config.hidden_dropuot_prob: models of type bert have none; did you "
-        "mean model.config.hidden_dropout_prob?",
-        "  model.config.hiden_size: models of type bert have none; did you mean "
+        "  model.config.hidden_dropuot_prob: models of type bert have no such key; did "
+        "you mean model.config.hidden_dropout_prob?",
+        "  model.config.hiden_size: models of type bert have no such key; did you mean "
         "model.config.hidden_size?",
     ]
 
@@ -58,7 +58,7 @@ def test_decoders_take_transformers_switch_to_look_to_both_sides():
 
 def test_a_misspelt_type_is_refused_with_the_nearest():
     assert refused(ModelSettings(config={"model_type": "robreta"})) == HEAD + (
-        "model.config.model_type: 'robreta' is none of transformers'; did you mean "
+        "model.config.model_type: 'robreta' is unknown to transformers; did you mean "
         "roberta?"
     )
 
@@ -116,8 +116,8 @@ def test_overrides_are_held_against_the_checkpoint(tmp_path):
     wrong = {"hidden_dropout": 0.0}
     settings = ModelSettings(name_or_path=str(tmp_path), overrides=wrong)
     fault = (
-        "model.overrides.hidden_dropout: models of type bert have none; did you mean "
-        "model.overrides.hidden_dropout_prob?"
+        "model.overrides.hidden_dropout: models of type bert have no such key; did "
+        "you mean model.overrides.hidden_dropout_prob?"
     )
     assert refused(settings) == HEAD + fault
     with pytest.raises(ModelError) as caught:  # one that came from the Hub just now
@@ -148,6 +148,6 @@ def test_a_checkpoint_of_another_kind_than_the_data_is_told_in_plain_words(tmp_p
         build(settings, make_task(settings, ["a", "b"]), None, 1)
     assert str(caught.value) == (
         f"model.name_or_path: {name} cannot be loaded for task {images}: transformers "
-        "has no model of its type for that. Name one that is made for such data, or "
+        "has no model of its type for this task. Name one made for such data, or set "
         "another model.task (docs/tasks.md)"
     )

@@ -154,8 +154,11 @@ def test_flops_of_a_frozen_model_leave_out_what_is_not_computed():
 @pytest.mark.parametrize(
     ("pattern", "said"),
     [
-        ("embedings", "'embedings' fits no module; did you mean embeddings?"),
-        ("encoder.layer.7", "'encoder.layer.7' fits no module; did you mean encoder?"),
+        ("embedings", "'embedings' matches no module; did you mean embeddings?"),
+        (
+            "encoder.layer.7",
+            "'encoder.layer.7' matches no module; did you mean encoder?",
+        ),
         (".*", "leaves nothing to train"),
     ],
 )

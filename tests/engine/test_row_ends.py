@@ -81,7 +81,7 @@ def test_a_text_that_holds_the_end_has_a_reason_and_the_others_an_answer(folder)
     assert rows[3]["reason"] == "text is empty"
     for row, text in zip(rows, TEXTS, strict=True):
         if "</s>" in text:
-            assert "end tokens (number 2), where a text has 1" in row["reason"]
+            assert "end tokens (number 2) instead of 1" in row["reason"]
             assert row["label"] is None
         elif text:
             ids = torch.tensor([theirs(text)["input_ids"]])

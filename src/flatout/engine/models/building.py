@@ -1,4 +1,4 @@
-"""Build or load a transformer, from a checkpoint or from its config alone."""
+"""Builds or loads a transformer, from a checkpoint or only from its config."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def build(
     empty: bool = False,
     facts: Any = None,
 ) -> Any:
-    """A model with fp32 weights on the CPU; its attention, where none is named, is the
-    best that the model has in transformers. `empty`: without weights, on the meta
-    device, for a rank that is sent its part. `facts`: of the train rows. Raises
-    ModelError, SettingsError."""
+    """Build a model with fp32 weights on the CPU; without `attn_implementation` it uses
+    the best one of transformers. `empty`: no weights, on the meta device, for a rank
+    that will receive its part. `facts`: those of the train rows. Raises ModelError,
+    SettingsError."""
     transformers = _quiet_transformers()
     attention.register()
-    families()  # their types become transformers' own
+    families()  # registers their types with transformers
     import_own(settings)
     config = _config(settings, task, vocabulary, facts)
     _check_positions(config, max_length)
     auto = getattr(transformers, task.auto_class)
-    # Without it transformers takes the checkpoint's own type, and a bf16 checkpoint
-    # would be trained without fp32 master weights.
+    # Otherwise transformers uses the checkpoint's type, and a bf16 checkpoint would be
+    # trained without fp32 master weights.
     options: dict[str, Any] = {
         "dtype": torch.float32,
         "attn_implementation": attn_implementation,
@@ -72,7 +72,7 @@ def _made(
     *,
     empty: bool,
 ) -> Any:
-    """By `auto`, a class of transformers. Raises ModelError."""
+    """Build with `auto`, a class of transformers. Raises ModelError."""
     if empty:
         if settings.trust_remote_code:
             options |= {"trust_remote_code": True, "code_revision": settings.revision}
@@ -105,24 +105,24 @@ def _from_scratch(
     try:
         return auto.from_config(config, **options)
     except (ArithmeticError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        # A size of 0 is divided by, one below 0 is none of a tensor.
+        # A size of 0 leads to a division by zero, a negative size to an invalid tensor.
         raise ModelError(_load_fault(settings, error)) from error
 
 
 def load_pretrained(
     folder: Path, *, trust_remote_code: bool = False, **options: Any
 ) -> Any:
-    """A model saved by `save_pretrained`, of the class that was saved, on the CPU.
-    Raises ModelError where that is code from the folder, and it is not trusted."""
+    """Load a model saved by `save_pretrained`, of the saved class, on the CPU. Raises
+    ModelError if the class is code from the folder that is not trusted."""
     transformers = _quiet_transformers()
     config, _ = transformers.PretrainedConfig.get_config_dict(folder)
     kind = _saved_class(config, transformers, trust_remote_code)
     if kind is None:
         raise ModelError(
             f"{folder}/config.json names {config.get('architectures') or 'no class'}: "
-            f"not a model of transformers {transformers.__version__}; a family of "
-            "your own is known once its module is imported (model.family), code from "
-            "the folder is run only with trust_remote_code: true"
+            f"not a model of transformers {transformers.__version__}; a custom "
+            "family is known after import of its module (model.family), code from "
+            "the folder runs only with trust_remote_code: true"
         )
     own = {"trust_remote_code": True} if trust_remote_code else {}
     options = {"dtype": torch.float32, "use_safetensors": True, **own, **options}
@@ -132,7 +132,7 @@ def load_pretrained(
 def _saved_class(
     config: dict[str, Any], transformers: Any, trust_remote_code: bool
 ) -> Any | None:
-    """The class that `config` names, or the automatic one that runs its code."""
+    """Class that `config` names, or the automatic class that runs its code."""
     (name, *_) = config.get("architectures") or ("",)
     if own := model_class(name):
         return own
@@ -144,8 +144,8 @@ def _saved_class(
 
 
 def _quiet_transformers() -> Any:
-    """The library, without bars for loading weights and writing shards, which would
-    break into the line of progress."""
+    """Import the library without progress bars for loading weights and writing shards,
+    which would break up the progress line."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
@@ -180,7 +180,7 @@ def _config(
 
 
 def _fit_samples(config: Any, settings: ModelSettings, facts: Any) -> None:
-    """A checkpoint keeps its statistics, and takes samples of its shape alone."""
+    """Use the checkpoint's statistics; check that samples have its shape."""
     samples = family_of_type(config.model_type).samples
     name, known = str(settings.name_or_path), samples.statistics_keys(facts)
     if any(getattr(config, key, None) is None for key in known):
@@ -189,7 +189,7 @@ def _fit_samples(config: Any, settings: ModelSettings, facts: Any) -> None:
             known |= samples.checkpoint_statistics(config, name, **where)
         except (OSError, ValueError) as error:
             raise ModelError(
-                f"{name}: what it standardises by cannot be read ({error}): fetch it "
+                f"{name}: its means and deviations cannot be read ({error}): fetch it "
                 "again, or set model.overrides.image_mean and image_std, of bytes"
             ) from error
     for key, value in (known | samples.shape_keys(facts)).items():
@@ -198,8 +198,8 @@ def _fit_samples(config: Any, settings: ModelSettings, facts: Any) -> None:
     for key, value in samples.shape_keys(facts).items():
         if (own := getattr(config, key)) != value:
             raise ModelError(
-                f"model.name_or_path: its {key} is {own}, that of the rows {value}: "
-                f"make the rows so (images.size, images.channels), or set "
+                f"model.name_or_path: its {key} is {own}, but the rows have {value}: "
+                f"change the rows (images.size, images.channels), or set "
                 f"model.overrides.{key}"
             )
 
@@ -218,8 +218,8 @@ def _fit_vocabulary(config: Any, vocabulary: Vocabulary) -> None:
 def _special_tokens(
     kind: str, vocabulary: Vocabulary, vocab_size: int, transformers: Any
 ) -> dict[str, int | None]:
-    """Numbers of the tokenizer's start and end; a default that neither it nor a smaller
-    vocabulary has, as GPT-2's end of text, number 50,256, becomes None."""
+    """Special token ids of the tokenizer; a default outside of a smaller vocabulary,
+    such as GPT-2's end of text, number 50,256, becomes None."""
     defaults = transformers.AutoConfig.for_model(kind)
     start, end = vocabulary.start_token_id, vocabulary.end_token_id
     known = {"bos_token_id": start, "cls_token_id": start}
@@ -266,12 +266,12 @@ def _load_config(
 
 def _load_fault(settings: ModelSettings, error: Exception) -> str:
     name, lines = settings.name_or_path, str(error).strip().split("\n")
-    # Checks of a config's fields tell what is wrong in their second line.
+    # Checks of a config's fields describe the fault in their second line.
     reason = " ".join(" ".join(lines[: 2 if lines[0].endswith(":") else 1]).split())
     if reason.startswith("Unrecognized configuration class"):
         reason = (
-            "transformers has no model of its type for that. Name one that is made for "
-            "such data, or another model.task (docs/tasks.md)"
+            "transformers has no model of its type for this task. Name one made for "
+            "such data, or set another model.task (docs/tasks.md)"
         )
     if name is None:
         return (
@@ -289,23 +289,23 @@ def _load_fault(settings: ModelSettings, error: Exception) -> str:
             f"{settings.task}{missing}: {reason}"
         )
     return (
-        f"model.name_or_path: {name!r} is neither a folder here nor could it be "
+        f"model.name_or_path: {name!r} is not a local folder and could not be "
         f"fetched from the Hub (looked for config.json and model.safetensors; "
         f"revision {settings.revision or 'main'}): {reason}. Set it to a folder that "
-        "holds them, or to null with model.config to train from scratch"
+        "has them, or to null with model.config to train from scratch"
     )
 
 
 def _check_rope(config: Any, max_length: int) -> None:
-    """Raises SettingsError if a row's positions depend on the longest row beside it."""
+    """Raises SettingsError if positions depend on the longest row in a batch."""
     rope = getattr(config, "rope_parameters", None) or {}
     kind, known = rope.get("rope_type"), rope.get("original_max_position_embeddings")
     limit = known or getattr(config, "max_position_embeddings", None)
     if kind in ("dynamic", "longrope") and limit and max_length > limit:
         raise SettingsError(
-            f"tokenize.max_length={max_length}: with rope_type {kind} positions are "
-            f"others for all rows of a batch once one of them has over {limit} tokens, "
-            f"so that answers depend on the batch: set it to at most {limit}"
+            f"tokenize.max_length={max_length}: with rope_type {kind}, positions "
+            f"change for all rows of a batch once one of them has over {limit} tokens, "
+            f"so outputs depend on the batch: set it to at most {limit}"
         )
 
 
@@ -318,5 +318,5 @@ def _check_positions(config: Any, max_length: int) -> None:
     raise SettingsError(
         f"tokenize.max_length={max_length} is beyond the model's {usable} "
         f"positions: set it to at most {usable}"
-        + ("" if usable == positions else f" ({positions} less padding_idx + 1)")
+        + ("" if usable == positions else f" ({positions} minus padding_idx + 1)")
     )

@@ -1,9 +1,9 @@
-"""torch.compile, a block at a time.
+"""torch.compile, applied to single blocks.
 
-Blocks that are alike share a graph, so the first step does not wait for as many
-compilations as there are layers: 28 layers of Qwen3-0.6B's shape took over 240 s as one
-graph and take 20 s so (16 cores, H200). With several devices whose gradients travel in
-buckets, each block hands over its own as soon as it has them, beside the next ones.
+Equal blocks share a graph, so the number of layers does not multiply the compilation
+time of the first step: 28 layers of Qwen3-0.6B's shape needed over 240 s as one graph
+and 20 s as blocks (16 cores, H200). With several devices that reduce gradients in
+buckets, each block provides its gradients early, while the next blocks compute theirs.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from flatout.engine.models.compile_cache import sources_digest
 from flatout.engine.models.one_shape import OneShape
 
 MOST_VARIANTS = 16
-"""Graphs of all blocks together: embeddings, the first and the last layer differ from
-the others, sizes of one row or token from all other sizes."""
+"""Number of graphs of all blocks together: embeddings, the first and the last layer
+have different graphs, as have sizes of one row or token."""
 
 LAYERS_A_PART = 3
-"""77 s for the 12 layers of ViT-S/16 and 101 for the 16 of ResNet-50, imports and first
-step included and ten others compiling beside them, where blocks for all shapes took 34
-and 139. Page: 2026-11-24_images_h200.md."""
+"""77 s for the 12 layers of ViT-S/16 and 101 s for the 16 of ResNet-50, including
+imports, first step and ten parallel compilations; blocks for all shapes needed 34 and
+139 s. Page: 2026-11-24_images_h200.md."""
 
 
 def compiled(model: Any, backend: str = "inductor") -> nn.Module:
-    """Compile the model's blocks in place, one dynamic graph for all that are alike:
-    totals differ from step to step, shapes stay bounded. A model that names no blocks
-    is compiled as a whole; one whose samples have one shape, for that."""
+    """Compile the model's blocks in place, with one dynamic graph for equal blocks:
+    totals differ from step to step, shapes stay bounded. A model without named blocks,
+    or with samples of one shape, is compiled as a whole."""
     _configure()
     if model.family.samples.one_shape:
         return OneShape(model, backend)
@@ -42,7 +42,7 @@ def compiled(model: Any, backend: str = "inductor") -> nn.Module:
 
 
 def _between(model: Any) -> list[nn.Module]:
-    """What stands before and behind the blocks: GPT-2's dropout, a decoder's norm."""
+    """Modules before and after the blocks: GPT-2's dropout, a decoder's norm."""
     return _beside(model.model.base_model)
 
 
@@ -52,22 +52,22 @@ def _beside(base: nn.Module) -> list[nn.Module]:
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """The blocks alone, for weights that are sharded block by block."""
+    """Compile only the blocks, for weights that are sharded per block."""
     _configure()
     for module in blocks(model):
         module.compile(dynamic=True)
 
 
 def blocks(model: Any) -> list[nn.Module]:
-    """Layers, and embeddings where the model counts them among its blocks."""
+    """Layers, and embeddings if the model lists them among its blocks."""
     names = block_names(model)
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
 def distinct_parts(model: Any) -> int:
-    """Of a Hugging Face model, how many kinds of blocks are compiled; its layers, where
-    it names no blocks and becomes one graph. In a graph of one shape layers are cheaper
-    to compile than kinds of blocks are for all shapes."""
+    """Number of compiled kinds of blocks of a Hugging Face model; of layers, if it
+    names no blocks and becomes one graph. In a graph of one shape, layers compile
+    faster than kinds of blocks for all shapes."""
     family = family_of(model.config)
     if family.samples.one_shape:
         return max(2, family.num_layers(model.config) // LAYERS_A_PART)
@@ -80,29 +80,29 @@ def distinct_parts(model: Any) -> int:
 
 
 def block_names(model: Any) -> set[str]:
-    """Classes of the Hugging Face model's blocks."""
+    """Class names of the Hugging Face model's blocks."""
     return set(getattr(model.model, "_no_split_modules", None) or ())
 
 
 def _configure() -> None:
     config: Any = torch._dynamo.config
     config.cache_size_limit = MOST_VARIANTS
-    # The last block may carry a hook that gathers its targets (narrowing.py).
+    # The last block may have a hook that gathers its targets (narrowing.py).
     config.skip_nnmodule_hook_guards = False
-    # A block's floats never change: as variables they are settled only after it has
-    # been traced and differentiated, and both begin again.
+    # A block's floats never change: as variables they are fixed only after tracing and
+    # differentiation, which then start again.
     config.specialize_float = True
-    # It would cut each block once more at DDP's buckets.
+    # Otherwise each block is also split at DDP's buckets.
     config.optimize_ddp = False
     _avoid_slow_reductions()
     _find_graphs_again()
 
 
 def _find_graphs_again() -> None:
-    """PyTorch finds compiled graphs again by the source of the kernels in the forward
-    pass. Those of the backward pass are not asked for, so a new version of flatout
-    would go on with an old one's. Told apart by our own sources, graphs with our
-    gradients may be kept too, which PyTorch refuses unless asked."""
+    """Distinguish cached graphs by flatout's sources. PyTorch looks them up by the
+    kernels of the forward pass only, so a new version of flatout would use an old
+    backward pass. Graphs with custom gradients can then be cached too, which PyTorch
+    refuses by default."""
     own = f"flatout-{sources_digest()}"
     config: Any = torch.compiler.config
     if own not in config.cache_key_tag:
@@ -112,8 +112,8 @@ def _find_graphs_again() -> None:
 
 
 def _avoid_slow_reductions() -> None:
-    """LayerNorm's two backward reductions as one kernel: 1.46 ms with the split that
-    PyTorch 2.11 chooses for 69,000 x 768 on an H200, 0.15 ms with 32 rows a program."""
+    """Compute LayerNorm's two backward reductions in one kernel: 1.46 ms with PyTorch
+    2.11's split for 69,000 x 768 on an H200, 0.15 ms with 32 rows per program."""
     import torch._inductor.config as inductor
 
     if hasattr(inductor.triton, "mix_order_reduction_split_size"):

@@ -1,8 +1,8 @@
-"""Whether a training's blocks lie compiled on the disk already: a mark beside them.
+"""Marks in PyTorch's cache for models whose blocks have been compiled.
 
-PyTorch finds compiled graphs again by keys that it has only after it has traced the
-model. The mark lies in its folder and goes with it; its name is a digest of what these
-keys depend on. One that is wrong costs seconds: what is missing is compiled.
+PyTorch can look up compiled graphs only after it has traced the model. The mark is in
+its cache folder and removed with it; its name is a digest of the inputs of these keys.
+A wrong mark costs seconds: missing graphs are compiled.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from flatout.engine.machine.environment import compile_cache_folder
 logger = logging.getLogger(__name__)
 
 NOT_COMPILED = ("transformers_version",)
-"""Keys of a config that change no graph, beside those that begin with an underscore."""
+"""Config keys that change no graph, except those that begin with an underscore."""
 
 
 @cache
 def sources_digest() -> str:
-    """Of what kernels and graphs are made from."""
+    """Digest of the sources of kernels and graphs."""
     digest = hashlib.blake2s(digest_size=8)
     engine = Path(__file__).parents[1]
     for file in sorted([*engine.glob("models/*.py"), *engine.glob("ops/**/*.py")]):
@@ -35,8 +35,8 @@ def sources_digest() -> str:
 
 
 def mark_of(config: Any, how: Mapping[str, Any]) -> Path:
-    """Where the mark of a model of `config` lies, trained as `how` says (device,
-    precision and whatever else chooses its kernels)."""
+    """Path of the mark for a model of `config`, trained with `how` (device, precision
+    and everything else that selects its kernels)."""
     shape = {
         name: value
         for name, value in config.to_dict().items()
@@ -51,7 +51,7 @@ def mark_of(config: Any, how: Mapping[str, Any]) -> Path:
 
 
 def is_marked(mark: Path) -> bool:
-    """False too where the folder cannot be read."""
+    """Return whether the mark exists; False if the folder cannot be read."""
     try:
         return mark.is_file()
     except OSError:
@@ -59,9 +59,9 @@ def is_marked(mark: Path) -> bool:
 
 
 def leave_mark(mark: Path) -> None:
-    """A disk that is full costs the mark alone."""
+    """Create the mark; if the disk is full, only the mark is missing."""
     try:
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
     except OSError as error:
-        logger.debug("no mark beside the compiled graphs: %s", error)
+        logger.debug("no mark written for the compiled graphs: %s", error)

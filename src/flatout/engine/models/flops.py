@@ -1,18 +1,18 @@
-"""Floating-point operations of a training step, and what devices can do.
+"""Floating-point operations of a training step, and peak rates of devices.
 
-One convention, by model and data alone, whatever code runs. It counts the products that
-the model's mathematics needs, forward and backward, two operations a multiplication:
+The count depends only on model and data, not on the code that runs. It includes the
+products of the model's mathematics, forward and backward, as two operations each:
 
-- every matrix of a layer at every real token, 6 a weight (2 forward, 4 backward; PaLM,
-  Chowdhery et al. 2022, appendix B). The last layer counts like the others, although
-  flatout computes parts of it for targets alone (narrowing.py);
-- the head, and a pooler, at targets alone; tied to the embedding or not, once;
-- attention by the pairs of tokens that see each other, 12 x heads x head_dim a pair:
-  a causal layer looks back, a window is as wide as it is, rows and documents end;
-- of what is frozen (`train.freeze`) no gradients, and none of what is below it where
-  nothing is trained there;
-- nothing for padding, embeddings that are looked up, biases, norms, softmax, rotation
-  and activations, or for what is computed again in a backward pass.
+- every matrix of a layer at every real token, 6 per weight (2 forward, 4 backward;
+  PaLM, Chowdhery et al. 2022, appendix B). The last layer counts like the others,
+  although flatout computes parts of it only for targets (narrowing.py);
+- the head, and a pooler, only at targets; once, even if tied to the embedding;
+- attention per pair of tokens that attend to each other, 12 x heads x head_dim:
+  causal layers count earlier tokens, windows their width, within rows and documents;
+- for frozen parameters (`train.freeze`) no gradients, and also none for layers below if
+  these have no trained parameters;
+- not: padding, embedding lookups, biases, norms, softmax, rotation, activations, and
+  recomputation in a backward pass.
 """
 
 from __future__ import annotations
@@ -47,31 +47,31 @@ PEAK_BF16_TFLOPS = {
     "V100": 125.0,
     "T4": 65.0,
 }
-"""Dense bf16 (fp16 where the card has no bf16), from NVIDIA's data sheets."""
+"""Dense bf16 (fp16 for cards without bf16), from NVIDIA's data sheets."""
 
 
 @dataclass(frozen=True)
 class AttentionPairs:
-    """Counts the pairs of tokens that see each other, over all layers."""
+    """Counts the pairs of tokens that attend to each other, over all layers."""
 
     causal: bool
     layers_by_reach: dict[int | None, int]
-    """Number of layers that look so many tokens far; None: over the whole row."""
+    """Number of layers by the distance that they attend to; None: the whole row."""
 
     @classmethod
     def of(cls, config: Any, *, causal: bool) -> AttentionPairs:
-        """`causal`: whether a token sees only those before it."""
+        """Read a config; `causal`: tokens attend only to earlier ones."""
         window = getattr(config, "sliding_window", None)
         kinds = getattr(config, "layer_types", None)
         if kinds is None:
             kinds = ["sliding_attention"] * getattr(config, "num_hidden_layers", 0)
-        # A causal window holds the token itself, one to both sides does not.
+        # A causal window includes the token itself, a bidirectional one does not.
         reach = window - 1 if window is not None and causal else window
         reaches = [reach if kind == "sliding_attention" else None for kind in kinds]
         return cls(causal, dict(Counter(reaches)))
 
     def __call__(self, lengths: Ints) -> int:
-        """Of rows, or documents, of `lengths` (N,)."""
+        """Pairs in rows, or documents, of `lengths` (N,)."""
         found = 0
         for reach, layers in self.layers_by_reach.items():
             far = lengths - 1 if reach is None else np.minimum(lengths - 1, reach)
@@ -83,14 +83,14 @@ class AttentionPairs:
 
 @dataclass(frozen=True)
 class ModelFlops:
-    """Operations of forward and backward."""
+    """Operations of the forward and backward pass."""
 
     body: int
-    """Of products, a token."""
+    """Operations of products per token."""
     head: int
-    """Of products, a target."""
+    """Operations of products per target."""
     attention: float
-    """A pair of tokens that see each other."""
+    """Operations per pair of tokens that attend to each other."""
 
     @classmethod
     def of(cls, model: Any) -> ModelFlops:
@@ -103,7 +103,7 @@ class ModelFlops:
         operations = _operations(model)
         body = sum(operations[module] for module in at_tokens)
         heads = getattr(config, "num_attention_heads", 0)
-        # A model of its own code may name its sizes as it likes.
+        # A model with custom code may use other names for its sizes.
         named = heads and hasattr(config, "hidden_size")
         width = heads * head_dimension(config) if named else 0
         return cls(
@@ -113,14 +113,14 @@ class ModelFlops:
         )
 
     def over(self, tokens: int, targets: int, attention_pairs: int) -> int:
-        """FLOPs of forward and backward over so many."""
+        """FLOPs of forward and backward pass for these counts."""
         dense = self.body * tokens + self.head * targets
         return dense + int(self.attention * attention_pairs)
 
 
 def _operations(model: nn.Module) -> dict[nn.Module, int]:
-    """Of a module's own products, an input: 2 a weight forward; backward 2 for its
-    gradient, and 2 for what comes from below where anything is trained there."""
+    """Operations per input of a module's own products: 2 per weight forward; backward 2
+    for its gradient, and 2 for its input's if any layer below is trained."""
     below, found = next(model.parameters()).requires_grad, {}
     for module in model.modules():
         own = list(module.parameters(recurse=False))
@@ -132,13 +132,13 @@ def _operations(model: nn.Module) -> dict[nn.Module, int]:
 
 
 def _passes(model: nn.Module) -> float:
-    """Forward and backward, each as one, over the products: 3 where all is trained."""
+    """Forward and backward passes per product: 3 if all parameters are trained."""
     weights = sum(map(_product_weights, model.modules()))
     return sum(_operations(model).values()) / (2 * weights)
 
 
 def _share_with_backward(model: nn.Module) -> float:
-    """Of layers: a frozen one has no backward pass where nothing is trained below."""
+    """Share of layers with a backward pass: those above the first trained parameter."""
     layers = next((m for m in model.modules() if isinstance(m, nn.ModuleList)), None)
     if layers is None:
         return 1.0
@@ -147,7 +147,7 @@ def _share_with_backward(model: nn.Module) -> float:
     for parameter in model.parameters():
         if id(parameter) in places:
             place = places[id(parameter)]
-        elif place:  # behind the last layer
+        elif place:  # after the last layer
             place = len(layers)
         if parameter.requires_grad:
             break
@@ -155,24 +155,23 @@ def _share_with_backward(model: nn.Module) -> float:
 
 
 def _product_weights(module: nn.Module) -> int:
-    """Elements of a module's own matrices; rows of an embedding are looked up."""
+    """Elements of a module's own matrices; embeddings are lookups and count 0."""
     if isinstance(module, nn.Embedding):
         return 0
     return sum(p.numel() for p in module.parameters(recurse=False) if p.dim() > 1)
 
 
 HOST_S_PER_BLOCK = 2.2e-3
-"""What launching a compiled block takes the host, forward and backward: 25 to 33 ms
-for the 12 of BERT-base."""
+"""Host time to launch a compiled block, forward and backward: 25 to 33 ms for the 12 of
+BERT-base."""
 USED_SHARE = 0.5
-"""Of a data sheet's peak, in a good step."""
+"""Share of a data sheet's peak in an efficient step."""
 
 
 def launch_tokens(width: int, runtime: Runtime) -> int:
-    """Tokens that a GPU trains in the time in which the host launches a micro-batch; 0
-    on a CPU and where the GPU's peak is not known, as in fp32, where the host is seldom
-    the bound. A block of `width` has 12 x width^2 weights, so the number of blocks does
-    not matter."""
+    """Tokens that a GPU trains while the host launches a micro-batch; 0 on a CPU, in
+    fp32, where the host is seldom the limit, and if the GPU's peak is unknown. A block
+    of `width` has 12 x width^2 weights, so the number of blocks cancels out."""
     peak = peak_tflops(runtime.device_name) if runtime.is_cuda else None
     if peak is None or not width or runtime.precision == "fp32":
         return 0
@@ -189,24 +188,24 @@ def peak_tflops(device_name: str) -> float | None:
 
 
 MEASURED_SHARE = 0.8
-"""Of a data sheet's peak, in plain products: 790 of an H200's 989.5 TFLOP/s."""
+"""Share of a data sheet's peak in plain products: 790 of 989.5 TFLOP/s (H200)."""
 TRIED_S = 0.1
 
 
 def sheet_tflops(runtime: Runtime) -> float | None:
-    """A GPU's peak by its data sheet; of another card, and of fp32, what plain products
-    say of it. None without a GPU to try them on."""
+    """A GPU's peak from its data sheet; for other cards and fp32 an estimate from plain
+    products. None without a GPU to measure."""
     known = peak_tflops(runtime.device_name)
     if known is not None and runtime.precision != "fp32":
         return known
     if not (runtime.is_cuda and torch.cuda.is_available()):
         return None
-    with torch.random.fork_rng(devices=[runtime.device]):  # of the training's own noise
+    with torch.random.fork_rng(devices=[runtime.device]):  # keep the training's noise
         return measured_tflops(runtime, TRIED_S) / MEASURED_SHARE
 
 
 def measured_tflops(runtime: Runtime, seconds: float) -> float:
-    """Best of square products in the run's precision, tried for `seconds`."""
+    """Best rate of square products in the run's precision, within `seconds`."""
     size, calls = (8192, 4) if runtime.is_cuda else (1536, 1)
     a, b = (
         torch.randn(size, size, device=runtime.device, dtype=DTYPES[runtime.precision])

@@ -1,4 +1,4 @@
-"""Parts of a model that stay as they are."""
+"""Parameters of a model that are not trained."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Parameters whose name has a part that fits one of `patterns`, as whole words
-    between its dots, take no gradient: autograd goes no deeper than it must. Raises
-    SettingsError for a pattern that fits nothing, and where nothing is left."""
+    """Freeze parameters whose name matches one of `patterns` between two dots: autograd
+    then stops at the lowest trained one. Raises SettingsError for a pattern without a
+    match, and if no parameter is left to train."""
     for pattern in patterns:
         fits = re.compile(rf"(^|\.)({pattern})(\.|$)").search
         found = [p for name, p in model.named_parameters() if fits(name)]
@@ -24,8 +24,8 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
                 part for name, _ in model.named_modules() for part in name.split(".")
             }
             near = near_or_all(pattern, [part for part in parts if part.isidentifier()])
-            raise SettingsError(f"train.freeze: {pattern!r} fits no module; {near}")
+            raise SettingsError(f"train.freeze: {pattern!r} matches no module; {near}")
         for parameter in found:
             parameter.requires_grad_(False)
     if not any(p.requires_grad for p in model.parameters()):
-        raise SettingsError("train.freeze leaves nothing to train: take a pattern out")
+        raise SettingsError("train.freeze leaves nothing to train: remove a pattern")

@@ -1,5 +1,5 @@
-"""Memory that a training takes: guessed from the model's config alone, or counted from
-what it holds and from passes whose memory was measured."""
+"""Memory of a training: estimated from the model's config, or predicted from allocated
+tensors and from passes with measured memory."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
     from torch import nn
 
 ACTIVATION_BYTES = 125
-"""A token, layer and hidden unit, where the feed-forward part is four times as wide:
-what BERT-base reserved on an H200 (28.0 GiB at 24,600 tokens). What a backward pass
-keeps is 90 bytes in fp32, and 79 under bf16 autocast."""
+"""Bytes per token, layer and hidden unit, with a feed-forward part four times as wide:
+reserved by BERT-base on an H200 (28.0 GiB at 24,600 tokens). A backward pass keeps 90
+bytes in fp32, and 79 with bf16 autocast."""
 STATE_BYTES, WEIGHT_BYTES = 16, 4
-"""A weight: itself, its gradient and Adam's two moments, all fp32; itself alone."""
+"""Bytes per weight: with its gradient and Adam's two moments, all fp32; without."""
 GIB = 2**30
 STEPS_AN_OCTAVE = 8
-"""Budgets are rounded down to one of so many between a power of two and the next, so
-that a little more or less free memory cuts the same micro-batches."""
+"""Budgets are rounded down to one of this number of steps between two powers of two, so
+that a small change of free memory gives the same micro-batches."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes on one device."""
+    """Estimated bytes on one device."""
 
     parameters: int
     states: int
-    """Weights, gradients, Adam's moments."""
+    """Weights, gradients and Adam's moments."""
     activations: int
-    """Of a micro-batch, and the logits of language models."""
+    """Activations of a micro-batch, and the logits of language models."""
     tokens: int
-    """Of the micro-batch."""
+    """Number of tokens of the micro-batch."""
 
     @property
     def total(self) -> int:
@@ -47,40 +47,40 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Demand:
-    """Bytes of a training on one device, by the tokens of its micro-batches."""
+    """Bytes of a training on one device, as a function of tokens per micro-batch."""
 
     held: int
-    """Between two steps: weights, buffers, workspaces of the libraries."""
+    """Bytes between two steps: weights, buffers, workspaces of libraries."""
     gradients: int
     moments: int
-    """Of the optimizer."""
+    """Bytes of the optimizer's moments."""
     update: int
-    """What the optimizer takes for a moment."""
+    """Temporary bytes of the optimizer's update."""
     fixed: float
-    """Of a pass, however few its tokens: weights in the compute type."""
+    """Bytes of a pass with any number of tokens: weights in the compute type."""
     per_token: float
-    """Of a pass: activations, and what its kernels take for a moment."""
+    """Bytes of a pass per token: activations, and temporary memory of kernels."""
 
     @property
     def states(self) -> int:
-        """While the optimizer steps, whatever the rows are."""
+        """Bytes while the optimizer steps, which do not depend on the rows."""
         return self.held + self.gradients + self.moments + self.update
 
     def passes(self, tokens: int) -> float:
-        """Forward and backward, beside what is held and gradients."""
+        """Bytes of forward and backward, without weights and gradients."""
         return max(0.0, self.fixed + self.per_token * tokens)
 
     def peak(self, tokens: int, *, several: bool, graphs: bool = False) -> float:
-        """Of steps with micro-batches of at most `tokens`, `several` or one of them. A
-        recorded step has memory of its own, beside that of those that were not."""
+        """Peak bytes of steps with one or `several` micro-batches of at most `tokens`.
+        Recorded steps (`graphs`) have separate memory from other steps."""
         kept = self.held + self.moments
         step = self.passes(tokens) + (self.gradients if several else 0)
         peak = max(kept + step, self.states)
         return peak + (self.gradients + self.passes(tokens) if graphs else 0)
 
     def most_tokens(self, room: float, *, graphs: bool = False) -> int:
-        """Of one of several micro-batches, so that a step stays within `room`; 0 where
-        nothing does."""
+        """Maximum tokens of one of several micro-batches, so that a step stays within
+        `room` bytes; 0 if no size does."""
         own = room - self.held - self.moments - self.gradients
         if graphs:
             own = (own - self.gradients) / 2
@@ -90,8 +90,8 @@ class Demand:
 
 
 def line(points: list[tuple[int, float]]) -> tuple[float, float]:
-    """(fixed, per token) through the last two measurements (tokens, bytes); through
-    nothing and a single one."""
+    """(fixed, per token) of the line through the last two measurements (tokens, bytes);
+    through the origin and a single one."""
     high, high_bytes = points[-1]
     low, low_bytes = points[-2] if len(points) > 1 else (0, 0.0)
     slope = max(0.0, (high_bytes - low_bytes) / (high - low))
@@ -99,7 +99,7 @@ def line(points: list[tuple[int, float]]) -> tuple[float, float]:
 
 
 def rounded_down(tokens: int, least: int = 1) -> int:
-    """To one of STEPS_AN_OCTAVE between powers of two, but not below `least`."""
+    """Round down to one of STEPS_AN_OCTAVE per octave, but not below `least`."""
     if tokens <= STEPS_AN_OCTAVE:
         return max(least, tokens)
     unit = 1 << (tokens.bit_length() - STEPS_AN_OCTAVE.bit_length())
@@ -107,8 +107,8 @@ def rounded_down(tokens: int, least: int = 1) -> int:
 
 
 def moment_bytes(groups: list[dict[str, Any]]) -> int:
-    """That an optimizer of torch.optim will keep for its parameter `groups`: two of
-    each with Adam, one with momentum, hardly any with Adafactor."""
+    """Bytes that a torch.optim optimizer will keep for parameter `groups`: two copies
+    with Adam, one with momentum, hardly any with Adafactor."""
     kept = 0
     for group in groups:
         copies = 2 if "betas" in group else int(bool(group.get("momentum")))
@@ -117,7 +117,7 @@ def moment_bytes(groups: list[dict[str, Any]]) -> int:
 
 
 def estimate(settings: Settings, config: Any, budget: int, shards: int = 1) -> Estimate:
-    """`budget`: most tokens of a micro-batch; `shards`: ranks that share the states."""
+    """`budget`: maximum tokens per micro-batch; `shards`: ranks that share states."""
     train = settings.train
     model = _without_weights(config, settings.model)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -125,7 +125,7 @@ def estimate(settings: Settings, config: Any, budget: int, shards: int = 1) -> E
     hidden, wide = config.hidden_size, feed_forward(config)
     unit = ACTIVATION_BYTES * tokens * (2 * hidden + wide) // 6
     layers = config.num_hidden_layers
-    if train.gradient_checkpointing:  # the input of each layer, and one layer whole
+    if train.gradient_checkpointing:  # the input of each layer, and all of one layer
         activations = unit + 4 * layers * tokens * hidden
     else:
         activations = layers * unit
@@ -138,8 +138,8 @@ def estimate(settings: Settings, config: Any, budget: int, shards: int = 1) -> E
 def guessed_tokens(
     settings: Settings, config: Any, room: float, shards: int = 1
 ) -> int | None:
-    """Of a micro-batch that fits in `room` bytes by `estimate`; None where the config
-    does not say the sizes that it asks for, or rows are no tokens."""
+    """Tokens of a micro-batch that fits in `room` bytes according to `estimate`; None
+    if the config lacks a size that it needs, or rows are not tokens."""
     if settings.train.rows != "tokens":
         return None
     try:
@@ -150,14 +150,14 @@ def guessed_tokens(
 
 
 def count_parameters(config: Any, settings: ModelSettings) -> int:
-    """Weights of a model for its task."""
+    """Number of weights of a model for its task."""
     model = _without_weights(config, settings)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _state_bytes(settings: Settings, model: nn.Module) -> int:
-    """Of weights, and of gradients and Adam's moments of those that are trained."""
-    with suppress(SettingsError):  # a pattern that fits nothing is refused elsewhere
+    """Bytes of weights, and of gradients and Adam's moments of trained ones."""
+    with suppress(SettingsError):  # a pattern without a match is refused elsewhere
         freeze(model, settings.train.freeze)
     return sum(
         parameter.numel() * (STATE_BYTES if parameter.requires_grad else WEIGHT_BYTES)
@@ -166,11 +166,11 @@ def _state_bytes(settings: Settings, model: nn.Module) -> int:
 
 
 def _without_weights(config: Any, settings: ModelSettings) -> Any:
-    """The model that `config` describes, on the meta device."""
+    """Model for `config`, on the meta device."""
     import torch
     import transformers
 
-    families()  # their types become transformers' own
+    families()  # registers their types with transformers
     import_own(settings)
     auto = getattr(transformers, task_class(settings.task).auto_class)
     own = {"trust_remote_code": True} if settings.trust_remote_code else {}
@@ -179,7 +179,7 @@ def _without_weights(config: Any, settings: ModelSettings) -> Any:
 
 
 def feed_forward(config: Any) -> int:
-    """Width of the layers' feed-forward part."""
+    """Width of a layer's feed-forward part."""
     names = ("intermediate_size", "n_inner", "hidden_dim")
     found = (getattr(config, name, None) for name in names)
     return int(next((size for size in found if size), 4 * config.hidden_size))

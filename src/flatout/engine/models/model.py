@@ -1,4 +1,4 @@
-"""A transformer with flatout's forward pass: states at the targets, their loss."""
+"""Transformer with flatout's forward pass: states at the targets, and their loss."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from flatout.engine.ops.precision import keep_output_precise
 from flatout.engine.tasks import Task, brings_head
 
 LOGITS_AT_ONCE = 2**27
-"""Elements, 512 MiB in fp32: the logits of 65,536 tokens over 151,936 pieces would be
-37 GiB, and their loss makes a copy."""
+"""Elements, 512 MiB in fp32: the logits of 65,536 tokens over 151,936 pieces need 37
+GiB, and their loss makes a copy."""
 
 
 class TaskModel(nn.Module):
-    """A model and its loss over one micro-batch, padded or packed alike.
+    """Model and its loss over one micro-batch, padded or packed.
 
     forward -> (loss, logits): the task's summed loss over the targets, fp32 (), and for
-    tasks with one target a row the logits (K, classes), detached.
+    tasks with one target per row the logits (K, classes), detached.
     """
 
     def __init__(
         self, model: Any, task: Task, max_length: int, *, whole: bool = False
     ) -> None:
-        """`whole`: run the model as transformers does, with its head on all tokens."""
+        """`whole`: run the model as in transformers, with its head on all tokens."""
         super().__init__()
         self.model = model
         self.task = task
@@ -43,24 +43,24 @@ class TaskModel(nn.Module):
         self._caches = bool(getattr(model.config, "use_cache", False))
         self._set_cache(False)
         self.fused_head = False
-        """Loss of a language model's head without its logits (linear_loss.py)."""
+        """Compute a language model's loss without its logits (linear_loss.py)."""
         self.pools_mean = self.family.pools_mean(task.head_kind, model.config)
         one_state = self.head is not None and not self.pools_mean
         self.narrowed = one_state and self.family.narrow(model)
 
     def _chosen_head(self) -> Head | None:
-        """The task's own, else its family's; None: the whole model runs."""
+        """Head of the task, else of its family; None: run the whole model."""
         if brings_head(self.task):
             return self.task.head
         return self.family.head(self.task.head_kind)
 
     def _set_cache(self, enabled: bool) -> None:
-        """Keys and values that generation keeps; a forward pass of ours needs none."""
+        """Set generation's cache of keys and values, which training does not use."""
         if self._caches:
             self.model.config.use_cache = enabled
 
     def save_pretrained(self, folder: Path, weights: Any = None) -> None:
-        """As transformers does, with the cache as the model's config had it."""
+        """Save like transformers does, with the model's original cache setting."""
         self._set_cache(True)
         try:
             self.model.save_pretrained(folder, state_dict=weights)
@@ -80,7 +80,7 @@ class TaskModel(nn.Module):
         return loss, logits.detach() if self.task.head_kind.one_a_row else None
 
     def logits(self, batch: dict[str, Tensor]) -> Tensor:
-        """(K, classes or vocabulary) at the batch's targets."""
+        """Logits (K, classes or vocabulary) at the batch's targets."""
         if self.head is None:
             return self._whole_model_logits(batch)
         result: Tensor = self.head(self.model, self._target_states(batch))
@@ -90,8 +90,8 @@ class TaskModel(nn.Module):
         self, batch: dict[str, Tensor], take: Callable[[Tensor, Tensor], None]
     ) -> None:
         """Call `take` with logits (k, classes or vocabulary) and labels (k,) of a few
-        targets at a time, so that evaluation needs less memory than a step."""
-        # Rows whose tags are judged together lie in one part.
+        targets at once, so that evaluation needs less memory than a step."""
+        # Rows whose tags are evaluated together must be in one part.
         pieces = getattr(self.model.config, "vocab_size", 1)
         several = pieces * math.prod(self.task.label_shape)
         size = max(1, LOGITS_AT_ONCE // (len(self.task.label_names) or several))
@@ -116,7 +116,7 @@ class TaskModel(nn.Module):
         return loss
 
     def _target_states(self, batch: dict[str, Tensor]) -> Tensor:
-        """Last hidden states (K, hidden) of the targets, or their rows' means."""
+        """Last hidden states (K, hidden) of the targets, or the means of their rows."""
         inputs = self._inputs(batch)
         if self.narrowed:
             self.family.set_targets(self.model, batch["target_index"])
@@ -129,7 +129,7 @@ class TaskModel(nn.Module):
         return hidden[batch["target_index"]]
 
     def _takes_all(self, batch: dict[str, Tensor], hidden: Tensor) -> bool:
-        """Whether targets are all places, which the collator then has in order."""
+        """Return whether all positions are targets, in the collator's order."""
         padded = "cu_seqlens" not in batch and not self.task.head_kind.one_a_row
         return padded and len(batch["target_index"]) == len(hidden)
 
@@ -143,13 +143,13 @@ class TaskModel(nn.Module):
         logits: Tensor = self.model(**self._inputs(batch)).logits
         if (
             self.task.head_kind.one_a_row
-        ):  # (B, classes): the model has chosen the tokens itself
+        ):  # (B, classes): the model itself selects the tokens
             return logits
         return logits.flatten(0, 1)[batch["target_index"]]
 
 
 def forget_failed_pass(model: nn.Module) -> None:
-    """Drop what layers of a pass that failed left for those behind them."""
+    """Drop the state that layers of a failed pass saved for later layers."""
     for module in model.modules():
         forget = getattr(module, "forget", None)
         if callable(forget):
@@ -160,7 +160,7 @@ _TEXTS = ("out of memory", "can't allocate memory", "cannot allocate memory")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Also where it broke the recording of a CUDA graph, whose end then raises."""
+    """Return whether memory ran out, also while a CUDA graph was recorded."""
     if error.__context__ is not None and is_out_of_memory(error.__context__):
         return True
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):

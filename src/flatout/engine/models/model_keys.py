@@ -1,7 +1,7 @@
-"""Names in `model.config` and `model.overrides`, of which transformers takes any.
+"""Checks of names in `model.config` and `model.overrides`; transformers accepts any.
 
-A misspelt one becomes an attribute that nothing reads, or is dropped, and the model has
-another shape than was asked for.
+A misspelt name becomes an attribute that is never read, or is dropped, and the model
+has another shape than intended.
 """
 
 from __future__ import annotations
@@ -26,24 +26,22 @@ INHERITED = frozenset(
         "max_position_embeddings",
     }
 )
-"""What conf/base sets, and every model inherits. Types that have none of that name
-leave it alone."""
+"""Keys that conf/base sets for every model. Types without a key ignore it."""
 OLDER = frozenset({"rope_theta", "rope_scaling", "torch_dtype"})
-"""transformers 5 translates them, from scratch."""
+"""transformers 5 translates them for models from scratch."""
 COMMON = frozenset({"model_type", "num_labels"})
 
 
 def check_model_keys(settings: ModelSettings) -> None:
-    """Raises SettingsError that names every fault."""
+    """Raises SettingsError with all faults."""
     faults = model_key_faults(settings)
     if faults:
         raise refusal(faults)
 
 
 def model_key_faults(settings: ModelSettings) -> list[str]:
-    """A line a key, or one for a folder that is not there. Of a checkpoint that is not
-    on this machine none: its keys are looked at when it has been loaded
-    (`override_faults`)."""
+    """One line per wrong key, or one for a missing folder. Checkpoints that are not on
+    this machine are checked after loading (`override_faults`)."""
     if unknown := task_fault(settings.task):
         return [unknown]
     if missing := missing_folder(settings.name_or_path):
@@ -53,21 +51,21 @@ def model_key_faults(settings: ModelSettings) -> list[str]:
     kind, keys = str(settings.config["model_type"]), settings.config.keys() - COMMON
     is_known = is_of_transformers(kind)
     import_own(settings)
-    if keys <= INHERITED and is_known:  # spares a second of imports
+    if keys <= INHERITED and is_known:  # saves a second of imports
         return []
-    if not is_known:  # spares ten: families import torch and transformers' models
-        families()  # their types become transformers' own
+    if not is_known:  # saves ten seconds: families import torch
+        families()  # registers their types with transformers
     from transformers import CONFIG_MAPPING
 
     if kind not in CONFIG_MAPPING:
         near = near_or_all(kind, list(CONFIG_MAPPING.keys()), "")
-        return [f"model.config.model_type: {kind!r} is none of transformers'; {near}"]
+        return [f"model.config.model_type: {kind!r} is unknown to transformers; {near}"]
     valid = _names(CONFIG_MAPPING[kind]) | _switches(kind)
     return _faults("model.config", keys - INHERITED - OLDER, valid, kind)
 
 
 def is_of_transformers(kind: str) -> bool:
-    """Whether transformers has models of this type, without importing it."""
+    """Return whether transformers has models of this type, without importing it."""
     spec = find_spec("transformers")
     if spec is None or not spec.submodule_search_locations:
         return False
@@ -76,7 +74,7 @@ def is_of_transformers(kind: str) -> bool:
 
 
 def override_faults(settings: ModelSettings, config: Any) -> list[str]:
-    """Those of `model.overrides` by the checkpoint's own config."""
+    """Faults of `model.overrides` according to the checkpoint's config."""
     valid = _names(type(config)) | {name for name in vars(config) if name[0] != "_"}
     valid |= _switches(config.model_type)
     keys = settings.overrides.keys() - COMMON
@@ -84,7 +82,7 @@ def override_faults(settings: ModelSettings, config: Any) -> list[str]:
 
 
 def inherited_names(config_class: Any) -> frozenset[str]:
-    """Those of conf/base that models of this type have not."""
+    """Keys of conf/base that models of this type do not have."""
     given = inspect.signature(config_class).parameters
     return INHERITED - _names(config_class) - given.keys()
 
@@ -100,7 +98,7 @@ def _faults_by_checkpoint(settings: ModelSettings) -> list[str]:
             local_files_only=True,
         )
     except (OSError, ValueError, KeyError):
-        return []  # not here, or code of its own; loading it says what is wrong
+        return []  # not here, or custom code; loading it reports the fault
     return override_faults(settings, config)
 
 
@@ -108,14 +106,14 @@ def _faults(
     where: str, keys: Collection[str], valid: Collection[str], kind: str
 ) -> list[str]:
     return [
-        f"{where}.{key}: models of type {kind} have none; "
+        f"{where}.{key}: models of type {kind} have no such key; "
         + near_or_all(key, valid, f"{where}.")
         for key in sorted(set(keys) - set(valid))
     ]
 
 
 def _switches(kind: str) -> frozenset[str]:
-    """What transformers reads from the config of every decoder, and no class names."""
+    """Keys that transformers reads for every decoder without naming them in a class."""
     family = family_of_type(kind)
     return frozenset({"is_causal"} if family.causal and family.attends else ())
 

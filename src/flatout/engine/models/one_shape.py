@@ -1,7 +1,7 @@
-"""A model whose samples all have one shape, compiled for it as one graph.
+"""Model whose samples all have one shape, compiled for it as one graph.
 
-Sizes that are known let Inductor choose layouts for convolutions, and join what stands
-between blocks: crops and standardising become part of the first kernel.
+With known sizes Inductor can choose layouts for convolutions, and fuse operations
+between blocks: cropping and standardising become part of the first kernel.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ Shapes = tuple[torch.Size, ...]
 
 
 class OneShape(nn.Module):
-    """Compiles for the first batch's shape, and for one that comes twice in a row.
-    Others, as an epoch's last, run uncompiled: each would take as long to compile."""
+    """Compiles for the first batch's shape, and for one that occurs twice in a row.
+    Others, such as an epoch's last batch, run uncompiled: compilation is slow."""
 
     def __init__(self, model: nn.Module, backend: str = "inductor") -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class OneShape(nn.Module):
         self._last: Shapes | None = None
 
     def forward(self, batch: dict[str, Tensor]) -> Any:
-        """As `model` does."""
+        """Run `model`, compiled or not."""
         shapes = tuple(tensor.shape for tensor in batch.values())
         if self._last in (None, shapes) and not _is_recorded():
             self._compiled.add(shapes)
@@ -35,5 +35,5 @@ class OneShape(nn.Module):
 
 
 def _is_recorded() -> bool:
-    """Compiling would break the CUDA graph."""
+    """Return whether a CUDA graph is recorded, which compilation would break."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

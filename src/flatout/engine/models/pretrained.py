@@ -1,8 +1,8 @@
-"""A checkpoint for the task at hand: the body stays, and the head where it fits.
+"""Checkpoints for the task: the body is kept, and the head if its labels match.
 
 transformers keeps the rows of a head by number and renames them by the config, so that
-`positive, negative` becomes `negative, positive` without a word. Here rows follow the
-names of their labels; a head whose labels are others starts from scratch.
+`positive, negative` silently becomes `negative, positive`. Here rows are moved with the
+names of their labels; a head with other labels starts from scratch.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ SHOWN_NAMES = 5
 
 
 class BodyMismatch(ValueError):
-    """Weights below the head that have another shape than the config says."""
+    """Weights below the head have another shape than in the config."""
 
 
 def load_with_new_head(
     auto: Any, name: str, saved: Mapping[str, Any], **options: Any
 ) -> Any:
-    """`auto.from_pretrained` with the labels of `options["config"]`; `saved`: the
-    checkpoint's own config. Says once which weights start from scratch. Raises
-    BodyMismatch, and what transformers raises."""
+    """`auto.from_pretrained` with the labels of `options["config"]`; `saved` is the
+    checkpoint's config. Logs which weights start from scratch. Raises BodyMismatch, and
+    the errors of transformers."""
     config, then = options["config"], saved_labels(saved)
     now = [str(config.id2label[number]) for number in range(config.num_labels)]
     places: list[int] | None = list(range(len(now)))
     sized: Mapping[str, int] = {}
-    if len(then) == len(now):  # else shapes tell the head apart
+    if len(then) == len(now):  # else the head's shapes differ
         places = _places(then, now, saved, config)
     if places != list(range(len(now))):
         sized = label_dimensions(auto, config, options)
@@ -46,7 +46,7 @@ def load_with_new_head(
         new = sorted({*new, *sized})
     elif sized and places is not None:
         _move_rows(model, sized, places)
-        logger.info("the head's outputs are those of %s, moved by name", name)
+        logger.info("the head's outputs are those of %s, reordered by label name", name)
     if new:
         logger.warning(
             "not in %s, so they start from scratch: %s", name, ", ".join(new)
@@ -55,20 +55,20 @@ def load_with_new_head(
 
 
 def saved_labels(saved: Mapping[str, Any]) -> list[str]:
-    """Names of a checkpoint's labels by number; LABEL_0, ... if it has none."""
+    """Names of a checkpoint's labels by number; LABEL_0, ... if it has no names."""
     named = saved.get("id2label")
     if named:
         return [str(named[key]) for key in sorted(named, key=int)]
-    number = saved.get("num_labels") or 2  # as transformers has it
+    number = saved.get("num_labels") or 2  # transformers' default
     return [f"LABEL_{place}" for place in range(int(number))]
 
 
 def _places(
     then: Sequence[str], now: Sequence[str], saved: Mapping[str, Any], config: Any
 ) -> list[int] | None:
-    """The old number of each label of `now`; None if they are not the same labels."""
+    """The old number of each label in `now`; None if the labels differ."""
     kind, same = config.problem_type, list(range(len(now)))
-    # transformers takes one output of no kind for a regression.
+    # transformers treats one output without a type as a regression.
     was = saved.get("problem_type") or ("regression" if len(then) == 1 else kind)
     if kind and "regression" in (kind, was):
         return same if kind == was else None
@@ -87,8 +87,8 @@ def _folded(label: str) -> str:
 def label_dimensions(
     auto: Any, config: Any, options: Mapping[str, Any]
 ) -> dict[str, int]:
-    """Which dimension of which tensors is that of the labels, found by comparing with
-    a model of one label more; both are without weights."""
+    """Dimension of the labels in each tensor that has one, found by comparison with a
+    model with one more label; both on the meta device."""
     shapes = []
     for more in (0, 1):
         own = deepcopy(config)
@@ -113,7 +113,7 @@ def _move_rows(model: Any, sized: Mapping[str, int], places: Sequence[int]) -> N
 
 
 def _start_anew(model: Any, sized: Mapping[str, int]) -> None:
-    """As the model itself initialises the layers of these tensors."""
+    """Initialise the layers of these tensors with the model's own method."""
     for path in {key.rpartition(".")[0] for key in sized}:
         layer = model.get_submodule(path)
         for parameter in layer.parameters(recurse=False):
@@ -135,7 +135,7 @@ def _shown(labels: Sequence[str]) -> str:
 
 
 def _loaded(auto: Any, name: str, **options: Any) -> tuple[Any, list[str]]:
-    """The model, and the names of its weights that the checkpoint does not have."""
+    """Load the model; also return the names of weights missing in the checkpoint."""
     with _no_notes():
         model, info = auto.from_pretrained(
             name, ignore_mismatched_sizes=True, output_loading_info=True, **options
@@ -147,14 +147,14 @@ def _loaded(auto: Any, name: str, **options: Any) -> tuple[Any, list[str]]:
         then, now = (tuple(shape) for shape in changed[body[0]])
         raise BodyMismatch(
             f"{body[0]} is {then} in the checkpoint and {now} by its config "
-            f"({len(body)} weights differ so): take sizes out of model.overrides"
+            f"({len(body)} weights differ): remove sizes from model.overrides"
         )
     return model, sorted({*changed, *info["missing_keys"]})
 
 
 @contextmanager
 def _no_notes() -> Iterator[None]:
-    """Without transformers' table of weights that are new; ours is a line."""
+    """Hide transformers' table of new weights; flatout logs one line."""
     from transformers.utils import logging as library
 
     before = library.get_verbosity()

@@ -1,8 +1,8 @@
-"""What models of transformers cannot read, found before a step of training.
+"""Rows that models of transformers cannot read, found before a step of training.
 
-Classifiers like BART's read a text's state at its end token: a literal `</s>` gives it
-two, which transformers refuses in the midst of a step. Types without a family of ours
-run padded, and some mix the padding into their answers: two rows show it.
+Classifiers such as BART's read a text's state at its end token: a literal `</s>` gives
+two, which transformers refuses during a step. Types without a flatout family run on
+padded rows, and some change their outputs with the padding: a comparison detects it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from flatout.engine.tasks import Task
 
 ROWS_AT_ONCE = 2**14
 PROBED = (3, 6, 14)
-"""Tokens of rows that are read alone and together."""
+"""Lengths in tokens of rows that are read separately and together."""
 TOLERANCE = 1e-4
-"""Of the largest output; rounding in fp32 is a tenth of it."""
+"""Share of the largest output; rounding in fp32 is a tenth of it."""
 
 
 def end_faults(model: Any, rows: SplitRows) -> dict[int, str]:
-    """Number of a row -> why the model cannot read it: the first rows alone of those
-    that are looked at together."""
+    """Row numbers and faults of rows that the model cannot read; the search ends with
+    the first block that has any."""
     end = getattr(model.config, "eos_token_id", None)
     if end is None or not _reads_ends(model):
         return {}
@@ -40,7 +40,7 @@ def end_faults(model: Any, rows: SplitRows) -> dict[int, str]:
         counts += [np.count_nonzero(view == end) for view in rows.views(part)]
     usual = max(1, min(counts))
     return {
-        row: f"{count} end tokens (number {end}), where a text has {usual}: the model "
+        row: f"{count} end tokens (number {end}) instead of {usual}: the model "
         "reads its answer at the end"
         for row, count in enumerate(counts)
         if count != usual
@@ -48,33 +48,33 @@ def end_faults(model: Any, rows: SplitRows) -> dict[int, str]:
 
 
 def check_ends(model: Any, splits: dict[str, SplitRows]) -> None:
-    """Raises ModelError that names the first row of each split."""
+    """Raises ModelError with the first unreadable row of a split."""
     for name, rows in splits.items():
         faults = end_faults(model, rows)
         if faults:
             row, fault = next(iter(faults.items()))
             raise ModelError(
                 f"{len(faults)} rows of {name}_tokens cannot be read, the first is row "
-                f"{row}: {fault}. Take what the tokenizer spells so (</s>, say) out of "
-                "the texts, or take a model that reads another token"
+                f"{row}: {fault}. Remove what becomes this token (</s>, say) from "
+                "the texts, or use a model that reads another token"
             )
 
 
 def _reads_ends(model: Any) -> bool:
-    """By the name that transformers' own code has for the places of ends."""
+    """Detect it by a variable name in the code of transformers."""
     forward = inspect.unwrap(type(model).forward)
     return "eos_mask" in forward.__code__.co_varnames
 
 
 def check_padding(model: Any, task: Task) -> None:
-    """Raises ModelError if a row gets another answer beside a longer one."""
+    """Raises ModelError if a longer row in the batch changes a row's output."""
     kind = model.config.model_type
     if type(family_of(model.config)) is not Family or not _reads_tokens(model):
-        return  # tested, or one shape for all
+        return  # tested by a family, or all samples have one shape
     if fault := _padding_fault(model, one_a_row=task.head_kind.one_a_row):
         raise ModelError(
-            f"a model of type {kind} does not serve, since rows of several lengths are "
-            f"padded: {fault}. Take a type that masks padding ({', '.join(packable())} "
+            f"a model of type {kind} cannot be used, since rows of several lengths are "
+            f"padded: {fault}.  Use a type that masks padding ({', '.join(packable())} "
             "are tested)"
         )
 
@@ -82,7 +82,7 @@ def check_padding(model: Any, task: Task) -> None:
 def _padding_fault(model: Any, *, one_a_row: bool) -> str | None:
     if getattr(model.config, "attention_type", None) == "block_sparse":
         return (
-            "what a token sees depends on the longest row beside it; "
+            "attention depends on the longest row of the batch; "
             "model.overrides.attention_type: original_full does not"
         )
     was_training = model.training
@@ -104,18 +104,18 @@ def _padding_fault(model: Any, *, one_a_row: bool) -> str | None:
     scale = max(float(one.abs().max()) for one in alone)
     if furthest <= TOLERANCE * scale:
         return None
-    return f"its answers are others then, by {furthest / scale:.0%}"
+    return f"padding changes its outputs by {furthest / scale:.0%}"
 
 
 def _probe(model: Any, length: int) -> list[int]:
-    """Tokens that are mostly no special ones, and an end if the model reads it."""
+    """Mostly ordinary tokens, and an end token if the model reads it."""
     size = int(model.config.get_text_config().vocab_size)
     row = [size - 1 - (7 * n + length) % max(1, size // 2) for n in range(length)]
     return [*row[:-1], model.config.eos_token_id] if _reads_ends(model) else row
 
 
 def _outputs(model: Any, rows: list[list[int]]) -> list[Tensor]:
-    """Logits of each row, padded on the right."""
+    """Logits of each row, with padding on the right."""
     longest = max(map(len, rows))
     padding = getattr(model.config, "pad_token_id", None) or 0
     ids = torch.tensor([row + [padding] * (longest - len(row)) for row in rows])
@@ -125,7 +125,7 @@ def _outputs(model: Any, rows: list[list[int]]) -> list[Tensor]:
 
 
 def _cut(outputs: list[Tensor], rows: list[list[int]]) -> list[Tensor]:
-    """Those of real tokens."""
+    """Outputs of real tokens."""
     return [part[: len(row)] for part, row in zip(outputs, rows, strict=True)]
 
 

@@ -1,7 +1,7 @@
-"""What a saved model was trained on: kept beside its weights, asked by evaluations.
+"""Record of the rows that a saved model was trained on, for later evaluations.
 
-A split with another seed puts train rows among the test rows. A model that knows its
-rows by their hashes tells how many it has seen.
+A split with another seed puts train rows into the test split. With hashes of its train
+rows, a model can report how many rows it has seen.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from flatout.engine.rows.rows import SplitRows
 
 FACTS, HASHES = "trained_on.json", "trained_rows.npy"
 MOST_BYTES = 2**32
-"""Of rows that are read once more for their hashes; of larger data the key alone is
-kept."""
+"""Maximum size of rows that are hashed, which reads them again; for larger data only
+the key is stored."""
 ROWS_AT_ONCE = 2**16
 Hashes = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
 class TrainedRows:
-    """The train rows of a model, saved like a tokenizer into its folder."""
+    """Train rows of a model, saved to its folder like a tokenizer."""
 
     key: str
-    """Of the train rows, which names the rest of the split, too."""
+    """Key of the train rows, which also identifies the other splits."""
     seed: int
-    """`runtime.seed` of the training."""
+    """Value of `runtime.seed` in the training."""
     num_rows: int
     hashes: Hashes | None
-    """(N,) sorted, each once."""
+    """(N,) sorted, without duplicates."""
 
     @classmethod
     def of(cls, train: Any, key: str, seed: int) -> TrainedRows:
-        """Of the `datasets.Dataset` that was trained on; `key`: its `token_key`."""
+        """Record the `datasets.Dataset` of the training; `key` is its `token_key`."""
         rows = rows_from_dataset(train)
         small = rows.table.nbytes <= MOST_BYTES
         hashes = np.unique(row_hashes(rows)) if small else None
@@ -49,7 +49,7 @@ class TrainedRows:
 
     @classmethod
     def read(cls, folder: str | Path | None) -> TrainedRows | None:
-        """Of a saved model; None if it does not say."""
+        """Read from a saved model's folder; None if it has no record."""
         path = Path(folder or "") / FACTS
         if not path.is_file():
             return None
@@ -59,7 +59,7 @@ class TrainedRows:
         return cls(facts["train_key"], facts["seed"], facts["train_rows"], hashes)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Beside the weights of the model."""
+        """Save next to the weights of the model."""
         facts = {
             "train_key": self.key,
             "train_rows": self.num_rows,
@@ -71,15 +71,15 @@ class TrainedRows:
             np.save(Path(folder, HASHES), self.hashes, allow_pickle=False)
 
     def count(self, rows: SplitRows) -> int | None:
-        """How many of `rows` were trained on; None if that is not known."""
+        """Number of `rows` that were trained on; None if it is not known."""
         if self.hashes is None:
             return None
         return int(np.isin(row_hashes(rows), self.hashes).sum())
 
 
 def row_hashes(rows: SplitRows) -> Hashes:
-    """(N,) of what the model is given of each row, labels left out; of joined texts
-    (documents,), of images that are files of these."""
+    """Hashes (N,) of each row's model inputs, without labels; of joined texts per
+    document (documents,), of images stored as files the hashes of the files."""
     if "encoded" in rows.column_names:
         files = rows.table.column("encoded")
         views: Iterator[Any] = (file.as_buffer() for file in files)
