@@ -28,7 +28,7 @@ def parameter(
 ) -> Any:
     """A field whose roles other modules ask for (roles.py); without one it decides what
     is trained. `reported`: under which name a report has what it came to."""
-    facts = {"roles": list(roles), "reported": reported}
+    facts: dict[str, Any] = {"roles": list(roles), "reported": reported}
     return Field(default, json_schema_extra=facts, **bounds)
 
 

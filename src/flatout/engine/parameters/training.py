@@ -310,6 +310,12 @@ class TrainSettings(SlowHabits):
             return given
         return {str(name): weight for name, weight in given.items()}
 
+    @field_validator("callbacks", mode="before")
+    @classmethod
+    def _one_or_several(cls, given: Any) -> Any:
+        """--params has no lists."""
+        return [given] if isinstance(given, str) else given
+
     @field_validator("freeze")
     @classmethod
     def _patterns(cls, given: list[str]) -> list[str]:

@@ -110,14 +110,14 @@ class Predictor:
 
     def _outputs(self, batch: dict[str, Tensor]) -> Tensor:
         found: list[Tensor] = []
-        task, whole = self.task, isinstance(self.task, RowAnswers)
+        one = self.task if isinstance(self.task, RowAnswers) else None
 
         def take(logits: Tensor, labels: Tensor) -> None:
-            found.append(task.target_outputs(logits, labels) if whole else logits)
+            found.append(one.target_outputs(logits, labels) if one else logits)
 
         self._model.logits_in_parts(batch, take)
         outputs = torch.cat(found)
-        return task.row_outputs(outputs, batch) if whole else outputs
+        return one.row_outputs(outputs, batch) if one else outputs
 
     def evaluate(self, rows: SplitRows) -> Evaluation:
         """Loss and figures of the task over all rows, by this process alone."""

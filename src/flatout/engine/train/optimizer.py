@@ -40,13 +40,15 @@ def build_optimizer(
     return _adamw(groups, settings, fused=fused, capturable=capturable)
 
 
-def _own_optimizer(groups: Groups, settings: TrainSettings) -> Any:
+def _own_optimizer(groups: Groups, settings: TrainSettings) -> torch.optim.Optimizer:
     """`train.optimizer`, a path. Raises SettingsError."""
     path, options = settings.optimizer, settings.optimizer_options
     make = own_part(path, "train.optimizer")
     given = {id(p) for group in groups for p in group["params"]}
     try:
-        made = make(groups, lr=settings.peak_learning_rate, **options)
+        made: torch.optim.Optimizer = make(
+            groups, lr=settings.peak_learning_rate, **options
+        )
     except Exception as error:
         raise SettingsError(
             f"train.optimizer: {path} does not take the model's parameters in "
