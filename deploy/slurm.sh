@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Train on several machines under Slurm: sbatch deploy/slurm.sh, in the project.
-# One task a machine; flatout starts a process a GPU on each. The project's folder (data/
-# above all) lies on a file system that all machines share.
+# Slurm starts one task per machine; flatout starts one process per GPU. The project
+# folder, including data/, must be on a file system that all machines share.
 #SBATCH --job-name=flatout
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -10,35 +10,35 @@
 #SBATCH --time=24:00:00
 #SBATCH --requeue
 #SBATCH --open-mode=append
-# Three minutes before the end of the time, to this script alone (see `trap` below).
+# Sent three minutes before the time limit, only to this script (see `trap` below).
 #SBATCH --signal=B:TERM@180
 set -euo pipefail
 
 first_machine=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export ENDPOINT="$first_machine:$((20000 + SLURM_JOB_ID % 20000))"
 
-# Once, on one machine; skipped where the tokens are current. Texts may lie in a store
-# (raw_texts with filepath: s3://...): they are fetched here and nowhere else.
+# Runs once, on one machine, and is skipped if the tokens are current. Texts in a store
+# (raw_texts with filepath: s3://...) are fetched only here.
 srun --nodes=1 --ntasks=1 kedro run --pipelines=split,tokenize
 
-# SLURM_NODEID is 0, 1, ... inside of the tasks. A machine that is done or has failed
-# leaves the others five minutes to save and to end; they notice a failure by themselves.
+# SLURM_NODEID is 0, 1, ... inside the tasks. When a machine has finished or failed, the
+# others have five minutes to save and end; they detect a failure automatically.
 srun --kill-on-bad-exit=0 --wait=300 bash -c 'exec kedro run --pipeline=train --params="\
 train.distributed.num_machines=$SLURM_NNODES,\
 train.distributed.machine_rank=$SLURM_NODEID,\
 train.distributed.rendezvous_endpoint=$ENDPOINT"' &
 training=$!
-# To the job's steps, which finish their training step, save and leave. A TERM to srun
-# itself would end them at once, by SIGKILL.
+# Signals the job's steps, which complete their training step, save and end. A TERM to
+# srun itself would end them immediately with SIGKILL.
 trap 'scancel --signal=TERM "$SLURM_JOB_ID"' TERM
 
 status=0
 wait "$training" || status=$?
-if [ "$status" -gt 128 ]; then # `wait` was cut short by the signal: wait for the save
+if [ "$status" -gt 128 ]; then # the signal interrupted `wait`: wait for the save
   status=0
   wait "$training" || status=$?
 fi
-# 143: stopped and saved. The job goes on from there in its next turn.
+# 143: stopped and saved. The job resumes from there when it is requeued.
 if [ "$status" -eq 143 ]; then
   scontrol requeue "$SLURM_JOB_ID"
 fi
