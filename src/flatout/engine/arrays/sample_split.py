@@ -57,7 +57,7 @@ class SampleSplit(SplitPlan):
             rows = np.setdiff1d(np.arange(len(window.values)), list(faults))
             labels = labels.take(pa.array(rows))
             self._add(collected, window, rows, kinds[rows])
-            collected.add_labels(labels if self.has_names else None, len(rows))
+            collected.add_labels(labels if self.has_names else pa.nulls(len(rows)))
             if len(rows):
                 values.add(window.values[rows])
                 for batch in self._stored(window, rows, labels):

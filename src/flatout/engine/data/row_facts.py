@@ -54,7 +54,7 @@ class RowFacts:
 
     def labels_of(self, row: int) -> tuple[str, ...]:
         """Names that one of the N has."""
-        return self.label_sets[self.labels[row]]
+        return self.label_sets[int(self.labels[row])]
 
 
 class FactCollector:
@@ -81,13 +81,12 @@ class FactCollector:
         """Fields that were added, by batches, in place of what was added."""
         self._parts.update(arrays)
 
-    def add_labels(self, labels: Any | None, count: int) -> None:
-        """An Arrow array (n,) of names, lists of names or numbers; None: none."""
-        kind = pa.null() if labels is None else labels.type
-        codes = np.zeros(count, np.int32)
+    def add_labels(self, labels: Any) -> None:
+        """An Arrow array (n,) of names, lists of names, numbers or nulls."""
+        kind, codes = labels.type, np.zeros(len(labels), np.int32)
         if pa.types.is_list(kind):
             sets = map(_set_of, labels.to_pylist())
-            codes = np.fromiter(map(self._code, sets), np.int32, count)
+            codes = np.fromiter(map(self._code, sets), np.int32, len(labels))
         elif pa.types.is_string(kind):
             encoded = labels.dictionary_encode()
             found = [self._code((name,)) for name in encoded.dictionary.to_pylist()]

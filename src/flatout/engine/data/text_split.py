@@ -62,10 +62,9 @@ class TextSplit(SplitPlan):
                 label_kinds=checked.label_kinds,
                 groups=group_hashes(checked.groups),
             )
-            collected.add_labels(
-                table.column("label") if self.columns.has_labels else None,
-                table.num_rows,
-            )
+            told = self.columns.has_labels
+            nothing = pa.nulls(table.num_rows)
+            collected.add_labels(table.column("label") if told else nothing)
             num_raw = len(batch.rows) + len(batch.broken)
             collected.reject(checked.rejected, num_raw)
             if num_raw:
