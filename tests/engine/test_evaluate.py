@@ -183,12 +183,12 @@ def with_labels(rows, labels):
 @pytest.mark.parametrize(
     ("labels", "told"),
     [
-        ([0] * 10 + [1] * 10 + [2], "of 1 of 3 classes, which have fewer than 5"),
+        ([0] * 10 + [1] * 10 + [2], "for 1 of 3 classes, which have fewer than 5"),
         (
             [0] * 10 + [1] * 11,
-            "which have fewer than 5 test rows: 'c' 0. Give",
+            "which have fewer than 5 test rows: 'c' 0. Provide",
         ),
-        ([1] * 21, "all 21 test rows are 'b': test_accuracy tells no class from"),
+        ([1] * 21, "all 21 test rows are 'b': test_accuracy compares no classes"),
         ([0] * 7 + [1] * 7 + [2] * 7, None),
     ],
 )

@@ -71,7 +71,7 @@ def test_vanishing_gradients_are_told_at_the_third_log_point(told):
     found, _ = told(
         config={"initializer_range": 1e-6, **NO_DROPOUT}, freeze=["classifier"]
     )
-    assert only(found, "gradient norm is unusually low: .* Little is learnt") == 9
+    assert only(found, "gradient norm is unusually low: .* Little is learned") == 9
 
 
 @pytest.mark.parametrize(

@@ -379,8 +379,8 @@ def test_health_warnings():
     assert health.cpu_wait_warning(60.0, 2, on_cpu=False) is None
     assert health.cpu_wait_warning(None, 2, on_cpu=True) is None
     assert health.cpu_wait_warning(32.4, 2, on_cpu=True) == (
-        "for 32 % of the time this process waited for a core that other programs had, "
-        "and 2 threads waited for one another: end those, or set runtime.threads: 1"
+        "for 32 % of the time this process waited for a core in use by others, and its "
+        "2 threads for each other: end those programs, or set runtime.threads: 1"
     )
     assert health.grad_norm_warning([0.5, 1.0, math.inf]) is None
     assert "high: 50 in the median" in health.grad_norm_warning([50.0, 40.0, 60.0])

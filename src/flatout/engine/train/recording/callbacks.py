@@ -1,4 +1,4 @@
-"""Functions of one's own that are told what happens in a training."""
+"""User-defined functions that receive the events of a training."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ logger = logging.getLogger(__name__)
 
 PARAMETER = "train.callbacks"
 TAKEN = ("train_", "validation_", "test_", "learning_rate", "grad_norm", "loader_")
-"""How names of flatout's own figures begin."""
+"""Prefixes of flatout's own metrics."""
 Callback = Callable[[str, int, dict[str, Any]], Any]
 
 
 class Callbacks:
-    """Calls them on the main rank. What goes wrong in one is logged, and the training
-    goes on; figures that one returns become points of the metrics file."""
+    """Calls the callbacks on the main rank. An error in one is logged, and the training
+    continues; numbers that one returns become points of the metrics file."""
 
     def __init__(self, paths: Sequence[str], metrics: MetricsFile) -> None:
-        """Raises SettingsError for one that cannot be made."""
+        """Raises SettingsError for a callback that cannot be created."""
         self._metrics = metrics
         self._callbacks = [(path, _made(path)) for path in paths]
 
     def tell(self, event: str, step: int, values: Mapping[str, Any]) -> None:
-        """`event`: log, evaluation, checkpoint or end, after `step` steps."""
+        """Call all with an `event` (log, evaluation, checkpoint, end) after a step."""
         found: dict[str, float] = {}
         for path, callback in self._callbacks:
             try:
@@ -38,7 +38,7 @@ class Callbacks:
                 found |= _figures(path, returned)
             except (Exception, SystemExit):
                 logger.warning(
-                    "%s: %s failed at step %d (%s); the training goes on",
+                    "%s: %s failed at step %d (%s); the training continues",
                     *(PARAMETER, path, step, event),
                     exc_info=True,
                 )
@@ -55,11 +55,11 @@ def _made(path: str) -> Callback:
 
 
 def _figures(path: str, returned: Any) -> dict[str, float]:
-    """Those that are finite numbers, under names that flatout has not given."""
+    """Select finite numbers whose names are not used by flatout."""
     if returned is None:
         return {}
     if not isinstance(returned, Mapping):
-        logger.warning("%s: %s returns no dict: %r", PARAMETER, path, returned)
+        logger.warning("%s: %s must return a dict, not %r", PARAMETER, path, returned)
         return {}
     numbers = {str(name): number_of(value) for name, value in returned.items()}
     kept = {
@@ -69,7 +69,7 @@ def _figures(path: str, returned: Any) -> dict[str, float]:
     }
     if dropped := sorted(numbers.keys() - kept.keys()):
         logger.warning(
-            "%s: %s: %s left out: no finite number, or a name that flatout has",
+            "%s: %s: %s ignored: not a finite number, or a name of flatout's",
             *(PARAMETER, path, ", ".join(dropped)),
         )
     return kept

@@ -1,4 +1,4 @@
-"""Is the run healthy: loss at chance level, gradients in the band, finite values."""
+"""Health of a run: loss at chance level, gradients in the usual band, finite values."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from flatout.engine.train.recording.report import LogPoint
 from flatout.engine.train.recording.timing import Rates, Window
 
 INITIAL_LOSS_TOLERANCE = 0.5
-"""A model trained from scratch starts this near to chance, in nats."""
+"""Maximum first loss above chance of a model from scratch, in nats."""
 GRAD_NORM_BAND = (0.1, 10.0)
-"""The usual range is 0.1 to 1.0, and wider above: clipping bounds the update."""
+"""Usual norms are 0.1 to 1.0; more is tolerated because clipping bounds updates."""
 CPU_WAIT_LIMIT_PCT = 25.0
-"""Seen on two cores: below 10 alone, 32 to 45 beside one other program, where one
+"""Measured on two cores: below 10 without other programs, 32 to 45 with one, when one
 thread trained two to six times as fast as two."""
 LOADER_WAIT_LIMIT_PCT = 25.0
-"""Of the time of steps, which waited for their batch. On two cores, where workers take
-the steps' own cores, 2 to 15 is usual."""
+"""Share of step time spent waiting for batches. On two cores, which workers share with
+the steps, 2 to 15 is usual."""
 IDLE_RANK_LIMIT_PCT = 25.0
-"""Of the tokens of each step's busiest rank, which the others wait for."""
+"""Share of the tokens of each step's busiest rank, for which the others wait."""
 ROWS_SHOWN = 8
 FEW_ROWS = 5
-"""Test rows of a class, below which one row more or less is a fifth of its accuracy."""
+"""Minimum test rows per class: below, one row changes accuracy by over a fifth."""
 CLASSES_SHOWN = 5
 
 
@@ -67,9 +67,9 @@ class BadStep:
 
 
 def initial_loss_warning(loss: float, chance: float | None) -> str | None:
-    """A first loss far above chance points at a wrong head, labels or rate."""
+    """Warn if the first loss is far above chance: wrong head, labels or rate."""
     if chance is None or not loss > chance + INITIAL_LOSS_TOLERANCE:
-        return None  # a first step without a target has no loss, NaN
+        return None  # the loss of a first step without a target is NaN
     return (
         f"the first loss is {loss:.2f}, chance is {chance:.2f}: check labels, "
         "tokenizer and model belong together"
@@ -77,14 +77,14 @@ def initial_loss_warning(loss: float, chance: float | None) -> str | None:
 
 
 def has_learnt(history: Sequence[LogPoint], chance: float | None) -> bool:
-    """Whether the loss is below half of chance, or of its first value: gradients are
-    small then."""
+    """Return whether the loss is below half of chance, or of its first value: small
+    gradients are normal then."""
     first = max(history[0].loss, chance or 0.0) if history else 0.0
     return bool(history) and history[-1].loss < first / 2
 
 
 def grad_norm_warning(norms: list[float], *, has_learnt: bool = False) -> str | None:
-    """Median gradient norm of the log points outside the healthy band."""
+    """Warn if the median gradient norm of the log points is outside the usual band."""
     finite = sorted(norm for norm in norms if math.isfinite(norm))
     if not finite:
         return None
@@ -98,25 +98,25 @@ def grad_norm_warning(norms: list[float], *, has_learnt: bool = False) -> str | 
     if median < low and not has_learnt:
         return (
             f"gradient norm is unusually low: {median:.3g} in the median, usual is at "
-            f"least {low:g}. Little is learnt: raise train.learning_rate, or look at "
+            f"least {low:g}. Little is learned: raise train.learning_rate, or look at "
             "train.freeze and the labels"
         )
     return None
 
 
 def loader_wait_warning(wait_pct: float, num_workers: int) -> str | None:
-    """A step that waits for its batch leaves the device idle."""
+    """Warn if steps wait for batches, which leaves the device idle."""
     if wait_pct < LOADER_WAIT_LIMIT_PCT:
         return None
     return (
         f"steps waited for the loader for {wait_pct:.0f} % of their time, with "
-        f"{num_workers} workers: raise train.loader.num_workers, or find the cause by "
+        f"{num_workers} workers: raise train.loader.num_workers, or find out why with "
         "kedro run --pipelines=benchmark --params=benchmark.mode=loader"
     )
 
 
 def idle_rank_warning(windows: Sequence[Window]) -> str | None:
-    """Names the rank that has the fewest tokens, where it waits for the others."""
+    """Warn if one rank has few tokens and waits for the others."""
     busiest = sum(window.busiest_tokens for window in windows)
     shares = [window.rank_tokens for window in windows if window.rank_tokens]
     if not busiest or not shares:
@@ -137,34 +137,34 @@ def idle_rank_warning(windows: Sequence[Window]) -> str | None:
 def few_rows_warning(
     counts: Mapping[str, int], label_names: Sequence[str]
 ) -> str | None:
-    """Classes of which the test split has too few rows for an accuracy to mean much.
-    `counts` has the rows of each class, by its number as text."""
+    """Warn about classes with too few test rows for a meaningful accuracy. `counts` has
+    the rows of each class, by its number as text."""
     rows = {name: counts.get(str(n), 0) for n, name in enumerate(label_names)}
     there = [name for name, count in rows.items() if count]
     few = sorted((n for n in rows if rows[n] < FEW_ROWS), key=lambda n: (rows[n], n))
     if len(there) == 1 < len(rows):
         return (
-            f"all {rows[there[0]]} test rows are {there[0]!r}: test_accuracy tells no "
-            "class from another. Give more rows, or raise split.fractions.test"
+            f"all {rows[there[0]]} test rows are {there[0]!r}: test_accuracy compares "
+            "no classes.  Provide more rows, or raise split.fractions.test"
         )
     if not few:
         return None
     shown = ", ".join(f"{name!r} {rows[name]}" for name in few[:CLASSES_SHOWN])
     more = ", ..." if len(few) > CLASSES_SHOWN else ""
     return (
-        f"test_accuracy says little of {len(few)} of {len(rows)} classes, which have "
-        f"fewer than {FEW_ROWS} test rows: {shown}{more}. Give more rows of them, or "
+        f"test_accuracy is imprecise for {len(few)} of {len(rows)} classes, which have "
+        f"fewer than {FEW_ROWS} test rows: {shown}{more}. Provide more rows, or "
         "raise split.fractions.test"
     )
 
 
 def cpu_wait_warning(wait_pct: float | None, threads: int, on_cpu: bool) -> str | None:
-    """Threads meet at the end of each product: one that waits for a core holds all."""
+    """Warn if threads wait for cores: one delayed thread delays the whole product."""
     if not on_cpu or threads < 2 or (wait_pct or 0.0) < CPU_WAIT_LIMIT_PCT:
         return None
     return (
-        f"for {wait_pct:.0f} % of the time this process waited for a core that other "
-        f"programs had, and {threads} threads waited for one another: end those, or "
+        f"for {wait_pct:.0f} % of the time this process waited for a core in use by "
+        f"others, and its {threads} threads for each other: end those programs, or "
         f"set runtime.threads: {threads - 1}"
     )
 
@@ -172,13 +172,13 @@ def cpu_wait_warning(wait_pct: float | None, threads: int, on_cpu: bool) -> str 
 logger = logging.getLogger(__name__)
 
 FIRST_POINTS = 5
-"""Log points that are judged as they come; behind them it is at evaluations."""
+"""Number of log points that are checked at once; later checks are at evaluations."""
 FEWEST_POINTS = 3
-"""Behind which a median of gradient norms, or a share of waiting, says something."""
+"""Minimum number of log points for a median gradient norm or a wait share."""
 
 
 class HealthWatch:
-    """Each illness is told once, when it is first seen."""
+    """Reports each problem once, when it is first detected."""
 
     def __init__(
         self, runtime: Runtime, chance_loss: float | None, num_workers: int
@@ -190,7 +190,7 @@ class HealthWatch:
 
     @property
     def warnings(self) -> list[str]:
-        """In the order in which they were seen."""
+        """Warnings in the order of detection."""
         return list(self._told.values())
 
     def look(
@@ -200,7 +200,7 @@ class HealthWatch:
         windows: Sequence[Window],
         cpu_wait_pct: float | None,
     ) -> None:
-        """Warn of what is new."""
+        """Check all figures and warn of new problems."""
         norms = [point.grad_norm for point in history]
         enough = len(norms) >= FEWEST_POINTS
         learnt = has_learnt(history, self._chance_loss)
@@ -220,7 +220,7 @@ class HealthWatch:
                 self.tell(kind, text)
 
     def tell(self, kind: str, text: str) -> None:
-        """Once of each kind."""
+        """Log a warning, once per `kind`."""
         if kind in self._told:
             return
         self._told[kind] = text

@@ -1,4 +1,4 @@
-"""A run's live points on disk, for whatever forwards them to a tracking store."""
+"""Live points of a run on disk, which a program forwards to a tracking store."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class MetricsFile:
-    """Live points, a JSON line each, flushed at once. Whatever forwards them to a
-    tracking store reads this file: a store that is slow or gone costs no step."""
+    """Live points, one JSON line each, flushed at once. Other programs forward them to
+    a tracking store, so that a slow or lost store delays no step."""
 
     path: Path
     enabled: bool = True
 
     _written: set[tuple[int, str]] = field(default_factory=set)
-    """(step, metric) of points that an interrupted session wrote already."""
+    """(step, metric) of points already written by an interrupted session."""
     _waiting: list[str] = field(default_factory=list)
 
     def start(self, start_step: int) -> None:
-        """A new run begins with an empty file. A resumed one goes on in it, and points
-        that are there already are not written again."""
+        """Begin an empty file for a new run. A resumed run appends, without points that
+        are already in the file."""
         if not self.enabled:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,7 +36,7 @@ class MetricsFile:
         if start_step == 0 or not lines:
             self.path.write_text("")
             return
-        torn = len(lines.pop())  # a line that a kill has cut short
+        torn = len(lines.pop())  # the last line was cut off by a kill
         os.truncate(self.path, self.path.stat().st_size - torn)
         points = [parse_point(line) for line in lines]
         for point in points:
@@ -46,14 +46,14 @@ class MetricsFile:
             logger.warning("%s: %d damaged lines are skipped", self.path, damaged)
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
-        # Whole points: the rates that a warm-up lacked would come after later steps.
+        # Only whole points: rates missing in a warm-up would be out of order later.
         repeated = any((step, name) in self._written for name in metrics)
         if metrics and not repeated:
             self._append({"step": step, "metrics": metrics})
 
     def note_resolved(self, step: int, resolved: dict[str, Any]) -> None:
-        """What runs from `step` on, all `auto` being resolved: known of a run that is
-        killed before its report, too."""
+        """Write the settings from `step` on, after all `auto` are resolved, also for
+        runs that are killed before their report."""
         self._append({"step": step, "metrics": {}, "settled": resolved})
 
     def _append(self, line: dict[str, Any]) -> None:
@@ -62,7 +62,7 @@ class MetricsFile:
             self._write_waiting()
 
     def _write_waiting(self) -> None:
-        """A full disk costs no run: points wait until there is room."""
+        """Write waiting points; if the disk is full, they wait until it has space."""
         size = self.path.stat().st_size if self.path.exists() else 0
         try:
             with self.path.open("a") as file:
@@ -72,11 +72,11 @@ class MetricsFile:
             if len(self._waiting) == 1:
                 logger.warning("%s cannot be written now: %s", self.path, error)
             with suppress(OSError):
-                os.truncate(self.path, size)  # no part of a line stays
+                os.truncate(self.path, size)  # remove a partial line
 
 
 def parse_point(line: bytes) -> dict[str, Any]:
-    """A line of the file; empty where the line is damaged."""
+    """Parse a line of the file; a damaged line gives an empty dict."""
     try:
         point = json.loads(line)
     except ValueError:

@@ -1,4 +1,4 @@
-"""How training goes, for people: one line, and how long all of it will take."""
+"""Progress of a training for people: one line, with the estimated time left."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from flatout.engine.train.setup.assemble import Trainer
 logger = logging.getLogger(__name__)
 
 PLAIN_EVERY_S = 10.0
-"""Between two lines where they are not written over one another."""
+"""Seconds between two lines that do not overwrite each other."""
 LIVE_EVERY_S = 0.5
 EVALUATION_SPEEDUP = 3.0
-"""A forward pass against a whole step, until an evaluation was measured."""
+"""Assumed speed of evaluation relative to a step, until it is measured."""
 WINDOWS_TO_JUDGE = 2
-"""Windows behind the warm-up before a projection is held against the deadline."""
+"""Windows after the warm-up before a projection is compared with the deadline."""
 
 
 class Progress:
-    """Tells on the main rank how training goes: a line that is written over on a
-    terminal, elsewhere one line each 10 s, and the first and the last."""
+    """Shows progress on the main rank: on a terminal one line that is overwritten,
+    elsewhere one line every 10 s, and the first and the last."""
 
     def __init__(self, trainer: Trainer, console: Console | None = None) -> None:
         runtime = trainer.runtime
@@ -55,8 +55,8 @@ class Progress:
         evaluate_s: float,
         look_s: float = 0.0,
     ) -> None:
-        """After each log point of a session that began at step `start` and has spent
-        `evaluate_s` seconds in evaluations, and `look_s` on wrong rows."""
+        """Update after each log point of a session that began at step `start` and spent
+        `evaluate_s` seconds on evaluations and `look_s` on wrong rows."""
         if not self._trainer.runtime.ranks.is_main:
             return
         left_s = self._left_s(point.step, windows, start, evaluate_s)
@@ -84,7 +84,7 @@ class Progress:
     def _left_s(
         self, done: int, windows: Sequence[Window], start: int, evaluate_s: float
     ) -> float:
-        """Steps, evaluations and the test that are to come; NaN without a rate."""
+        """Seconds for remaining steps, evaluations and the test; NaN without a rate."""
         job, total = self._trainer.job, self._trainer.total_steps
         chosen = steady(list(windows))
         steps = sum(window.steps for window in chosen)
@@ -102,7 +102,7 @@ class Progress:
         return (total - done) * wall_s / steps + (ahead + len(job.test)) * row_s
 
     def _looks_left_s(self, done: int, start: int, look_s: float) -> float:
-        """As long as those behind took; 0 before the first."""
+        """Estimated seconds for the remaining error analyses; 0 before the first."""
         total = self._trainer.total_steps
         every = self._trainer.job.settings.train.error_analysis_every
         behind = evaluations(start, done - 1, total, every)
@@ -126,7 +126,7 @@ class Progress:
 
 
 def _live_line(console: Console | None) -> Live | None:
-    """On the console that Kedro logs to, where that is a terminal."""
+    """Line on the console that Kedro logs to, if that is a terminal."""
     import rich
 
     console = console or rich.get_console()
@@ -148,8 +148,8 @@ def progress_line(
     memory_gib: float,
     left_s: float,
 ) -> str:
-    """`step 40/900  18 s left  loss 1.2345  512 samples/s (mean 498)  ...`: what
-    matters first, because a narrow terminal cuts the rest."""
+    """For example `step 40/900  18 s left  loss 1.2345  512 samples/s (mean 498)  ...`;
+    important parts come first, because a narrow terminal cuts the rest."""
     begin, loss = f"step {point.step}/{total_steps}", f"loss {point.loss:.4f}"
     if not windows:
         return f"{begin}  {loss}  {memory_gib:.1f} GiB  (no rate yet)"
@@ -170,7 +170,7 @@ def progress_line(
 
 
 def duration(seconds: float) -> str:
-    """`45 s`, `3 min 20 s` or `5 h 07 min`."""
+    """Format as `45 s`, `3 min 20 s` or `5 h 07 min`."""
     minutes, rest_s = divmod(round(seconds), 60)
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60:02d} min"
@@ -186,13 +186,13 @@ def evaluation_interval(trainer: Trainer) -> int | None:
 
 
 def evaluation_due(trainer: Trainer, done: int) -> bool:
-    """Whether the validation split is to be evaluated after `done` steps."""
+    """Return whether the validation split must be evaluated after `done` steps."""
     total, every = trainer.total_steps, evaluation_interval(trainer)
     return evaluations(done - 1, done, total, every) == 1
 
 
 def evaluations(after: int, until: int, total: int, every: int | None) -> int:
-    """Evaluations after steps `after` + 1 ... `until`: each `every`, and the last."""
+    """Number of evaluations in steps `after` + 1 to `until`, with the last step's."""
     multiples = until // every - after // every if every else 0
     last = after < total <= until and not (every and total % every == 0)
     return multiples + int(last)

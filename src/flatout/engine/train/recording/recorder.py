@@ -1,7 +1,7 @@
-"""What a run notes while it goes: windows, the history, live points, its health.
+"""Records a running training: windows, history, live points, health.
 
-Between two log points nothing here waits for the device; `log` is where the host
-reads the sums that the device has kept.
+Between two log points this never waits for the device; in `log` the host reads the sums
+kept by the device.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from flatout.engine.train.step import StepSums
 logger = logging.getLogger(__name__)
 
 TOLD = ("loss", "accuracy")
-"""Figures of an evaluation in its line of the log; the others are in the file."""
+"""Evaluation figures in the log line; all others are only in the file."""
 
 
 @dataclass
 class Recorder:
-    """State of a session beside model and optimizer."""
+    """State of a session except model and optimizer."""
 
     trainer: Trainer
     begin_s: float
@@ -59,23 +59,23 @@ class Recorder:
     samples: int = 0
     first_batch_s: float = 0.0
     compiled_before_s: float = 0.0
-    """Of compilation before the first step, where memory was measured."""
+    """Compilation before the first step, while memory was measured."""
     compiled_first_s: float = 0.0
-    """Of compilation up to the first step's end."""
+    """Compilation until the end of the first step."""
     initial_loss: float = float("nan")
     best: Evaluation | None = None
     best_folder: str | None = None
-    """Name of the folder of the best model so far."""
+    """Folder name of the best model so far."""
     evaluations_without_best: int = 0
-    """Since the last one that was better than all before it."""
+    """Number of evaluations since the best one."""
     exit_reason: str = "finished"
     last_checkpoint: Path | None = None
     warnings: list[str] = field(default_factory=list)
     watch: Stopwatch = field(default_factory=Stopwatch)
     progress: Progress | None = None
-    """Tells people; None: nobody is told."""
+    """Progress display; None: no display."""
     health_watch: HealthWatch | None = None
-    """None: nobody judges."""
+    """Health checks; None: no checks."""
 
     def __post_init__(self) -> None:
         runtime = self.trainer.runtime
@@ -90,7 +90,7 @@ class Recorder:
         self._elapsed_before_s = 0.0
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it: JSON values, and frozen results."""
+        """State for a checkpoint: JSON values and frozen results."""
         return {
             "history": list(self.history),
             "best": self.best,
@@ -102,7 +102,7 @@ class Recorder:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """The opposite of `state`."""
+        """Restore the output of `state`."""
         self.history = [LogPoint(**point) for point in state["history"]]
         self.best = state["best"] and Evaluation.restored(state["best"])
         self.best_folder = state["best_folder"]
@@ -112,11 +112,11 @@ class Recorder:
         self._elapsed_before_s = state["elapsed_s"]
 
     def _elapsed_s(self) -> float:
-        """Over all sessions of the run."""
+        """Seconds over all sessions of the run."""
         return self._elapsed_before_s + time.perf_counter() - self.begin_s
 
     def start(self, start_step: int, loader: StepLoader | None = None) -> None:
-        """The loop begins now, at `start_step`; a rate counts from here on."""
+        """Begin the loop at `start_step`; rates are measured from here on."""
         self.start_step, self.loader = start_step, loader
         self.metrics.start(start_step)
         workers = loader.num_workers if loader else 0
@@ -128,18 +128,18 @@ class Recorder:
 
     @property
     def setup_s(self) -> float:
-        """Until the loop began: model, optimizer, and what a resume reads."""
+        """Seconds before the loop began: model, optimizer, and reading a checkpoint."""
         return self._loop_begin_s - self.begin_s
 
     @property
     def chance_loss(self) -> float | None:
-        """Of a model that knows nothing."""
+        """Loss of random guesses."""
         job = self.trainer.job
         pieces = job.vocabulary.size if job.vocabulary else 1
         return job.task.chance_loss(len(job.label_names) or pieces)
 
     def judge_health(self) -> None:
-        """Warn of what is wrong so far, each illness once."""
+        """Warn of new problems, once each."""
         if self.health_watch is not None:
             wait_pct = self.conditions.figures()["cpu_wait_pct"]
             self.health_watch.look(
@@ -150,13 +150,13 @@ class Recorder:
         self.clock.step_begins()
 
     def step_ends(self, batch: StepBatch, wait_s: float, learning_rate: float) -> None:
-        """Behind each step, with what the host waited for its batch."""
+        """Record a step, after it, with the time that the host waited for its batch."""
         self.clock.step_ends(batch, wait_s)
         self.samples += batch.num_samples
         self._steps_since_log += int(batch.num_targets > 0)
         done_here = batch.step + 1 - self.start_step
         if done_here == 1:
-            # The one wait outside of log points: how long the first step took.
+            # The only wait outside of log points, for the duration of the first step.
             loss = read_loss(self.trainer)
             self.first_batch_s = time.perf_counter() - self._loop_begin_s
             self.compiled_first_s = compile_clock.seconds
@@ -171,9 +171,9 @@ class Recorder:
         return done % every == 0 or done == self.trainer.total_steps
 
     def log(self, batch: StepBatch, learning_rate: float) -> LogPoint:
-        """Read the device's sums, close the window, note a point of the history.
-        Raises NonFiniteError."""
-        # Here the host waits for the device.
+        """Read the device's sums, close the window, add a point to the history. Raises
+        NonFiniteError."""
+        # The host waits for the device here.
         batch_s = self.loader.times.batch_s() if self.loader else 0.0
         figures = _read_sums(self.trainer, self.clock.compiles, batch_s)
         window = self.clock.close(int(figures["compiles"]), figures["batch_s"])
@@ -203,13 +203,13 @@ class Recorder:
         return point
 
     def tell(self, event: str, step: int, values: Mapping[str, Any]) -> None:
-        """The callbacks, if there are any; their time is no step time."""
+        """Call the callbacks, if there are any, outside of step time."""
         if self.callbacks is not None:
             with self.paused("callbacks"):
                 self.callbacks.tell(event, step, values)
 
     def _write(self, point: LogPoint) -> None:
-        """A mean over no target is no loss: it is told of, and goes to no store."""
+        """Write a point; a mean over no target is no loss: warn and omit it."""
         metrics = point.as_metrics()
         if not self._steps_since_log:
             del metrics["train_loss"]
@@ -217,13 +217,13 @@ class Recorder:
                 self.health_watch.tell(
                     "targets",
                     f"no row of the batches up to step {point.step} has a target: the "
-                    "model learns nothing from them, and their loss of 0 means nothing",
+                    "model cannot learn from them, and their loss of 0 is void",
                 )
         self.metrics.write(point.step, metrics)
 
     @contextmanager
     def paused(self, phase: str) -> Iterator[None]:
-        """Time of evaluations and checkpoints is no step time."""
+        """Exclude evaluations and checkpoints from step time."""
         self.trainer.runtime.synchronize()
         self.clock.pause()
         with self.watch.phase(phase), heartbeat.phase(phase):
@@ -232,7 +232,7 @@ class Recorder:
         self.clock.resume()
 
     def note_validation(self, done: int, result: Evaluation) -> bool:
-        """Write it down; True where it is the best so far."""
+        """Record a result; return whether it is the best so far."""
         named = result.named("validation")
         self.metrics.write(done, named)
         self.judge_health()
@@ -245,17 +245,17 @@ class Recorder:
         return self._is_best(result)
 
     def _is_best(self, result: Evaluation) -> bool:
-        """By `train.metric`, or by the loss if the metric has no value here; counts how
-        long no evaluation was."""
+        """Compare by `train.metric`, or by the loss if the metric has no value here;
+        also count evaluations since the best one."""
         name = self._metric_of(result)
         job = self.trainer.job
         train, task = job.settings.train, type(job.task)
         sign = -1.0 if higher_is_better(train, task, name or "loss") else 1.0
         found = sign * result.value(name)
-        # Nothing is less than NaN, which a best of the first evaluation may have.
+        # No value is less than NaN, which the first evaluation's best may be.
         best = math.nan if self.best is None else sign * self.best.value(name)
         is_best = math.isnan(best) or found < best
-        if not math.isnan(found):  # what does not exist wears out no patience
+        if not math.isnan(found):  # a missing value does not count for early stopping
             waited = 0 if is_best else self.evaluations_without_best + 1
             self.evaluations_without_best = waited
         return is_best
@@ -267,26 +267,26 @@ class Recorder:
         if self.health_watch is not None:
             text = (
                 f"train.metric: {name} has no value on the validation split, as with "
-                "rows of one class alone: the best model is the one of the least loss"
+                "rows of one class: the model with the lowest loss is kept"
             )
             self.health_watch.tell("metric", text)
         return None
 
     @property
     def lost_patience(self) -> bool:
-        """Whether no evaluation was the best for `train.early_stopping_patience`."""
+        """Return whether evaluations have failed to improve for too long."""
         patience = self.trainer.job.settings.train.early_stopping_patience
         return patience is not None and self.evaluations_without_best >= patience
 
     def end_with(self, batch: StepBatch, learning_rate: float) -> None:
-        """The training ends with `batch`: its last window is a point of the history."""
+        """End the training with `batch`, whose window becomes a log point."""
         done = batch.step + 1
         if not self.log_due(done):
             self.log(batch, learning_rate)
         self.end_at(done)
 
     def end_at(self, done: int) -> None:
-        """The training has no more than `done` steps."""
+        """End the training after `done` steps."""
         if done < self.trainer.total_steps:
             self.trainer.total_steps = done
             self.exit_reason = "early stopping"
@@ -339,8 +339,8 @@ def read_loss(trainer: Trainer) -> float:
 
 
 def _read_sums(trainer: Trainer, compiles: int, batch_s: float) -> dict[str, float]:
-    """One transfer for all figures; summed over ranks. `compiles`, `batch_s`: this
-    rank's; the most of any comes back."""
+    """Read all figures in one transfer; summed over ranks. `compiles` and `batch_s` of
+    this rank are replaced by the maximum over ranks."""
     sums = trainer.stepper.sums
     shared = torch.stack([sums.loss.double(), sums.hits.double(), sums.judged.double()])
     bad = sums.first_bad_step.double()

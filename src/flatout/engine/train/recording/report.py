@@ -1,4 +1,4 @@
-"""Frozen results; the unit is in every name."""
+"""Frozen results; every name includes the unit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class LogPoint:
     step: int
     epoch: float
     loss: float
-    """Mean over the window's steps that have a target; 0 if none has."""
+    """Mean over the window's steps with targets; 0 without such steps."""
     learning_rate: float
     grad_norm: float
     samples_per_s: float
@@ -25,7 +25,7 @@ class LogPoint:
     train_accuracy: float | None = None
 
     def as_metrics(self) -> dict[str, float]:
-        """Names under which a tracking store knows them; no rates of a warm-up."""
+        """Metrics by their names in a tracking store, without rates of a warm-up."""
         metrics = {
             "train_samples_per_second": self.samples_per_s,
             "train_tokens_per_second": self.tokens_per_s,
@@ -41,41 +41,41 @@ class LogPoint:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Mean loss over all targets of a split, and the task's own figures."""
+    """Mean loss over all targets of a split, and the task's metrics."""
 
     loss: float
     confusion: list[list[int]] = field(default_factory=list)
-    """confusion[true][predicted], rows; empty where there are no classes."""
+    """confusion[true][predicted], in rows; empty without classes."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """By name, as the task counts them; `accuracy` is in [0, 1]."""
+    """Task metrics by name; `accuracy` is in [0, 1]."""
 
     @classmethod
     def restored(cls, state: dict[str, Any]) -> Evaluation:
-        """From a checkpoint; older ones hold the accuracy beside the loss."""
+        """Read from a checkpoint; older ones store the accuracy separately."""
         accuracy = state.pop("accuracy", None)
         metrics = {} if accuracy is None else {"accuracy": accuracy}
         return cls(**{"metrics": metrics, **state})
 
     def named(self, split: str) -> dict[str, float]:
-        """Loss and figures as `<split>_loss`, `<split>_accuracy`."""
+        """Loss and metrics as `<split>_loss`, `<split>_accuracy`."""
         figures = {"loss": self.loss, **self.metrics}
         return {f"{split}_{name}": value for name, value in figures.items()}
 
     def value(self, metric: str | None) -> float:
-        """Of a figure by its name, None: of the loss; NaN where it has none here."""
+        """Value of a metric by its name, or of the loss (None); NaN if missing."""
         named = {"loss": self.loss, **self.metrics}
         return named.get(metric or "loss", math.nan)
 
     @property
     def accuracy(self) -> float | None:
-        """Share of right predictions; None where none is right or wrong."""
+        """Share of right predictions; None for tasks without right and wrong."""
         return self.metrics.get("accuracy")
 
 
 @dataclass(frozen=True)
 class TrainReport:
-    """What a training run reached. Rates are global, over all ranks, between two
-    synchronisations, loader wait included, warm-up and compilation excluded."""
+    """Results of a training run. Rates are global, over all ranks, between two
+    synchronisations, including loader wait, without warm-up and compilation."""
 
     samples_per_s: float
     tokens_per_s: float
@@ -83,10 +83,10 @@ class TrainReport:
     padding_pct: float
     loader_wait_pct: float
     mfu_pct: float | None
-    """Share of the peak in the device's data sheet: dense bf16, 989.5 TFLOP/s of an
-    H100 or H200 (`PEAK_BF16_TFLOPS`); None for a device that is not there."""
+    """Share of the peak in the device's data sheet: dense bf16, 989.5 TFLOP/s for an
+    H100 or H200 (`PEAK_BF16_TFLOPS`); None for an unknown device."""
     tflops_per_s: float
-    """Model FLOPs a second and device, counted as flops.py says."""
+    """Model FLOPs per second and device, as defined in flops.py."""
     step_ms_p50: float
     step_ms_p90: float
     peak_allocated_gib: float
@@ -94,7 +94,7 @@ class TrainReport:
     allocation_retries: int
     compile_s: float
     recompiles: int
-    """Compilations, and captures of CUDA graphs, behind the first step."""
+    """Compilations, and captures of CUDA graphs, after the first step."""
     first_batch_s: float
     evaluate_s: float
     checkpoint_s: float
@@ -102,7 +102,7 @@ class TrainReport:
     samples: int
     """Samples trained on in this session."""
     steps: int
-    """Steps in all, those before a resume included."""
+    """Total number of steps, including those before a resume."""
     epochs: float
     world_size: int
     global_batch_size: int
@@ -110,7 +110,7 @@ class TrainReport:
     strategy: str
     precision: str
     residual: str
-    """What blocks hand on: bf16 or fp32."""
+    """Type of blocks' outputs: bf16 or fp32."""
     attention: str
     compile: bool
     cuda_graphs: bool
@@ -127,26 +127,26 @@ class TrainReport:
     test_accuracy: float | None
     resumed_from_step: int | None
     compile_reason: str = ""
-    """Why `compile` and `cuda_graphs` are what they are, with the seconds weighed."""
+    """Reason for `compile` and `cuda_graphs`, with the estimated seconds."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """All of the task's figures, as `validation_f1_macro` of the best model."""
+    """All task metrics, such as `validation_f1_macro` of the best model."""
     cpu_wait_pct: float | None = None
-    """Share of the wall time that the training thread was ready and had no core."""
+    """Share of wall time in which the training thread was ready but had no core."""
     cpu_probe_ms: float | None = None
-    """Median of a fixed piece of work beside the steps, without a GPU."""
+    """Median of a fixed piece of work between steps, without a GPU."""
     gpu_clock_mhz: float | None = None
-    """Median of the main rank's device, at log points."""
+    """Median clock of the main rank's device, at log points."""
     peak_tflops_measured: float | None = None
-    """Of a large product in the run's precision, on this GPU behind the last step."""
+    """Rate of large products in the run's precision on this GPU, after training."""
     share_of_measured_peak_pct: float | None = None
     phases_s: dict[str, float] = field(default_factory=dict)
-    """Where `train_wall_s` went: its parts add up to it. In the file of a whole command
-    where that one's time went, since its process began."""
+    """Parts of `train_wall_s`, which add up to it. In the file of a whole command the
+    parts of its total time, since the process began."""
     exit_reason: str = "finished"
     warnings: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """With each of `metrics` under its own name, as the file has it."""
+        """Fields of the report's file, with each of `metrics` under its own name."""
         found = asdict(self)
         return {**found.pop("metrics"), **found}

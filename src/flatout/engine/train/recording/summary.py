@@ -1,4 +1,4 @@
-"""The report of a run from what was recorded."""
+"""Builds the report of a run from its records."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PEAK_SECONDS = 0.1
 def build_report(
     recorder: Recorder, loader: StepLoader, test: Evaluation
 ) -> TrainReport:
-    """All figures of a session; warnings about its health are logged here."""
+    """Build the report of a session; also log warnings about its health."""
     trainer = recorder.trainer
     runtime = trainer.runtime
     best = recorder.best or Evaluation(float("nan"))
@@ -73,7 +73,7 @@ def build_report(
 
 
 def _phases(recorder: Recorder, wall_s: float) -> dict[str, float]:
-    """Parts of `wall_s`; blocks compile in the first step, other shapes behind it."""
+    """Parts of `wall_s`; blocks compile in the first step, other shapes later."""
     seconds, compile_s = recorder.watch.seconds, compile_clock.seconds
     early_s = recorder.compiled_before_s
     first_s = recorder.compiled_first_s - early_s
@@ -90,7 +90,7 @@ def _phases(recorder: Recorder, wall_s: float) -> dict[str, float]:
 
 
 def resolved_parameters(trainer: Trainer) -> dict[str, Any]:
-    """What runs, after all `auto` were resolved."""
+    """Settings of the run, after all `auto` were resolved."""
     runtime, resolved = trainer.runtime, trainer.resolved
     return {
         "steps": trainer.total_steps,
@@ -112,8 +112,8 @@ def resolved_parameters(trainer: Trainer) -> dict[str, Any]:
 
 
 def efficiency(trainer: Trainer, windows: list[Window]) -> dict[str, Any]:
-    """Model TFLOPs a second and device over steady windows, and the share of the
-    data sheet's peak."""
+    """Model TFLOPs per second and device over steady windows, and the share of the data
+    sheet's peak."""
     chosen = steady(windows)
     model_flops = flops.ModelFlops.of(trainer.model.model)
     total = sum(
@@ -126,8 +126,8 @@ def efficiency(trainer: Trainer, windows: list[Window]) -> dict[str, Any]:
 
 
 def _measured_peak(runtime: Runtime, tflops: float) -> dict[str, Any]:
-    """What this GPU reaches in plain products, tried behind the last step, and the
-    share of it; None on a CPU, which would take seconds, and where memory is full."""
+    """Rate of plain products on this GPU after the last step, and the run's share of
+    it; None on a CPU, where it costs seconds, and if memory is full."""
     peak = None
     if runtime.is_cuda:
         with suppress(torch.OutOfMemoryError):
@@ -141,7 +141,7 @@ def _share_pct(tflops: float, peak: float | None) -> float | None:
 
 
 def _warnings(recorder: Recorder) -> list[str]:
-    """What was told on the way, and what is known at the end alone."""
+    """Warnings during the run, and those that are known only at its end."""
     trainer = recorder.trainer
     recorder.judge_health()
     told = recorder.health_watch.warnings if recorder.health_watch else []
@@ -153,7 +153,7 @@ def _warnings(recorder: Recorder) -> list[str]:
 
 def _few_rows(job: TrainJob) -> str | None:
     counts = job.test.facts.label_counts
-    if not job.label_names or not counts:  # one class a row is counted, no lists
+    if not job.label_names or not counts:  # counts exist only for one class per row
         return None
     return health.few_rows_warning(counts, job.label_names)
 

@@ -1,8 +1,8 @@
-"""Windows between two synchronisations, and what a run's figures are made of.
+"""Windows between two synchronisations, and rates over them.
 
-A rate is samples over wall time, or over the time that the loader needs for as many
-where that is longer: some lay ready already. Nothing here waits for the device;
-whoever closes a window has synchronised before.
+A rate is samples over wall time, or over the loader's time for the same batches if that
+is longer, because some batches were ready before. This module never waits for the
+device; the caller must synchronise before it closes a window.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from flatout.engine.batches.collation import StepBatch
 
 COUNTED = ("samples", "tokens", "padded_tokens", "attention_pairs", "targets")
-"""Sums of a window, over its batches."""
+"""Sums of a window over its batches."""
 WARMUP_STEPS = 3
 """Steps before the first window: allocator, autotuning, first compilation."""
 
@@ -39,18 +39,18 @@ class Window:
     wait_s: float
     step_ms: list[float]
     clean: bool
-    """No compilation or graph capture fell into it."""
+    """No compilation or graph capture during the window."""
     loader_s: float = 0.0
-    """What the loader's workers need for as many batches."""
+    """Seconds that the loader's workers need for this number of batches."""
     rank_tokens: tuple[int, ...] = ()
-    """Padded tokens that each rank computed."""
+    """Padded tokens computed by each rank."""
     busiest_tokens: int = 0
-    """Those of each step's busiest rank, for which the others waited."""
+    """Sum over steps of the busiest rank's tokens, for which the others waited."""
 
 
 @dataclass(frozen=True)
 class _StepMarks:
-    """Points in the device's time: end of the step before, begin and end of this."""
+    """Device timestamps: end of the previous step, begin and end of this one."""
 
     before: Any
     begin: Any
@@ -59,14 +59,14 @@ class _StepMarks:
 
 
 class WindowClock:
-    """Collects steps; `close` gives the window and begins the next one."""
+    """Collects steps; `close` returns the window and begins the next one."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
         self.begin()
 
     def begin(self) -> None:
-        """Start a window now, forgetting the last: the device must be idle."""
+        """Start a new window; the device must be idle."""
         self._steps: list[_StepMarks] = []
         self._counts = [0] * len(COUNTED)
         self._rank_tokens: list[int] = []
@@ -76,7 +76,7 @@ class WindowClock:
         self.resume()
 
     def pause(self) -> None:
-        """Leave out what follows (the device must be idle) until `resume`."""
+        """Exclude the time until `resume`; the device must be idle."""
         self._wall_s += time.perf_counter() - self._running_since
 
     def resume(self) -> None:
@@ -87,7 +87,7 @@ class WindowClock:
         self._step_begin = self._mark()
 
     def step_ends(self, batch: StepBatch, wait_s: float) -> None:
-        """`wait_s`: how long the host waited for this batch."""
+        """Add a step; `wait_s` is the time that the host waited for its batch."""
         end = self._mark()
         marks = _StepMarks(self._last_end, self._step_begin, end, wait_s)
         self._last_end = end
@@ -106,13 +106,13 @@ class WindowClock:
 
     @property
     def compiles(self) -> int:
-        """Compilations and captures of this process in this window."""
+        """Number of compilations and captures of this process in this window."""
         return compile_clock.count - self._compiles
 
     def close(self, compiles: int | None = None, batch_s: float = 0.0) -> Window:
-        """The window up to now; `compiles`, and `batch_s` of the loader: of the rank
-        with the most, because the others wait for it. The caller has synchronised with
-        the device."""
+        """Return the window up to now. `compiles`, and the loader's `batch_s`, are
+        maxima over ranks, because all ranks wait for the slowest. The caller must have
+        synchronised with the device."""
         self.pause()
         clean = (self.compiles if compiles is None else compiles) == 0
         window = self._window(clean, batch_s)
@@ -133,7 +133,7 @@ class WindowClock:
         )
 
     def _loader_wait_s(self, step: _StepMarks) -> float:
-        """For `loader_wait_pct`: waiting while the device computes costs nothing."""
+        """Wait for `loader_wait_pct`, without waits while the device computes."""
         return min(self._elapsed_s(step.before, step.begin), step.host_wait_s)
 
     def _mark(self) -> Any:
@@ -174,14 +174,14 @@ class CompileClock:
 
     @property
     def recompiles(self) -> int:
-        """Compilations and captures behind the first step: it compiles each block."""
+        """Number of compilations and captures after the first step."""
         return self.count - self._in_first_step
 
     def first_step_done(self) -> None:
         self._in_first_step = self.count
 
     def add(self, seconds: float) -> None:
-        """Time of something like it: the capture of a CUDA graph."""
+        """Add the time of a similar event: the capture of a CUDA graph."""
         self.seconds += seconds
         self.count += 1
 
@@ -195,12 +195,12 @@ class CompileClock:
 
 
 compile_clock = CompileClock()
-"""One a process, as TorchDynamo's own callbacks are."""
+"""The clock of this process; TorchDynamo's callbacks are global, too."""
 
 
 @dataclass
 class Stopwatch:
-    """Seconds spent in named phases beside the steps (evaluation, checkpoints)."""
+    """Seconds of named phases outside of steps (evaluation, checkpoints)."""
 
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -216,7 +216,7 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class Rates:
-    """Figures over windows; only clean ones, where there is one."""
+    """Figures over windows; only clean ones, if there are any."""
 
     samples_per_s: float
     tokens_per_s: float
@@ -254,12 +254,12 @@ Taken = TypeVar("Taken", bound=Disturbed)
 
 
 def steady(windows: Sequence[Taken]) -> list[Taken]:
-    """Windows without compilation, or all of them where none is without."""
+    """Windows without compilation, or all of them if each has one."""
     return [window for window in windows if window.clean] or list(windows)
 
 
 def seconds_of(windows: Sequence[Window]) -> float:
-    """What a rate divides by. Over all windows at once: where workers end together,
-    one window gets several batches and the next one none."""
+    """Divisor of a rate, over all windows at once: if workers finish together, one
+    window gets several batches and the next one has no batch."""
     wall_s = sum(window.wall_s for window in windows)
     return max(wall_s, sum(window.loader_s for window in windows)) or float("nan")
