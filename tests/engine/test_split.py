@@ -96,12 +96,6 @@ def test_near_duplicates_are_counted_and_share_a_split():
         }
 
 
-def test_hangul_composed_and_decomposed_is_nearly_the_same():
-    frame = frame_of(300)
-    frame.loc[298, "text"], frame.loc[299, "text"] = "\uac00", "\u1100\u1161"
-    assert split(frame)[1]["near_duplicates"] == 1
-
-
 def test_groups_are_never_divided():
     frame = frame_of(600).assign(who=[f"patient {i % 50}" for i in range(600)])
     columns = Columns("text", None, "label", "who")
@@ -204,76 +198,50 @@ def test_many_reasons_are_cut_to_the_most_frequent():
     ]
 
 
-NUMBERS = [*map(str, range(50)), "1,250.50", "-3", "+4", "12%", "2024-05-01", "10:30"]
+NUMBERS = ["0", "1,250.50", "-3", "+4", "12%", "2024-05-01", "10:30", "01-0000"]
+ASIDE = "each text in it is a number, as '0': "
+REVIEWS = ["a good film {}", "mediocre, {} times", "\uc601\ud654\uac00\uc88b{}"]
+
+
+def numbers_of(text="text", last="7", **others):
+    texts = [*NUMBERS, *map(str, range(1, 200)), last]
+    labels = {"label": [f"l{i % 2}" for i in range(len(texts))]}
+    more = {n: [v.format(i) for i in range(len(texts))] for n, v in others.items()}
+    return pd.DataFrame({text: texts, **labels, **more})
+
+
+@pytest.mark.parametrize("prose", REVIEWS)
+def test_numbers_for_texts_where_another_column_has_texts(prose):
+    with pytest.raises(SplitError) as error:
+        split(numbers_of(id="user{}", review=prose))
+    assert str(error.value) == (
+        f"split.text_column is 'text', and {ASIDE}did you mean 'review' "
+        f"({prose.format(0)!r})? Set split.text_column; to train on the numbers, give "
+        "their column another name and set that"
+    )
 
 
 @pytest.mark.parametrize(
-    "prose", ["a good film {}", "mediocre, {} times", "\uc601\ud654\uac00\uc88b{}"]
+    ("name", "others", "hint"),
+    [
+        ("phone", {"comment": REVIEWS[0]}, "did you mean 'comment' ('a good film 0')?"),
+        ("text", {}, "is that the right column?"),
+        ("text", {"id": "user{}"}, "is that the right column?"),
+    ],
 )
-def test_numbers_for_texts_where_another_column_has_texts(prose):
-    count = len(NUMBERS)
-    columns = {
-        "text": NUMBERS,
-        "label": [f"l{i % 2}" for i in range(count)],
-        "id": [f"user{i}" for i in range(count)],
-        "review": [prose.format(i) for i in range(count)],
-    }
-    with pytest.raises(SplitError) as error:
-        split(pd.DataFrame(columns))
-    assert str(error.value) == (
-        "split.text_column is 'text', and each text in it is a number, as '0': did you "
-        f"mean 'review' ({prose.format(0)!r})? Set split.text_column; to train on the "
-        "numbers, give their column another name and set that"
-    )
-
-
-def test_numbers_that_were_asked_for_are_split(caplog):
-    """Phone numbers beside a comment: a chosen column is only warned of."""
-    columns = {
-        "phone": [f"01-{i:04}" for i in range(200)],
-        "label": ["a", "b"] * 100,
-        "comment": [f"called {i} times now" for i in range(200)],
-    }
-    chosen = Columns("phone", None, "label", None)
-    parts, _, _ = split(pd.DataFrame(columns), chosen, text_column="phone")
-    assert sum(map(len, parts.values())) == 200
+def test_numbers_that_may_be_asked_for_are_split(name, others, hint, caplog):
+    """A chosen column, or the only one, is warned of once."""
+    chosen = Columns(name, None, "label", None)
+    parts, report, _ = split(numbers_of(name, **others), chosen, text_column=name)
+    assert sum(map(len, parts.values())) + report["duplicates"] == 208
     (line,) = [m for m in caplog.messages if "is a number" in m]
-    assert line == (
-        "split.text_column is 'phone', and each text in it is a number, as '01-0000': "
-        "did you mean 'comment' ('called 0 times now')?"
-    )
-
-
-@pytest.mark.parametrize("others", [{}, {"id": [f"user{i}" for i in range(300)]}])
-def test_numbers_for_texts_where_there_is_nothing_else(others, caplog):
-    """Perhaps that is what is asked for: one warning, and on it goes."""
-    numbers = {"text": list(map(str, range(300))), "label": ["a", "b"] * 150}
-    parts, _, _ = split(pd.DataFrame({**numbers, **others}))
-    assert sum(map(len, parts.values())) == 300
-    (line,) = [m for m in caplog.messages if "is a number" in m]
-    assert line == (
-        "split.text_column is 'text', and each text in it is a number, as '0': is that "
-        "the right column?"
-    )
+    assert line == f"split.text_column is {name!r}, and {ASIDE}{hint}"
 
 
 @pytest.mark.parametrize("text", ["five", "5 stars", "v1.2", "\u4e94"])
 def test_one_text_that_is_no_number_is_enough(text, caplog):
-    frame = pd.DataFrame({"text": [*map(str, range(200)), text]})
-    frame = frame.assign(label=["a", "b", "b"] * 67, review="a good film")
-    split(frame)
+    split(numbers_of(last=text, review=REVIEWS[0]))
     assert not [m for m in caplog.messages if "is a number" in m]
-
-
-def test_no_rows():
-    with pytest.raises(
-        SplitError, match="raw_texts is empty: it has columns but no rows"
-    ):
-        split(
-            pa.table(
-                {"text": pa.array([], pa.string()), "label": pa.array([], pa.string())}
-            )
-        )
 
 
 def test_unlabelled_text():
