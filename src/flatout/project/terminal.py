@@ -29,6 +29,8 @@ SILENCED = (
     "nodes that have not run.\nYou can resume the pipeline run",
     # The error itself is what the command ends with.
     "failed with error: ",
+    # Of Kedro-Viz, in every run of some pipelines.
+    "Workflow tracking is disabled",
 )
 LOGGERS = (
     "py.warnings",
@@ -36,6 +38,7 @@ LOGGERS = (
     "kedro.runner.sequential_runner",
     "kedro.runner.thread_runner",
     "kedro.runner.parallel_runner",
+    "kedro_viz.integrations.kedro.run_hooks",
 )
 STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "red"}
 KEDRO = ("kedro", "kedro.io.data_catalog", "kedro.pipeline.node")
