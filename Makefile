@@ -1,21 +1,21 @@
-# Everything runs in .venv, made on first use and remade when the locked packages change.
-# Inside an environment of your own, `pip install -c requirements.lock -e .` and the
-# plain commands (kedro run, pytest, ...) do the same.
+# Everything runs in .venv, which is created on first use and updated when the locked
+# packages change. In another environment, `pip install -c requirements.lock -e .` and the
+# plain commands (kedro run, pytest, ...) have the same effect.
 
 PYTHON ?= python3
 BIN := .venv/bin
-# Modules are compiled when they are first imported, not all of them by pip; where the
-# shell forbids keeping that, every command would compile anew, for seconds.
+# Modules are compiled when they are first imported, not by pip. With this variable Python
+# would not store them, and every command would spend seconds on compilation.
 unexport PYTHONDONTWRITEBYTECODE
-# An older pip, as Python brings it, takes a third longer for the packages; where this one
-# cannot be had, the older one does.
+# Python's bundled pip needs a third longer for the packages. It is used if this version
+# cannot be installed.
 NEWER_PIP := $(BIN)/pip install --quiet --disable-pip-version-check pip==26.3
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c requirements.lock
 
 .DEFAULT_GOAL := help
 .PHONY: help run test slow lint format docs ui viz lock clean
 
-help: ## this list
+help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
 
 $(BIN)/python:
@@ -35,37 +35,37 @@ run: .venv/runtime ## split, tokenize, train and evaluate on the built-in corpus
 
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-test: .venv/dev ## all tests but the slow ones
+test: .venv/dev ## run all tests except the slow ones
 	$(PYTEST) -m 'not slow'
 
-slow: .venv/dev ## the tests that take over 20 s each
+slow: .venv/dev ## run the tests that need over 20 s each
 	$(PYTEST) -m slow
 
-lint: .venv/dev ## ruff, mypy (engine, strict), import contracts
+lint: .venv/dev ## run ruff, mypy (engine, strict) and the import contracts
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: .venv/dev ## let ruff write what it can
+format: .venv/dev ## apply ruff's fixes
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-docs: .venv/dev ## these documents and the notebook as pages, in build/docs
+docs: .venv/dev ## build the documents and the notebook as pages in build/docs
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs . build/docs
 
-ui: .venv/runtime ## MLflow on http://127.0.0.1:5000; elsewhere with PORT=...
+ui: .venv/runtime ## serve MLflow on http://127.0.0.1:5000, or another port with PORT=...
 	$(BIN)/kedro flatout ui $(if $(PORT),--port $(PORT))
 
-viz: .venv/dev ## Kedro-Viz on http://127.0.0.1:4141; elsewhere with PORT=...
+viz: .venv/dev ## serve Kedro-Viz on http://127.0.0.1:4141, or another port with PORT=...
 	$(BIN)/kedro viz run --host 127.0.0.1 $(if $(PORT),--port $(PORT))
 
-lock: .venv/dev ## resolve requirements.lock anew, for all supported Pythons
+lock: .venv/dev ## resolve requirements.lock again, for all supported Pythons
 	$(INSTALL) uv
 	printf 'torch==2.13.0\n' > .venv/constraints
 	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.10 \
 	  --constraints .venv/constraints --upgrade --quiet --no-annotate --no-header \
 	  --no-emit-index-url --no-emit-find-links --output-file requirements.lock
 
-clean: ## remove .venv, caches and builds; data stays
+clean: ## remove .venv, caches and builds; data is kept
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
