@@ -141,7 +141,7 @@ def test_a_training_outlives_an_evaluation_that_runs_out_of_memory(tmp_path, cap
     finally:
         handle.remove()
     assert full.left == 0
-    text = "out of memory in an evaluation with token budget 120: going on with 60"
+    text = "out of memory in an evaluation with token budget 120: continuing with 60"
     assert text in caplog.text
     assert curve(result) == curve(whole)
     assert result.report.token_budget == 120  # steps fit as they are

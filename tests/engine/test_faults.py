@@ -212,7 +212,7 @@ def test_graphs_are_given_up_before_the_budget(tmp_path, caplog):
     trainer.resolved = replace(trainer.resolved, cuda_graphs=True)
     full = RuntimeError("CUDA out of memory")
     shrink(trainer, full, step=7)
-    assert "out of memory at step 7: going on without CUDA graphs" in caplog.text
+    assert "out of memory at step 7: continuing without CUDA graphs" in caplog.text
     assert (trainer.resolved.cuda_graphs, trainer.resolved.token_budget) == (
         False,
         budget,

@@ -299,7 +299,7 @@ def test_two_runs_in_one_folder_are_refused(tmp_path, monkeypatch):
     job = make_job(tmp_path)
     job.work_folder.mkdir(parents=True)
     with FileLock(job.work_folder / ".lock"):
-        with pytest.raises(CheckpointError, match="another training works in"):
+        with pytest.raises(CheckpointError, match="another training uses"):
             run_job(job)
 
 

@@ -1,4 +1,4 @@
-"""Memory that runs out: a smaller token budget, or the one to try."""
+"""Reaction to a lack of memory: a smaller token budget, or a proposal for one."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ Found = TypeVar("Found")
 
 
 class OutOfMemory(RuntimeError):
-    """A micro-batch does not fit, and nothing smaller may be tried here."""
+    """A micro-batch does not fit, and no smaller one may be tried here."""
 
     exit_code = 4
 
     def __init__(self, message: str, to_try: dict[str, Any] | None) -> None:
         super().__init__(message)
         self.to_try = to_try
-        """Other settings of training, by name; None: there are none."""
+        """Training settings to try, by name; None: there are no others."""
 
 
 def shrink(trainer: Trainer, error: RuntimeError | MemoryError, step: int) -> None:
-    """Give up CUDA graphs, which have memory of their own; then halve the token budget:
-    the global batch stays, in more micro-batches. Raises OutOfMemory if the settings do
-    not allow it, and on one of several ranks; any other error as it is."""
+    """Give up CUDA graphs, which have separate memory; then halve the token budget: the
+    global batch stays the same, in more micro-batches. Raises OutOfMemory if the
+    settings do not allow it, or with several ranks; any other error unchanged."""
     where = f"at step {step}"
     if not is_out_of_memory(error):
         raise error
@@ -53,16 +53,16 @@ def shrink(trainer: Trainer, error: RuntimeError | MemoryError, step: int) -> No
 
 
 def _too_large(trainer: Trainer, where: str, who: str) -> OutOfMemory:
-    how = f"out of memory {where}, which {who} takes whole"
+    how = f"out of memory {where}, which {who} needs as one batch"
     return OutOfMemory(_message(trainer, how, "train.global_batch_size smaller"), None)
 
 
 def evaluate_within_memory(
     trainer: Trainer, rows: SplitRows, evaluate: Callable[[], Found]
 ) -> Found:
-    """If memory runs out, all over with half as many tokens at once, in evaluations
-    alone, since training steps fit as they are; then without CUDA graphs. Raises as
-    `shrink` does."""
+    """Run `evaluate`; if memory runs out, repeat it with half the tokens per batch,
+    only for evaluations, since training steps fit; then without CUDA graphs. Raises the
+    errors of `shrink`."""
     while True:
         try:
             return evaluate()
@@ -88,7 +88,7 @@ def _shrink_evaluation(
 
 
 def evaluation_budget(trainer: Trainer, rows: SplitRows) -> int:
-    """Tokens of a micro-batch of `rows`, which may be longer than all trained on."""
+    """Tokens of a micro-batch of `rows`, which may be longer than the training rows."""
     most = min(trainer.resolved.token_budget, trainer.evaluation_budget)
     return max(most, _longest(trainer, rows))
 
@@ -100,14 +100,14 @@ def _drop_graphs(
         how = f"out of memory {where} with CUDA graphs"
         message = _message(trainer, how, "train.cuda_graphs: false")
         raise OutOfMemory(message, {"cuda_graphs": False}) from error
-    logger.warning("out of memory %s: going on without CUDA graphs", where)
+    logger.warning("out of memory %s: continuing without CUDA graphs", where)
     trainer.resolved = replace(trainer.resolved, cuda_graphs=False)
     trainer.stepper.drop_graphs()
 
 
 def _free_failed_pass(trainer: Trainer, error: BaseException) -> None:
     forget_failed_pass(trainer.model)
-    traceback.clear_frames(error.__traceback__)  # they hold the activations
+    traceback.clear_frames(error.__traceback__)  # they keep the activations
     if trainer.runtime.is_cuda:
         torch.cuda.empty_cache()
 
@@ -123,7 +123,7 @@ def _halved(
     if half >= budget:
         raise OutOfMemory(
             f"out of memory {where}: one row does not fit. Lower "
-            "tokenize.max_length, set train.gradient_checkpointing: true, or take a "
+            "tokenize.max_length, set train.gradient_checkpointing: true, or use a "
             "smaller model",
             None,
         ) from error
@@ -133,7 +133,7 @@ def _halved(
         message = _message(trainer, how, remedy)
         raise OutOfMemory(message, {"token_budget": half}) from error
     logger.warning(
-        "out of memory %s with token budget %d: going on with %d",
+        "out of memory %s with token budget %d: continuing with %d",
         where,
         budget,
         half,
@@ -142,15 +142,15 @@ def _halved(
 
 
 def _longest(trainer: Trainer, rows: SplitRows) -> int:
-    """Tokens that a micro-batch must hold: of the longest of `rows`."""
+    """Minimum tokens of a micro-batch: those of the longest of `rows`."""
     if trainer.resolved.strategy == "fixed":
         return trainer.data.planner.max_length
     return rows.facts.longest
 
 
 def _may_shrink(trainer: Trainer) -> bool:
-    """One of several ranks cannot: the others wait for it in the middle of the step.
-    There the launcher starts all again with the smaller budget."""
+    """Return False for one of several ranks: the others wait for it in the step. The
+    launcher then restarts all ranks with the smaller budget."""
     return trainer.job.settings.train.on_oom == "shrink" and _is_alone(trainer)
 
 

@@ -1,4 +1,4 @@
-"""Models on the disk as `save_pretrained` leaves them, and back into training.
+"""Saving models with `save_pretrained`, and loading them back into training.
 
 A sharded model is gathered first, so that any saved one loads with `from_pretrained`.
 """
@@ -24,14 +24,14 @@ from flatout.engine.train.setup.assemble import Trainer
 
 
 class SaveError(OSError):
-    """A model could not be written: a full disk, most often."""
+    """A model could not be written, usually because the disk is full."""
 
     exit_code = 1
 
 
 def save_model(trainer: Trainer, folder: Path, control: Any) -> None:
-    """`save_pretrained` to `folder`, whole or not at all; all ranks call it, and all
-    go on after it. Raises SaveError on all of them."""
+    """Save to `folder` with `save_pretrained`, atomically. All ranks must call it, and
+    wait for it. Raises SaveError on all of them."""
     fault, is_main = None, trainer.runtime.ranks.is_main
     weights = _gathered(trainer.model.model, is_main)
     if is_main:
@@ -39,28 +39,28 @@ def save_model(trainer: Trainer, folder: Path, control: Any) -> None:
             write_folder(
                 folder, lambda hidden: trainer.model.save_pretrained(hidden, weights)
             )
-        except Exception as error:  # each library has its own for a full disk
+        except Exception as error:  # libraries raise different errors for a full disk
             fault = f"{folder} was not saved: {error}"
     if fault := broadcast(fault, control):
         raise SaveError(fault)
 
 
 def _gathered(model: nn.Module, is_main: bool) -> dict[str, Tensor] | None:
-    """All weights on the host, tied ones shared; None where nothing is sharded."""
+    """All weights on the host, tied ones shared; None for unsharded models."""
     state = model.state_dict(keep_vars=True)
     if not any(is_sharded(tensor) for tensor in state.values()):
         return None
     whole: dict[int, Tensor] = {}
     for tensor in state.values():
         if id(tensor) not in whole:
-            gathered = whole_tensor(tensor)  # all ranks take part, one keeps it
+            gathered = whole_tensor(tensor)  # all ranks participate, one keeps it
             whole[id(tensor)] = gathered.cpu() if is_main else torch.empty(0)
-            del gathered  # before the next one is there
+            del gathered  # free it before the next one
     return {name: whole[id(tensor)] for name, tensor in state.items()}
 
 
 def load_weights(trainer: Trainer, folder: Path, control: Any) -> None:
-    """Weights of a saved model, read by the main rank, into the one in training."""
+    """Read a saved model's weights on the main rank and copy them to the training's."""
     targets, values = named_tensors(trainer.model.model), None
     if trainer.runtime.ranks.is_main:
         values = _saved_tensors(folder)
@@ -71,6 +71,6 @@ def load_weights(trainer: Trainer, folder: Path, control: Any) -> None:
 
 
 def _saved_tensors(folder: Path) -> dict[str, Tensor]:
-    """By their names in the files; no model is built for them."""
+    """Weights by their names in the files; builds no model."""
     files = sorted(folder.glob("*.safetensors"))
     return {name: t for file in files for name, t in load_file(file).items()}

@@ -1,4 +1,4 @@
-"""Keeps a run from being lost: resume, checkpoints, signals, signs of life."""
+"""Keeps a run from being lost: resume, checkpoints, signals, heartbeat."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from flatout.engine.train.setup.planned import as_kept
 logger = logging.getLogger(__name__)
 
 LOCK_WAIT_S = 10.0
-"""Ranks of a failed attempt may need a moment to go."""
+"""Ranks of a failed attempt may need this time to exit."""
 FIRST_MINUTES = 1.0
-"""Until the first checkpoint by the clock: a kill before it loses no more."""
+"""Maximum time to the first checkpoint, which limits the loss by an early kill."""
 
 
 class Session:
-    """A run's life on this rank, from its resume to its end: a `with` block."""
+    """Life of a run on this rank, from resume to its end, as a `with` block."""
 
     def __init__(
         self, trainer: Trainer, recorder: Recorder, group: ProcessGroup | None
@@ -81,12 +81,12 @@ class Session:
         self._lock.release()
         self._signals.__exit__()
         if kind is None and self._signals.received:
-            # All is done and saved; what is left of the signal is to leave.
+            # The work is done and saved; only the exit remains.
             raise Interrupted(self._signals.received, "stopped after the last step")
 
     def resume(self) -> int:
-        """Put back the state to go on from. The step to go on with; 0 for a new run.
-        Raises CheckpointError where a run is there that must not be resumed."""
+        """Restore the state of a checkpoint; return the next step, 0 for a new run.
+        Raises CheckpointError for a run that must not be resumed."""
         found = self._find()
         step = 0
         if broadcast(found is not None, self._control):
@@ -101,11 +101,11 @@ class Session:
         return step
 
     def step_done(self, done: int) -> None:
-        """After each step: a sign of life, a checkpoint if due. Raises Interrupted on
-        all ranks at the same step where one of them was told to stop."""
+        """Call it after each step: beats, and saves if it is due. Raises Interrupted on
+        all ranks at the same step if one of them received a signal to stop."""
         heartbeat.beat(done)
         if done == self._first_step + 1 and self.trainer.runtime.is_cuda:
-            self._snapshots.take()  # locks its host memory while steps still warm up
+            self._snapshots.take()  # allocate its locked host memory during warm-up
         if not self._agreement.is_due(done):
             return
         decision = self._agreement.reach(
@@ -120,12 +120,12 @@ class Session:
         self._tell_saved()
 
     def keep_best(self, done: int, result: Evaluation) -> None:
-        """Save the model as the best so far; where that fails the one before stays."""
+        """Save the model as the best so far; on failure the previous best one stays."""
         name = best_folder(done)
         try:
             save_model(self.trainer, self.folder / name, self._control)
         except SaveError as error:
-            logger.warning("%s; the best model before it is kept", error)
+            logger.warning("%s; the previous best model is kept", error)
             self._faults.append(str(error))
             return
         self.recorder.best, self.recorder.best_folder = result, name
@@ -133,7 +133,7 @@ class Session:
             prune(self.folder, self._settings.checkpoint.keep, name)
 
     def end_with_best(self) -> None:
-        """Save the model as the last one; go on with the best."""
+        """Save the model as the last one; load the best one."""
         save_model(self.trainer, self.last_model, self._control)
         load_weights(self.trainer, self.best_model, self._control)
 
@@ -142,15 +142,15 @@ class Session:
         return self.folder / (self.recorder.best_folder or "last")
 
     def _claim_folder(self) -> None:
-        """Raises CheckpointError where it cannot be written or another run has it."""
+        """Raises CheckpointError if it is not writable or used by another run."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=LOCK_WAIT_S)
             clear_all_leftovers(self.folder)
         except Timeout:
             raise CheckpointError(
-                f"another training works in {self.folder}: wait for its end, or give "
-                "this one a folder of its own (--params=data_dir=...)"
+                f"another training uses {self.folder}: wait for its end, or give "
+                "this one another folder (--params=data_dir=...)"
             ) from None
         except OSError as error:
             raise CheckpointError(
@@ -159,7 +159,7 @@ class Session:
             ) from None
 
     def _find(self) -> Checkpoint | None:
-        """On the main rank; its error is everybody's."""
+        """Find a checkpoint on the main rank; raise its error on all ranks."""
         found, reason = None, None
         if self._ranks.is_main:
             try:
@@ -170,21 +170,21 @@ class Session:
                 reason = str(error)
             except OSError as error:  # the other ranks wait for an answer
                 reason = (
-                    f"train.resume: {self.folder} cannot be prepared ({error}): make "
-                    "room there or correct its rights, then start again"
+                    f"train.resume: {self.folder} cannot be prepared ({error}): free "
+                    "space or correct its permissions, then start again"
                 )
         if reason := broadcast(reason, self._control):
             raise CheckpointError(reason)
         return found
 
     def _check_best(self) -> None:
-        """Without its folder the next evaluation makes a best model again."""
+        """Forget a best model without a folder; the next evaluation creates one."""
         there = self.best_model.is_dir() and self.recorder.best_folder is not None
         if not broadcast(there, self._control):
             self.recorder.best = self.recorder.best_folder = None
 
     def _save_is_due(self, done: int) -> bool:
-        """Late where the one before is still being written."""
+        """Return whether to save now; delayed while the previous write continues."""
         if not self._ranks.is_main or self._writer.busy:
             return False
         settings = self._settings.checkpoint
@@ -198,7 +198,7 @@ class Session:
         return time.monotonic() - self._saved_s > 60 * minutes
 
     def _save(self, done: int) -> None:
-        """Begin to write the state after `done` steps; all ranks call it."""
+        """Begin to write the state after `done` steps; all ranks must call it."""
         with self.recorder.watch.phase("checkpoint"):
             self._writer.wait()
             snapshot = self._snapshots.take()
@@ -223,7 +223,7 @@ class Session:
             self._writer.wait()
         newest = self._writer.newest
         if newest is not None and newest.manifest.step == done:
-            text = f"saved {newest.folder}; the same command goes on there"
+            text = f"saved {newest.folder}; the same command resumes there"
         else:
             text = f"NOT saved; the newest checkpoint is {newest and newest.folder}"
         message = f"stopped after step {done} of {self.trainer.total_steps}: {text}"
@@ -232,7 +232,7 @@ class Session:
         raise Interrupted(signum, message)
 
     def _tell_saved(self) -> None:
-        """Callbacks of a checkpoint that is whole on the disk since the last look."""
+        """Report a checkpoint that was completed since the last call to callbacks."""
         newest, before = self._writer.newest, self.recorder.last_checkpoint
         self._note_saved()
         if newest is not None and newest.folder != before:

@@ -1,16 +1,16 @@
-"""The state of a run to the disk and back, without holding up the device.
+"""State of a run, written to the disk and read back, without blocking the device.
 
-A checkpoint holds all that the next steps depend on: weights, optimizer, loss scale,
-every rank's generators and sums, and what was recorded. Rows of a step and its rate
-are functions of the step's number, so nothing of the data is stored.
+A checkpoint has everything that later steps depend on: weights, optimizer, loss scale,
+every rank's generators and sums, and the records. The rows of a step and its learning
+rate are functions of the step's number, so no data is stored.
 
     model.safetensors      parameters and buffers, fp32, by the model's own names
-    optimizer.safetensors  `<parameter>/<key of its state>`, as exp_avg and step
+    optimizer.safetensors  `<parameter>/<key of its state>`, such as exp_avg and step
     ranks.safetensors      `<rank>/<generator>`, and the sums since the last log point
     state.json             history, best evaluation, initial loss
 
-Where weights are sharded each rank writes its part (shards.py), and reads the part that
-it has now: no tensor of such a model is ever whole, on no device and no host.
+If weights are sharded, each rank writes its part (shards.py), and reads the part that
+it then has: no device and no host ever has a whole tensor of such a model.
 """
 
 from __future__ import annotations
@@ -55,33 +55,33 @@ MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 RANKS, STATE = "ranks.safetensors", "state.json"
 GROUPS = "optimizer_groups"
 NUMBER = "#"
-"""Before the type of a number in its name, as `step#int`."""
+"""Separator between the name of a number and its type, for example `step#int`."""
 NUMBERS = {int: torch.int64, float: torch.float64}
 
 
 class UnsoundStateError(ValueError):
-    """A state that must not be saved."""
+    """The state must not be saved."""
 
 
 @dataclass
 class Snapshot:
-    """A rank's part of a run's state, on the host; nothing changes it any more."""
+    """One rank's part of a run's state, as a copy on the host."""
 
     model: Named
     optimizer: Named
     ranks: Named
-    """Empty on all ranks but the main one, as `state`."""
+    """Empty on all ranks except the main one, like `state`."""
     state: dict[str, Any]
     first_bad_step: Tensor
     rank: int = 0
     offsets: Offsets | None = None
-    """Where parts begin; None where tensors are whole."""
+    """Start of each part; None for whole tensors."""
     ready: Any = None
-    """Event after the copies from the device; None where they are done."""
+    """Event after the copies from the device; None if they are done."""
 
     def write(self, folder: Path) -> list[str]:
-        """This rank's files of a checkpoint, by name. Raises UnsoundStateError, and
-        what the disk raises."""
+        """Write this rank's files of a checkpoint; return their names. Raises
+        UnsoundStateError and OSError."""
         if self.ready is not None:
             self.ready.synchronize()
         self._check()
@@ -92,7 +92,7 @@ class Snapshot:
         if self.rank > 0:
             return names
         save_file(self.ranks, folder / RANKS)
-        text = json.dumps(self.state, default=vars)  # results as their fields
+        text = json.dumps(self.state, default=vars)  # dataclasses become dicts
         (folder / STATE).write_text(text, encoding="utf-8")
         return [*names, RANKS, STATE]
 
@@ -101,23 +101,23 @@ class Snapshot:
             raise UnsoundStateError(f"step {int(self.first_bad_step)} was not finite")
         for name, tensor in self.model.items():
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                raise UnsoundStateError(f"{name} holds values that are not finite")
+                raise UnsoundStateError(f"{name} has values that are not finite")
 
 
 @dataclass
 class Snapshots:
-    """Takes snapshots of one run into host memory that is used again and again."""
+    """Copies the state of one run into host memory that is reused."""
 
     trainer: Trainer
     recorder: Recorder
     control: Any = None
-    """Process group for host data; None on one rank."""
+    """Process group for host data; None with one rank."""
     _buffers: Named = field(default_factory=dict)
 
     def take(self) -> Snapshot | None:
-        """This rank's part of the state now (all ranks call it); None where it has
-        none. The device copies in its own order, before the next step changes anything;
-        the host goes on."""
+        """Copy this rank's part of the state (all ranks must call it); None if it has
+        no part. The device copies before the next step changes the state; the host does
+        not wait."""
         trainer, ranks = self.trainer, self.trainer.runtime.ranks
         generators, sums = self._gather_generators(), _gather_sums(trainer)
         model, optimizer = named_tensors(trainer.model), _optimizer_tensors(trainer)
@@ -148,7 +148,7 @@ class Snapshots:
         )
 
     def _state(self) -> dict[str, Any]:
-        """Of the recorder, and numbers that an optimizer keeps by its groups."""
+        """State of the recorder, and numbers in the optimizer's groups."""
         groups = self.trainer.optimizer.param_groups
         kept = [{n: v for n, v in g.items() if type(v) in NUMBERS} for g in groups]
         return {**self.recorder.state(), GROUPS: kept}
@@ -160,7 +160,7 @@ class Snapshots:
         return buffer.copy_(tensor.detach(), non_blocking=True)
 
     def _gather_generators(self) -> Named:
-        """Of all ranks, on the main rank."""
+        """Generators of all ranks, on the main rank."""
         runtime = self.trainer.runtime
         mine, ranks = generator_state(runtime), runtime.ranks
         everybody: list[Any] = [mine]
@@ -177,10 +177,10 @@ class Snapshots:
 
 
 def _host_like(tensor: Tensor) -> Tensor:
-    """Page-locked beside a GPU, so that a copy does not wait; else plain memory."""
+    """Host tensor, page-locked for a GPU so that copies do not block."""
     try:
         return torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
-    except RuntimeError:  # the host does not lock that much
+    except RuntimeError:  # the host cannot lock this amount
         return torch.empty_like(tensor, device="cpu")
 
 
@@ -191,7 +191,7 @@ def _event(runtime: Runtime) -> Any:
 
 
 def named_tensors(module: nn.Module) -> Named:
-    """Parameters (tied ones once) and the buffers that belong to the state."""
+    """Parameters (tied ones once), and buffers of the state dict."""
     stored = set(module.state_dict())
     buffers = {n: b for n, b in module.named_buffers() if n in stored}
     return {**dict(module.named_parameters()), **buffers}
@@ -210,7 +210,7 @@ def _optimizer_tensors(trainer: Trainer) -> Named:
 
 
 def _optimizer_numbers(trainer: Trainer) -> Named:
-    """Of an optimizer of one's own, which may keep plain numbers by parameter."""
+    """Plain numbers that a custom optimizer keeps by parameter."""
     return {
         f"{name}/{key}{NUMBER}{type(value).__name__}": torch.tensor(
             value, dtype=NUMBERS[type(value)]
@@ -222,7 +222,7 @@ def _optimizer_numbers(trainer: Trainer) -> Named:
 
 
 def _put_numbers_back(trainer: Trainer) -> None:
-    """As numbers again, where `_optimizer_targets` has put tensors."""
+    """Convert the tensors of `_optimizer_targets` back to plain numbers."""
     for state in trainer.optimizer.state.values():
         for key in [key for key in state if NUMBER in key]:
             name, _, _ = key.partition(NUMBER)
@@ -235,7 +235,7 @@ def _scale_tensors(trainer: Trainer) -> Named:
 
 
 def _gather_sums(trainer: Trainer) -> Tensor:
-    """Loss, hits and judged since the last log point: (ranks, 3) float64."""
+    """Sums (ranks, 3) float64 since the last log point: loss, hits, judged."""
     sums, world_size = trainer.stepper.sums, trainer.runtime.ranks.world_size
     mine = torch.stack([part.double() for part in (sums.loss, sums.hits, sums.judged)])
     if world_size == 1:
@@ -246,7 +246,7 @@ def _gather_sums(trainer: Trainer) -> Tensor:
 
 
 def generator_state(runtime: Runtime) -> Named:
-    """Of PyTorch (CPU and this rank's GPU), NumPy and Python, as tensors."""
+    """State of PyTorch's (CPU and this rank's GPU), NumPy's and Python's generators."""
     numpy_state: Any = np.random.get_state(legacy=True)
     version, internal, gauss = random.getstate()
     gauss_or_nan = float("nan") if gauss is None else gauss
@@ -280,8 +280,8 @@ def _set_generators(state: Named, runtime: Runtime) -> None:
 def restore(
     checkpoint: Checkpoint | None, trainer: Trainer, recorder: Recorder, control: Any
 ) -> int:
-    """Put the state of `checkpoint` (known to the main rank) back on all ranks.
-    Returns its step. Raises CheckpointError where it is of another model."""
+    """Restore the state of `checkpoint` (known to the main rank) on all ranks. Returns
+    its step. Raises CheckpointError if it is of another model."""
     folder = broadcast(checkpoint and checkpoint.folder, control)
     is_main = trainer.runtime.ranks.is_main
     step = int(broadcast(checkpoint and checkpoint.manifest.step, control))
@@ -305,15 +305,15 @@ def restore(
 
 def _load_state(checkpoint: Checkpoint) -> dict[str, Any]:
     text = (checkpoint.folder / STATE).read_text(encoding="utf-8")
-    # A name that becomes a path: the manifest's has been checked.
+    # A name that becomes a path: use the manifest's, which has been checked.
     return {**json.loads(text), "best_folder": checkpoint.manifest.best}
 
 
 def _fill_from(
     folder: Path, name: str, targets: Named, trainer: Trainer, control: Any
 ) -> None:
-    """What the files of `name` hold into `targets`, in place. Each rank reads its own
-    part where tensors are sharded; else the main rank reads, and tells the others."""
+    """Copy the contents of the files of `name` into `targets`. Each rank reads its part
+    of sharded tensors; otherwise the main rank reads and broadcasts."""
     runtime, is_main = trainer.runtime, trainer.runtime.ranks.is_main
     if is_any_sharded(named_tensors(trainer.model)):
         there = stored_shapes(folder, name) if is_main else None
@@ -325,14 +325,14 @@ def _fill_from(
 
 
 def _wanted(found: Any, targets: Named, name: str) -> Any:
-    """Of a model all that was found; of the optimizer what there is a use for."""
+    """All entries of a model; entries of the optimizer that are used."""
     if found is None or name == MODEL:
         return found
     return {entry: value for entry, value in found.items() if entry in targets}
 
 
 def broadcast(value: Any, control: Any) -> Any:
-    """The main rank's `value` on every rank."""
+    """Return the main rank's `value` on every rank."""
     if control is None:
         return value
     box = [value]
@@ -345,7 +345,7 @@ def fill_tensors(
     targets: Named, values: Named | None, runtime: Runtime, control: Any
 ) -> None:
     """Copy `values` (of the main rank) into `targets` on every rank, in place, one at a
-    time. Raises CheckpointError where names or shapes differ."""
+    time. Raises CheckpointError if names or shapes differ."""
     there = None if values is None else {n: tuple(t.shape) for n, t in values.items()}
     _check_shapes(targets, there, control)
     for name, target in targets.items():
@@ -359,12 +359,12 @@ def fill_tensors(
 
 
 def _check_shapes(targets: Named, there: Shapes | None, control: Any) -> None:
-    """`there`: known to the main rank. Raises CheckpointError on all ranks."""
+    """Compare with `there`, which only the main rank has. Raises CheckpointError."""
     here = {name: tuple(tensor.shape) for name, tensor in targets.items()}
     faults = [] if there is None else _shape_faults(here, there)
     if faults := broadcast(faults, control):
         shown = "; ".join(faults[:5]) + ("; ..." if len(faults) > 5 else "")
-        raise CheckpointError(f"the weights are of another model: {shown}")
+        raise CheckpointError(f"the weights belong to another model: {shown}")
 
 
 def _shape_faults(here: Shapes, there: Shapes) -> list[str]:
@@ -376,8 +376,8 @@ def _shape_faults(here: Shapes, there: Shapes) -> list[str]:
 
 
 def _optimizer_targets(trainer: Trainer, shapes: Mapping[str, Any]) -> Named:
-    """State that the optimizer would make at its first step, by what a checkpoint has
-    of it."""
+    """Create the state that the optimizer would create at its first step, for the
+    entries in a checkpoint."""
     targets = _scale_tensors(trainer)
     parameters = dict(trainer.model.named_parameters())
     for entry, shape in shapes.items():
@@ -402,14 +402,14 @@ def _empty_state(
         if key.endswith(f"{NUMBER}{kind.__name__}"):
             return torch.zeros((), dtype=dtype)
     if shape == () and is_own(trainer.job.settings.train.optimizer):
-        return torch.zeros((), dtype=parameter.dtype)  # on the CPU, as PyTorch's
-    if shape == tuple(parameter.shape):  # sharded as the parameter is
+        return torch.zeros((), dtype=parameter.dtype)  # on the CPU, like PyTorch's
+    if shape == tuple(parameter.shape):  # sharded like the parameter
         return torch.zeros_like(parameter, requires_grad=False)
     return torch.zeros(shape, dtype=parameter.dtype, device=parameter.device)
 
 
 def _restore_generators(trainer: Trainer, ranks: Named, step: int) -> None:
-    """Ranks that were not there get a seed of their own."""
+    """Restore this rank's generators; ranks without a state get a separate seed."""
     me = trainer.runtime.ranks.rank
     prefix = f"{me}/"
     mine = {n.removeprefix(prefix): t for n, t in ranks.items() if n.startswith(prefix)}
@@ -421,7 +421,7 @@ def _restore_generators(trainer: Trainer, ranks: Named, step: int) -> None:
 
 
 def _restore_sums(trainer: Trainer, stored: Tensor) -> None:
-    """Of `stored` (ranks, 3); from another number of ranks all go to the main rank."""
+    """Restore sums of `stored` (ranks, 3); for other rank counts on the main rank."""
     ranks, sums = trainer.runtime.ranks, trainer.stepper.sums
     if len(stored) == ranks.world_size:
         mine = stored[ranks.rank]
