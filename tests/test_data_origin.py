@@ -34,7 +34,7 @@ from flatout.pipelines.split import create_pipeline as split
 from flatout.pipelines.sweep import create_pipeline as sweep
 from flatout.pipelines.tokenize import create_pipeline as tokenize
 from flatout.pipelines.train import create_pipeline as train
-from flatout.project.data_origin import tokens_fault
+from flatout.project.data.origin import tokens_fault
 from flatout.project.hooks import DataHooks, Run
 
 ARROWS = [

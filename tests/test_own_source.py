@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flatout.engine.parameters import SettingsError
-from flatout.project.outputs import check_source
+from flatout.project.data.outputs import check_source
 
 
 def test_a_model_is_not_written_over_by_what_begins_with_it(tmp_path, monkeypatch):

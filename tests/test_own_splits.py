@@ -9,8 +9,8 @@ from kedro.io import DataCatalog, MemoryDataset
 from flatout.datasets import TextFiles
 from flatout.engine.parameters import SettingsError, SplitSettings
 from flatout.pipelines.split.nodes import split_rows
-from flatout.project.data_origin import origin_of
-from flatout.project.entries import adapt
+from flatout.project.data.entries import adapt
+from flatout.project.data.origin import origin_of
 
 
 def files(folder, names):

@@ -13,7 +13,7 @@ from kedro.runner import SequentialRunner
 
 from flatout.engine.parameters import SettingsError, parse_settings
 from flatout.pipelines import split, tokenize
-from flatout.project.entries import adapt, refuse
+from flatout.project.data.entries import adapt, refuse
 from tests.datasets.test_predict_files import Numbers
 
 SPLITS = ("train", "validation", "test")

@@ -24,7 +24,7 @@ from flatout.engine.machine.checks import Finding
 from flatout.engine.parameters import Settings
 from flatout.engine.tasks import columns_of
 from flatout.engine.tokenizing.token_keys import changed_options
-from flatout.project.data_origin import tokens_fault
+from flatout.project.data.origin import tokens_fault
 from flatout.project.fitting import raw_entry
 
 READING_LIMIT_S = 4.0

@@ -23,7 +23,7 @@ from flatout.engine.models.memory import GIB, estimate, guessed_tokens
 from flatout.engine.parameters import Settings
 from flatout.project.command_line import check_environment
 from flatout.project.config_loader import loader_of
-from flatout.project.outputs import local_paths
+from flatout.project.data.outputs import local_paths
 
 STOPS_A_RUN = (DatasetError,)
 """Errors of libraries that a run would end with too."""

@@ -11,12 +11,12 @@ from kedro.pipeline import Pipeline
 
 from flatout.engine.files.atomic_write import clear_leftovers
 from flatout.engine.machine.environment import current_ranks
-from flatout.project import entries
-from flatout.project.data_lock import DataLock, changes_data
-from flatout.project.data_origin import Origins, stale_fault
+from flatout.project.data import entries
+from flatout.project.data.lock import DataLock, changes_data
+from flatout.project.data.origin import Origins, stale_fault
+from flatout.project.data.outputs import local_paths
 from flatout.project.fitting import raw_entry
 from flatout.project.hooks.run import Run
-from flatout.project.outputs import local_paths
 
 logger = logging.getLogger(__name__)
 

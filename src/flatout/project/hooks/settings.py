@@ -10,8 +10,8 @@ from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 
 from flatout.engine.machine import environment
+from flatout.project.data.outputs import check_outputs
 from flatout.project.hooks.run import Run
-from flatout.project.outputs import check_outputs
 from flatout.project.parameters.checks import check_run, check_sources
 from flatout.project.tuned import has_mismatches, tell_whether_kept
 

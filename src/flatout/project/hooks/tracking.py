@@ -20,7 +20,7 @@ from flatout.engine.checkpoints.checkpoint_folder import (
     was_trained_now,
 )
 from flatout.engine.data.split_report import split_metrics
-from flatout.project.data_origin import short_name
+from flatout.project.data.origin import short_name
 from flatout.project.fitting import TRAINING_NODES, raw_entry, short_names
 from flatout.project.guard import Guard
 from flatout.project.hooks.run import Run
