@@ -20,6 +20,7 @@ from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageClassification,
     AutoModelForMaskedLM,
@@ -56,6 +57,7 @@ FAMILY = {"causal-lm": "llama", "next-key": "log_key_lstm", "bidirectional-lm": 
 """By task; BERT's for the others."""
 AUTO = {
     "bidirectional-lm": AutoModelForPreTraining,
+    "embedding": AutoModel,
     "image-classification": AutoModelForImageClassification,
     "causal-lm": AutoModelForCausalLM,
     "masked-lm": AutoModelForMaskedLM,

@@ -14,7 +14,8 @@ from flatout.engine.machine.runtime import set_up
 from flatout.engine.parameters import SettingsError
 from flatout.engine.tasks import Task
 from flatout.engine.tasks.sequence_classification import SequenceClassification
-from flatout.engine.train.evaluate import Judging, evaluate
+from flatout.engine.train import evaluate as evaluating
+from flatout.engine.train.evaluate import evaluate
 from flatout.engine.train.loop import train
 from flatout.engine.train.setup.assemble import assemble, build_model
 from tests.engine.runs import NO_DROPOUT, make_job
@@ -56,7 +57,8 @@ PATH = f"{__name__}.Near"
 
 
 def near_job(folder, **train):
-    job = make_job(folder, config=NO_DROPOUT, token_budget="auto", epochs=4, **train)
+    options = {"token_budget": "auto", "epochs": 4, **train}
+    job = make_job(folder, config=NO_DROPOUT, **options)
     model = job.settings.model.model_copy(update={"task": PATH})
     return replace(job, settings=job.settings.model_copy(update={"model": model}))
 
@@ -73,9 +75,11 @@ def plain_vectors(model, rows, row_ids):
     return F.normalize(torch.cat(states), dim=-1)
 
 
+@pytest.mark.parametrize("budget", ["auto", 60])
 @pytest.mark.parametrize("batching", ["packed", "grouped", "random", "fixed"])
-def test_ten_steps_equal_plain_pytorch(tmp_path, batching):
-    job = near_job(tmp_path, batching=batching, weight_decay=0.0, max_grad_norm=None)
+def test_ten_steps_equal_plain_pytorch(tmp_path, batching, budget):
+    steps = {"weight_decay": 0.0, "max_grad_norm": None, "token_budget": budget}
+    job = near_job(tmp_path, batching=batching, **steps)
     trainer = assemble(job, set_up(job.settings.runtime))
     plain = seeded_model(job)
     assert type(plain).__name__ == "BertModel"
@@ -89,17 +93,19 @@ def test_ten_steps_equal_plain_pytorch(tmp_path, batching):
         loss.backward()
         optimizer.step()
         batch = trainer.data[step]
-        assert len(batch.micro_batches) == 1
+        assert budget == "auto" or len(batch.micro_batches) > 1
         trainer.stepper(batch)
         found = trainer.stepper.sums.last_loss
         torch.testing.assert_close(found, loss.detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_evaluations_compare_the_rows_of_a_global_batch(tmp_path):
+def test_evaluations_compare_rows_however_they_are_cut(tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluating, "COMPARED_ROWS", 16)
     job = near_job(tmp_path)
     trainer = assemble(job, set_up(job.settings.runtime))
     model, data = trainer.model, trainer.data
-    given = (data.planner, data.collator, trainer.runtime, Judging(16))
+    planner = replace(data.planner, token_budget=60)
+    given = (planner, data.collator, trainer.runtime)
     found = evaluate(model, job.validation, *given)
     plain, total = seeded_model(job).eval(), 0.0
     for row_ids in (range(16), range(16, 20)):
@@ -117,18 +123,10 @@ def test_it_trains_and_its_model_loads_in_transformers(tmp_path):
     assert type(AutoModel.from_pretrained(result.model_folder)).__name__ == "BertModel"
 
 
-def test_a_global_batch_that_would_be_cut_is_refused(tmp_path):
-    job = near_job(tmp_path)
-    runtime = set_up(job.settings.runtime)
-    two = replace(runtime, ranks=replace(runtime.ranks, world_size=2))
-    with pytest.raises(SettingsError, match="which ranks would part"):
-        assemble(job, two)
-    train = job.settings.train.model_copy(update={"token_budget": 100})
-    small = job.settings.model_copy(update={"train": train})
-    with pytest.raises(
-        SettingsError, match=r"token_budget=100: .* of up to 384 tokens"
-    ):
-        assemble(replace(job, settings=small), runtime)
+def test_a_global_batch_of_one_row_is_refused(tmp_path):
+    job = near_job(tmp_path, global_batch_size=1)
+    with pytest.raises(SettingsError, match="set it to at least 2"):
+        assemble(job, set_up(job.settings.runtime))
 
 
 def test_only_a_task_that_defines_a_head_brings_one():

@@ -72,6 +72,7 @@ def counted(rows):
         "num_rows": len(lengths),
         "num_tokens": sum(lengths),
         "longest": max(lengths),
+        "most_sequences": 1,
         "largest_id": max(max(ids, default=0) for ids in table["input_ids"]),
         "label_counts": dict(labels),
         "num_unlabelled": 0,

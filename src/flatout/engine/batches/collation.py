@@ -6,7 +6,11 @@ Each micro-batch has the fields of its rows, and
     target_index  (K,) position of a target's hidden state in the flattened batch
     labels        (K, ...) the targets; the task's `ignored` for padding
 
-K is the number of rows (one target per row) or of targets (language models).
+K is the number of rows (one target per row) or of targets (language models). If the
+task compares the samples of a global batch (`Task.whole_batch`), there is also
+
+    target_place  (K,) number of each target in the global batch; that of padding is one
+                  more than the last
 """
 
 from __future__ import annotations
@@ -33,6 +37,8 @@ from flatout.engine.rows.layout import (
 )
 from flatout.engine.rows.rows import Rows, SplitRows
 from flatout.engine.tasks import Targets, Task, ignored_label
+
+PLACE = "target_place"
 
 
 @dataclass
@@ -77,6 +83,8 @@ class StepBatch:
     """(N,) rows of the global batch, over all ranks."""
     num_samples: int
     """Rows of the global batch."""
+    num_sequences: int
+    """What attention stays within, of the global batch: rows, or parts of them."""
     num_targets: int
     """Targets of the global batch."""
     divisor: float
@@ -166,10 +174,15 @@ class Collator:
         parts: Sequence[Ints],
         epoch: int,
         memory: Tensor | None = None,
+        places: Sequence[Ints] = (),
+        count: int = 0,
     ) -> tuple[Tensor, Shapes]:
         """One micro-batch for the row numbers of each of `parts`, all in one buffer: in
-        `memory` (bytes,), if they fit."""
+        `memory` (bytes,), if they fit. `places`: numbers of their rows among the
+        `count` of the global batch, which the micro-batches are to hold."""
         found = [self._arrays(rows, ids, epoch) for ids in parts]
+        for arrays, own in zip(found, places, strict=False):
+            arrays[PLACE] = pad_end(own, len(arrays["labels"]), count)
         return in_one_buffer(found, memory)
 
     def _arrays(self, rows: Rows, row_ids: Ints, epoch: int) -> Arrays:
@@ -248,8 +261,10 @@ class StepRows:
         plan = self.planner.plan(lengths)
         mine = plan.micro_batches[self.rank]
         parts = [ids[own] for own in mine]
-        buffer, layout = self.collator.collate_step(rows, parts, epoch, memory)
         padded, task = self.collator.layout.num_padded_tokens, self.collator.task
+        buffer, layout = self.collator.collate_step(
+            rows, parts, epoch, memory, mine if task.whole_batch else (), len(ids)
+        )
         num_targets = task.num_targets(rows, ids, epoch)
         divisor = task.divisor(rows, ids, epoch)
         return StepBatch(
@@ -259,6 +274,7 @@ class StepRows:
             layout=layout,
             row_ids=row_ids,
             num_samples=len(row_ids),
+            num_sequences=len(ids),
             num_targets=num_targets,
             divisor=num_targets if divisor is None else divisor,
             num_tokens=int(lengths.sum()),

@@ -222,8 +222,8 @@ def run_steps(data: StepRows) -> int:
 
 def batch_bytes(data: StepRows) -> int:
     """Maximum size of a step in bytes."""
-    longest = min(data.planner.max_length, data.rows.facts.longest)
-    row = BYTES_A_TOKEN * longest + getattr(data.rows, "row_bytes", 0)
+    row = BYTES_A_TOKEN * data.rows.facts.largest_sample
+    row += getattr(data.rows, "row_bytes", 0)
     return int(data.batches.batch_size * row)
 
 

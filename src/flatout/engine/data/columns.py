@@ -21,6 +21,7 @@ DELIMITERS = {";": '";"', "\t": r'"\t"', "|": '"|"'}
 _TEXT_PARAMETER = {
     "completion": "split.prompt_column",
     "messages": "split.messages_column",
+    "pairs": "split.anchor_column",
 }
 EXCERPT_CHARACTERS = 80
 CLASS_NAMES = pa.string()
@@ -47,8 +48,10 @@ class Columns:
     """Names the split of each row."""
     form: str = "text"
     """What rows become: a text, `words` with a tag each, a `completion` of a prompt,
-    or `messages`."""
+    `messages`, or `pairs` of an anchor and what it is compared with."""
     completion: str | None = None
+    positive: str | None = None
+    negative: str | None = None
 
     @classmethod
     def of(
@@ -62,6 +65,11 @@ class Columns:
                 "split.label_columns are for several labels a row, and model.task is "
                 f"{task}: set split.label_column, or another task (docs/tasks.md)"
             )
+        if form == "pairs" and settings.anchor_column is None:
+            raise RawTextsError(
+                f"model.task is {task}, which needs pairs: set split.anchor_column and "
+                "split.positive_column"
+            )
         if label_type is not None and settings.label_column is None and not flags:
             raise RawTextsError(
                 f"model.task is {task}, which needs labels: set split.label_column "
@@ -69,7 +77,7 @@ class Columns:
             )
         return cls(
             text=_text_column(settings, form),
-            text_pair=settings.text_pair_column,
+            text_pair=None if form == "pairs" else settings.text_pair_column,
             label=None if label_type is None or flags else settings.label_column,
             group=settings.group_column,
             label_type=label_type,
@@ -77,6 +85,8 @@ class Columns:
             split=settings.split_column,
             form=form,
             completion=settings.completion_column if form == "completion" else None,
+            positive=settings.positive_column if form == "pairs" else None,
+            negative=settings.negative_column if form == "pairs" else None,
         )
 
     @property
@@ -102,7 +112,7 @@ class Columns:
     @property
     def names(self) -> list[str]:
         wanted = (self.text, self.text_pair, self.completion, self.label)
-        others = (self.group, self.split)
+        others = (self.positive, self.negative, self.group, self.split)
         named = [name for name in (*wanted, *others) if name is not None]
         return list(dict.fromkeys([*named, *self.flags]))
 
@@ -113,6 +123,8 @@ class Columns:
         fields += [("text_pair", pa.string())] if self.text_pair else []
         if self.form in ("completion", "messages"):
             fields.append((self.form, pa.string()))
+        if self.form == "pairs":
+            fields.append(("passages", pa.list_(pa.string())))
         fields += [("label", self.label_type)] if self.has_labels else []
         return pa.schema([*fields, ("source_row", pa.int64())])
 
@@ -121,6 +133,8 @@ class Columns:
         wanted = {
             _TEXT_PARAMETER.get(self.form, "split.text_column"): self.text,
             "split.completion_column": self.completion,
+            "split.positive_column": self.positive,
+            "split.negative_column": self.negative,
             "split.text_pair_column": self.text_pair,
             "split.label_column": self.label,
             "split.group_column": self.group,
@@ -145,7 +159,11 @@ class Columns:
 
 def _text_column(settings: SplitSettings, form: str) -> str:
     """The one that rows are known by."""
-    own = {"completion": settings.prompt_column, "messages": settings.messages_column}
+    own = {
+        "completion": settings.prompt_column,
+        "messages": settings.messages_column,
+        "pairs": settings.anchor_column,
+    }
     return own.get(form) or settings.text_column
 
 

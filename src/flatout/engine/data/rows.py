@@ -22,6 +22,7 @@ from flatout.engine.data.columns import Columns, excerpt
 from flatout.engine.data.forms.flags import read_flags
 from flatout.engine.data.forms.given_splits import read_splits
 from flatout.engine.data.forms.messages import read_messages
+from flatout.engine.data.forms.pairs import read_pairs
 from flatout.engine.data.forms.words import read_tagged
 from flatout.engine.data.raw_texts import Kind, RawBatch
 
@@ -64,6 +65,10 @@ def check_batch(batch: RawBatch, columns: Columns) -> CheckedBatch:
     if columns.form == "messages":
         *arrays, found = read_messages(batch, columns.text)
         checks = _of(columns.text, found)
+        return _checked(batch, columns, arrays, checks, label_kinds)
+    if columns.form == "pairs":
+        named = columns.text, str(columns.positive), columns.negative
+        *arrays, checks = read_pairs(batch, *named)
         return _checked(batch, columns, arrays, checks, label_kinds)
     arrays, checks = [], []
     for name in filter(None, (columns.text, columns.text_pair, columns.completion)):

@@ -80,7 +80,7 @@ def write_folder(target: Path, fill: Callable[[Path], None]) -> None:
     try:
         hidden.mkdir(parents=True)
         fill(hidden)
-        for path in hidden.iterdir():
+        for path in hidden.rglob("*"):
             sync(path)
         sync(hidden)
         replace_atomically(hidden, target)

@@ -23,7 +23,7 @@ from flatout.engine.models.pretrained import load_with_new_head
 from flatout.engine.ops import attention
 from flatout.engine.parameters import ModelSettings, SettingsError
 from flatout.engine.rows.vocabulary import Vocabulary
-from flatout.engine.tasks import Task
+from flatout.engine.tasks import Task, pooling_of
 
 logger = logging.getLogger(__name__)
 
@@ -174,6 +174,8 @@ def _config(
     if fault := family_of_type(config.model_type).samples.fault(config):
         raise ModelError(fault)
     config.flatout_task = settings.task
+    if pooling := pooling_of(task):
+        config.flatout_pooling = pooling
     if vocabulary:
         _fit_vocabulary(config, vocabulary)
     return config

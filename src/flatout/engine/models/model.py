@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from flatout.engine.families import family_of
 from flatout.engine.families._family import Head, row_means
 from flatout.engine.ops.precision import keep_output_precise
-from flatout.engine.tasks import Task, brings_head
+from flatout.engine.tasks import Task, brings_head, pooling_of
 
+GRADIENT = "logits_gradient"
+"""Field of a micro-batch: (K, ...) of its logits, in place of the task's loss."""
 LOGITS_AT_ONCE = 2**27
 """Elements, 512 MiB in fp32: the logits of 65,536 tokens over 151,936 pieces need 37
 GiB, and their loss makes a copy."""
@@ -44,7 +46,9 @@ class TaskModel(nn.Module):
         self._set_cache(False)
         self.fused_head = False
         """Compute a language model's loss without its logits (linear_loss.py)."""
-        self.pools_mean = self.family.pools_mean(task.head_kind, model.config)
+        usual = self.family.pools_mean(task.head_kind, model.config)
+        own = pooling_of(task)
+        self.pools_mean = own == "mean" if own else usual
         one_state = self.head is not None and not self.pools_mean
         self.narrowed = one_state and self.family.narrow(model)
 
@@ -76,6 +80,8 @@ class TaskModel(nn.Module):
         if self.fused_head:
             return self._fused_loss(batch), None
         logits = self.logits(batch)
+        if GRADIENT in batch:  # the loss compares it with other micro-batches
+            return (logits.float() * batch[GRADIENT]).sum(), logits.detach()
         loss = self.task.loss(logits, batch["labels"])
         return loss, logits.detach() if self.task.head_kind.one_a_row else None
 

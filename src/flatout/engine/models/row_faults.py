@@ -19,7 +19,7 @@ from flatout.engine.families._family import Family
 from flatout.engine.models.building import ModelError
 from flatout.engine.parameters.faults import first_line
 from flatout.engine.rows.rows import SplitRows
-from flatout.engine.tasks import Task
+from flatout.engine.tasks import Task, brings_head
 
 ROWS_AT_ONCE = 2**14
 PROBED = (3, 6, 14)
@@ -71,10 +71,11 @@ def check_padding(model: Any, task: Task) -> None:
     kind = model.config.model_type
     if type(family_of(model.config)) is not Family or not _reads_tokens(model):
         return  # tested by a family, or all samples have one shape
-    if fault := _padding_fault(model, one_a_row=task.head_kind.one_a_row):
+    one_a_row = task.head_kind.one_a_row and not brings_head(task)
+    if fault := _padding_fault(model, one_a_row=one_a_row):
         raise ModelError(
             f"a model of type {kind} cannot be used, since rows of several lengths are "
-            f"padded: {fault}.  Use a type that masks padding ({', '.join(packable())} "
+            f"padded: {fault}. Use a type that masks padding ({', '.join(packable())} "
             "are tested)"
         )
 
@@ -121,7 +122,9 @@ def _outputs(model: Any, rows: list[list[int]]) -> list[Tensor]:
     ids = torch.tensor([row + [padding] * (longest - len(row)) for row in rows])
     places = torch.arange(longest).expand(len(rows), -1)
     mask = (places < torch.tensor([[len(row)] for row in rows])).long()
-    return list(model(input_ids=ids, attention_mask=mask).logits.float())
+    found = model(input_ids=ids, attention_mask=mask)
+    states = found.logits if "logits" in found else found.last_hidden_state
+    return list(states.float())
 
 
 def _cut(outputs: list[Tensor], rows: list[list[int]]) -> list[Tensor]:

@@ -18,6 +18,7 @@ import xxhash
 
 from flatout.engine.rows.opening import rows_from_dataset
 from flatout.engine.rows.rows import SplitRows
+from flatout.engine.rows.token_facts import SEQUENCES
 
 FACTS, HASHES = "trained_on.json", "trained_rows.npy"
 MOST_BYTES = 2**32
@@ -84,7 +85,9 @@ def row_hashes(rows: SplitRows) -> Hashes:
         files = rows.table.column("encoded")
         views: Iterator[Any] = (file.as_buffer() for file in files)
     else:
-        parts, numbers = rows.sequences(np.arange(len(rows)))
+        numbers = np.arange(len(rows))
+        paired = SEQUENCES in rows.column_names
+        parts, numbers = (rows, numbers) if paired else rows.sequences(numbers)
         views = map(np.ascontiguousarray, _views(parts, numbers))
     return np.array([xxhash.xxh3_64_intdigest(view) for view in views], np.uint64)
 

@@ -55,6 +55,12 @@ class SplitSettings(SettingsModel):
     """causal-lm: what alone is learnt, behind the prompt."""
     messages_column: str | None = None
     """causal-lm: lists of messages; what the assistant writes is learnt."""
+    anchor_column: str | None = None
+    """embedding: texts that search, each beside the text that is to be found."""
+    positive_column: str | None = None
+    """embedding: the text that belongs to the anchor."""
+    negative_column: str | None = None
+    """embedding: a text, or a list of texts, that does not belong to the anchor."""
     label_column: str | None = "label"
     """null: unlabelled text, for language models."""
     label_columns: list[str] | None = None
@@ -78,6 +84,10 @@ class SplitSettings(SettingsModel):
     def _one_form(self) -> SplitSettings:
         if (self.prompt_column is None) != (self.completion_column is None):
             raise ValueError("prompt_column and completion_column go together")
+        if (self.anchor_column is None) != (self.positive_column is None):
+            raise ValueError("anchor_column and positive_column go together")
+        if self.negative_column and not self.anchor_column:
+            raise ValueError("negative_column needs anchor_column and positive_column")
         if self.completion_column and self.messages_column:
             raise ValueError(
                 "messages_column is in place of prompt_column and completion_column"

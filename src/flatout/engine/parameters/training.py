@@ -95,6 +95,14 @@ class ModelSettings(SettingsModel):
     """image-classification: share of images that are mirrored, left to right."""
     label_threshold: float = Field(0.5, gt=0, lt=1)
     """multi-label-classification: a label is given above this probability."""
+    pooling: Literal["auto", "mean", "first", "last"] = "auto"
+    """embedding: the tokens whose states make the vector of a text. auto: as the
+    checkpoint's 1_Pooling/config.json says, else mean."""
+    temperature: float = Field(0.05, gt=0)
+    """embedding: cosine similarities are divided by it (20 as a scale)."""
+    matryoshka: list[Annotated[int, Field(ge=1)]] = []
+    """embedding: sizes at which the beginning of a vector is trained as a vector of
+    its own (Kusupati et al. 2022); their losses are added. Empty: the whole one."""
 
     @property
     def applied_config(self) -> dict[str, Any]:

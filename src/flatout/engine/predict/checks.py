@@ -29,7 +29,8 @@ def task_of(
             f"{where} was trained for the task {name}, which is code of its own: it is "
             f"run only with model.task: {name}"
         )
-    known = settings.model_copy(update={"task": name})
+    pooling = getattr(config, "flatout_pooling", settings.pooling)
+    known = settings.model_copy(update={"task": name, "pooling": pooling})
     return make_task(known, label_names_of(config), vocabulary, seed)
 
 

@@ -82,7 +82,7 @@ class Predictor:
             check_padding(model, self.task)
         self.settings = settings.predict
         own = OwnMetrics.of(settings.train, self.task)
-        self.judging = Judging(settings.train.global_batch_size, own)
+        self.judging = Judging(own)
         self.max_length = longest_row(model.config, tokenizer, settings)
         self.runtime = set_up(settings.runtime)
         self.strategy, self.attention = self._choose(model, settings)

@@ -84,6 +84,8 @@ class SplitPredictions:
                 "seed": self.seed,
                 "model.label_threshold": settings.model.label_threshold,
                 "model.mask_probability": settings.model.mask_probability,
+                "model.temperature": settings.model.temperature,
+                "model.matryoshka": settings.model.matryoshka,
                 **self._own_metrics(),
             }
         )
@@ -116,7 +118,8 @@ class SplitPredictions:
         rows = rows_from_dataset(self.tokens)
         _check_length(rows, predictor.max_length)
         named = {"task": task.settings.task, "trained_on": self._trained_on(rows, task)}
-        if task.head_kind.one_a_row and task.answer_fields():
+        answers = task.head_kind.one_a_row and task.answer_fields()
+        if answers and not task.whole_batch:
             table, figures = _answered(predictor, rows)
             return table, named | figures
         found = predictor.evaluate(rows)

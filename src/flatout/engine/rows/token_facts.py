@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 UNLABELLED_NAMED = 5
+SEQUENCES = "sequence_lengths"
+"""Column of samples of several sequences: tokens of each, an anchor's first."""
 AnyFacts = TypeVar("AnyFacts", bound="TokenFacts")
 
 
@@ -22,7 +24,10 @@ class TokenFacts:
     num_rows: int = 0
     num_tokens: int = 0
     longest: int = 0
-    """Number of tokens of the longest row."""
+    """Number of tokens of the longest row; of samples of several sequences, of the
+    longest sequence."""
+    most_sequences: int = 1
+    """Number of sequences of a sample, at most."""
     largest_id: int = 0
     """Largest token id."""
     label_counts: dict[str, int] = field(default_factory=dict)
@@ -35,6 +40,11 @@ class TokenFacts:
     @property
     def mean_length(self) -> float:
         return self.num_tokens / max(1, self.num_rows)
+
+    @property
+    def largest_sample(self) -> int:
+        """Tokens that a sample has at most."""
+        return self.longest * self.most_sequences
 
     @property
     def labels(self) -> list[int]:
@@ -50,9 +60,18 @@ class TokenFacts:
         largest = pc.max(ids.flatten()).as_py()
         self.num_rows += batch.num_rows
         self.num_tokens += len(ids.flatten())
-        self.longest = max(self.longest, pc.max(pc.list_value_length(ids)).as_py())
+        self._count_lengths(batch)
         self.largest_id = max(self.largest_id, -1 if largest is None else largest)
         self._count_labels(batch)
+
+    def _count_lengths(self, batch: Any) -> None:
+        lengths = pc.list_value_length(batch.column("input_ids"))
+        if SEQUENCES in batch.schema.names:
+            parts = batch.column(SEQUENCES)
+            most = pc.max(pc.list_value_length(parts)).as_py()
+            self.most_sequences = max(self.most_sequences, most)
+            lengths = parts.flatten()
+        self.longest = max(self.longest, pc.max(lengths).as_py())
 
     def _count_labels(self, batch: Any) -> None:
         names = batch.schema.names

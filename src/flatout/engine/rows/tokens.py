@@ -10,17 +10,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import xxhash
 
 from flatout.engine.rows.arrow_rows import ArrowRows, TokenRowsError
 from flatout.engine.rows.fixed_lists import labels_in
 from flatout.engine.rows.layout import Ints, LaidOut, Layout
 from flatout.engine.rows.rows import Rows
+from flatout.engine.rows.token_facts import SEQUENCES
 
 Values = npt.NDArray[np.integer[Any]]
 
 DOCUMENTS = "document_lengths"
 """Column of joined texts: number of tokens of each document in the row."""
-LISTS = ("input_ids", "token_type_ids", DOCUMENTS)
+LISTS = ("input_ids", "token_type_ids", DOCUMENTS, SEQUENCES)
 MODEL_COLUMNS = ("token_type_ids",)
 """Lists with one value per token that the model receives with the ids."""
 
@@ -95,8 +97,12 @@ class TokenRows(ArrowRows):
         return views
 
     def sequences(self, rows: Ints) -> tuple[Rows, Ints]:
-        """Units within which attention and targets stay: `rows` (N,), or the documents
-        of joined texts in them; and their numbers (S,) there."""
+        """Units within which attention and targets stay: `rows` (N,), the documents of
+        joined texts in them, or the sequences of samples; and their numbers (S,)
+        there."""
+        if SEQUENCES in self.column_names:
+            members = Members(self, rows, SEQUENCES)
+            return members, np.arange(len(members))
         if DOCUMENTS not in self.column_names:
             return self, rows
         documents = Documents(self, rows)
@@ -130,8 +136,9 @@ class Documents:
     """Documents in some rows of joined texts, as separate rows. A document that is cut
     at a block's end becomes two."""
 
-    def __init__(self, rows: TokenRows, row_ids: Ints) -> None:
-        parts = rows.views(row_ids, DOCUMENTS)
+    def __init__(self, rows: TokenRows, row_ids: Ints, column: str = DOCUMENTS) -> None:
+        """`column`: tokens of each part of a row."""
+        parts = rows.views(row_ids, column)
         counts, row_lengths = [len(part) for part in parts], rows.lengths(row_ids)
         row_starts = np.cumsum(row_lengths) - row_lengths
         self._source = rows
@@ -139,6 +146,9 @@ class Documents:
         self._rows = np.repeat(row_ids, counts)
         ends = np.cumsum(self._lengths)
         self._starts = ends - self._lengths - np.repeat(row_starts, counts)
+        firsts = np.cumsum(counts) - counts
+        self._places = np.arange(len(self._rows)) - np.repeat(firsts, counts)
+        """(S,) of each among the parts of its row."""
 
     def __len__(self) -> int:
         return len(self._lengths)
@@ -177,6 +187,22 @@ class Documents:
         """See TokenRows.lay_out."""
         names = self._source.column_names
         return _lay_out(self, names, documents, layout, input_ids)
+
+
+class Members(Documents):
+    """The sequences of some samples, as rows of their own: an anchor, and what it is
+    compared with."""
+
+    def labels_of(self, members: Ints) -> npt.NDArray[Any]:
+        """(N, 3): number of the sample, place in it (0: anchor, 1: positive, further
+        ones: negatives) and a hash of the tokens, by which repeats are known."""
+        return self._labels[members]
+
+    @cached_property
+    def _labels(self) -> Ints:
+        views = self.views(np.arange(len(self)))
+        hashes = [xxhash.xxh3_64_intdigest(view.tobytes()) >> 1 for view in views]
+        return np.stack([self._rows, self._places, np.array(hashes, np.int64)], 1)
 
 
 def _offsets_and_values(array: Any) -> tuple[Values, Values]:

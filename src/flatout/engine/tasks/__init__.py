@@ -35,6 +35,7 @@ from flatout.engine.tasks._task import (
     Judged,
     LossOptions,
     Metrics,
+    OwnPooling,
     RowAnswers,
     Targets,
     Task,
@@ -42,6 +43,7 @@ from flatout.engine.tasks._task import (
     Texts,
     brings_head,
     ignored_label,
+    pooling_of,
     without_options,
 )
 
@@ -51,6 +53,7 @@ __all__ = [
     "Judged",
     "LossOptions",
     "Metrics",
+    "OwnPooling",
     "RowAnswers",
     "Targets",
     "Task",
@@ -58,6 +61,7 @@ __all__ = [
     "Texts",
     "brings_head",
     "ignored_label",
+    "pooling_of",
     "without_options",
     "check_options",
     "columns_of",
@@ -109,7 +113,8 @@ def names_classes(name: str) -> bool:
 
 def learns_texts(name: str) -> bool:
     """Whether a task of this name is learnt from the tokens alone."""
-    return task_class(name).label_type is None
+    kind = task_class(name)
+    return kind.label_type is None and kind.texts.form != "pairs"
 
 
 def task_of_labels(label_type: Any) -> str:
@@ -142,6 +147,11 @@ def columns_of(split: SplitSettings, task: str) -> Columns:
         raise SettingsError(
             f"split.{form}_column is for model.task: causal-lm, not {task}: set it to "
             "null, or the task"
+        )
+    if split.anchor_column and form != "pairs":
+        raise SettingsError(
+            f"split.anchor_column is for model.task: embedding, not {task}: set it and "
+            "split.positive_column to null, or the task"
         )
     return Columns.of(split, kind.label_type, task, form)
 

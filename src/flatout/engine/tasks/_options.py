@@ -27,7 +27,8 @@ def option_faults(settings: Settings, task: type[Task]) -> list[str]:
         for name in given
         if name not in task.takes_options
     ]
-    found = _metric_fault(settings, task), _predictions_fault(settings, task)
+    checks = (_metric_fault, _predictions_fault, _batch_fault)
+    found = (check(settings, task) for check in checks)
     return [*faults, *filter(None, found), *own_part_faults(settings.train)]
 
 
@@ -101,6 +102,15 @@ def _metric_fault(settings: Settings, task: type[Task]) -> str | None:
         return None
     near = near_or_all(name, task.figures, "")
     return f"train.metric: {settings.model.task} has no metric {name!r}; {near}"
+
+
+def _batch_fault(settings: Settings, task: type[Task]) -> str | None:
+    if not task.whole_batch or settings.train.global_batch_size > 1:
+        return None
+    return (
+        f"train.global_batch_size=1: {settings.model.task} compares the samples of a "
+        "global batch with one another; set it to at least 2"
+    )
 
 
 def _predictions_fault(settings: Settings, task: type[Task]) -> str | None:

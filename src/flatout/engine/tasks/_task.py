@@ -54,7 +54,7 @@ class Texts:
     """What a task makes of texts."""
 
     form: str = "text"
-    """Of a row: a text; `words` with a label each."""
+    """Of a row: a text; `words` with a label each; `pairs` of texts."""
     completions: bool = False
     """Whether rows may be completions of prompts, or messages."""
     causal: bool = False
@@ -140,7 +140,9 @@ class Task(ABC):
     """What the head is given, and which of its family's heads a model has."""
     whole_batch: ClassVar[bool] = False
     """Whether the loss compares the samples of a global batch with one another, as
-    contrastive losses do: then a step is one micro-batch, on one device."""
+    contrastive losses do, one target each. If a step has several micro-batches or
+    ranks, logits are computed twice (train/cached_gradients.py). Evaluations compare
+    COMPARED_ROWS rows at a time (train/evaluate.py)."""
     label_type: ClassVar[Any] = None
     """Arrow type of a label as split keeps it; None: rows have none. string: the name
     of a class; float64: a number; list(...): several."""
@@ -294,6 +296,16 @@ class RowAnswers(ABC):
         `target_outputs` (K, ...) of all of its targets; on the device."""
 
 
+class OwnPooling(ABC):
+    """Also derived from by a task that says itself which states are a row's, and whose
+    models are those of sentence-transformers."""
+
+    @property
+    @abstractmethod
+    def pooling(self) -> str:
+        """mean, first or last: of the states of its tokens."""
+
+
 def ignored_label(dtype: Any) -> float:
     """Of padding, by the type of targets."""
     return float("nan") if np.issubdtype(dtype, np.floating) else IGNORED
@@ -302,6 +314,11 @@ def ignored_label(dtype: Any) -> float:
 def brings_head(task: Task) -> bool:
     """Whether `head` is the task's own."""
     return type(task).head is not Task.head
+
+
+def pooling_of(task: Task) -> str | None:
+    """mean, first or last; None: as the model's family has it."""
+    return task.pooling if isinstance(task, OwnPooling) else None
 
 
 def without_options(task: Task) -> Task:

@@ -16,9 +16,10 @@ from flatout.engine.tasks import Task, make_task
 from flatout.engine.tokenizing.encoders.encode import WRITTEN, TokensRecipe
 from flatout.engine.tokenizing.encoders.encoded import TokensError
 from flatout.engine.tokenizing.encoders.encoder import EncodeOptions, special_around
+from flatout.engine.tokenizing.encoders.pairs import PASSAGES
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
-COLUMNS = ("text", "text_pair", "completion", "messages", "label")
+COLUMNS = ("text", "text_pair", "completion", "messages", PASSAGES, "label")
 """Of rows, that decide their tokens."""
 FORMAT_VERSION = 1
 """Raise it when the same input would give other token rows."""
@@ -100,6 +101,11 @@ def _options(
     join = tokenize.join_texts
     own = (name for name in WRITTEN if name in rows.column_names)
     form = next(own, task.texts.form)
+    if (form == "pairs") != (PASSAGES in rows.column_names):
+        raise TokensError(
+            f"the rows were split for another task than {task.settings.task}: run "
+            "kedro run --pipelines=split,tokenize, or set model.task back"
+        )
     if form in WRITTEN:
         _check_written(form, tokenizer, task, join=join)
     if join and not task.texts.joined:

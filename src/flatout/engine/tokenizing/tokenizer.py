@@ -192,9 +192,9 @@ def tokenizer_recipe(
     if model.name_or_path is None:
         import tokenizers
 
-        columns = ("text", "text_pair", "completion")
+        columns = ("text", "text_pair", "completion", "passages")
         names = [n for n in columns if n in rows.column_names]
-        texts = tuple(rows.data.table.column(name) for name in names)
+        texts = tuple(_texts(rows.data.table.column(name)) for name in names)
         fields |= {
             "rows": arrow_digest([rows.data.table.select(names)]),
             "vocab_size": tokenize.vocab_size,
@@ -210,6 +210,14 @@ def tokenizer_recipe(
     fields["positions"] = _scratch_config(model)
     key, size = ContentKey(fields), tokenize.vocab_size
     return TokenizerRecipe(key, model, size, texts, usable_positions)
+
+
+def _texts(column: Any) -> Any:
+    """Each text alone, of a column of texts or of lists of them."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pc.list_flatten(column) if pa.types.is_list(column.type) else column
 
 
 def _scratch_config(model: ModelSettings) -> dict[str, Any]:

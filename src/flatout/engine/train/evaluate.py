@@ -6,19 +6,21 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from flatout.engine.batches.collation import Collator, StepRows
+from flatout.engine.batches.collation import PLACE, Collator, StepBatch, StepRows
 from flatout.engine.batches.global_batches import GlobalBatches, Planner
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.machine.watchdog import heartbeat
 from flatout.engine.models.model import TaskModel
 from flatout.engine.rows.rows import SplitRows
 from flatout.engine.tasks import Task, without_options
+from flatout.engine.train.cached_gradients import Part, whole
 from flatout.engine.train.own_metrics import OwnFigures, OwnMetrics
 from flatout.engine.train.recording.report import Evaluation
 
@@ -27,6 +29,9 @@ logger = logging.getLogger(__name__)
 PERPLEXITY = "perplexity"
 ROWS_AT_ONCE = 1024
 """Rows planned together; each rank takes its share of them."""
+COMPARED_ROWS = 512
+"""That a loss over whole batches compares with one another, whatever the global batch:
+losses of trainings with several sizes compare."""
 EVALUATION_EPOCH = 0
 """Of targets that chance decides (masks): always one, so that losses compare."""
 
@@ -35,8 +40,6 @@ EVALUATION_EPOCH = 0
 class Judging:
     """How an evaluation judges."""
 
-    global_batch_size: int = ROWS_AT_ONCE
-    """Rows that a loss over whole batches compares with one another."""
     own: OwnMetrics | None = None
     most_rows: int | None = None
     """None: all."""
@@ -56,8 +59,16 @@ class Sums:
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
         """A few targets: logits (k, ...), labels (k, ...)."""
+        self.add_loss(logits, labels)
+        self.judge(logits, labels)
+
+    def add_loss(self, logits: Tensor, labels: Tensor) -> None:
+        """Of targets that the task does not judge, or has judged."""
         self._loss += self._task.loss(logits, labels).double()
         self._targets += self._task.real(labels).sum()
+
+    def judge(self, logits: Tensor, labels: Tensor) -> None:
+        """Figures alone."""
         if self._metrics is not None:
             self._metrics.update(logits, labels)
 
@@ -119,12 +130,10 @@ def evaluate(
     judging: Judging = Judging(),
 ) -> Evaluation:
     """Over all rows once; one synchronisation, at the end. Model is left as it was."""
-    lengths, size = rows.lengths(np.arange(len(rows))), ROWS_AT_ONCE
-    order = np.argsort(-lengths, kind="stable")
-    if model.task.whole_batch:
-        order, size = np.arange(len(rows)), judging.global_batch_size
-        most = size * planner.max_length
-        planner = replace(planner, token_budget=most, overhead_tokens=most)
+    compares = model.task.whole_batch
+    order, size = np.arange(len(rows)), COMPARED_ROWS
+    if not compares:
+        order, size = np.argsort(-rows.lengths(order), kind="stable"), ROWS_AT_ONCE
     order = order[: judging.most_rows]
     sums = Sums(model.task, runtime.device, judging.own)
     with evaluating(model):
@@ -134,10 +143,30 @@ def evaluate(
             heartbeat.beat()
             row_ids = order[start : start + size]
             batch = step_rows.cut(row_ids, 0, EVALUATION_EPOCH).to(runtime.device)
+            if compares:
+                _compare(model, batch, sums, runtime)
+                continue
             for micro in batch.micro_batches:
                 with runtime.autocast():
                     model.logits_in_parts(micro.tensors(), sums.add)
     return sums.read(runtime)
+
+
+def _compare(model: TaskModel, batch: StepBatch, sums: Sums, runtime: Runtime) -> None:
+    """The loss over all rows of `batch`, added up by the main rank."""
+    parts: list[Part] = []
+    for micro in batch.micro_batches:
+        tensors = micro.tensors()
+
+        def take(logits: Tensor, labels: Tensor, places: Tensor) -> None:
+            sums.judge(logits, labels)
+            parts.append((logits, labels, places))
+
+        with runtime.autocast():
+            model.logits_in_parts(tensors, partial(take, places=tensors[PLACE]))
+    logits, labels = whole(parts, batch.num_sequences, runtime.ranks.world_size)
+    if runtime.ranks.is_main:
+        sums.add_loss(logits, labels)
 
 
 @contextmanager

@@ -231,7 +231,7 @@ def try_own_parts(trainer: Trainer) -> None:
     train, task = trainer.job.settings.train, trainer.job.task
     check_schedule(train, trainer.total_steps)
     if own := OwnMetrics.of(train, task, tried=True):
-        judging = Judging(train.global_batch_size, own, ROWS_TRIED)
+        judging = Judging(own, ROWS_TRIED)
         found = evaluate_split(trainer, trainer.job.validation, judging)
         check_metric(train, task, found.metrics)
 
@@ -241,7 +241,7 @@ def evaluate_split(
 ) -> Evaluation:
     train = trainer.job.settings.train
     own = OwnMetrics.of(train, trainer.job.task)
-    chosen = judging or Judging(train.global_batch_size, own)
+    chosen = judging or Judging(own)
     return evaluate_within_memory(
         trainer, rows, lambda: _evaluate_split(trainer, rows, chosen)
     )

@@ -23,6 +23,7 @@ from flatout.engine.batches.buffers import Shapes
 from flatout.engine.batches.collation import StepBatch
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.ops.dropout import Noise
+from flatout.engine.train.cached_gradients import CachedGradients, Loss
 from flatout.engine.train.flat_all_reduce import FlatAllReduce
 from flatout.engine.train.optimizer import Updater
 from flatout.engine.train.recording.timing import compile_clock
@@ -76,7 +77,8 @@ class Stepper:
     and compiled already. `no_sync` gives the context in which ranks do not reduce
     gradients (all micro-batches but the last); with `all_reduce` they do so behind the
     last one. `metrics_every` steps `hits` counts right predictions, for the training
-    accuracy; inside a CUDA graph it does at every step, for nothing.
+    accuracy; inside a CUDA graph it does at every step, for nothing. `compare`: a loss
+    over the samples of the whole global batch.
     """
 
     def __init__(  # noqa: PLR0913 - what a step is made of
@@ -91,6 +93,7 @@ class Stepper:
         metrics_every: int = 1,
         hits: Hits | None = None,
         noise: Noise | None = None,
+        compare: Loss | None = None,
     ) -> None:
         self.module = module
         self.updater = updater
@@ -100,6 +103,7 @@ class Stepper:
         self.metrics_every = metrics_every
         self.hits = hits
         self.noise = noise
+        self.compare = compare
         self.sums = StepSums.zeros(runtime.device)
         self.step_number = torch.zeros((), dtype=torch.int64, device=runtime.device)
         self._loss_divisor = torch.ones((), device=runtime.device)
@@ -164,26 +168,49 @@ class Stepper:
 
     def _accumulate_gradients(self, batch: StepBatch) -> Tensor:
         """Gradients of the global batch's mean loss; this rank's share of it, ()."""
-        # DDP divides the sum of the ranks' gradients by their number, `all_reduce` not.
-        ranks = 1 if self.all_reduce is not None else self.runtime.ranks.world_size
-        weight = ranks / self._loss_divisor
+        if self.compare is not None and not self._is_alone(batch):
+            return self._compare_samples(batch, self.compare)
         total = torch.zeros((), device=self.runtime.device)
         micro_batches = batch.micro_batches
         for index, micro in enumerate(micro_batches, 1):
-            if self.noise is not None:
-                self.noise.draw()
+            self._draw()
             is_last = index == len(micro_batches)
-            with nullcontext() if is_last else self.no_sync():
-                with self.runtime.autocast():
-                    loss, logits = self.module(micro.tensors())
-                scaled = loss * weight
-                if self.scaler is not None:
-                    scaled = scaled * self.scaler.scale
-                scaled.backward()
+            loss, logits = self._run(micro.tensors(), is_last=is_last)
             total += loss.detach() / self._loss_divisor
             if logits is not None and self._counts_hits(batch.step):
                 self._count_hits(logits, micro.labels)
         return total
+
+    def _is_alone(self, batch: StepBatch) -> bool:
+        """Whether one micro-batch is the global batch."""
+        return self.runtime.ranks.world_size == 1 and len(batch.layout) == 1
+
+    def _compare_samples(self, batch: StepBatch, loss: Loss) -> Tensor:
+        """As `_accumulate_gradients`, in two passes."""
+        own = self.module, batch, loss, self.runtime, self.no_sync, self._draw
+        cached = CachedGradients(*own)
+        for index, tensors in enumerate(cached, 1):
+            self._run(tensors, is_last=index == len(batch.layout))
+        return cached.loss / self._loss_divisor
+
+    def _draw(self) -> None:
+        if self.noise is not None:
+            self.noise.draw()
+
+    def _run(
+        self, tensors: dict[str, Tensor], *, is_last: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Summed loss and logits of a micro-batch, whose gradients are added up."""
+        # DDP divides the sum of the ranks' gradients by their number, `all_reduce` not.
+        ranks = 1 if self.all_reduce is not None else self.runtime.ranks.world_size
+        with nullcontext() if is_last else self.no_sync():
+            with self.runtime.autocast():
+                loss, logits = self.module(tensors)
+            scaled = loss * (ranks / self._loss_divisor)
+            if self.scaler is not None:
+                scaled = scaled * self.scaler.scale
+            scaled.backward()
+        return loss, logits
 
     def _counts_hits(self, step: int) -> bool:
         return self._graphs is not None or step % self.metrics_every == 0

@@ -59,7 +59,7 @@ class WrongRows:
         job = trainer.job
         self._trainer = trainer
         self._every = job.settings.train.error_analysis_every
-        if not job.task.head_kind.one_a_row:
+        if not job.task.head_kind.one_a_row or job.task.whole_batch:
             self._every = None
         # Read now: another tokenizer may lie there when a look is due.
         self._decode = _decoder(job) if self._every else None

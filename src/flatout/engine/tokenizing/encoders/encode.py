@@ -26,6 +26,13 @@ from flatout.engine.tokenizing.encoders.encoder import (
     Encoder,
 )
 from flatout.engine.tokenizing.encoders.joining import JOINED_SCHEMA, join_blocks
+from flatout.engine.tokenizing.encoders.pairs import (
+    PAIRS_SCHEMA,
+    num_cut,
+    pair_batch,
+    passage_bytes,
+    texts_of,
+)
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
 logger = logging.getLogger(__name__)
@@ -60,6 +67,8 @@ class TokensRecipe(ArrowRecipe):
         """Columns of the token rows."""
         if self.options.join:
             return JOINED_SCHEMA
+        if self.options.form == "pairs":
+            return PAIRS_SCHEMA
         fields = [("input_ids", pa.list_(pa.int32()))]
         if self.makes_type_ids:
             fields.append(("token_type_ids", pa.list_(pa.int8())))
@@ -81,11 +90,13 @@ class TokensRecipe(ArrowRecipe):
         """RecordBatches in the order of the rows. Raises TokensError."""
         started = time.perf_counter()
         self._check_labels()
-        encoded, facts = self._encode(), TokenFacts()
+        facts = TokenFacts()
         if self.options.join:
-            batches = join_blocks(encoded, self.options.max_length)
+            batches = join_blocks(self._encode(), self.options.max_length)
+        elif self.options.form == "pairs":
+            batches = self._pair_batches()
         else:
-            batches = self._row_batches(encoded)
+            batches = self._row_batches(self._encode())
         for batch in batches:
             facts.add(batch)
             yield batch
@@ -117,6 +128,17 @@ class TokensRecipe(ArrowRecipe):
                 f"{self.name}: no row has a token of its completion within "
                 f"tokenize.max_length {self.options.max_length}: raise it"
             )
+
+    def _pair_batches(self) -> Iterator[Any]:
+        table, cut = self.rows.data.table, 0
+        encoder = Encoder(self.tokenizer.backend, self.options)
+        for start, stop in unit_bounds(table, self.options):
+            texts, counts = texts_of(table.slice(start, stop - start))
+            with tokenizer_parallelism(True):
+                part = encoder.encode(texts)
+            cut += num_cut(part, counts)
+            self._facts["cut_rows"] = cut
+            yield pair_batch(part, counts)
 
     def _spread(self, targets: Any, part: Encoded) -> Any:
         """Targets of rows; of words as a list a token."""
@@ -194,7 +216,10 @@ def _spread_words(
 def unit_bounds(table: Any, options: EncodeOptions) -> Iterator[tuple[int, int]]:
     """Begin and end of parts of a table of about UNIT_BYTES of text to encode."""
     names = [name for name in TEXTS if name in table.column_names]
-    ends = np.cumsum(sum(_cost_bytes(table.column(n), options) for n in names))
+    costs = [_cost_bytes(table.column(n), options) for n in names]
+    if options.form == "pairs":
+        costs.append(passage_bytes(table, CHARACTERS_PER_TOKEN * options.max_length))
+    ends = np.cumsum(sum(costs))
     start = 0
     while start < len(ends):
         done = ends[start - 1] if start else 0

@@ -40,8 +40,8 @@ def shrink(trainer: Trainer, error: RuntimeError | MemoryError, step: int) -> No
         raise error
     if trainer.resolved.cuda_graphs:
         _drop_graphs(trainer, error, where)
-    elif who := takes_whole_steps(trainer.job.task, trainer.model.model.config):
-        raise _too_large(trainer, where, who) from error
+    elif takes_whole_steps(trainer.model.model.config):
+        raise _too_large(trainer, where) from error
     else:
         budget = trainer.resolved.token_budget
         half = _halved(trainer, trainer.data.rows, budget, error, where)
@@ -52,8 +52,8 @@ def shrink(trainer: Trainer, error: RuntimeError | MemoryError, step: int) -> No
     _free_failed_pass(trainer, error)
 
 
-def _too_large(trainer: Trainer, where: str, who: str) -> OutOfMemory:
-    how = f"out of memory {where}, which {who} needs as one batch"
+def _too_large(trainer: Trainer, where: str) -> OutOfMemory:
+    how = f"out of memory {where}, which BatchNorm needs as one batch"
     return OutOfMemory(_message(trainer, how, "train.global_batch_size smaller"), None)
 
 
@@ -76,9 +76,6 @@ def evaluate_within_memory(
 def _shrink_evaluation(
     trainer: Trainer, error: RuntimeError | MemoryError, rows: SplitRows
 ) -> None:
-    if trainer.job.task.whole_batch:
-        who = takes_whole_steps(trainer.job.task, trainer.model.model.config)
-        raise _too_large(trainer, "in a batch of an evaluation", who) from error
     budget = evaluation_budget(trainer, rows)
     if trainer.resolved.cuda_graphs and budget == _longest(trainer, rows):
         _drop_graphs(trainer, error, "in an evaluation")

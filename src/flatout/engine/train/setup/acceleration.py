@@ -159,8 +159,9 @@ def _graphs_wanted(
         if train.cuda_graphs and not possible:
             raise SettingsError(
                 "train.cuda_graphs needs a GPU, the fused adamw, no sharding (fsdp), "
-                "and packed rows, or a model whose padded ones may be recorded "
-                "(LSTMs, tables, images): set it to auto or false"
+                "a loss of single samples (not embedding), and packed rows, or a model "
+                "whose padded ones may be recorded (LSTMs, tables, images): set it to "
+                "auto or false"
             )
         return bool(train.cuda_graphs)
     # Checkpointing was never recorded so far.
@@ -179,7 +180,7 @@ def _can_record(job: TrainJob, runtime: Runtime, strategy: str, family: Family) 
     train = job.settings.train
     whole = runtime.ranks.world_size == 1 or train.distributed.strategy == "ddp"
     shapes_recur = strategy in ("fixed", "grouped") and family.schedule.records_padded
-    possible = strategy == "packed" or shapes_recur
+    possible = (strategy == "packed" or shapes_recur) and not job.task.whole_batch
     return runtime.is_cuda and fused(train) and whole and possible
 
 

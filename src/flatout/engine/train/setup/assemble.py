@@ -28,7 +28,7 @@ from flatout.engine.ops.flash4 import choose_flash_kernel
 from flatout.engine.ops.plain import are_matrices
 from flatout.engine.ops.precision import round_residual_stream
 from flatout.engine.parameters import SettingsError, TrainSettings
-from flatout.engine.tasks import brings_head
+from flatout.engine.tasks import brings_head, pooling_of
 from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
 from flatout.engine.train.flat_all_reduce import FlatAllReduce
 from flatout.engine.train.optimizer import Updater, build_optimizer
@@ -131,6 +131,8 @@ def _seeded_model(job: TrainJob, runtime: Runtime, *, sharded: bool) -> Any:
         torch.manual_seed(job.settings.runtime.seed)
         model = build_model(job, empty=sharded and not runtime.ranks.is_main)
     freeze(model, job.settings.train.freeze)
+    if pooling_of(job.task) and getattr(model, "pooler", None) is not None:
+        model.pooler.requires_grad_(False)  # states are pooled without it
     return model
 
 
@@ -193,6 +195,7 @@ def _stepper(
         metrics_every=train.metrics_every,
         hits=job.task.hits,
         noise=noise,
+        compare=job.task.loss if job.task.whole_batch else None,
     )
 
 
@@ -211,7 +214,7 @@ def _within(found: Fit, resolved: ResolvedConfig, stepper: Stepper) -> ResolvedC
 def _asks_for_memory(job: TrainJob, model: TaskModel) -> bool:
     """Where the budget is free: nobody takes a step whole."""
     asked = job.settings.train.token_budget == "auto"
-    return asked and not takes_whole_steps(job.task, model.model.config)
+    return asked and not takes_whole_steps(model.model.config)
 
 
 def _replace_parts(

@@ -9,7 +9,6 @@ from typing import Any
 from flatout.engine.families import family_of
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.parameters import SettingsError
-from flatout.engine.tasks import Task
 from flatout.engine.train.setup.job import TrainJob
 
 CPU_TOKEN_BUDGET = 8_192
@@ -20,31 +19,9 @@ GPU_SAMPLE_VALUES = 2**27
 """Of a micro-batch of samples of one shape: 891 images of 224 x 224 in colours."""
 
 
-def takes_whole_steps(task: Task, config: Any) -> str:
-    """Who takes all samples of a step at once, so that it is one micro-batch; empty:
-    nobody."""
-    if task.whole_batch:
-        return f"model.task {task.settings.task}"
-    return "BatchNorm" if family_of(config).samples.batch_statistics else ""
-
-
-def _whole_batch(job: TrainJob, runtime: Runtime) -> int:
-    """Tokens that hold any global batch, for a task that compares its samples. Raises
-    SettingsError if it could not be one micro-batch."""
-    train, task = job.settings.train, job.settings.model.task
-    most = train.global_batch_size * job.settings.max_length
-    if runtime.ranks.world_size > 1:
-        raise SettingsError(
-            f"model.task: {task} compares the samples of a global batch, which ranks "
-            "would part: set train.distributed.num_processes: 1"
-        )
-    if train.token_budget != "auto" and train.token_budget < most:
-        raise SettingsError(
-            f"train.token_budget={train.token_budget}: {task} compares the samples of "
-            f"a global batch, so a step is one micro-batch, of up to {most} tokens; "
-            "set it to auto, or train.global_batch_size smaller"
-        )
-    return most
+def takes_whole_steps(config: Any) -> bool:
+    """Whether BatchNorm takes all samples of a step at once, in one micro-batch."""
+    return family_of(config).samples.batch_statistics
 
 
 def _whole_step(job: TrainJob, runtime: Runtime) -> int:
@@ -71,8 +48,6 @@ def _whole_step(job: TrainJob, runtime: Runtime) -> int:
 def token_budget(job: TrainJob, runtime: Runtime, strategy: str, config: Any) -> int:
     """Most tokens, or samples of one shape, of a micro-batch. Raises SettingsError."""
     train, longest = job.settings.train, job.train.facts.longest
-    if job.task.whole_batch:
-        return _whole_batch(job, runtime)
     if family_of(config).samples.batch_statistics:
         return _whole_step(job, runtime)
     if strategy == "fixed":
@@ -117,7 +92,7 @@ def deviation(job: TrainJob, runtime: Runtime) -> float:
     """Of the tokens of a rank's step, at most."""
     facts = job.train.facts
     rows = job.settings.train.global_batch_size / runtime.ranks.world_size
-    spread = facts.mean_length * (facts.longest - facts.mean_length)
+    spread = facts.mean_length * (facts.largest_sample - facts.mean_length)
     return math.sqrt(rows * max(0.0, spread))
 
 

@@ -75,7 +75,8 @@ def bounds_of(job: TrainJob, resolved: ResolvedConfig, stepper: Stepper) -> Boun
     ranks, longest = stepper.runtime.ranks.world_size, job.train.facts.longest
     if resolved.strategy == "fixed":
         longest = job.settings.max_length
-    whole = -(-job.settings.train.global_batch_size // ranks) * longest
+    sample = longest * job.train.facts.most_sequences
+    whole = -(-job.settings.train.global_batch_size // ranks) * sample
     most = max(longest, min(resolved.token_budget, whole))
     step = min(whole, step_tokens(job, stepper.runtime))
     return Bounds(longest, most, whole > most or ranks > 1, step)

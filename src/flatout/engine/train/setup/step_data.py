@@ -11,7 +11,6 @@ from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.flops import AttentionPairs
 from flatout.engine.parameters import Settings
 from flatout.engine.rows.layout import Layout
-from flatout.engine.tasks import task_class
 from flatout.engine.train.setup.acceleration import graph_multiple
 from flatout.engine.train.setup.job import TrainJob
 from flatout.engine.train.setup.resolved_config import ResolvedConfig
@@ -39,8 +38,7 @@ def make_planner(
     settings: Settings, runtime: Runtime, resolved: ResolvedConfig
 ) -> Planner:
     overhead = resolved.overhead_tokens
-    whole = task_class(settings.model.task).whole_batch
-    if whole or resolved.cuda_graphs:  # each way of cutting would be another graph
+    if resolved.cuda_graphs:  # each way of cutting would be another graph
         overhead = resolved.token_budget
     return Planner(
         strategy=resolved.strategy,  # type: ignore[arg-type]

@@ -1,0 +1,71 @@
+"""Pairs and triplets: an anchor, the text that belongs to it, texts that do not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from flatout.engine.data.column_checks import Check, checks_of, read_text
+from flatout.engine.data.raw_texts import RawBatch
+from flatout.engine.files.content_key import plain_values
+
+Checks = list[tuple[str, Check]]
+
+
+def read_pairs(
+    batch: RawBatch, anchor: str, positive: str, negative: str | None
+) -> tuple[Any, Any, Checks]:
+    """Anchors (N,), lists (N,) of the positive and then the negatives, and what is
+    wrong by column."""
+    anchors, first = read_text(batch, anchor)
+    positives, second = read_text(batch, positive)
+    checks = [(anchor, check) for check in first]
+    checks += [(positive, check) for check in second]
+    if negative is None:
+        offsets = np.arange(len(positives) + 1, dtype=np.int32)
+        return anchors, pa.ListArray.from_arrays(offsets, positives), checks
+    values = _values(batch.columns[negative])
+    pairs = list(zip(positives.to_pylist(), values, strict=True))
+    found = [_negatives(negative, value, own) for own, value in pairs]
+    checks += [(negative, check) for check in checks_of(found)]
+    lists = [
+        [own, *others] if isinstance(others, list) else None
+        for (own, _), others in zip(pairs, found, strict=True)
+    ]
+    return anchors, pa.array(lists, pa.list_(pa.string())), checks
+
+
+def _values(array: Any) -> list[Any]:
+    """Python values (N,); None for all of a batch that is not UTF-8."""
+    try:
+        return list(plain_values(array).to_pylist())
+    except UnicodeDecodeError:
+        return [None] * len(array)
+
+
+def _negatives(name: str, value: Any, positive: str | None) -> list[str] | str:
+    """Texts, or what is wrong."""
+    if value is None:
+        return f"{name} is missing"
+    found = [value] if isinstance(value, str) else value
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        found = _listed(value)
+    if not isinstance(found, list) or not all(isinstance(t, str) for t in found):
+        return f"{name} is neither a text nor a list of texts"
+    if not all(text.strip() for text in found):
+        return f"{name} is empty"
+    if positive in found:
+        return f"{name} equals the positive"
+    return found
+
+
+def _listed(text: str) -> Any:
+    """A list that a text spells as JSON; else the text alone."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    return found if isinstance(found, list) else [text]

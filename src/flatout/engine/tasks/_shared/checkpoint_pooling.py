@@ -1,0 +1,72 @@
+"""How a checkpoint of sentence-transformers makes a vector of a text's states."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from flatout.engine.machine.hub import where_to_look
+from flatout.engine.tasks._task import TaskError
+
+MODES = {"mean": "mean", "cls": "first", "lasttoken": "last"}
+"""sentence-transformers' names -> ours."""
+OLD_KEYS = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "lasttoken",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+}
+"""Of versions before 6."""
+DEFAULT = "mean"
+"""As sentence-transformers pools a model that it knows nothing of."""
+KNOWN_MODULES = ("Transformer", "Pooling", "Normalize")
+
+
+def checkpoint_pooling(name: str | None, revision: str | None) -> str:
+    """mean, first or last, of a folder or a repository. Raises TaskError if its vectors
+    are made in another way."""
+    if name is None:
+        return DEFAULT
+    for module in _read(name, revision, "modules.json") or []:
+        kind = str(module["type"]).rpartition(".")[2]
+        if kind not in KNOWN_MODULES:
+            raise TaskError(
+                f"model.name_or_path: {name} has a module {kind} behind its "
+                "transformer, which flatout does not train: take another checkpoint, "
+                "or set model.pooling, to train its transformer alone"
+            )
+    found = _read(name, revision, "1_Pooling/config.json")
+    if found is None:
+        return DEFAULT
+    mode = found.get("pooling_mode")
+    mode = mode or [own for key, own in OLD_KEYS.items() if found.get(key)]
+    modes = [mode] if isinstance(mode, str) else list(mode)
+    if len(modes) != 1 or modes[0] not in MODES:
+        raise TaskError(
+            f"model.name_or_path: {name} pools by {' and '.join(modes) or 'nothing'}, "
+            "and flatout by mean, first or last: set model.pooling to one of them"
+        )
+    return MODES[modes[0]]
+
+
+def _read(name: str, revision: str | None, file: str) -> Any | None:
+    """A JSON file of the checkpoint; None if it has none."""
+    from transformers.utils import cached_file
+
+    try:
+        where = {"revision": revision, **where_to_look(name)}
+        path = cached_file(
+            name,
+            file,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+            **where,
+        )
+        if path is None:
+            return None
+        with open(path, encoding="utf-8") as opened:
+            return json.load(opened)
+    except (OSError, ValueError) as error:
+        raise TaskError(f"model.name_or_path: {name}/{file}: {error}") from error

@@ -1,0 +1,112 @@
+"""How well anchors find their positives among all passages of a split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from flatout.engine.tasks._task import Metrics
+
+DEPTH = 10
+"""Passages of a query that are looked at."""
+QUERIES_AT_ONCE = 1024
+FIGURES = ("recall_at_1", "recall_at_5", "recall_at_10", "mrr_at_10", "ndcg_at_10")
+Ints = npt.NDArray[np.int64]
+
+
+class Retrieval(Metrics):
+    """Queries are the distinct anchors, the corpus all distinct passages. A passage
+    that is the query itself is left out."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        """`sizes`: of beginnings of the vectors that are judged too."""
+        self._sizes = sizes
+        self._vectors: list[Tensor] = []
+        self._labels: list[Tensor] = []
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Vectors (k, H), labels (k, 3) as `Members.labels_of` gives them."""
+        self._vectors.append(logits.float())
+        self._labels.append(labels)
+
+    def kept(self) -> list[list[Tensor]]:
+        """All vectors and labels."""
+        return [self._vectors, self._labels]
+
+    def compute(self) -> dict[str, Any]:
+        """FIGURES of whole vectors; `<name>_dim_<size>` of shorter ones."""
+        vectors = torch.cat(self._vectors)
+        labels = torch.cat(self._labels).cpu().numpy()
+        if not (labels[:, 1] == 1).any():
+            return {}
+        wanted = _Wanted(labels)
+        found = _figures(wanted, vectors)
+        for size in self._sizes:
+            if size < vectors.shape[1]:
+                own = _figures(wanted, vectors[:, :size])
+                found |= {f"{name}_dim_{size}": value for name, value in own.items()}
+        return found
+
+
+class _Wanted:
+    """Which passages each query should find, by labels (K, 3)."""
+
+    def __init__(self, labels: npt.NDArray[Any]) -> None:
+        samples, places, hashes = labels.T
+        anchors, passages = np.flatnonzero(places == 0), np.flatnonzero(places > 0)
+        texts, first, query_of = np.unique(hashes[anchors], True, True)
+        self.queries: Ints = anchors[first]
+        """(Q,) rows of their vectors."""
+        corpus, first, passage_of = np.unique(hashes[passages], True, True)
+        self.corpus: Ints = passages[first]
+        """(C,)"""
+        order = np.argsort(samples[anchors])
+        is_positive = places[passages] == 1
+        own = samples[passages[is_positive]]
+        at = order[np.searchsorted(samples[anchors], own, sorter=order)]
+        size = len(self.corpus)
+        self.pairs: Ints = np.unique(query_of[at] * size + passage_of[is_positive])
+        """query * C + passage of all that belong together, sorted."""
+        self.counts: Ints = np.bincount(self.pairs // size, minlength=len(texts))
+        """(Q,) passages to be found."""
+        place = np.minimum(np.searchsorted(corpus, texts), size - 1)
+        themselves = np.arange(len(texts)) * size + place
+        same = (corpus[place] == texts) & ~np.isin(themselves, self.pairs)
+        self.themselves: Ints = np.where(same, place, -1)
+        """(Q,) the passage that is the query itself; -1: none."""
+
+
+def _figures(wanted: _Wanted, vectors: Tensor) -> dict[str, float]:
+    hits = _hits(wanted, normalize(vectors, dim=1))
+    counts = wanted.counts
+    ranks = np.arange(1, DEPTH + 1)
+    gains = 1 / np.log2(ranks + 1)
+    best = np.cumsum(gains)[np.minimum(counts, DEPTH) - 1]
+    recalls = [(hits[:, :k].sum(1) / counts).mean() for k in (1, 5, 10)]
+    mrr = (hits / ranks).max(1).mean()
+    ndcg = ((hits * gains).sum(1) / best).mean()
+    return dict(zip(FIGURES, map(float, (*recalls, mrr, ndcg)), strict=True))
+
+
+def _hits(wanted: _Wanted, vectors: Tensor) -> npt.NDArray[np.bool_]:
+    """(Q, DEPTH) whether the passage of each rank belongs to the query."""
+    size, hits = len(wanted.corpus), []
+    corpus = vectors[torch.from_numpy(wanted.corpus).to(vectors.device)]
+    for start in range(0, len(wanted.queries), QUERIES_AT_ONCE):
+        rows = wanted.queries[start : start + QUERIES_AT_ONCE]
+        scores = vectors[torch.from_numpy(rows).to(vectors.device)] @ corpus.T
+        themselves = wanted.themselves[start : start + QUERIES_AT_ONCE]
+        same = np.flatnonzero(themselves >= 0)
+        scores[same, themselves[same]] = -torch.inf
+        best = scores.topk(min(DEPTH, size)).indices.cpu().numpy()
+        numbers = np.arange(start, start + len(rows))[:, None] * size + best
+        found = np.zeros((len(rows), DEPTH), bool)
+        found[:, : best.shape[1]] = np.isin(numbers, wanted.pairs)
+        hits.append(found)
+    return np.concatenate(hits)

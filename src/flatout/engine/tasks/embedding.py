@@ -1,0 +1,147 @@
+"""Vectors of texts, learnt from pairs.
+
+An anchor is to lie nearer to its positive than to all other passages of the global
+batch (InfoNCE, van den Oord et al. 2018). The loss is MultipleNegativesRankingLoss of
+sentence-transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from flatout.engine.rows.layout import Ints
+from flatout.engine.rows.rows import Rows
+from flatout.engine.tasks._task import Judged, Metrics, OwnPooling, Targets, Task, Texts
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class Embedding(OwnPooling, Task):
+    """Logits are the vectors (K, hidden) of K texts. Labels (K, 3) are the number of
+    the sample, the text's place in it (0: anchor, 1: positive, then negatives) and a
+    hash of its tokens. Texts that repeat are no negatives of one another."""
+
+    auto_class = "AutoModel"
+    architectures = ("Model",)
+    texts = Texts(form="pairs")
+    whole_batch = True
+    label_shape = (3,)
+    pipeline_tag = "feature-extraction"
+    figures: ClassVar[Mapping[str, bool]] = {
+        "loss": False,
+        "recall_at_1": True,
+        "recall_at_5": True,
+        "recall_at_10": True,
+        "mrr_at_10": True,
+        "ndcg_at_10": True,
+    }
+
+    @cached_property
+    def pooling(self) -> str:  # type: ignore[override]
+        """That of the parameters, or of the checkpoint. Raises TaskError."""
+        from flatout.engine.tasks._shared.checkpoint_pooling import checkpoint_pooling
+
+        settings = self.settings
+        if settings.pooling != "auto":
+            return settings.pooling
+        return checkpoint_pooling(settings.name_or_path, settings.revision)
+
+    def model_fault(self, config: Any) -> str | None:
+        """Sizes beyond the model's vectors."""
+        width = getattr(config, "hidden_size", None)
+        large = [size for size in self.settings.matryoshka if width and size > width]
+        if not large:
+            return None
+        return (
+            f"model.matryoshka: the model's vectors have {width} numbers, fewer than "
+            f"{large[0]}; take it out"
+        )
+
+    def targets(
+        self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
+    ) -> Targets:
+        """One of each text, whatever the family's way of pooling."""
+        last = self.pooling == "last"
+        return super().targets(rows, row_ids, epoch, pools_last=last)
+
+    def num_targets(self, rows: Rows, row_ids: Ints, epoch: int) -> int:
+        """Anchors, whose losses are added."""
+        return int((rows.labels_of(row_ids)[:, 1] == 0).sum())
+
+    def head(self, model: Any, states: Tensor) -> Tensor:
+        """The states, in fp32."""
+        return states.float()
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Summed over the anchors and the sizes of `model.matryoshka`, fp32 ()."""
+        import torch
+
+        sizes = self.settings.matryoshka or [logits.shape[1]]
+        with torch.autocast(logits.device.type, enabled=False):
+            found = [self._loss(logits[:, :size].float(), labels) for size in sizes]
+        return torch.stack(found).sum()
+
+    def _loss(self, vectors: Tensor, labels: Tensor) -> Tensor:
+        """Of vectors (K, size), as no host must wait for: all texts are compared with
+        all, and what does not count is masked."""
+        import torch
+        from torch.nn.functional import normalize
+
+        vectors = normalize(vectors, dim=1)
+        scores = vectors @ vectors.T / self.settings.temperature
+        sample, place, text = labels.unbind(1)
+        together = sample[:, None] == sample
+        positive, is_known = _first(together & (place == 1))
+        anchor, _ = _first(together & (place == 0))
+        own = positive[:, None] == torch.arange(len(labels), device=labels.device)
+        repeats = (text == text[:, None]) | (text == text[positive][:, None])
+        repeats |= (text[anchor] == text[:, None]) & (place == 1)
+        compared = (place > 0) & (own | ~repeats)
+        # The lowest number, not infinity: rows without a passage have gradients too.
+        lowest = torch.finfo(scores.dtype).min
+        total = scores.masked_fill(~compared, lowest).logsumexp(1)
+        losses = total - scores.gather(1, positive[:, None]).squeeze(1)
+        return losses.where((place == 0) & is_known, 0.0).sum()
+
+    def real(self, labels: Tensor) -> Tensor:
+        """(K,) anchors."""
+        return labels[:, 1] == 0
+
+    def metrics(self, device: torch.device) -> Metrics:
+        """Ranks of the positives."""
+        from flatout.engine.tasks._shared.retrieval import Retrieval
+
+        return Retrieval(self.settings.matryoshka)
+
+    def judge(
+        self, logits: Tensor, labels: Tensor, decode: Callable[[Ints], str]
+    ) -> list[Judged]:
+        """No text is right or wrong by itself."""
+        return []
+
+    def answer_fields(self) -> list[Any]:
+        """The vector of a text, of length 1."""
+        return [pa.field("vector", pa.list_(pa.float32()))]
+
+    def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
+        """Of vectors (N, hidden)."""
+        lengths = np.linalg.norm(logits, axis=1, keepdims=True)
+        return {"vector": list(logits / np.maximum(lengths, 1e-12))}
+
+
+def _first(found: Tensor) -> tuple[Tensor, Tensor]:
+    """Of (K, K) bool the first column (K,) that is true in each row, and whether one
+    is."""
+    most, at = found.int().max(1)
+    return at, most > 0
+
+
+TASK = Embedding

@@ -1,0 +1,62 @@
+"""Samples of several texts: an anchor and its passages, each a sequence of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flatout.engine.rows.token_facts import SEQUENCES
+from flatout.engine.tokenizing.encoders.encoded import Encoded
+
+PASSAGES = "passages"
+"""Column of rows: the positive, then the negatives."""
+PAIRS_SCHEMA = pa.schema(
+    [
+        ("input_ids", pa.list_(pa.int32())),
+        (SEQUENCES, pa.list_(pa.int32())),
+        ("length", pa.int32()),
+    ]
+)
+"""`length` is the sum of the sequences' tokens, which lie end to end in `input_ids`."""
+
+
+def texts_of(table: Any) -> tuple[Any, npt.NDArray[np.int32]]:
+    """The texts (S,) of N samples in turn, and how many each has (N,)."""
+    anchors = table.column("text").to_pylist()
+    passages = table.column(PASSAGES).to_pylist()
+    pairs = zip(anchors, passages, strict=True)
+    texts = [text for anchor, own in pairs for text in (anchor, *own)]
+    counts = np.array([1 + len(own) for own in passages], np.int32)
+    return pa.array(texts, pa.string()), counts
+
+
+def passage_bytes(table: Any, most: int) -> npt.NDArray[np.int64]:
+    """Bytes (N,) of each sample's passages, no more than `most` of one counted."""
+    lists = table.column(PASSAGES)
+    ends = np.cumsum(pc.list_value_length(lists).to_numpy())
+    sizes = pc.binary_length(pc.list_flatten(lists)).to_numpy().astype(np.int64)
+    sums = np.append(0, np.cumsum(np.minimum(sizes, most)))
+    found: npt.NDArray[np.int64] = np.diff(sums[np.append(0, ends)])
+    return found
+
+
+def pair_batch(part: Encoded, counts: npt.NDArray[np.int32]) -> Any:
+    """RecordBatch of PAIRS_SCHEMA of N samples of `counts` (N,) sequences."""
+    ends = np.append(0, np.cumsum(counts)).astype(np.int32)
+    starts = np.append(0, np.cumsum(part.lengths)).astype(np.int32)[ends]
+    columns = [
+        pa.ListArray.from_arrays(pa.array(starts), pa.array(part.ids)),
+        pa.ListArray.from_arrays(pa.array(ends), pa.array(part.lengths)),
+        pa.array(np.diff(starts)),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=PAIRS_SCHEMA)
+
+
+def num_cut(part: Encoded, counts: npt.NDArray[np.int32]) -> int:
+    """Samples of which a text was cut."""
+    rows = np.repeat(np.arange(len(counts)), counts)
+    return len(np.unique(rows[part.cut]))

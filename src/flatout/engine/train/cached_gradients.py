@@ -1,0 +1,95 @@
+"""A loss that compares the samples of a global batch, of which a device holds a part.
+
+Two passes (Gao et al. 2021). The first makes the logits of all micro-batches, without
+gradients; ranks exchange them, and the loss gives the gradient of each logit. The
+second makes each micro-batch's logits again, by the same random numbers, and goes back
+from them with that gradient. So the loss compares all of the global batch, and memory
+holds the activations of one micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flatout.engine.batches.collation import PLACE, StepBatch
+from flatout.engine.machine.runtime import Runtime
+from flatout.engine.models.model import GRADIENT
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(logits (K, ...), labels (K, ...)) -> summed loss, fp32 ()."""
+Part = tuple[Tensor, Tensor, Tensor]
+"""Logits (k, ...), labels (k, ...) and places (k,) in the global batch."""
+
+
+def whole(parts: Sequence[Part], count: int, world_size: int) -> tuple[Tensor, Tensor]:
+    """Logits (S, ...) and labels (S, ...) of the `count` targets of a global batch, in
+    its order, of which ranks have `parts`. Padding has the place behind the last."""
+    logits, labels, places = (torch.cat(list(own)) for own in zip(*parts, strict=True))
+    found = []
+    for values in (logits.float(), labels):
+        every = values.new_zeros(count + 1, *values.shape[1:]).index_copy(
+            0, places, values
+        )[:count]
+        if world_size > 1:  # each place is one rank's, and zero on all others
+            torch.distributed.all_reduce(every)
+        found.append(every)
+    return found[0], found[1]
+
+
+class CachedGradients:
+    """The loss of a global batch, and what each of its micro-batches goes back from."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        batch: StepBatch,
+        loss: Loss,
+        runtime: Runtime,
+        no_sync: Callable[[], AbstractContextManager[Any]],
+        draw: Callable[[], None],
+    ) -> None:
+        """`draw`: new random numbers for the next pass."""
+        self._runtime, self._draw = runtime, draw
+        self._micro_batches = [micro.tensors() for micro in batch.micro_batches]
+        self._states: list[list[Tensor]] = []
+        parts = []
+        nothing = torch.zeros((), device=runtime.device)
+        with torch.no_grad(), no_sync():
+            for tensors in self._micro_batches:
+                self._states.append(self._random_state())
+                draw()
+                with runtime.autocast():
+                    _, logits = module({**tensors, GRADIENT: nothing})
+                parts.append((logits, tensors["labels"], tensors[PLACE]))
+        ranks = runtime.ranks.world_size
+        logits, labels = whole(parts, batch.num_sequences, ranks)
+        logits.requires_grad_()
+        with torch.enable_grad():
+            found = loss(logits, labels)
+        (gradient,) = torch.autograd.grad(found, logits)
+        self._gradient = torch.cat([gradient, torch.zeros_like(gradient[:1])])
+        self.loss = found.detach() / ranks
+        """() this rank's share of the summed loss."""
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        """The tensors of each micro-batch, whose loss has the gradient of the global
+        batch's by its weights; random numbers are those of the first pass."""
+        for tensors, state in zip(self._micro_batches, self._states, strict=True):
+            self._restore(state)
+            self._draw()
+            yield {**tensors, GRADIENT: self._gradient[tensors[PLACE]]}
+
+    def _random_state(self) -> list[Tensor]:
+        device = self._runtime.device
+        on_gpu = [torch.cuda.get_rng_state(device)] if self._runtime.is_cuda else []
+        return [torch.get_rng_state(), *on_gpu]
+
+    def _restore(self, state: list[Tensor]) -> None:
+        torch.set_rng_state(state[0])
+        if self._runtime.is_cuda:
+            torch.cuda.set_rng_state(state[1], self._runtime.device)

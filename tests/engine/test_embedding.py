@@ -1,0 +1,390 @@
+"""Vectors of texts: their loss, its gradient however a step is cut, and the figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import AutoModel
+
+from flatout.engine.machine.runtime import set_up
+from flatout.engine.models.model import GRADIENT
+from flatout.engine.parameters import ModelSettings, SettingsError, parse_settings
+from flatout.engine.rows.tokens import TokenRows
+from flatout.engine.tasks import TaskError, make_task
+from flatout.engine.tasks._shared.retrieval import Retrieval
+from flatout.engine.train.loop import evaluate_split, train
+from flatout.engine.train.setup.assemble import assemble, build_model
+from tests.engine.families import CONFIGS
+from tests.engine.plain import on_two_ranks
+from tests.engine.runs import NO_DROPOUT, make_job
+
+TEMPERATURE = 0.1
+PAIRS = 64
+"""Of a global batch."""
+BUDGETS = {"64 pairs": "auto", "8 pairs": 8 * 32, "1 pair": 24}
+LEAST = {"64 pairs": 1, "8 pairs": 5, "1 pair": PAIRS}
+"""Micro-batches."""
+
+
+def pair_rows(count, negatives=0, seed=3):
+    """Samples of texts of 3 to 24 tokens, none of which repeats."""
+    chance = np.random.default_rng(seed)
+    texts = [
+        [1, *chance.integers(5, 100, chance.integers(1, 23)).tolist(), 2]
+        for _ in range(count * (2 + negatives))
+    ]
+    samples = [texts[n::count] for n in range(count)]
+    return rows_of(samples)
+
+
+def rows_of(samples):
+    """Of lists of texts, lists of ids: the anchor's, the positive's, negatives'."""
+    ids = [[number for text in texts for number in text] for texts in samples]
+    lengths = [[len(text) for text in texts] for texts in samples]
+    table = {"input_ids": ids, "sequence_lengths": lengths}
+    lists = {name: pa.array(v, pa.list_(pa.int32())) for name, v in table.items()}
+    return TokenRows(pa.table(lists))
+
+
+def pair_job(folder, *, family="bert", negatives=0, model=None, config=None, **train):
+    """Five steps of 64 pairs."""
+    options = {
+        "global_batch_size": PAIRS,
+        "token_budget": "auto",
+        "weight_decay": 0.0,
+        "max_grad_norm": None,
+        "max_steps": 5,
+        "log_every": 1,
+        "evaluate_every": None,
+        "learning_rate": 1e-2,
+    }
+    job = make_job(folder, **(options | train))
+    given = job.settings.model_dump(mode="json")
+    given["model"] = {
+        "task": "embedding",
+        "config": {"model_type": family, **CONFIGS[family], **(config or NO_DROPOUT)},
+        "temperature": TEMPERATURE,
+        **(model or {}),
+    }
+    rows = {"train": 4 * PAIRS, "validation": 30, "test": 31}
+    splits = {
+        name: pair_rows(count, negatives, seed)
+        for seed, (name, count) in enumerate(rows.items())
+    }
+    return replace(job, settings=parse_settings(given), label_names=(), **splits)
+
+
+def texts_of(rows, row_ids):
+    """Lists (N, texts) of ids."""
+    members, numbers = rows.sequences(np.asarray(row_ids))
+    views = [view.tolist() for view in members.views(numbers)]
+    counts = [len(own) for own in rows.views(np.asarray(row_ids), "sequence_lengths")]
+    ends = np.cumsum(counts).tolist()
+    return [views[end - n : end] for end, n in zip(ends, counts, strict=True)]
+
+
+def plain_vectors(model, texts, pooling):
+    """(n, hidden) of texts alone, by transformers."""
+    found = []
+    for ids in texts:
+        states = model(input_ids=torch.tensor([ids])).last_hidden_state[0]
+        by = {"mean": states.mean(0), "first": states[0], "last": states[-1]}
+        found.append(by[pooling])
+    return torch.stack(found)
+
+
+def ranking_loss(anchors, positives, negatives=None):
+    """As sentence-transformers' MultipleNegativesRankingLoss, of vectors (N, H)."""
+    passages = positives if negatives is None else torch.cat([positives, negatives])
+    scores = F.normalize(anchors, dim=1) @ F.normalize(passages, dim=1).T / TEMPERATURE
+    return F.cross_entropy(scores, torch.arange(len(anchors)))
+
+
+def plain_loss(model, samples, pooling="mean"):
+    """Mean over the samples, which all have as many texts."""
+    sides = [plain_vectors(model, side, pooling) for side in zip(*samples, strict=True)]
+    anchors, positives, *negatives = sides
+    return ranking_loss(anchors, positives, torch.cat(negatives) if negatives else None)
+
+
+def labels_of(samples):
+    """(K, 3) of texts by name, one after the other sample."""
+    found = [
+        [number, place, hash(text) >> 4]
+        for number, texts in enumerate(samples)
+        for place, text in enumerate(texts)
+    ]
+    return torch.tensor(found)
+
+
+def task_of(**model):
+    config = {"model_type": "bert"}
+    given = {"temperature": TEMPERATURE, "config": config, **model}
+    return make_task(ModelSettings(task="embedding", **given))
+
+
+@pytest.mark.parametrize("sizes", [[], [8], [16, 8, 4]])
+@pytest.mark.parametrize("negatives", [0, 2])
+def test_the_loss_is_that_of_sentence_transformers(negatives, sizes):
+    count = 12
+    torch.manual_seed(1)
+    vectors = torch.randn(count, 2 + negatives, 16)
+    names = [[f"{n} {place}" for place in range(2 + negatives)] for n in range(count)]
+    loss = task_of(matryoshka=sizes).loss(vectors.flatten(0, 1), labels_of(names))
+    expected = 0.0
+    for size in sizes or [16]:
+        anchors, positives, *others = vectors[..., :size].unbind(1)
+        wrong = torch.cat(others) if others else None
+        expected += ranking_loss(anchors, positives, wrong)
+    torch.testing.assert_close(loss / count, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        ("q2", "p1"),  # an equal positive
+        ("q1", "p2"),  # another positive of the same anchor
+        ("q2", "q1"),  # the anchor itself
+    ],
+)
+def test_texts_that_repeat_are_no_negatives(others):
+    torch.manual_seed(2)
+    samples = [("q1", "p1"), others, ("q3", "p3")]
+    names = sorted({name for sample in samples for name in sample})
+    known = dict(zip(names, torch.randn(len(names), 16), strict=True))
+    vectors = torch.stack([known[name] for sample in samples for name in sample])
+    loss = task_of().loss(vectors, labels_of(samples))
+    expected = torch.zeros(())
+    for anchor, positive in samples:
+        wrong = [p for a, p in samples if p not in (anchor, positive) and a != anchor]
+        passages = torch.stack([known[name] for name in (positive, *wrong)])
+        scores = F.cosine_similarity(known[anchor][None], passages) / TEMPERATURE
+        expected += F.cross_entropy(scores[None], torch.tensor([0]))
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+
+
+def gradients_of(trainer, step=0):
+    trainer.stepper.set_scalars(trainer.data[step])
+    trainer.stepper.backward(trainer.data[step])
+    named = trainer.model.model.named_parameters()
+    return {name: p.grad.clone() for name, p in named if p.grad is not None}
+
+
+def assert_near(found, expected):
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(
+            found[name], gradient, rtol=1e-4, atol=1e-5, msg=name
+        )
+
+
+@pytest.mark.parametrize("batching", ["packed", "grouped"])
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize(
+    ("family", "pooling", "negatives"),
+    [("bert", "mean", 0), ("bert", "first", 1), ("qwen3", "last", 0)],
+)
+def test_the_gradient_is_that_of_plain_pytorch(
+    tmp_path, batching, budget, family, pooling, negatives
+):
+    job = pair_job(
+        tmp_path,
+        family=family,
+        negatives=negatives,
+        model={"pooling": pooling},
+        batching=batching,
+        token_budget=BUDGETS[budget],
+    )
+    trainer = assemble(job, set_up(job.settings.runtime))
+    trainer.model.train()
+    found = gradients_of(trainer)
+    several = len(trainer.data[0].micro_batches)
+    least, most = {"64 pairs": (1, 20), "8 pairs": (5, 40), "1 pair": (PAIRS, 200)}[
+        budget
+    ]
+    assert least <= several <= most
+    plain = build_model(job)
+    plain.load_state_dict(trainer.model.model.state_dict())
+    samples = texts_of(job.train, trainer.data.batches.rows(0))
+    loss = plain_loss(plain, samples, pooling)
+    loss.backward()
+    expected = {
+        name: p.grad for name, p in plain.named_parameters() if p.grad is not None
+    }
+    assert_near(found, expected)
+    torch.testing.assert_close(
+        trainer.stepper._loss, loss.detach(), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_both_passes_drop_the_same(tmp_path):
+    dropout = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.0}
+    for batching in ("packed", "grouped"):
+        job = pair_job(tmp_path, config=dropout, batching=batching, token_budget=200)
+        trainer = assemble(job, set_up(job.settings.runtime))
+        trainer.model.train()
+        seen, forward = [], trainer.model.forward
+
+        def noted(batch, seen=seen, forward=forward):
+            loss, logits = forward(batch)
+            seen.append((batch[GRADIENT].dim(), logits))
+            return loss, logits
+
+        trainer.model.forward = noted
+        gradients_of(trainer)
+        first = [logits for dims, logits in seen if not dims]
+        second = [logits for dims, logits in seen if dims]
+        assert len(first) == len(second) > 1
+        for one, other in zip(first, second, strict=True):
+            assert torch.equal(one, other)
+        assert not torch.equal(first[0], forward(seen_batch(trainer))[1])
+
+
+def seen_batch(trainer):
+    micro = trainer.data[0].micro_batches[0]
+    return {**micro.tensors(), GRADIENT: torch.zeros(())}
+
+
+def test_evaluations_do_not_depend_on_how_they_are_cut(tmp_path):
+    found = []
+    for batching, budget in (("grouped", "auto"), ("packed", 100), ("random", 60)):
+        job = pair_job(tmp_path, batching=batching, token_budget=budget)
+        trainer = assemble(job, set_up(job.settings.runtime))
+        found.append(evaluate_split(trainer, job.validation))
+    samples = texts_of(job.validation, range(30))
+    plain = build_model(job).eval()
+    plain.load_state_dict(trainer.model.model.state_dict())
+    with torch.no_grad():
+        expected = plain_loss(plain, samples)
+    for one in found:
+        assert one.loss == pytest.approx(float(expected), rel=1e-5)
+        assert one.metrics == pytest.approx(found[0].metrics)
+        assert set(one.metrics) == {*task_of().figures} - {"loss"}
+
+
+def retrieval(samples, vectors, sizes=()):
+    metrics = Retrieval(sizes)
+    labels = labels_of(samples)
+    texts = [text for sample in samples for text in sample]
+    rows = torch.stack([torch.tensor(vectors[text]) for text in texts])
+    padding = torch.zeros(1, rows.shape[1]), torch.full((1, 3), -100)
+    for logits, own in ((rows[:3], labels[:3]), (rows[3:], labels[3:]), padding):
+        metrics.update(logits, own)
+    return metrics.compute()
+
+
+VECTORS = {
+    "a": [1.0, 0.0, 0.0],
+    "a near": [0.9, 0.1, 0.0],
+    "a far": [0.1, 0.9, 0.3],
+    "b": [0.0, 1.0, 0.0],
+    "b near": [0.0, 0.9, 0.5],
+    "wrong": [0.99, 0.01, 0.0],
+}
+
+
+def test_figures_are_those_of_ranks():
+    samples = [("a", "a near", "wrong"), ("b", "b near")]
+    found = retrieval(samples, VECTORS)
+    assert found["recall_at_1"] == 0.5  # "wrong" lies nearer to "a"
+    assert found["recall_at_5"] == 1
+    assert found["mrr_at_10"] == pytest.approx((1 / 2 + 1) / 2)
+    assert found["ndcg_at_10"] == pytest.approx((1 / np.log2(3) + 1) / 2)
+
+
+def test_an_anchor_has_all_its_positives_and_never_finds_itself():
+    samples = [("a", "a near"), ("b", "b near"), ("a", "a far"), ("b", "a")]
+    found = retrieval(samples, VECTORS)
+    # a: near, far | b near. b: far | near, ..., a: itself no passage of a's.
+    assert found["recall_at_10"] == 1
+    ranks = {"a": (1, 2), "b": (2, 4)}
+    gains = [sum(1 / np.log2(r + 1) for r in own) for own in ranks.values()]
+    best = 1 + 1 / np.log2(3)
+    assert found["ndcg_at_10"] == pytest.approx(sum(gains) / best / 2)
+    assert found["mrr_at_10"] == pytest.approx((1 + 1 / 2) / 2)
+
+
+def test_figures_of_shorter_vectors_have_names_of_their_own():
+    found = retrieval([("a", "a near"), ("b", "b near")], VECTORS, sizes=(3, 2))
+    assert {name for name in found if "dim" in name} == {
+        f"{name}_dim_2" for name in found if "dim" not in name
+    }
+
+
+def test_it_trains_and_finds_what_it_learnt(tmp_path):
+    job = pair_job(tmp_path, token_budget=300, max_steps=None, epochs=6)
+    job = replace(job, validation=job.train, test=job.train)
+    result = train(job, set_up(job.settings.runtime))
+    report = result.report
+    assert report.final_loss < 0.8 * report.initial_loss
+    config = AutoModel.from_pretrained(result.model_folder).config
+    assert (config.flatout_task, config.flatout_pooling) == ("embedding", "mean")
+
+
+@pytest.mark.process
+def test_two_ranks_train_as_one(tmp_path):
+    jobs = {}
+    for name, batching in (("a", "packed"), ("b", "grouped")):
+        jobs[name] = pair_job(
+            tmp_path / f"{name} job",
+            batching=batching,
+            token_budget=200,
+            resume="never",
+        )
+    found = {name: curve for name, (curve, _) in on_two_ranks(jobs, tmp_path).items()}
+    for name, job in jobs.items():
+        alone = replace(job, work_folder=tmp_path / f"{name} alone")
+        trainer = assemble(alone, set_up(alone.settings.runtime))
+        trainer.model.train()
+        expected = gradients_of(trainer)
+        assert_near(found[name].gradients[0], expected)
+        result = train(alone, set_up(alone.settings.runtime))
+        losses = [point.loss for point in result.history]
+        assert found[name].losses == pytest.approx(losses, rel=1e-4)
+        assert found[name].test_loss == pytest.approx(result.report.test_loss, rel=1e-3)
+
+
+def test_what_cannot_be_trained_is_refused(tmp_path):
+    job = pair_job(tmp_path, global_batch_size=1)
+    with pytest.raises(SettingsError, match="embedding compares the samples"):
+        assemble(job, set_up(job.settings.runtime))
+    job = pair_job(tmp_path, model={"matryoshka": [16, 32]})
+    with pytest.raises(ValueError, match="16 numbers, fewer than 32"):
+        assemble(job, set_up(job.settings.runtime))
+
+
+@pytest.mark.parametrize(
+    ("content", "pooling"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "first"),
+        ({"pooling_mode_mean_tokens": True}, "mean"),
+        ({"pooling_mode": "lasttoken"}, "last"),
+        (None, "mean"),
+    ],
+)
+def test_a_checkpoint_says_how_it_pools(tmp_path, content, pooling):
+    if content is not None:
+        write(tmp_path / "1_Pooling" / "config.json", content)
+    assert task_of(name_or_path=str(tmp_path)).pooling == pooling
+    assert task_of(name_or_path=str(tmp_path), pooling="last").pooling == "last"
+
+
+def test_other_ways_of_pooling_are_refused(tmp_path):
+    write(tmp_path / "1_Pooling" / "config.json", {"pooling_mode_max_tokens": True})
+    with pytest.raises(TaskError, match="pools by max"):
+        _ = task_of(name_or_path=str(tmp_path)).pooling
+    write(tmp_path / "modules.json", [{"type": "sentence_transformers.models.Dense"}])
+    with pytest.raises(TaskError, match="a module Dense"):
+        _ = task_of(name_or_path=str(tmp_path)).pooling
+
+
+def write(path, content):
+    import json
+
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content))

@@ -1,0 +1,160 @@
+"""Pairs and triplets: from raw columns to token rows of several sequences."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from flatout.engine.data.raw_texts import RawTextsError, open_raw_texts
+from flatout.engine.data.split_recipes import plan_split
+from flatout.engine.families import usable_positions
+from flatout.engine.parameters import (
+    ModelSettings,
+    SettingsError,
+    SplitSettings,
+    TokenizeSettings,
+    parse_settings,
+)
+from flatout.engine.rows.tokens import TokenRows
+from flatout.engine.tasks import columns_of
+from flatout.engine.tokenizing.encoders.encoded import TokensError
+from flatout.engine.tokenizing.token_recipes import tokens_recipe
+from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
+from tests.engine.families import CONFIGS
+
+TASK = "embedding"
+MODEL = ModelSettings(task=TASK, config={"model_type": "bert", **CONFIGS["bert"]})
+LIMITS = TokenizeSettings(vocab_size=200, max_length=12)
+PAIRS = {"anchor_column": "q", "positive_column": "a"}
+TRIPLETS = {**PAIRS, "negative_column": "n"}
+WORDS = "the quick brown fox jumps over the lazy dog".split()
+
+
+def frame_of(count: int, **columns) -> pd.DataFrame:
+    pairs = {
+        "q": [" ".join(WORDS[: 1 + n % 9]) + f" {n}" for n in range(count)],
+        "a": [" ".join(WORDS[n % 7 :]) + f" of {n}" for n in range(count)],
+    }
+    return pd.DataFrame({**pairs, **columns})
+
+
+def split(frame: pd.DataFrame, task: str = TASK, **options):
+    settings = SplitSettings(max_rejected_fraction=1, **options)
+    made = plan_split(open_raw_texts(frame), columns_of(settings, task), settings)
+    return made["train_rows"].to_dataset(), made["rejected_rows"].table().to_pylist()
+
+
+def saved(folder, rows) -> TokenizerFile:
+    recipe = tokenizer_recipe(rows, MODEL, LIMITS, usable_positions)
+    recipe.build()[0].save_pretrained(folder)
+    return TokenizerFile(folder)
+
+
+@pytest.mark.parametrize("form", ["pairs", "texts", "lists", "json"])
+def test_each_text_is_a_sequence_of_its_own(tmp_path, form):
+    frame = frame_of(60)
+    own = [[f"wrong {n}", "lazy fox"][: 1 + n % 2] for n in range(60)]
+    if form != "pairs":
+        by = {"texts": lambda t: t[0], "lists": list, "json": json.dumps}
+        frame["n"] = [by[form](texts) for texts in own]
+    rows, rejected = split(frame, **(PAIRS if form == "pairs" else TRIPLETS))
+    assert not rejected
+    file = saved(tmp_path, rows)
+    recipe = tokens_recipe("train_tokens", rows, file, [], MODEL, LIMITS)
+    tokens = TokenRows.from_dataset(recipe.to_dataset())
+    members, numbers = tokens.sequences(np.arange(len(tokens)))
+    found = iter(members.views(numbers))
+    labels = iter(members.labels_of(numbers).tolist())
+    by_text = {}
+    file.backend.enable_truncation(12)
+    for row, source in enumerate(rows["source_row"]):
+        texts = [frame["q"][source], frame["a"][source]]
+        negatives = {"pairs": [], "texts": own[source][:1]}
+        texts += negatives.get(form, own[source])
+        for place, text in enumerate(texts):
+            ids = file.backend.encode(text).ids
+            assert next(found).tolist() == ids
+            sample, role, known = next(labels)
+            assert (sample, role) == (row, place)
+            assert by_text.setdefault(tuple(ids), known) == known
+    assert len(set(by_text.values())) == len(by_text)
+    assert next(found, None) is None
+    facts = tokens.facts
+    assert facts.longest == max(map(len, by_text)) <= 12
+    assert facts.most_sequences == {"pairs": 2, "texts": 3}.get(form, 4)
+    assert facts.num_tokens == int(members.lengths(numbers).sum())
+
+
+BAD = {
+    "q": {3: "", 4: None, 5: " "},
+    "a": {6: "", 7: None},
+    "n": {8: None, 9: "", 10: "of 10", 11: "[1, 2]", 12: '["good", ""]'},
+}
+REASONS = {
+    3: "q is empty",
+    4: "q is missing",
+    5: "q is empty",
+    6: "a is empty",
+    7: "a is missing",
+    8: "n is missing",
+    9: "n is empty",
+    10: "n equals the positive",
+    11: "n is neither a text nor a list of texts",
+    12: "n is empty",
+}
+
+
+def test_rows_that_are_no_pairs_are_rejected_with_a_reason():
+    frame = frame_of(200, n=[f"wrong {n}" for n in range(200)])
+    for column, values in BAD.items():
+        for row, value in values.items():
+            frame.loc[row, column] = value
+    frame.loc[10, "n"] = frame["a"][10]
+    rows, rejected = split(frame, **TRIPLETS)
+    assert {one["row"]: one["reason"] for one in rejected} == REASONS
+    assert not REASONS.keys() & set(rows["source_row"])
+
+
+def test_a_pair_is_a_repeat_only_with_all_its_texts():
+    frame = frame_of(100)
+    again = pd.concat([frame, frame[:10], frame[:10].assign(a="other")])
+    rows, _ = split(again.reset_index(drop=True), **PAIRS)
+    made = plan_of(again.reset_index(drop=True))
+    assert made["duplicates"] == 10
+    assert rows.column_names == ["text", "passages", "source_row"]
+
+
+def plan_of(frame):
+    settings = SplitSettings(**PAIRS)
+    raw = open_raw_texts(frame)
+    report = plan_split(raw, columns_of(settings, TASK), settings)["split_report"]
+    return report.value()
+
+
+def test_columns_that_are_missing_are_named():
+    with pytest.raises(RawTextsError, match=r"set split\.anchor_column"):
+        split(frame_of(10))
+    with pytest.raises(RawTextsError, match=r"split\.negative_column is 'm'"):
+        split(frame_of(10, n="x"), **{**TRIPLETS, "negative_column": "m"})
+    with pytest.raises(SettingsError, match=r"for model\.task: embedding"):
+        split(frame_of(10), task="masked-lm", **PAIRS)
+
+
+@pytest.mark.parametrize("columns", [{"anchor_column": "q"}, {"negative_column": "n"}])
+def test_columns_of_pairs_go_together(columns):
+    model = {"config": {"model_type": "bert"}}
+    with pytest.raises(SettingsError, match="anchor_column and positive_column"):
+        parse_settings({"split": columns, "model": model})
+
+
+def test_rows_of_another_task_are_refused(tmp_path):
+    pairs, _ = split(frame_of(60), **PAIRS)
+    file = saved(tmp_path, pairs)
+    texts, _ = split(frame_of(60), task="masked-lm", text_column="q")
+    other = MODEL.model_copy(update={"task": "masked-lm"})
+    for rows, model in ((texts, MODEL), (pairs, other)):
+        with pytest.raises(TokensError, match=r"--pipelines=split,tokenize"):
+            tokens_recipe("train_tokens", rows, file, [], model, LIMITS)
