@@ -8,7 +8,7 @@ from typing import Any
 
 from flatout.engine.benchmark.runner import Bench
 from flatout.engine.benchmark.trials.processes import Answer
-from flatout.engine.benchmark.trials.trial_spec import Measure, TrialResult, TrialSpec
+from flatout.engine.benchmark.trials.trial_spec import TrialResult, TrialSpec
 from flatout.engine.launch.job_files import JobFiles
 from flatout.engine.parameters import Settings, parse_settings
 from tests.engine.families import (
@@ -19,7 +19,7 @@ from tests.engine.families import (
     token_rows,
 )
 
-QUICK = Measure(steps=3, warmup_steps=1, repeats=2, min_window_s=0.0, max_window_s=1.0)
+QUICK = {"steps_per_trial": 3, "repeats": 2, "max_window_s": 1.0}
 
 
 def settings(**benchmark: Any) -> Settings:
@@ -63,8 +63,8 @@ def trial(number: str = "001", **given: Any) -> TrialResult:
     return TrialResult(number, asked, figures=given, **{"status": "ok", **own})
 
 
-def spec(kind: str, measure: Measure = QUICK, **options: Any) -> TrialSpec:
-    return TrialSpec(kind, "grid", settings(), measure, options=options)
+def spec(kind: str, **options: Any) -> TrialSpec:
+    return TrialSpec(kind, "grid", settings(**QUICK), options=options)
 
 
 TIME_SHARE = {"device": 0.6, "loader": 0.46, "again": 0.46}

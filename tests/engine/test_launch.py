@@ -62,23 +62,18 @@ def test_more_processes_than_devices_are_refused(monkeypatch, gpus, wanted, text
         resolve_processes(DistributedSettings(num_processes=wanted))
 
 
-def test_a_port_in_use_is_refused_with_what_to_do():
+def test_an_endpoint_that_cannot_be_is_refused_with_what_to_do():
     with socket.socket() as other:
         other.bind(("", 0))
         other.listen()
         port = other.getsockname()[1]
-        settings = DistributedSettings(
-            num_machines=2, rendezvous_endpoint=f"localhost:{port}"
-        )
+        meeting = {"num_machines": 2, "rendezvous_endpoint": f"localhost:{port}"}
         with pytest.raises(SettingsError, match=rf"port {port} .* choose another one"):
-            check_endpoint(settings)
-    check_endpoint(settings)  # free again
-
-
-def test_an_endpoint_without_a_port_is_refused():
-    settings = DistributedSettings(num_machines=2, rendezvous_endpoint="machine0")
+            check_endpoint(DistributedSettings(**meeting))
+    check_endpoint(DistributedSettings(**meeting))  # free again
+    meeting["rendezvous_endpoint"] = "machine0"
     with pytest.raises(SettingsError, match="'machine0' is not host:port"):
-        check_endpoint(settings)
+        check_endpoint(DistributedSettings(**meeting))
 
 
 def test_the_ranks_start_from_a_file_of_this_users_alone(tmp_path):

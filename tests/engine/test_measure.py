@@ -25,8 +25,9 @@ from flatout.engine.benchmark.measuring.driver import (
     representative_block,
 )
 from flatout.engine.benchmark.measuring.phases import PHASES, PhaseClock
-from flatout.engine.benchmark.trials.trial_spec import Measure, with_changes
+from flatout.engine.benchmark.trials.trial_spec import with_changes
 from flatout.engine.machine.runtime import set_up
+from flatout.engine.parameters import BenchmarkSettings
 from flatout.engine.train.recording.recorder import Recorder
 from flatout.engine.train.recording.timing import Window
 from flatout.engine.train.setup.assemble import assemble
@@ -164,7 +165,7 @@ class Scripted(windows.Warm):
     """Windows whose times are known."""
 
     def __init__(self, walls):
-        self.walls, self.measure = list(walls), Measure(repeats=3)
+        self.walls, self.measure = list(walls), BenchmarkSettings(repeats=3)
 
     _runtime = set_up(settings().runtime)
 
@@ -205,7 +206,7 @@ class Told:
         return None
 
 
-TWICE = Measure(repeats=2, max_window_s=2.5)
+TWICE = BenchmarkSettings(repeats=2)
 
 
 @dataclass
@@ -213,7 +214,7 @@ class Counted:
     """Warm steps whose every window has 16 samples a second."""
 
     calls: list[str]
-    measure: Measure = TWICE
+    measure: BenchmarkSettings = TWICE
 
     def time_step(self):
         self.calls.append("time")
@@ -283,7 +284,8 @@ def test_a_loaders_workers_end_with_it(job):
 
 def test_the_loader_alone_and_its_slow_batches(job, tmp_path):
     asked = spec("loader")
-    asked = replace(asked, measure=replace(asked.measure, slow_rows_ms=1e-6))
+    changed = with_changes(asked.settings, {"benchmark.slow_rows_ms": 1e-6})
+    asked = replace(asked, settings=changed)
     figures = probes.loader(asked, job, tmp_path)
     assert figures["loader_samples_per_s"] > 0
     assert figures["num_workers"] == 0

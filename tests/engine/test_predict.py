@@ -204,16 +204,6 @@ def test_the_column_of_training_is_taken(saved, caplog, split, columns, taken):
     assert without.equals(frame.drop(columns="text"))
 
 
-def test_the_second_column_of_training_is_taken(saved):
-    rows = pd.DataFrame({"text": texts(8), "text_pair": texts(8)[::-1]})
-    split = {"text_column": "question", "text_pair_column": "passage"}
-    found = predicted(saved(), rows, split=split)
-    logits = torch.from_numpy(plain_logits(saved(), rows["text"], rows["text_pair"]))
-    expected = logits.softmax(-1).max(-1).values.numpy()
-    assert np.abs(found["score"] - expected).max() < 1e-5
-    assert found["text_pair"].tolist() == rows["text_pair"].tolist()
-
-
 def test_windows_do_not_change_predictions(saved):
     rows = pd.DataFrame({"text": texts(40)})
     whole = predicted(saved(), rows)
@@ -237,15 +227,23 @@ def test_a_regression_gives_values(saved):
     assert np.abs(frame["value"] - scores).max() < 1e-5
 
 
-def test_pairs_of_texts_are_told_apart(saved):
-    folder, rows = saved(), texts(24)
-    first, second = rows[:12], rows[12:]
-    frame = predicted(
-        folder, pd.DataFrame({"text": first, "b": second}), text_pair_column="b"
-    )
-    logits = torch.from_numpy(plain_logits(folder, first, second))
+@pytest.mark.parametrize(
+    ("second", "options"),
+    [
+        ("b", {"text_pair_column": "b"}),
+        (
+            "text_pair",  # as split writes it
+            {"split": {"text_column": "question", "text_pair_column": "passage"}},
+        ),
+    ],
+)
+def test_pairs_of_texts_are_told_apart(saved, second, options):
+    rows = pd.DataFrame({"text": texts(12), second: texts(12)[::-1]})
+    found = predicted(saved(), rows, **options)
+    logits = torch.from_numpy(plain_logits(saved(), rows["text"], rows[second]))
     expected = logits.softmax(-1).max(-1).values.numpy()
-    assert np.abs(frame["score"] - expected).max() < 1e-5
+    assert np.abs(found["score"] - expected).max() < 1e-5
+    assert found["text_pair"].tolist() == rows[second].tolist()
 
 
 def test_rows_that_cannot_be_used_stay_in_place(saved):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
@@ -31,7 +32,7 @@ def settings(folder=".", **sweep):
 def formula(monkeypatch, tmp_path):
     """Trials of tests/engine/sweep_trial.py; the lines of those that ran."""
     monkeypatch.setattr(trials, "MODULE", "tests.engine.sweep_trial")
-    monkeypatch.setenv("PYTHONPATH", str(PROJECT))
+    monkeypatch.setenv("PYTHONPATH", f"{PROJECT}:{PROJECT}/src")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     file = tmp_path / "sweep" / "ran"
     return lambda: file.read_text().splitlines() if file.exists() else []
@@ -114,6 +115,19 @@ def test_a_sweep_that_makes_no_sense_is_refused(sweep, message):
 
 
 @pytest.mark.process
+@pytest.mark.slow
+def test_a_trial_has_a_rank_on_each_of_its_devices(tmp_path, monkeypatch):
+    """A real training; two cores stand for two GPUs."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    folder = tmp_path / "sweep"
+    asked = settings(folder, grid={RATE: [0.1]}, devices_per_trial=2)
+    [row] = run_sweep(asked, benches.job_files(tmp_path))
+    assert (row["status"], row["note"]) == ("ok", "")
+    figures = json.loads((folder / row["key"] / "answer.json").read_text())["figures"]
+    assert (figures["world_size"], figures["steps"]) == (2, 6)
+
+
+@pytest.mark.process
 def test_memory_that_one_device_has_not_is_asked_of_two(tmp_path, formula):
     """What ended well on one device is not trained again."""
     grid, files = {RATE: [0.02], BATCH: [8, 13]}, benches.job_files(tmp_path)
@@ -175,55 +189,57 @@ def test_other_settings_or_tokens_are_trained_anew(tmp_path, formula):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("changed", ["mine.py", "losses.py", "own_family.py"])
-def test_other_own_code_is_another_sweep(tmp_path, formula, monkeypatch, changed):
-    own, other = (tmp_path / name / "my_tasks" for name in ("one", "other"))
-    for folder in (own, other):
-        folder.mkdir(parents=True)
-        for name in ("__init__.py", "losses.py"):
-            (folder / name).write_text("")
-        (folder / "mine.py").write_text("from tests.own_task import TwoNumbers\n")
-        (folder.parent / "own_family.py").write_text("")
-    [file] = other.parent.rglob(changed)
-    file.write_text(file.read_text() + "SCALE = 2")
+def test_other_own_code_is_another_sweep(tmp_path, formula, monkeypatch):
+    """Each of three modules in turn; the third is beside that of the task."""
     dumped = settings(tmp_path / "sweep", grid={RATE: [0.1]}).model_dump(mode="json")
     dumped["model"] |= {"task": "my_tasks.mine.TwoNumbers", "family": "own_family"}
-    files = benches.job_files(tmp_path)
+    asked, files = parse_settings(dumped), benches.job_files(tmp_path)
 
-    def sweep_with(folder):
-        asked = parse_settings(dumped)
+    def sweep_with(changed=None):
+        folder = tmp_path / f"with_{changed}"
+        (folder / "my_tasks").mkdir(parents=True, exist_ok=True)
+        task = "from tests.own_task import TwoNumbers\n"
+        modules = {"my_tasks/mine.py": task, "own_family.py": ""}
+        modules |= {"my_tasks/__init__.py": "", "my_tasks/losses.py": ""}
+        for name, code in modules.items():
+            (folder / name).write_text(code + "SCALE = 2" * (name == changed))
         with monkeypatch.context() as here:
-            here.syspath_prepend(str(folder.parent))
-            here.setenv("PYTHONPATH", f"{folder.parent}:{PROJECT}")
+            here.syspath_prepend(str(folder))
+            here.setenv("PYTHONPATH", f"{folder}:{PROJECT}:{PROJECT}/src")
             for name in [n for n in sys.modules if n.split(".")[0] == "my_tasks"]:
                 del sys.modules[name]
             return run_sweep(asked, files)
 
-    first = sweep_with(own)
-    assert sweep_with(own) == first
-    assert len(formula()) == 1
-    sweep_with(other)
-    assert len(formula()) == 2, "other code trains anew"
-    sweep_with(own)
-    assert len(formula()) == 2, "the same code takes what it trained before"
+    first = sweep_with()
+    assert sweep_with() == first
+    names = ("my_tasks/mine.py", "my_tasks/losses.py", "own_family.py")
+    for count, changed in enumerate(names, 2):
+        sweep_with(changed)
+        assert len(formula()) == count, "other code trains anew"
+    assert sweep_with() == first
+    assert len(formula()) == 4, "the same code takes what it trained before"
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("text", ["", '{"status": "o', "[]", '{"status": "ok"}'])
-def test_a_torn_answer_is_none(tmp_path, formula, caplog, text):
+def test_a_torn_answer_is_none(tmp_path, formula, caplog):
     folder, files = tmp_path / "sweep", benches.job_files(tmp_path)
-    asked = settings(folder, grid={RATE: [0.1]})
-    first = run_sweep(asked, files)
+
+    def loss(study):
+        [row] = run_sweep(settings(folder, grid={RATE: [0.1]}, study=study), files)
+        return row["validation_loss"]
+
+    first = loss("first")
     [file] = folder.glob("*/answer.json")
-    file.write_text(text)
-    again = settings(folder, grid={RATE: [0.1]}, study="again")
-    second = run_sweep(again, files)
-    assert second[0]["validation_loss"] == first[0]["validation_loss"]
-    assert len(formula()) == 2
-    [told] = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-    assert told.startswith(f"{file} is no whole answer")
-    run_sweep(settings(folder, grid={RATE: [0.1]}, study="kept"), files)
-    assert len(formula()) == 2, "the new answer is whole"
+    torn = ["", '{"status": "o', "[]", '{"status": "ok"}']
+    for count, text in enumerate(torn, 2):
+        file.write_text(text)
+        assert loss(f"again {count}") == first
+        assert len(formula()) == count
+    told = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert len(told) == len(torn)
+    assert told[0].startswith(f"{file} is no whole answer")
+    assert loss("kept") == first
+    assert len(formula()) == 5, "the new answer is whole"
 
 
 @pytest.mark.process

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import stat
 import threading
 import time
 from pathlib import Path
@@ -458,25 +457,16 @@ def test_a_mode_without_a_ladder_leaves_the_last_one(tmp_path):
     assert table.load()["name"].tolist() == ["conf/slow", "TF32"]
 
 
+def tuned_entry(file: Path, folder: Path, **options) -> TunedParameters:
+    fallback = str(folder / "fallback.yml")
+    return TunedParameters(filepath=str(file), fallback=fallback, **options)
+
+
 def test_nothing_recommended_leaves_the_tuned_environment(tmp_path):
-    file = tmp_path / "tuned" / "parameters.yml"
-    dataset = TunedParameters(filepath=str(file), fallback=str(tmp_path / "f.yml"))
+    dataset = tuned_entry(tmp_path / "tuned" / "parameters.yml", tmp_path)
     dataset.save("train: {}\n")
     dataset.save("")
     assert dataset.load() == "train: {}\n"
-
-
-def test_a_read_only_conf_loses_nothing(tmp_path, caplog, monkeypatch):
-    conf, fallback = tmp_path / "conf", tmp_path / "data" / "tuned.yml"
-    conf.mkdir()
-    conf.chmod(stat.S_IRUSR | stat.S_IXUSR)
-    dataset = TunedParameters(
-        filepath=str(conf / "tuned" / "parameters.yml"), fallback=str(fallback)
-    )
-    refuse_as_a_read_only_folder(conf, monkeypatch)
-    dataset.save("train: {}\n")
-    assert fallback.read_text() == "train: {}\n"
-    assert f"The recommended parameters are in {fallback}" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -495,7 +485,7 @@ def test_what_was_written_says_how_to_train_with_it(
     folder = tmp_path / there.split("/")[0]
     file = folder / "tuned" / "parameters.yml"
     caplog.set_level("INFO")
-    TunedParameters(filepath=str(file), fallback=str(tmp_path / "f")).save("a: 1\n")
+    tuned_entry(file, tmp_path).save("a: 1\n")
     assert caplog.messages == [f"{file}: written; {how.format(folder)}"]
 
 
@@ -507,11 +497,10 @@ def test_the_command_that_trains_says_what_the_benchmarks_said(tmp_path, caplog)
     caplog.set_level("INFO")
     (tmp_path / "conf" / "base").mkdir(parents=True)
     file = tmp_path / "conf" / "tuned" / "parameters.yml"
-    TunedParameters(
-        filepath=str(file),
-        fallback=str(tmp_path / "f"),
-        measured_in={"environment": "images", "params": params},
-    ).save("train:\n  global_batch_size: 16\ntuned:\n  device: cpu\n")
+    measured_in = {"environment": "images", "params": params}
+    tuned_entry(file, tmp_path, measured_in=measured_in).save(
+        "train:\n  global_batch_size: 16\ntuned:\n  device: cpu\n"
+    )
     given = "'images.path=my photos,images.size=32,train.epochs=2,data_dir=d'"
     assert f"kedro run --env=tuned --params={given} --conf-source=" in caplog.text
     assert yaml.safe_load(file.read_text()) == {
@@ -522,17 +511,24 @@ def test_the_command_that_trains_says_what_the_benchmarks_said(tmp_path, caplog)
 
 @pytest.mark.parametrize(
     ("in_the_way", "reason"),
-    [("conf/tuned", "File exists"), ("conf", "Not a directory")],
+    [
+        ("conf/tuned", "File exists"),
+        ("conf", "Not a directory"),
+        (None, "Permission denied"),
+    ],
 )
-def test_a_file_in_the_place_of_a_folder_loses_nothing(
-    tmp_path, caplog, in_the_way, reason
+def test_a_place_that_cannot_be_written_loses_nothing(
+    tmp_path, caplog, monkeypatch, in_the_way, reason
 ):
-    file, fallback = tmp_path / in_the_way, tmp_path / "data" / "tuned.yml"
-    file.parent.mkdir(exist_ok=True)
-    file.write_text("")
-    tuned = tmp_path / "conf" / "tuned"
+    tuned, fallback = tmp_path / "conf" / "tuned", tmp_path / "fallback.yml"
+    if in_the_way:
+        file = tmp_path / in_the_way
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("")
+    else:
+        refuse_as_a_read_only_folder(tmp_path / "conf", monkeypatch)
     target = tuned / "parameters.yml"
-    TunedParameters(filepath=str(target), fallback=str(fallback)).save("train: {}\n")
+    tuned_entry(target, tmp_path).save("train: {}\n")
     assert fallback.read_text() == "train: {}\n"
     [record] = caplog.records
     assert record.getMessage() == (

@@ -131,22 +131,6 @@ def assert_nested_runs(data: Path, best: dict) -> None:
     assert all(1000 < ms < 600_000 for ms in lasted)
 
 
-@pytest.mark.process
-@pytest.mark.slow
-def test_a_trial_has_a_rank_on_each_of_its_devices(tmp_path, empty_store):
-    """Two cores stand for two GPUs."""
-    data = write_tokens(tmp_path / "data")
-    shutil.copy(empty_store, data / "mlflow.db")
-    grid = f"sweep.grid.{RATE}=1e-3,sweep.grid.{BATCH}=16"
-    asked = f"data_dir={data},runtime.threads=1,train.max_steps=3,{grid}"
-    asked += ",sweep.devices_per_trial=2"
-    done = kedro("run", "--env=test", "--pipelines=sweep", f"--params={asked}")
-    assert done.returncode == 0, done.stdout
-    [answer] = (data / "08_reporting/sweep_logs").glob("*/answer.json")
-    figures = json.loads(answer.read_text())["figures"]
-    assert (figures["world_size"], figures["steps"]) == (2, 3)
-
-
 def test_the_winner_is_an_environment_over_that_of_the_sweep(tmp_path):
     best = {
         "trial_id": "003",

@@ -16,7 +16,6 @@ from flatout.engine.benchmark.recommend import versions
 from flatout.engine.benchmark.trials.processes import Answer, ask, kept_answer
 from flatout.engine.benchmark.trials.trial_spec import (
     ON_ALL_DEVICES,
-    Measure,
     TrialResult,
     TrialSpec,
     with_changes,
@@ -164,7 +163,6 @@ class Bench:
             kind=kind,
             mode=self.options.mode,
             settings=settings,
-            measure=Measure.of(self.options),
             label=label,
             world_size=world_size or (self.processes if kind in ON_ALL_DEVICES else 1),
             options=dict(options or {}),

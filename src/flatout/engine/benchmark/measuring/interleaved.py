@@ -107,13 +107,14 @@ class Baseline:
 def _start(spec: TrialSpec, folder: Path) -> Baseline:
     """With the data of the trial in `folder`, and a folder of its own in that one."""
     ours, theirs = Pipe()
-    settings = parse_settings(spec.options["below"])
+    below = parse_settings(spec.options["below"])
+    settings = below.model_copy(update={"benchmark": spec.measure})
     options = {"connection": theirs.fileno()}
-    below = replace(spec, kind="baseline", settings=settings, options=options)
+    asked = replace(spec, kind="baseline", settings=settings, options=options)
     stored = json.loads((folder / "spec.json").read_text())
-    write_spec(below, stored["job"], folder / "below")
+    write_spec(asked, stored["job"], folder / "below")
     process = psutil.Popen(
-        command(below, folder / "below"),
+        command(asked, folder / "below"),
         env=child_environment(training_environment(settings.runtime)),
         pass_fds=[theirs.fileno()],
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from multiprocessing.connection import Connection
@@ -32,8 +31,9 @@ from flatout.engine.benchmark.measuring.windows import (
     rate,
     spread_pct,
 )
-from flatout.engine.benchmark.trials.trial_spec import Measure, TrialSpec
+from flatout.engine.benchmark.trials.trial_spec import TrialSpec
 from flatout.engine.machine.runtime import Runtime, memory, set_up
+from flatout.engine.parameters import BenchmarkSettings
 from flatout.engine.train.process_group import ProcessGroup
 from flatout.engine.train.recording.summary import efficiency
 from flatout.engine.train.recording.timing import Rates, Window, compile_clock
@@ -60,7 +60,7 @@ def again(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
     is a short one, however far apart its windows are."""
     runtime = set_up(job.settings.runtime)
     group = _join(job, runtime)
-    measure = replace(spec.measure, repeats=AGAIN_WINDOWS)
+    measure = spec.measure.model_copy(update={"repeats": AGAIN_WINDOWS})
     warm = warm_training(job, measure, loaded_feed, runtime, group)
     windows = warm.windows(most_apart_pct=math.inf)
     windows = windows[1:] or windows
@@ -107,7 +107,7 @@ def loaded_feed(trainer: Trainer, steps: int) -> Feed:
 
 def warm_training(
     job: TrainJob,
-    measure: Measure,
+    measure: BenchmarkSettings,
     feed: FeedOf,
     runtime: Runtime,
     group: ProcessGroup | None,

@@ -14,10 +14,11 @@ from flatout.engine.batches.collation import StepRows
 from flatout.engine.batches.loader import StepLoader, resolve_workers, run_steps
 from flatout.engine.benchmark.measuring.driver import ENDLESS, BlockRows, Driver, Feed
 from flatout.engine.benchmark.measuring.windows import SPREAD_LIMIT_PCT
-from flatout.engine.benchmark.trials.trial_spec import Measure, TrialSpec
+from flatout.engine.benchmark.trials.trial_spec import TrialSpec
 from flatout.engine.machine.container import total_memory_bytes
 from flatout.engine.machine.runtime import Runtime, set_up
 from flatout.engine.models.flops import measured_tflops
+from flatout.engine.parameters import BenchmarkSettings
 from flatout.engine.rows.layout import Ints
 from flatout.engine.train.setup.assemble import assemble, build_model
 from flatout.engine.train.setup.job import TrainJob
@@ -54,10 +55,10 @@ def loader(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
 
 
 def _loader_rates(
-    job: TrainJob, runtime: Runtime, data: StepRows, measure: Measure
+    job: TrainJob, runtime: Runtime, data: StepRows, measure: BenchmarkSettings
 ) -> list[float]:
     """Samples a second of each window."""
-    block = BlockRows.of(data, measure.steps)
+    block = BlockRows.of(data, measure.steps_per_trial)
     source = StepLoader(block, job.settings.train.loader, runtime, 0, ENDLESS)
     batches = iter(source)
     runs = source.num_workers * job.settings.train.loader.prefetch_factor
@@ -76,10 +77,10 @@ def _loader_rates(
     return rates
 
 
-def stage_times(data: StepRows, measure: Measure) -> dict[str, Any]:
+def stage_times(data: StepRows, measure: BenchmarkSettings) -> dict[str, Any]:
     """Milliseconds of the stages of a batch, and the batches that took longer than
     `slow_rows_ms` with their rows, as slow transforms cause them."""
-    block = BlockRows.of(data, measure.steps)
+    block = BlockRows.of(data, measure.steps_per_trial)
     choose_s, plan_s, total_ms, slow = 0.0, 0.0, [], []
     for step in range(block.first, block.first + block.period):
         begin = time.perf_counter()
@@ -149,7 +150,7 @@ def profile(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
     runtime = set_up(job.settings.runtime)
     trainer = assemble(job, runtime)
     trainer.model.train()
-    block = BlockRows.of(trainer.data, spec.measure.steps)
+    block = BlockRows.of(trainer.data, spec.measure.steps_per_trial)
     loader = StepLoader(block, job.settings.train.loader, runtime, 0, ENDLESS)
     feed, driver = Feed(loader, iter(loader), block.period), Driver(trainer)
     for _ in range(spec.measure.warmup_steps + 1):

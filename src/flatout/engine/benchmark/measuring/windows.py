@@ -18,8 +18,8 @@ import torch
 
 from flatout.engine.benchmark.measuring.driver import Driver, Feed
 from flatout.engine.benchmark.measuring.phases import gpu_util_pct
-from flatout.engine.benchmark.trials.trial_spec import Measure
 from flatout.engine.machine.runtime import Runtime
+from flatout.engine.parameters import BenchmarkSettings
 from flatout.engine.train.recording.timing import Window, steady
 from flatout.engine.train.setup.assemble import Trainer
 
@@ -34,7 +34,7 @@ class Warm:
     driver: Driver
     feed_of: Callable[[int], Feed]
     feed: Feed
-    measure: Measure
+    measure: BenchmarkSettings
     first_step_s: float
     """Of the first, cold step."""
     step_s: float = math.inf
@@ -44,9 +44,12 @@ class Warm:
 
     @classmethod
     def up(
-        cls, trainer: Trainer, feed_of: Callable[[int], Feed], measure: Measure
+        cls,
+        trainer: Trainer,
+        feed_of: Callable[[int], Feed],
+        measure: BenchmarkSettings,
     ) -> Warm:
-        driver, feed = Driver(trainer), feed_of(measure.steps)
+        driver, feed = Driver(trainer), feed_of(measure.steps_per_trial)
         begin = time.perf_counter()
         feed.step(driver)
         driver.synchronize()
@@ -120,9 +123,9 @@ class Warm:
         return self.driver.trainer.runtime
 
 
-def block_steps(measure: Measure, step_s: float) -> int:
+def block_steps(measure: BenchmarkSettings, step_s: float) -> int:
     """Steps of a block that fit a window, at least two."""
-    return max(2, min(measure.steps, int(measure.max_window_s / step_s)))
+    return max(2, min(measure.steps_per_trial, int(measure.max_window_s / step_s)))
 
 
 def agreed(value: float, runtime: Runtime) -> float:

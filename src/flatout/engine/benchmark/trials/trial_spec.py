@@ -30,37 +30,16 @@ the loader alone; the device's peak; where the time of a few steps goes, operato
 operator; a whole training (the sweep)."""
 Changes = dict[str, Any]
 """Settings by path, `train.token_budget`."""
+MEASURED = {
+    "steps_per_trial",
+    "warmup_steps",
+    "repeats",
+    "min_window_s",
+    "max_window_s",
+    "slow_rows_ms",
+}
+"""Parameters of the benchmark that decide what a trial measures."""
 ON_ALL_DEVICES = frozenset({"end_to_end", "again", "compute"})
-
-
-@dataclass(frozen=True)
-class Measure:
-    """How long a trial measures."""
-
-    steps: int = 20
-    """Optimizer steps of a block: the rows that every window goes over."""
-    warmup_steps: int = 3
-    repeats: int = 3
-    """Windows; the median counts."""
-    min_window_s: float = 1.0
-    """A block is repeated until a window is at least so long."""
-    max_window_s: float = 2.5
-    """Where steps are slow, a block has fewer of them."""
-    headroom: float = 0.1
-    """Share of the device's memory that stays free."""
-    slow_rows_ms: float = 20.0
-
-    @classmethod
-    def of(cls, options: BenchmarkSettings) -> Measure:
-        return cls(
-            steps=options.steps_per_trial,
-            warmup_steps=options.warmup_steps,
-            repeats=options.repeats,
-            min_window_s=options.min_window_s,
-            max_window_s=options.max_window_s,
-            headroom=options.memory_headroom,
-            slow_rows_ms=options.slow_rows_ms,
-        )
 
 
 @dataclass(frozen=True)
@@ -70,21 +49,23 @@ class TrialSpec:
     kind: str
     mode: str
     settings: Settings
-    measure: Measure = Measure()
     label: str = ""
     world_size: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
     """What a kind needs beside the settings."""
 
+    @property
+    def measure(self) -> BenchmarkSettings:
+        """How long it measures."""
+        return self.settings.benchmark
+
     def as_json(self) -> dict[str, Any]:
-        settings = self.settings.model_dump(mode="json", exclude={"benchmark", "sweep"})
+        settings = self.settings.model_dump(mode="json", exclude={"sweep"})
         return {**asdict(replace(self, settings=None)), "settings": settings}  # type: ignore[arg-type]
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> TrialSpec:
-        settings = parse_settings(stored["settings"])
-        measure = Measure(**stored["measure"])
-        return cls(**{**stored, "settings": settings, "measure": measure})
+        return cls(**{**stored, "settings": parse_settings(stored["settings"])})
 
     def key(self, context: Mapping[str, Any]) -> str:
         """Digest of all that decides the answer; `context` names data, versions and
@@ -93,6 +74,8 @@ class TrialSpec:
             mode="json", include={"runtime", "model", "tokenize", "train"}
         )
         asked = {**self.as_json(), "settings": dumped, **context}
+        if self.kind != "train":
+            asked["measure"] = self.measure.model_dump(include=MEASURED)
         del asked["label"], asked["mode"]
         return xxhash.xxh3_64_hexdigest(json.dumps(asked, sort_keys=True).encode())
 
