@@ -65,17 +65,14 @@ class ImageFiles:
     def files(self) -> Files:
         """See ArraySource."""
         there = [file for file, _ in self._listed if file.is_file()]
-        return Files(self._root, [*there, *self._manifest])
+        manifest = [] if self.path.is_dir() else [self.path]
+        return Files(self._root, [*there, *manifest])
 
     def told(self) -> dict[str, Any]:
-        """See ArraySource."""
-        return {**self.decoder.told(), **self._unread}
-
-    @cached_property
-    def _unread(self) -> dict[str, Any]:
-        """Of a folder: class folders without an image, and files of other kinds."""
+        """See ArraySource; of a folder also class folders without an image, and how
+        many files are of other kinds."""
         if not self.path.is_dir():
-            return {}
+            return self.decoder.told()
         read = {file for file, _ in self._listed}
         classes = {self._class_of(file) for file in read}
         folders = {f.name for f in self.path.iterdir() if f.is_dir()}
@@ -83,7 +80,8 @@ class ImageFiles:
         others = sum(file not in read for file in files_below(self.path))
         if empty and self.is_told:
             logger.warning("%s: no image in the class folders %s", self.path, empty)
-        return {"empty_class_folders": empty, "files_of_other_kinds": others}
+        unread = {"empty_class_folders": empty, "files_of_other_kinds": others}
+        return {**self.decoder.told(), **unread}
 
     def labels(self) -> Iterator[Any]:
         """See ArraySource."""
@@ -106,10 +104,6 @@ class ImageFiles:
     @property
     def _root(self) -> Path:
         return self.path if self.path.is_dir() else self.path.parent
-
-    @property
-    def _manifest(self) -> list[Path]:
-        return [] if self.path.is_dir() else [self.path]
 
     @cached_property
     def _listed(self) -> list[tuple[Path, Any]]:
