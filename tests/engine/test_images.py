@@ -451,7 +451,7 @@ def test_batchnorm_over_ranks_of_a_cpu_is_refused(tmp_path):
     runtime = replace(
         set_up(job.settings.runtime), ranks=Ranks(world_size=2, local_world_size=2)
     )
-    with pytest.raises(SettingsError, match="statistics ranks share on GPUs alone"):
+    with pytest.raises(SettingsError, match="statistics ranks share only on GPUs"):
         resolve(job, runtime, build_model(job).config)
 
 

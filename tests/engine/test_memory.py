@@ -129,7 +129,7 @@ def test_plenty_of_memory_leaves_the_budget_alone():
     found = choose_budget(BERT, BOUNDS, 80 * GIB, WANTED)
     assert (found.token_budget, found.cuda_graphs) == (65_536, False)
     assert found.reason == (
-        "token budget 65,536: steps take about 9.4 of the 80.0 GiB of GPU memory "
+        "token budget 65,536: steps need about 9.4 of the 80.0 GiB of GPU memory "
         "within reach"
     )
 
@@ -139,7 +139,7 @@ def test_a_small_card_has_a_smaller_budget():
     found = choose_budget(BERT, BOUNDS, 6 * GIB, WANTED)
     assert found.token_budget == 3_584
     assert BERT.peak(3_584, several=True) <= 0.9 * 6 * GIB
-    assert "token budget 3,584: steps take about 5.4 of the 6.0 GiB" in found.reason
+    assert "token budget 3,584: steps need about 5.4 of the 6.0 GiB" in found.reason
 
 
 def test_graphs_go_where_a_step_does_not_fit_twice():
@@ -149,13 +149,13 @@ def test_graphs_go_where_a_step_does_not_fit_twice():
     short = choose_budget(BERT, BOUNDS, int(8_510 / 0.9 * MIB), wanted)
     assert not short.cuda_graphs
     assert short.token_budget == 6_144
-    assert short.reason.endswith("no CUDA graphs, which would take as much again")
+    assert short.reason.endswith("no CUDA graphs, which would need the same again")
 
 
 def test_a_row_that_does_not_fit_is_told_of():
     told = (
         "one row of 512 tokens {} in the 2.0 GiB of GPU memory within reach: set "
-        "train.gradient_checkpointing: true, lower tokenize.max_length, or take a "
+        "train.gradient_checkpointing: true, lower tokenize.max_length, or use a "
         "smaller model"
     )
     found = choose_budget(BERT, BOUNDS, 2 * GIB, WANTED)
@@ -170,7 +170,7 @@ def test_a_model_whose_states_alone_are_too_large_is_refused_on_all_ranks():
     # 1,700 MiB of weights, gradients and moments.
     assert not choose_budget(BERT, BOUNDS, 1_701 * MIB, WANTED).fault
     found = choose_budget(BERT, BOUNDS, 1_699 * MIB, WANTED)
-    assert "moments take 1.7 of the 1.7 GiB of GPU memory within reach" in found.fault
+    assert "moments need 1.7 of the 1.7 GiB of GPU memory within reach" in found.fault
     assert together(WANTED, [WANTED, found]).fault == found.fault
 
 

@@ -138,7 +138,7 @@ def test_unlike_gpus_take_what_all_of_them_take(tmp_path):
     assert first.agreed() == second.agreed()
     assert (first.cuda_graphs, first.flat_all_reduce) == (False, False)
     assert first.launch_tokens == own[0].launch_tokens > own[1].launch_tokens > 0
-    told = "no CUDA graphs: not all of these GPUs take them by themselves"
+    told = "no CUDA graphs: they are not chosen for all of these GPUs"
     assert told in first.notes and told not in second.notes
     alike = [own[0], own[0]]
     assert resolve_together(job, PAIR, own[0], alike) == own[0]
@@ -156,7 +156,7 @@ def test_gpus_that_wait_for_the_host_are_told_of(tmp_path):
 
     text = (
         "a step waits for the host: a GPU's share of it is 109 tokens, and launching "
-        "takes the time of about 57,668. Raise train.global_batch_size"
+        "costs the time of about 57,668. Raise train.global_batch_size"
     )
     assert notes(PAIR, batching="grouped") == (text,)  # padded: no graphs
     assert notes(PAIR, batch=8_502, batching="grouped") == ()

@@ -1,4 +1,4 @@
-"""Whether steps are compiled and recorded: what works here, and what pays."""
+"""Choice of compilation and CUDA graphs: what is possible, and what saves time."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ from flatout.engine.train.setup.payoff import Choice, Work, choose_compilation
 from flatout.engine.train.step import MAX_GRAPHS
 
 GRAPH_MAX_TOKENS = 16_384
-"""Tokens a rank and step up to which launching kernels is what bounds a step, where
-the device's speed is not known."""
+"""Tokens per rank and step up to which kernel launches limit a step, used if the
+device's speed is unknown."""
 SLOW_HOST = 1.5
-"""A margin for slower hosts: steps of 24,600 tokens of BERT-base alone gave 7,821 and
-7,668 samples/s on two hosts, 7,868 and 8,160 with graphs."""
+"""Margin for slower hosts: steps of 24,600 tokens of BERT-base without graphs gave
+7,821 and 7,668 samples/s on two hosts, 7,868 and 8,160 with graphs."""
 GRAPH_MEMORY_SHARE = 0.8
-"""Of the device's memory."""
+"""Share of the device's memory."""
 GRAPH_PAD_MULTIPLE = 256
-"""Packed totals are rounded up, the more the larger they are on average, so that few
+"""Packed totals are rounded up to a multiple that grows with their mean, so that few
 CUDA graphs are needed."""
 GRAPH_PAD_SHARE = 1 / 96
-"""Of a rank's tokens a step, on average: 256 for 24,600 tokens, 1 % at most."""
+"""Multiple as a share of a rank's mean tokens per step: 256 for 24,600, at most 1 %."""
 
 NO_C_COMPILER = "no C compiler (gcc or clang) is installed here"
 
 
 @dataclass(frozen=True)
 class Planned:
-    """What the main rank knows of a run before it begins; the same on all ranks, so
-    that they come to the same choice."""
+    """Facts that the main rank has before the run; equal on all ranks, so that they
+    make the same choice."""
 
     steps: int
     parts: int
-    """Distinct ones that are compiled."""
+    """Number of distinct parts that are compiled."""
     sample_flops: int = 0
-    """Forward and backward, of rows that are samples of one shape; 0 of tokens."""
+    """FLOPs of forward and backward for samples of one shape; 0 for tokens."""
     cached: bool = False
-    """They lie on the main rank's disk, compiled."""
+    """True if the compiled parts are in the main rank's disk cache."""
     earlier: Choice | None = None
-    """Of the run that is continued, which this one is bit for bit."""
+    """Choice of the run that is resumed, which this one repeats bit for bit."""
     token_budget: int | None = None
-    """Of that run."""
+    """Token budget of that run."""
 
 
 def accelerate(
@@ -63,8 +63,8 @@ def accelerate(
     strategy: str,
     planned: Planned | None,
 ) -> Choice:
-    """What is set, or repays itself within the work `planned`; None: steps are
-    measured, and what speeds them up is on whatever it costs. Raises SettingsError."""
+    """The choice by settings, or by the time saved in the work `planned`. None: steps
+    are measured, with everything that makes them faster. Raises SettingsError."""
     compiled = _compile_wanted(job.settings.train.compile, runtime, config)
     recorded = _graphs_wanted(job, runtime, strategy, config)
     known = Choice(compiled is not False, recorded is not False)
@@ -87,8 +87,8 @@ def accelerate(
 def _work(
     job: TrainJob, runtime: Runtime, config: Any, planned: Planned
 ) -> Work | None:
-    """None on a CPU, which `auto` never compiles for, and if model or rows have no size
-    that FLOPs can be told by."""
+    """Planned work; None on a CPU, for which `auto` never compiles, and if the FLOPs of
+    model or rows are unknown."""
     layers, tokens = family_of(config).num_layers(config), rank_tokens(job, runtime)
     weights = 12 * layers * width_of(config) ** 2
     flops = tokens * (planned.sample_flops or 6 * weights)
@@ -107,19 +107,19 @@ def _work(
 
 
 def _shapes(job: TrainJob, runtime: Runtime) -> int:
-    """Of packed steps, at most: totals lie within two deviations to both sides, and
-    lengths deviate by no more than mean and longest allow (Bhatia & Davis 2000)."""
+    """Upper bound of shapes of packed steps: totals are within two standard deviations,
+    which mean and maximum length limit (Bhatia & Davis 2000)."""
     around = 4 * deviation(job, runtime)
     return min(MAX_GRAPHS, 1 + int(around / graph_multiple(job, runtime)))
 
 
 def _compile_wanted(wanted: bool | str, runtime: Runtime, config: Any) -> bool | None:
-    """None if `auto` may choose. Raises SettingsError."""
+    """Return the setting, or None if `auto` may choose. Raises SettingsError."""
     if wanted == "auto":
         family, several = family_of(config), runtime.ranks.world_size > 1
         untried = (
             several and family.samples.batch_statistics
-        )  # ranks meet within the graph
+        )  # ranks synchronise within the graph
         works = (
             family.schedule.compiles and not untried and not _compiler_fault(runtime)
         )
@@ -140,19 +140,19 @@ def _compiler_fault(runtime: Runtime) -> str | None:
 
 
 def without_compiler(runtime: Runtime) -> list[str]:
-    """What a GPU does where nothing can be built for it."""
+    """Warning for a GPU without a compiler for kernels."""
     if not (runtime.is_cuda and _compiler_fault(runtime)):
         return []
     return [
-        f"{NO_C_COMPILER}: PyTorch's kernels run in place of Triton's, and nothing is "
-        "compiled. Install one (apt install gcc): steps are faster then"
+        f"{NO_C_COMPILER}: PyTorch's kernels replace Triton's, and steps are not "
+        "compiled. Install one (apt install gcc) for faster steps"
     ]
 
 
 def _graphs_wanted(
     job: TrainJob, runtime: Runtime, strategy: str, config: Any
 ) -> bool | None:
-    """None if `auto` may choose. Raises SettingsError."""
+    """Return the setting, or None if `auto` may choose. Raises SettingsError."""
     train, family = job.settings.train, family_of(config)
     possible = _can_record(job, runtime, strategy, family)
     if train.cuda_graphs != "auto":
@@ -164,7 +164,7 @@ def _graphs_wanted(
                 "auto or false"
             )
         return bool(train.cuda_graphs)
-    # Checkpointing was never recorded so far.
+    # Recording with checkpointing has not been tested.
     if (
         not (possible and family.schedule.records_unasked)
         or train.gradient_checkpointing
@@ -185,26 +185,26 @@ def _can_record(job: TrainJob, runtime: Runtime, strategy: str, family: Family) 
 
 
 def fused(train: TrainSettings) -> bool:
-    """AdamW alone reads on the device whether a step is finite."""
+    """Return whether finite steps are detected on the device, as in fused AdamW."""
     return train.fused_optimizer and train.optimizer == "adamw"
 
 
 def graph_multiple(job: TrainJob, runtime: Runtime) -> int:
-    """A power of two, which totals are rounded up to."""
+    """Multiple that totals are rounded up to, a power of two."""
     share = int(rank_tokens(job, runtime) * GRAPH_PAD_SHARE)
     return max(GRAPH_PAD_MULTIPLE, 1 << max(0, share - 1).bit_length())
 
 
 def width_of(config: Any) -> int:
-    """Of its hidden states; 0 where a model of its own code has another name for it."""
+    """Size of hidden states; 0 if custom code has another name for it."""
     return int(getattr(config, "hidden_size", 0))
 
 
 def _most_graph_tokens(
     job: TrainJob, runtime: Runtime, strategy: str, config: Any
 ) -> float:
-    """Up to which launching bounds a step that is one micro-batch: each way of cutting
-    a global batch would be a graph of its own."""
+    """Maximum tokens of a step that is limited by launches and is one micro-batch: each
+    other division of a global batch would need a separate graph."""
     budget = token_budget(job, runtime, strategy, config)
     if family_of(config).schedule.launches_by_place:
         return budget
@@ -214,7 +214,7 @@ def _most_graph_tokens(
 
 
 def _graphs_fit(job: TrainJob, runtime: Runtime, config: Any) -> bool:
-    """Graphs have memory of their own, beside that of steps without one."""
+    """Return whether memory suffices for graphs, which need separate memory."""
     memory = runtime.device_memory_bytes
     if memory is None:
         return True

@@ -1,4 +1,4 @@
-"""Build what a run consists of."""
+"""Builds the parts of a run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Trainer:
-    """The parts of a run, put together."""
+    """The parts of a run."""
 
     job: TrainJob
     runtime: Runtime
@@ -61,26 +61,26 @@ class Trainer:
     data: StepRows
     total_steps: int
     demand: Demand | None = None
-    """Of memory, where it was measured for the token budget."""
+    """Memory demand, if it was measured for the token budget."""
     evaluation_budget: int = sys.maxsize
-    """Most tokens of an evaluation's micro-batch, where memory ran out in one; training
-    has its own in `resolved`."""
+    """Maximum tokens of an evaluation's micro-batch, if memory ran out in one; the one
+    for training is in `resolved`."""
 
 
 Compile = Callable[[nn.Module], nn.Module]
 
 
 class RanksTogether(Protocol):
-    """What a run needs of the ranks that train together (train/process_group.py)."""
+    """Operations across the ranks of a training (train/process_group.py)."""
 
     def all_gather(self, value: Any) -> list[Any]:
-        """`value` of each rank."""
+        """Return `value` of each rank."""
 
     def check_equal(self, facts: Mapping[str, Any]) -> None:
-        """Raises SettingsError where a rank has others."""
+        """Raises SettingsError if `facts` differ on a rank."""
 
     def wrap(self, model: TaskModel, compiled: Compile | None) -> nn.Module:
-        """`model` compiled, where asked to, and prepared for all ranks (DDP, FSDP)."""
+        """Compile `model` if requested, and prepare it for all ranks (DDP, FSDP)."""
 
 
 def assemble(
@@ -89,8 +89,8 @@ def assemble(
     group: RanksTogether | None = None,
     plan: Callable[[Any], Planned] | None = None,
 ) -> Trainer:
-    """Build a run, of a whole training with its `plan`, of steps that are measured
-    without. Raises SettingsError and ModelError before anything is trained."""
+    """Build a run: of a whole training with its `plan`, without one for measuring.
+    Raises SettingsError and ModelError before any step."""
     train = job.settings.train
     check_rows(job)
     sharded = group is not None and train.distributed.strategy == "fsdp"
@@ -100,7 +100,7 @@ def assemble(
         check_padding(model, job.task)
     planned = plan and plan(model)
     if group:
-        planned = group.all_gather(planned)[0]  # the main rank's disks, its word
+        planned = group.all_gather(planned)[0]  # the main rank's disks decide
     resolved = _resolved(job, runtime, model.config, planned, group)
     task_model = _task_model(job, runtime, resolved, model, synced=group is not None)
     if not sharded:
@@ -125,8 +125,8 @@ def assemble(
 
 
 def _seeded_model(job: TrainJob, runtime: Runtime, *, sharded: bool) -> Any:
-    """The same weights on all ranks; sharded ones are spread by rank 0, and no other
-    rank ever holds them whole."""
+    """Build the same weights on all ranks; sharded ones come from rank 0, and no other
+    rank ever has all of them."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.settings.runtime.seed)
         model = build_model(job, empty=sharded and not runtime.ranks.is_main)
@@ -159,7 +159,7 @@ def _task_model(
     *,
     synced: bool,
 ) -> TaskModel:
-    """`synced`: with other ranks, whose samples BatchNorm sees too."""
+    """`synced`: other ranks exist, and BatchNorm includes their samples."""
     model = _with_attention(model, resolved.attention, runtime)
     longest = job.settings.max_length if resolved.attention == attention.ROWS else 0
     choose_flash_kernel(model.config, runtime.device, longest)
@@ -200,7 +200,7 @@ def _stepper(
 
 
 def _within(found: Fit, resolved: ResolvedConfig, stepper: Stepper) -> ResolvedConfig:
-    """As the memory allows. Raises SettingsError where no step fits."""
+    """Limit to the available memory. Raises SettingsError if no step fits."""
     if found.fault:
         raise SettingsError(found.fault)
     resolved = resolved.within(found)
@@ -212,7 +212,7 @@ def _within(found: Fit, resolved: ResolvedConfig, stepper: Stepper) -> ResolvedC
 
 
 def _asks_for_memory(job: TrainJob, model: TaskModel) -> bool:
-    """Where the budget is free: nobody takes a step whole."""
+    """Return whether the budget is free, and steps may have several micro-batches."""
     asked = job.settings.train.token_budget == "auto"
     return asked and not takes_whole_steps(model.model.config)
 
@@ -223,8 +223,8 @@ def _replace_parts(
     resolved: ResolvedConfig,
     runtime: Runtime,
 ) -> Noise | None:
-    """Put in place of a model's own parts what computes the same in less time; the
-    seed that its dropouts share, where they share one."""
+    """Replace parts of a model by faster equivalents; return the seed that its dropouts
+    share, if any."""
     if not runtime.is_cuda and resolved.packed:
         replace_dropout(task_model.model, None)
     if resolved.residual == "bf16":
@@ -238,8 +238,8 @@ def fuse_parts(
     resolved: ResolvedConfig,
     runtime: Runtime,
 ) -> Noise | None:
-    """What pays where steps are compiled, in place of parts of uncompiled ones: the
-    same parameters under the same names. The seed that dropouts share then."""
+    """Replace parts by those that are faster in compiled steps, with the same
+    parameters and names. Return the seed that dropouts then share."""
     if not runtime.is_cuda:
         return None
     model, noise = task_model.model, Noise(runtime.device)
@@ -285,7 +285,7 @@ def _alone(model: TaskModel, compile_module: Compile | None) -> nn.Module:
 
 
 def _fused_head(task_model: TaskModel, runtime: Runtime) -> bool:
-    """On a GPU, where a language model's head is one matrix."""
+    """Return whether a language model's head is one matrix on a GPU."""
     task, output = task_model.task, task_model.model.get_output_embeddings()
     return (
         runtime.is_cuda
@@ -300,7 +300,7 @@ def _fused_head(task_model: TaskModel, runtime: Runtime) -> bool:
 
 
 def may_fuse_projections(train: TrainSettings) -> bool:
-    """Whether products may be joined: not where weights are sharded, and not where
-    layers are computed again, because Dynamo then runs each layer uncompiled (what one
-    block leaves for the next is a side effect)."""
+    """Return whether products may be joined: not with sharded weights, and not with
+    recomputed layers, for which Dynamo runs each layer uncompiled (a tensor passed from
+    one block to the next is a side effect)."""
     return train.distributed.strategy != "fsdp" and not train.gradient_checkpointing

@@ -1,4 +1,4 @@
-"""Most that a micro-batch may hold."""
+"""Maximum size of a micro-batch."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ GPU_TOKEN_BUDGET = 65_536
 GPU_OVERHEAD_TOKENS = 4_096
 CPU_SAMPLE_VALUES = 2**22
 GPU_SAMPLE_VALUES = 2**27
-"""Of a micro-batch of samples of one shape: 891 images of 224 x 224 in colours."""
+"""Values of a micro-batch with samples of one shape: 891 RGB images of 224 x 224."""
 
 
 def takes_whole_steps(config: Any) -> bool:
-    """Whether BatchNorm takes all samples of a step at once, in one micro-batch."""
+    """Return whether BatchNorm needs all samples of a step in one micro-batch."""
     return family_of(config).samples.batch_statistics
 
 
 def _whole_step(job: TrainJob, runtime: Runtime) -> int:
-    """Samples of a rank's step: BatchNorm takes all of them at once. Raises
-    SettingsError where a step would have several micro-batches, or statistics of a
-    rank alone."""
+    """Samples of a rank's step, which BatchNorm needs in one micro-batch. Raises
+    SettingsError if a step would have several, or if ranks could not share
+    statistics."""
     train, world = job.settings.train, runtime.ranks.world_size
     share = -(-train.global_batch_size // world)
     if train.token_budget != "auto" and train.token_budget < share:
         raise SettingsError(
             f"train.token_budget={train.token_budget}: this model has BatchNorm, so a "
             f"step is one micro-batch, of {share} samples on each rank; set it to "
-            "auto, or take a model with LayerNorm (vit, convnext)"
+            "auto, or use a model with LayerNorm (vit, convnext)"
         )
     if world > 1 and not (runtime.is_cuda and train.global_batch_size >= world):
         raise SettingsError(
-            "this model has BatchNorm, whose statistics ranks share on GPUs alone, "
-            "where each has a sample: set train.distributed.num_processes: 1, or take "
+            "this model has BatchNorm, whose statistics ranks share only on GPUs, "
+            "with a sample on each: set train.distributed.num_processes: 1, or use "
             "a model with LayerNorm (vit, convnext)"
         )
     return share
 
 
 def token_budget(job: TrainJob, runtime: Runtime, strategy: str, config: Any) -> int:
-    """Most tokens, or samples of one shape, of a micro-batch. Raises SettingsError."""
+    """Tokens, or samples of one shape, per micro-batch. Raises SettingsError."""
     train, longest = job.settings.train, job.train.facts.longest
     if family_of(config).samples.batch_statistics:
         return _whole_step(job, runtime)
@@ -65,31 +65,31 @@ def token_budget(job: TrainJob, runtime: Runtime, strategy: str, config: Any) ->
 
 
 def samples_at_once(shape: Sequence[int], is_cuda: bool) -> int:
-    """Most samples of a micro-batch, by the values that one has."""
+    """Maximum samples per micro-batch, for samples of this shape."""
     values = GPU_SAMPLE_VALUES if is_cuda else CPU_SAMPLE_VALUES
     return max(1, values // max(1, math.prod(shape)))
 
 
 def default_token_budget(is_cuda: bool) -> int:
-    """Of tokens, where nothing is known of the model."""
+    """Token budget if the memory demand of the model is unknown."""
     return GPU_TOKEN_BUDGET if is_cuda else CPU_TOKEN_BUDGET
 
 
 def overhead_tokens(config: Any, is_cuda: bool) -> int:
-    """What one more micro-batch costs the device, in tokens."""
+    """Cost of one more micro-batch on the device, in tokens."""
     if is_cuda:
         return GPU_OVERHEAD_TOKENS
     return family_of(config).cpu_overhead_tokens(config)
 
 
 def rank_tokens(job: TrainJob, runtime: Runtime) -> float:
-    """Of a global batch, on average."""
+    """Mean number of tokens of a rank's share of a global batch."""
     rows = job.settings.train.global_batch_size / runtime.ranks.world_size
     return rows * job.train.facts.mean_length
 
 
 def deviation(job: TrainJob, runtime: Runtime) -> float:
-    """Of the tokens of a rank's step, at most."""
+    """Upper bound of the standard deviation of a rank's tokens per step."""
     facts = job.train.facts
     rows = job.settings.train.global_batch_size / runtime.ranks.world_size
     spread = facts.mean_length * (facts.largest_sample - facts.mean_length)
@@ -97,5 +97,5 @@ def deviation(job: TrainJob, runtime: Runtime) -> float:
 
 
 def step_tokens(job: TrainJob, runtime: Runtime) -> float:
-    """Of a rank, in nearly all steps at most: two deviations above the mean."""
+    """Upper bound of a rank's tokens in nearly all steps: mean plus two deviations."""
     return rank_tokens(job, runtime) + 2 * deviation(job, runtime)

@@ -1,9 +1,9 @@
-"""The token budget that a GPU's memory holds, by passes of this very model.
+"""Token budget for a GPU's memory, measured with passes of the model.
 
-Kernels, precision, padding, frozen layers and recomputation decide what a token takes;
-no formula knows them all, and none those of a model of one's own. So a forward and a
-backward pass of a few sizes are measured before the first step. They draw no number of
-the training's generators, leave no gradient, and the bytes grow in a line with tokens.
+Kernels, precision, padding, frozen layers and recomputation decide the memory per
+token; no formula covers all of them, and custom models. So a forward and a backward
+pass of a few sizes are measured before the first step. They draw no numbers from the
+training's generators, leave no gradient, and memory grows linearly with tokens.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from flatout.engine.train.step import Stepper
 
 SAMPLED_ROWS = 4_096
 FIRST_SHARE = 0.5
-"""Of the guessed budget, at which the first passes run. What is compiled is tuned at
-their size, so it is no small one."""
+"""Share of the estimated budget for the first passes. Compiled kernels are tuned at
+this size, so it is not small."""
 FIRST_ROWS = 2
-"""Where nothing can be guessed. A single row would be compiled apart."""
+"""Number of rows without an estimate. A single row would be compiled separately."""
 
 
 def fit(
@@ -51,8 +51,8 @@ def fit(
     stepper: Stepper,
     kept: int | None = None,
 ) -> Fit:
-    """For this rank's GPU. `kept`: the budget of the run that is continued. Passes ask
-    nothing of other ranks, so that one whose memory runs out keeps none waiting."""
+    """Budget for this rank's GPU. `kept`: the budget of the run that is resumed. Passes
+    do not communicate, so a rank that runs out of memory blocks no other one."""
     runtime, bounds = stepper.runtime, bounds_of(job, resolved, stepper)
     wanted = Fit(resolved.token_budget, resolved.cuda_graphs)
     sharded = job.settings.train.distributed.strategy == "fsdp"
@@ -61,7 +61,7 @@ def fit(
     guess = guessed_tokens(job.settings, model.model.config, room, shards)
     if sharded:  # a pass would gather weights of all ranks
         return by_guess(wanted, bounds, guess, kept)
-    linear = resolved.attention != "eager"  # that has pairs of all tokens of a row
+    linear = resolved.attention != "eager"  # eager stores all pairs of a row's tokens
     if guess and linear and is_plenty(guess, bounds, graphs=resolved.cuda_graphs):
         return wanted if kept is None else replace(wanted, token_budget=kept)
     with undisturbed(model, stepper):
@@ -71,7 +71,7 @@ def fit(
 
 
 def bounds_of(job: TrainJob, resolved: ResolvedConfig, stepper: Stepper) -> Bounds:
-    """Of the micro-batches of one rank."""
+    """Bounds of the micro-batches of one rank."""
     ranks, longest = stepper.runtime.ranks.world_size, job.train.facts.longest
     if resolved.strategy == "fixed":
         longest = job.settings.max_length
@@ -84,7 +84,7 @@ def bounds_of(job: TrainJob, resolved: ResolvedConfig, stepper: Stepper) -> Boun
 
 @contextmanager
 def undisturbed(model: TaskModel, stepper: Stepper) -> Iterator[None]:
-    """What is random, or left behind by passes, is afterwards as it was."""
+    """Restore random states, gradients and buffers after the passes."""
     runtime, was_training = stepper.runtime, model.training
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     with torch.random.fork_rng(devices=[runtime.device] if runtime.is_cuda else []):
@@ -103,7 +103,7 @@ def undisturbed(model: TaskModel, stepper: Stepper) -> Iterator[None]:
 
 
 class Passes:
-    """Forward and backward passes over the longest of some rows."""
+    """Forward and backward passes over the longest rows of a sample."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Passes:
         self._ids, self._lengths = sample[order], lengths[order]
 
     def demand(self, start: int, bounds: Bounds, room: float) -> Demand | None:
-        """None where not even the longest row fits in `room` bytes."""
+        """Memory demand; None if even the longest row does not fit in `room` bytes."""
         updater, device = self._stepper.updater, self._stepper.runtime.device
         gradients = sum(p.nbytes for p in updater.parameters)
         moments = moment_bytes(updater.optimizer.param_groups)
@@ -145,8 +145,8 @@ class Passes:
         )
 
     def measured(self, tokens: int) -> Point | None:
-        """Of a pass of at most `tokens`: how many it has, and its bytes beside all that
-        is held and gradients. None where memory runs out."""
+        """Measure a pass of at most `tokens`: its tokens, and its bytes without
+        permanent memory and gradients. None if memory runs out."""
         device = self._stepper.runtime.device
         batch = self.batch(tokens)
         try:
@@ -164,9 +164,9 @@ class Passes:
         return batch.num_padded_tokens, float(peak - before)
 
     def batch(self, tokens: int) -> StepBatch:
-        """One micro-batch of at most `tokens`."""
+        """Build one micro-batch of at most `tokens`."""
         planner = replace(self._data.planner, token_budget=tokens)
-        if planner.strategy == "grouped":  # that may cut one batch in two
+        if planner.strategy == "grouped":  # grouped may divide the batch
             planner = replace(planner, strategy="random")
         count = longest_rows(self._lengths, tokens, planner)
         data = replace(self._data, planner=planner)
@@ -174,8 +174,8 @@ class Passes:
         return data.cut(ids, 0, 0).to(self._stepper.runtime.device)
 
     def run(self, batch: StepBatch) -> None:
-        """As the stepper does, without the other ranks: compiled parts are the model's
-        own."""
+        """Run a pass like the stepper, without other ranks: compiled parts belong to
+        the model."""
         for micro in batch.micro_batches:
             if self._stepper.noise is not None:
                 self._stepper.noise.draw()
@@ -185,8 +185,8 @@ class Passes:
 
 
 def longest_rows(lengths: Ints, tokens: int, planner: Planner) -> int:
-    """How many rows of falling `lengths` (N,), again from the first where they end, a
-    micro-batch of `tokens` holds."""
+    """Number of rows of descending `lengths` (N,), repeated if needed, that fit in a
+    micro-batch of `tokens`."""
     if planner.strategy == "packed":
         again = tokens // max(1, int(lengths[-1])) + 1
         total = np.cumsum(np.resize(lengths, again))

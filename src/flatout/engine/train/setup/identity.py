@@ -1,7 +1,7 @@
-"""What makes a training the same training, and what may change from run to run.
+"""Identity of a training: the settings that must not change when it is resumed.
 
-A checkpoint goes on only under the same identity. Settings belong to it unless their
-fields have the role of execution: how fast, where and how visibly, never what.
+A checkpoint is resumed only with the same identity. It includes every setting without
+the role of execution: those change speed, place and output, never the result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flatout.engine.train.setup.job import TrainJob
 
 
 def identity(job: TrainJob) -> dict[str, Any]:
-    """Settings that decide what is trained, by dotted name, and the data."""
+    """Settings that decide the result, by dotted name, and the data."""
     return {
         **{
             name: value
@@ -33,8 +33,8 @@ def identity(job: TrainJob) -> dict[str, Any]:
 
 
 def _own_code(train: TrainSettings) -> dict[str, str]:
-    """Digests of the modules of parts of one's own; not of PyTorch's, whose version
-    may change."""
+    """Digests of the modules of custom parts; not of PyTorch's, whose version may
+    change."""
     named = (train.optimizer, train.schedule, train.compute_metrics)
     modules = {p.rpartition(".")[0] for p in named if p is not None and is_own(p)}
     own = {m: source_of(m) for m in modules if m.partition(".")[0] != "torch"}
@@ -42,8 +42,8 @@ def _own_code(train: TrainSettings) -> dict[str, str]:
 
 
 def result_identity(job: TrainJob) -> dict[str, Any]:
-    """What a finished training must have the same of to stand for `job`: also what
-    chooses the best model, and the code."""
+    """Values that must be equal for a finished training to replace `job`: also the
+    choice of the best model, and the code version."""
     return identity(job) | {
         "train.evaluate_every": job.settings.train.evaluate_every,
         "flatout": __version__,
@@ -51,7 +51,7 @@ def result_identity(job: TrainJob) -> dict[str, Any]:
 
 
 def execution(job: TrainJob) -> dict[str, Any]:
-    """How `job` is trained, by dotted name: a result is the same with other values."""
+    """Settings that do not affect the result of `job`, by dotted name."""
     kept_apart = ("train.resume", "train.evaluate_every")
     return {
         name: value
@@ -63,8 +63,8 @@ def execution(job: TrainJob) -> dict[str, Any]:
 
 
 def agreed(job: TrainJob) -> dict[str, Any]:
-    """What all ranks must have the same of: what is trained, and how a step is cut,
-    logged, judged and saved, where they meet."""
+    """Values that must be equal on all ranks: the identity, and how a step is divided,
+    logged, evaluated and saved."""
     settings = {"train": job.settings.train.model_dump(mode="json")}
     return identity(job) | {
         name: value

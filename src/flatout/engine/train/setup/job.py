@@ -1,4 +1,4 @@
-"""What a training run is given, and whether its rows can be trained on."""
+"""Input of a training run, and checks of its rows."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ class TrainJob:
     validation: SplitRows
     test: SplitRows
     vocabulary: Vocabulary | None
-    """None: the rows are no tokens."""
+    """None for rows without tokens."""
     label_names: tuple[str, ...]
     work_folder: Path
-    """Checkpoints and the models on the way."""
+    """Folder of checkpoints and intermediate models."""
     metrics_file: Path
-    """Live points, a JSON line each."""
+    """File of live points, one JSON line each."""
     data_key: str = ""
     """Content key of the tokens."""
     tokenizer_file: str | None = None
-    """A tokenizer.json, for people to read rows by; None: they read token numbers."""
+    """A tokenizer.json for readable rows; None: rows are shown as token numbers."""
 
     @cached_property
     def task(self) -> Task:
-        """What is learnt. Raises SettingsError, TaskError."""
+        """The task of the model. Raises SettingsError, TaskError."""
         settings = self.settings
         names, seed = self.label_names, settings.runtime.seed
         task = make_task(settings.model, names, self.vocabulary, seed)
@@ -46,7 +46,7 @@ class TrainJob:
 
 
 def check_rows(job: TrainJob) -> None:
-    """Rows that fit the task and the label names. Raises SettingsError, ModelError."""
+    """Check that rows fit task and label names. Raises SettingsError, ModelError."""
     check_options(job.settings)
     task = job.task
     for name, rows in splits_of(job):
@@ -58,7 +58,7 @@ def check_rows(job: TrainJob) -> None:
         largest = rows.facts.largest_id
         if job.vocabulary and largest >= job.vocabulary.size:
             raise ModelError(
-                f"{name}_tokens holds token {largest}, the tokenizer has "
+                f"{name}_tokens has token {largest}, the tokenizer has "
                 f"{job.vocabulary.size}: they do not belong together; run the tokenize "
                 "pipeline again"
             )
@@ -73,8 +73,8 @@ def check_rows(job: TrainJob) -> None:
 
 
 def without_targets(job: TrainJob) -> list[str]:
-    """A warning if rows of completions hold a prompt alone, from which nothing is
-    learnt."""
+    """Warn about rows that have only a prompt and no completion, from which the model
+    cannot learn."""
     facts = job.train.facts
     if not (job.task.texts.completions and facts.num_unlabelled):
         return []
@@ -83,7 +83,7 @@ def without_targets(job: TrainJob) -> list[str]:
     return [
         f"{facts.num_unlabelled:,} of {facts.num_rows:,} training rows have no target, "
         f"because the prompt fills the whole row: rows {rows}{more} of train_tokens. "
-        "Nothing is learnt from them: raise tokenize.max_length"
+        "The model does not learn from them: raise tokenize.max_length"
     ]
 
 

@@ -1,4 +1,4 @@
-"""Which token budget memory holds: pure, from what passes of some sizes took."""
+"""Choice of the token budget from measured memory; pure functions."""
 
 from __future__ import annotations
 
@@ -8,56 +8,56 @@ from dataclasses import dataclass, replace
 from flatout.engine.models.memory import GIB, Demand, rounded_down
 
 ROOM = 0.9
-"""Of the memory within reach: between blocks in use lies memory that nothing fits in,
-and sizes differ from step to step."""
+"""Share of the available memory: gaps between blocks are unusable, and sizes differ
+from step to step."""
 KEPT_ROOM = 0.97
-"""A resumed run keeps its budget, and its bits, unless memory is shorter than this."""
+"""A resumed run keeps its budget, and bitwise results, up to this share of memory."""
 TIGHT = 0.6
-"""If steps take more of the memory, what lies unused between blocks counts: up to a
-third of what they need (H200)."""
+"""Share of memory above which gaps between blocks matter: up to a third of the steps'
+memory (H200)."""
 PLENTY = 1.5
-"""Where so many times the guess fits, nothing is measured."""
+"""If this multiple of the estimate fits, no pass is measured."""
 FOLLOWED = 0.7
-"""Of what the first measurement says will fit, measured next."""
+"""Share of the predicted budget that is measured next."""
 FULL = 0.9
-"""Of the largest micro-batch, from which on nothing larger is measured: rows do not
-fill it."""
+"""Share of the largest micro-batch above which no larger one is measured, because rows
+do not fill it."""
 Point = tuple[int, float]
 """Tokens of a pass, and its bytes."""
 Measure = Callable[[int], Point | None]
-"""Most tokens of a pass -> what it took; None where memory ran out."""
+"""Function from maximum tokens to a measurement; None if memory ran out."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Tokens of micro-batches that are asked about."""
+    """Possible numbers of tokens of micro-batches."""
 
     least: int
-    """Of the longest row."""
+    """Tokens of the longest row."""
     most: int
-    """More are never in one."""
+    """Maximum tokens of a micro-batch."""
     several: bool
-    """Whether gradients lie ready before a micro-batch of `most` tokens."""
+    """True if gradients exist before a micro-batch of `most` tokens."""
     step: float
-    """Of nearly all steps, at most."""
+    """Maximum tokens of nearly all steps."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What the memory holds, in the word of one rank."""
+    """Settings that fit the memory, according to one rank."""
 
     token_budget: int
     cuda_graphs: bool
     reason: str = ""
     demand: Demand | None = None
-    """None where nothing was measured."""
+    """None if no pass was measured."""
     tight: bool = False
     fault: str = ""
-    """Why no step can fit."""
+    """Reason why no step can fit."""
 
 
 def is_plenty(guess: int, bounds: Bounds, *, graphs: bool) -> bool:
-    """Whether the `guess` of what fits is far beyond all that may be needed."""
+    """Return whether the `guess` far exceeds all possible needs."""
     needed = max(bounds.most, 2 * bounds.step) if graphs else bounds.most
     return guess >= PLENTY * needed
 
@@ -69,8 +69,8 @@ def choose_budget(
     wanted: Fit,
     kept: int | None = None,
 ) -> Fit:
-    """Of `memory` bytes, at most what is `wanted`. Graphs stay where a step fits twice,
-    and a budget that was `kept` where it nearly fits."""
+    """Settings for `memory` bytes, at most those `wanted`. Graphs are kept if a step
+    fits twice, and the budget `kept` of a resumed run if it nearly fits."""
     if demand is None:
         return Fit(bounds.least, False, fault=_too_long("does not fit", bounds, memory))
     if demand.states > memory:
@@ -79,7 +79,7 @@ def choose_budget(
     if graphs:
         fitting = demand.most_tokens(room, graphs=True)
         graphs = fitting >= min(bounds.step, bounds.most)
-        told = "" if graphs else "; no CUDA graphs, which would take as much again"
+        told = "" if graphs else "; no CUDA graphs, which would need the same again"
 
     def peak(budget: int) -> float:
         return expected_peak(demand, bounds, budget, graphs=graphs)
@@ -94,7 +94,7 @@ def choose_budget(
         told = _too_long("hardly fits", bounds, memory)
         return Fit(budget, graphs, told, demand, tight=True)
     told = (
-        f"token budget {budget:,}: steps take about {peak(budget) / GIB:.1f} of the "
+        f"token budget {budget:,}: steps need about {peak(budget) / GIB:.1f} of the "
         f"{memory / GIB:.1f} GiB of GPU memory within reach{told}"
     )
     return Fit(budget, graphs, told, demand, tight=peak(budget) > TIGHT * memory)
@@ -103,14 +103,14 @@ def choose_budget(
 def expected_peak(
     demand: Demand, bounds: Bounds, budget: int, *, graphs: bool = False
 ) -> float:
-    """Bytes of steps under `budget`."""
+    """Predicted peak bytes of steps with `budget`."""
     tokens = min(budget, bounds.most)
     several = bounds.several or tokens < bounds.most
     return demand.peak(tokens, several=several, graphs=graphs)
 
 
 def together(own: Fit, gathered: Sequence[Fit]) -> Fit:
-    """What fits on all ranks: they cut a global batch alike."""
+    """Settings that fit on all ranks, which must divide batches equally."""
     least = min(gathered, key=lambda fit: fit.token_budget)
     graphs = all(fit.cuda_graphs for fit in gathered)
     tight = any(fit.tight for fit in gathered)
@@ -122,8 +122,8 @@ def together(own: Fit, gathered: Sequence[Fit]) -> Fit:
 def by_guess(
     wanted: Fit, bounds: Bounds, guess: int | None, kept: int | None = None
 ) -> Fit:
-    """Where nothing can be measured; a budget that was `kept` stays, and with it the
-    bits of a resumed run."""
+    """Settings from an estimate, if passes cannot be measured; the budget `kept` of a
+    resumed run stays, and with it bitwise results."""
     if guess is None or guess >= bounds.most:
         return wanted if kept is None else replace(wanted, token_budget=kept)
     budget = min(wanted.token_budget, rounded_down(guess, bounds.least))
@@ -133,9 +133,9 @@ def by_guess(
 def points(
     measure: Measure, start: int, bounds: Bounds, free_bytes: float
 ) -> list[Point]:
-    """Two measurements, in rising order: at `start`, or below it if memory runs out,
-    and near what `free_bytes` hold by that one. None if the longest row does not fit;
-    one if whole rows make both sizes the same pass."""
+    """Two measurements, in ascending order: at `start`, or below it if memory runs out,
+    and near the size that fits `free_bytes` according to it. Empty if the longest row
+    does not fit; one if whole rows make both sizes the same pass."""
     tokens = min(max(start, bounds.least), bounds.most)
     while (first := measure(tokens)) is None:
         if tokens <= bounds.least:
@@ -146,7 +146,7 @@ def points(
 
 
 def _second_size(first: Point, bounds: Bounds, free_bytes: float) -> int:
-    """Towards what fits by the first; half of it if that is hardly more."""
+    """Size near the limit predicted by the first; half of it if it is hardly larger."""
     tokens, taken = first
     fitting = int(tokens * free_bytes / max(taken, 1.0))
     larger = min(bounds.most, int(FOLLOWED * fitting))
@@ -158,10 +158,10 @@ def _second_size(first: Point, bounds: Bounds, free_bytes: float) -> int:
 
 def _too_large(demand: Demand, memory: int) -> str:
     return (
-        f"weights, gradients and the optimizer's moments take {demand.states / GIB:.1f}"
+        f"weights, gradients and the optimizer's moments need {demand.states / GIB:.1f}"
         f" of the {memory / GIB:.1f} GiB of GPU memory within reach: set "
         "train.freeze, train.optimizer: adafactor, train.distributed.strategy: fsdp on "
-        "several GPUs, or take a smaller model"
+        "several GPUs, or use a smaller model"
     )
 
 
@@ -169,5 +169,5 @@ def _too_long(fits: str, bounds: Bounds, memory: int) -> str:
     return (
         f"one row of {bounds.least} tokens {fits} in the {memory / GIB:.1f} GiB "
         "of GPU memory within reach: set train.gradient_checkpointing: true, lower "
-        "tokenize.max_length, or take a smaller model"
+        "tokenize.max_length, or use a smaller model"
     )

@@ -1,7 +1,7 @@
-"""Whether compiling and recording repay their time within a run.
+"""Comparison of the time that compiling and recording cost and save within a run.
 
-The constants are measured: BERT-base in rows of 96 tokens, packed, on an H100 and an
-H200 (docs/benchmarks.md, docs/log.md).
+The constants were measured for BERT-base with packed rows of 96 tokens, on an H100 and
+an H200 (docs/benchmarks.md, docs/log.md).
 """
 
 from __future__ import annotations
@@ -9,43 +9,43 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PEAK_SHARE, COMPILED_SHARE = 0.31, 0.44
-"""Of the data sheet's peak, in steps of BERT-base at 256, uncompiled (5,553 samples/s)
-and compiled (7,821)."""
+"""Share of the data sheet's peak in steps of BERT-base at 256, uncompiled (5,553
+samples/s) and compiled (7,821)."""
 LAYER_SAVES_S = 0.12e-3
-"""What compiling saves of a layer however few its tokens: 0.46 and 0.34 ms."""
+"""Time saved per layer by compiling, for any number of tokens: 0.46 and 0.34 ms."""
 HOST_S = 2.2e-3
-"""To launch a layer, forward and backward: 24 ms for 12 (661 samples/s at 16). A step
-whose layers compute for less waits for the host, compiled or not."""
+"""Time to launch a layer, forward and backward: 24 ms for 12 (661 samples/s at 16).
+Steps with less computation per layer wait for the host, compiled or not."""
 PART_S = 11.0
 """Seconds to compile a distinct part, and to start: 25 to 42 for BERT's two."""
 CACHED_SHARE = 0.2
-"""Of these seconds if the cache on the disk is filled: 4 to 7."""
+"""Share of these seconds if the disk cache is filled: 4 to 7."""
 STEPS_A_SHAPE = 2
-"""A shape's first step is launched and its second one recorded, each as slow as a step
-without graphs: it has to come back after these."""
+"""Number of slow steps per shape: the first is launched and the second recorded, each
+as slow as a step without graphs."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What is planned, for one GPU."""
+    """Planned work of one GPU."""
 
     steps: int
     step_flops: float
-    """Forward and backward."""
+    """FLOPs of forward and backward."""
     layers: int
     peak_tflops: float
-    """By the data sheet."""
+    """Peak rate in the data sheet."""
     parts: int
-    """Distinct ones that are compiled."""
+    """Number of distinct compiled parts."""
     shapes: int
-    """Of a step's tensors, each of which is recorded once."""
+    """Number of shapes of a step's tensors, each of which is recorded once."""
     cached: bool = False
-    """What is compiled lies on the disk already."""
+    """True if compiled parts are in the disk cache."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen, and the sentence that says why."""
+    """The choice, and a sentence with its reason."""
 
     compile: bool
     cuda_graphs: bool
@@ -55,7 +55,7 @@ class Choice:
 def choose_compilation(
     work: Work, compiled: bool | None = None, recorded: bool | None = None
 ) -> Choice:
-    """What is set, `compiled` and `recorded`, stays; None: what ends the run sooner."""
+    """Keep the settings `compiled` and `recorded`; for None choose the faster run."""
     cost_s = PART_S * (1 + work.parts) * (CACHED_SHARE if work.cached else 1)
     graphs = recorded
     if graphs is None:
@@ -71,7 +71,7 @@ def choose_compilation(
 
 
 def _saved_s(work: Work, graphs: bool) -> float:
-    """By compiling, in a step."""
+    """Seconds saved per step by compiling."""
     peak_s = work.step_flops / (work.peak_tflops * 1e12)
     if not graphs and peak_s / PEAK_SHARE < HOST_S * work.layers:
         return 0.0

@@ -1,5 +1,5 @@
-"""What is known of a training before it begins: its steps, what of it is compiled on
-the disk, and what the run that it continues had."""
+"""Facts about a training before it begins: its steps, cached compilation, and the
+choices of the run that it resumes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from flatout.engine.train.setup.resolved_config import ResolvedConfig
 
 
 def plan(job: TrainJob, runtime: Runtime, model: Any) -> Planned:
-    """Of `model`, a Hugging Face one. A deterministic run does not ask what lies on the
-    disk: the next one would differ from it in its roundings."""
+    """Plan a training of a Hugging Face `model`. Deterministic runs ignore the compile
+    cache, because another choice in the next run would change roundings."""
     train, seed = job.settings.train, job.settings.runtime.seed
     batches = GlobalBatches(len(job.train), train.global_batch_size, seed)
     asks = runtime.is_cuda and not runtime.deterministic
@@ -42,14 +42,14 @@ def plan(job: TrainJob, runtime: Runtime, model: Any) -> Planned:
 
 
 def _sample_flops(job: TrainJob, model: Any) -> int:
-    """Of one sample, forward and backward; 0 where rows are tokens."""
+    """FLOPs of one sample, forward and backward; 0 for token rows."""
     if job.settings.train.rows == "tokens":
         return 0
     return ModelFlops.of(model).over(tokens=1, targets=1, attention_pairs=0)
 
 
 def as_kept(resolved: ResolvedConfig, runtime: Runtime) -> dict[str, Any]:
-    """For a checkpoint, so that who goes on from it does the same."""
+    """Values for a checkpoint, so that a resumed run makes the same choices."""
     return {
         "compile": resolved.compile,
         "cuda_graphs": resolved.cuda_graphs,
@@ -62,13 +62,13 @@ def as_kept(resolved: ResolvedConfig, runtime: Runtime) -> dict[str, Any]:
 def note_compiled(
     job: TrainJob, runtime: Runtime, resolved: ResolvedConfig, config: Any
 ) -> None:
-    """Behind a training: what it compiled lies on the main rank's disk from now on."""
+    """Note after a training that its parts are in the main rank's disk cache."""
     if runtime.is_cuda and runtime.ranks.is_main and resolved.compile:
         leave_mark(_mark(job, runtime, config))
 
 
 def _earlier(found: Manifest | None, runtime: Runtime) -> Choice | None:
-    """Another device, or another number of them, chooses again, for what is left."""
+    """Earlier choice; None for another device or number of them, which choose again."""
     kept = found.accelerated if found else {}
     if not kept or any(kept.get(k) != v for k, v in _where(runtime).items()):
         return None

@@ -1,4 +1,4 @@
-"""Every `auto` resolved for this model on this device; what cannot work refused."""
+"""Resolves every `auto` for this model and device; refuses what cannot work."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from flatout.engine.train.setup.memory_fit import Fit
 
 @dataclass(frozen=True)
 class ResolvedConfig:
-    """What `auto` came to, with the reasons for fallbacks."""
+    """Values of all `auto`, with the reasons for fallbacks."""
 
     strategy: str
     attention: str
@@ -41,15 +41,15 @@ class ResolvedConfig:
     fused_optimizer: bool
     residual: str = "fp32"
     overhead_tokens: int = GPU_OVERHEAD_TOKENS
-    """What one more micro-batch costs the device, in tokens."""
+    """Cost of one more micro-batch on the device, in tokens."""
     launch_tokens: int = 0
     """Tokens that the device trains while the host launches a micro-batch."""
     flat_all_reduce: bool = False
-    """Gradients travel between ranks behind the backward pass, in one piece."""
+    """Gradients are reduced over ranks after the backward pass, in one piece."""
     compile_reason: str = ""
-    """Why steps are, or are not, compiled and recorded, with the seconds weighed."""
+    """Reason for compilation and recording, or against, with the estimated seconds."""
     budget_reason: str = ""
-    """How much of the memory steps are expected to take, where that was measured."""
+    """Expected memory use of steps, if it was measured."""
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -57,7 +57,7 @@ class ResolvedConfig:
         return self.strategy == "packed"
 
     def within(self, fit: Fit) -> ResolvedConfig:
-        """With what memory holds of it."""
+        """Apply the limits of the memory."""
         return replace(
             self,
             token_budget=fit.token_budget,
@@ -66,8 +66,8 @@ class ResolvedConfig:
         )
 
     def agreed(self) -> dict[str, Any]:
-        """What is the same on all ranks, or they would wait for each other for good,
-        or cut a global batch in different ways."""
+        """Values that must be equal on all ranks, which would otherwise wait for each
+        other forever, or divide a global batch differently."""
         own = ("notes", "attention", "budget_reason", "compile", "compile_reason")
         return {f"{n} (auto)": v for n, v in asdict(self).items() if n not in own}
 
@@ -75,8 +75,8 @@ class ResolvedConfig:
 def resolve(
     job: TrainJob, runtime: Runtime, config: Any, planned: Planned | None = None
 ) -> ResolvedConfig:
-    """Strategy, kernel, budget and compilation for this model on this device, and the
-    work `planned`; None: steps without end."""
+    """Choose strategy, kernel, budget and compilation for this model, this device, and
+    the work `planned`; None: an unlimited number of steps."""
     train, notes = job.settings.train, []
     fault = family_of(config).precision_fault(runtime.precision, runtime.device.type)
     if fault:
@@ -87,7 +87,7 @@ def resolve(
     if strategy == "fixed" and DOCUMENTS in job.train.column_names:
         notes.append(
             "strategy fixed pads each of the joined texts to tokenize.max_length: "
-            "packed or grouped take fewer tokens"
+            "packed or grouped need fewer tokens"
         )
     notes += without_targets(job) + without_compiler(runtime)
     choice = accelerate(job, runtime, config, strategy, planned)
@@ -97,7 +97,7 @@ def resolve(
     if train.optimizer != "adamw":
         notes.append(
             f"train.optimizer {train.optimizer} has no fused kernel here: each step "
-            "waits for its gradient norm, and is no CUDA graph; adamw is faster"
+            "waits for its gradient norm, without CUDA graphs; adamw is faster"
         )
     return ResolvedConfig(
         strategy=strategy,
@@ -121,12 +121,12 @@ def resolve_together(
     own: ResolvedConfig,
     gathered: Sequence[ResolvedConfig],
 ) -> ResolvedConfig:
-    """`own`, with what ranks on unlike devices must have the same of: graphs where all
-    of them would, cuts for the main rank's host."""
+    """Return `own` with values that ranks on different devices must share: graphs if
+    all of them use graphs, divisions for the main rank's host."""
     graphs = all(resolved.cuda_graphs for resolved in gathered)
     asks, notes = job.settings.train.compile == "auto", own.notes
     if own.cuda_graphs and not graphs:
-        notes += ("no CUDA graphs: not all of these GPUs take them by themselves",)
+        notes += ("no CUDA graphs: they are not chosen for all of these GPUs",)
     return replace(
         own,
         compile=gathered[0].compile if asks else own.compile,
@@ -138,9 +138,9 @@ def resolve_together(
 
 
 def _strategy(job: TrainJob, runtime: Runtime, config: Any) -> tuple[str, str | None]:
-    """Packed where it is exact, else grouped, with the reason."""
+    """Packed if it is exact, else grouped, with the reason."""
     wanted, kernel = job.settings.train.batching, job.settings.runtime.attention
-    if job.settings.train.rows != "tokens":  # all of one length
+    if job.settings.train.rows != "tokens":  # all rows have one length
         return "fixed", None
     if wanted not in ("auto", "packed"):
         return wanted, None
@@ -176,19 +176,19 @@ def _residual(wanted: str, runtime: Runtime) -> str:
 
 
 def _flat_all_reduce(job: TrainJob, runtime: Runtime, graphs: bool) -> bool:
-    """Where asked to, and between the two graphs of a step."""
+    """Return whether gradients are reduced in one piece: if set, or with graphs."""
     distributed = job.settings.train.distributed
     several = runtime.ranks.world_size > 1 and distributed.strategy == "ddp"
     return several and (graphs or distributed.bucket_mib == "all")
 
 
 def _launch_bound(job: TrainJob, runtime: Runtime, config: Any) -> list[str]:
-    """What to do where GPUs wait for the host, and no graphs help."""
+    """Advice if GPUs wait for the host, and graphs do not help."""
     known = launch_tokens(width_of(config), runtime)
     own = rank_tokens(job, runtime)
     if own >= known:
         return []
     return [
         f"a step waits for the host: a GPU's share of it is {own:,.0f} tokens, and "
-        f"launching takes the time of about {known:,}. Raise train.global_batch_size"
+        f"launching costs the time of about {known:,}. Raise train.global_batch_size"
     ]

@@ -1,4 +1,4 @@
-"""The training data as micro-batches of a rank: how they are cut and laid out."""
+"""Training data as micro-batches of a rank: planner, collator and layout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GPU_PAD_MULTIPLE = 64
 def step_rows(
     job: TrainJob, runtime: Runtime, resolved: ResolvedConfig, config: Any
 ) -> StepRows:
-    """The training data as micro-batches of this rank, by step."""
+    """Training data as micro-batches of this rank, by step."""
     settings = job.settings
     planner = make_planner(settings, runtime, resolved)
     batches = GlobalBatches(
@@ -38,7 +38,7 @@ def make_planner(
     settings: Settings, runtime: Runtime, resolved: ResolvedConfig
 ) -> Planner:
     overhead = resolved.overhead_tokens
-    if resolved.cuda_graphs:  # each way of cutting would be another graph
+    if resolved.cuda_graphs:  # each division would need another graph
         overhead = resolved.token_budget
     return Planner(
         strategy=resolved.strategy,  # type: ignore[arg-type]
@@ -70,8 +70,8 @@ def make_collator(
 
 
 def _row_multiple(job: TrainJob, runtime: Runtime, resolved: ResolvedConfig) -> int:
-    """Rows of a packed batch differ little under a graph: all its rows, and filler. A
-    rank's share has about as many rows as the others', and hardly a quarter more."""
+    """Multiple of the rows of a packed batch. With a graph, all its rows and padding:
+    ranks have nearly equal numbers of rows, at most a quarter above the mean."""
     if not resolved.cuda_graphs:
         return 64
     batch, ranks = job.settings.train.global_batch_size, runtime.ranks.world_size
