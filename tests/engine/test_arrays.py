@@ -163,6 +163,20 @@ def test_files_of_no_use_are_refused(tmp_path, name, found, inputs, said):
             },
         ),
         (
+            "t.parquet",
+            {
+                "a": [1.0, None, np.nan, np.inf, *range(36)],
+                "b": LABELS,
+                "label": [*map(str, LABELS[:39]), None],
+            },
+            {
+                1: "a is missing",
+                2: "NaN",
+                3: "an infinite value",
+                39: "label is missing",
+            },
+        ),
+        (
             "t.csv",
             ["a,b,label", *LONG[:4], "?,1.5,0", *LONG[4:], "2.5,n/k,0"],
             {4: "a is no number: '?'", WINDOW_ROWS + 1: "b is no number: 'n/k'"},
@@ -199,42 +213,6 @@ def test_files_of_other_shapes_go_to_the_quarantine(tmp_path):
     assert found[0] == ("b.npz", 0, "of shape (1, 3), others are of (1,)")
     assert found[-1] == ("c.npz", 1, "the values are no numbers (<U8)")
     assert len(found) == 42
-
-
-def test_columns_of_parquet_and_what_cannot_be_used(tmp_path):
-    values, labels = samples(60)
-    a = values[:, 0, 0].astype(object)
-    a[3], a[7], a[9] = None, float("nan"), float("inf")
-    told = [str(n) for n in labels]
-    told[11] = None
-    table = {"a": pa.array(a, pa.float64()), "b": values[:, 0, 1], "label": told}
-    pq.write_table(pa.table(table), tmp_path / "t.parquet")
-    made = split(tmp_path / "t.parquet", settings_of())
-    assert rejected(made) == [
-        ("t.parquet", 3, "a is missing"),
-        ("t.parquet", 7, "NaN"),
-        ("t.parquet", 9, "an infinite value"),
-        ("t.parquet", 11, "label is missing"),
-    ]
-    found = pa.concat_tables(
-        made[name].to_dataset().data.table for name in ("train", "validation", "test")
-    )
-    kept = sorted(int(s.split(":")[1]) for s in found["source"].to_pylist())
-    assert kept == [n for n in range(60) if n not in (3, 7, 9, 11)]
-    place = found["source"].to_pylist().index("t.parquet:5")
-    assert found["inputs"][place].as_py() == [values[5, 0, 0], values[5, 0, 1]]
-    assert made["label_names"] == ["0", "1", "2"]
-
-
-def test_statistics_are_those_of_train_and_kept_with_the_model(tmp_path):
-    job = job_of(tmp_path, max_steps=2)
-    values = np.stack(job.train.views(np.arange(len(job.train)))).reshape(-1, 6)
-    config = build_model(job).config
-    np.testing.assert_allclose(config.input_mean, values.mean(0), rtol=1e-5)
-    np.testing.assert_allclose(config.input_deviation, values.std(0), rtol=1e-5)
-    result = run_job(job)
-    saved = load_pretrained(result.last_model_folder)
-    torch.testing.assert_close(saved.mean, torch.tensor(config.input_mean))
 
 
 class Plain(nn.Module):
@@ -389,19 +367,21 @@ def lines_of(values, labels):
     return [f"{a},{b},{c}" for (a, b), c in zip(values[:, 0], labels, strict=True)]
 
 
-@pytest.mark.parametrize("shape", [(28,), (8, 8), (4, 4, 3)])
-def test_bytes_of_any_shape_train_by_the_statistics_of_their_values(tmp_path, shape):
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [((28,), "u1"), ((8, 8), "u1"), ((4, 4, 3), "u1"), ((2, 3), "f4")],
+)
+def test_models_keep_the_statistics_of_train(tmp_path, shape, kind):
     """Images have those of their channels."""
     generator = np.random.default_rng(7)
     labels = generator.integers(0, 3, 120)
     values = generator.integers(0, 200, (120, *shape)) + 2 * np.arange(shape[-1])
-    values = values.astype(np.uint8)
-    np.savez(tmp_path / "a.npz", inputs=values, label=labels)
+    file = write(tmp_path / "a.npz", {"inputs": values.astype(kind), "label": labels})
     settings = settings_of(max_steps=2)
-    job = samples_job(tmp_path, settings, split(tmp_path / "a.npz", settings))
+    job = samples_job(tmp_path, settings, split(file, settings))
     saved = load_pretrained(run_job(job).last_model_folder)
     train = np.stack(job.train.views(np.arange(len(job.train)))).astype(np.float64)
-    assert job.train.views(np.array([0]))[0].dtype == np.uint8
+    assert job.train.views(np.array([0]))[0].dtype == kind
     axes = (0, 1, 2) if len(shape) == 3 else 0
     for found, wanted in (
         (saved.mean, train.mean(axes)),
