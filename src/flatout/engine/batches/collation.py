@@ -9,8 +9,8 @@ Each micro-batch has the fields of its rows, and
 K is the number of rows (one target per row) or of targets (language models). If the
 task compares the samples of a global batch (`Task.whole_batch`), there is also
 
-    target_place  (K,) number of each target in the global batch; that of padding is one
-                  more than the last
+    target_place  (K,) number of each target in the global batch; for padding the number
+                  after the last
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class StepBatch:
     num_samples: int
     """Rows of the global batch."""
     num_sequences: int
-    """What attention stays within, of the global batch: rows, or parts of them."""
+    """Number of sequences in the global batch: rows, or parts of them."""
     num_targets: int
     """Targets of the global batch."""
     divisor: float
@@ -178,8 +178,8 @@ class Collator:
         count: int = 0,
     ) -> tuple[Tensor, Shapes]:
         """One micro-batch for the row numbers of each of `parts`, all in one buffer: in
-        `memory` (bytes,), if they fit. `places`: numbers of their rows among the
-        `count` of the global batch, which the micro-batches are to hold."""
+        `memory` (bytes,), if they fit. `places`: numbers of their rows in the global
+        batch of `count` rows, to be included as target_place."""
         found = [self._arrays(rows, ids, epoch) for ids in parts]
         for arrays, own in zip(found, places, strict=False):
             arrays[PLACE] = pad_end(own, len(arrays["labels"]), count)

@@ -1,4 +1,4 @@
-"""Digests of the code that a run is made of, so that changed code is another run."""
+"""Digests of a run's source code, so that changed code counts as another run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def source_of(module: str) -> Path | None:
-    """A module's file; None of a module that cannot be found: importing it says so."""
+    """File of a module; None if it is not found, which its import will report."""
     with suppress(ImportError, ValueError):
         spec = find_spec(module)
         if spec and spec.origin and (file := Path(spec.origin)).is_file():
@@ -19,7 +19,7 @@ def source_of(module: str) -> Path | None:
 
 
 def sources_of(module: str) -> Iterable[Path]:
-    """Its file; if it is in a package also those beside it, which it may import."""
+    """Files of a module: in a package also its siblings, which it may import."""
     file = source_of(module)
     if file is None:
         return []
@@ -31,7 +31,7 @@ def _is_package(file: Path) -> bool:
 
 
 def digest_of(files: Iterable[Path]) -> str:
-    """Of their contents, in the order of their names."""
+    """Digest of the files' contents, in order of their names."""
     digest = hashlib.sha256()
     for file in sorted(files):
         digest.update(file.read_bytes())

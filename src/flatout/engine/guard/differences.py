@@ -1,4 +1,4 @@
-"""What differs between two runs of the same work: measured figures, then settings."""
+"""Differences between two runs of the same work: measured figures, then settings."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from flatout.engine.parameters.roles import in_role, is_in, reported
 RATE = "guard_samples_per_s"
 """Rate of a run: the median over its windows."""
 SYMPTOM_LIMIT = 1.03
-"""A measured figure that explains less than this ratio is not worth a line."""
+"""A measured figure must explain more than this ratio to be reported."""
 NOT_SET = "not set"
-"""Value of what one of two runs does not have."""
+"""Shown for a value that only one of the runs has."""
 
 SHARES = {
     "padding_pct": "more of each batch is padding",
@@ -29,7 +29,7 @@ SPEEDS = {
 SYMPTOMS = {**SHARES, **TIMES, **SPEEDS}
 
 FACTS = ("world_size", "token_key", "device", "git_commit", "git_dirty")
-"""Tags that no parameter stands for."""
+"""Tags without a corresponding parameter."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ class TrackedRun:
 
 @dataclass(frozen=True)
 class Difference:
-    """`name`: a parameter, a version or a measured figure."""
+    """A difference; `name` is a parameter, a version or a measured figure."""
 
     name: str
     then: str
     now: str
     ratio: float | None = None
-    """Of a measured figure: how many times slower it makes a step."""
+    """Factor by which a measured figure makes a step slower."""
     reason: str = ""
 
     @property
@@ -85,7 +85,7 @@ def differences(then: TrackedRun, now: TrackedRun) -> list[Difference]:
 def _facts(run: TrackedRun) -> dict[str, str]:
     params = {RENAMED.get(k, k): v for k, v in run.params.items()}
     facts = {k: v for k, v in params.items() if not is_in(k, in_role(BESIDE))}
-    # What a parameter came to: two spellings of one thing are no difference.
+    # Effective values of parameters: two spellings of one value are equal.
     effective = {**reported(), **{name: name for name in FACTS}}
     facts |= {effective[k]: v for k, v in run.tags.items() if k in effective}
     return facts | {k: v for k, v in run.tags.items() if k.startswith("version.")}

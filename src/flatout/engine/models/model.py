@@ -17,7 +17,7 @@ from flatout.engine.ops.precision import keep_output_precise
 from flatout.engine.tasks import Task, brings_head, pooling_of
 
 GRADIENT = "logits_gradient"
-"""Field of a micro-batch: (K, ...) of its logits, in place of the task's loss."""
+"""Gradient (K, ...) of the logits in a micro-batch, instead of the task's loss."""
 LOGITS_AT_ONCE = 2**27
 """Elements, 512 MiB in fp32: the logits of 65,536 tokens over 151,936 pieces need 37
 GiB, and their loss makes a copy."""

@@ -1,5 +1,5 @@
-"""What makes a folder of a model one of sentence-transformers, which flatout does not
-need: its modules, as plain JSON beside the weights."""
+"""Files that make a model's folder usable by sentence-transformers, which flatout does
+not need: its modules, as JSON next to the weights."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 MODES = {"mean": "mean_tokens", "first": "cls_token", "last": "lasttoken"}
-"""Our names -> sentence-transformers' keys."""
+"""Keys of sentence-transformers for flatout's names."""
 PREFIX = "sentence_transformers.models."
 MODULES = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
-"""Classes and their folders, in the order in which they run."""
+"""Classes and their folders, in order of execution."""
 
 
 @dataclass(frozen=True)
 class SentenceFiles:
-    """Of a model whose vectors were pooled and normalised; saved like a tokenizer into
-    its folder."""
+    """Files for a model with pooled and normalised vectors; saved into its folder like
+    a tokenizer."""
 
     pooling: str
     width: int
@@ -26,14 +26,14 @@ class SentenceFiles:
 
     @classmethod
     def of(cls, config: Any, max_length: int) -> tuple[SentenceFiles, ...]:
-        """One, if the model makes vectors of texts; else none."""
+        """One element if the model computes text vectors, else an empty tuple."""
         pooling = getattr(config, "flatout_pooling", None)
         return (
             () if pooling is None else (cls(pooling, config.hidden_size, max_length),)
         )
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Beside the weights of the model."""
+        """Save next to the weights of the model."""
         modules = [
             {"idx": at, "name": str(at), "path": path, "type": PREFIX + name}
             for at, (name, path) in enumerate(MODULES.items())

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 UNLABELLED_NAMED = 5
 SEQUENCES = "sequence_lengths"
-"""Column of samples of several sequences: tokens of each, an anchor's first."""
+"""Token counts of a sample's sequences, the anchor's first (a column)."""
 AnyFacts = TypeVar("AnyFacts", bound="TokenFacts")
 
 
@@ -24,10 +24,10 @@ class TokenFacts:
     num_rows: int = 0
     num_tokens: int = 0
     longest: int = 0
-    """Number of tokens of the longest row; of samples of several sequences, of the
-    longest sequence."""
+    """Number of tokens of the longest row, or of the longest sequence of samples with
+    several."""
     most_sequences: int = 1
-    """Number of sequences of a sample, at most."""
+    """Maximum number of sequences per sample."""
     largest_id: int = 0
     """Largest token id."""
     label_counts: dict[str, int] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class TokenFacts:
 
     @property
     def largest_sample(self) -> int:
-        """Tokens that a sample has at most."""
+        """Maximum number of tokens per sample."""
         return self.longest * self.most_sequences
 
     @property

@@ -98,8 +98,7 @@ class TokenRows(ArrowRows):
 
     def sequences(self, rows: Ints) -> tuple[Rows, Ints]:
         """Units within which attention and targets stay: `rows` (N,), the documents of
-        joined texts in them, or the sequences of samples; and their numbers (S,)
-        there."""
+        joined texts in them, or the sequences of samples; and their numbers (S,)."""
         if SEQUENCES in self.column_names:
             members = Members(self, rows, SEQUENCES)
             return members, np.arange(len(members))
@@ -111,8 +110,7 @@ class TokenRows(ArrowRows):
     def lay_out(
         self, rows: Ints, layout: Layout, input_ids: Sequence[Any] | None = None
     ) -> LaidOut:
-        """Arrays of `rows` (B,); `input_ids` replace their own, if tokens are
-        masked."""
+        """Arrays of `rows` (B,); `input_ids` replace their own, for masked tokens."""
         return _lay_out(self, self.column_names, rows, layout, input_ids)
 
 
@@ -137,7 +135,7 @@ class Documents:
     at a block's end becomes two."""
 
     def __init__(self, rows: TokenRows, row_ids: Ints, column: str = DOCUMENTS) -> None:
-        """`column`: tokens of each part of a row."""
+        """`column` has the number of tokens of each part of a row."""
         parts = rows.views(row_ids, column)
         counts, row_lengths = [len(part) for part in parts], rows.lengths(row_ids)
         row_starts = np.cumsum(row_lengths) - row_lengths
@@ -148,7 +146,7 @@ class Documents:
         self._starts = ends - self._lengths - np.repeat(row_starts, counts)
         firsts = np.cumsum(counts) - counts
         self._places = np.arange(len(self._rows)) - np.repeat(firsts, counts)
-        """(S,) of each among the parts of its row."""
+        """(S,) index of each part in its row."""
 
     def __len__(self) -> int:
         return len(self._lengths)
@@ -190,12 +188,12 @@ class Documents:
 
 
 class Members(Documents):
-    """The sequences of some samples, as rows of their own: an anchor, and what it is
-    compared with."""
+    """Sequences of some samples, as separate rows: an anchor, and the sequences that it
+    is compared with."""
 
     def labels_of(self, members: Ints) -> npt.NDArray[Any]:
-        """(N, 3): number of the sample, place in it (0: anchor, 1: positive, further
-        ones: negatives) and a hash of the tokens, by which repeats are known."""
+        """Labels (N, 3): number of the sample, index in it (0: anchor, 1: positive,
+        then negatives) and a hash of the tokens, which identifies duplicates."""
         return self._labels[members]
 
     @cached_property

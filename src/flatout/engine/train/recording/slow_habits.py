@@ -1,4 +1,4 @@
-"""What slow loops do at every step, kept as a measuring stick for conf/slow."""
+"""Habits of slow training loops at every step, which conf/slow uses as a reference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flatout.engine.train.setup.assemble import Trainer
 
 
 def make_recorder(trainer: Trainer, begin_s: float) -> Recorder:
-    """A plain one, unless the settings ask for a habit."""
+    """Create a plain recorder, or a slow one if the settings request a habit."""
     train = trainer.job.settings.train
     slow = train.synchronize_every_step or train.empty_cache_every
     return (SlowRecorder if slow else Recorder)(trainer, begin_s)
@@ -21,10 +21,10 @@ def make_recorder(trainer: Trainer, begin_s: float) -> Recorder:
 
 @dataclass
 class SlowRecorder(Recorder):
-    """Reads the loss, joins a table or empties the cache behind a step."""
+    """Reads the loss, extends a table or empties the cache after each step."""
 
     table: Any = None
-    """A line a step, where `train.history` is `dataframe`."""
+    """One line per step, if `train.history` is `dataframe`."""
 
     def step_ends(self, batch: StepBatch, wait_s: float, learning_rate: float) -> None:
         super().step_ends(batch, wait_s, learning_rate)
