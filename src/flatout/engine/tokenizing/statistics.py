@@ -33,9 +33,8 @@ class TokenReport:
     @cached_property
     def key(self) -> ContentKey:
         rows = {f"{name}_tokens": token_key(rows) for name, rows in self.tokens.items()}
-        fields = {"tokenizer": self.tokenizer.digest, **rows}
-        fields |= {"format": FORMAT_VERSION, "max_length": self.tokenize.max_length}
-        return ContentKey(fields)
+        own = {"format": FORMAT_VERSION, "max_length": self.tokenize.max_length}
+        return ContentKey({"tokenizer": self.tokenizer.digest, **rows, **own})
 
     def value(self) -> dict[str, Any]:
         """A dict for JSON; shares are between 0 and 1."""
