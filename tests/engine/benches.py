@@ -68,8 +68,7 @@ def spec(kind: str, **options: Any) -> TrialSpec:
 
 
 TIME_SHARE = {"device": 0.6, "loader": 0.46, "again": 0.46}
-"""Of an end-to-end trial's time, which is 7.0 s on two cores. Page:
-2026-11-25_tuned-rate-by-range_2-cores.md."""
+"""Of an end-to-end trial's time, which is 7.0 s on two cores (2026-11-25)."""
 
 
 @dataclass

@@ -24,7 +24,7 @@ have different graphs, as have sizes of one row or token."""
 LAYERS_A_PART = 3
 """77 s for the 12 layers of ViT-S/16 and 101 s for the 16 of ResNet-50, including
 imports, first step and ten parallel compilations; blocks for all shapes needed 34 and
-139 s. Page: 2026-11-24_images_h200.md."""
+139 s (H200, 2026-11-24)."""
 
 
 def compiled(model: Any, backend: str = "inductor") -> nn.Module:
