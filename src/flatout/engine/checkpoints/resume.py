@@ -56,13 +56,13 @@ class Resume:
         existing = step_folders(self.folder)
         if self.wanted == "never":
             if existing:
-                logger.warning("train.resume: never: %s is given up", existing[0])
+                logger.warning("train.resume: never: %s is not resumed", existing[0])
             return None
         if self.wanted != "auto":
             return open_named(self.wanted)
         found, faults = newest_sound(self.folder)
         for fault in faults:
-            logger.warning("checkpoint passed over: %s", fault)
+            logger.warning("checkpoint skipped: %s", fault)
         if existing and found is None:
             raise CheckpointError(
                 f"none of the {len(existing)} checkpoints in {self.folder} is sound: "
@@ -107,7 +107,7 @@ def check_identity(folder: Path, found: Manifest, identity: dict[str, Any]) -> N
     if differences := differing({**unknown, **found.identity}, identity):
         raise CheckpointError(
             f"{folder} was made by another training (then -> now): "
-            f"{'; '.join(differences)}. Set these back to go on with it, or set "
+            f"{'; '.join(differences)}. Set these back to resume it, or set "
             "train.resume: never to start from the beginning"
         )
 

@@ -41,7 +41,7 @@ class _Images(Samples):
         if missing := [n for n in names if getattr(config, n, None) is None]:
             raise ValueError(
                 f"its config.json has no {' and no '.join(missing)}: train from it "
-                "(model.name_or_path), which notes them"
+                "(model.name_or_path), which stores them"
             )
         return config.image_size, config.image_size, config.num_channels
 

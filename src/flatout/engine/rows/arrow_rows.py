@@ -40,7 +40,7 @@ class ArrowRows(ABC):
                 f"rows need a column {self.column}; found {table.column_names}"
             )
         if table.num_rows == 0:
-            raise TokenRowsError("there are no rows: the split is empty")
+            raise TokenRowsError("there are no rows: the split is empty. Add data")
         self._table = table
         self.column_names: list[str] = list(table.column_names)
         self.folder = folder
