@@ -22,7 +22,7 @@ from pathlib import Path
 
 ALIVE_INTERVAL_S = 0.5
 STOPPED_S = 5.0
-"""A process that has written nothing for this long is stopped."""
+"""A process without a write for this time counts as stopped."""
 REARM_S = 1.0
 FINISHED = "finished"
 """Phase of a rank that has finished its work."""
