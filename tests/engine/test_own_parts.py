@@ -272,7 +272,7 @@ def test_callbacks_are_told_of_each_event_and_end_no_training(parts, tmp_path, c
     assert "odd_parts.more.fail failed at step 3 (log); the training" in caplog.text
     assert "RuntimeError: no network" in caplog.text
     assert "odd_parts.more.leave failed at step 12 (end)" in caplog.text
-    assert "odd_parts.more.tell: text, train_loss left out" in caplog.text
+    assert "odd_parts.more.tell: text, train_loss ignored" in caplog.text
     found = metrics_of(job)
     doubled = {n: 2 * v for n, v in found["validation_loss"].items()}
     assert found["doubled"] == doubled

@@ -487,22 +487,6 @@ def test_the_first_checkpoint_by_the_clock_comes_after_a_minute(tmp_path, monkey
     assert [read_manifest(path).step for path in step_folders(job.work_folder)] == [3]
 
 
-def test_a_run_that_left_no_checkpoint_is_named_at_the_next_start(tmp_path, caplog):
-    text = "an earlier run of this training ended without a checkpoint (at step {}): "
-    rare = {"checkpoint": {"every_minutes": None}}
-    job = make_job(tmp_path, **rare)
-    crashed(job, "step 6/12  loss")
-    assert "ended without a checkpoint" not in caplog.text
-    other = make_job(tmp_path, learning_rate=0.5, **rare)
-    crashed(other, "step 3/12  loss")  # of another training nothing is said
-    assert "ended without a checkpoint" not in caplog.text
-    run_job(other)
-    assert text.format(2) + "starting at step 1" in caplog.text
-    caplog.clear()
-    run_job(other)  # the one before came to its end
-    assert "ended without a checkpoint" not in caplog.text
-
-
 def test_points_wait_until_a_full_disk_has_room(tmp_path, caplog):
     path = tmp_path / "metrics.jsonl"
     path.symlink_to("/dev/full")
