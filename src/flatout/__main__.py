@@ -1,4 +1,4 @@
-"""`flatout`, `python -m flatout`: the options of `kedro run`, packaged or not."""
+"""`flatout` and `python -m flatout`: the options of `kedro run`, packaged or not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flatout.project.terminal import set_up_terminal
 
 def main(*args: Any, **kwargs: Any) -> Any:
     set_up_terminal()
-    # In the project the file .telemetry says so; a wheel has none.
+    # The project has the file .telemetry for this; a wheel does not contain it.
     set_defaults({"DO_NOT_TRACK": "1"})
     configure_project("flatout")
     kwargs["standalone_mode"] = not hasattr(sys, "ps1")

@@ -1,4 +1,4 @@
-"""Which pipelines there are, and which of them `kedro run` runs."""
+"""The registered pipelines, and those that `kedro run` runs by default."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DEFAULT = ("split", "tokenize", "train", "evaluate")
 
 
 def register_pipelines() -> dict[str, Pipeline]:
-    """Every folder of `pipelines/`; under `--pipelines` only those asked for."""
+    """Return every folder of `pipelines/`; with `--pipelines`, only the named ones."""
     found = find_pipelines(raise_errors=True)
     pipelines = {name: boxed(name, pipeline) for name, pipeline in found.items()}
     default = [pipelines[name] for name in DEFAULT if name in pipelines]

@@ -1,4 +1,4 @@
-"""Where the project keeps things, unless it is told otherwise."""
+"""Default locations of the project's files."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ _roots: list[Path] = []
 
 
 def use_project(folder: str | Path | None) -> None:
-    """Let relative paths start at `folder`, the project of the session that begins.
-    None: at the project that the working directory belongs to."""
+    """Set the start of relative paths to `folder`, the project of the session that
+    begins. None: the project that the working directory belongs to."""
     _roots[:] = [Path(folder).expanduser().resolve()] if folder else []
 
 
 def project_path(path: str = ".") -> str:
-    """Absolute form of `path`; relative ones start at the project's root.
+    """Return the absolute form of `path`; relative ones start at the project's root.
 
-    The packaged project has no root: there it is the working directory.
+    The packaged project has no root: the working directory is used instead.
     """
     root = _roots[0] if _roots else find_kedro_project(Path.cwd()) or Path.cwd()
     return str(root / path)
 
 
 def tracking_store(data_dir: str) -> str:
-    """MLFLOW_TRACKING_URI, where set; else a file of SQLite in `data_dir`."""
+    """Return MLFLOW_TRACKING_URI if it is set, else a SQLite file in `data_dir`."""
     return tracking_uri() or f"sqlite:///{project_path(data_dir)}/mlflow.db"
 
 
 def artifact_folder(data_dir: str) -> str | None:
-    """Folder under `data_dir`; null where a server says where artifacts go. Without
-    it a database or a folder as the store would put them where the run was started."""
+    """Folder under `data_dir`, or None if a server decides the place of artifacts. A
+    database or folder without it would put them in the working directory."""
     scheme = (tracking_uri() or "").partition(":")[0]
     return None if scheme in SERVERS else f"{project_path(data_dir)}/mlartifacts"
 
 
 def check_store(store: str, artifacts: str | None) -> None:
-    """Raises SettingsError for folders that MLflow would take for others."""
+    """Raises SettingsError for folders whose names MLflow would misread."""
     for place in (store, artifacts or ""):
         is_here = place.startswith(("sqlite:", "/"))
         if is_here and ("%" in place or "?" in place):

@@ -16,7 +16,7 @@ CONFIG_LOADER_CLASS = ProjectConfigLoader
 CONFIG_LOADER_ARGS = {
     "base_env": "base",
     "default_run_env": "local",
-    # Without it an environment's `train: {max_steps: 4}` would drop all else of train.
+    # Without it an environment's `train: {max_steps: 4}` would drop the rest of train.
     "merge_strategy": {"parameters": "soft", "mlflow": "soft"},
     "config_patterns": {"mlflow": ["mlflow*", "mlflow*/**", "**/mlflow*"]},
     "custom_resolvers": {
@@ -26,7 +26,7 @@ CONFIG_LOADER_ARGS = {
     },
 }
 
-# In an environment that has it, kedro-mlflow would record each run once more.
+# An environment that has this plugin would record each run twice.
 DISABLE_HOOKS_FOR_PLUGINS = ("kedro_mlflow",)
 
 SESSION_CLASS = session_class()

@@ -1,4 +1,4 @@
-"""Names on the command line that the project does not have, told in a line."""
+"""Checks of names on the command line, with one-line errors for unknown ones."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from flatout.places import project_path
 from flatout.project.fitting import short_names
 
 WRITTEN_LATER = "tuned"
-"""The environment that a benchmark writes: not unknown where it is missing."""
+"""The environment that a benchmark writes: it may be missing."""
 BEST = "best"
-"""The one that a sweep writes."""
+"""The environment that a sweep writes."""
 NO_SUCH = re.compile(r"Pipeline does not contain (nodes|datasets) named (\[.*\])")
 
 
 class CommandError(ValueError):
-    """A command that cannot be done as it was typed."""
+    """A command that cannot be carried out as typed."""
 
 
 def check_environment(env: str | None, conf_source: str | None = None) -> None:
     """Raises CommandError unless conf/ has a folder of this name."""
     conf = Path(conf_source or project_path("conf"))
     if env in (None, WRITTEN_LATER) or not conf.is_dir() or (conf / str(env)).is_dir():
-        return  # an archive of settings is Kedro's to open
+        return  # an archive of settings is opened by Kedro
     if env == BEST:
         raise CommandError(
             f"--env: {conf / BEST} is not there yet: kedro run --pipelines=sweep "
@@ -44,14 +44,14 @@ def check_environment(env: str | None, conf_source: str | None = None) -> None:
 
 
 def check_data_dir(data_dir: str | None) -> None:
-    """Raises CommandError where there is no such folder: reading it would make it."""
+    """Raises CommandError if the folder does not exist: reading it would create it."""
     folder = Path(project_path(data_dir or "data"))
     if not folder.is_dir():
         raise CommandError(f"--data-dir: there is no folder {folder}")
 
 
 def check_pipelines(names: Iterable[str], where: str = "--pipelines") -> None:
-    """Raises CommandError; imports none of them."""
+    """Raises CommandError for unknown pipelines; imports no pipeline."""
     folders = resources.files("flatout.pipelines").iterdir()
     known = {folder.name for folder in folders if (folder / "__init__.py").is_file()}
     for name in names:
@@ -62,14 +62,14 @@ def check_pipelines(names: Iterable[str], where: str = "--pipelines") -> None:
 
 
 def check_command(options: Mapping[str, Any]) -> None:
-    """Of `kedro run`. Raises CommandError."""
+    """Check the options of `kedro run`. Raises CommandError."""
     check_environment(options["env"], options["conf_source"])
     check_pipelines(_asked(options))
 
 
 def plain_error(error: Exception, options: Mapping[str, Any]) -> Exception | None:
-    """An error whose text is all that a user needs; None for what only a traceback
-    explains."""
+    """Return an error whose text is all that a user needs; None if only a traceback
+    explains it."""
     own = type(error).__module__.startswith("flatout.")
     if own or isinstance(error, (DatasetError, MissingConfigException)):
         return error
@@ -84,7 +84,7 @@ def _asked(options: Mapping[str, Any]) -> list[str]:
 
 
 def _yaml_fault(error: yaml.MarkedYAMLError) -> str:
-    """Kedro's error names the file, the parser's behind it what is wrong where."""
+    """Kedro's error names the file, and the parser's error the place and the fault."""
     file = re.search(r"file (\S+),", str(error))
     cause = error.__cause__ if file else error
     mark = getattr(cause, "problem_mark", None)
@@ -97,7 +97,7 @@ def _yaml_fault(error: yaml.MarkedYAMLError) -> str:
 
 
 def _filter_fault(error: ValueError, options: Mapping[str, Any]) -> Exception | None:
-    """Of --nodes, --from-nodes, --to-nodes, --from-inputs, --to-outputs, --tags."""
+    """Explain errors of --nodes, --from-nodes, --to-outputs, --tags and the like."""
     if str(error).startswith("Pipeline contains no nodes"):
         return CommandError("no node is left to run: --tags and the like drop them all")
     found = NO_SUCH.match(str(error))

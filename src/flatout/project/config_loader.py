@@ -24,21 +24,21 @@ PARAMETERS = "parameters*.y*ml"
 SITUATIONS = ("first_try", "low_memory", "slow_loader", "final_run", "reproducible")
 
 SETTINGS_OF_TRAINING = ("slow", TUNED, BEST, *SITUATIONS)
-"""Environments that set how to train and neither data nor model."""
+"""Environments that set options of training but neither data nor model."""
 
 
 class NotTunedError(Exception):
-    """The environment `tuned` was asked for before a benchmark has written it."""
+    """The environment `tuned` is requested before a benchmark has written it."""
 
 
 class ProjectConfigLoader(OmegaConfigLoader):
-    """base <- local <- env. `tuned` and `best` lie over the environment that they were
-    measured in.
+    """base <- local <- env. `tuned` and `best` are applied over the environment of
+    their measurement.
 
-    Kedro puts an environment in the place of `local`, so that `--env=tuned` would train
-    the built-in corpus with settings that were measured on the user's own. Kedro also
-    parses all files again at each access, and a run has a dozen: half a second.
-    `parameters` holds the defaults of all that no file names.
+    Kedro replaces `local` by the environment, so that `--env=tuned` would train the
+    built-in corpus with settings that were measured on the user's own. Kedro also
+    parses all files again at each access, about 12 times per run: half a second.
+    `parameters` contains the defaults of all that no file names.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -55,8 +55,8 @@ class ProjectConfigLoader(OmegaConfigLoader):
             self._check_tuned()
 
     def _conf_path(self, path: str) -> str:
-        """`path` in the folder of configuration in use; the project's own where that is
-        an archive."""
+        """Return `path` in the configuration folder in use, or in the project's own one
+        if that is an archive."""
         conf = Path(self.conf_source)
         return (
             str(conf.absolute() / path)
@@ -65,8 +65,8 @@ class ProjectConfigLoader(OmegaConfigLoader):
         )
 
     def _parameter(self, path: str, default: Any = None) -> Any:
-        """`${parameter:corpus.rows}` in a catalog: the value of the command line or of
-        the parameters' files."""
+        """Resolve `${parameter:corpus.rows}` in a catalog: the value of the command
+        line or of the parameters' files."""
         state = repr((self.env, self.runtime_params))
         if state not in self._unresolved:
             given = self._files([self.base_env, *self._environments()])
@@ -74,18 +74,18 @@ class ProjectConfigLoader(OmegaConfigLoader):
         return OmegaConf.select(self._unresolved[state], path, default=default)
 
     def _data_dir(self) -> str:
-        """`${data_dir:}`: the folder of all that a run writes."""
+        """Resolve `${data_dir:}`: the folder of all files that a run writes."""
         return str(self._parameter("data_dir", "data"))
 
     def this_run(self) -> dict[str, Any]:
-        """What another command needs to train on the same data: the environment that
-        sets data and model, if any, and the parameters of the command line."""
+        """Return the facts that another command needs to read the same data: the name
+        of the environment that sets it, if any, and the command line's parameters."""
         env = self._measured_in() if self.env in SETTINGS_OF_TRAINING else self.env
         named = None if env in (None, self.base_env, self.default_run_env) else env
         return {"environment": named, "params": self.runtime_params or {}}
 
     def _check_tuned(self) -> None:
-        """An archive of conf/ is Kedro's to read."""
+        """Kedro reads an archive of conf/, without this check."""
         conf = Path(self.conf_source)
         folder = conf / TUNED
         if conf.is_dir() and not any(folder.rglob("parameters*")):
@@ -96,13 +96,13 @@ class ProjectConfigLoader(OmegaConfigLoader):
 
     @property
     def given_parameters(self) -> dict[str, Any]:
-        """What files and the command line name, and nothing else."""
+        """Parameters that files and the command line name, without defaults."""
         return self._once("parameters")
 
     @property
     def settings(self) -> Settings:
-        """All parameters, parsed once. Pipelines fit them from then on: Kedro-Viz runs
-        no hook that could see to it. Raises SettingsError."""
+        """All parameters, parsed once. Pipelines are fitted to them here: Kedro-Viz
+        runs no hook that could do it. Raises SettingsError."""
         state = repr((self.env, self.runtime_params))
         if state not in self._parsed:
             self._parsed[state] = rooted(parse_settings(self.given_parameters))
@@ -110,7 +110,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
         return self._parsed[state]
 
     def layers(self) -> dict[str, dict[str, Any]]:
-        """The parameters that each place names, by its name, the last one in force."""
+        """Return the parameters by the place that names them; the last one wins."""
         given, self.runtime_params = self.runtime_params, {}
         folders = [self.base_env, *self._environments()]
         try:
@@ -131,7 +131,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
         super().__setitem__(key, value)
 
     def _complete(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Groups with every default; single values only where they are `given`."""
+        """Return groups with every default, and single values only if `given`."""
         return {
             name: value
             for name, value in self.settings.model_dump().items()
@@ -139,7 +139,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
         }
 
     def _once(self, key: str) -> dict[str, Any]:
-        if key in self:  # set by hand
+        if key in self:  # set explicitly
             return super().__getitem__(key)
         state = (key, repr((self.env, self.runtime_params)))
         if state not in self._found:
@@ -156,8 +156,8 @@ class ProjectConfigLoader(OmegaConfigLoader):
         return found or super().__getitem__(key)
 
     def _environments(self) -> list[str]:
-        """Those in force over conf/base, the last one wins. An archive of conf/ is read
-        as Kedro does, without conf/local."""
+        """Return the environments applied over conf/base; the last one wins. An archive
+        of conf/ is read as by Kedro, without conf/local."""
         env = self.env or self.default_run_env
         if env == self.base_env:
             return []
@@ -169,8 +169,8 @@ class ProjectConfigLoader(OmegaConfigLoader):
         return list(dict.fromkeys([*under, self._measured_in() or env, env]))
 
     def _measured_in(self) -> str | None:
-        """The environment that `tuned` or `best` was measured in, which may be one of
-        images or numbers."""
+        """Return the environment in which `tuned` or `best` was measured, for example
+        that of images or numbers."""
         name = str(self.env)
         if name not in (TUNED, BEST) or not Path(self.conf_source, name).is_dir():
             return None
@@ -178,13 +178,13 @@ class ProjectConfigLoader(OmegaConfigLoader):
         return str(found) if found else None
 
     def _files(self, environments: list[str]) -> Any:
-        """Parameters as the files of these environments have them, unresolved."""
+        """Return the parameters in the files of these environments, unresolved."""
         conf = Path(self.conf_source)
         if conf.is_dir():
             folders = [conf / name for name in environments]
             files = [f for folder in folders for f in sorted(folder.rglob(PARAMETERS))]
             return OmegaConf.merge({}, *map(OmegaConf.load, files))
-        # An archive holds one folder, which holds the environments.
+        # An archive contains one folder, which contains the environments.
         kind = "zip" if conf.suffix == ".zip" else "tar"
         archive = fsspec.filesystem(kind, fo=str(conf))
         found = {name: PurePosixPath(name) for name in sorted(archive.find(""))}
@@ -214,12 +214,12 @@ class ProjectConfigLoader(OmegaConfigLoader):
 
 
 def loader_of(context: KedroContext) -> ProjectConfigLoader:
-    """The one that settings.py names."""
+    """Return the loader that settings.py names."""
     return cast(ProjectConfigLoader, context.config_loader)
 
 
 def rooted(settings: Settings) -> Settings:
-    """`settings` with paths that start at the project, whatever the working directory.
+    """Return `settings` with paths made absolute from the project's root.
 
     A name of a checkpoint is a path if the project has a folder of that name."""
     if Path(project_path()) == Path.cwd():

@@ -1,4 +1,4 @@
-"""Pipelines as the parameters of an environment have them."""
+"""Fitting of pipelines to the parameters of an environment."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from flatout.engine.parameters import Settings
 from flatout.pipelines import boxed
 
 OF_ROWS = ("train", "evaluate", "predict", "benchmark", "sweep")
-"""Pipelines whose inputs have the name of the kind of rows, `train.rows`."""
+"""Pipelines whose inputs are named after the kind of rows, `train.rows`."""
 TRAINING_NODES = frozenset({"train_model", "run_trials", "run_sweep"})
-"""Nodes that start processes of their own and must not run inside a runner's."""
+"""Nodes that start processes and must not run in a runner's process."""
 OF_SESSIONS = "next-key"
 """The task that learns from sessions instead of texts."""
 
 
 def raw_entry(settings: Settings) -> str:
-    """Name of the catalog entry with the raw data of this training."""
+    """Return the catalog entry's name for the raw data of this training."""
     if settings.train.rows != "tokens":
         return f"raw_{settings.train.rows}"
     return "raw_sessions" if settings.model.task == OF_SESSIONS else "raw_texts"
 
 
 def short_names(pipeline: Pipeline) -> set[str]:
-    """Names of the nodes without the namespace, which is their pipeline's."""
+    """Return the names of the nodes without the namespace, their pipeline's name."""
     return {node.short_name for node in pipeline.nodes}
 
 
 def fit_pipelines(settings: Settings) -> None:
-    """Let the project's pipelines read such rows, and the default one be those that the
-    parameter `pipelines` names, from now on."""
+    """Make the project's pipelines read this kind of rows, and the default pipeline the
+    sum of those in the parameter `pipelines`."""
     kind, raw = settings.train.rows, raw_entry(settings)
     for name in OF_ROWS if kind != "tokens" else ():
         if name in pipelines:

@@ -1,4 +1,4 @@
-"""After a training: is it as fast as the best earlier one of the same work."""
+"""The check after a training that it is as fast as the best earlier similar one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RUNS = "runs.jsonl"
 
 
 class Guard:
-    """Compares a tracked training with those of its folder."""
+    """Comparison of a tracked training with those in its folder."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -29,7 +29,7 @@ class Guard:
         self._trained: guard.TrackedRun | None = None
 
     def begins(self, folder: RunFolder) -> None:
-        """The tracking program compares once, early, with this baseline."""
+        """Store the baseline for the tracking program's one early comparison."""
         record, options = folder.record, self._settings.guard
         work_key = guard.work_key(self._settings, record.tags["token_key"])
         record.tags["work_key"] = work_key
@@ -43,7 +43,7 @@ class Guard:
             }
 
     def trained(self, folder: RunFolder, history: Any) -> None:
-        """`history`: a DataFrame with `samples_per_s` of each window."""
+        """Compare rates. `history`: a DataFrame with `samples_per_s` per window."""
         rates = history["samples_per_s"].dropna().tolist()
         if (typical := guard.typical_rate(rates)) is not None:
             folder.record.figures[RATE] = typical
@@ -55,7 +55,7 @@ class Guard:
         self._trained = _run_of(folder) if typical is not None else None
 
     def ended(self) -> None:
-        """The model and all reports are saved by now. Raises SlowRunError."""
+        """Finish after the model and all reports are saved. Raises SlowRunError."""
         if self._trained is not None:
             guard.append_run(self._reports / RUNS, self._trained)
         found, fails = self._verdict, self._settings.guard.on_slow == "fail"
@@ -77,7 +77,7 @@ class Guard:
         return found
 
     def _note(self, folder: RunFolder, verdict: guard.Verdict) -> None:
-        """In the log, in MLflow and beside the other reports."""
+        """Write the verdict to the log, to MLflow and next to the other reports."""
         level = logging.WARNING if verdict.state == "slow" else logging.INFO
         logger.log(level, verdict.text)
         tags = {"guard": verdict.state, "guard_baseline": verdict.baseline}

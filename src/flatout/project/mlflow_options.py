@@ -1,4 +1,4 @@
-"""conf/base/mlflow.yml, checked: where runs are recorded, and which."""
+"""conf/base/mlflow.yml, checked: the store and selection of recorded runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXPERIMENT = "tracking.experiment"
 
 
 class MlflowOptions(BaseModel):
-    """Each by its path in the file."""
+    """Options, each named by its path in the file."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -43,22 +43,22 @@ class MlflowOptions(BaseModel):
         return str(self.uri)
 
     def tracks(self, pipelines: Collection[str] | None) -> bool:
-        """Whether any of the pipelines that a run names opens a run of MLflow."""
+        """Return True if any of the pipelines in a run opens a run of MLflow."""
         return not set(pipelines or ["__default__"]) <= set(self.untracked)
 
     def store_files(self, data_dir: str) -> list[Path]:
-        """The store, if it is the file of the data folder. Any other may be away: its
-        points wait in a file."""
+        """Return the store if it is a file in the data folder. Any other store may be
+        unreachable: its points wait in a file."""
         file = Path(project_path(data_dir), "mlflow.db")
         return [file] if self.store == f"{SQLITE}{file}" else []
 
     def check(self) -> None:
-        """Raises SettingsError for folders that MLflow would take for others."""
+        """Raises SettingsError for folders whose names MLflow would misread."""
         check_store(self.store, self.artifact_location)
 
 
 def mlflow_options(context: KedroContext) -> MlflowOptions:
-    """Of a session; relative paths start at the project. Raises SettingsError."""
+    """Read the options; relative paths start at the project. Raises SettingsError."""
     loader = loader_of(context)
     given = {path: value for path, value in by_path(loader["mlflow"]) if value != {}}
     try:
@@ -76,7 +76,7 @@ def mlflow_options(context: KedroContext) -> MlflowOptions:
 
 
 def login(context: KedroContext, options: MlflowOptions) -> dict[str, str]:
-    """Variables of the environment that `server.credentials` names."""
+    """Return the environment variables that `server.credentials` names."""
     name = options.credentials
     if name is None:
         return {}

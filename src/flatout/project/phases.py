@@ -1,7 +1,7 @@
-"""Where the time of a command went: seconds by named phase.
+"""Seconds of a command by named phase.
 
-All phases add up to the wall time since the process began. What a training spent, here
-or in its ranks, its report says.
+All phases add up to the wall time since the process began. The training's report
+contains the seconds of a training, in this process or in its ranks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PHASES = {
     "tracking": "tracking",
     "rest": "rest",
 }
-"""In the order of the table; phases of other pipelines have the pipeline's name."""
+"""Phases in the order of the table; other pipelines' phases have their names."""
 SHOWN_S = 0.005
 
 
@@ -45,18 +45,18 @@ class PhaseClock:
     """Seconds by phase."""
 
     def __init__(self, since_s: float) -> None:
-        """`since_s`: when the first phase began, as time.perf_counter counts."""
+        """`since_s`: start of the first phase, in seconds of time.perf_counter."""
         self._since_s = since_s
         self.seconds = dict.fromkeys(PHASES, 0.0)
 
     def mark(self, phase: str, now_s: float | None = None) -> None:
-        """What passed since the last mark was `phase`."""
+        """Count the seconds since the last mark as `phase`."""
         now_s = time.perf_counter() if now_s is None else now_s
         self.move({phase: now_s - self._since_s})
         self._since_s = now_s
 
     def move(self, parts: Mapping[str, float], source: str | None = None) -> None:
-        """Add seconds of phases, which were `source` until now."""
+        """Add seconds to phases; subtract them from `source`, if given."""
         for phase, seconds in parts.items():
             self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
             if source is not None:
@@ -64,8 +64,8 @@ class PhaseClock:
 
 
 def process_age_s() -> float:
-    """Since this process began. psutil alone is up to a second off on Linux, where it
-    adds the clock ticks to a time of boot in whole seconds."""
+    """Seconds since this process began. psutil is up to a second off on Linux, because
+    it adds the clock ticks to a boot time in whole seconds."""
     ticks = start_ticks(os.getpid())
     if ticks is None:
         return time.time() - psutil.Process().create_time()
@@ -73,7 +73,7 @@ def process_age_s() -> float:
 
 
 def table(seconds: Mapping[str, float]) -> Table:
-    """A line a phase: seconds, and the share of all."""
+    """Return one line per phase: seconds, and the share of the total."""
     wall_s = sum(seconds.values())
     result = Table(title=f"where {wall_s:.1f} s went", title_justify="left", box=None)
     result.add_column("phase")
@@ -87,8 +87,8 @@ def table(seconds: Mapping[str, float]) -> Table:
 
 
 def begun(created_s: float) -> PhaseClock:
-    """`created_s`: when the configuration began. The process is the command's if a
-    command line started it; a notebook's is not, and its time is not counted."""
+    """`created_s`: start of the configuration. The process's age counts if a command
+    line started it, but not in a notebook."""
     is_command = click.get_current_context(silent=True) is not None
     begin_s = time.perf_counter() - process_age_s() if is_command else created_s
     clock = PhaseClock(begin_s)
@@ -97,6 +97,6 @@ def begun(created_s: float) -> PhaseClock:
 
 
 def phase_of(node: Node) -> str:
-    """By the pipeline that has the node."""
+    """Return the phase of the pipeline that contains the node."""
     pipeline = (node.namespace or node.short_name).partition(".")[0]
     return OF_PIPELINE.get(pipeline, pipeline)

@@ -1,4 +1,4 @@
-"""What MLflow is told of a training's model, and whether it is worse than the last."""
+"""The record of a trained model for MLflow, and a warning if the model got worse."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def saved_model(
     rows: Any,
     report: dict[str, Any],
 ) -> SavedModel:
-    """Of `data`, a model and, if it has one, its tokenizer, which `entry` of the
-    catalog has saved. `spare`: a folder for what the catalog does not keep so. `rows`:
-    a `datasets.Dataset`, of which the first is the example."""
+    """Describe `data`, a model with or without a tokenizer, which `entry` of the
+    catalog has saved. `spare`: folder for models that the catalog stores in another
+    form. `rows`: a `datasets.Dataset`; its first row is the example."""
     parts = data if isinstance(data, tuple) else (data,)
     if isinstance(entry, TransformersModel):
         folder = entry.path.absolute()
@@ -54,7 +54,7 @@ def saved_model(
 def _text_example(
     model: Any, tokenizer: Any, rows: Any, settings: Settings
 ) -> tuple[str, str]:
-    """A text, and the tag of the pipeline that answers it."""
+    """Return a text and the tag of the pipeline that answers it."""
     import transformers
 
     from flatout.engine.tasks import task_class
@@ -84,7 +84,7 @@ def _sample_file(rows: Any, folder: Path) -> str:
 
 
 def warn_where_worse(before: dict[str, Any], report: dict[str, Any]) -> None:
-    """Say that the catalog's model is overwritten with a worse one."""
+    """Warn if a worse model overwrites the one in the catalog."""
     loss = report["validation_loss"]
     if before.get("token_key") != report["token_key"]:
         return
@@ -99,7 +99,7 @@ def warn_where_worse(before: dict[str, Any], report: dict[str, Any]) -> None:
 
 
 def report_of(catalog: DataCatalog) -> dict[str, Any]:
-    """Of the model that the catalog has; empty without one."""
+    """Return the report of the model in the catalog; empty without one."""
     try:
         known = catalog.exists("model") and catalog.exists("train_report")
         report: dict[str, Any] = catalog.get("train_report").load() if known else {}

@@ -1,9 +1,9 @@
-"""Kedro sessions of the project, alone or inside somebody else's launcher (torchrun,
+"""Kedro sessions of the project, started directly or by an external launcher (torchrun,
 accelerate, Slurm).
 
-Such a launcher starts the whole command once a rank. Rank 0 runs it as ever; the
-others run no node, no hook and save nothing: they wait for rank 0's training, become
-ranks of it, and end with it.
+Such a launcher starts the whole command once per rank. Rank 0 runs it as usual; the
+others run no node and no hook and save no output: they wait for rank 0's training, join
+it as ranks, and end with it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from flatout.project.config_loader import loader_of
 from flatout.project.fitting import fit_pipelines
 
 NODES = ("node_names", "from_nodes", "to_nodes")
-"""Options of a run that name nodes."""
+"""Options of a run that contain names of nodes."""
 
 
 class ProjectSession(KedroSession):
-    """Without --pipelines it runs those that the parameter `pipelines` names."""
+    """A session that, without --pipelines, runs those in the parameter `pipelines`."""
 
     _context: KedroContext | None = None
 
@@ -44,7 +44,7 @@ class ProjectSession(KedroSession):
         return super().run(*args, **kwargs)
 
     def full_names(self, given: Iterable[str], asked: Mapping[str, Any]) -> list[str]:
-        """`split.split_rows` for `split_rows`: nodes go by both names."""
+        """Return `split.split_rows` for `split_rows`: both are valid names."""
         names = asked.get("pipeline_names") or [asked.get("pipeline_name")]
         pipelines.set_requested([name for name in names if name] or None)
         self.load_context()
@@ -61,13 +61,13 @@ class ProjectSession(KedroSession):
         return settings.pipelines
 
     def load_context(self) -> KedroContext:
-        """One a session: what it has read and parsed is kept."""
+        """Return one context per session, with all that it has read and parsed."""
         self._context = self._context or super().load_context()
         return self._context
 
 
 class MainRankSession(ProjectSession):
-    """Of rank 0."""
+    """The session of rank 0."""
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         from flatout.engine.launch.followers import release_followers
@@ -79,7 +79,7 @@ class MainRankSession(ProjectSession):
 
 
 class FollowerSession(KedroSession):
-    """Of every other rank."""
+    """The session of every other rank."""
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         from flatout.engine.launch.followers import follow
@@ -89,7 +89,7 @@ class FollowerSession(KedroSession):
 
 
 def session_class() -> type[KedroSession]:
-    """The one that fits the place of this process among its launcher's."""
+    """Return the class that fits this process's rank in its launcher."""
     if not launched_from_outside() or current_ranks().world_size == 1:
         return ProjectSession
     return MainRankSession if current_ranks().is_main else FollowerSession

@@ -1,4 +1,4 @@
-"""What a terminal shows: a line a message, without warnings that help nobody.
+"""Terminal output: one line per message, without warnings that do not help.
 
 `set_up_terminal` is an entry point of the group `kedro.init`: Kedro calls it before it
 loads plugins.
@@ -19,17 +19,17 @@ from flatout.tracking.program import LevelFormatter
 SILENCED = (
     # Kedro still uses the older name of OmegaConf's register_resolver.
     "register_new_resolver() is deprecated",
-    # MLflow's advice on models, of which `kedro flatout sync` sends one.
+    # MLflow's advice on models; `kedro flatout sync` sends a model.
     "An input example was not provided",
-    # The advice of every run; training reads its rows from mapped files anyhow.
+    # Advice that every run repeats; training reads its rows from mapped files anyway.
     "Using synchronous mode for loading and saving data",
-    # Of Kedro's runners, above every error of a run's first node.
+    # Kedro's runners print this above every error of a run's first node.
     "No nodes ran. Repeat the previous command",
-    # The same command goes on by itself: what is current is not made again.
+    # The same command resumes automatically: current results are not made again.
     "nodes that have not run.\nYou can resume the pipeline run",
-    # The error itself is what the command ends with.
+    # The command ends with the error itself.
     "failed with error: ",
-    # Of Kedro-Viz, in every run of some pipelines.
+    # Kedro-Viz prints this in every run of some pipelines.
     "Workflow tracking is disabled",
 )
 LOGGERS = (
@@ -45,13 +45,13 @@ KEDRO = ("kedro", "kedro.io.data_catalog", "kedro.pipeline.node")
 
 
 INDENT = 10
-"""Columns of the time of day, and the space behind it."""
+"""Columns of the time of day and the space after it."""
 
 
 class LineHandler(logging.Handler):
-    """One line a message, on the console that draws the progress line. In a terminal
-    what is longer goes on below the text; Rich's own handler wraps at 80 columns where
-    there is no terminal."""
+    """Print one line per message on the console that draws the progress line. In a
+    terminal, long messages continue below their text; Rich's own handler would wrap at
+    80 columns without a terminal."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class LineHandler(logging.Handler):
 
 
 def wrapped(text: str, width: int) -> str:
-    """Between words only: what is longer, as a path, can still be copied whole."""
+    """Wrap between words only: a long word, such as a path, can still be copied."""
     wrap = partial(
         textwrap.fill,
         width=width,
@@ -83,19 +83,19 @@ def wrapped(text: str, width: int) -> str:
 
 
 def show_kedro() -> None:
-    """Kedro's own lines too: a line for each node, load and save."""
+    """Show Kedro's own messages too: one line per node, load and save."""
     for name in KEDRO:
         logging.getLogger(name).setLevel(logging.INFO)
 
 
 def set_up_terminal() -> None:
-    """Messages as lines, in place of Kedro's handler; a handler of one's own stays."""
+    """Print messages as lines instead of by Kedro's handler; custom handlers stay."""
     root = logging.getLogger()
     for handler in [h for h in root.handlers if isinstance(h, RichHandler)]:
         root.removeHandler(handler)
         root.addHandler(LineHandler())
-    # Where Kedro logs Python's warnings. Not a filter of `warnings`: MLflow puts one of
-    # its own before all others.
+    # The loggers of Python's warnings. A filter of `warnings` would not work: MLflow
+    # inserts its own filter before all others.
     for name in LOGGERS:
         logging.getLogger(name).addFilter(_is_wanted)
 

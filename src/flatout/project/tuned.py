@@ -1,4 +1,4 @@
-"""Tuned parameters: whether they were measured on this, and whether their rate came."""
+"""Tuned parameters: checks of their place of measurement and of the rate reached."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 def has_mismatches(settings: Settings, trained_on: Any) -> bool:
-    """Warns if the tuned parameters were measured on something else than this."""
+    """Warn if the tuned parameters were measured under other conditions than these."""
     differences = tuned_mismatches(settings, trained_on)
     if differences:
         logger.warning(
@@ -24,7 +24,7 @@ def has_mismatches(settings: Settings, trained_on: Any) -> bool:
 
 
 def tell_whether_kept(tuned: Mapping[str, Any], report: Mapping[str, Any]) -> None:
-    """Log whether the training had the rate of the trials."""
+    """Log whether the training reached the rate of the trials."""
     from flatout.engine.benchmark.promise import kept
 
     if not (rate := report["samples_per_s"]):
@@ -35,8 +35,8 @@ def tell_whether_kept(tuned: Mapping[str, Any], report: Mapping[str, Any]) -> No
 
 
 def tuned_mismatches(settings: Settings, trained_on: Any) -> list[str]:
-    """What differs between where the tuned parameters were measured and here."""
-    # They import torch, as training is about to.
+    """List differences between the measurement of the tuned parameters and this run."""
+    # These modules import torch; the training needs it anyway.
     from flatout.engine.benchmark.recommend import mismatches, provenance
     from flatout.engine.launch.job_files import token_key
     from flatout.engine.launch.launch import resolve_processes
@@ -53,7 +53,7 @@ def tuned_mismatches(settings: Settings, trained_on: Any) -> list[str]:
 
 
 def _sound(tuned: dict[str, Any]) -> dict[str, Any]:
-    """Without versions that are not as the benchmark writes them, after a warning."""
+    """Drop versions in a form that the benchmark does not write, after a warning."""
     versions = tuned.get("versions", {})
     if isinstance(versions, dict):
         return tuned

@@ -1,1 +1,1 @@
-"""Data folder and catalog around a run: lock, entries, what can be written, origins."""
+"""Data folder and catalog around a run: lock, entries, writable places, origins."""

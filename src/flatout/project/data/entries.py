@@ -1,5 +1,5 @@
-"""Entries of the catalog: Kedro's own types for what nodes give, splits and models of
-one's own."""
+"""Catalog entries: Kedro's own types for results of nodes, and the user's own splits
+and models."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from flatout.engine.parameters import SettingsError
 
 
 def adapt(catalog: DataCatalog, conf_catalog: Mapping[str, Any]) -> dict[str, str]:
-    """Let entries of Kedro's own types take what nodes give; returns by name why those
-    cannot that would lose something. Entries of flatout's own types are not built here:
-    some import torch. Raises SettingsError for splits of one's own without train."""
+    """Make entries of Kedro's own types accept results of nodes; return reasons by name
+    for those that would lose data. Entries of flatout's own types are not built here:
+    some import torch. Raises SettingsError for given splits without train."""
     faults: dict[str, str] = {}
     _join_splits(catalog, conf_catalog)
     for name in sorted(RECIPES & conf_catalog.keys()):
@@ -34,14 +34,14 @@ def adapt(catalog: DataCatalog, conf_catalog: Mapping[str, Any]) -> dict[str, st
 
 
 def refuse(faults: Mapping[str, str], pipeline: Pipeline) -> None:
-    """Raises SettingsError for entries that the pipeline uses and cannot."""
+    """Raises SettingsError for unsuitable entries that the pipeline uses."""
     names = sorted(faults.keys() & pipeline.datasets())
     if names:
         raise SettingsError(f"catalog: {'; '.join(faults[name] for name in names)}")
 
 
 def _join_splits(catalog: DataCatalog, conf_catalog: Mapping[str, Any]) -> None:
-    """Splits of one's own stand for `raw_texts`."""
+    """Combine the user's own splits into `raw_texts`."""
     given = [name for name in SPLITS if entry_of(name) in conf_catalog]
     if not given:
         return
@@ -55,8 +55,8 @@ def _join_splits(catalog: DataCatalog, conf_catalog: Mapping[str, Any]) -> None:
 
 
 def trust_own_model(pipeline: Pipeline, catalog: DataCatalog) -> None:
-    """Let a node load the model that another one trains in the same run, with code of
-    its own (`model.trust_remote_code`). Any other asks for `load_args`."""
+    """Let a node load the model that another one trains in the same run, with its
+    custom code (`model.trust_remote_code`). Any other model needs `load_args`."""
     if "model" in {n for node in pipeline.nodes for n in node.inputs} & (
         pipeline.all_outputs()
     ):

@@ -1,5 +1,5 @@
-"""One run at a time changes a data folder: tokens that are replaced below a training
-would be judged as those that it was given."""
+"""A lock of the data folder: if a second run replaced the tokens during a training, the
+training would be evaluated on other tokens than its own."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ WAIT_S = 1.0
 
 
 class DataLock:
-    """Of the data folder, while a run makes rows, trains or evaluates."""
+    """The lock of a data folder while a run makes rows, trains or evaluates."""
 
     _lock: FileLock | None = None
 
     def take(self, folder: Path) -> None:
-        """Raises SettingsError if another run has the folder."""
+        """Lock `folder`. Raises SettingsError if another run uses it."""
         lock, holder = FileLock(folder / ".lock"), folder / ".lock.txt"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ class DataLock:
 
 
 def changes_data(pipeline: Pipeline) -> bool:
-    """Whether the pipeline changes or judges what others make."""
+    """Return True if the pipeline changes or evaluates data of other pipelines."""
     return any(node.namespace in GUARDED for node in pipeline.nodes)
 
 

@@ -1,8 +1,8 @@
-"""Which raw data the token rows were made from, so that old rows never pass for new.
+"""The raw data from which token rows were made: old rows are never taken for new.
 
-When rows are saved, `Origins` notes the state of the raw data beside them: a hash
-of the catalog entry and of the size, times and inode of its files. If that state is the
-same at the start of a training, nothing is read. If it differs, the digest of the raw
+When rows are saved, `Origins` records the state of the raw data next to them: a hash of
+the catalog entry and of the size, times and inode of its files. If that state is the
+same at the start of a training, no row is read. If it differs, the digest of the raw
 rows decides.
 """
 
@@ -34,15 +34,15 @@ from flatout.project.fitting import TRAINING_NODES, raw_entry, short_names
 logger = logging.getLogger(__name__)
 
 ORIGIN = "raw_texts"
-"""The fact of a folder that holds the state of the raw data."""
+"""Name of the fact, in a folder, that contains the state of the raw data."""
 DECIDES_NO_ROW = ("max_rejected_fraction", "label_type")
 """Options of split that change no row."""
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-"""The address of an object in memory differs at each start."""
+"""The address of an object in memory, which differs at each start."""
 
 
 class Origins:
-    """Notes where rows come from beside them, while a run makes some."""
+    """Record of the origin of rows, saved next to them when a run makes some."""
 
     def __init__(self, catalog: DataCatalog, raw: str) -> None:
         """`raw`: name of the entry with the raw data."""
@@ -50,12 +50,12 @@ class Origins:
         self._origin: dict[str, Any] | None = None
 
     def note_read(self, inputs: Collection[str]) -> None:
-        """These were loaded."""
+        """Record the state of the raw data if it is one of the loaded `inputs`."""
         if self._raw in inputs:
             self._origin = origin_of(self._catalog, self._raw, fetched=True)
 
     def note_saved(self, name: str) -> None:
-        """Rows that were kept are noted too: their source may have a new name."""
+        """Record kept rows too: their source may have a new name."""
         if name not in ("train_rows", "train_tokens"):
             return
         folder, rows = (_folder(self._catalog, n) for n in (name, "train_rows"))
@@ -68,7 +68,7 @@ class Origins:
 def stale_fault(
     catalog: DataCatalog, settings: Settings, pipeline: Pipeline
 ) -> str | None:
-    """Why a training of the pipeline would train on rows of something else."""
+    """Return the reason why a training would use rows of other data; None if not."""
     kind, inputs = settings.train.rows, pipeline.inputs()
     if not TRAINING_NODES & short_names(pipeline):
         return None
@@ -80,8 +80,8 @@ def stale_fault(
 
 
 def samples_fault(catalog: DataCatalog, settings: Settings) -> str | None:
-    """Why stored samples of a fixed shape are not those of the raw files; None if they
-    are, or if the raw files are not on this machine."""
+    """Return the reason why stored samples of a fixed shape differ from the raw files;
+    None if they do not, or if the raw files are not on this machine."""
     from flatout.engine.arrays.opening import open_source
     from flatout.engine.arrays.recipes import changes_since
 
@@ -107,8 +107,8 @@ def samples_fault(catalog: DataCatalog, settings: Settings) -> str | None:
 
 
 def tokens_fault(catalog: DataCatalog, settings: Settings) -> str | None:
-    """Why the tokens are not those of the raw data; None if they are, or if rows or raw
-    data are not on this machine."""
+    """Return the reason why the tokens differ from the raw data; None if they do not,
+    or if rows or raw data are not on this machine."""
     stale = [name for name in SPLITS if _is_stale(catalog, name)]
     tokens, rows = _folder(catalog, "train_tokens"), _folder(catalog, "train_rows")
     if not stale or tokens is None or rows is None:
@@ -130,7 +130,7 @@ def _is_stale(catalog: DataCatalog, split: str) -> bool:
 
 
 def rows_fault(catalog: DataCatalog, settings: Settings) -> str | None:
-    """Why the rows of the split are not those of the raw data and its parameters."""
+    """Return why the split's rows differ from the raw data and its parameters."""
     folder, raw = _folder(catalog, "train_rows"), raw_entry(settings)
     key = stored_key(folder) if folder else None
     if folder is None or key is None or "raw_texts" not in key.fields:
@@ -160,7 +160,7 @@ def rows_fault(catalog: DataCatalog, settings: Settings) -> str | None:
 
 
 def _told(then: str | None, here: str, raw: str, columns: str) -> str:
-    """What is another about the raw rows; `columns`: that are read of them."""
+    """Describe a difference in the raw rows; `columns`: the columns that differ."""
     if columns:
         return (
             f"the rows were split from other columns ({columns}), for another task: "
@@ -192,7 +192,7 @@ def _changed_options(
 
 
 def _other_columns(key: ContentKey, columns: Columns, settings: Settings) -> str:
-    """`label_column: 'label' -> None`; nothing if the task reads the same columns."""
+    """Return `label_column: 'label' -> None`; empty if the columns are the same."""
     options = split_options(columns, settings.split)
     wanted = ContentKey({name: options[name] for name in ("form", "label_column")})
     stored = ContentKey({name: key.fields.get(name) for name in wanted.fields})
@@ -202,7 +202,7 @@ def _other_columns(key: ContentKey, columns: Columns, settings: Settings) -> str
 def _same_content(
     entry: Any, raw: str, key: ContentKey, columns: Columns
 ) -> bool | None:
-    """By the digest of all raw rows; None if they cannot be read."""
+    """Compare the digest of all raw rows; None if they cannot be read."""
     if isinstance(entry, DocstringCorpus) and not entry.is_parsed:
         return None
     logger.info("%s is not as it was: comparing what it holds", raw)
@@ -211,7 +211,7 @@ def _same_content(
         if set(columns.names) - set(rows.column_names):
             return False
         return bool(rows.digest(columns.names) == key.fields["raw_texts"])
-    except Exception as error:  # each kind of entry has errors of its own
+    except Exception as error:  # each kind of entry has its own errors
         why = first_line(error)
         logger.warning("%s cannot be compared with the tokens: %s", raw, why)
         return None
@@ -220,9 +220,9 @@ def _same_content(
 def origin_of(
     catalog: DataCatalog, raw: str, *, fetched: bool = False
 ) -> dict[str, str] | None:
-    """`name` and `state` of the raw data, without reading a row; None if the entry
-    cannot be made here. A hash, because an entry may hold credentials. `fetched`: the
-    state of remote files when they were fetched."""
+    """Return `name` and `state` of the raw data, without reading a row; None if the
+    entry cannot be made here. A hash, because an entry may contain credentials.
+    `fetched`: use the state of remote files at the time of fetching."""
     try:
         entry = catalog.get(raw)
         described = entry._describe()
@@ -238,7 +238,7 @@ def origin_of(
 
 
 def short_name(catalog: DataCatalog, raw: str) -> str:
-    """Name of the data for people; empty if the entry cannot be made."""
+    """Return the data's name for people; empty if the entry cannot be made."""
     found = origin_of(catalog, raw)
     if found is None:
         return ""
@@ -247,7 +247,7 @@ def short_name(catalog: DataCatalog, raw: str) -> str:
 
 
 def _shown(entry: Any, described: Mapping[str, Any]) -> str:
-    """A name without the credentials that a URL may carry."""
+    """Return a name without the credentials that a URL may contain."""
     if isinstance(entry, DocstringCorpus):
         return "the built-in corpus"
     if isinstance(entry, OwnSplits):
@@ -263,7 +263,7 @@ def _place(described: Mapping[str, Any]) -> Any:
 
 
 def _file_states(entry: Any, fetched: bool) -> Iterator[tuple[Any, ...]]:
-    """Name and state of each file of a raw entry."""
+    """Yield the name and state of each file of a raw entry."""
     place = _place(entry._describe())
     if isinstance(entry, TextFiles) and entry.is_remote:
         try:
@@ -286,6 +286,6 @@ def _name(facts: Mapping[str, Any]) -> str | None:
 
 
 def _folder(catalog: DataCatalog, name: str) -> Path | None:
-    """Folder of an entry that keeps a key; None for an entry of another kind."""
+    """Return the folder of an entry with a stored key; None for other entries."""
     entry = catalog.get(name)
     return entry.path if isinstance(entry, KeyedArrowDataset) else None

@@ -1,4 +1,4 @@
-"""Whether a run can write what it leaves, so that none ends in vain."""
+"""Checks, before a run, that all its results can be written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORK: dict[str, Callable[[Settings], tuple[str, ...]]] = {
     "run_trials": lambda found: (found.benchmark.folder,),
     "run_sweep": lambda found: (found.sweep.folder,),
 }
-"""What nodes write beside their outputs."""
+"""Files that nodes write in addition to their outputs."""
 KINDS = ("texts", "arrays", "images")
 INPUTS = frozenset(
     {
@@ -30,21 +30,21 @@ INPUTS = frozenset(
 )
 
 FALLBACK = "fallback"
-"""Option of an entry that has another place if it cannot write its own."""
+"""Option of an entry with a second place if the first is not writable."""
 PLACES = ("filepath", "path")
 KEYS = ("type", *PLACES, FALLBACK)
 IN_MEMORY = {"{default}": {"type": "kedro.io.MemoryDataset"}}
 
 
 class UnwritableError(ValueError):
-    """Results of the run could not be kept where they belong."""
+    """Results of the run could not be saved in their places."""
 
 
 def check_outputs(
     settings: Settings, pipeline: Pipeline, context: KedroContext, stores: list[Path]
 ) -> None:
     """Raises UnwritableError, and SettingsError if the run would write over its own
-    model. `stores`: files of MLflow's that it writes too."""
+    model. `stores`: files of MLflow that the run writes too."""
     names = short_names(pipeline)
     paths = [Path(p) for name in names & WORK.keys() for p in WORK[name](settings)]
     paths += [*local_paths(context, pipeline.all_outputs()), *stores]
@@ -54,7 +54,7 @@ def check_outputs(
 
 
 def check_source(name: str | None, written: Collection[Path]) -> None:
-    """Raises SettingsError if a run would write over the model that it begins with."""
+    """Raises SettingsError if a run would write over the model that it starts from."""
     source = Path(name or "").resolve()
     if name and source in {path.resolve() for path in written}:
         raise SettingsError(
@@ -65,8 +65,8 @@ def check_source(name: str | None, written: Collection[Path]) -> None:
 
 
 def local_paths(context: KedroContext, names: Iterable[str] = ()) -> list[Path]:
-    """Of the catalog's entries with these names, or of all but INPUTS. From their
-    configuration: building them imports what they need."""
+    """Return paths of the catalog's entries with these names, or of all but INPUTS.
+    Read from the configuration, because building entries imports their packages."""
     entries = {
         name: {key: entry[key] for key in KEYS if key in entry}
         for name, entry in context.config_loader["catalog"].items()

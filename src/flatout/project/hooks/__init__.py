@@ -1,6 +1,6 @@
 """Kedro's hooks of the project, in four classes that share a `Run`.
 
-`in_order` has the order in which each step of a run calls them.
+`in_order` returns them in the order in which each step of a run calls them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The clock around all other hooks, and what a command ends with."""
+"""The clock around all other hooks, and the summary at the end of a command."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ PLACES = {"model": "model", "report": "train_report"}
 
 
 class ClockHooks:
-    """Book seconds by phase; show them at the end, with the figures, the model and
-    what is next."""
+    """Record seconds by phase; show them at the end, with the figures, the model and
+    the next command."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -56,7 +56,7 @@ class ClockHooks:
 
     @hook_impl
     def after_dataset_saved(self, dataset_name: str, node: Node) -> None:
-        """A recipe is carried out when it is saved."""
+        """Book the time of the save, which also carries out a recipe."""
         phase = "saving" if node.short_name == "train_model" else phase_of(node)
         self._clock.mark("pictures" if dataset_name.endswith("_figure") else phase)
 
@@ -64,7 +64,7 @@ class ClockHooks:
     def after_pipeline_run(
         self, run_params: dict[str, Any], pipeline: Pipeline
     ) -> Iterator[Any]:
-        """MLflow gets the seconds so far: sending takes some more."""
+        """Send the seconds so far to MLflow: sending needs some more."""
         self._clock.mark("rest")
         if tracked := self._run.tracked:
             found = self._clock.seconds.items()
@@ -91,7 +91,7 @@ class ClockHooks:
         Console(stderr=True).print(Text("\n".join(lines)), soft_wrap=True)
 
     def _place(self, entry: str) -> str:
-        """Below the working directory, if it is there."""
+        """Return the path relative to the working directory, if it is below it."""
         known = self._run.loader["catalog"].get(entry, {})
         path = self._run.context.project_path / known.get("filepath", "")
         in_sight = path.is_relative_to(Path.cwd())

@@ -1,4 +1,4 @@
-"""Hooks around the data of a run: one at a time, with entries that fit, never stale."""
+"""Hooks that lock the data, fit catalog entries to it and refuse outdated rows."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 
 class DataHooks:
-    """Hold the data folder's lock, note where rows come from, and refuse to train on
-    rows of something else."""
+    """Lock the data folder, record the origin of rows, and refuse to train on rows from
+    other data."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -44,7 +44,7 @@ class DataHooks:
         self._lock.release()
         if run.is_main and changes_data(pipeline):
             self._lock.take(run.data)
-        if current_ranks().is_main:  # what killed runs left half-written goes
+        if current_ranks().is_main:  # remove partial files of killed runs
             for folder in sorted(run.data.glob("*/")):
                 clear_leftovers(folder)
         if run.settings.model.trust_remote_code:

@@ -1,4 +1,4 @@
-"""What the four hook classes share of the command that runs."""
+"""State of the running command that the four hook classes share."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from flatout.tracking import RunFolder
 
 
 class Run:
-    """Built once, when Kedro has its context."""
+    """The state of one command, filled when Kedro has created its context."""
 
     context: KedroContext
     loader: ProjectConfigLoader
     settings: Settings
     options: MlflowOptions
     data: Path
-    """Folder of all that the run writes."""
+    """Folder of all files that the run writes."""
     tracked: RunFolder | None = None
-    """None: MLflow hears nothing of the run."""
+    """None: MLflow records no part of the run."""
     reused: bool = False
-    """The training was finished already: nothing was trained in this run."""
+    """True if the training was finished before: this run trained no step."""
 
     def begin(self, context: KedroContext) -> None:
-        """Raises SettingsError."""
+        """Read parameters and options from `context`. Raises SettingsError."""
         use_project(context.project_path)
         self.context, self.loader = context, loader_of(context)
         self.settings = self.loader.settings
@@ -39,7 +39,7 @@ class Run:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the main process of the first machine."""
+        """True in the main process of the first machine."""
         is_first = self.settings.train.distributed.machine_rank == 0
         return is_first and current_ranks().is_main
 

@@ -1,4 +1,4 @@
-"""Hooks that check parameters, before anything has run."""
+"""Hooks that check parameters before any node runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flatout.project.tuned import has_mismatches, tell_whether_kept
 
 
 class SettingsHooks:
-    """Refuse parameters, runners, machines and folders that cannot work, and report
+    """Refuse parameters, runners, machines and folders that cannot work, and warn about
     tuned parameters that were measured elsewhere."""
 
     def __init__(self, run: Run) -> None:

@@ -1,5 +1,5 @@
-"""Hooks that write `run.json`, which the tracking program follows: a tracking store
-cannot hurt a run."""
+"""Hooks that write `run.json`, which the tracking program follows: a failing tracking
+store cannot harm a run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from flatout.tracking.record import DROPPED
 
 
 class TrackingHooks:
-    """Note what MLflow is to know of a run, and ask the guard how fast it was."""
+    """Record the facts of a run for MLflow, and let the guard check its speed."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -41,7 +41,7 @@ class TrackingHooks:
     def before_pipeline_run(
         self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog
     ) -> None:
-        """Only the main process of the first machine has a run. Raises
+        """Begin a tracked run, only in the main process of the first machine. Raises
         SettingsError."""
         run = self._run
         self._trained: tuple[Any, dict[str, Any]] | None = None
@@ -54,7 +54,7 @@ class TrackingHooks:
 
     @hook_impl
     def before_node_run(self, node: Node, inputs: dict[str, Any]) -> None:
-        """Note the node's parameters, flat."""
+        """Record the node's parameters, flat."""
         if (folder := self._run.tracked) is None:
             return
         folder.record.params |= facts.flat_parameters(inputs)
@@ -72,7 +72,7 @@ class TrackingHooks:
         inputs: dict[str, Any],
         outputs: dict[str, Any],
     ) -> None:
-        """Kedro saves the outputs after it: the catalog has those of the run before."""
+        """Record results before Kedro saves them: the catalog has the last run's."""
         run = self._run
         if is_training := node.short_name == "train_model":
             report, rows = outputs["train_report"], run.settings.train.rows
@@ -92,7 +92,7 @@ class TrackingHooks:
 
     @hook_impl
     def after_dataset_saved(self, dataset_name: str, data: Any) -> None:
-        """The model is logged from where the catalog has put it."""
+        """Log the model from the place that the catalog has saved it to."""
         folder = self._run.tracked
         if folder is None or (self._run.reused and folder.earlier):
             return  # the earlier run has the model
@@ -104,10 +104,10 @@ class TrackingHooks:
 
     @hook_impl
     def after_pipeline_run(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
-        """All results are in the catalog. Raises SlowRunError."""
+        """End the run; the catalog has all results. Raises SlowRunError."""
         folder = self._run.tracked
         if folder and "split_report" in pipeline.all_outputs():
-            # The node gave a recipe; the catalog has what came of it.
+            # The node returned a recipe; the catalog has its result.
             folder.record.figures |= split_metrics(catalog.load("split_report"))
         self._end("FINISHED", "finished")
         if "train_model" in short_names(pipeline):
@@ -151,12 +151,12 @@ class TrackingHooks:
         return facts.run_name(data, settings if "train_model" in nodes else None)
 
     def _end(self, status: str, reason: str) -> None:
-        """End the run once, whatever ended it."""
+        """End the run once, for whichever cause."""
         folder, self._run.tracked = self._run.tracked, None
         if folder is None:
             return
         atexit.unregister(self._end)
-        if folder.record.tags.get("exit_reason") == "running":  # no report told better
+        if folder.record.tags.get("exit_reason") == "running":  # no better reason
             folder.record.tags["exit_reason"] = reason
         folder.end(DROPPED if self._run.reused and folder.earlier else status)
         self._program.finish()

@@ -1,1 +1,1 @@
-"""`kedro flatout init`: conf/local from a look at the data."""
+"""`kedro flatout init`: conf/local derived from the data."""

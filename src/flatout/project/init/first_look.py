@@ -1,5 +1,5 @@
-"""The first rows of a file of raw texts, and what their columns look like: tasks guess
-from it whether the file is for them."""
+"""The first rows of a file of raw texts and the form of their columns, from which tasks
+guess whether the file fits them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flatout.engine.data.raw_texts import RawTexts, batches_of
 SAMPLED_ROWS = 2000
 MOST_CLASSES = 200
 WORD = re.compile(r"\w+|[^\w\s]")
-"""Letters in a row, or one other sign."""
+"""A word, or one other sign."""
 
 ColumnValues = Mapping[str, Sequence[Any]]
 """Values by column."""
@@ -23,24 +23,24 @@ ColumnValues = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True)
 class Guessed:
-    """Values of `split`, and what people are told of them."""
+    """Values of `split` and the reason that people read."""
 
     split: dict[str, Any]
     why: str
     texts: Sequence[str] = ()
-    """What is tokenized, to measure; () where it is the column of texts."""
+    """Texts that are tokenized, to measure their length; () for the text column."""
 
 
 @dataclass(frozen=True)
 class FirstLook:
-    """Rows side by side."""
+    """Sampled rows, by column."""
 
     table: ColumnValues
-    """A place for each row; None where there is no value."""
+    """One place for each row; None if it has no value."""
 
     @property
     def columns(self) -> ColumnValues:
-        """Without missing values, and without columns that have no others."""
+        """Columns without missing values; empty columns are dropped."""
         known = {
             name: [value for value in values if value is not None]
             for name, values in self.table.items()
@@ -48,13 +48,13 @@ class FirstLook:
         return {name: values for name, values in known.items() if values}
 
     def pairs(self, one: str, other: str) -> list[tuple[Any, Any]]:
-        """Values of the rows that have both."""
+        """Return the values of the rows that have both."""
         both = zip(self.table[one], self.table[other], strict=True)
         return [pair for pair in both if None not in pair]
 
 
 def look_at(raw: RawTexts) -> FirstLook:
-    """At SAMPLED_ROWS rows; empty texts are no values."""
+    """Read SAMPLED_ROWS rows; empty texts count as missing values."""
     names = list(dict.fromkeys(raw.column_names))
     found: dict[str, list[Any]] = {name: [] for name in names}
     rows = 0
@@ -69,7 +69,7 @@ def look_at(raw: RawTexts) -> FirstLook:
 
 
 def names_are_a_row(raw: RawTexts) -> bool:
-    """Whether a file has no header: the name of a column of classes is one of them."""
+    """Return True if the header is missing: a column's name is one of its classes."""
     names = list(raw.column_names)
     if names == [str(n) for n in range(len(names))]:  # as pandas numbers columns
         return False
@@ -80,7 +80,7 @@ def names_are_a_row(raw: RawTexts) -> bool:
 
 
 def _parsed(values: list[Any]) -> list[Any]:
-    """Lists where each is one, as JSON has it: readers give them as text."""
+    """Parse columns in which every value is a JSON list: readers return text."""
     told = [value for value in values if value is not None]
     if not all_are(told, lambda v: isinstance(v, str) and v.startswith("[")):
         return values
@@ -103,7 +103,7 @@ def is_list_of_texts(value: Any) -> bool:
 
 
 def are_prose(texts: Sequence[str]) -> bool:
-    """Half of them have several words, or letters of a script without spaces."""
+    """Return True if half of the texts have several words or are long."""
     several = sum(len(WORD.findall(text)) > 2 or len(text) > 40 for text in texts)
     return 2 * several >= len(texts) and not all_are(texts, is_number)
 
@@ -116,7 +116,7 @@ def is_number(value: Any) -> bool:
 
 
 def num_classes(values: Sequence[Any]) -> int | None:
-    """Different values, where they are few and none is a fraction; else None."""
+    """Count different values if they are few and whole or text; else None."""
     if not all_are(values, lambda value: isinstance(value, (str, int))):
         return None
     if any(not _is_whole(value) for value in values if is_number(value)):
@@ -126,7 +126,7 @@ def num_classes(values: Sequence[Any]) -> int | None:
 
 
 def named(names: Sequence[str], wanted: Sequence[str]) -> str | None:
-    """The first of `wanted` that is there, however it is capitalised."""
+    """Return the first of `wanted` that is present, in any capitalisation."""
     known = {name.strip().casefold(): name for name in names}
     return next((known[name] for name in wanted if name in known), None)
 

@@ -1,4 +1,4 @@
-"""Which task the columns of a file are for: what each task's rows look like."""
+"""Guess of the task that fits a file, by the form of each task's rows."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def _completions(look: FirstLook) -> Guessed | None:
 
 
 def _tags(look: FirstLook) -> Guessed | None:
-    """Two columns of lists, as long as each other in every row: words, and the
-    tags, of which there are fewer."""
+    """Find two columns of lists of equal length in every row: words, and tags with
+    fewer different values."""
     columns = look.columns
     lists = [n for n, values in columns.items() if all_are(values, is_list_of_texts)]
     for words, tags in permutations(lists, 2):
@@ -71,7 +71,7 @@ def _distinct(rows: Sequence[Sequence[str]]) -> int:
 
 
 def _several(columns: ColumnValues) -> Guessed | None:
-    """A column of lists, else at least two columns of 0 and 1."""
+    """Find a column of lists, else at least two columns of 0 and 1."""
     for name, values in columns.items():
         if all_are(values, is_list_of_texts):
             return Guessed({"label_column": name}, f"{name} holds lists of labels")
@@ -83,7 +83,7 @@ def _several(columns: ColumnValues) -> Guessed | None:
 
 
 def _classes(columns: ColumnValues) -> Guessed | None:
-    """A column of few values, several rows each."""
+    """Find a column with few values and several rows for each."""
     for name, values in columns.items():
         if count := num_classes(values):
             why = f"{name} has {count} classes in the first {len(values):,} rows"
@@ -92,7 +92,7 @@ def _classes(columns: ColumnValues) -> Guessed | None:
 
 
 def _numbers(columns: ColumnValues) -> Guessed | None:
-    """A column of numbers that is none of row numbers."""
+    """Find a column of numbers that are not row numbers."""
     for name, values in columns.items():
         is_id = name.strip().casefold() in ("id", "index", "") or name.endswith("_id")
         if all_are(values, is_number) and not is_id:
@@ -105,11 +105,11 @@ BY_ROWS: tuple[tuple[str, Callable[[FirstLook], Guessed | None]], ...] = (
     ("causal-lm", _completions),
     ("token-classification", _tags),
 )
-"""Tasks whose rows have a form that they alone read."""
+"""Tasks whose rows have a form that no other task reads."""
 BY_LABEL: tuple[tuple[str, Callable[[ColumnValues], Guessed | None]], ...] = (
     ("multi-label-classification", _several),
     ("sequence-classification", _classes),
     ("regression", _numbers),
 )
-"""Tasks by a column of labels, the first that fits."""
+"""Tasks by a column of labels; the first match is used."""
 UNLABELLED = "masked-lm"

@@ -1,4 +1,4 @@
-"""What the columns of a file most likely are: a first guess, for people to look at."""
+"""A first guess of the meaning of a file's columns, for people to check."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ SPLIT_NAMES = {"train", "validation", "valid", "val", "dev", "test"}
 LABELS = ("label", "labels", "class", "category", "target", "score", "rating", "tags")
 SPLIT_COLUMNS = ("split", "partition", "subset", "fold", "set")
 PIECES_PER_WORD = 1.4
-"""Of a tokenizer, about; a word is letters in a row, or one other sign."""
+"""Average number of a tokenizer's pieces per word, or per other sign."""
 
 Told = tuple[str, Guessed]
-"""Name of a task, and the columns that it takes."""
+"""Name of a task, and the columns that it reads."""
 
 
 @dataclass(frozen=True)
 class Guess:
-    """Values of `model.task`, `split` and `tokenize.max_length`, and why."""
+    """Values of `model.task`, `split` and `tokenize.max_length`, and the reason."""
 
     task: str
     split: dict[str, Any]
@@ -43,8 +43,8 @@ class Guess:
 
 
 def guess(raw: RawTexts, text: str | None = None, label: str | None = None) -> Guess:
-    """By names and values of the first rows; `text`, `label`: columns that somebody
-    knows. Raises RawTextsError where there are none such, or none holds text."""
+    """Guess from names and values of the first rows; `text`, `label`: columns that the
+    user has named. Raises RawTextsError if they are missing or contain no text."""
     look = look_at(raw)
     columns = look.columns
     for name in (text, label):
@@ -60,7 +60,7 @@ def guess(raw: RawTexts, text: str | None = None, label: str | None = None) -> G
 
 
 def _by_form(look: FirstLook) -> Told | None:
-    """Rows of a form that one task alone has."""
+    """Match rows whose form only one task has."""
     found = ((name, guessed(look)) for name, guessed in BY_ROWS)
     return next(((name, own) for name, own in found if own), None)
 
@@ -88,7 +88,7 @@ def _longest_prose(columns: ColumnValues) -> str:
 
 
 def _told_by(rest: ColumnValues, label: str) -> Told:
-    """Raises RawTextsError where the column is none of labels."""
+    """Raises RawTextsError if the column does not contain labels."""
     found = _told({label: rest[label]}) if label in rest else None
     if found is None:
         raise RawTextsError(
@@ -99,7 +99,7 @@ def _told_by(rest: ColumnValues, label: str) -> Told:
 
 
 def _told(rest: ColumnValues) -> Told | None:
-    """By the name of a column, else by what it holds."""
+    """Match by the name of a column, else by its values."""
     usual = [n for n in rest if n.strip().casefold() in LABELS]
     for names in (usual, [n for n in rest if n not in usual]):
         own = {name: rest[name] for name in names}
@@ -122,7 +122,7 @@ def _split_column(rest: ColumnValues) -> str | None:
 
 
 def _length(texts: Sequence[str]) -> int:
-    """Tokens that 99 of 100 texts do not exceed, about; a multiple of 32."""
+    """Approximate 99th percentile of tokens per text; a multiple of 32."""
     words = sorted(len(WORD.findall(text)) for text in texts)
     most = words[math.ceil(0.99 * len(words)) - 1] * PIECES_PER_WORD + 2
     return min(512, 32 * math.ceil(most / 32))

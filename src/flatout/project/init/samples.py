@@ -1,4 +1,4 @@
-"""Parameters of the environments for numbers and images, from a look at the files."""
+"""Parameters of the environments for numbers and images, derived from the files."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from flatout.project.init.guess import LABELS
 
 SEEN_IMAGES = 50
 LARGEST = 224
-"""Height and width, pixels: what most checkpoints of images take."""
+"""Height and width in pixels that most image checkpoints accept."""
 USUAL = (*LABELS, "y")
 
 
 def guessed_parameters(
     kind: str, path: Path, label: str | None = None
 ) -> dict[str, Any]:
-    """For `arrays` or `images`; `label`: the column of a table that holds them."""
+    """Guess for `arrays` or `images`; `label`: the column of a table with labels."""
     if kind == "images":
         return {"images": {"path": str(path), **_size_and_channels(path)}}
     labels = {"split": {"label_column": label}} if label else {}
@@ -30,8 +30,8 @@ def guessed_parameters(
 
 
 def holds_numbers(path: Path, label: str | None = None) -> bool:
-    """Whether a table, or the first one of a folder, has numbers in all columns but
-    that of a label."""
+    """Return True if a table, or the first one of a folder, has numbers in all columns
+    except the label."""
     labels = {*USUAL, *([label.casefold()] if label else [])}
     files = [path] if path.is_file() else sorted(path.rglob("*"))
     table = next((f for f in files if f.suffix.lower() in tables.ENDINGS), None)
@@ -46,7 +46,7 @@ def holds_numbers(path: Path, label: str | None = None) -> bool:
 
 
 def _is_number(kind: pa.DataType) -> bool:
-    """Lists of whole numbers are tokens or keys more often than samples."""
+    """Lists of whole numbers are tokens or keys more often than samples: False."""
     inner = getattr(kind, "value_type", None)
     if inner is not None:
         return bool(pa.types.is_floating(inner))
@@ -55,7 +55,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _size_and_channels(path: Path) -> dict[str, int]:
-    """Of the first images; empty of a manifest, which names them elsewhere."""
+    """Measure the first images; empty for a manifest, whose images are elsewhere."""
     files = (file for file in sorted(path.rglob("*")) if file.suffix.lower() in IMAGES)
     seen = [found for f in islice(files, SEEN_IMAGES) if (found := _opened(f))]
     if not seen:
@@ -66,7 +66,7 @@ def _size_and_channels(path: Path) -> dict[str, int]:
 
 
 def _opened(file: Path) -> tuple[int, str] | None:
-    """Shorter side and mode; None of what is no image."""
+    """Return the shorter side in pixels and the mode; None if it is not an image."""
     from PIL import Image
 
     try:

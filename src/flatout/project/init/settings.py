@@ -1,4 +1,4 @@
-"""`kedro flatout init`: conf/local for data of one's own."""
+"""`kedro flatout init`: conf/local for the user's own data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OTHERS = {
     "arrays": (".npy", ".npz", ".h5", ".hdf5"),
     "images": (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"),
 }
-"""Environments for files that hold no texts."""
+"""Environments for files without texts."""
 TEXTS = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".arrow")
 FROM_SCRATCH = {"config": {"model_type": "bert"}}
 FILES = ("catalog.yml", "parameters.yml")
@@ -43,8 +43,8 @@ class ConfThereError(ValueError):
 def look_at(
     file: str, text: str | None = None, label: str | None = None
 ) -> tuple[Guess, dict[str, Any]]:
-    """A guess of what `file` holds, and the catalog's entry that reads it. Raises
-    RawTextsError."""
+    """Return a guess of the contents of `file`, and the catalog's entry that reads it.
+    Raises RawTextsError."""
     if kind := other_kind(Path(file), label):
         raise RawTextsError(_no_texts(kind, file, label))
     entry: dict[str, Any] = {"type": "flatout.datasets.TextFiles", "filepath": file}
@@ -74,15 +74,15 @@ def _no_texts(kind: str, file: str, label: str | None) -> str:
 
 
 def _encoding(file: Path) -> dict[str, str]:
-    """Of a table of text, by its first megabyte; empty of UTF-8 and all else. What is
-    not UTF-8 is most often of Windows, in Korea or elsewhere; of another encoding
-    somebody has to say so."""
+    """Detect the encoding of a table of text by its first megabyte; empty for UTF-8 and
+    other formats. Text that is not UTF-8 is most often from Windows, Korean or Western;
+    the user has to name any other encoding."""
     if file.suffix.lower() not in (".csv", ".tsv", ".jsonl") or not file.is_file():
         return {}
     with file.open("rb") as opened:
         begin = opened.read(2**20)
     if begin.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return {}  # UTF-16: reading it says so
+        return {}  # UTF-16: reading it reports that
     for encoding, found in (("utf-8", {}), ("euc_kr", {"encoding": "cp949"})):
         with suppress(UnicodeDecodeError):
             codecs.getincrementaldecoder(encoding)().decode(begin)
@@ -91,8 +91,8 @@ def _encoding(file: Path) -> dict[str, str]:
 
 
 def other_kind(path: Path, label: str | None = None) -> str | None:
-    """The environment that trains on most of what `path` holds, whose labels are in
-    the column `label`; None of texts."""
+    """Return the environment that trains on most files of `path`, whose labels are in
+    the column `label`; None for texts."""
     files = [path] if path.is_file() else path.rglob("*")
     count = Counter(file.suffix.lower() for file in files if file.is_file())
     found = {env: sum(count[s] for s in known) for env, known in OTHERS.items()}
@@ -103,8 +103,8 @@ def other_kind(path: Path, label: str | None = None) -> str | None:
 
 
 def with_task(found: Guess, task: str | None) -> Guess:
-    """The guess for another task. Raises SettingsError and RawTextsError where there is
-    no such task, or it needs a label that was not found."""
+    """Return the guess for another task. Raises SettingsError and RawTextsError if the
+    task is unknown or needs a label that was not found."""
     if task in (None, found.task):
         return found
     given = {"split": found.split, "model": {"task": task, **FROM_SCRATCH}}
@@ -113,7 +113,7 @@ def with_task(found: Guess, task: str | None) -> Guess:
 
 
 def check_absent(folder: Path, texts: Mapping[str, str] | None = None) -> None:
-    """Of files that hold what `texts` says none is lost. Raises ConfThereError."""
+    """Raises ConfThereError if files exist whose contents differ from `texts`."""
     there = [
         str(folder / name)
         for name in FILES
@@ -134,7 +134,7 @@ def write_settings(folder: Path, texts: Mapping[str, str]) -> list[Path]:
 def settings_texts(
     found: Guess, entry: Mapping[str, Any], checkpoint: str | None
 ) -> dict[str, str]:
-    """Of catalog.yml and parameters.yml."""
+    """Return the texts of catalog.yml and parameters.yml."""
     batch, source = 64 if nvidia_gpu_count() else 16, entry["filepath"]
     train: dict[str, Any] = {"global_batch_size": batch}
     model: dict[str, Any] = {"task": found.task}
@@ -161,8 +161,8 @@ def settings_texts(
 
 
 def _model_type(task: str) -> str | None:
-    """Of a model from scratch; None where the one of conf/base serves. Heads of rows
-    need no look at the families, which import torch."""
+    """Return the type of a model from scratch; None if that of conf/base fits. Heads of
+    rows need no import of the families, which import torch."""
     kind = task_class(task)
     if kind.head_kind in (HeadKind.ROW, HeadKind.TOKEN):
         return None

@@ -1,1 +1,1 @@
-"""Parameters of a command: read once, checked, listed."""
+"""Parameters of a command: read once, checked and listed."""

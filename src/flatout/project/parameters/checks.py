@@ -1,4 +1,4 @@
-"""Parameters and catalog entries that nothing would read are refused before a run."""
+"""Checks that refuse parameters and catalog entries that no code would read."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from flatout.project.fitting import TRAINING_NODES, raw_entry, short_names
 
 
 def check_sources(loader: ProjectConfigLoader) -> None:
-    """Raises SettingsError for parameters in globals.yml, for raw data under a name
-    that the task does not read, and for misspelt entries."""
+    """Raises SettingsError for parameters in globals.yml, for raw data with a name that
+    the task does not read, and for misspelt entries."""
     if "corpus" in loader["globals"]:
         raise SettingsError(
             "corpus in globals.yml changes nothing since version 0.2: move it to "
@@ -44,7 +44,7 @@ def check_sources(loader: ProjectConfigLoader) -> None:
 
 
 def refuse_misspelt_entries(loader: ProjectConfigLoader) -> None:
-    """Kedro accepts an entry of any name, and would read the one of conf/base."""
+    """Kedro accepts an entry of any name, and would read the one in conf/base."""
     base = _entries(loader, loader.base_env)
     own = {name.partition("@")[0] for name in loader["catalog"].keys() - base} - base
     given = _entries(loader, loader.default_run_env)
@@ -70,7 +70,7 @@ def _entries(loader: ProjectConfigLoader, environment: str) -> set[str]:
 
 
 def check_groups(given: Mapping[str, Any], inputs: Collection[str]) -> None:
-    """Raises SettingsError for groups of `given`, which came with --params, that
+    """Raises SettingsError for groups of `given`, the values from --params, that
     neither flatout nor a node of the run, with these inputs, reads."""
     read = {name.removeprefix("params:").partition(".")[0] for name in inputs}
     valid = sorted(Settings.model_fields)
@@ -90,7 +90,7 @@ def check_run(
         check_sweep(settings)
     if "params:model" in pipeline.inputs():
         check_model_keys(settings.model)
-    if "model" in pipeline.inputs():  # loaded before any node could know its class
+    if "model" in pipeline.inputs():  # loaded before a node could import its class
         import_own(settings.model)
     check_machine(settings.train.distributed, pipeline)
     trains = TRAINING_NODES & names
@@ -106,7 +106,7 @@ def check_run(
 
 
 def check_machine(settings: DistributedSettings, pipeline: Pipeline) -> None:
-    """Raises SettingsError where several processes would do the same work."""
+    """Raises SettingsError if several processes would do the same work."""
     tasks = environment.slurm_tasks()
     if not environment.launched_from_outside() and tasks > settings.num_machines:
         raise SettingsError(
@@ -128,6 +128,6 @@ def check_machine(settings: DistributedSettings, pipeline: Pipeline) -> None:
 
 
 def _from_training_on(pipeline: Pipeline) -> Pipeline:
-    """`train_model` and what uses its results; empty without it."""
+    """Return `train_model` and the nodes that use its results; empty without it."""
     training = [n.name for n in pipeline.nodes if n.short_name == "train_model"]
     return pipeline.from_nodes(*training) if training else Pipeline([])

@@ -37,7 +37,7 @@ def check_group(group: str | None) -> None:
 
 
 def table(loader: ProjectConfigLoader, group: str | None) -> str:
-    """A line a parameter: path, value, `default` or the place that names it."""
+    """Return one line per parameter: path, value, and `default` or its last source."""
     settings, layers = loader.settings.model_dump(mode="json"), loader.layers()
     lines = [
         (p.path, _yaml(_found(settings, p.path)), _source(layers, p.path))
@@ -49,7 +49,7 @@ def table(loader: ProjectConfigLoader, group: str | None) -> str:
 
 
 def _line(path: str, value: str, source: str, widths: list[int]) -> str:
-    """A value that is too long for it goes below."""
+    """Format one line; a value that is too long is put below it."""
     line = f"{path:{widths[0]}}  {value:{min(widths[1], 40)}}  {source}"
     if len(line) <= WIDTH:
         return line
@@ -58,7 +58,7 @@ def _line(path: str, value: str, source: str, widths: list[int]) -> str:
 
 
 def page(loader: ProjectConfigLoader) -> str:
-    """docs/parameters.md: a table a group."""
+    """Return the text of docs/parameters.md: one table for each group."""
     base = loader.layers()[f"conf/{loader.base_env}"]
     texts = [HEAD]
     for group, members in groupby(described(), lambda p: p.path.split(".")[0]):
@@ -100,5 +100,5 @@ def _found(tree: Mapping[str, Any], path: str) -> Any:
 
 
 def _yaml(value: Any) -> str:
-    """On one line."""
+    """Format a value on one line, without passwords."""
     return without_password(value) if isinstance(value, str) else json.dumps(value)
