@@ -1,9 +1,9 @@
-"""Raw texts in: read, check, reject with a reason, split.
+"""Reads raw texts, checks them, rejects rows with a reason, and splits the rest.
 
-In the order of the rows' way: `readers/` and `sessions/` read files, and `raw_texts.py`
-says what any source gives. `columns.py` knows which column is what; `column_checks.py`
-and `forms/` read its values, `rows.py` judges them. `row_facts.py` and `row_hashes.py`
-keep what `split.py` needs of every row to decide its split, which it does for texts
-(`text_split.py`), arrays and images alike; `labels.py` and `split_report.py` say what
-was found, `split_recipes.py` how the catalog gets it.
+The modules in the order of use: `readers/` and `sessions/` read files, and
+`raw_texts.py` defines their common output. `columns.py` assigns the columns;
+`column_checks.py` and `forms/` read their values, `rows.py` checks rows. `row_facts.py`
+and `row_hashes.py` keep the data that `split.py` needs to assign splits, for texts
+(`text_split.py`), arrays and images. `labels.py` and `split_report.py` write the
+reports, `split_recipes.py` makes the recipes for the catalog.
 """

@@ -1,4 +1,4 @@
-"""What can be used of a column of texts or labels, and why the rest cannot."""
+"""Usable values of a column of texts or labels, and reasons against the others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flatout.engine.files.content_key import plain_values
 
 Mask = npt.NDArray[np.bool_]
 Check = tuple[Mask, str]
-"""Rows (N,) that cannot be used, and the reason."""
+"""Mask (N,) of unusable rows, and the reason."""
 
 
 def mask_of(array: Any) -> Mask:
@@ -25,7 +25,7 @@ def mask_of(array: Any) -> Mask:
 
 
 def named(array: Any) -> Any:
-    """Values as `plain_values` gives them, null in place of NaN."""
+    """Values in the form of `plain_values`, with null instead of NaN."""
     array = plain_values(array)
     missing = array.is_null(nan_is_null=True)
     if missing.true_count == array.null_count:
@@ -34,7 +34,7 @@ def named(array: Any) -> Any:
 
 
 def checks_of(found: list[Any]) -> list[Check]:
-    """Of rows read one by one: what is a text (N,) is the reason why not."""
+    """Checks of rows read one by one: a text in `found` (N,) is an error."""
     reasons = sorted({one for one in found if isinstance(one, str)})
     return [(np.array([one == reason for one in found]), reason) for reason in reasons]
 
@@ -48,7 +48,7 @@ def is_text(kind: Any) -> bool:
 
 
 def read_text(batch: RawBatch, name: str) -> tuple[Any, list[Check]]:
-    """A text column as `string`, null where it cannot be used."""
+    """Return a text column as `string`, with null for an unusable value."""
     array, kinds = named(batch.columns[name]), batch.kinds.get(name)
     if not is_text(array.type):
         nothing = pa.nulls(len(array), pa.string())
@@ -77,19 +77,19 @@ def read_text(batch: RawBatch, name: str) -> tuple[Any, list[Check]]:
 
 BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
 INVISIBLE = r"\A[\s\p{Z}\p{Cf}]+\z"
-"""White space, and characters without width."""
+"""Matches white space and characters without width."""
 
 
 def _is_blank(texts: Any) -> Mask:
-    """Where a text is there and holds nothing that could be seen."""
+    """Mask of texts that are present but have no visible character."""
     blank = pc.or_(pc.utf8_is_space(texts), pc.equal(pc.binary_length(texts), 0))
     unseen = pc.match_substring_regex(texts, INVISIBLE)
     return mask_of(pc.or_(blank, unseen).fill_null(False))
 
 
 def valid_utf8(array: Any) -> tuple[Any, Mask]:
-    """`array`, bytes as text, with null where the bytes are not UTF-8, and where that
-    is."""
+    """Return `array`, with bytes decoded to text and null if they are not UTF-8, and
+    the mask of the latter."""
     try:
         array.validate(full=True)
         is_bytes = any(test(array.type) for test in BYTES)
@@ -105,7 +105,7 @@ def valid_utf8(array: Any) -> tuple[Any, Mask]:
 
 
 def _decoded(value: bytes | None) -> str | bool | None:
-    """None where missing, False where not UTF-8."""
+    """Return the text; None if missing, False if not UTF-8."""
     try:
         return None if value is None else value.decode()
     except UnicodeDecodeError:
@@ -120,7 +120,7 @@ def _holds_zero_byte(array: Any) -> bool:
 def read_label(
     batch: RawBatch, name: str, label_type: Any
 ) -> tuple[Any, Any, list[Check]]:
-    """Labels as an array of `label_type`, the `Kind` (N,) of each, and their faults."""
+    """Labels as an array of `label_type`, the `Kind` (N,) of each, and their errors."""
     if pa.types.is_list(label_type):
         return _read_list(batch, name, label_type)
     read = read_number if pa.types.is_floating(label_type) else read_class
@@ -130,7 +130,7 @@ def read_label(
 def _read_list(
     batch: RawBatch, name: str, label_type: Any
 ) -> tuple[Any, Any, list[Check]]:
-    """Lists of names or numbers, or texts that spell one as JSON."""
+    """Read lists of names or numbers, or texts that contain one as JSON."""
     array = batch.columns[name]
     kinds = np.full(len(array), Kind.TEXT, np.uint8)
     values = [_list(value, label_type) for value in array.to_pylist()]
@@ -142,7 +142,7 @@ def _read_list(
 
 
 def _list(value: Any, label_type: Any) -> list[Any] | None:
-    """None where a value is no such list."""
+    """Return the list; None if a value is not a list of this type."""
     try:
         found = json.loads(value) if isinstance(value, str) else value
         if pa.types.is_string(label_type.value_type) and isinstance(found, list):
@@ -160,7 +160,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def read_class(batch: RawBatch, name: str) -> tuple[Any, Any, list[Check]]:
-    """Class names: texts as they are, whole numbers without a decimal point."""
+    """Read class names: texts unchanged, whole numbers without a decimal point."""
     array = named(batch.columns[name])
     kinds = batch.kinds.get(name)
     if kinds is None:
@@ -187,7 +187,7 @@ def read_class(batch: RawBatch, name: str) -> tuple[Any, Any, list[Check]]:
 
 
 def _names_of_floats(array: Any) -> Any:
-    """A number has the same name in every block, whatever else is in the block."""
+    """Name each number the same way in every block, whatever else it contains."""
     if pa.types.is_float16(array.type):
         array = array.cast(pa.float32())
     encoded = array.dictionary_encode()
@@ -197,7 +197,7 @@ def _names_of_floats(array: Any) -> Any:
 
 
 def read_group(batch: RawBatch, name: str) -> tuple[Any, list[Check]]:
-    """Names of groups, of any type that has names."""
+    """Read names of groups, of any type that has names."""
     array, bad_bytes = valid_utf8(named(batch.columns[name]))
     kinds = batch.kinds.get(name, np.full(len(array), Kind.TEXT, np.uint8))
     checks = [
@@ -207,7 +207,7 @@ def read_group(batch: RawBatch, name: str) -> tuple[Any, list[Check]]:
         (mask_of(array.is_null()), f"{name} is missing"),
     ]
     if is_text(array.type):
-        # All the rows of an empty cell would be one group, and go to one split.
+        # Rows with an empty cell would all be one group, and in one split.
         checks.append((_is_blank(array.cast(pa.string())), f"{name} is empty"))
     return array, checks
 
@@ -218,7 +218,7 @@ def _kind_of_type(kind: Any) -> Kind:
 
 
 def read_number(batch: RawBatch, name: str) -> tuple[Any, Any, list[Check]]:
-    """Targets of a regression: finite numbers, or texts that spell one."""
+    """Read regression targets: finite numbers, or texts that contain one."""
     array = plain_values(batch.columns[name])
     missing = mask_of(array.is_null())
     try:
@@ -238,8 +238,8 @@ def read_number(batch: RawBatch, name: str) -> tuple[Any, Any, list[Check]]:
 
 
 def _number(value: Any) -> float:
-    """NaN where a value spells no number. Python takes 1_0 as 10, which is more likely
-    a slip of the pen."""
+    """Return NaN if a value is not a number. Python reads 1_0 as 10, which is more
+    likely a typing error."""
     try:
         return float("nan") if "_" in str(value) else float(value)
     except (TypeError, ValueError):

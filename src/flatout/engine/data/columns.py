@@ -1,5 +1,5 @@
-"""Which raw column is what, and what to say where a column that the parameters name is
-not there, or is most likely not the one that was meant."""
+"""Use of the raw columns, and error texts for a column in the parameters that is
+missing or probably not the intended one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flatout.engine.data.raw_texts import RawTexts, RawTextsError, batches_of
 from flatout.engine.parameters import SplitSettings
 
 DELIMITERS = {";": '";"', "\t": r'"\t"', "|": '"|"'}
-"""What may stand between columns, and how it is written in YAML."""
+"""Possible column separators, and their spelling in YAML."""
 _TEXT_PARAMETER = {
     "completion": "split.prompt_column",
     "messages": "split.messages_column",
@@ -26,29 +26,29 @@ _TEXT_PARAMETER = {
 EXCERPT_CHARACTERS = 80
 CLASS_NAMES = pa.string()
 NUMBER = r"^\s*[-+]?\p{Nd}+([.,:/-]\p{Nd}+)*\s*%?\s*$"
-"""Also dates and times."""
+"""Matches numbers, dates and times."""
 PROSE = r"(?s)\p{L}.*\s.*\p{L}|\p{Lo}{4}"
-"""Several words, or letters of a script that may have no spaces between them."""
+"""Matches several words, or letters of a script that may not use spaces."""
 SAMPLED_ROWS = 1000
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which raw column is what. None: the rows have no such column."""
+    """Use of the raw columns. None: the rows have no such column."""
 
     text: str
     text_pair: str | None
     label: str | None
     group: str | None
     label_type: Any = CLASS_NAMES
-    """Arrow type of the labels, as the task wants them."""
+    """Arrow type of the labels that the task requires."""
     flags: tuple[str, ...] = ()
-    """Columns of 0 and 1, a label each, in place of the one of labels."""
+    """Columns of 0 and 1, one per label, used instead of the label column."""
     split: str | None = None
-    """Names the split of each row."""
+    """Column with the name of each row's split."""
     form: str = "text"
-    """What rows become: a text, `words` with a tag each, a `completion` of a prompt,
-    `messages`, or `pairs` of an anchor and what it is compared with."""
+    """Form of the rows: `text`, `words` with one tag each, a `completion` of a prompt,
+    `messages`, or `pairs` of an anchor and the texts to compare with it."""
     completion: str | None = None
     positive: str | None = None
     negative: str | None = None
@@ -57,8 +57,8 @@ class Columns:
     def of(
         cls, settings: SplitSettings, label_type: Any, task: str, form: str = "text"
     ) -> Columns:
-        """`label_type`: what the task learns of each row; None: nothing. Raises
-        RawTextsError where it needs labels and no column is named."""
+        """`label_type`: type of the labels of the task; None: no labels. Raises
+        RawTextsError if the task needs labels and no column is named."""
         flags = tuple(settings.label_columns or ())
         if flags and not (_is_names(label_type) and form == "text"):
             raise RawTextsError(
@@ -91,22 +91,22 @@ class Columns:
 
     @property
     def has_labels(self) -> bool:
-        """Whether rows have something to be learnt beside their text."""
+        """Return true if rows have labels or targets in addition to their text."""
         return self.label is not None or bool(self.flags)
 
     @property
     def has_classes(self) -> bool:
-        """Whether each row has the name of one class."""
+        """Return true if each row has the name of one class."""
         return self.label is not None and pa.types.is_string(self.label_type)
 
     @property
     def has_names(self) -> bool:
-        """Whether labels are names: of one class, or in a list."""
+        """Return true if labels are names: one class, or a list."""
         return self.has_classes or (self.has_labels and _is_names(self.label_type))
 
     @property
     def has_numbers(self) -> bool:
-        """Whether each row has one number."""
+        """Return true if each row has one number."""
         return self.label is not None and pa.types.is_floating(self.label_type)
 
     @property
@@ -118,7 +118,7 @@ class Columns:
 
     @property
     def row_schema(self) -> pa.Schema:
-        """Columns of the checked rows, whatever the raw columns are called."""
+        """Schema of the checked rows, independent of the raw column names."""
         fields = [("text", pa.string())]
         fields += [("text_pair", pa.string())] if self.text_pair else []
         if self.form in ("completion", "messages"):
@@ -129,7 +129,7 @@ class Columns:
         return pa.schema([*fields, ("source_row", pa.int64())])
 
     def check_present(self, raw: RawTexts) -> None:
-        """Raises RawTextsError that names what is missing and what there is."""
+        """Raise RawTextsError that names the missing columns and the existing ones."""
         wanted = {
             _TEXT_PARAMETER.get(self.form, "split.text_column"): self.text,
             "split.completion_column": self.completion,
@@ -158,7 +158,7 @@ class Columns:
 
 
 def _text_column(settings: SplitSettings, form: str) -> str:
-    """The one that rows are known by."""
+    """Return the name of the column that identifies rows in reports."""
     own = {
         "completion": settings.prompt_column,
         "messages": settings.messages_column,
@@ -168,7 +168,7 @@ def _text_column(settings: SplitSettings, form: str) -> str:
 
 
 def _is_names(label_type: Any) -> bool:
-    """Whether labels are lists of names."""
+    """Return true if labels are lists of names."""
     is_list = label_type is not None and pa.types.is_list(label_type)
     return bool(is_list and pa.types.is_string(label_type.value_type))
 
@@ -183,8 +183,8 @@ def column_faults(
     entry: str,
     advice: str = "Set the names in conf/local/parameters.yml",
 ) -> str | None:
-    """What is wrong with the columns that `wanted` names by parameter, the nearest
-    names and what to set; None if all is well. `entry` is the catalog's."""
+    """Return the errors in the columns that `wanted` names by parameter, the nearest
+    names and the remedy; None if all exist. `entry` is the catalog's."""
     wrong = {
         parameter: name
         for parameter, name in wanted.items()
@@ -209,7 +209,7 @@ def column_faults(
 
 
 def _folder_hint(raw: RawTexts, wanted: Mapping[str, str | None]) -> str:
-    """Of files in folders whose names hold the value of a column."""
+    """Return advice for files in folders whose names contain a column's value."""
     parts = {part for file in getattr(raw, "files", []) for part in file.parts[:-1]}
     names = {f"{name}=" for name in wanted.values()}
     found = sorted(p for p in parts if p[: p.find("=") + 1] in names)
@@ -219,14 +219,14 @@ def _folder_hint(raw: RawTexts, wanted: Mapping[str, str | None]) -> str:
 
 
 def _near(name: str, present: Sequence[str]) -> str:
-    """The nearest name, case and spaces around it aside."""
+    """Return the nearest name, ignoring case and surrounding spaces."""
     forms = {other.strip().casefold(): other for other in present}
     near = difflib.get_close_matches(name.strip().casefold(), forms, n=1, cutoff=0.4)
     return f" (did you mean {forms[near[0]]!r}?)" if near else ""
 
 
 def _other_delimiter(present: Sequence[str]) -> str | None:
-    """As YAML, what stands between the names of a header that was not cut."""
+    """Return the delimiter, as YAML, of a header that was not split into columns."""
     if len(present) != 1:
         return None
     found = (text for mark, text in DELIMITERS.items() if mark in present[0])
@@ -240,13 +240,13 @@ class TextColumn:
 
 
 def all_numbers(texts: Any) -> bool:
-    """Whether there are `texts`, and each is a number."""
+    """Return true if `texts` is not empty and each text is a number."""
     numbers = pc.match_substring_regex(texts, NUMBER)
     return len(texts) > 0 and bool(pc.all(numbers).as_py())
 
 
 def prose_beside(raw: RawTexts, columns: Columns) -> TextColumn | None:
-    """The column without a use whose first values are longest and mostly prose."""
+    """Return the unused column whose first values are longest and mostly prose."""
     names = [n for n in raw.column_names if raw.column_names.count(n) == 1]
     unused = [name for name in names if name not in columns.names]
     batch = next(batches_of(raw, unused), None) if unused else None
@@ -268,7 +268,7 @@ def _is_prose(texts: Any) -> bool:
 
 
 def excerpt(value: Any) -> str:
-    """The first characters of a value, printable."""
+    """Return the first characters of a value, printable."""
     try:
         text = str(value.as_py())
     except UnicodeDecodeError:

@@ -1,5 +1,5 @@
-"""Labels that only a look at the whole data shows to be of no use, and what is said of
-the others: shares, labels that are seen only once, texts that came with several."""
+"""Checks of labels that need the whole data, and a report on the other labels: shares,
+labels that occur only once, texts with several labels."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SHOWN_TEXTS = 3
 
 
 def reject_labels(facts: RowFacts, codes: Codes) -> list[Any]:
-    """Batches of rejected rows, which get the code REJECTED in `codes` (N,)."""
+    """Return batches of rejected rows; sets their code REJECTED in `codes` (N,)."""
     return [*_reject_odd_kinds(facts, codes), *_reject_unseen(facts, codes)]
 
 
 def _reject_odd_kinds(facts: RowFacts, codes: Codes) -> list[Any]:
-    """Labels that are text where most are numbers, or the other way round."""
+    """Reject text labels if most labels are numbers, and the reverse."""
     used = codes >= 0
     numbers = used & (facts.label_kinds == Kind.NUMBER)
     texts = used & (facts.label_kinds == Kind.TEXT)
@@ -37,7 +37,7 @@ def _reject_odd_kinds(facts: RowFacts, codes: Codes) -> list[Any]:
 
 
 def _reject_unseen(facts: RowFacts, codes: Codes) -> list[Any]:
-    """Labels without a row in train: nothing could learn them."""
+    """Reject labels without a row in train: a model cannot learn them."""
     seen = np.unique(facts.labels[codes == 0]).tolist() if facts.label_sets else []
     learnt = {name for code in seen for name in facts.label_sets[code]}
     unseen = np.array([not learnt.issuperset(s) for s in facts.label_sets], dtype=bool)
@@ -59,8 +59,8 @@ def _reject(
 
 
 def label_report(facts: RowFacts, codes: Codes) -> dict[str, Any]:
-    """Figures of the labels, as far as they are names; of numbers, the texts that came
-    with several."""
+    """Return figures of labels that are names; for numbers, the texts with several
+    labels."""
     several = _several_labels(facts)
     if not facts.label_sets:
         return several if facts.numbers is not None else {}
@@ -85,7 +85,7 @@ def label_report(facts: RowFacts, codes: Codes) -> dict[str, Any]:
 
 
 def _counts(facts: RowFacts, rows: npt.NDArray[np.int64]) -> Counter[str]:
-    """How many of `rows` (n,) have each name."""
+    """Number of `rows` (n,) per name."""
     found: Counter[str] = Counter()
     counts = np.bincount(facts.labels[rows], minlength=len(facts.label_sets))
     for names, count in zip(facts.label_sets, counts.tolist(), strict=True):
@@ -94,14 +94,14 @@ def _counts(facts: RowFacts, rows: npt.NDArray[np.int64]) -> Counter[str]:
 
 
 def _shares(facts: RowFacts, rows: npt.NDArray[np.int64]) -> dict[str, float]:
-    """Share of `rows` (n,) that have each name."""
+    """Share of `rows` (n,) per name."""
     counts = sorted(_counts(facts, rows).items())
     return {name: round(count / len(rows), 6) for name, count in counts}
 
 
 def _several_labels(facts: RowFacts) -> dict[str, Any]:
-    """Texts that came with several labels: of the rows of one text the first is used,
-    the others are duplicates."""
+    """Texts with several labels: the first row of each text is used, the others are
+    duplicates."""
     starts = first_rows(facts.exact)
     told = facts.labels if facts.numbers is None else facts.numbers
     odd = np.flatnonzero(told != told[starts])
@@ -123,7 +123,7 @@ def _shown(facts: RowFacts, row: int) -> str:
 
 
 def label_warnings(report: Mapping[str, Any]) -> Iterator[str]:
-    """One line a finding, however many labels it is about."""
+    """Yield one line per finding, however many labels it concerns."""
     several = report.get("texts_with_several_labels", 0)
     if several:
         shown = [" and ".join(pair) for pair in report["several_labels_at"]]

@@ -1,4 +1,4 @@
-"""Raw rows, wherever they come from, as batches of Arrow columns with row numbers."""
+"""Raw rows of any source, as batches of Arrow columns with row numbers."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from flatout.engine.files.content_key import arrow_digest
 
 SPLITS = ("train", "validation", "test")
 SOURCE = "raw_texts"
-"""Name of the source where rows come from no file of their own."""
+"""Source name for rows that were not read from a file."""
 SHOWN_CHARACTERS = 80
 BATCH_ROWS = 20_000
 BATCH_BYTES = 64 << 20
 
 
 class RawTextsError(ValueError):
-    """Raw data that cannot be read at all; says where and what to do."""
+    """Raw data that cannot be read; the message names the place and the remedy."""
 
 
 class Kind(IntEnum):
-    """What one value of a mixed Python column is."""
+    """Type of one value in a column of mixed Python values."""
 
     MISSING = 0
     TEXT = 1
@@ -41,47 +41,47 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class BrokenRow:
-    """A row that could not even be cut into columns."""
+    """A row that could not be parsed into columns."""
 
     row: int
     reason: str
     excerpt: str
     lines: int = 1
-    """Lines of the file that were read as this row."""
+    """Number of lines of the file that were read as this row."""
 
 
 @dataclass(frozen=True)
 class RawBatch:
-    """Some rows of one source. `rows` (N,) counts from 0 in that source."""
+    """Consecutive rows of one source. `rows` (N,) counts from 0 in that source."""
 
     source: str
     rows: npt.NDArray[np.int64]
     columns: dict[str, Any]
-    """Arrow arrays of N values each."""
+    """Arrow arrays of N values each, by column name."""
     kinds: dict[str, npt.NDArray[np.uint8]] = field(default_factory=dict)
-    """Of columns of mixed Python values (written out as text here): `Kind` (N,)."""
+    """`Kind` (N,) of columns of mixed Python values, converted to text here."""
     broken: list[BrokenRow] = field(default_factory=list)
-    """Rows that are in no column; in a later batch only where no row is between."""
+    """Unparsed rows; they may be in a later batch only if no row is in between."""
     split: int = -1
-    """Place of their split among train, validation and test; -1: none is given."""
+    """Index of the rows' split among train, validation and test; -1: not given."""
 
 
 RowNumber = tuple[str, int]
-"""A row's source, and its number there."""
+"""Source of a row, and its number there."""
 
 
 def named_row(key: RowNumber) -> str:
-    """`row reviews.csv:38`, or `row 5` of rows without a file."""
+    """`row reviews.csv:38`, or `row 5` for rows that are not from a file."""
     return f"row {place(*key)}"
 
 
 def place(source: str, row: int) -> str:
-    """Number of a row, with the name of the file it is in."""
+    """Number of a row, with the name of its file."""
     return str(row) if source == SOURCE else f"{source}:{row}"
 
 
 class RawTexts(Protocol):
-    """What the split reads."""
+    """Interface of the data that the split reads."""
 
     @property
     def column_names(self) -> list[str]: ...
@@ -92,7 +92,7 @@ class RawTexts(Protocol):
 
 
 def numbered(source: str, batches: Iterable[Any]) -> Iterator[RawBatch]:
-    """Arrow record batches of one source, their rows counted from 0."""
+    """Number the rows of one source's Arrow record batches from 0."""
     start = 0
     for batch in batches:
         arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
@@ -102,8 +102,8 @@ def numbered(source: str, batches: Iterable[Any]) -> Iterator[RawBatch]:
 
 
 def open_raw_texts(data: Any, name: str = SOURCE) -> RawTexts:
-    """A reader for a `datasets.Dataset`, a DataFrame, an Arrow table or a reader.
-    `name` is the catalog's. Raises RawTextsError."""
+    """Return a reader for a `datasets.Dataset`, a DataFrame, an Arrow table or a
+    reader. `name` is the catalog entry's. Raises RawTextsError."""
     kind = type(data).__name__
     if hasattr(data, "batches") and hasattr(data, "digest"):
         return data  # type: ignore[no-any-return]
@@ -123,8 +123,8 @@ def open_raw_texts(data: Any, name: str = SOURCE) -> RawTexts:
 
 
 def _splits_of(splits: Any, name: str) -> RawTexts:
-    """Those of a `datasets.DatasetDict` as they are, or the rows of the one there is:
-    `load_dataset` calls a plain file's train. Raises RawTextsError."""
+    """Return the splits of a `datasets.DatasetDict`, or the rows of its only split:
+    `load_dataset` names the split of a plain file train. Raises RawTextsError."""
     if len(splits) == 1:
         return _dataset_texts(next(iter(splits.values())), name)
     from flatout.engine.data.forms.given_splits import (
@@ -138,7 +138,7 @@ def _splits_of(splits: Any, name: str) -> RawTexts:
 
 
 def batches_of(raw: RawTexts, columns: Sequence[str]) -> Iterator[RawBatch]:
-    """Batches of at most about BATCH_BYTES, whatever a reader gives: bounds memory."""
+    """Yield batches of at most about BATCH_BYTES: bounds memory for any reader."""
     for batch in raw.batches(columns):
         yield from _bounded(batch)
 
@@ -178,12 +178,12 @@ class _ArrowTexts:
 
 
 def _dataset_texts(dataset: Any, name: str) -> RawTexts:
-    """A `datasets.Dataset`: memory-mapped rows; class numbers, also in lists, become
-    their names."""
+    """Reader of a `datasets.Dataset`: memory-mapped rows; class numbers, also in
+    lists, are replaced by their names."""
     table = without_indices(dataset).data.table
     for place, (column, feature) in enumerate(dataset.features.items()):
         inner: Any = feature[0] if isinstance(feature, list) else feature
-        inner = getattr(inner, "feature", inner)  # of a list
+        inner = getattr(inner, "feature", inner)  # the feature inside a list
         if type(inner).__name__ != "ClassLabel":
             continue
         found = table.column(column).combine_chunks()
@@ -193,7 +193,7 @@ def _dataset_texts(dataset: Any, name: str) -> RawTexts:
 
 
 def _named(numbers: Any, names: list[str]) -> Any:
-    """Splits of the Hub without labels have -1, which is none."""
+    """Return class names; -1, the Hub's mark for a missing label, becomes null."""
     numbers = numbers.cast(pa.int32())
     labelled = pc.if_else(pc.less(numbers, 0), pa.scalar(None, pa.int32()), numbers)
     return pa.DictionaryArray.from_arrays(labelled, names)
@@ -208,7 +208,7 @@ def _named_lists(lists: Any, names: list[str]) -> Any:
 
 @dataclass(frozen=True)
 class _FrameTexts:
-    """A pandas DataFrame. Columns of mixed Python types keep what is text."""
+    """A pandas DataFrame. In columns of mixed Python types, texts remain unchanged."""
 
     frame: Any
     source: str = SOURCE
@@ -218,7 +218,7 @@ class _FrameTexts:
         return [str(name) for name in self.frame.columns]
 
     def batches(self, columns: Sequence[str]) -> Iterator[RawBatch]:
-        # A file without a header has numbers for names.
+        # Column names are numbers if the file has no header.
         places = {name: place for place, name in enumerate(self.column_names)}
         for start in range(0, len(self.frame), BATCH_ROWS):
             part = self.frame.iloc[start : start + BATCH_ROWS]
@@ -238,7 +238,7 @@ class _FrameTexts:
 def _arrow_column(series: Any, kinds: dict[str, npt.NDArray[np.uint8]]) -> Any:
     try:
         array = pa.Array.from_pandas(series)
-        if "extension" in str(array.type):  # intervals, as pandas.cut gives them
+        if "extension" in str(array.type):  # intervals, for example from pandas.cut
             array = pa.Array.from_pandas(series.astype(object).map(str, "ignore"))
     except (pa.ArrowException, UnicodeEncodeError):
         array, kinds[str(series.name)] = column_of_mixed(series.tolist())
@@ -246,7 +246,7 @@ def _arrow_column(series: Any, kinds: dict[str, npt.NDArray[np.uint8]]) -> Any:
 
 
 def column_of_mixed(values: list[Any]) -> tuple[Any, npt.NDArray[np.uint8]]:
-    """Python values as Arrow text, and the `Kind` of each."""
+    """Return Python values as Arrow text, and the `Kind` of each."""
     kinds = np.fromiter(map(kind_of, values), np.uint8, len(values))
     pairs = zip(values, kinds.tolist(), strict=True)
     texts = [_text_of(value, kind) for value, kind in pairs]
@@ -254,8 +254,8 @@ def column_of_mixed(values: list[Any]) -> tuple[Any, npt.NDArray[np.uint8]]:
 
 
 def _text_of(value: Any, kind: int) -> str | None:
-    """Lists, which may be labels, as JSON. What cannot be used is shortened: it is only
-    shown."""
+    """Return a value as text; lists (possibly labels) become JSON. An unusable value is
+    shortened because it is only shown."""
     if isinstance(value, list):
         return json.dumps(value, default=str)
     if kind == Kind.MISSING:
@@ -266,8 +266,8 @@ def _text_of(value: Any, kind: int) -> str | None:
 
 
 def name_of(value: Any) -> str:
-    """A value as text, spelled alike whether a block was read as whole numbers, as
-    floats or value by value: 1 for 1.0, true for True."""
+    """Return a value as text, spelled the same whether a block was read as integers,
+    floats or single values: 1 for 1.0, true for True."""
     if isinstance(value, bool):
         return str(value).lower()
     is_float = isinstance(value, (float, np.floating))

@@ -1,4 +1,4 @@
-"""What the split must know of every row, gathered in one pass."""
+"""Data on every row that the split needs, collected in one pass."""
 
 from __future__ import annotations
 
@@ -14,51 +14,51 @@ import pyarrow as pa
 from flatout.engine.data.row_hashes import Hashes
 
 REJECTED, DUPLICATE = -1, -2
-"""Codes of rows that are in no split; the splits' codes are their places in SPLITS."""
+"""Codes of rows that are in no split. Codes of splits are their indices in SPLITS."""
 Codes = npt.NDArray[np.int8]
 
 
 @dataclass(frozen=True)
 class RowFacts:
-    """What the first pass keeps of the good rows, N in all. About 41 bytes a row."""
+    """Data on the N usable rows, kept by the first pass. About 41 bytes per row."""
 
     exact: Hashes
-    """(N, words) hash of the content: the same of rows that are repeats."""
+    """(N, words) hash of the content; equal for repeated rows."""
     near: Hashes
-    """(N,) hash of the content in one form."""
+    """(N,) hash of the normalised content."""
     rows: npt.NDArray[np.int64]
     splits: npt.NDArray[np.int8]
-    """(N,) codes of the splits that are given; -1 where none is."""
+    """(N,) codes of the given splits; -1 if no split is given."""
     label_kinds: npt.NDArray[np.uint8]
     sources: npt.NDArray[np.int32]
     source_names: list[str]
     labels: npt.NDArray[np.int32]
-    """(N,) into `label_sets`."""
+    """(N,) indices into `label_sets`."""
     label_sets: list[tuple[str, ...]]
-    """What rows have: the name of a class, or those of several labels, sorted."""
+    """Distinct labels of rows: the name of one class, or several names, sorted."""
     given: frozenset[int]
-    """Codes of all that are given, also of those without a good row."""
+    """Codes of all given splits, including those without a usable row."""
     num_raw: int
     groups: Hashes | None = None
     numbers: npt.NDArray[np.float64] | None = None
-    """(N,) what a regression is to find."""
+    """(N,) regression targets."""
 
     @property
     def are_given(self) -> bool:
-        """Whether rows come with their splits."""
+        """Return true if the data gives the split of each row."""
         return bool(self.given)
 
     def at(self, row: int) -> tuple[str, int]:
-        """Where one of the N was read: its source, and its number there."""
+        """Return the source of usable row `row` and its number in that source."""
         return self.source_names[self.sources[row]], int(self.rows[row])
 
     def labels_of(self, row: int) -> tuple[str, ...]:
-        """Names that one of the N has."""
+        """Return the label names of usable row `row`."""
         return self.label_sets[int(self.labels[row])]
 
 
 class FactCollector:
-    """Gathers RowFacts batch by batch."""
+    """Collects RowFacts batch by batch."""
 
     def __init__(self) -> None:
         self._parts: defaultdict[str, list[npt.NDArray[Any]]] = defaultdict(list)
@@ -69,7 +69,7 @@ class FactCollector:
         self.num_raw = 0
 
     def add(self, sources: Sequence[str], **arrays: npt.NDArray[Any] | None) -> None:
-        """`sources` (n,) of rows that can be used, and fields of RowFacts by name."""
+        """Add usable rows: their `sources` (n,), and fields of RowFacts by name."""
         known = self._source_codes
         codes = [known.setdefault(source, len(known)) for source in sources]
         self._parts["sources"].append(np.array(codes, np.int32))
@@ -78,11 +78,11 @@ class FactCollector:
                 self._parts[name].append(array)
 
     def replace(self, **arrays: list[npt.NDArray[Any]]) -> None:
-        """Fields that were added, by batches, in place of what was added."""
+        """Replace fields that were added with these, in batches."""
         self._parts.update(arrays)
 
     def add_labels(self, labels: Any) -> None:
-        """An Arrow array (n,) of names, lists of names, numbers or nulls."""
+        """Add an Arrow array (n,) of names, lists of names, numbers or nulls."""
         kind, codes = labels.type, np.zeros(len(labels), np.int32)
         if pa.types.is_list(kind):
             sets = map(_set_of, labels.to_pylist())
@@ -99,7 +99,7 @@ class FactCollector:
         return self._label_codes.setdefault(names, len(self._label_codes))
 
     def reject(self, rejected: Any, num_raw: int) -> None:
-        """Rows that cannot be used, of `num_raw` raw ones."""
+        """Add rejected rows out of `num_raw` raw rows."""
         self.num_raw += num_raw
         if rejected.num_rows:
             self.rejected.append(rejected)
@@ -118,5 +118,5 @@ class FactCollector:
 
 
 def _set_of(labels: list[Any]) -> tuple[str, ...]:
-    """Of a row's labels; numbers are no names."""
+    """Return a row's label names, sorted; empty if the labels are numbers."""
     return tuple(sorted({label for label in labels if isinstance(label, str)}))

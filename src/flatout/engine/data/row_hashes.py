@@ -1,4 +1,4 @@
-"""Hashes of rows: the same text, nearly the same text, and a place in [0, 1)."""
+"""Hashes of rows: equal text, nearly equal text, and a number in [0, 1)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Hashes = npt.NDArray[np.uint64]
 
 
 def content_hashes(table: Any) -> tuple[Hashes, Hashes]:
-    """Exact (N, 2) and near (N,) hashes of the texts of N rows."""
+    """Return exact (N, 2) and near (N,) hashes of the texts of N rows."""
     texts = table.column("text").to_pylist()
     for name in ("text_pair", "completion"):
         if name not in table.schema.names:
@@ -32,7 +32,7 @@ def content_hashes(table: Any) -> tuple[Hashes, Hashes]:
 
 
 def one_form(text: str) -> str:
-    """Text without differences of case, white space and Unicode composition."""
+    """Return text without differences of case, white space and Unicode composition."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
@@ -44,7 +44,7 @@ def group_hashes(groups: Any | None) -> Hashes | None:
 
 
 def scrambled(hashes: Hashes, seed: int) -> Hashes:
-    """SplitMix64 of hash and seed: another seed, another independent split."""
+    """SplitMix64 of hash and seed: each seed gives an independent split."""
     with np.errstate(over="ignore"):
         z = hashes + np.uint64((seed + 1) * 0x9E3779B97F4A7C15 % 2**64)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -54,8 +54,8 @@ def scrambled(hashes: Hashes, seed: int) -> Hashes:
 
 
 def first_rows(exact: Hashes) -> npt.NDArray[np.int64]:
-    """(N,) the first row that has the same text, for most rows the row itself."""
-    order = np.lexsort(exact.T[::-1])  # stable: first rows come first
+    """(N,) index of the first row with the same text; usually the row itself."""
+    order = np.lexsort(exact.T[::-1])  # stable: the first row sorts first
     starts = np.ones(len(order), dtype=bool)
     starts[1:] = (exact[order[1:]] != exact[order[:-1]]).any(axis=1)
     found = np.empty(len(order), np.int64)
@@ -64,17 +64,17 @@ def first_rows(exact: Hashes) -> npt.NDArray[np.int64]:
 
 
 def repeats(exact: Hashes) -> npt.NDArray[np.bool_]:
-    """(N,) true where an earlier row has the same text."""
+    """(N,) mask of rows whose text is also in an earlier row."""
     repeated: npt.NDArray[np.bool_] = first_rows(exact) != np.arange(len(exact))
     return repeated
 
 
 def leaks(exact: Hashes, codes: npt.NDArray[np.int8]) -> list[npt.NDArray[np.int64]]:
-    """For each text under more than one code (N,) from 0: the first row of each."""
+    """First row of each code, for each text under several codes (N,) from 0."""
     known = np.flatnonzero(codes >= 0)
     texts = first_rows(exact)
     _, at = np.unique(texts[known] * 8 + codes[known], return_index=True)
-    rows = known[at]  # the first of each text and code, by text
+    rows = known[at]  # the first row of each text and code, by text
     bounds = np.flatnonzero(np.diff(texts[rows])) + 1
     return [part for part in np.split(rows, bounds) if len(part) > 1]
 
@@ -82,7 +82,7 @@ def leaks(exact: Hashes, codes: npt.NDArray[np.int8]) -> list[npt.NDArray[np.int
 def in_two_splits(
     hashes: Hashes | None, codes: npt.NDArray[np.int8], num_splits: int
 ) -> int:
-    """How many values of `hashes` (N,) are found under more than one code (N,)."""
+    """Return how many values of `hashes` (N,) are under more than one code (N,)."""
     if hashes is None:
         return 0
     parts = [np.unique(hashes[codes == code]) for code in range(num_splits)]

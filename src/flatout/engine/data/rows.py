@@ -1,4 +1,4 @@
-"""Checked rows: which raw rows can be used, and why the others cannot."""
+"""Checked rows: the usable raw rows, and the reasons against the others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from flatout.engine.data.forms.words import read_tagged
 from flatout.engine.data.raw_texts import Kind, RawBatch
 
 NOTHING = ("", "None", "nan")
-"""Excerpts that show nothing."""
+"""Excerpts that show no value."""
 
 REJECTED_SCHEMA = pa.schema(
     [
@@ -41,23 +41,23 @@ REJECTED_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class CheckedBatch:
-    """Rows that can be used, canonical columns; and those that cannot."""
+    """Usable rows with canonical columns, and the rejected rows."""
 
     table: Any
     """RecordBatch with `Columns.row_schema`, N rows."""
     good: Mask
-    """(raw rows,) which raw rows of the batch are in `table`."""
+    """(raw rows,) mask of the raw rows of the batch that are in `table`."""
     groups: Any | None
     label_kinds: npt.NDArray[np.uint8]
     """(N,) `Kind` of each label."""
     rejected: Any
     """RecordBatch with REJECTED_SCHEMA."""
     splits: npt.NDArray[np.int8]
-    """(N,) places of their splits among train, validation and test; -1: not given."""
+    """(N,) indices of the splits among train, validation and test; -1: not given."""
 
 
 def check_batch(batch: RawBatch, columns: Columns) -> CheckedBatch:
-    """Judge each row of `batch`; the first reason that applies is the one given."""
+    """Check each row of `batch`; the first reason that applies is reported."""
     label_kinds = np.full(len(batch.rows), Kind.TEXT, np.uint8)
     if columns.form == "words":
         *arrays, checks = read_tagged(batch, columns.text, str(columns.label))
@@ -120,19 +120,19 @@ def _of(column: str, checks: list[Check]) -> list[tuple[str, Check]]:
 def _rejected(
     batch: RawBatch, checks: list[tuple[str, Check]], text_column: str
 ) -> Any:
-    """Rows of the quarantine file, in the order of the rows."""
+    """Return the rows of the quarantine file, in row order."""
     faults: dict[int, tuple[str, str]] = {}
-    for column, (mask, reason) in reversed(checks):  # the first has the last word
+    for column, (mask, reason) in reversed(checks):  # the first check wins
         at = np.flatnonzero(mask).tolist()
         faults.update(dict.fromkeys(at, (column, reason)))
     found = []
     for index, (column, reason) in sorted(faults.items()):
-        # What is wrong; the row's text where nothing is there to be shown.
+        # The wrong value, or the row's text if that value is empty.
         values = [excerpt(batch.columns[name][index]) for name in (column, text_column)]
         shown = values[0] if values[0].strip() not in NOTHING else values[1]
         found.append((batch.source, int(batch.rows[index]), reason, shown))
     found += [(batch.source, b.row, b.reason, b.excerpt) for b in batch.broken]
-    found.sort(key=itemgetter(1))  # parts of a row stay in their order
+    found.sort(key=itemgetter(1))  # parts of a row keep their order
     return rejected_batch(found)
 
 

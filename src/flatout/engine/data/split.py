@@ -1,13 +1,13 @@
-"""Train, validation and test rows: stable, without leaks, nothing lost in silence.
+"""Splits rows into train, validation and test: stable, without leaks, fully reported.
 
-A row's split depends on its own content alone: its key is hashed, and the hash, taken
-as a number in [0, 1), is compared with the fractions. The key of a text is its one form
-(Unicode NFKC, case and white space evened out), that of an array or an image its
-values; with a group column it is the group's name. So a row keeps its split when rows
-are appended, removed or put in another order; texts that are the same but for case and
-space, and samples that are the same, share a split; every label is spread in
-proportion, up to the chance of independent draws: a label of n rows has
-n * f +- sqrt(n * f * (1 - f)) of them in a split of fraction f.
+A row's split depends only on its content: the hash of its key, scaled to [0, 1), is
+compared with the fractions. The key of a text is its normalised form (Unicode NFKC,
+case and white space removed as differences), that of an array or an image its values;
+with a group column it is the group's name. A row therefore keeps its split when rows
+are appended, removed or reordered. Texts that differ only in case and white space, and
+equal samples, share a split. Each label is spread in proportion, up to the chance of
+independent draws: of a label with n rows,
+n * f +- sqrt(n * f * (1 - f)) are in a split of fraction f.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from flatout.engine.parameters import SplitSettings
 
 
 class SplitError(ValueError):
-    """Rows that make no usable split; names rows, reasons and what to do."""
+    """Rows that give no usable split; names rows, reasons and the remedy."""
 
 
 class SplitPlan(ABC):
-    """Which split each row goes to. Computed when first asked for, in one pass over the
-    raw rows; those that can be used are spooled, and not read from there again."""
+    """Assigns each row to a split. Computed at first access in one pass over the raw
+    rows; usable rows are written to a spool and read from there afterwards."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class SplitPlan(ABC):
         has_classes: bool,
         kind: str,
     ) -> None:
-        """`has_names`: whether labels are names, one a row (`has_classes`) or lists.
+        """`has_names`: labels are names, one per row (`has_classes`) or in lists.
         `kind`: `texts`, `arrays` or `images`."""
         self.settings, self.raw_name = settings, f"raw_{kind}"
         self.quarantine = f"rejected_{'rows' if kind == 'texts' else kind}"
@@ -57,16 +57,16 @@ class SplitPlan(ABC):
 
     @abstractmethod
     def _read_rows(self, collected: FactCollector, spool: Spool) -> None:
-        """The one pass: put into `spool` the rows that can be used, and into
-        `collected` what is to be known of them and the others."""
+        """Read the raw rows once: write the usable rows to `spool`, and add
+        the facts about all rows to `collected`."""
 
     @property
     @abstractmethod
     def report(self) -> dict[str, Any]:
-        """At least `rows_in`, `rows_out`, `rejected` and `rejected_by_reason`."""
+        """Report with `rows_in`, `rows_out`, `rejected` and `rejected_by_reason`."""
 
     def prepare(self, folder: Path) -> None:
-        """Where the spool goes: beside what is written, as a disk has room there."""
+        """Set the folder of the spool: near the output, whose disk has enough room."""
         self._folder = folder
 
     @cached_property
@@ -80,12 +80,12 @@ class SplitPlan(ABC):
 
     @cached_property
     def facts(self) -> RowFacts:
-        """Of the rows that can be used."""
+        """Facts about the usable rows."""
         return self._read[0].facts()
 
     @cached_property
     def _decided(self) -> tuple[Codes, Any]:
-        """Codes (N,) of the good rows, and the table of all that are not used."""
+        """Codes (N,) of the usable rows, and the table of all unused rows."""
         facts = self.facts
         codes = assign(facts, self.settings)
         if not (facts.are_given or self.settings.keep_duplicates):
@@ -98,17 +98,17 @@ class SplitPlan(ABC):
 
     @property
     def codes(self) -> Codes:
-        """(N,) places of the good rows' splits; DUPLICATE and REJECTED: in none."""
+        """(N,) indices of usable rows' splits; DUPLICATE and REJECTED: no split."""
         return self._decided[0]
 
     @property
     def rejected(self) -> Any:
-        """Table with REJECTED_SCHEMA of every row that cannot be used."""
+        """Table with REJECTED_SCHEMA of every unusable row."""
         return self._decided[1]
 
     def rows(self, split: str) -> Iterator[Any]:
-        """RecordBatches of the rows of a split. Raises SplitError where the rows are
-        not usable."""
+        """Yield RecordBatches of the rows of a split. Raises SplitError if the rows
+        are not usable."""
         self.check_usable()
         start = 0
         for batch in self._read[1]:
@@ -117,11 +117,11 @@ class SplitPlan(ABC):
             yield self._chosen(batch, codes == SPLITS.index(split))
 
     def _chosen(self, batch: Any, mask: npt.NDArray[np.bool_]) -> Any:
-        """The rows of `batch` at `mask` (n,)."""
+        """Return the rows of `batch` that `mask` (n,) selects."""
         return batch.filter(pa.array(mask))
 
     def check_usable(self) -> None:
-        """Raises SplitError where too much was rejected, or a split is unusable."""
+        """Raise SplitError if too many rows were rejected or a split is unusable."""
         report, limit = self.report, self.settings.max_rejected_fraction
         if report["rejected"] > limit * report["rows_in"]:
             text = too_many_text(report, self.rejected, limit, self.quarantine)
@@ -147,11 +147,11 @@ class SplitPlan(ABC):
             )
 
     def _numbers_hint(self) -> str:
-        """Of labels that are numbers, and hardly classes."""
+        """Return advice for numeric labels that are unlikely to be classes."""
         return ""
 
     def _check_rows(self) -> None:  # noqa: B027
-        """Raises SplitError where rows are not what they should be."""
+        """Raise SplitError if the rows do not fit the settings."""
 
     def _check_labels(self) -> None:
         facts = self.facts
@@ -172,7 +172,7 @@ class SplitPlan(ABC):
 
 
 def one_label_text(name: str, left: str = "") -> str:
-    """Of a training that has nothing to learn."""
+    """Error text for a training set with only one label."""
     return (
         f"every row has the label {name!r}: there is nothing to tell apart{left}. Add "
         "rows of another label, or check split.label_column and model.task"
@@ -180,15 +180,15 @@ def one_label_text(name: str, left: str = "") -> str:
 
 
 def assign(facts: RowFacts, settings: SplitSettings) -> Codes:
-    """Split codes (N,) from the hashes alone, or as they are given; of one that is not
-    given from the hashes of train's rows."""
+    """Return split codes (N,), given or computed from the hashes. A split that is not
+    given is drawn by hash from the rows of train."""
     hashes = facts.near if facts.groups is None else facts.groups
     fractions = settings.fractions
     shares = [fractions.train, fractions.validation, fractions.test]
     dealt = [code for code in range(3) if code == 0 or code not in facts.given]
     bounds = np.cumsum([shares[code] for code in dealt])
     places = scrambled(hashes, settings.seed).astype(np.float64) / 2.0**64
-    # The last split has all that is left, whatever the fractions add up to.
+    # The last split gets the remaining rows, whatever the sum of the fractions.
     whole = bounds[-1] if facts.are_given else 1.0
     at = np.searchsorted(bounds[:-1] / whole, places, side="right")
     codes: Codes = np.array(dealt, np.int8)[at]
@@ -196,7 +196,7 @@ def assign(facts: RowFacts, settings: SplitSettings) -> Codes:
 
 
 def _leaked(facts: RowFacts, codes: Codes) -> npt.NDArray[np.bool_]:
-    """(N,) train's rows whose text is in another split, too."""
+    """(N,) mask of train rows whose text is also in another split."""
     starts = first_rows(facts.exact)
     elsewhere = np.zeros(len(starts), bool)
     elsewhere[starts[codes > 0]] = True

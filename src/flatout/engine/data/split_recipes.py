@@ -1,4 +1,4 @@
-"""How to make what a split leaves in the catalog, each with its key of content."""
+"""Recipes of a split's outputs in the catalog, each with its content key."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from flatout.engine.files.content_key import ArrowDigest, ContentKey
 from flatout.engine.parameters import SplitSettings
 
 FORMAT_VERSION = 4
-"""Raise it when the same input would give other rows."""
+"""Increase it if the same input would give other rows."""
 ROWS_DIGEST = "rows_digest"
 
 
 @dataclass(frozen=True)
 class PlanRecipe:
-    """How to make what a plan gives."""
+    """Recipe of one output of a plan."""
 
     key: ContentKey
     plan: SplitPlan
@@ -33,14 +33,14 @@ class PlanRecipe:
 
 @dataclass(frozen=True)
 class TextsRecipe(PlanRecipe, ArrowRecipe):
-    """How to make the rows of one split."""
+    """Recipe of the rows of one split."""
 
     plan: TextSplit
     split: str
     _facts: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def facts(self) -> dict[str, Any]:
-        """The digest that the key of tokens made from these rows holds as `rows`."""
+        """Digest of the rows, stored as `rows` in the key of tokens made from them."""
         return self._facts
 
     @property
@@ -48,24 +48,24 @@ class TextsRecipe(PlanRecipe, ArrowRecipe):
         return self.plan.columns.row_schema
 
     def batches(self) -> Iterator[Any]:
-        """RecordBatches with `text`, `text_pair`, `label` (as there are) and the row
-        number in the source. Raises SplitError where the rows are not usable."""
+        """Yield RecordBatches with `text`, the optional `text_pair` and `label`, and
+        the row number in the source. Raises SplitError if the rows are not usable."""
         digest = ArrowDigest()
         for rows in self.plan.rows(self.split):
-            digest.update(rows.select(self.schema.names[:-1]))  # not their numbers
+            digest.update(rows.select(self.schema.names[:-1]))  # without row numbers
             yield rows
         self._facts[ROWS_DIGEST] = digest.hexdigest()
 
 
 class RejectedRecipe(PlanRecipe):
-    """How to make the table of rejected rows."""
+    """Recipe of the table of rejected rows."""
 
     def table(self) -> Any:
         return self.plan.rejected
 
 
 class ReportRecipe(PlanRecipe):
-    """How to make the report."""
+    """Recipe of the report."""
 
     def value(self) -> dict[str, Any]:
         self.plan.check_usable()
@@ -75,7 +75,7 @@ class ReportRecipe(PlanRecipe):
 def plan_split(
     raw: RawTexts, columns: Columns, settings: SplitSettings
 ) -> dict[str, Any]:
-    """Recipes by catalog name: rejected_rows, the three splits, split_report."""
+    """Return recipes by catalog name: rejected_rows, the three splits, split_report."""
     plan = TextSplit(raw, columns, settings)
     fields = {
         "format": FORMAT_VERSION,
@@ -94,7 +94,7 @@ def plan_split(
 
 
 def split_options(columns: Columns, settings: SplitSettings) -> dict[str, Any]:
-    """What decides the rows beside the raw data."""
+    """Return the options that determine the rows in addition to the raw data."""
     options = settings.model_dump(mode="json")
     if not columns.label:
         options["label_column"] = None

@@ -1,4 +1,4 @@
-"""What became of the rows: counts, reasons, shares, leaks."""
+"""Report of a split: row counts, reasons for rejection, label shares and leaks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flatout.engine.data.row_hashes import in_two_splits
 from flatout.engine.data.rows import NOTHING
 
 SHOWN_REASONS = 20
-"""Of a split that is refused; of one that is made, the log has those below."""
+"""Rows shown per reason if a split is refused; the log of a split uses those below."""
 LOGGED_REASONS = 3
 SHOWN_TEXTS = 3
 
@@ -28,7 +28,7 @@ def split_report(
     *,
     repeats: bool = False,
 ) -> dict[str, Any]:
-    """`repeats`: rows may repeat a text, in another split too."""
+    """The report as a dict. `repeats`: texts may be in several rows and splits."""
     report = {
         **row_counts(facts, codes, rejected),
         "duplicates": int((codes == DUPLICATE).sum()),
@@ -48,7 +48,7 @@ def split_report(
 
 
 def row_counts(facts: RowFacts, codes: Codes, rejected: Any) -> dict[str, Any]:
-    """How many rows came, went where, and were rejected for what."""
+    """Number of rows read, in each split, and rejected for each reason."""
     out = {name: int((codes == code).sum()) for code, name in enumerate(SPLITS)}
     return {
         "rows_in": facts.num_raw,
@@ -59,7 +59,7 @@ def row_counts(facts: RowFacts, codes: Codes, rejected: Any) -> dict[str, Any]:
 
 
 def leak_warnings(report: Mapping[str, Any]) -> Iterator[str]:
-    """Of splits that are given, one line."""
+    """Warnings about leaks between given splits, one line each."""
     if found := report.get("leaks", []):
         shown = "; ".join(" = ".join(rows) for rows in found[:SHOWN_TEXTS])
         more = "; ..." if len(found) > SHOWN_TEXTS else ""
@@ -77,7 +77,7 @@ def _counts(rejected: Any) -> dict[str, int]:
 
 
 def _near_duplicates(facts: RowFacts, codes: Codes) -> dict[str, int]:
-    """Rows that differ from an earlier kept one only in case, space or composition."""
+    """Counts of kept rows that differ only in case, white space or composition."""
     near = facts.near[codes >= 0]
     return {
         "near_duplicates": int(len(near) - len(np.unique(near))),
@@ -86,7 +86,7 @@ def _near_duplicates(facts: RowFacts, codes: Codes) -> dict[str, int]:
 
 
 def summary_text(report: Mapping[str, Any], rejected: Any) -> str:
-    """How many rows went where, and why some were rejected."""
+    """Text for the log: rows in each split, and why some were rejected."""
     parts = ", ".join(f"{n:,} {name}" for name, n in report["rows_out"].items())
     counts = (
         f"{report['rows_in']:,} rows in: {parts}; {report['rejected']:,} rejected, "
@@ -97,7 +97,7 @@ def summary_text(report: Mapping[str, Any], rejected: Any) -> str:
 
 
 def no_row_text(report: Mapping[str, Any], rejected: Any) -> str:
-    """Of data without a row that can be used."""
+    """Error text for data without a usable row."""
     lines = _reason_lines(report, rejected, LOGGED_REASONS)
     why = "; ".join(lines) or "there is none at all"
     return f"there is no row that can be used: {why}"
@@ -109,7 +109,7 @@ def too_many_text(
     limit: float,
     quarantine: str = "rejected_rows",
 ) -> str:
-    """Reasons, the first rows of each, and what to do."""
+    """Error text: the reasons, the first rows of each, and the remedy."""
     share = report["rejected"] / report["rows_in"]
     lines = _reason_lines(report, rejected, SHOWN_REASONS)
     return (
@@ -122,7 +122,7 @@ def too_many_text(
 
 
 def _reason_lines(report: Mapping[str, Any], rejected: Any, most: int) -> list[str]:
-    """The `most` frequent reasons, a line each, and how many more there are."""
+    """One line for each of the `most` frequent reasons, and the count of the rest."""
     reasons = list(report["rejected_by_reason"].items())
     lines = [_reason_line(reason, n, rejected) for reason, n in reasons[:most]]
     more = len(reasons) - most
@@ -140,7 +140,7 @@ def _reason_line(reason: str, count: int, rejected: Any) -> str:
 
 
 def _places(rows: list[dict[str, Any]], more: str) -> str:
-    """`2, 7, 9, ... of reviews.csv`; the file with each where they are several."""
+    """`2, 7, 9, ... of reviews.csv`; with each row's file if there are several."""
     sources = {row["source"] for row in rows}
     one = len(sources) == 1 and SOURCE not in sources
     named = [(SOURCE if one else r["source"], r["row"]) for r in rows]
@@ -149,7 +149,7 @@ def _places(rows: list[dict[str, Any]], more: str) -> str:
 
 
 def split_metrics(report: Mapping[str, Any]) -> dict[str, float]:
-    """The report as flat figures for a tracking store, `split_rejected/<reason>`."""
+    """The report as flat numbers for a tracking store: `split_rejected/<reason>`."""
     metrics = {
         "split_rows_in": report["rows_in"],
         "split_rejected": report["rejected"],

@@ -1,4 +1,4 @@
-"""Texts checked and split."""
+"""Checks and splits texts."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ logger = logging.getLogger(__name__)
 
 SHOWN_LEAKS = 100
 DEFAULT_TEXT_COLUMN = SplitSettings().text_column
-"""Another name was chosen by the user, who may mean numbers."""
+"""Default name. With any other name, the user may have chosen a column of numbers."""
 MANY_NUMBERS = 50
-"""Distinct labels, all of them numbers, beyond which they are hardly classes."""
+"""Number of distinct numeric labels above which they are unlikely to be classes."""
 
 
 class TextSplit(SplitPlan):
-    """Which split each text goes to."""
+    """Assigns each text to a split."""
 
     def __init__(
         self, raw: RawTexts, columns: Columns, settings: SplitSettings
@@ -44,7 +44,7 @@ class TextSplit(SplitPlan):
         )
         self.raw, self.columns = raw, columns
         self._number: str | None = None
-        """The first text, if each is a number."""
+        """The first text if every text is a number."""
         self._warned = False
 
     def _read_rows(self, collected: FactCollector, spool: Spool) -> None:
@@ -87,7 +87,7 @@ class TextSplit(SplitPlan):
 
     @cached_property
     def report(self) -> dict[str, Any]:
-        """Counts, shares and leaks; checks that no row is unaccounted for."""
+        """Return counts, shares and leaks; check that every row is accounted for."""
         facts, codes = self.facts, self.codes
         labels = label_report(facts, codes)
         kept = self.settings.keep_duplicates
@@ -100,7 +100,7 @@ class TextSplit(SplitPlan):
         return report
 
     def _leaks(self) -> list[list[str]]:
-        """Of splits that are given: texts in several, by a row in each."""
+        """Return texts that are in several given splits, one row for each split."""
         facts = self.facts
         found = leaks(facts.exact, assign(facts, self.settings))[:SHOWN_LEAKS]
         return [[named_row(facts.at(row)) for row in rows] for rows in found]

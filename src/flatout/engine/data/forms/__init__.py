@@ -1,1 +1,1 @@
-"""Rows that are more than a text and a label in a column each."""
+"""Rows with more than one text column and one label column."""

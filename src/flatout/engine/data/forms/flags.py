@@ -25,7 +25,7 @@ from flatout.engine.files.content_key import plain_values
 def read_flags(
     batch: RawBatch, names: Sequence[str]
 ) -> tuple[Any, list[tuple[str, Check]]]:
-    """Lists (N,) of names, and what is wrong by column."""
+    """Return lists (N,) of names, and errors by column."""
     checks: list[tuple[str, Check]] = []
     flags = np.zeros((len(batch.rows), len(names)), bool)
     for at, name in enumerate(names):
@@ -43,7 +43,7 @@ def read_flags(
 
 
 def _with_digits(batch: RawBatch, name: str) -> RawBatch:
-    """1 and 0 in place of the words true and false, as pandas writes them in a CSV."""
+    """Replace the words true and false, which pandas writes to CSV, with 1 and 0."""
     array = plain_values(batch.columns[name])
     if not is_text(array.type):
         return batch

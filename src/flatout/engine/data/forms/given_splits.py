@@ -1,4 +1,4 @@
-"""Rows whose split is given: by the entry they come from, or by a column."""
+"""Rows with a given split: by their catalog entry, or by a column."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ SPLIT_CODES = {
     **dict.fromkeys(("eval", "evaluation"), 1),
     **dict.fromkeys(("test", "testing"), 2),
 }
-"""Usual spellings of a split, and its place among train, validation and test."""
+"""Usual spellings of a split, and its index among train, validation and test."""
 
 
 @dataclass(frozen=True)
 class SplitTexts:
-    """The raw rows of each split, as rows of one source whose split is given."""
+    """Raw rows of several given splits, combined to one source."""
 
     parts: Mapping[str, RawTexts]
-    """By the names of the splits; `train` is one of them."""
+    """Raw texts by the name of the split; includes `train`."""
 
     @property
     def column_names(self) -> list[str]:
-        """Of the train split."""
+        """Columns of the train split."""
         return self.parts["train"].column_names
 
     def batches(self, columns: Sequence[str]) -> Iterator[RawBatch]:
-        """Of one split after the other; sources are named `<split>/<file>`."""
+        """Yield rows split by split; sources are named `<split>/<file>`."""
         for name, part in self.parts.items():
             for batch in part.batches(columns):
                 own = batch.source == entry_of(name)
@@ -43,18 +43,18 @@ class SplitTexts:
                 yield replace(batch, source=source, split=SPLIT_CODES[name])
 
     def digest(self, columns: Sequence[str]) -> str:
-        """Of all splits with their names."""
+        """Return a hash of all splits with their names."""
         found = {name: part.digest(columns) for name, part in self.parts.items()}
         return json.dumps(found, sort_keys=True)
 
 
 def entry_of(split: str) -> str:
-    """The catalog's name of a split of one's own."""
+    """Return the catalog entry of a split that the user provides."""
     return f"raw_{split}_texts"
 
 
 def named_splits(splits: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The same by train, validation and test. Raises RawTextsError."""
+    """Rename splits to train, validation and test. Raises RawTextsError."""
     known = [key for key in splits if key.lower() in SPLIT_CODES]
     named = {SPLITS[SPLIT_CODES[key.lower()]]: splits[key] for key in known}
     if len(named) == len(splits) and "train" in named:
@@ -69,7 +69,7 @@ def named_splits(splits: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def read_splits(batch: RawBatch, name: str) -> tuple[npt.NDArray[np.int8], list[Check]]:
-    """Codes (N,) of the splits that a column names."""
+    """Return the codes (N,) of the splits that a column names."""
     array, bad_bytes = valid_utf8(named(batch.columns[name]))
     missing = mask_of(array.is_null()) & ~bad_bytes
     names = [None if value is None else str(value) for value in array.to_pylist()]

@@ -12,11 +12,11 @@ from flatout.engine.data.raw_texts import RawBatch
 from flatout.engine.files.content_key import plain_values
 
 ASSISTANT = "assistant"
-"""The role whose messages are learnt."""
+"""The role whose messages the model learns."""
 
 
 def read_messages(batch: RawBatch, name: str) -> tuple[Any, Any, list[Check]]:
-    """Conversations (N,) as text for people and as JSON, and what is wrong."""
+    """Return conversations (N,) as readable text and as JSON, and their errors."""
     values = plain_values(batch.columns[name]).to_pylist()
     found = [_conversation(name, value) for value in values]
     good = [None if isinstance(one, str) else one for one in found]
@@ -30,7 +30,7 @@ def _line(message: dict[str, str]) -> str:
 
 
 def _conversation(name: str, value: Any) -> list[dict[str, str]] | str:
-    """Its messages, or what is wrong."""
+    """Return the messages of a conversation, or its error."""
     try:
         messages = json.loads(value) if isinstance(value, str) else value
     except ValueError:

@@ -1,4 +1,4 @@
-"""Pairs and triplets: an anchor, the text that belongs to it, texts that do not."""
+"""Pairs and triplets: an anchor, the text that belongs to it, and texts that do not."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Checks = list[tuple[str, Check]]
 def read_pairs(
     batch: RawBatch, anchor: str, positive: str, negative: str | None
 ) -> tuple[Any, Any, Checks]:
-    """Anchors (N,), lists (N,) of the positive and then the negatives, and what is
-    wrong by column."""
+    """Return anchors (N,), lists (N,) of the positive followed by the negatives, and
+    errors by column."""
     anchors, first = read_text(batch, anchor)
     positives, second = read_text(batch, positive)
     checks = [(anchor, check) for check in first]
@@ -39,7 +39,7 @@ def read_pairs(
 
 
 def _values(array: Any) -> list[Any]:
-    """Python values (N,); None for all of a batch that is not UTF-8."""
+    """Python values (N,); all None for a batch that is not UTF-8."""
     try:
         return list(plain_values(array).to_pylist())
     except UnicodeDecodeError:
@@ -47,7 +47,7 @@ def _values(array: Any) -> list[Any]:
 
 
 def _negatives(name: str, value: Any, positive: str | None) -> list[str] | str:
-    """Texts, or what is wrong."""
+    """Return the texts, or the error."""
     if value is None:
         return f"{name} is missing"
     found = [value] if isinstance(value, str) else value
@@ -63,7 +63,7 @@ def _negatives(name: str, value: Any, positive: str | None) -> list[str] | str:
 
 
 def _listed(text: str) -> Any:
-    """A list that a text spells as JSON; else the text alone."""
+    """Return the list that a text contains as JSON; else a list of the text itself."""
     try:
         found = json.loads(text)
     except ValueError:

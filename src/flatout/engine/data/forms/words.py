@@ -1,6 +1,6 @@
-"""Rows of words with a tag each; and characters with spans, brought to that form.
+"""Rows of words with one tag each; characters with spans are converted to that form.
 
-A row's text is its words with one space between them.
+A row's text is its words, separated by one space.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from flatout.engine.data.raw_texts import RawBatch, name_of
 from flatout.engine.files.content_key import plain_values
 
 WORD = re.compile(r"\w+|[^\w\s]")
-"""Of a text that is not cut into words yet: words, and each sign by itself."""
+"""Matches the words and single punctuation signs of a text that is not split yet."""
 SPAN_KEYS = (("start", "begin"), ("end", "stop"), ("label", "entity", "type", "tag"))
 Found = tuple[list[str], list[str]]
 """Words and tags of a row."""
 
 
 class _Fault(ValueError):
-    """What is wrong with a row."""
+    """An error in a row."""
 
 
 def read_words(batch: RawBatch, name: str) -> tuple[Any, list[Check]]:
-    """Texts (N,) of words from lists, JSON lists or plain texts; null where it cannot
-    be used."""
+    """Return texts (N,) of words from lists, JSON lists or plain texts; null for an
+    unusable value."""
     rows = [
         _tried(lambda v: (_words(name, v), []), value) for value in _values(batch, name)
     ]
@@ -40,7 +40,7 @@ def read_words(batch: RawBatch, name: str) -> tuple[Any, list[Check]]:
 def read_tagged(
     batch: RawBatch, text: str, label: str
 ) -> tuple[Any, Any, list[tuple[str, Check]]]:
-    """Texts (N,) of words, lists of tags, and what is wrong by column."""
+    """Return texts (N,) of words, lists of tags, and errors by column."""
     pairs = zip(_values(batch, text), _values(batch, label), strict=True)
     rows = [_tried(lambda pair: _tagged(text, label, *pair), pair) for pair in pairs]
     tags = [row[1] if isinstance(row, tuple) else None for row in rows]
@@ -87,7 +87,7 @@ def _is_prose(value: Any) -> bool:
 
 
 def _listed(value: Any) -> Any:
-    """A list, also one that a text spells as JSON."""
+    """Return a list, also if a text contains it as JSON."""
     if not isinstance(value, str) or not value.lstrip().startswith("["):
         return value
     try:
@@ -114,7 +114,7 @@ def _tagged(text: str, label: str, value: Any, tags: Any) -> Found:
 
 
 def _of_spans(label: str, text: str, spans: list[Any]) -> Found:
-    """Words, cut where spans begin and end; B- and I- tags."""
+    """Return words, split at the bounds of spans, and B- and I- tags."""
     known = sorted(_span(label, span, len(text)) for span in spans)
     if any(a[1] > b[0] for a, b in pairwise(known)):
         raise _Fault(f"{label} has spans that overlap")
@@ -135,7 +135,7 @@ def _of_spans(label: str, text: str, spans: list[Any]) -> Found:
 
 
 def _cut(text: str, bounds: set[int]) -> Iterator[tuple[int, int]]:
-    """Begin and end of words, none over a bound."""
+    """Yield the start and end of words; a word never crosses a bound."""
     for found in WORD.finditer(text):
         inner = [b for b in range(found.start() + 1, found.end()) if b in bounds]
         places = [found.start(), *inner, found.end()]

@@ -1,5 +1,5 @@
-"""Parquet and Arrow files. (pyarrow.dataset reads no streams of Arrow, and needs five
-options to stay within the memory of `ParquetFile`.)"""
+"""Parquet and Arrow files. (pyarrow.dataset cannot read Arrow streams, and needs five
+options to use as little memory as `ParquetFile`.)"""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ParquetReader(FileReader):
 
 
 def _rows_a_batch(metadata: Any) -> int:
-    """So many that they are about BATCH_BYTES unpacked."""
+    """Number of rows whose unpacked size is about BATCH_BYTES."""
     groups = map(metadata.row_group, range(metadata.num_row_groups))
     size = sum(group.total_byte_size for group in groups)
     fitting = BATCH_BYTES * int(metadata.num_rows) // max(1, size)
@@ -59,7 +59,7 @@ class ArrowReader(FileReader):
         except (FileNotFoundError, PermissionError):
             raise
         except (pa.ArrowException, OSError):
-            pass  # perhaps a stream
+            pass  # may be a stream
         try:
             return pa.ipc.open_stream(pa.memory_map(str(self.path))).read_all()
         except (pa.ArrowException, OSError) as error:

@@ -1,5 +1,5 @@
-"""CSV files. Every value is text: NA, null and nan are not missing, a label 007 stays
-007. Rows with a wrong number of fields are reported, not skipped in silence."""
+"""CSV files. Every value is text: NA, null and nan are not missing, and label 007
+remains 007. Rows with a wrong number of fields are reported, not silently skipped."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from flatout.engine.data.readers.file_reader import FileReader, Utf8
 
 logger = logging.getLogger(__name__)
 
-# Arrow cuts the rows; its own reader of files (pyarrow.dataset) numbers no bad rows.
+# Arrow parses the rows; its file reader (pyarrow.dataset) does not number bad rows.
 
 BLOCK_BYTES = 64 << 20
-"""Longest row that can be read, bytes."""
+"""Maximum size of a row in bytes."""
 HEAD_BYTES = 64 << 10
-"""Where the header is looked for first: to open a file must not be to read it."""
+"""Bytes searched for the header first, so that opening does not read the whole file."""
 _TOO_LONG = (
     f"a row is longer than {BLOCK_BYTES >> 20} MiB. Is a quote never closed? "
     "Rows so long can be given as JSON lines or Parquet"
@@ -51,8 +51,8 @@ class CsvReader(FileReader):
 
     @cached_property
     def _keep_empty(self) -> bool:
-        """Whether an empty line is a row: in a file of one column it cannot be told
-        from an empty value. Not if one stands before the header."""
+        """Return true if an empty line is a row: in a file with one column it cannot be
+        distinguished from an empty value. False if one precedes the header."""
         names = self._names(keep_empty=False)
         return len(names) == 1 and self._names(keep_empty=True) == names
 
@@ -95,7 +95,7 @@ class CsvReader(FileReader):
         found = pacsv.open_csv(
             stream.stream,
             read_options=pacsv.ReadOptions(
-                use_threads=False,  # or rows that are not cut out have no number
+                use_threads=False,  # otherwise unparsed rows have no number
                 block_size=block_bytes,
                 column_names=list(names) if names else None,
             ),
@@ -120,7 +120,7 @@ class CsvReader(FileReader):
     def _check_last_quote(
         self, last: Any, broken: list[BrokenRow], num_rows: int
     ) -> None:
-        """A quote that is never closed takes the rest of the file into one value."""
+        """Raise RawTextsError if a quote is never closed before the file ends."""
         values = [] if last is None else [c[-1].as_py() or "" for c in last.columns]
         swallowed = [value for value in values if "\n" in value]
         if broken and broken[-1].row >= num_rows - 1 and broken[-1].lines > 1:
@@ -138,23 +138,23 @@ class CsvReader(FileReader):
         )
 
     def _note(self, row: Any, broken: list[BrokenRow]) -> str:
-        """Keep a row with a wrong number of fields; each of its lines counts as one."""
-        # Python's splitlines also cuts at U+2028 and others, which end no row.
+        """Keep a row with a wrong number of fields; each line counts as a row."""
+        # Python's splitlines also splits at U+2028 and others, which do not end a row.
         lines = re.split(r"\r\n|\r|\n", row.text)
         reason = (
             f"{row.actual_columns} fields where {row.expected_columns} are expected"
         )
         if len(lines) > 1:
             reason += " (a quote over several lines: is it closed?)"
-        # Counted from 1, with the header if there is one.
+        # Counted from 1, including the header if there is one.
         number = row.number - (1 if self.form.column_names else 2)
         broken += [BrokenRow(number, reason, line[:80], len(lines)) for line in lines]
         return "skip"
 
 
 class _Records:
-    """Fields in which a whole record of the file stands: a quote that belongs to a text
-    may have opened there, and swallowed the rows up to the next quote."""
+    """Finds fields that contain a whole record: a quote inside a text may have opened
+    a quoted field that contains all rows up to the next quote."""
 
     def __init__(self, reader: CsvReader) -> None:
         self._reader, self._count = reader, 0
@@ -181,7 +181,7 @@ class _Records:
 
 
 def _rows_between(start: int, count: int, broken: list[BrokenRow]) -> tuple[Any, int]:
-    """Numbers (count,) of rows from `start` on that are not broken; and the next."""
+    """Numbers (count,) of unbroken rows from `start`, and the next number."""
     gaps = sorted({fault.row for fault in broken if fault.row >= start})
     candidates = np.arange(start, start + count + len(gaps))
     rows = candidates[~np.isin(candidates, gaps)][:count]

@@ -1,4 +1,4 @@
-"""What the readers of the kinds of file share."""
+"""Code that the readers of all file kinds share."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from flatout.engine.parameters.faults import first_line
 
 HASH_BYTES = 16 << 20
 PACKED = {"gzip": b"\x1f\x8b", "bz2": b"BZh", "zstd": b"\x28\xb5\x2f\xfd"}
-"""How packed files begin."""
+"""First bytes of compressed files."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """How the text of CSV and JSON files is written."""
+    """Text format of CSV and JSON files."""
 
     encoding: str = "utf-8"
     delimiter: str = ","
     quote_char: str | None = '"'
     column_names: tuple[str, ...] | None = None
-    """Of a CSV file without a header."""
+    """Column names of a CSV file without a header."""
     kind: str | None = None
-    """`csv`, `jsonl`, ...; None: the suffix of the file's name decides."""
+    """`csv`, `jsonl`, ...; None: the suffix of the file name decides."""
 
     def __post_init__(self) -> None:
-        """Raises RawTextsError."""
+        """Raise RawTextsError if a value is invalid."""
         try:
             "a".encode(self.encoding)
         except (LookupError, TypeError) as error:
@@ -59,7 +59,7 @@ def _is_one_mark(value: Any) -> bool:
 
 
 class Utf8:
-    """The bytes of a stream as UTF-8, and how often a mark was read from it."""
+    """The bytes of a stream as UTF-8; counts how often a mark was read from it."""
 
     def __init__(self, stream: Any, encoding: str, mark: str, *, as_is: bool) -> None:
         self.marks = 0
@@ -89,14 +89,14 @@ class FileReader(ABC):
     def batches(self, columns: list[str]) -> Iterator[RawBatch]: ...
 
     def utf8(self, mark: str = "", *, keep_bad: bool = False) -> Utf8:
-        """The file's text. `keep_bad`: bytes that are not UTF-8 stay as they are."""
+        """The file's text. `keep_bad`: bytes that are not UTF-8 remain unchanged."""
         encoding = codecs.lookup(self.form.encoding).name
         as_is = keep_bad and encoding in ("utf-8", "utf-8-sig")
         encoding = "utf-8-sig" if encoding == "utf-8" else encoding
         return Utf8(self._open(), encoding, mark, as_is=as_is)
 
     def _open(self) -> Any:
-        """The bytes, unpacked if they begin as packed files do, whatever the name."""
+        """Open the file; decompress it if its first bytes require this."""
         with self.path.open("rb") as file:
             head = file.read(4)
         packed = next((k for k, mark in PACKED.items() if head.startswith(mark)), None)
@@ -104,7 +104,7 @@ class FileReader(ABC):
 
     @contextmanager
     def errors(self, advice: str) -> Iterator[None]:
-        """Errors of reading as RawTextsError, with the file's name and `advice`."""
+        """Raise read errors as RawTextsError, with the file's name and `advice`."""
         try:
             yield
         except (FileNotFoundError, PermissionError, RawTextsError):
@@ -115,7 +115,7 @@ class FileReader(ABC):
             raise self.fail(error, self.advice_for(error, advice)) from error
 
     def advice_for(self, error: Exception, advice: str) -> str:
-        """What to do about `error`."""
+        """Return the remedy for `error`."""
         return advice
 
     def _bad_encoding(self, error: UnicodeError) -> RawTextsError:
@@ -138,12 +138,12 @@ def files_of(path: Path) -> list[Path]:
         if not path.is_dir():
             path.stat()
             return [path]
-        list(path.iterdir())  # rglob passes over folders it may not read
+        list(path.iterdir())  # rglob skips folders that it may not read
         return sorted(p for p in path.rglob("*") if p.is_file())
 
 
 def add_bytes(state: Any, file: Path) -> None:
-    """Those of `file`, to a hash."""
+    """Add the bytes of `file` to a hash."""
     with readable(file), file.open("rb") as stream:
         while block := stream.read(HASH_BYTES):
             state.update(block)
@@ -151,7 +151,7 @@ def add_bytes(state: Any, file: Path) -> None:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Errors of reading a file, with its name and what to do."""
+    """Raise errors of reading a file with its name and the remedy."""
     try:
         yield
     except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""JSON lines: one object a line. A bad line costs only itself, and is reported."""
+"""JSON lines: one object per line. Only a bad line itself is rejected and reported."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from flatout.engine.data.raw_texts import (
 )
 from flatout.engine.data.readers.file_reader import FileReader
 
-# Arrow reads good blocks; where a line is bad it says neither which nor why.
+# Arrow reads valid blocks; of a bad line it gives neither number nor error.
 
 BLOCK_BYTES = 16 << 20
 HEAD_BYTES = 64 << 10
-"""Read at a time while only names of columns are looked for."""
+"""Bytes read at a time to find the column names."""
 _NAMING_LINES = 100
-"""The first lines say which columns there are."""
+"""Number of first lines that determine the columns."""
 
 
 class JsonReader(FileReader):
@@ -62,7 +62,7 @@ class JsonReader(FileReader):
             yield batch
 
     def _blocks(self, block_bytes: int) -> Iterator[bytes]:
-        """Whole lines, about `block_bytes` at a time, as UTF-8 without BOM."""
+        """Yield whole lines, about `block_bytes` at a time, as UTF-8 without BOM."""
         with self.errors("is it really a file of JSON lines?"):
             stream = self.utf8(keep_bad=True).stream
             rest = stream.read(3).removeprefix(codecs.BOM_UTF8)
@@ -74,7 +74,7 @@ class JsonReader(FileReader):
                 yield rest
 
     def _fast(self, block: bytes, columns: list[str], start: int) -> RawBatch | None:
-        """By Arrow; None if a line is not as the first one says."""
+        """Parse with Arrow; None if a line does not match the types of the first."""
         first = _parsed(block[: block.find(b"\n") % (len(block) + 1)])
         types = {str: pa.string(), int: pa.int64(), float: pa.float64()}
         if not isinstance(first, dict) or any(
@@ -97,7 +97,7 @@ class JsonReader(FileReader):
         return RawBatch(self.source, rows, arrays)
 
     def _slow(self, block: bytes, columns: list[str], start: int) -> RawBatch:
-        """Line by line, so that a bad one costs only itself."""
+        """Parse line by line, so that a bad line rejects only itself."""
         rows, values, broken = [], [], []
         for row, line in enumerate(_lines(block), start):
             value = _parsed(line)
@@ -119,7 +119,7 @@ def _lines(block: bytes) -> list[bytes]:
 
 
 class _Fault(NamedTuple):
-    """Why a line cannot be used: what is counted, and what is shown of this line."""
+    """Reason why a line is unusable: the text to count, and the text to show for it."""
 
     reason: str = "not a JSON object"
     detail: str = ""
@@ -129,7 +129,7 @@ class _Fault(NamedTuple):
 
 
 def _parsed(line: bytes) -> Any:
-    """The JSON value of a line; a _Fault if it has none."""
+    """Return the JSON value of a line, or a _Fault if it is invalid."""
     try:
         return json.loads(line)
     except UnicodeDecodeError:

@@ -1,8 +1,8 @@
-"""Files of a store that fsspec knows (s3://, gs://, hf://, https://), copied here.
+"""Copies of files of a store that fsspec supports (s3://, gs://, hf://, https://).
 
-Rows are read several times and hashed as they lie, so files are fetched once, and
-again only if the store says that one is another. fsspec's `filecache` takes the part
-of a file whose fetching failed for the whole, and sees no change over https.
+Rows are read several times and files are hashed, so each file is downloaded once, and
+again only if the store reports a change. fsspec's `filecache` treats a partial
+download as the whole file, and detects no change over https.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from flatout.engine.parameters.faults import first_line
 logger = logging.getLogger(__name__)
 
 STAMPS = ".stamps.json"
-"""In the folder of the copies: what the store said of each file."""
+"""File in the folder of the copies: the store's metadata of each file."""
 CHECK = "check the address, the network and the entry's credentials"
 TELLS_NO_CHANGE = frozenset({"name", "size", "type", "url", "mimetype", "partial"})
-"""Facts of a file that may stay the same while its bytes change."""
+"""Metadata fields that may stay the same when the bytes of a file change."""
 
 
 def shown(url: str) -> str:
-    """Without user, password and query: signed addresses carry their key there."""
+    """URL without user, password and query, which may contain a signing key."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return f"{parts.scheme}://{host}{parts.path}"
@@ -40,13 +40,13 @@ def shown(url: str) -> str:
 
 @dataclass(frozen=True)
 class RemoteFiles:
-    """A file, or all that `wanted` takes below a folder, of a store."""
+    """A file of a store, or all files below a folder that `wanted` accepts."""
 
     url: str
     cache: Path
     wanted: Callable[[Path], Any]
     options: Mapping[str, Any] = field(default_factory=dict)
-    """For fsspec: credentials, endpoint."""
+    """Options for fsspec: credentials, endpoint."""
 
     @property
     def folder(self) -> Path:
@@ -55,7 +55,7 @@ class RemoteFiles:
         return self.cache / f"{name}-{xxhash.xxh3_64_hexdigest(self.url.encode())}"
 
     def fetch(self) -> Path:
-        """Bring the copies up to date; their folder, or the one file's path. Raises
+        """Update the copies; return their folder, or the path of the one file. Raises
         RawTextsError."""
         with self._errors():
             store, found, is_file = self._find()
@@ -71,20 +71,20 @@ class RemoteFiles:
         return self.folder / next(iter(found)) if is_file else self.folder
 
     def stamps(self) -> dict[str, str | None]:
-        """What the store says of each file now. Raises RawTextsError."""
+        """Hash of the store's current metadata of each file. Raises RawTextsError."""
         with self._errors():
             store, found, _ = self._find()
             return _stamps(store, found)
 
     def fetched_stamps(self) -> dict[str, str | None]:
-        """What the store said of the files whose copies are here."""
+        """Hash of the metadata of each copied file at the time of the copy."""
         try:
             return dict(json.loads((self.folder / STAMPS).read_text(encoding="utf-8")))
         except (OSError, ValueError):
             return {}
 
     def _find(self) -> tuple[Any, dict[str, str], bool]:
-        """The store, its paths by their names below the address, and whether the
+        """Return the store, its paths by their names below the address, and whether the
         address is that of one file."""
         from fsspec.core import url_to_fs
 
@@ -108,10 +108,10 @@ class RemoteFiles:
             yield
         except RawTextsError:
             raise
-        except ImportError as error:  # it names the package
+        except ImportError as error:  # the message names the package
             text = f"{shown(self.url)} cannot be read here: {error}"
             raise RawTextsError(text) from error
-        except Exception as error:  # each store has errors of its own
+        except Exception as error:  # each store raises different errors
             reason = first_line(error).replace(self.url, shown(self.url))
             kind = type(error).__name__
             raise RawTextsError(
@@ -119,14 +119,14 @@ class RemoteFiles:
             ) from error
 
     def _copy(self, store: Any, path: str, target: Path) -> None:
-        """Whole or not at all."""
+        """Copy a file completely or not at all."""
         logger.info("fetching %s", shown(store.unstrip_protocol(path)))
         target.parent.mkdir(parents=True, exist_ok=True)
         write_file(target, lambda part: store.get_file(path, str(part)))
 
 
 def _is_file(store: Any, path: str) -> bool:
-    """(HTTP's own `isfile` asks for the whole file.)"""
+    """(HTTP's `isfile` requests the whole file.)"""
     try:
         return bool(store.info(path)["type"] == "file")
     except FileNotFoundError:
@@ -138,7 +138,7 @@ def _stamps(store: Any, found: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def _stamp(info: Mapping[str, Any]) -> str | None:
-    """Hash of what the store says of a file; None if that tells no change."""
+    """Hash of a file's metadata in the store; None if it would not show a change."""
     if not set(info) - TELLS_NO_CHANGE:
         return None
     text = json.dumps(info, sort_keys=True, default=str)
@@ -146,5 +146,5 @@ def _stamp(info: Mapping[str, Any]) -> str | None:
 
 
 def _is_plain(name: str) -> bool:
-    """Below the folder, and no hidden file or one beside the data (_SUCCESS)."""
+    """True for a file below the folder that is not hidden or a marker (_SUCCESS)."""
     return not any(p.startswith((".", "_")) or not p for p in name.split("/"))

@@ -1,4 +1,4 @@
-"""Rows of CSV, JSON lines, Parquet and Arrow files, streamed: larger than memory."""
+"""Rows of CSV, JSON lines, Parquet and Arrow files, streamed: may exceed memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ READERS: dict[str, type[FileReader]] = {
 }
 SHEETS = (".xlsx", ".xls", ".ods")
 PACKED = (".gz", ".bz2", ".zst")
-"""Suffixes of packed CSV and JSON files."""
+"""Suffixes of compressed CSV and JSON files."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,11 @@ class TextFiles:
 
     @cached_property
     def _columns(self) -> dict[Path, list[str]]:
-        """Columns of each shard, all looked at before the first row is read."""
+        """Columns of each shard, all checked before the first row is read."""
         return {shard: self._columns_of(shard) for shard in self.files}
 
     def _check_shards(self, wanted: Sequence[str]) -> None:
-        """Raises RawTextsError where a shard lacks a column that is used."""
+        """Raise RawTextsError if a shard lacks a column that is used."""
         for shard, present in self._columns.items():
             missing = [name for name in wanted if name not in present]
             if missing and self._reader_of(shard) is not JsonReader:
@@ -87,11 +87,11 @@ class TextFiles:
                 )
 
     def digest(self, columns: Sequence[str]) -> str:
-        """Hash of the files' bytes and of how they are read. Raises RawTextsError
-        where they cannot be."""
+        """Return a hash of the files' bytes and of how they are read. Raises
+        RawTextsError if they cannot be read."""
         self._check_shards(columns)
         form = vars(self.form).copy()
-        if self.form.kind is None:  # keys of rows made before there was a kind hold
+        if self.form.kind is None:  # keys from before `kind` existed lack it
             del form["kind"]
         state = xxhash.xxh3_128(json.dumps([list(columns), form]).encode())
         for shard in self.files:
@@ -106,7 +106,7 @@ class TextFiles:
                 yield from self._open(shard).batches(list(columns))
 
     def _reader_of(self, path: Path) -> type[FileReader] | None:
-        """Raises RawTextsError if the entry names a kind that is not known."""
+        """Reader of a file. Raises RawTextsError if the entry's kind is unknown."""
         if self.form.kind is None:
             return reader_of(path)
         if reader := READERS.get(f".{self.form.kind}"):
@@ -139,7 +139,7 @@ class TextFiles:
 
 
 def reader_of(path: Path) -> type[FileReader] | None:
-    """By the suffix; None where it is of no known kind."""
+    """Return the reader for a file's suffix; None if the suffix is unknown."""
     suffixes = [s.lower() for s in path.suffixes if s.lower() not in PACKED]
     return READERS.get(suffixes[-1]) if suffixes else None
 

@@ -1,1 +1,1 @@
-"""Sessions of log keys: read from logs, or made up."""
+"""Sessions of log keys, read from logs or synthetic."""

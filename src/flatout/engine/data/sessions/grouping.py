@@ -1,4 +1,4 @@
-"""Lines of a structured log, put together by session."""
+"""Groups the lines of a structured log by session."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ ENTRY = "conf/local/catalog.yml"
 
 @dataclass(frozen=True)
 class LogColumns:
-    """Which column of a structured log is what; loghub's HDFS by default."""
+    """Columns of a structured log; the defaults fit loghub's HDFS."""
 
     key: str = "EventId"
     session: str = "Content"
     pattern: str | None = r"blk_-?\d+"
-    """What of `session` names the session, or several; None: all of it."""
+    """Part of `session` that names one or more sessions; None: the whole value."""
     label: str | None = None
-    """Says of a line whether it is normal; a session is where all its lines are."""
+    """Column with the label of a line; a session is normal if all its lines are."""
 
 
 def group_lines(file: Path, columns: LogColumns) -> tuple[Any, list[BrokenRow]]:
-    """A frame with `session`, `row` (of its first line), `text` and `label`, in the
-    order of first lines; and the lines that cannot be used. Raises RawTextsError if a
-    column is not there or no line has a session."""
+    """Return a frame with `session`, `row` (of its first line), `text` and `label`, in
+    the order of first lines; and the unusable lines. Raises RawTextsError if a column
+    is missing or no line has a session."""
     reader = TextFiles(file)
     _check_columns(reader, columns)
     lines, broken = _lines(reader, columns)
@@ -60,7 +60,7 @@ def group_lines(file: Path, columns: LogColumns) -> tuple[Any, list[BrokenRow]]:
 
 
 def _lines(reader: TextFiles, columns: LogColumns) -> tuple[Any, list[BrokenRow]]:
-    """A frame with `row`, `key`, `source`, `sessions` (a list) and `abnormal`."""
+    """Frame with `row`, `key`, `source`, `sessions` (a list) and `abnormal`."""
     import pandas as pd
 
     wanted = [columns.key, columns.session, columns.label]
@@ -84,13 +84,13 @@ def _lines(reader: TextFiles, columns: LogColumns) -> tuple[Any, list[BrokenRow]
 
 
 def _texts(batch: RawBatch, name: str) -> list[str]:
-    """Values as text; nothing for what is missing."""
+    """Values as text; an empty text for a missing value."""
     values = batch.columns[name].to_pylist()
     return ["" if v is None or v != v else name_of(v) for v in values]  # noqa: PLR0124
 
 
 def _sessions(source: str, find: re.Pattern[str] | None) -> list[str]:
-    """Each once: a line that names a session twice is one of its lines."""
+    """Distinct session names: a line that names a session twice counts once."""
     found = [source.strip()] if find is None else [m[0] for m in find.finditer(source)]
     return list(dict.fromkeys(name for name in found if name))
 

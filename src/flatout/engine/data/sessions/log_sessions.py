@@ -1,9 +1,9 @@
-"""Sessions of log keys as raw rows: `session`, `text` (its keys, spaces between them)
-and `label` (normal, abnormal; null where nobody knows).
+"""Sessions of log keys as raw rows: `session`, `text` (its keys, separated by spaces)
+and `label` (normal, abnormal; null if unknown).
 
-A file that is structured (CSV, JSON lines, Parquet, Arrow) has a line of the log a row,
-as loghub's `*_structured.csv` has; its lines are put together by session. Any other
-file has a session a line, keys separated by spaces.
+A structured file (CSV, JSON lines, Parquet, Arrow) has one row per line of the log,
+for example loghub's `*_structured.csv`; its lines are grouped by session. Any other
+file has one session per line, with keys separated by spaces.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from flatout.engine.data.sessions.parts import (
 
 @dataclass(frozen=True)
 class LogSessions:
-    """A reader for `open_raw_texts`. Sessions of `abnormal` are all abnormal, and
-    those of `path` normal where it is given."""
+    """A reader for `open_raw_texts`. If `abnormal` is given, all its sessions are
+    abnormal and those of `path` are normal."""
 
     path: Path
     abnormal: Path | None = None
     labels: Path | None = None
-    """A file with a line a session: its name and its label."""
+    """A file with one line per session: its name and its label."""
     columns: LogColumns = field(default_factory=LogColumns)
     deal: Deal = field(default_factory=Deal)
 
@@ -54,7 +54,7 @@ class LogSessions:
         return list(COLUMNS)
 
     def digest(self, columns: Sequence[str]) -> str:
-        """Hash of the files and of how they are read. Raises RawTextsError."""
+        """Return a hash of the files and of how they are read. Raises RawTextsError."""
         options = [list(columns), asdict(self.columns), asdict(self.deal)]
         state = xxhash.xxh3_128(json.dumps(options).encode())
         for path in (self.path, self.abnormal, self.labels):
@@ -64,7 +64,7 @@ class LogSessions:
         return str(state.hexdigest())
 
     def batches(self, columns: Sequence[str]) -> Iterator[RawBatch]:
-        """Sessions in the order of their first lines."""
+        """Yield sessions in the order of their first lines."""
         if self.abnormal is None:
             yield from self._of(self.path, None, columns)
         else:
@@ -87,7 +87,7 @@ class LogSessions:
             yield from _batches(file.name, sessions[taken], broken, columns)
 
     def _labelled(self, sessions: Any, labels: Path) -> tuple[Any, list[BrokenRow]]:
-        """With labels by name; sessions that have none there cannot be used."""
+        """Add labels by session name; sessions without a label are unusable."""
         sessions["label"] = sessions["session"].map(read_labels(labels))
         missing = sessions["label"].isna()
         lost = zip(*(sessions.loc[missing, n] for n in ("row", "session")), strict=True)
@@ -111,8 +111,8 @@ def _files(path: Path) -> list[Path]:
 
 
 def _lines_of_keys(file: Path) -> tuple[Any, list[BrokenRow]]:
-    """A session a line, as `group_lines` gives it. Its name is the file's with the
-    number of the line."""
+    """Read one session per line in the format of `group_lines`. The name is that of
+    the file with the number of the line."""
     import pandas as pd
 
     found, broken = [], []
@@ -139,7 +139,7 @@ def _lines_of_keys(file: Path) -> tuple[Any, list[BrokenRow]]:
 def _batches(
     source: str, sessions: Any, broken: list[BrokenRow], columns: Sequence[str]
 ) -> Iterator[RawBatch]:
-    """At most BATCH_ROWS sessions each; broken lines before the row behind them."""
+    """At most BATCH_ROWS sessions each; broken lines before the row they precede."""
     broken = sorted(broken, key=lambda fault: fault.row)
     places, told = [fault.row for fault in broken], 0
     for start in range(0, max(1, len(sessions)), BATCH_ROWS):

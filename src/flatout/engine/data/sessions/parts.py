@@ -1,4 +1,4 @@
-"""Labels of sessions, and which of them a model trains on."""
+"""Labels of sessions, and the sessions on which a model trains."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from flatout.engine.data.readers.text_files import TextFiles
 
 NORMAL, ABNORMAL = "normal", "abnormal"
 NORMAL_NAMES = frozenset({"normal", "-", "0", "0.0", "false", "no"})
-"""What logs say of normal sessions and lines (loghub has Normal, and - in BGL)."""
+"""Names of normal sessions and lines in logs (loghub uses Normal; BGL uses -)."""
 SEED = 1
-"""Of the hash. Split hashes names with none: all of one part would be in one split."""
+"""Seed of the hash. The split uses no seed: with it, a part would be in one split."""
 COLUMNS = ("session", "text", "label")
 Part = Literal["all", "train", "rest"]
 
 
 @dataclass(frozen=True)
 class Deal:
-    """`train`: `share` of the sessions, by a hash of their names, without those that
-    are abnormal. `rest`: all the others."""
+    """Choice of sessions. `train`: a `share` of them, by a hash of their names, without
+    the abnormal ones. `rest`: all others."""
 
     part: Part = "all"
     share: float = 0.8
@@ -35,7 +35,7 @@ class Deal:
     def takes(
         self, names: Sequence[str], labels: Sequence[str | None]
     ) -> npt.NDArray[np.bool_]:
-        """(N,) which of N sessions are in this part."""
+        """(N,) mask of the sessions that are in this part."""
         if self.part == "all":
             return np.ones(len(names), dtype=bool)
         hashes = [xxhash.xxh3_64_intdigest(name.encode(), SEED) for name in names]
@@ -46,13 +46,13 @@ class Deal:
 
 
 def label_of(value: str) -> str:
-    """`normal` or `abnormal`, for what a log says."""
+    """Return `normal` or `abnormal` for a label in a log."""
     return NORMAL if value.strip().casefold() in NORMAL_NAMES else ABNORMAL
 
 
 def read_labels(path: Path) -> dict[str, str]:
-    """`normal` or `abnormal` by session: of a file of two columns, name and label.
-    Raises RawTextsError."""
+    """Return `normal` or `abnormal` by session, from a file with two columns, name and
+    label. Raises RawTextsError."""
     reader = TextFiles(path)
     columns = reader.column_names
     if len(columns) != 2:

@@ -1,6 +1,6 @@
-"""Sessions that are made up: a file system's blocks, with faults planted in some.
+"""Synthetic sessions: blocks of a file system, with faults in some of them.
 
-Names and keys say so; nothing of it stands for a real log.
+Names and keys mark them as synthetic; they do not represent a real log.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from flatout.engine.data.sessions.log_sessions import table_of
 from flatout.engine.data.sessions.parts import ABNORMAL, NORMAL, Deal
 
 FORMAT_VERSION = 1
-"""Raise it when the same seed would give other sessions."""
+"""Increase it if the same seed would give other sessions."""
 ABNORMAL_SHARE = 0.05
 REPLICAS = 3
 Keys = list[str]
 
 
 def synthetic_sessions(count: int, seed: int, deal: Deal) -> Any:
-    """Arrow table `session`, `text`, `label` of `count` sessions, as far as they are in
-    this part; the same for the same seed."""
+    """Arrow table `session`, `text`, `label` of those of `count` sessions that are in
+    this part; reproducible by seed."""
     rng = random.Random(seed)  # noqa: S311 - no secret
     found = [_session(rng, number) for number in range(count)]
     names, texts, labels = map(list, zip(*found, strict=True))
@@ -38,7 +38,7 @@ def _session(rng: random.Random, number: int) -> tuple[str, str, str]:
 
 
 def _normal(rng: random.Random) -> Keys:
-    """Replicas are written side by side, then read now and then, then deleted."""
+    """Replicas are written in parallel, then read at intervals, then deleted."""
     keys = ["synthetic-allocate"]
     left = [["open", "receive", "written", "confirm"] for _ in range(REPLICAS)]
     while any(left):
