@@ -1,10 +1,10 @@
 """The ladder: the slow configuration, then one optimisation after the other.
 
-In the order of the guides that named them (A to E), then flatout's own. Each is
-measured by turns with what was kept below it, window by window. A rung that loses, and
-with a second pair too, is shown and left out of the rungs above it. In the end all that
-was kept stands beside the slow configuration, and before that, if a larger global batch
-was kept, what leaves the optimisation as it is.
+The order is that of the guides that named them (A to E), then flatout's additions. Each
+rung is measured alternating with the rungs kept below it, window by window. A rung that
+loses in two pairs is shown and left out of the rungs above it. At the end all kept
+rungs are compared with the slow configuration; if a larger global batch was kept, the
+rungs that do not change the optimisation are compared first.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from flatout.engine.benchmark.trials.trial_spec import (
 from flatout.engine.parameters import Settings
 
 ALL, ALL_SAME = "all that was kept", "all that was kept of the same optimisation"
-"""With a larger global batch, and without."""
+"""Labels of the last rungs: with a larger global batch, and without."""
 KEPT_FROM = 0.98
-"""A rung that makes the rate less than this share of the one below is left out."""
+"""A rung whose rate is below this share of the rate of the rung below is left out."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A line of benchmark_ladder.csv."""
+    """One row of benchmark_ladder.csv."""
 
     rung: int
     name: str
@@ -39,13 +39,13 @@ class Step:
     claim: str
     samples_per_s: float | None
     individual: float | None
-    """Rate over that of the rungs kept below, by turns."""
+    """Rate divided by that of the rungs kept below, measured alternating."""
     cumulative: float | None
-    """Rate over that of the slow configuration: the product of what was kept; of the
-    last lines as measured, one beside the other."""
+    """Rate divided by that of the slow configuration: the product of the kept gains; in
+    the last rows, the measured ratio."""
     spread_pct: float | None
-    """How far the middle half of these ratios lies apart; of a trial that was not by
-    turns (the first line), (highest - lowest) / median of its rates."""
+    """Spread of the middle half of these ratios; for a trial without a pair (the first
+    row), (highest - lowest) / median of its rates."""
     kept: bool
     changes_optimisation: bool
     status: str
@@ -55,11 +55,11 @@ class Step:
 
 @dataclass
 class Climb(Pairs):
-    """What was kept so far, of changes to conf/slow."""
+    """The changes to conf/slow that were kept so far."""
 
     changes: Changes = field(default_factory=dict)
     same: Changes = field(default_factory=dict)
-    """Of these, what the optimizer sees nothing of."""
+    """The kept changes that do not affect the optimizer."""
     gained: float = 1.0
     """Product of the gains that were kept."""
 
@@ -75,9 +75,9 @@ class Climb(Pairs):
         trial: TrialResult,
         ratio: float | None,
     ) -> float | None:
-        """`ratio` of `trial`, and that of a second pair whose processes have changed
-        places, in the geometric mean: a process is by some percent quicker than its
-        like, for as long as it lives. `ratio` alone, where it is not by turns."""
+        """Return the geometric mean of `ratio` and that of a second pair with swapped
+        processes: one process can be some percent faster than an equal one for its
+        lifetime. Return `ratio` if `trial` was not measured alternating."""
         if ratio is None or trial.times_below is None:
             return ratio
         self.bench.watcher.expect_more(1)
@@ -89,12 +89,12 @@ class Climb(Pairs):
         return math.sqrt(ratio / swapped.times_below) if swapped.times_below else ratio
 
     def complete(self, rung: Rung) -> Rung:
-        """With what it needs and the rungs below did not bring."""
+        """Return `rung` with the required changes that the rungs below lack."""
         now = {**SLOW, **self.changes}
         missing = {k: v for k, v in rung.needs.items() if now[k] not in (v, "auto")}
         changes = {**missing, **rung.changes}
         if changes.get("train.cuda_graphs") == "auto" and not now["train.cuda_graphs"]:
-            del changes["train.cuda_graphs"]  # graphs that lost do not come back
+            del changes["train.cuda_graphs"]  # graphs that lost are not used again
         return replace(rung, changes=changes)
 
     def keep(self, rung: Rung, ratio: float) -> None:
@@ -110,12 +110,12 @@ SETTLED = {
     "train.compile": "compile",
     "train.cuda_graphs": "cuda_graphs",
 }
-"""Settings by path, and where a trial says what they came to."""
+"""Settings by path, and the column of a trial with their resolved values."""
 
 
 def _is_elsewhere(rung: Rung, trial: TrialResult) -> bool:
-    """Whether the trial was of something else: what its device or model has not is
-    replaced by what comes next to it."""
+    """Return whether the trial measured something else, because the device or the model
+    lacks the feature and a substitute was used."""
     if "runtime.attention" in rung.changes and trial.attention == "none":
         return True
     return any(
@@ -125,7 +125,7 @@ def _is_elsewhere(rung: Rung, trial: TrialResult) -> bool:
 
 
 def ladder(bench: Bench) -> Iterator[Step]:
-    """Climb; every rung is a trial end to end."""
+    """Climb the ladder; every rung is an end-to-end trial."""
     bench.run("device", label="the device's peak")
     chosen, climb = rungs(bench.settings), Climb(bench)
     bench.watcher.expect(len(chosen) + 3)
@@ -156,7 +156,7 @@ def ladder(bench: Bench) -> Iterator[Step]:
 
 
 def _end(climb: Climb, number: int, rung: Rung) -> Step:
-    """All at once, by turns with where the ladder began."""
+    """Measure all kept changes, alternating with the ladder's first configuration."""
     label, changes = f"{rung.name}, beside conf/slow", dict(rung.changes)
     top, times = climb.beside(number, label, changes, {})
     times = climb.both_ways(rung.name, changes, {}, top, times)
@@ -173,7 +173,7 @@ def _step(
     *,
     kept: bool,
 ) -> Step:
-    """`gained`: what the rungs kept below make together."""
+    """Return the row of a rung. `gained`: product of the kept gains below."""
     return Step(
         rung=number,
         name=rung.name,

@@ -1,4 +1,4 @@
-"""benchmark_summary.json: what a benchmark says, as plain values."""
+"""benchmark_summary.json: the result of a benchmark as plain values."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from flatout.engine.models.flops import peak_tflops
 
 
 class BenchmarkError(RuntimeError):
-    """A benchmark that measured nothing."""
+    """A benchmark without any measurement."""
 
     exit_code = 1
 
 
 def summarise(search: Search) -> dict[str, Any]:
-    """Everything but the tables themselves."""
+    """Return everything except the tables."""
     bench = search.bench
     by_id = {trial.trial_id: trial for trial in bench.results}
     picks, recommended = search.picks, search.recommended
@@ -80,7 +80,7 @@ def _shown(trial: TrialResult | None) -> dict[str, Any] | None:
 
 
 def _first_fault(search: Search) -> TrialResult | None:
-    """Why a mode that recommends has nothing to recommend."""
+    """Return the trial that explains why a mode has no recommendation."""
     if search.bench.options.mode not in ADVISES or not search.complete:
         return None
     tried = [t for t in search.bench.results if t.kind == "end_to_end"]
@@ -88,8 +88,8 @@ def _first_fault(search: Search) -> TrialResult | None:
 
 
 def _verdict(search: Search, trial: TrialResult | None) -> dict[str, Any] | None:
-    """On the recommended trial; of a ladder on its top; else on the fastest of those
-    on most devices."""
+    """Return the verdict on the recommended trial, else on the top of a ladder, else on
+    the fastest trial on the largest number of devices."""
     bench = search.bench
     measured = [t for t in bench.results if t.kind == "end_to_end"]
     tops = {step.trial_id for step in search.ladder[-1:]}
@@ -103,7 +103,7 @@ def _verdict(search: Search, trial: TrialResult | None) -> dict[str, Any] | None
         return None
     single = next((t for t in measured if t.world_size == 1), None)
     if not nvidia_gpu_count():
-        single = None  # ranks on a CPU share its cores: no exchange explains their rate
+        single = None  # ranks on a CPU share its cores, which limits them
     tried = [t for t in bench.results if t is not chosen]
     found = judge(chosen, memory_gib=bench.memory_gib, single=single, tried=tried)
     return {"trial_id": chosen.trial_id, **asdict(found)}
@@ -123,8 +123,8 @@ def _times(search: Search, after: TrialResult | None) -> list[dict[str, Any]]:
 
 
 def _tuned(search: Search, trial: TrialResult | None) -> dict[str, Any] | None:
-    """Parameters and where they come from; None where nothing is recommended.
-    `gained`: more than noise, or safe where the quicker configured ones are not."""
+    """Return the tuned parameters and their origin; None without a recommendation.
+    `gained`: faster than noise, or safe if the faster configured settings are not."""
     if trial is None:
         return None
     bench = search.bench
@@ -150,7 +150,7 @@ def _tuned(search: Search, trial: TrialResult | None) -> dict[str, Any] | None:
 
 
 def _is_like(trial: TrialResult, wanted: TrialResult, bench: Bench) -> bool:
-    """Whether it trained with the same parameters, on as many devices."""
+    """Return whether it trained with the same parameters and number of devices."""
     one, other = (tuned_parameters(bench.settings, t) for t in (trial, wanted))
     return (
         trial.ok
@@ -161,8 +161,8 @@ def _is_like(trial: TrialResult, wanted: TrialResult, bench: Bench) -> bool:
 
 
 def _free(search: Search, advised: TrialResult | None) -> dict[str, Any] | None:
-    """Beyond the user's global batch: of mode tune the best there, of mode grid what is
-    recommended, if that lies beyond it."""
+    """Return the result beyond the user's global batch: in mode tune the best one, in
+    mode grid the recommended one, if it is larger."""
     settings, options = search.bench.settings, search.bench.options
     if not options.free_global_batch or advised is None:
         return None
@@ -181,7 +181,7 @@ def _free(search: Search, advised: TrialResult | None) -> dict[str, Any] | None:
 
 
 def _loader(bench: Bench) -> list[dict[str, Any]]:
-    """The loader's rate and its stages, a line a trial."""
+    """Return the loader's rate and its stages, one row per trial."""
     return [
         {
             "num_workers": trial.num_workers,

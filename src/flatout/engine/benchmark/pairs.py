@@ -1,4 +1,4 @@
-"""Two configurations by turns, each in a process of its own."""
+"""Two configurations measured alternating, each in a separate process."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from flatout.engine.benchmark.trials.trial_spec import (
 from flatout.engine.parameters import Settings
 
 UNPAIRED = "unpaired"
-"""Status of a trial beside which the other process has ended."""
+"""Status of a trial whose paired process has ended."""
 ALONE = "one after the other"
-"""Noted of a trial that could not be measured by turns."""
+"""Note of a trial that could not be measured alternating."""
 
 
 @dataclass
 class Pairs:
-    """Trials end to end of one device, each by turns with another configuration."""
+    """End-to-end trials on one device, each alternating with another configuration."""
 
     bench: Bench
 
     @property
     def base(self) -> Settings:
-        """What all changes are made to."""
+        """Return the settings that all changes apply to."""
         return self.bench.settings
 
     def measure(self, label: str, changes: Changes, **options: Any) -> TrialResult:
-        """`base` with `changes`; `options` as in TrialSpec."""
+        """Run `base` with `changes`; `options` as in TrialSpec."""
         return self.bench.run(
             "end_to_end",
             changes,
@@ -44,8 +44,8 @@ class Pairs:
     def beside(
         self, number: int, label: str, changes: Changes, below: Changes
     ) -> tuple[TrialResult, float | None]:
-        """A trial of `changes`, and its rate over that of `below`: by turns, or one
-        after the other where two at a time are too much."""
+        """Return a trial of `changes`, and its rate divided by that of `below`:
+        measured alternating, or one after the other if both do not fit at a time."""
         stored = self.stored(below)
         trial = self.measure(label, changes, below=stored)
         if trial.status not in ("oom", UNPAIRED):
@@ -56,7 +56,7 @@ class Pairs:
         return _said(alone, ALONE), ratio(alone.samples_per_s, under.samples_per_s)
 
     def stored(self, changes: Changes) -> dict[str, Any]:
-        """Of `base` with `changes`, as a trial's option `below` names it."""
+        """Return `base` with `changes`, in the form of a trial's option `below`."""
         settings = with_changes(self.base, changes)
         return settings.model_dump(mode="json", exclude={"benchmark", "sweep"})
 
@@ -66,5 +66,5 @@ def _said(trial: TrialResult, note: str) -> TrialResult:
 
 
 def ratio(value: float | None, other: float | None) -> float | None:
-    """None where either is missing or zero."""
+    """Return value / other; None if either is missing or zero."""
     return value / other if value and other else None

@@ -1,7 +1,7 @@
-"""Whether a training comes to what the trials of its settings gave.
+"""Check whether a training reaches the rate of the trials of its settings.
 
 A training is one more process, later. It differs from the trials as they differ from
-each other, and by how far the machine's speed has moved until then.
+each other, and by the change of the machine's speed since then.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Mapping
 from typing import Any
 
 LEAST_TRAINED_S = 5.0
-"""Of a training that is judged: two or three windows of a trial."""
+"""Shortest training that is checked, in seconds: two or three windows of a trial."""
 SLOWER = 0.9
-"""A training is called slow below this share of the slowest trial."""
+"""A training below this share of the slowest trial's rate is reported as slow."""
 
 
 def kept(
     came: float, tuned: Mapping[str, Any], trained_s: float = math.inf
 ) -> tuple[bool, str] | None:
-    """Whether a training came to what conf/tuned has of its trials (`tuned` as the
-    benchmark writes it), and in words; None if it has nothing. `came`: samples/s;
-    `trained_s`: seconds of the training."""
+    """Return whether a training reached the rate that conf/tuned has of its trials, and
+    a text; None if there is no rate. `tuned`: as the benchmark writes it; the first
+    parameter: samples/s; `trained_s`: seconds of the training."""
     low, high = tuned.get("samples_per_s_low"), tuned.get("samples_per_s_high")
     if not isinstance(low, (int, float)) or not isinstance(high, (int, float)):
         return None

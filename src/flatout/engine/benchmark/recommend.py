@@ -1,4 +1,4 @@
-"""What to train with: three picks, the time a training takes, the tuned settings."""
+"""The recommendation: three picks, the time of a training, the tuned settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flatout.engine.benchmark.trials.trial_spec import TrialResult
 from flatout.engine.parameters import Settings
 
 LIKE_SIZES = (100_000, 1_000_000, 10_000_000)
-"""Rows of the projections beside the data's own."""
+"""Numbers of rows in the projections, in addition to the data's."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Picks:
 
     fastest: str | None
     most_efficient: str | None
-    """Most samples/s per GiB."""
+    """The trial with the most samples/s per GiB."""
     recommended: str | None
     """The fastest that leaves the head-room free."""
 
@@ -41,8 +41,8 @@ def pick(
     free_global_batch: bool = False,
     rate_of: Callable[[TrialResult], float] = attrgetter("rate"),
 ) -> Picks:
-    """Among whole trainings at the user's global batch, or at any where it is free.
-    `rate_of`: what they are compared by."""
+    """Choose among whole trainings at the user's global batch, or at any if it is free.
+    `rate_of`: the rate by which they are compared."""
     rated = [
         trial
         for trial in trials
@@ -67,8 +67,8 @@ def _best(trials: Sequence[TrialResult], key: Any) -> str | None:
 
 
 def scaled_learning_rate(rate: float, growth: float, rule: str) -> float:
-    """For a global batch `growth` times as large: `sqrt` (Krizhevsky 2014),
-    `linear` (Goyal et al. 2017) or `none`."""
+    """Return the learning rate for a global batch `growth` times as large: `sqrt`
+    (Krizhevsky 2014), `linear` (Goyal et al. 2017) or `none`."""
     factors = {"sqrt": math.sqrt(growth), "linear": growth, "none": 1.0}
     return rate * factors[rule]
 
@@ -80,8 +80,8 @@ def time_to_train(
     after: TrialResult,
     deadline_hours: float,
 ) -> list[dict[str, Any]]:
-    """For the data's own rows, and for LIKE_SIZES rows like them: hours of step time;
-    evaluation, checkpoints and start-up come on top."""
+    """Return hours of step time for the data's rows, and for LIKE_SIZES similar rows;
+    evaluation, checkpoints and start-up are not included."""
 
     def hours(count: int, trial: TrialResult | None) -> float | None:
         if trial is None or not trial.samples_per_s:
@@ -102,8 +102,8 @@ def time_to_train(
 
 
 def tuned_parameters(settings: Settings, trial: TrialResult) -> dict[str, Any]:
-    """Parameters, nested, that make a training run as `trial` ran: all that it settled
-    is written out, so that no `auto` comes to something else."""
+    """Return nested parameters with which a training runs as `trial` ran: all resolved
+    values are written out, so that no `auto` resolves differently."""
     found: dict[str, Any] = {
         "runtime": {"precision": trial.precision},
         "train": {
@@ -140,9 +140,9 @@ def provenance(
     rates: Sequence[float] = (),
     gain: float | None = None,
 ) -> dict[str, Any]:
-    """Where parameters come from: what was measured of them, or this machine as it is.
-    `rates`: samples/s of each trial with them; `gain`: times those of the settings that
-    were configured."""
+    """Return the origin of parameters: their measurements, or this machine as it is.
+    `rates`: samples/s of each trial with them; `gain`: rate divided by that of the
+    configured settings."""
     rate, several = median(rates) if rates else 0.0, len(rates) > 1
     return {
         "device": device,
@@ -159,19 +159,19 @@ def provenance(
 
 
 def model_key(settings: Settings) -> str:
-    """Digest of the model's parameters and max_length."""
+    """Return a digest of the model's parameters and max_length."""
     text = settings.model.model_dump_json() + str(settings.tokenize.max_length)
     return xxhash.xxh3_64_hexdigest(text.encode())
 
 
 def versions() -> dict[str, str]:
-    """Of what decides speed, without importing it."""
+    """Return the versions of packages that decide speed, without importing them."""
     found = {name: version(name) for name in ("torch", "transformers")}
     return {"flatout": __version__, **found}
 
 
 def mismatches(tuned: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """What differs between where `tuned` was measured and `here`, a text each."""
+    """Return a text for each difference between the machine of `tuned` and `here`."""
     found = [
         f"{word} {tuned[name]}, here {here[name]}"
         for name, word in _WORDS.items()

@@ -1,4 +1,4 @@
-"""The rungs of the ladder: what each guide asked for, what it promised."""
+"""The rungs of the ladder: the requests of each guide, and the gains it promised."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ SLOW: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Rung:
-    """One optimisation, and what its guide promised."""
+    """One optimisation, and the gain that its guide promised."""
 
     name: str
     source: str
     claim: str
     changes: Mapping[str, Any]
     needs: Mapping[str, Any] = field(default_factory=dict)
-    """What it does not run without: brought along where a rung below was left out."""
+    """Changes that it requires, added if a rung below was left out."""
     gpu_only: bool = False
     changes_optimisation: bool = False
 
 
 def rungs(settings: Settings) -> list[Rung]:
-    """Those that apply to this device and these rows, in order: samples of one shape
-    have no padding that could be spared."""
+    """Return the rungs that apply to this device and these rows, in order: samples of
+    one shape have no padding to avoid."""
     gpu = nvidia_gpu_count() > 0
     found = [
         *_guides_rungs(settings.train, gpu),
@@ -66,7 +66,7 @@ def rungs(settings: Settings) -> list[Rung]:
 
 
 def _guides_rungs(train: TrainSettings, gpu: bool) -> list[Rung]:
-    """What guides A to E asked for, in their order."""
+    """Return the optimisations that guides A to E request, in their order."""
     workers = train.loader.num_workers if gpu else 1
     return [
         Rung(
@@ -135,8 +135,8 @@ def _guides_rungs(train: TrainSettings, gpu: bool) -> list[Rung]:
 
 
 def _own_rungs(gpu: bool) -> list[Rung]:
-    # Its kernels are its own: a fused attention that lost for padded batches does not
-    # speak for them. On a GPU they take half precision alone.
+    # Packing uses its own kernels, so the result of fused attention for padded batches
+    # does not apply to it. On a GPU they require half precision.
     packed = {"train.batching": "packed", "runtime.attention": "auto"}
     half = {"runtime.precision": "bf16"}
     return [
@@ -154,7 +154,7 @@ def _own_rungs(gpu: bool) -> list[Rung]:
             "ours",
             "-",
             {"runtime.residual": "bf16"},
-            # Its kernels stand in compiled blocks alone.
+            # Its kernels exist only in compiled blocks.
             needs={**half, "train.compile": True},
             gpu_only=True,
         ),
@@ -170,7 +170,7 @@ def _own_rungs(gpu: bool) -> list[Rung]:
 
 
 def _batch_rungs(settings: Settings, slow_batch: int, gpu: bool) -> list[Rung]:
-    """Larger global batches: another optimisation, so last and marked."""
+    """Return larger global batches: another optimisation, so last and marked."""
     wanted = settings.train.global_batch_size
     sizes = [wanted] if wanted > slow_batch else []
     if gpu:

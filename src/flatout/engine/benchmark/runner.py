@@ -1,4 +1,4 @@
-"""The benchmark's own state: trials run, kept, taken up again after a kill."""
+"""The benchmark's state: trials run, stored, and resumed after a kill."""
 
 from __future__ import annotations
 
@@ -31,38 +31,38 @@ from flatout.engine.rows.rows import SplitRows
 logger = logging.getLogger(__name__)
 
 TUNE_MINUTES_CPU, TUNE_MINUTES_GPU = 5.0, 15.0
-"""Of mode tune's time to explore. On an H200 a trial that compiles takes 45 to 60 s;
-with what earlier ones left on the disk its dozen trials took 290 s."""
+"""Minutes that mode tune explores. On an H200 a trial that compiles needs 45 to 60 s;
+with caches of earlier ones on the disk its dozen trials needed 290 s."""
 
 
 class Watcher:
-    """Sees a benchmark while it runs; this one looks away."""
+    """Observes a benchmark while it runs; this one ignores everything."""
 
     def expect(self, trials: int) -> None:
-        """So many trials are planned in all."""
+        """Announce the number of planned trials."""
 
     def expect_more(self, trials: int) -> None:
-        """So many that no plan could know."""
+        """Announce additional trials that were not planned."""
 
     def ends(self, trial: TrialResult) -> None: ...
 
 
 class OutOfTime(Exception):
-    """`benchmark.max_minutes` is over: what was measured is kept, no trial begins."""
+    """`benchmark.max_minutes` is over: measurements are kept, no trial begins."""
 
 
 @dataclass
 class Bench:
-    """Runs trials of one benchmark and keeps what they gave.
+    """Runs trials of one benchmark and stores their results.
 
     An interrupted benchmark leaves a file `running`; the next one of the same mode
-    takes up its answers. A finished benchmark is measured again.
+    reuses its answers. A finished benchmark is measured again.
     """
 
     settings: Settings
     files: JobFiles
     folder: Path
-    """A sub-folder a trial: spec.json, log.txt, result.json."""
+    """Folder with one sub-folder per trial: spec.json, log.txt, result.json."""
     watcher: Watcher = field(default_factory=Watcher)
     results: list[TrialResult] = field(default_factory=list)
     reused: int = 0
@@ -80,17 +80,17 @@ class Bench:
 
     @property
     def mean_tokens(self) -> float:
-        """Of a train row."""
+        """Mean number of tokens of a train row."""
         return self._rows.facts.mean_length
 
     @property
     def longest(self) -> int:
-        """Train row, in tokens."""
+        """Number of tokens of the longest train row."""
         return self._rows.facts.longest
 
     @cached_property
     def processes(self) -> int:
-        """Devices of this machine that training will use."""
+        """Number of devices of this machine that training will use."""
         return resolve_processes(self.settings.train.distributed)
 
     @cached_property
@@ -104,12 +104,12 @@ class Bench:
 
     @property
     def peak_tflops_measured(self) -> float | None:
-        """Of one device."""
+        """Measured TFLOPS of one device."""
         return self.peak.figures["peak_tflops_measured"] if self.peak else None
 
     @property
     def memory_gib(self) -> float | None:
-        """The device's own, or the machine's."""
+        """Memory of the device, or of the machine."""
         return self.peak.figures["memory_gib"] if self.peak else None
 
     @property
@@ -117,7 +117,7 @@ class Bench:
         return time.perf_counter() - self.begin_s
 
     def explored(self, share: float = 1.0) -> bool:
-        """Whether `share` of mode tune's time is over: confirm what there is."""
+        """Return whether `share` of mode tune's time for exploring is over."""
         minutes = self.options.tune_minutes
         if minutes == "auto":
             minutes = TUNE_MINUTES_GPU if nvidia_gpu_count() else TUNE_MINUTES_CPU
@@ -128,7 +128,7 @@ class Bench:
         return self.settings.benchmark
 
     def start(self) -> None:
-        """Make the folder ready: kept where a benchmark was cut short, else empty."""
+        """Make the folder ready: kept if a benchmark was interrupted, else empty."""
         interrupted = self._running.exists()
         if self.folder.exists() and not (interrupted and self.options.resume):
             shutil.rmtree(self.folder)
@@ -137,12 +137,12 @@ class Bench:
         self.begin_s = time.perf_counter()
 
     def finish(self) -> None:
-        """Nothing is left to do: the next benchmark starts from the beginning."""
+        """Mark the benchmark as complete: the next one starts from the beginning."""
         self._running.unlink()
 
     @property
     def _running(self) -> Path:
-        """A file that is there from the start of a benchmark to its end."""
+        """A file that exists from the start of a benchmark to its end."""
         return self.folder / "running"
 
     def run(
@@ -156,8 +156,8 @@ class Bench:
         base: Settings | None = None,
     ) -> TrialResult:
         """Run one trial: `base` (the benchmark's settings) with `changes` by path.
-        Steps run on as many devices as training will, unless `world_size` says
-        otherwise. Raises OutOfTime."""
+        Steps run on the same number of devices as training, unless `world_size` sets
+        another. Raises OutOfTime."""
         settings = with_changes(base or self.settings, changes or {})
         spec = TrialSpec(
             kind=kind,
@@ -192,7 +192,7 @@ class Bench:
         }
 
     def _refused(self, spec: TrialSpec) -> Answer | None:
-        """What cannot be measured needs no process to say so."""
+        """Return the answer to a trial that cannot be measured, without a process."""
         rows, batch = self.train_rows, spec.settings.train.global_batch_size
         if batch <= rows:
             return None
@@ -222,7 +222,7 @@ class Bench:
             status=answer.status,
             note=answer.note,
             elapsed_s=answer.elapsed_s,
-            log=str(log) if log.exists() else "",  # of one refused: none
+            log=str(log) if log.exists() else "",  # empty for a refused trial
             figures=figures,
         )
 

@@ -1,4 +1,4 @@
-"""Which trial next: the modes of the benchmark, and what they come to."""
+"""The choice of the next trial: the modes of the benchmark, and their results."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ from flatout.engine.parameters import BenchmarkSettings, Settings
 logger = logging.getLogger(__name__)
 
 ADVISES = frozenset({"tune", "grid"})
-"""Modes that recommend settings for the user's own training."""
+"""Modes that recommend settings for the user's training."""
 
 
 @dataclass
 class Search:
-    """What a mode has found, once it has ended or was cut short."""
+    """The results of a mode, when it has ended or was interrupted."""
 
     bench: Bench
     ladder: list[Step] = field(default_factory=list)
     tuned: Tuned | None = None
     complete: bool = True
     skipped: list[Changes] = field(default_factory=list)
-    """Combinations beyond one that ran out of memory."""
+    """Number of combinations skipped beyond one that ran out of memory."""
 
     @property
     def configured(self) -> TrialResult | None:
-        """End to end with the settings as they were; of modes that advise."""
+        """The end-to-end trial with the original settings, in modes that recommend."""
         found = (t for t in self.bench.results if t.label == CONFIGURED)
         return next(found, None)
 
     @property
     def picks(self) -> Picks:
-        """Of the user's own training; none in modes that only compare, nor of a search
-        that was cut short."""
+        """The picks for the user's training; empty in modes that only compare, and for
+        an interrupted search."""
         bench, options = self.bench, self.bench.options
         if options.mode not in ADVISES or not self.complete:
             return Picks(None, None, None)
@@ -68,8 +68,8 @@ class Search:
         return next((t for t in self.bench.results if t.trial_id == picked), None)
 
     def rate_of(self, trial: TrialResult) -> float:
-        """Samples/s; of a trial by turns with the configured settings, in the minutes
-        of their own trial."""
+        """Return samples/s; for a trial paired with the configured settings, scaled to
+        the speed of the host during their trial."""
         if self.tuned is None or trial.times_below is None:
             return trial.rate
         return float(trial.times_below * self.tuned.configured.rate)
@@ -80,7 +80,7 @@ def search(
     files: JobFiles,
     watcher: Watcher | None = None,
 ) -> Search:
-    """Run the mode that the settings ask for."""
+    """Run the mode that the settings choose."""
     options = settings.benchmark
     folder = Path(options.folder) / options.mode
     bench = Bench(settings, files, folder, watcher or Watcher())
@@ -103,8 +103,8 @@ def search(
 
 
 def profile_best(search: Search) -> None:
-    """Profile the recommended training of the search, else the fastest; as configured
-    where there is none."""
+    """Profile the recommended training of the search, else the fastest; the configured
+    one if there is no recommendation."""
     bench = search.bench
     rated = [t for t in bench.results if t.ok and t.kind == "end_to_end"]
     fastest = max(rated, key=lambda trial: trial.rate, default=None)
@@ -119,8 +119,8 @@ def profile_best(search: Search) -> None:
 
 
 def run_grid(search: Search) -> None:
-    """An exhaustive search: every combination of the lists, end to end, upwards
-    in the batch until memory runs out."""
+    """Run every combination of the lists, end to end, with rising batch until memory
+    runs out."""
     bench = search.bench
     plan = _combinations(bench)
     bench.watcher.expect(2 + len(plan))
@@ -139,7 +139,7 @@ BATCH = "train.global_batch_size"
 
 
 def _is_beyond(changes: Mapping[str, Any], full: Iterable[Changes]) -> bool:
-    """Whether a smaller batch ran out of memory with all else the same."""
+    """Return whether a smaller batch ran out of memory with all else the same."""
     rest = {**changes, BATCH: None}
     return any(
         {**one, BATCH: None} == rest and one[BATCH] < changes[BATCH] for one in full
@@ -157,9 +157,9 @@ def _combinations(bench: Bench) -> list[Changes]:
         "train.batching": options.strategies,
         "train.token_budget": options.token_budgets or ["auto"],
     }
-    if options.precisions == ["auto"]:  # the user's own
+    if options.precisions == ["auto"]:  # the configured one
         del axes["runtime.precision"]
-    if bench.settings.train.rows != "tokens":  # one shape: nothing is padded
+    if bench.settings.train.rows != "tokens":  # one shape: no padding
         del axes["train.batching"]
     axes = {name: values for name, values in axes.items() if values}
     combinations = (dict(zip(axes, v, strict=True)) for v in product(*axes.values()))
@@ -171,7 +171,7 @@ def _combinations(bench: Bench) -> list[Changes]:
 
 
 def _is_first_factor(options: BenchmarkSettings, changes: Changes) -> bool:
-    """Without workers nothing is made ahead: one value stands for all."""
+    """Return whether this is the first factor; without workers it has no effect."""
     ahead = options.prefetch_factors
     return not ahead or changes["train.loader.prefetch_factor"] == ahead[0]
 
@@ -186,8 +186,8 @@ def run_ladder(search: Search) -> None:
 
 
 def run_loader(search: Search) -> None:
-    """Steps alone, for what they take; the loader alone, over the counts of workers;
-    and its slow batches."""
+    """Measure only the steps; then only the loader, over the numbers of workers; and
+    its slow batches."""
     bench = search.bench
     counts = sorted(set(worker_counts()) | set(bench.options.num_workers))
     bench.watcher.expect(1 + len(counts))
@@ -198,8 +198,8 @@ def run_loader(search: Search) -> None:
 
 
 def run_scaling(search: Search) -> None:
-    """1, 2, 4, ... devices at the same global batch; without GPUs, processes that
-    share the cores."""
+    """Measure 1, 2, 4, ... devices at the same global batch; without GPUs, processes
+    that share the cores."""
     most = nvidia_gpu_count() or min(2, usable_cores())
     sizes = [size for size in (1, 2, 4, 8, 16) if size <= most]
     search.bench.watcher.expect(len(sizes))

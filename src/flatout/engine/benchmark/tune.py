@@ -1,9 +1,9 @@
 """tune: the best settings from few trials.
 
-Compute alone over strategies, budgets and step options; the loader alone over workers;
-then the crossing, end to end, by turns with the configured settings. Further short
-processes of what is chosen say how far one training differs from another. The global
-batch is the user's unless it is set free.
+First only compute, over strategies, budgets and step options; then only the loader,
+over workers; then the best of both end to end, alternating with the configured
+settings. Further short processes of the chosen settings show how far trainings differ.
+The global batch is the user's unless it is set free.
 """
 
 from __future__ import annotations
@@ -24,42 +24,42 @@ from flatout.engine.benchmark.trials.trial_spec import Changes, TrialResult
 from flatout.engine.machine.environment import nvidia_gpu_count, usable_cores
 
 CONFIGURED = "as configured"
-"""Label of the trial end to end with the settings as they were."""
+"""Label of the end-to-end trial with the original settings."""
 GAIN = 1.02
-"""A change is taken where it gains at least this much: more than noise."""
+"""A change is kept if it gains at least this factor, which is more than noise."""
 LOADER_MARGIN = 1.5
-"""The loader alone must be this much faster than the steps."""
+"""The loader without steps must be faster than the steps by this factor."""
 FREE_LOADER = 20.0
-"""So much faster, and no worker is needed: making batches costs under 5 % of a step."""
+"""With this factor no worker is needed: making batches costs under 5 % of a step."""
 EXPLORING_SHARE = 0.6
-"""Share of the time limit for exploring; the rest is for what must be confirmed."""
+"""Share of the time limit for exploring; the rest is for confirmation."""
 AGAIN_ON_CPU, AGAIN_ON_GPU = 3, 1
-"""Further processes of the chosen settings: how far one training differs from another.
-Those that start CUDA need half a minute."""
+"""Further processes of the chosen settings, which show how far trainings differ. Those
+that start CUDA need half a minute."""
 EXPECTED_TRIALS = 12
-"""Beside these."""
+"""Trials in addition to these."""
 BATCH_GROWTH = 1.03
-"""A larger free global batch must gain so much."""
+"""A larger free global batch must gain this factor."""
 
 
 @dataclass
 class Tuned:
-    """What the search came to. Trials are those of the benchmark."""
+    """Result of the search. Trials are those of the benchmark."""
 
     configured: TrialResult
-    """End to end with the settings as they were."""
+    """The end-to-end trial with the original settings."""
     chosen: TrialResult
     changes: Changes
     rate: float
-    """Samples/s of the chosen in the minutes of the configured trial (`_beside`)."""
+    """Samples/s of the chosen trial, scaled by `_beside`."""
     free: TrialResult | None = None
-    """The best beyond the user's global batch."""
+    """The best trial beyond the user's global batch."""
     free_note: str = ""
-    """Why the search beyond it ended."""
+    """The reason why the search beyond it ended."""
 
 
 def tune(bench: Bench) -> Tuned | None:
-    """None if nothing runs, not even one row at a time."""
+    """Return the best settings; None if not even one row at a time runs."""
     times = AGAIN_ON_GPU if nvidia_gpu_count() else AGAIN_ON_CPU
     bench.watcher.expect(EXPECTED_TRIALS + times)
     bench.run("device", label="the device's peak")
@@ -80,8 +80,8 @@ def tune(bench: Bench) -> Tuned | None:
 
 
 def again(bench: Bench, changes: Changes, times: int) -> None:
-    """Settings that were measured before, in other processes: no choice follows from
-    it, so that there is none if no time is left."""
+    """Measure known settings again in other processes. No choice depends on it, so it
+    is skipped if no time is left."""
     with suppress(OutOfTime):
         for _ in range(times):
             options = {"again": len(bench.results)}
@@ -89,7 +89,7 @@ def again(bench: Bench, changes: Changes, times: int) -> None:
 
 
 def _runnable(bench: Bench, configured: TrialResult) -> Changes | None:
-    """Changes that make the configured settings run at all; None if none does."""
+    """Return changes with which the configured settings run; None if they never do."""
     if configured.status != "oom":
         return {} if configured.ok else None
     for rows in (16, 4, 1):
@@ -101,7 +101,7 @@ def _runnable(bench: Bench, configured: TrialResult) -> Changes | None:
 
 
 def explore_steps(bench: Bench, changes: Changes) -> Changes:
-    """Compute alone, one setting after the other, each kept where it gains."""
+    """Measure only compute, one setting after the other, and keep each that gains."""
     best = bench.run("compute", changes, label="compute alone, as configured")
     if not best.ok:
         return changes
@@ -119,7 +119,7 @@ def explore_steps(bench: Bench, changes: Changes) -> Changes:
 
 
 def _axes(bench: Bench, first: TrialResult) -> Iterable[tuple[str, Iterable[Any]]]:
-    """Settings of a step, with values to try in order; the first loss ends an axis."""
+    """Yield settings of a step, with values to try in order; a loss ends an axis."""
     configured = first.strategy
     one_shape = bench.settings.train.rows != "tokens"
     for strategy in () if one_shape else bench.options.strategies:
@@ -133,7 +133,7 @@ def _axes(bench: Bench, first: TrialResult) -> Iterable[tuple[str, Iterable[Any]
     yield "train.token_budget", rising_budgets(bench, first)
     distributed = bench.settings.train.distributed
     reduces = bench.processes > 1 and distributed.strategy == "ddp"
-    # Graphs all-reduce all gradients at once anyhow.
+    # Graphs always all-reduce all gradients at once.
     if reduces and distributed.bucket_mib != "all" and first.cuda_graphs is not True:
         yield "train.distributed.bucket_mib", ["all"]
     if nvidia_gpu_count():
@@ -148,7 +148,7 @@ def gains(trial: TrialResult, best: TrialResult) -> bool:
 
 
 def cross(bench: Bench, changes: Changes, configured: TrialResult) -> Tuned | None:
-    """The best step options with the workers that feed them, end to end."""
+    """Return the best step options with the workers that feed them, end to end."""
     best = Tuned(configured, configured, {}, configured.rate) if configured.ok else None
     for workers in enough_workers(bench, changes):
         if workers in (None, configured.num_workers):
@@ -156,7 +156,7 @@ def cross(bench: Bench, changes: Changes, configured: TrialResult) -> Tuned | No
         else:
             attempt = {**changes, "train.loader.num_workers": workers}
         if not attempt and best is not None:
-            continue  # that is what was measured first
+            continue  # the first measurement
         trial, rate = _beside(bench, configured, "end to end", attempt)
         if trial.ok and (best is None or rate > best.rate):
             best = Tuned(configured, trial, attempt, rate)
@@ -166,8 +166,8 @@ def cross(bench: Bench, changes: Changes, configured: TrialResult) -> Tuned | No
 def _beside(
     bench: Bench, configured: TrialResult, label: str, changes: Changes
 ) -> tuple[TrialResult, float]:
-    """A trial by turns with the configured settings, where both run on one device, and
-    its rate in the minutes of their own trial: a host's speed wanders, ratios stay."""
+    """Return a trial alternating with the configured settings, if both run on one
+    device, and its rate scaled to the time of their trial: a host's speed drifts."""
     if bench.processes > 1 or not configured.ok:
         trial = bench.run("end_to_end", changes, label=label)
         return trial, trial.rate
@@ -177,8 +177,8 @@ def _beside(
 
 
 def enough_workers(bench: Bench, changes: Mapping[str, Any]) -> list[int | None]:
-    """Worker counts worth a trial: none where making batches is nearly free, and the
-    fewest whose rate alone is well above that of the steps. None: as configured."""
+    """Return worker counts worth a trial: 0 if making batches is nearly free, and the
+    fewest whose rate is well above that of the steps. None: as configured."""
     needed = steps_rate(bench.results)
     chosen: list[int | None] = []
     tried: list[int | None] = []
@@ -203,20 +203,20 @@ def enough_workers(bench: Bench, changes: Mapping[str, Any]) -> list[int | None]
 
 
 def worker_counts() -> list[int]:
-    """0, 1, 2, 4, ... up to the cores of this machine."""
+    """Return 0, 1, 2, 4, ... up to the cores of this machine."""
     cores = usable_cores()
     return [0, *(n for n in (1, 2, 4, 8, 16, 32) if n <= cores)]
 
 
 def steps_rate(results: Iterable[TrialResult]) -> float:
-    """Highest rate of steps alone."""
+    """Return the highest rate of trials without a loader."""
     rates = [t.rate for t in results if t.kind == "compute" and t.ok]
     return max(rates, default=0.0)
 
 
 def free_batch(bench: Bench, tuned: Tuned) -> None:
-    """Double the global batch while it gains; the best stands beside the chosen. The
-    time for exploring is over here: each size is one trial, and the user has asked."""
+    """Double the global batch while it gains; store the best next to the chosen trial.
+    No time limit for exploring applies: each size is one requested trial."""
     size, before = bench.settings.train.global_batch_size, tuned.rate
     while 2 * size <= bench.train_rows:
         smaller, size = size, 2 * size
@@ -237,5 +237,5 @@ def free_batch(bench: Bench, tuned: Tuned) -> None:
 
 
 def _freed(changes: Changes) -> Changes:
-    """Graphs that were chosen for a smaller batch are chosen again."""
+    """Reset graphs, which were chosen for a smaller batch."""
     return {"train.cuda_graphs": "auto"} if "train.cuda_graphs" in changes else {}

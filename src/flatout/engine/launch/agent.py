@@ -1,10 +1,10 @@
 """`python -m flatout.engine.launch.agent FOLDER CONFIG MODULE`: starts the ranks.
 
 PyTorch's elastic launcher, with CONFIG as the fields of its LaunchConfig (JSON), runs
-`python -m MODULE FOLDER` in each rank. It leaves failures as FOLDER/failures.json and
-ends when the process that started it is gone. A SIGTERM or Ctrl-C is for that process
-and the ranks to answer: a scheduler sends it to all of them, and ranks that save must
-not be cut short from here.
+`python -m MODULE FOLDER` in each rank. It writes failures to FOLDER/failures.json and
+ends when the process that started it has ended. It ignores SIGTERM and Ctrl-C, which
+that process and the ranks answer: a scheduler sends them to all of them, and ranks that
+save must not be ended early.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ ONE_MACHINE |= {"rdzv_endpoint": "localhost:0", "run_id": "flatout"}
 
 
 def command(folder: Path, module: str, config: dict[str, Any]) -> list[str]:
-    """The command that starts an agent. `config`: `nproc_per_node`, and for several
-    machines what ONE_MACHINE has for one."""
+    """Return the command that starts an agent. `config`: `nproc_per_node`, and for
+    several machines the fields that ONE_MACHINE has for one."""
     agent = [sys.executable, "-m", __name__, str(folder)]
     return [*agent, json.dumps({**ONE_MACHINE, **config}), module]
 
 
 def main(folder: Path, config: dict[str, Any], module: str) -> int:
     die_with_parent()
-    for signum in STOPPING:  # a handler: ranks would inherit SIG_IGN
+    for signum in STOPPING:  # a handler, because ranks would inherit SIG_IGN
         signal.signal(signum, lambda *_: None)
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

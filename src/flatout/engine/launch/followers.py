@@ -1,7 +1,7 @@
-"""Ranks that somebody else's launcher started, where only rank 0 runs the project.
+"""Ranks started by an external launcher, of which only rank 0 runs the project.
 
-They wait at the launcher's own store until rank 0 trains, become ranks of that
-training, and end. Where rank 0 trains nothing, it sends them home.
+They wait at the launcher's store until rank 0 trains, become ranks of that training,
+and end. If rank 0 does not train, it ends them.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _called = False
 
 
 def call_followers(spec: str) -> None:
-    """On rank 0: what all ranks train now."""
-    global _called  # noqa: PLW0603 - once a process, as the store's key is
+    """Publish, on rank 0, the training that all ranks join."""
+    global _called  # noqa: PLW0603 - once per process, like the store's key
     _called = True
     _store().set(KEY, spec)
 
 
 def release_followers() -> None:
-    """On rank 0, at its end: no training comes any more."""
+    """End the other ranks, on rank 0, when it ends: no training follows."""
     if not _called:
         call_followers(NOTHING)
 
 
 def follow() -> None:
-    """On any other rank: wait, then become a rank of the training. Does not return
-    where there is one."""
+    """Wait, on any other rank, then become a rank of the training. Returns only if
+    there is no training."""
     store = _store()
     store.set_timeout(LONGEST_WAIT)
     spec = store.get(KEY).decode()
@@ -49,7 +49,7 @@ def follow() -> None:
     path = folder / "spec.json"
     path.touch(mode=0o600)
     path.write_text(spec, encoding="utf-8")
-    # A new program in this process: variables for MKL and OpenMP come before torch.
+    # A new program in this process: variables for MKL and OpenMP must precede torch.
     command = [
         sys.executable,
         "-m",

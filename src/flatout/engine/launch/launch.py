@@ -1,7 +1,7 @@
-"""Where training runs: in this process, or in one process a device.
+"""Start of a training: in this process, or in one process per device.
 
-More than one device: this process touches none of them. It starts the ranks through
-PyTorch's elastic launcher, watches them, and reads the result that rank 0 leaves.
+With more than one device, this process uses no device. It starts the ranks through
+PyTorch's elastic launcher, watches them, and reads the result that rank 0 writes.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def make_job(
     tokenizer: Any | None,
     label_names: Sequence[str],
 ) -> TrainJob:
-    """Of three Datasets of rows; checkpoints and models go under `paths.checkpoints`,
-    where the result stays until `checkpoint_folder.finish` (see `collect`)."""
+    """Return the job of three Datasets of rows. Checkpoints, models and the result are
+    under `paths.checkpoints`, until `checkpoint_folder.finish` (see `collect`)."""
     folder = Path(settings.paths.checkpoints)
     warn_at_start(settings, folder)
     rows = {name: rows_from_dataset(found) for name, found in splits.items()}
@@ -61,25 +61,25 @@ def make_job(
 
 
 def collect(job: TrainJob) -> TrainResult:
-    """Train `job`; or give at once what a process before this one trained, and died
-    with before it was put where it belongs. `checkpoint_folder.finish` ends that."""
+    """Train `job`; or return the result of an earlier process that trained it and died
+    before storing the result. `checkpoint_folder.finish` deletes that result."""
     return take_over(job) or launch(job)
 
 
 def run_job(job: TrainJob) -> TrainResult:
-    """Train `job` and give back what the main rank gives."""
+    """Train `job` and return the result of the main rank."""
     result = launch(job)
     finish(job.work_folder)
     return result
 
 
 def launch(job: TrainJob) -> TrainResult:
-    """Train `job` in this process, or in one a device."""
+    """Train `job` in this process, or in one process per device."""
     distributed = job.settings.train.distributed
     if environment.launched_from_outside():
         return _train_with_launcher(job)
     if job.settings.train.resume not in ("auto", "never"):
-        open_named(job.settings.train.resume)  # refused before anything is started
+        open_named(job.settings.train.resume)  # refused before any process starts
     processes = resolve_processes(distributed)
     if processes * distributed.num_machines > 1:
         return _start_ranks(job, processes)
@@ -89,7 +89,7 @@ def launch(job: TrainJob) -> TrainResult:
 
 
 def resolve_processes(settings: DistributedSettings) -> int:
-    """Ranks of this machine. Raises SettingsError for more than it has devices."""
+    """Return the ranks of this machine. Raises SettingsError if devices are missing."""
     gpus = environment.nvidia_gpu_count()
     if settings.num_processes == "auto":
         return gpus or 1
@@ -105,8 +105,8 @@ def resolve_processes(settings: DistributedSettings) -> int:
 
 
 def _start_ranks(job: TrainJob, processes: int) -> TrainResult:
-    """Start ranks until a training has ended; `max_restarts` more attempts where the
-    fault may have been the machine's."""
+    """Start ranks until a training has ended; make `max_restarts` more attempts if the
+    machine may be the cause of the fault."""
     _check_cuda_untouched()
     settings = job.settings.train.distributed
     check_endpoint(settings)
@@ -132,8 +132,8 @@ def _start_ranks(job: TrainJob, processes: int) -> TrainResult:
 
 
 def _smaller(job: TrainJob, error: Exception) -> TrainJob | None:
-    """The job without graphs, or with half the token budget, where memory ran out and
-    that is allowed; other machines would not hear of it."""
+    """Return the job without graphs, or with half the token budget, if memory ran out
+    and that is allowed; None with several machines, which would not know of it."""
     train_settings = job.settings.train
     if train_settings.on_oom != "shrink" or not isinstance(error, OutOfMemory):
         return None
@@ -145,7 +145,7 @@ def _smaller(job: TrainJob, error: Exception) -> TrainJob | None:
 
 
 def write_spec(job: TrainJob, processes: int, folder: Path) -> None:
-    """All that a rank needs, as `folder/spec.json`; the folder is this user's alone."""
+    """Write a rank's input to `folder/spec.json`; only this user may read it."""
     splits = {"train": job.train, "validation": job.validation, "test": job.test}
     files = JobFiles.of(splits, job.vocabulary, job.label_names, folder / "tokens")
     files = replace(files, data_key=job.data_key, tokenizer_file=job.tokenizer_file)
@@ -173,7 +173,7 @@ def _check_cuda_untouched() -> None:
 
 
 def check_endpoint(settings: DistributedSettings) -> None:
-    """Raises SettingsError where machine 0 cannot meet the others at its port."""
+    """Raise SettingsError if machine 0 cannot open its port for the others."""
     endpoint = settings.rendezvous_endpoint
     if settings.num_machines == 1 or endpoint is None:
         return
@@ -196,7 +196,7 @@ def check_endpoint(settings: DistributedSettings) -> None:
 
 
 def _train_with_launcher(job: TrainJob) -> TrainResult:
-    """This process is the main rank already, by torchrun, accelerate or Slurm."""
+    """Train in this process, a main rank started by torchrun, accelerate or Slurm."""
     ranks, settings = environment.current_ranks(), job.settings.train.distributed
     wanted = settings.num_processes
     if wanted not in ("auto", ranks.local_world_size):

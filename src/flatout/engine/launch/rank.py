@@ -1,8 +1,8 @@
 """The process of one rank: `python -m flatout.engine.launch.rank FOLDER [--alone]`.
 
-FOLDER/spec.json says what to train. The main rank leaves the result in the job's own
-folder; an error goes to the file that torchelastic names. With `--alone` nobody else
-knows the folder: it is removed, and where the rank hangs it says so itself.
+FOLDER/spec.json describes the training. The main rank writes the result to the job's
+folder; an error is written to the file that torchelastic names. With `--alone` no other
+process uses the folder: it is removed, and a rank that hangs reports that itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = "interrupted.json"
 SMALLER = "smaller.json"
-"""Settings to try again with, after memory ran out."""
+"""Settings for another attempt, after memory ran out."""
 
 
 ALONE = "--alone"
@@ -53,11 +53,11 @@ def main(folder: Path, *, alone: bool = False) -> None:
 
 
 def leave_error(error: Exception) -> None:
-    """What `torch.distributed.elastic.multiprocessing.errors.record` writes, but whole
-    or not at all: the launcher may end this rank meanwhile, and falls over half a file.
+    """Write the file of `torch.distributed.elastic.multiprocessing.errors.record`, but
+    atomically: the launcher may end this rank meanwhile, and fails on half a file.
     """
     named = environment.error_file()
-    if named is None:  # nobody started it who would read that
+    if named is None:  # no launcher that would read it
         return
     message = {
         "message": f"{type(error).__name__}: {error}",
@@ -71,7 +71,7 @@ def leave_error(error: Exception) -> None:
 
 
 def _log_to_stderr(rank: int) -> None:
-    """The main rank says all, the others what is wrong."""
+    """Log everything on the main rank, warnings on the others."""
     logging.basicConfig(
         level=logging.INFO if rank == 0 else logging.WARNING,
         format="%(message)s" if rank == 0 else f"[rank {rank}] %(message)s",

@@ -1,7 +1,7 @@
-"""What a finished run hands over, as one file beside its models.
+"""The result of a finished run, as one file next to its models.
 
-It is how ranks answer the process that launched them, and it outlives a process that
-dies before it has put the results where they belong.
+Ranks return it to the process that launched them, and it survives a process that dies
+before it has stored the results elsewhere.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 def write_result(job: TrainJob, result: TrainResult) -> None:
-    """Under the job's folder; its checkpoints are of no more use then."""
+    """Write the result to the job's folder; its checkpoints are then useless."""
     fields: dict[str, Any] = {
         "identity": result_identity(job),
         "execution": execution(job),
@@ -49,14 +49,14 @@ def write_result(job: TrainJob, result: TrainResult) -> None:
 
 
 def read_result(job: TrainJob) -> TrainResult:
-    """What `write_result` left under the job's folder."""
+    """Read the result that `write_result` left in the job's folder."""
     path = job.work_folder / RESULT
     return _parse(job, json.loads(path.read_text(encoding="utf-8")))
 
 
 def take_over(job: TrainJob) -> TrainResult | None:
-    """The result of this very training, where one has finished here: the process that
-    asked for it died, or asks again. None where there is none, or it is not sound."""
+    """Return the result of exactly this training, if it has finished here: the process
+    that requested it died, or requests it again. None if there is no valid result."""
     found = [job.work_folder / name for name in (RESULT, FINISHED)]
     path = next((path for path in found if path.is_file()), None)
     if path is None or job.settings.train.resume != "auto":
@@ -104,7 +104,7 @@ def _tell_lost(path: Path, differences: list[str]) -> None:
 
 
 def _file_facts(*folders: Path) -> dict[str, dict[str, str]]:
-    """Hashes of the files in each folder; folders in it are not looked into."""
+    """Return hashes of the files in each folder, without sub-folders."""
     return {
         folder.name: {
             path.name: file_hash(path)
@@ -116,7 +116,7 @@ def _file_facts(*folders: Path) -> dict[str, dict[str, str]]:
 
 
 def _check_files(folder: Path, facts: dict[str, dict[str, str]]) -> None:
-    """Raises ValueError where a model is not what was saved."""
+    """Raise ValueError if a model differs from the saved one."""
     for name, files in facts.items():
         for file, digest in files.items():
             path = child(child(folder, name), file)

@@ -1,4 +1,4 @@
-"""The checks that cost a training milliseconds: warned of at its start, no more."""
+"""Checks that cost a training milliseconds and only cause warnings at its start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def warn_at_start(settings: Settings, folder: Path) -> None:
-    """Log what is not ok."""
+    """Log each check that is not ok."""
     count = processes_here(settings)
     for found in (
         threads(settings.runtime, {}, count),
@@ -28,7 +28,7 @@ def warn_at_start(settings: Settings, folder: Path) -> None:
 
 
 def processes_here(settings: Settings) -> int:
-    """Ranks of this machine, before anything is refused."""
+    """Return the ranks of this machine, before anything is refused."""
     if environment.launched_from_outside():
         return environment.current_ranks().local_world_size
     wanted = settings.train.distributed.num_processes

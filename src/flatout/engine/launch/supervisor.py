@@ -1,8 +1,8 @@
-"""Watches the ranks of this machine: one attempt, from their start to their end.
+"""Supervises the ranks of this machine: one attempt, from start to end.
 
-PyTorch's elastic launcher starts them. Its restarts are not used: it trains again after
-a wrong parameter too, with the same token budget if memory ran out, and sees no rank
-that hangs.
+PyTorch's elastic launcher starts them. Its restarts are not used: it also trains again
+after a wrong parameter, keeps the token budget if memory ran out, and does not detect a
+rank that hangs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.2
 SURVIVORS_GRACE_S = 5.0
-"""Ranks left when one has died may end by themselves for so long."""
+"""Seconds in which ranks may end normally after one has died."""
 STACKS_WAIT_S = 1.0
 
 OF_THE_JOB: dict[str, type[Exception]] = {
@@ -60,11 +60,11 @@ OF_THE_JOB: dict[str, type[Exception]] = {
         BudgetError,
     )
 }
-"""Errors of what was asked for: another attempt would end in the same way."""
+"""Errors of the job: another attempt would end in the same way."""
 
 
 class RankError(RuntimeError):
-    """A rank failed or was killed; the text holds its own traceback."""
+    """A rank failed or was killed; the text contains its traceback."""
 
     exit_code = 1
 
@@ -80,7 +80,7 @@ def is_worth_another(error: Exception) -> bool:
 
 
 class Attempt:
-    """Starts the ranks of one machine and sees them to their end."""
+    """Starts the ranks of one machine and waits for their end."""
 
     def __init__(self, job: TrainJob, processes: int, folder: Path) -> None:
         self._job = job
@@ -91,8 +91,8 @@ class Attempt:
         self._first_death_s: float | None = None
 
     def run(self) -> Exception | None:
-        """None where training has finished; else what went wrong. Raises Interrupted
-        where it was told to stop."""
+        """Return None if training has finished; else the error. Raises Interrupted if a
+        signal stopped it."""
         agent = self._start()
         streaming = threading.Thread(target=_stream, args=(agent.stdout,), daemon=True)
         streaming.start()
@@ -121,14 +121,14 @@ class Attempt:
             ),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C comes to this process, which passes it on
+            start_new_session=True,  # Ctrl-C reaches this process, which passes it on
             env=environment.child_environment(
                 {**variables, **environment.python_path(root)}
             ),
         )
 
     def _rendezvous(self) -> dict[str, Any]:
-        """Of several machines: they meet at the first one."""
+        """Return the meeting point of several machines: the first one."""
         settings = self._settings
         if settings.num_machines == 1:
             return {}
@@ -151,7 +151,7 @@ class Attempt:
                 passed_on = True
                 for beat in beats:
                     _send(beat.pid, signals.received)
-                if not beats:  # nothing has begun
+                if not beats:  # no rank has begun
                     return None
             self._end_survivors(beats)
             late = overdue(beats, self._settings.heartbeat_timeout_s, time.monotonic())
@@ -160,7 +160,7 @@ class Attempt:
         return None
 
     def _end_survivors(self, beats: list[Beat]) -> None:
-        """Ranks that wait for a dead one inside a kernel see no signal."""
+        """End ranks that wait for a dead one inside a kernel and see no signal."""
         alive = [beat for beat in beats if _status(beat.pid) is not None]
         dead = [b for b in beats if b not in alive and b.phase != FINISHED]
         if not dead:
@@ -192,7 +192,7 @@ class Attempt:
         return f"rank {beat.rank}, {beat.phase}, step {beat.step}:\n{text or '(none)'}"
 
     def _kill(self, agent: subprocess.Popen[bytes]) -> None:
-        """No orphans: whatever is left of the ranks, their helpers and the agent."""
+        """Kill all remaining ranks, their helpers and the agent: no orphan stays."""
         for beat in read_beats(self._beats):
             if beat.phase != FINISHED:
                 _kill_group(beat.pid)
@@ -235,13 +235,13 @@ class Attempt:
 
 
 def _likeliest_cause(failure: dict[str, Any]) -> tuple[bool, float, int]:
-    """A rank that a signal killed, then the earliest error: others follow from it."""
+    """Sort ranks killed by a signal first, then by time: others follow from them."""
     killed = failure["exit_code"] < 0 and failure["exit_code"] != -signal.SIGTERM
     return not killed, failure["time_s"], failure["rank"]
 
 
 def _stream(pipe: IO[bytes] | None) -> None:
-    """Show the ranks' output as it comes (a notebook's too)."""
+    """Show the ranks' output as it arrives (a notebook's too)."""
     if pipe is None:
         return
     for line in pipe:
@@ -250,7 +250,7 @@ def _stream(pipe: IO[bytes] | None) -> None:
 
 
 def _status(pid: int) -> str | None:
-    """None where it is gone, though its parent may not know yet."""
+    """Return its status; None if it has ended, even if its parent has not noticed."""
     try:
         status = str(psutil.Process(pid).status())
     except psutil.NoSuchProcess:
@@ -264,6 +264,6 @@ def _send(pid: int, signum: int) -> None:
 
 
 def _kill_group(pid: int) -> None:
-    """The process, which leads a group of its own, and its helpers."""
+    """Kill the process, which leads its own group, and its helpers."""
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)

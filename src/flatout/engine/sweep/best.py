@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class SweepError(RuntimeError):
-    """A sweep of which no training came to an end."""
+    """A sweep in which no training finished."""
 
     exit_code = 1
 
@@ -25,8 +25,8 @@ class SweepError(RuntimeError):
 def choose_best(
     rows: Sequence[Row], settings: Settings, environment: str | None = None
 ) -> dict[str, Any]:
-    """Settings and figures of the trial with the best `sweep.choose_by`; `environment`
-    is that of the sweep. Raises SweepError where none has one."""
+    """Return settings and figures of the trial with the best `sweep.choose_by`;
+    `environment` is that of the sweep. Raises SweepError without such a trial."""
     name, higher = objective(settings)
     sign = -1 if higher else 1
     rated = [row for row in rows if row["status"] == "ok" and _is_number(row[name])]

@@ -1,4 +1,4 @@
-"""The sets of GPUs that trials get."""
+"""Sets of GPUs, one for each running trial."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Devices:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Environment in which a trial sees only these."""
+        """Return the environment in which a trial sees only these GPUs."""
         return only_gpu(",".join(self.names)) if self.names else {}
 
 
 def sets_of(count: int) -> list[Devices]:
-    """This machine's GPUs in sets of `count`; its CPU if it has no GPU. Raises
+    """Return this machine's GPUs in sets of `count`; its CPU if it has no GPU. Raises
     SettingsError if it has fewer."""
     names = gpu_names()
     here, kind = (len(names), "GPU") if names else (usable_cores(), "CPU core")

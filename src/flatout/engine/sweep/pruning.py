@@ -1,4 +1,4 @@
-"""Ends a training whose evaluations fall behind those of other trials."""
+"""Ends a training whose evaluations are worse than those of other trials."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class Pruning:
 
     trial: Trial
     folder: Path
-    """Of the trial."""
+    """Folder of the trial."""
     metric: str
     evaluations: int = 0
     value: float | None = None
-    """Of the newest evaluation."""
+    """Value of the newest evaluation."""
     is_behind: bool = False
 
     def look(self) -> bool:
-        """Report new evaluations, in order; whether the training is to end. An outage
-        of the storage ends none."""
+        """Report new evaluations, in order; return whether the training must end. A
+        storage outage ends no training."""
         with suppress(*FAULTS):
             for value in self._values()[self.evaluations :]:
                 if self.is_behind:
@@ -40,7 +40,7 @@ class Pruning:
     def _values(self) -> list[float]:
         try:
             lines = (self.folder / "metrics.jsonl").read_bytes().split(b"\n")[:-1]
-        except OSError:  # not there yet
+        except OSError:  # not written yet
             return []
         points = (parse_point(line).get("metrics", {}) for line in lines)
         return [point[self.metric] for point in points if self.metric in point]

@@ -1,5 +1,5 @@
-"""What is to try, as trials of an Optuna study. Each has a place, from 1: that of its
-combination in the grid, or the number under which tpe drew it first."""
+"""The combinations to try, as trials of an Optuna study. Each has a place, from 1: its
+number in the grid, or the number under which tpe drew it first."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from flatout.engine.parameters import SweepSettings
 from flatout.engine.sweep.space import Changes, combinations
 
 PLACE, ANSWER = "place", "answer"
-"""Attributes of a trial."""
+"""Names of a trial's attributes."""
 SETTLED = ("ok", "oom", "pruned")
-"""Status of trials that no command tries again."""
+"""Statuses of trials that no command tries again."""
 
 
 def place_of(trial: Trial | FrozenTrial) -> int:
-    """Of a trial that was just drawn, the next one."""
+    """Return the place of a trial; a newly drawn one gets the next place."""
     place: int = trial.user_attrs.get(PLACE, trial.number + 1)
     return place
 
 
 def ended(study: Study) -> list[FrozenTrial]:
-    """Trials that have told what came of them."""
+    """Return the trials that have reported their result."""
     return [t for t in study.get_trials(deepcopy=False) if ANSWER in t.user_attrs]
 
 
@@ -31,8 +31,8 @@ def running(study: Study) -> list[FrozenTrial]:
 
 
 def queue_again(study: Study, options: SweepSettings) -> None:
-    """Queue each place that has not ended for good, and that no trial waits for: of a
-    new study the whole grid."""
+    """Queue each place that has no final result and no waiting trial; for a new study,
+    the whole grid."""
     trials = study.get_trials(deepcopy=False)
     wanted = dict(_grid(options))
     wanted |= {place_of(t): t.params for t in trials if PLACE in t.user_attrs}
@@ -41,20 +41,20 @@ def queue_again(study: Study, options: SweepSettings) -> None:
 
 
 def requeue(study: Study, trial: Trial | FrozenTrial) -> None:
-    """Let the next free device have it, from its newest checkpoint."""
+    """Let the next free device resume it from its newest checkpoint."""
     if PLACE in trial.user_attrs:
         _enqueue(study, trial.params, place_of(trial))
 
 
 def fail_running(study: Study) -> None:
-    """Of a storage that is this process's alone: who trained them was killed."""
+    """Mark running trials as failed if only this process uses the storage."""
     for trial in running(study):
         study.tell(trial.number, state=TrialState.FAIL)
 
 
 def is_wanted(study: Study, options: SweepSettings, trial: Trial) -> bool:
-    """False for what Optuna drew although nothing is left to try. A new trial of tpe
-    gets its place."""
+    """Return False for a trial that Optuna drew when all others are done. A new trial
+    of tpe gets its place."""
     if PLACE in trial.user_attrs:
         return True
     others = _places(study) - {place_of(trial)}
@@ -66,14 +66,14 @@ def is_wanted(study: Study, options: SweepSettings, trial: Trial) -> bool:
 
 
 def is_something_left(study: Study, options: SweepSettings) -> bool:
-    """Whether there is anything to try that nobody has begun."""
+    """Return whether there is a combination that no process has begun."""
     waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
     owed = options.sampler != "grid" and len(_places(study)) < options.n_trials
     return bool(waiting) or owed
 
 
 def _places(study: Study) -> set[int]:
-    """Of trials that wait, run, or have ended in any way but by being stopped."""
+    """Return places of trials that wait, run, or have ended other than by a stop."""
     return {
         place_of(trial)
         for trial in study.get_trials(deepcopy=False)
@@ -82,7 +82,7 @@ def _places(study: Study) -> set[int]:
 
 
 def _is_live(trial: FrozenTrial) -> bool:
-    """Whether its place is settled, or somebody is at it."""
+    """Return whether its place is settled, or a process works on it."""
     status = trial.user_attrs.get(ANSWER, {}).get("status")
     return trial.state != TrialState.FAIL or status in SETTLED
 

@@ -1,4 +1,4 @@
-"""What may be tried: settings by path, their values, and what is refused."""
+"""The search space: settings by path, their values, and refused settings."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ Changes = Mapping[str, SweptValue]
 
 SWEPT = ("train.", "model.", "runtime.")
 FIXED = ("train.distributed", "train.resume")
-"""sweep.devices_per_trial sets a trial's devices; it goes on where it stopped."""
+"""sweep.devices_per_trial sets a trial's devices; a trial resumes automatically."""
 
 _ADDRESS = re.compile(r"[^/]*@[^/]*/|[^/]+:\d+/|[^/]{2,}:.*@")
 """user@host/, host:port/, user:password@, postgresql:/user@."""
 
 
 def objective(settings: Settings) -> tuple[str, bool]:
-    """The figure of a report that decides, and whether higher is better. Raises
-    SettingsError for one that the task has not."""
+    """Return the figure of a report that decides, and whether higher is better. Raises
+    SettingsError for a figure that the task does not have."""
     name = settings.sweep.choose_by
     name = name or f"validation_{settings.train.metric or 'loss'}"
     task, train = task_class(settings.model.task), settings.train
@@ -47,8 +47,8 @@ def objective(settings: Settings) -> tuple[str, bool]:
 
 
 def check_sweep(settings: Settings) -> None:
-    """Raises SettingsError for a setting that is none, or a value that it cannot
-    have, and for a storage that cannot be meant."""
+    """Raise SettingsError for an unknown setting, an invalid value, or an invalid
+    storage."""
     objective(settings)
     check_place(settings.sweep.storage)
     options = settings.sweep
@@ -60,9 +60,9 @@ def check_sweep(settings: Settings) -> None:
 
 
 def check_place(place: str) -> None:
-    """Raises SettingsError for an address that would be taken for a file, or for a kind
-    of database that has another name. Without the address: its password may stand
-    anywhere."""
+    """Raise SettingsError for an address that would be used as a file name, or for an
+    unknown kind of database. The message omits the address, which may contain a
+    password."""
     kind, separator, _ = place.partition("://")
     if separator and kind.split("+")[0] == "postgres":
         raise SettingsError(
@@ -97,13 +97,13 @@ def _check_value(settings: Settings, path: str, value: SweptValue) -> None:
 
 
 def combinations(options: SweepSettings) -> list[Changes]:
-    """Each once; the last setting changes fastest."""
+    """Return each combination once; the last setting changes fastest."""
     axes = {path: dict.fromkeys(values) for path, values in options.grid.items()}
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
 def suggested(trial: Trial, options: SweepSettings) -> Changes:
-    """The settings that Optuna gives to `trial`."""
+    """Return the settings that Optuna suggests for `trial`."""
     lists = {p: trial.suggest_categorical(p, v) for p, v in options.grid.items()}
     return {**lists, **{p: _drawn(trial, p, r) for p, r in options.ranges.items()}}
 

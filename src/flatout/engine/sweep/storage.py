@@ -1,4 +1,4 @@
-"""Where the trials of a sweep are kept: an Optuna storage."""
+"""Storage of the trials of a sweep, by Optuna."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from flatout.engine.parameters.faults import first_line
 from flatout.engine.parameters.secrets import without_password
 
 FAULTS = (StorageInternalError, SQLAlchemyError)
-"""What a storage raises that is away."""
+"""Errors of an unreachable storage."""
 MISSED_HEARTBEATS = 3
 OPENINGS, REOPEN_S = 3, 2.0
-"""Two machines that make the tables in the same moment disturb each other once."""
+"""Two machines that create the tables at the same moment make one attempt fail."""
 SQLITE = "sqlite:///"
 SQLITE_TIMEOUT_S = 60.0
 
 Stale = Callable[[Any, Any], None]
-"""(study, trial) of a machine that is gone -> None."""
+"""(study, trial) of a machine that has died -> None."""
 
 
 class StorageError(RuntimeError):
-    """A storage that is gone or in use."""
+    """A storage that is unreachable or in use."""
 
     exit_code = 1
 
 
 class FileStorage(RDBStorage):  # type: ignore[misc]
-    """SQLite locks no row that it reads: two threads would take the same trial."""
+    """SQLite locks no row that it reads: two threads would get the same trial."""
 
     def __init__(self, file: Path) -> None:
         self._turn = threading.Lock()
@@ -61,7 +61,7 @@ class ServerStorage(RDBStorage):  # type: ignore[misc]
 
 
 def database_file(place: str) -> Path | None:
-    """The SQLite file that `sweep.storage` names. None for a server."""
+    """Return the SQLite file that `sweep.storage` names. None for a server."""
     if place.startswith(SQLITE):
         return Path(place.removeprefix(SQLITE))
     return None if "://" in place else Path(place)
@@ -69,9 +69,9 @@ def database_file(place: str) -> Path | None:
 
 @contextmanager
 def opened(options: SweepSettings, stale: Stale) -> Iterator[Any]:
-    """The Optuna storage of `sweep.storage`; a file is this process's alone.
+    """Open the Optuna storage of `sweep.storage`; only this process uses a file.
 
-    Raises SettingsError, and StorageError if the storage goes away inside the block.
+    Raises SettingsError, and StorageError if the storage fails inside the block.
     """
     place = options.storage
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -96,7 +96,7 @@ def opened(options: SweepSettings, stale: Stale) -> Iterator[Any]:
 
 
 def _open(options: SweepSettings, stale: Stale, held: ExitStack) -> RDBStorage:
-    """`held`: keeps the lock of a file."""
+    """Open the storage. The stack `held` releases the lock of a file at its end."""
     file = database_file(options.storage)
     if file is None:
         return _server(options, stale)
@@ -114,7 +114,7 @@ def _open(options: SweepSettings, stale: Stale, held: ExitStack) -> RDBStorage:
 
 
 def _check_file(file: Path) -> None:
-    """Raises SettingsError for a file that holds something else; it stays as it is."""
+    """Raise SettingsError for a file with other content, which is not changed."""
     if not file.exists() or not file.stat().st_size:
         return
     try:

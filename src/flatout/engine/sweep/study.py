@@ -1,4 +1,4 @@
-"""The Optuna study that a sweep begins or goes on with."""
+"""The Optuna study that a sweep begins or resumes."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from flatout.engine.train.setup.job import TrainJob
 logger = logging.getLogger(__name__)
 
 QUEUE_LOCK = ".queue.lock"
-"""In the folder of the sweep: two machines that begin at once queue a grid once."""
+"""Lock in the sweep's folder: two machines that begin at once queue a grid once."""
 
 
 def open_study(job: TrainJob, storage: Any) -> Study:
-    """Begun or gone on with, everything to try in its queue. Other settings, data, code
-    or versions are another study."""
+    """Create or resume the study, with all combinations in its queue. Other settings,
+    data, code or versions are another study."""
     options = job.settings.sweep
     text = json.dumps(identity(job), sort_keys=True, default=str)
     name = f"{options.study}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     _, higher = objective(job.settings)
     with FileLock(job.work_folder / QUEUE_LOCK):
         is_known = name in optuna.get_all_study_names(storage)
-        # Without a seed: the draws of the first command would come again.
+        # Without a seed: the draws of the first command would be repeated.
         seed = None if is_known else job.settings.runtime.seed
         study = optuna.create_study(
             storage=storage,
@@ -55,8 +55,8 @@ def open_study(job: TrainJob, storage: Any) -> Study:
 
 
 def identity(job: TrainJob) -> dict[str, Any]:
-    """What all machines must have the same of: what is tried, on what, by which code
-    and versions."""
+    """Return the facts that all machines must share: the combinations, data, code and
+    versions."""
     options = job.settings.sweep
     swept = {*options.grid, *options.ranges}
     fixed = {n: v for n, v in result_identity(job).items() if n not in swept}
@@ -67,8 +67,8 @@ def identity(job: TrainJob) -> dict[str, Any]:
 
 
 def trained_by(model: ModelSettings) -> dict[str, str]:
-    """Versions, and digests of the code that trains `model`: of flatout's, and of a
-    task and a family of one's own. Others' answers and checkpoints are not taken."""
+    """Return versions, and digests of the code that trains `model`: flatout's, and that
+    of a custom task and family. Results and checkpoints of other code are not used."""
     engine = Path(flatout.__file__).parent / "engine"
     named = (model.task.rpartition(".")[0], model.family)
     own = {f"code of {name}": digest_of(sources_of(name)) for name in named if name}
@@ -76,7 +76,7 @@ def trained_by(model: ModelSettings) -> dict[str, str]:
 
 
 def _sampler(options: SweepSettings, seed: int | None) -> Any:
-    """A grid is queued by name: nothing is left to be drawn."""
+    """Return the sampler. A grid is queued by name: no value is left to be drawn."""
     if options.sampler == "grid":
         return optuna.samplers.RandomSampler(seed=seed)
     return optuna.samplers.TPESampler(seed=seed)

@@ -1,5 +1,5 @@
-"""Trains what the study has queued: a thread for each set of devices, a process for
-each trial, until nothing is left."""
+"""Trains the queued trials of the study: a thread for each set of devices, a process
+for each trial, until the queue is empty."""
 
 from __future__ import annotations
 
@@ -62,17 +62,17 @@ logger = logging.getLogger(__name__)
 
 SPEC = "spec.json"
 FORMAT = 1
-"""Raised when a trial's answer changes its meaning: older answers are not taken."""
+"""Increased when a trial's answer changes its meaning: older answers are not used."""
 POLL_S = 2.0
-"""Between two looks at what other machines still train."""
+"""Seconds between two checks for trials that other machines still train."""
 
 
 class NoValueError(Exception):
-    """A trial that has no figure to compare; the others go on."""
+    """A trial without a figure to compare; the others continue."""
 
 
 def run_sweep(settings: Settings, files: JobFiles) -> list[Row]:
-    """A line a trial, of all machines. Raises SettingsError, StorageError, and
+    """Return a row per trial, of all machines. Raises SettingsError, StorageError, and
     Interrupted at SIGTERM or Ctrl-C."""
     check_sweep(settings)
     devices = sets_of(settings.sweep.devices_per_trial)
@@ -89,12 +89,12 @@ class Sweep:
     settings: Settings
     files: JobFiles
     folder: Path
-    """A sub-folder a trial: spec.json, log.txt, answer.json."""
+    """Folder with one sub-folder per trial: spec.json, log.txt, answer.json."""
     study: Study
     devices: Sequence[Devices]
     signals: StopSignals
     lost: str = ""
-    """Why a trial's answer came too late."""
+    """The reason why a trial's answer was late."""
     _free: Queue[Devices] = field(default_factory=Queue)
 
     def __post_init__(self) -> None:
@@ -110,8 +110,8 @@ class Sweep:
             self._free.put(one)
 
     def run(self) -> list[Row]:
-        """Until nothing is left here and on other machines, whose trials are taken over
-        when their heartbeats end."""
+        """Run until all trials are done here and on other machines, whose trials are
+        continued here when their heartbeats end."""
         told = False
         while not self.signals.received:
             if is_something_left(self.study, self.options):
@@ -182,7 +182,7 @@ class Sweep:
         key = one_rank.key({"data": self.files.data_key, "format": FORMAT, "by": by})
         folder = self.folder / key
         folder.mkdir(exist_ok=True)
-        with FileLock(folder / ".lock"):  # tpe may draw the same twice in one moment
+        with FileLock(folder / ".lock"):  # tpe may draw the same twice at once
             answer = self._answer(spec, folder, devices, trial)
         if answer.status == "stopped":
             requeue(self.study, trial)
@@ -199,7 +199,7 @@ class Sweep:
     def _answer(
         self, spec: TrialSpec, folder: Path, devices: Devices, trial: Trial
     ) -> Answer:
-        """Kept from before, or of a training now."""
+        """Return a stored answer, or that of a training now."""
         kept = kept_answer(folder)
         if kept and (kept.status == "ok" or _ranks_of(folder) == _ranks(spec)):
             return kept
@@ -220,8 +220,8 @@ class Sweep:
         return replace(answer, status="pruned", note=note, figures=figures)
 
     def _stop_of(self, pruning: Pruning) -> Callable[[], bool]:
-        """Whether a training is to end. Without a pruner nothing is reported: every
-        command reads all reports."""
+        """Return a function that reports whether a training must end. Without a pruner
+        there are no reports, because every command would read all of them."""
         prunes = self.options.pruner != "none"
         return lambda: bool(self.signals.received) or (prunes and pruning.look())
 
@@ -261,6 +261,6 @@ def _ranks(spec: TrialSpec) -> Any:
 
 
 def _ranks_of(folder: Path) -> Any:
-    """Of the training whose answer lies there: memory that one GPU has not may be
-    that of two."""
+    """Return the ranks of the training whose answer is stored there: a trial out of
+    memory on one GPU may fit on two."""
     return _ranks(TrialSpec.from_json(json.loads((folder / SPEC).read_text())["spec"]))

@@ -1,4 +1,4 @@
-"""Training steps one by one, over few batches that speak for an epoch."""
+"""Training steps one by one, over a few batches that represent an epoch."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from flatout.engine.train.setup.assemble import Trainer
 
 
 class Driver:
-    """Takes training steps by hand. Its `window_clock` closes where a measurement
-    ends; that of the recorder does so at log points."""
+    """Runs single training steps. Its `window_clock` closes at the end of a
+    measurement; that of the recorder closes at log points."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
@@ -51,7 +51,7 @@ class Driver:
 
 @dataclass
 class Feed:
-    """Batches of a block without end, and how long the last one kept the step."""
+    """Endless batches of a block, and the time that a step waited for the last one."""
 
     loader: StepLoader | None
     batches: Iterator[StepBatch]
@@ -64,13 +64,13 @@ class Feed:
 
 CANDIDATE_BLOCKS = 64
 ENDLESS = 2**40
-"""Steps of a loader that is left when enough is measured."""
+"""Steps of a loader that is abandoned when enough is measured."""
 
 
 @dataclass(frozen=True)
 class BlockRows(StepRows):
-    """The same `period` steps over and over, from `first` on: every window measures
-    the same rows. Steps are numbered from 0 without a gap."""
+    """The same `period` steps repeatedly, from `first` on: every window measures the
+    same rows. Steps are numbered from 0 without a gap."""
 
     first: int = 0
     period: int = 1
@@ -89,8 +89,8 @@ class BlockRows(StepRows):
 def representative_block(
     rows: SplitRows, batches: GlobalBatches, steps: int
 ) -> tuple[int, int]:
-    """First step and number of steps of the first epoch whose mean length is nearest
-    to that of all rows, so that few steps speak for an epoch."""
+    """Return first step and number of steps of the part of the first epoch whose mean
+    length is nearest to that of all rows, so that few steps represent an epoch."""
     whole = max(1, len(rows) // batches.batch_size)
     steps = min(steps, whole)
     starts = np.unique(np.linspace(0, whole - steps, CANDIDATE_BLOCKS).astype(int))

@@ -1,8 +1,8 @@
-"""Interleaved A/B: a window of one configuration, a window of the other.
+"""Interleaved A/B: a window of one configuration, then a window of the other.
 
-A host's speed moves by a third within minutes; windows side by side move together, and
-their ratio stays. Each has a process of its own, because TF32, cuDNN's choice and
-SDPA's kernels are switches of a process.
+A host's speed changes by a third within minutes; adjacent windows change together, and
+their ratio is stable. Each configuration has a separate process, because TF32, cuDNN's
+choice and SDPA's kernels are switches of a process.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ ENDS_WITHIN_S = 10.0
 
 
 class BaselineError(RuntimeError):
-    """The baseline gave no window."""
+    """The baseline measured no window."""
 
     status = "unpaired"
-    """Of the trial that it stood beside."""
+    """Status of the trial that was paired with it."""
 
 
 @dataclass(frozen=True)
 class InterleavedPair:
-    """A window, and one of the baseline right before or behind it."""
+    """A window, and one of the baseline directly before or after it."""
 
     window: Window
     baseline: Window
 
     @property
     def clean(self) -> bool:
-        """No compilation fell into either."""
+        """Return whether neither window contains a compilation."""
         return self.window.clean and self.baseline.clean
 
     @property
@@ -55,7 +55,7 @@ class InterleavedPair:
 
 @dataclass
 class Baseline:
-    """What a trial is compared with, in a process of its own (`measure.baseline`)."""
+    """The compared configuration, in a separate process (`measure.baseline`)."""
 
     process: psutil.Popen
     connection: Connection
@@ -63,8 +63,8 @@ class Baseline:
     @classmethod
     @contextmanager
     def of(cls, spec: TrialSpec, folder: Path) -> Iterator[Baseline | None]:
-        """Started at once, so that it loads while this process does; it has ended when
-        the block ends. None where the spec names nothing `below`."""
+        """Start the baseline at once, so that it loads while this process does; end it
+        when the block ends. Yield None if the spec has no `below`."""
         if "below" not in spec.options:
             yield None
             return
@@ -75,13 +75,13 @@ class Baseline:
             baseline.end()
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """What this method of its `Warm` returns. Raises BaselineError."""
-        with suppress(OSError):  # it has ended: no answer says so
+        """Return the result of this method of its `Warm`. Raises BaselineError."""
+        with suppress(OSError):  # it has ended: the missing answer shows it
             self.connection.send((method, arguments))
         return self.answer()
 
     def answer(self) -> Any:
-        """The first one is given when it is warm. Raises BaselineError."""
+        """Read the next answer; the first is "warm". Raises BaselineError."""
         try:
             return self.connection.recv()
         except (EOFError, OSError):
@@ -90,13 +90,13 @@ class Baseline:
             raise BaselineError(text) from None
 
     def end(self) -> None:
-        """It ends where it is asked for nothing; its workers end with it."""
+        """End the baseline and its workers, by a call without a method."""
         with suppress(OSError):  # it has ended
             self.connection.send(None)
         self._status()
 
     def _status(self) -> int:
-        """Of its end, which is due."""
+        """Return the exit status of the process, which is about to end."""
         try:
             return self.process.wait(ENDS_WITHIN_S)
         except psutil.TimeoutExpired:  # it loads, or hangs
@@ -105,7 +105,7 @@ class Baseline:
 
 
 def _start(spec: TrialSpec, folder: Path) -> Baseline:
-    """With the data of the trial in `folder`, and a folder of its own in that one."""
+    """Start the baseline with the trial's data, in a sub-folder of `folder`."""
     ours, theirs = Pipe()
     below = parse_settings(spec.options["below"])
     settings = below.model_copy(update={"benchmark": spec.measure})
@@ -123,8 +123,8 @@ def _start(spec: TrialSpec, folder: Path) -> Baseline:
 
 
 def interleave(warm: Warm, baseline: Baseline) -> list[InterleavedPair]:
-    """At least `repeats` pairs; where their ratios are not together, up to twice as
-    many and one more. Who begins alternates, so that a host that slows favours none."""
+    """Return `repeats` pairs or more; if ratios differ much, up to twice that plus one.
+    The first side alternates, so that a host that slows favours neither."""
     _same_blocks(warm, baseline)
     pairs: list[InterleavedPair] = []
     while not _enough(pairs, warm.measure.repeats):
@@ -139,15 +139,15 @@ def _enough(pairs: list[InterleavedPair], repeats: int) -> bool:
 
 
 def middle_half_pct(ratios: list[float]) -> float:
-    """How far the middle half of the ratios lies apart, over their median: a host that
-    stands still for a moment spoils a pair, not the median."""
+    """Return the spread of the middle half of the ratios over their median, in percent:
+    a short pause of the host spoils a pair, not the median."""
     low, middle, high = np.percentile(ratios, [25, 50, 75])
     return float(100 * (high - low) / middle)
 
 
 def _same_blocks(warm: Warm, baseline: Baseline) -> None:
-    """The same rows on both sides: what fits the slower one's windows. Each is timed
-    while the other rests."""
+    """Use the same rows on both sides: those that fit the slower one's windows. Each
+    side is timed while the other rests."""
     baseline.answer()
     slower_s = max(warm.time_step(), baseline.ask("time_step"))
     steps = block_steps(warm.measure, slower_s)

@@ -1,7 +1,7 @@
-"""Rates of real training steps, and where their time goes.
+"""Rates of real training steps, and the time of each phase.
 
-Rates come from windows without phase timing, through the same recorder, loader and
-step that training uses; phases are timed afterwards, on steps that rank nothing.
+Rates are measured in windows without phase timing, through the same recorder, loader
+and step that training uses; phases are timed afterwards, on steps that rank no trial.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from flatout.engine.train.setup.job import TrainJob
 PHASE_STEPS = 8
 PHASE_SECONDS = 2.0
 AGAIN_WINDOWS = 3
-"""The first of a short process is slow, 552 samples/s beside 780: it does not count."""
+"""The first window is slow, 552 samples/s compared with 780: it does not count."""
 
 FeedOf = Callable[[Trainer, int], Feed]
 
 
 def end_to_end(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """Loader, copies, steps and log points, as in training. Where the spec names what
-    stands `below`, interleaved with that: a host's speed moves, and moves both."""
+    """Measure loader, copies, steps and log points, like training. If the spec has a
+    configuration `below`, interleave both, because a host's speed changes both."""
     with Baseline.of(spec, folder) as below:
         return _measured(spec, job, loaded_feed, below)
 
 
 def again(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """The rates of `end_to_end`, and no more: processes are what counts, so that each
-    is a short one, however far apart its windows are."""
+    """Measure only the rates of `end_to_end`. The number of processes matters here, so
+    each process is short, whatever the spread of its windows."""
     runtime = set_up(job.settings.runtime)
     group = _join(job, runtime)
     measure = spec.measure.model_copy(update={"repeats": AGAIN_WINDOWS})
@@ -74,7 +74,7 @@ def again(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
 
 
 def baseline(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """The other side of `Baseline`: answers until it is asked for nothing."""
+    """Run the process of `Baseline`: answer its calls until a call has no method."""
     connection = Connection(spec.options["connection"])
     runtime = set_up(job.settings.runtime)
     warm = warm_training(job, spec.measure, loaded_feed, runtime, None)
@@ -86,7 +86,7 @@ def baseline(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
 
 
 def compute(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """Steps alone: the block's batches lie on the device before the clock starts."""
+    """Measure only steps: their batches are on the device before the clock starts."""
 
     def feed(trainer: Trainer, steps: int) -> Feed:
         block = BlockRows.of(trainer.data, steps)
@@ -98,7 +98,7 @@ def compute(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
 
 
 def loaded_feed(trainer: Trainer, steps: int) -> Feed:
-    """A block through the loader."""
+    """Return a block that is read through the loader."""
     block = BlockRows.of(trainer.data, steps)
     settings = trainer.job.settings.train.loader
     loader = StepLoader(block, settings, trainer.runtime, 0, ENDLESS)
@@ -112,7 +112,7 @@ def warm_training(
     runtime: Runtime,
     group: ProcessGroup | None,
 ) -> Warm:
-    """The training of `job` with its first steps behind it."""
+    """Return the training of `job` after its first steps."""
     compile_clock.listen()
     trainer = assemble(job, runtime, group)
     trainer.model.train()
@@ -131,7 +131,7 @@ def _measured(
     else:
         pairs = interleave(warm, below)
         windows = [pair.window for pair in pairs]
-        below.end()  # phases are timed alone
+        below.end()  # phases are timed without the baseline
     busy_pct = [found for found in warm.gpu_util_pct if found is not None]
     trainer, batches = warm.driver.trainer, warm.feed.batches
     few = max(2, min(PHASE_STEPS, int(PHASE_SECONDS / warm.step_s)))
@@ -156,14 +156,14 @@ def _measured(
 
 
 def _join(job: TrainJob, runtime: Runtime) -> ProcessGroup | None:
-    """The other ranks, where this process is one of several."""
+    """Join the other ranks, if this process is one of several."""
     if runtime.ranks.world_size == 1:
         return None
     return ProcessGroup.join(job.settings.train.distributed, runtime)
 
 
 def _beside(pairs: list[InterleavedPair]) -> dict[str, Any]:
-    """Against what stands below: the median of the pairs' ratios."""
+    """Return figures against the baseline: the median of the pairs' ratios."""
     if not pairs:
         return {}
     ratios = [pair.ratio for pair in pairs]
@@ -176,7 +176,7 @@ def _beside(pairs: list[InterleavedPair]) -> dict[str, Any]:
 
 
 def _rates(windows: list[Window]) -> dict[str, Any]:
-    """Of the window in the middle; p90 over all steps."""
+    """Return the rates of the median window, and p90 over all steps."""
     median_window = middle(windows)
     figures = Rates.over([median_window])
     return {
@@ -201,7 +201,7 @@ def _memory(runtime: Runtime) -> dict[str, Any]:
 
 
 def _resolved_parameters(trainer: Trainer, feed: Feed) -> dict[str, Any]:
-    """What every `auto` came to."""
+    """Return the resolved value of every `auto`."""
     resolved = trainer.resolved
     return {
         "strategy": resolved.strategy,

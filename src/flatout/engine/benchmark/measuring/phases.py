@@ -1,4 +1,4 @@
-"""Where the time of a step goes: forward, backward, optimizer; the GPU's own view."""
+"""Time of a step by phase: forward, backward, optimizer; and as the GPU reports it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ PHASES = ("forward", "backward", "optimizer")
 
 @dataclass
 class PhaseClock:
-    """When the phases of steps began, on `device`. Read it after a synchronisation."""
+    """Start times of the phases of steps on `device`; synchronise before reading."""
 
     device: torch.device
     _marks: list[tuple[str, Any]] = field(default_factory=list)
 
     @contextmanager
     def on(self, stepper: Stepper) -> Iterator[None]:
-        """Times the step that `stepper` takes, not another one. The backward pass is
-        what lies behind a forward pass; ranks exchange gradients in it."""
+        """Time only the steps of `stepper`. The backward pass follows a forward pass
+        and includes the exchange of gradients between ranks."""
         seen: Any = stepper
         module, updater = stepper.module, stepper.updater
         seen.module = _Timed(module, self.mark, "forward", "backward")
@@ -48,7 +48,7 @@ class PhaseClock:
         )
 
     def mark(self, name: str) -> None:
-        """The phase `name` begins now, and the one before ends."""
+        """Begin the phase `name`, and end the one before."""
         point: Any = time.perf_counter()
         if self.device.type == "cuda":
             point = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -63,7 +63,7 @@ class PhaseClock:
 
 @dataclass
 class _Timed:
-    """`inner`, whose call is the phase `name`; behind it begins the phase `then`."""
+    """`inner`, whose call is the phase `name`; the phase `then` begins after it."""
 
     inner: Any
     mark: Callable[[str], None]
@@ -83,7 +83,7 @@ class _Timed:
 def phase_ms(
     trainer: Trainer, batches: Iterator[StepBatch], steps: int
 ) -> dict[str, float]:
-    """Mean `forward_ms`, `backward_ms`, `optimizer_ms` over `steps` eager steps."""
+    """Return mean forward_ms, backward_ms, optimizer_ms of `steps` eager steps."""
     clock = PhaseClock(trainer.runtime.device)
     with clock.on(trainer.stepper):
         for _ in range(steps):
@@ -95,8 +95,8 @@ def phase_ms(
 def launch_ms(
     trainer: Trainer, batches: Iterator[StepBatch], steps: int
 ) -> float | None:
-    """Time until a step's last kernel is launched, into an empty queue; the median of
-    `steps`. None where launching is computing, on a CPU."""
+    """Return the time until a step's last kernel is launched into an empty queue, in
+    ms: the median of `steps`. None on a CPU, which computes while it launches."""
     if not trainer.runtime.is_cuda:
         return None
     taken = []
@@ -110,10 +110,10 @@ def launch_ms(
 
 
 def gpu_util_pct(runtime: Runtime) -> float | None:
-    """The driver's, of the last second or less; None on a CPU, or if nobody says."""
+    """Return the driver's utilisation of the last second or less; None if unknown."""
     if not runtime.is_cuda:
         return None
     try:
         return float(torch.cuda.utilization(runtime.device))
-    except Exception:  # no nvidia-ml-py, or a driver that does not say
+    except Exception:  # no nvidia-ml-py, or a driver without this figure
         return None

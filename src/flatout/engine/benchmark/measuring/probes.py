@@ -1,4 +1,4 @@
-"""Trials beside the steps: the loader alone, the memory, the device's peak."""
+"""Trials without training steps: only the loader, the memory, the device's peak."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ PEAK_SECONDS = 1.0
 
 
 def loader(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """Batches a second without any step, copies to the device included; and which
-    stages of making a batch are slow, by timers of this process."""
+    """Measure batches per second without any step, copies to the device included; and
+    the slow stages of making a batch, by timers of this process."""
     runtime = set_up(job.settings.runtime)
     config = build_model(job).config
     resolved = resolve(job, runtime, config)
@@ -57,13 +57,13 @@ def loader(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
 def _loader_rates(
     job: TrainJob, runtime: Runtime, data: StepRows, measure: BenchmarkSettings
 ) -> list[float]:
-    """Samples a second of each window."""
+    """Return samples per second of each window."""
     block = BlockRows.of(data, measure.steps_per_trial)
     source = StepLoader(block, job.settings.train.loader, runtime, 0, ENDLESS)
     batches = iter(source)
     runs = source.num_workers * job.settings.train.loader.prefetch_factor
     ahead = runs * run_steps(block)
-    for _ in range(measure.warmup_steps + ahead):  # what was ready beforehand
+    for _ in range(measure.warmup_steps + ahead):  # batches that were ready before
         next(batches)
     rates = []
     for _ in range(measure.repeats):
@@ -78,7 +78,7 @@ def _loader_rates(
 
 
 def stage_times(data: StepRows, measure: BenchmarkSettings) -> dict[str, Any]:
-    """Milliseconds of the stages of a batch, and the batches that took longer than
+    """Return milliseconds per stage of a batch, and the batches that needed more than
     `slow_rows_ms` with their rows, as slow transforms cause them."""
     block = BlockRows.of(data, measure.steps_per_trial)
     choose_s, plan_s, total_ms, slow = 0.0, 0.0, [], []
@@ -119,7 +119,7 @@ def _slow_batch(data: StepRows, step: int, ms: float, row_ids: Ints) -> dict[str
 
 
 def device(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """What the device can do: matrix products in the run's precision, memory."""
+    """Measure the device's limits: matrix products in the run's precision, memory."""
     runtime = set_up(job.settings.runtime)
     return {
         "device": runtime.device_name,
@@ -139,14 +139,14 @@ def _memory_bytes(runtime: Runtime) -> int:
 PROFILED_STEPS = 5
 OPERATORS = 40
 HISTORY = 200_000
-"""Allocations that a memory snapshot remembers."""
+"""Number of allocations that a memory snapshot stores."""
 
 TRACE_VIEWER = "https://ui.perfetto.dev (or chrome://tracing): open the file there"
 MEMORY_VIEWER = "https://docs.pytorch.org/memory_viz: drop the file there"
 
 
 def profile(spec: TrialSpec, job: TrainJob, folder: Path) -> dict[str, Any]:
-    """trace.json.gz, operators.txt and, on a GPU, memory.pickle in `folder`."""
+    """Write trace.json.gz, operators.txt and, on a GPU, memory.pickle to `folder`."""
     runtime = set_up(job.settings.runtime)
     trainer = assemble(job, runtime)
     trainer.model.train()
@@ -171,7 +171,7 @@ def _activities(runtime: Runtime) -> list[ProfilerActivity]:
 
 
 def _write(profiler: Any, runtime: Runtime, folder: Path) -> dict[str, dict[str, str]]:
-    """Files by name, each with where to look at it."""
+    """Write the files; return path and viewer of each, by name."""
     trace, table = folder / "trace.json.gz", folder / "operators.txt"
     profiler.export_chrome_trace(str(trace))
     by = "self_device_time_total" if runtime.is_cuda else "self_cpu_time_total"

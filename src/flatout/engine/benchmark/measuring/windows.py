@@ -1,9 +1,9 @@
-"""Windows over the steps of a block: what rates are made of.
+"""Windows over the steps of a block, from which rates are computed.
 
-One rule serves all contenders of all modes. A window speaks for all rows. As many are
-taken as `enough` says, from the same `repeats`; all of them count but those into which
-a compilation fell; the rate is that of the window in the middle. Short processes, which
-are no contenders, take the fewest.
+One rule applies to all contenders of all modes. A window represents all rows. `enough`
+decides their number, from at least `repeats`; all of them count except those with a
+compilation; the rate is that of the median window. Short processes, which are no
+contenders, measure the fewest.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from flatout.engine.train.recording.timing import Window, steady
 from flatout.engine.train.setup.assemble import Trainer
 
 SPREAD_LIMIT_PCT = 5.0
-"""Windows further apart than this are said to be so."""
+"""A larger spread of the windows is reported, in percent."""
 
 
 @dataclass
 class Warm:
-    """A training whose first steps are behind it: it takes windows."""
+    """A training after its first steps, which measures windows."""
 
     driver: Driver
     feed_of: Callable[[int], Feed]
     feed: Feed
     measure: BenchmarkSettings
     first_step_s: float
-    """Of the first, cold step."""
+    """Seconds of the first, cold step."""
     step_s: float = math.inf
-    """Of a warm one."""
+    """Seconds of a warm step."""
     gpu_util_pct: list[float | None] = field(default_factory=list)
-    """The GPU's at the end of each window."""
+    """The GPU's utilisation at the end of each window, in percent."""
 
     @classmethod
     def up(
@@ -59,7 +59,7 @@ class Warm:
         return cls(driver, feed_of, feed, measure, first_step_s)
 
     def time_step(self) -> float:
-        """`step_s`, by two steps."""
+        """Measure `step_s` by two steps."""
         self.driver.synchronize()
         begin = time.perf_counter()
         for _ in range(2):
@@ -69,14 +69,14 @@ class Warm:
         return self.step_s
 
     def shorten(self, steps: int) -> None:
-        """A block of `steps`, where it has more; its workers start now."""
-        if steps < self.feed.period:  # other workers need seconds to start
-            del self.feed  # its workers and batches go before the next ones come
+        """Use a block of `steps`, if it has more; its workers start now."""
+        if steps < self.feed.period:  # new workers need seconds to start
+            del self.feed  # frees its workers and batches before the next ones start
             self.feed = self.feed_of(steps)
         self.feed.step(self.driver)
 
     def window(self) -> Window:
-        """Whole blocks, again until `min_window_s` is over."""
+        """Measure whole blocks until `min_window_s` is over."""
         driver, feed, runtime = self.driver, self.feed, self._runtime
         passes = max(1, round(self.measure.min_window_s / (feed.period * self.step_s)))
         driver.synchronize()
@@ -87,12 +87,12 @@ class Warm:
         compiles = agreed(driver.window_clock.compiles, runtime)
         window = driver.window_clock.close(int(compiles))
         self.gpu_util_pct.append(gpu_util_pct(runtime))
-        # Replayed graphs are quicker than the warm-up was.
+        # Replayed graphs are faster than the warm-up was.
         self.step_s = agreed(min(self.step_s, step_seconds(window)), runtime)
         return window
 
     def windows(self, most_apart_pct: float = SPREAD_LIMIT_PCT) -> list[Window]:
-        """Those that count: more of them where they lie further apart."""
+        """Return the windows that count: more of them if their rates differ more."""
         self.shorten(block_steps(self.measure, self.time_step()))
         windows: list[Window] = []
         while not self._enough(windows, most_apart_pct):
@@ -105,8 +105,8 @@ class Warm:
         return not agreed(float(more), self._runtime)
 
     def lead_in(self) -> None:
-        """After a rest: workers went on loading, which is no rate of theirs. What lies
-        ready is thrown away; every window goes over whole blocks all the same."""
+        """Discard ready batches after a rest, because workers loaded them during it,
+        which is not their rate; every window still covers whole blocks."""
         loader = self.feed.loader
         ready = loader.num_workers * loader.settings.prefetch_factor if loader else 0
         for _ in range(ready):
@@ -114,7 +114,7 @@ class Warm:
         self.feed.step(self.driver)
 
     def rested_window(self) -> Window:
-        """The next one after a rest."""
+        """Return the next window after a rest."""
         self.lead_in()
         return self.window()
 
@@ -124,12 +124,12 @@ class Warm:
 
 
 def block_steps(measure: BenchmarkSettings, step_s: float) -> int:
-    """Steps of a block that fit a window, at least two."""
+    """Return the steps of a block that fit a window, at least two."""
     return max(2, min(measure.steps_per_trial, int(measure.max_window_s / step_s)))
 
 
 def agreed(value: float, runtime: Runtime) -> float:
-    """The highest of all ranks: they must take the same number of steps."""
+    """Return the highest value of all ranks: they must run the same number of steps."""
     if runtime.ranks.world_size == 1:
         return value
     shared = torch.tensor(value, dtype=torch.float64, device=runtime.device)
@@ -143,15 +143,15 @@ def enough(
     repeats: int,
     most_apart_pct: float = SPREAD_LIMIT_PCT,
 ) -> bool:
-    """`rates` of those that count, of `taken` windows. `repeats` are enough that are
-    free of compilations and together; at most twice as many and one are taken."""
+    """Return whether `rates` of the windows that count, of `taken` windows, are enough:
+    `repeats` without compilations and close together, or twice `repeats` plus one."""
     if taken > 2 * repeats:
         return True
     return len(rates) >= repeats and spread_of(rates) <= most_apart_pct
 
 
 def middle(windows: Sequence[Window]) -> Window:
-    """The window with the median rate; of two, the slower one."""
+    """Return the window with the median rate; of two, the slower one."""
     return sorted(windows, key=rate)[(len(windows) - 1) // 2]
 
 
@@ -160,15 +160,15 @@ def step_seconds(window: Window) -> float:
 
 
 def rate(window: Window) -> float:
-    """Samples/s."""
+    """Return the rate in samples/s."""
     return window.samples / window.wall_s
 
 
 def spread_pct(windows: Sequence[Window]) -> float:
-    """(highest - lowest) / median of the rates."""
+    """Return (highest - lowest) / median of the rates, in percent."""
     return spread_of([rate(window) for window in windows])
 
 
 def spread_of(values: Sequence[float]) -> float:
-    """(highest - lowest) / median, in percent."""
+    """Return (highest - lowest) / median, in percent."""
     return 100 * (max(values) - min(values)) / median(values)

@@ -1,7 +1,7 @@
-"""One trial of the benchmark in a process of its own.
+"""One trial of the benchmark in a separate process.
 
-A trial runs in a process group of its own with a time limit, so that one that hangs,
-dies or fills the memory costs itself alone. The parent never touches the device.
+A trial runs in its own process group with a time limit, so that one that hangs, dies or
+fills the memory affects only itself. The parent never uses the device.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from flatout.engine.machine.environment import (
 logger = logging.getLogger(__name__)
 
 MODULE = "flatout.engine.benchmark.trials.trial"
-"""What a trial's process runs."""
+"""The module that a trial's process runs."""
 KEPT = frozenset({"ok", "oom"})
-"""Answers that nobody asks for again."""
+"""Statuses of answers that are final: their trials are not run again."""
 POLL_S = 0.1
 MAX_NOTE = 500
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a trial's process left: status, note, and figures by name."""
+    """The result of a trial's process: status, note, and figures by name."""
 
     status: str
     note: str
@@ -56,7 +56,7 @@ class Answer:
 
 
 def kept_answer(folder: Path) -> Answer | None:
-    """What the trial in `folder` answered before; None where it is to be asked."""
+    """Return the stored answer of the trial in `folder`; None if it must be run."""
     file = folder / "answer.json"
     try:
         answer = Answer(**json.loads(file.read_text()))
@@ -77,8 +77,8 @@ def ask(
     variables: Mapping[str, str],
     stop: Callable[[], bool] | None = None,
 ) -> Answer:
-    """Run a trial in `folder` and keep its answer there. `headroom`: share of the
-    machine's memory that stays free, if its device has none of its own."""
+    """Run a trial in `folder` and store its answer there. `headroom`: share of the
+    machine's memory that stays free, if its device has no memory."""
     write_spec(spec, asdict(files), folder)
     limit = resident_limit_bytes(headroom)
     answer = run_isolated(
@@ -90,7 +90,7 @@ def ask(
 
 
 def write_spec(spec: TrialSpec, job: Mapping[str, Any], folder: Path) -> None:
-    """What the process of a trial reads. `job`: a JobFiles, as JSON values."""
+    """Write the input of a trial's process. `job`: the JSON values of a JobFiles."""
     folder.mkdir(exist_ok=True)
     asked = {"spec": spec.as_json(), "job": job}
     (folder / "spec.json").write_text(json.dumps(asked, indent=1))
@@ -105,12 +105,12 @@ def run_isolated(
     variables: Mapping[str, str] = MappingProxyType({}),
     stop: Callable[[], bool] | None = None,
 ) -> Answer:
-    """Run the trial whose spec.json lies in `folder`. Its log is kept there, below the
-    command that runs it again by hand.
+    """Run the trial of `folder`/spec.json. Its log is stored there, below the command
+    that runs it again in a terminal.
 
-    `max_resident_bytes`: end it before the machine runs out (devices without memory
-    of their own). `variables`: for its environment. The trial ends when
-    `stop` is true, which is asked often.
+    `max_resident_bytes`: end it before the machine runs out (devices without separate
+    memory). `variables`: for its environment. The trial ends when `stop`, which is
+    called often, returns true.
     """
     result = folder / "result.json"
     result.unlink(missing_ok=True)
@@ -148,13 +148,13 @@ def _start(
 
 
 def by_hand(spec: TrialSpec, folder: Path, variables: Mapping[str, str]) -> str:
-    """A line of the shell; its output comes to the terminal, and nothing ends it."""
+    """Return a shell command without time limit, with its output in the terminal."""
     given = [f"{name}={value}" for name, value in variables.items()]
     return shlex.join(["env", *given, *command(spec, folder)])
 
 
 def command(spec: TrialSpec, folder: Path) -> list[str]:
-    """What runs the trial, once a rank."""
+    """Return the command that runs the trial, once per rank."""
     if spec.world_size == 1:
         return [sys.executable, "-m", MODULE, str(folder)]
     # The agent ends with this process, and its ranks with it.
@@ -167,7 +167,7 @@ def wait_for(
     max_resident_bytes: int | None,
     stop: Callable[[], bool] | None,
 ) -> tuple[str, str] | None:
-    """Until the end; the status and note of a trial that had to be stopped."""
+    """Wait for the end; return status and note of a trial that had to be stopped."""
     deadline = time.perf_counter() + timeout_s
     while process.poll() is None:
         if time.perf_counter() > deadline:
@@ -182,33 +182,33 @@ def wait_for(
 
 
 def resident_limit_bytes(headroom: float) -> int | None:
-    """Where the device has no memory of its own, a trial ends before the machine runs
-    out: half of `headroom`, a share of what is free now, stays free."""
+    """Return the limit of a trial on a device without separate memory: half of
+    `headroom`, a share of the memory that is free now, stays free."""
     if nvidia_gpu_count():
         return None
     return int(available_memory_bytes() * (1 - headroom / 2))
 
 
 def _resident_bytes(pid: int) -> int:
-    """Resident size of a process and those it started."""
+    """Return the resident size of a process and its children."""
     total = 0
     try:
         process = psutil.Process(pid)
         for one in [process, *process.children(recursive=True)]:
             total += one.memory_info().rss
-    except psutil.Error:  # it ended while it was asked
+    except psutil.Error:  # it ended during the query
         pass
     return total
 
 
 def end_groups(process: subprocess.Popen[bytes]) -> None:
-    """End the trial's workers and ranks with it; each rank leads a group of its own."""
+    """End the trial with its workers and ranks; each rank leads its own group."""
     groups = {process.pid}
     with suppress(psutil.NoSuchProcess):  # it has ended, and its ranks notice
         below = psutil.Process(process.pid).children(recursive=True)
         groups |= {child.pid for child in below}
     for pid in groups:
-        with suppress(ProcessLookupError):  # it leads none
+        with suppress(ProcessLookupError):  # it leads no group
             os.killpg(pid, signal.SIGKILL)
     process.wait()
 

@@ -1,7 +1,7 @@
-"""A trial's own process: `python -m flatout.engine.benchmark.trials.trial FOLDER`.
+"""The process of a trial: `python -m flatout.engine.benchmark.trials.trial FOLDER`.
 
-Reads FOLDER/spec.json and leaves FOLDER/result.json. Tracebacks go to its output,
-which the parent keeps as FOLDER/log.txt.
+Reads FOLDER/spec.json and writes FOLDER/result.json. Tracebacks go to its output, which
+the parent stores as FOLDER/log.txt.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Run = Callable[[TrialSpec, Callable[[], "TrainJob"], Path], Figures]
 
 
 def serve(folder: Path, run: Run) -> int:
-    """Answer the spec in `folder` by `run`; the exit status."""
+    """Answer the spec in `folder` by `run`; return the exit status."""
     stored = json.loads((folder / "spec.json").read_text())
     die_with_parent()
     collect_rarely()
@@ -64,7 +64,7 @@ def _open(stored: Mapping[str, Any], spec: TrialSpec, folder: Path) -> TrainJob:
 
 
 def _status(error: Exception) -> str:
-    """What the error says of itself, else what its text says."""
+    """Return the status attribute of the error, else one derived from its text."""
     text = str(error).lower()
     full = isinstance(error, MemoryError) or any(t in text for t in OUT_OF_MEMORY)
     return getattr(error, "status", "oom" if full else "error")
@@ -85,8 +85,8 @@ def run(spec: TrialSpec, open_job: Callable[[], TrainJob], folder: Path) -> Figu
 
 
 def train_whole(spec: TrialSpec, job: TrainJob, folder: Path) -> Figures:
-    """Train as the train pipeline does, and give the report. One that was killed goes
-    on from its newest checkpoint."""
+    """Train like the train pipeline, and return the report. A training that was killed
+    resumes from its newest checkpoint."""
     from flatout.engine.launch.launch import collect
 
     return collect(replace(job, work_folder=folder / TRAINING)).report.as_dict()

@@ -1,4 +1,4 @@
-"""What a trial is asked, and the line of the table that it becomes."""
+"""The specification of a trial, and its row of the table."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ KINDS = {
     "profile": "measuring.probes:profile",
     "train": "trials.trial:train_whole",
 }
-"""What a trial measures, and the function in this package that does it: training end to
-end; the rates alone of settings that were measured before, in one more process; steps
-on batches that lie on the device already; what stands below a rung, window by window;
-the loader alone; the device's peak; where the time of a few steps goes, operator by
-operator; a whole training (the sweep)."""
+"""The subject of a trial, and the function in this package that measures it: training
+end to end; only the rates of settings that were measured before, in one more process;
+steps on batches that are on the device already; the baseline of a rung, window by
+window; only the loader; the device's peak; the time of a few steps by operator; a whole
+training (the sweep)."""
 Changes = dict[str, Any]
 """Settings by path, `train.token_budget`."""
 MEASURED = {
@@ -38,13 +38,13 @@ MEASURED = {
     "max_window_s",
     "slow_rows_ms",
 }
-"""Parameters of the benchmark that decide what a trial measures."""
+"""Parameters of the benchmark that decide the measurement of a trial."""
 ON_ALL_DEVICES = frozenset({"end_to_end", "again", "compute"})
 
 
 @dataclass(frozen=True)
 class TrialSpec:
-    """A question to the machine. `settings` are whole, with the changes applied."""
+    """One trial to run. `settings` are complete, with the changes applied."""
 
     kind: str
     mode: str
@@ -52,11 +52,11 @@ class TrialSpec:
     label: str = ""
     world_size: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What a kind needs beside the settings."""
+    """Options of the kind, in addition to the settings."""
 
     @property
     def measure(self) -> BenchmarkSettings:
-        """How long it measures."""
+        """Return the parameters that set how long it measures."""
         return self.settings.benchmark
 
     def as_json(self) -> dict[str, Any]:
@@ -68,8 +68,8 @@ class TrialSpec:
         return cls(**{**stored, "settings": parse_settings(stored["settings"])})
 
     def key(self, context: Mapping[str, Any]) -> str:
-        """Digest of all that decides the answer; `context` names data, versions and
-        device."""
+        """Return a digest of everything that decides the answer; `context` names data,
+        versions and device."""
         dumped = self.settings.model_dump(
             mode="json", include={"runtime", "model", "tokenize", "train"}
         )
@@ -94,7 +94,7 @@ ASKED = {
     "gradient_checkpointing": "train.gradient_checkpointing",
     "bucket_mib": "train.distributed.bucket_mib",
 }
-"""Columns of settings. A figure of the same name has what an `auto` came to."""
+"""Columns of settings. A figure of the same name is the resolved value of `auto`."""
 COLUMNS = (
     *("trial_id", "mode"),
     *(name for name in ASKED if name != "bucket_mib"),
@@ -105,36 +105,36 @@ COLUMNS = (
     "mfu_pct",  # share of the peak in the device's data sheet
     *("gpu_util_pct", "peak_memory_gib", "reserved_memory_gib"),
     *("compile_s", "recompiles", "status", "note", "kind", "label", "world_size"),
-    "bucket_mib",  # of gradients that travel together between devices
+    "bucket_mib",  # of gradients per message between devices
     "samples_per_s_spread_pct",  # (highest - lowest) / median over the windows
-    "loader_samples_per_s",  # of the loader alone
-    "host_ms",  # that the host needs to launch a step (GPU)
+    "loader_samples_per_s",  # of a loader without steps
+    "host_ms",  # for the host to launch a step (GPU)
     "first_step_s",  # cold: workers, first batch, compilation, first step
     *("tflops_per_s", "share_of_measured_peak_pct"),
-    "times_below",  # rate over that of the configuration beside it, by turns
-    "times_below_spread_pct",  # how far the middle half of the turns lies apart
-    "elapsed_s",  # of the whole trial, its process's start included
+    "times_below",  # rate divided by that of the paired configuration
+    "times_below_spread_pct",  # spread of the middle half of the pairs' ratios
+    "elapsed_s",  # of the whole trial, including its process's start
     *("key", "log"),
 )
-"""Of benchmark_trials.csv."""
+"""Columns of benchmark_trials.csv."""
 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What was asked, and what came of it: a line of benchmark_trials.csv. Columns can
+    """Specification and result of a trial: a row of benchmark_trials.csv. Columns can
     be read as attributes; None: not measured by this kind of trial."""
 
     trial_id: str
     spec: TrialSpec
     key: str = ""
     status: str = "error"
-    """ok, oom, error, timeout, or unpaired: what it stood beside has ended."""
+    """ok, oom, error, timeout, or unpaired: its paired process has ended."""
     note: str = ""
     elapsed_s: float = 0.0
     log: str = ""
-    """Empty if the trial was refused before it began."""
+    """Path of the log; empty if the trial was refused before it began."""
     figures: Mapping[str, Any] = field(default_factory=dict)
-    """All that it measured, more than the columns."""
+    """All measured figures, including those without a column."""
 
     def __getattr__(self, name: str) -> Any:
         if name not in COLUMNS:
@@ -152,7 +152,7 @@ class TrialResult:
 
     @property
     def rate(self) -> float:
-        """Samples/s; 0 if none was measured."""
+        """Rate in samples/s; 0 if it was not measured."""
         return self.samples_per_s or 0.0
 
     def as_row(self) -> dict[str, Any]:
@@ -160,5 +160,5 @@ class TrialResult:
 
 
 def with_changes(settings: Settings, changes: Mapping[str, Any]) -> Settings:
-    """`settings` with values set by path (`train.loader.num_workers`), checked."""
+    """Return `settings` with values set by path (train.loader.num_workers), checked."""
     return parse_settings(set_by_path(settings.model_dump(mode="json"), changes))
