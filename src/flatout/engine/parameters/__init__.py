@@ -1,6 +1,6 @@
 """Every parameter of flatout, its type, its bounds and its unit.
 
-One model a group of the parameters files. Unknown keys in a group are refused;
+One model for each group of the parameters files. Unknown keys in a group are refused;
 all faults are reported at once, each with its path and the nearest valid name
 (:func:`parse_settings`).
 """
@@ -91,13 +91,13 @@ __all__ = [
 
 
 class Settings(SettingsModel):
-    """All parameters together, as `conf/*/parameters*.yml` spell them."""
+    """All parameters together, spelt like in `conf/*/parameters*.yml`."""
 
     data_dir: str = parameter("data", EXECUTION)
-    """Folder of everything that a run writes; the catalog's paths are below it."""
+    """Folder of all files that a run writes; the catalog's paths are below it."""
     pipelines: list[str] = parameter([], EXECUTION)
-    """What `kedro run` runs without --pipelines. Empty: split, tokenize, train,
-    evaluate."""
+    """Pipelines that `kedro run` runs without --pipelines. Empty: split, tokenize,
+    train, evaluate."""
     corpus: CorpusSettings = parameter(CorpusSettings(), EXECUTION)
     runtime: RuntimeSettings = RuntimeSettings()
     model: ModelSettings = ModelSettings(config={"model_type": "bert"})
@@ -112,21 +112,21 @@ class Settings(SettingsModel):
     detect: DetectSettings = parameter(DetectSettings(), EXECUTION)
     sweep: SweepSettings = parameter(SweepSettings(), EXECUTION, BESIDE)
     tuned: dict[str, Any] = parameter({}, EXECUTION)
-    """Where conf/tuned comes from; written by the benchmark, read by nothing else."""
+    """Source of conf/tuned, written by the benchmark; only comparisons read it."""
     tracking: TrackingSettings = parameter(TrackingSettings(), EXECUTION, BESIDE)
     guard: GuardSettings = parameter(GuardSettings(), EXECUTION, BESIDE)
     paths: PathSettings = parameter(PathSettings(), EXECUTION, BESIDE)
 
     @property
     def max_length(self) -> int:
-        """Places of the longest row: its tokens, or 1 of a sample of fixed shape."""
+        """Maximum length of a row: tokens, or 1 for a sample of fixed shape."""
         return self.tokenize.max_length if self.train.rows == "tokens" else 1
 
 
 def parse_settings(parameters: Mapping[str, Any]) -> Settings:
-    """Check `parameters` whole. Raises SettingsError that names every fault.
+    """Check all of `parameters`. Raises SettingsError that names every fault.
 
-    Groups of other names are left alone: pipelines of the user's own read them.
+    Groups with other names are accepted: the user's own pipelines read them.
     """
     ours = {name: value for name, value in parameters.items() if _is_ours(name, value)}
     try:

@@ -1,4 +1,4 @@
-"""What all groups of parameters share."""
+"""Definitions that all groups of parameters share."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ CountOrZero = Annotated[int, Field(ge=0)]
 
 
 EXECUTION = "execution"
-"""Role of a parameter that says how, where or how visibly, and never what, is trained:
-a run may go on with another value."""
+"""Role of a parameter that decides how, on which devices or how visibly a training
+runs, but not its result: a run may resume with another value."""
 MACHINE = "machine"
-"""Of one that machines which train together may set each for itself."""
+"""Role of a parameter that each of several machines may set differently."""
 BESIDE = "beside"
-"""Of one that is no part of a step: it explains no other rate."""
+"""Role of a parameter outside of a step: it explains no difference in speed."""
 
 
 def parameter(
     default: Any, *roles: str, reported: str | None = None, **bounds: Any
 ) -> Any:
-    """A field whose roles other modules ask for (roles.py); without one it decides what
-    is trained. `reported`: under which name a report has what it came to."""
+    """A field with roles that other modules read (roles.py); without a role it affects
+    the result. `reported`: the name under which a report has its final value."""
     facts: dict[str, Any] = {"roles": list(roles), "reported": reported}
     return Field(default, json_schema_extra=facts, **bounds)
 
@@ -37,7 +37,7 @@ class SettingsError(ValueError):
 
 
 class SettingsModel(BaseModel):
-    """Unknown keys are refused; nothing changes once it is checked."""
+    """Base of all groups: unknown keys are refused; checked values are frozen."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -49,7 +49,7 @@ class SettingsModel(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_boolean_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Pydantic takes true for 1 where a number is asked for."""
+        """Refuse true and false as numbers: Pydantic would convert true to 1."""
         kinds = _kinds(cls.model_fields[str(info.field_name)].annotation)
         found = value if isinstance(value, list) else [value]
         told = any(isinstance(one, bool) for one in found)
@@ -59,14 +59,14 @@ class SettingsModel(BaseModel):
 
 
 def _kinds(annotation: Any) -> set[type]:
-    """The types that an annotation such as `Count | Auto` is put together from."""
+    """Return the types in an annotation such as `Count | Auto`."""
     if isinstance(annotation, type):
         return {annotation}
     return {kind for part in get_args(annotation) for kind in _kinds(part)}
 
 
 def by_path(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """`train.loader.num_workers` and its value, of every value in nested groups."""
+    """Yield path (`train.loader.num_workers`) and value of all in nested groups."""
     for name, value in tree.items():
         if isinstance(value, dict) and value:
             yield from by_path(value, f"{prefix}{name}.")
@@ -75,8 +75,8 @@ def by_path(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def set_by_path(tree: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """`tree` with `values` by path, as `by_path` gives them; groups that it lacks come
-    to it."""
+    """Set `values` in `tree` by path, in the form of `by_path`; missing groups are
+    created. Return `tree`."""
     for path, value in values.items():
         *parents, last = path.split(".")
         level = tree

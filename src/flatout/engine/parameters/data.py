@@ -1,4 +1,4 @@
-"""Rows and tokens: from raw text to what a model reads."""
+"""Parameters of rows and tokens, from raw text to the input of a model."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class CorpusSettings(SettingsModel):
     """Size of the built-in corpus."""
 
     rows: int | None = Field(12_000, ge=10)
-    """Number of docstrings; null: all there are."""
+    """Number of docstrings; null: all available."""
     labels: int = Field(10, ge=2, le=12)
-    """Number of packages they come from."""
+    """Number of packages that contain these docstrings."""
 
 
 class Fractions(SettingsModel):
     """Shares of the rows; they add up to 1."""
 
     train: float = Field(0.8, gt=0, lt=1)
-    """Share of the rows."""
+    """Share of the training rows."""
     validation: float = Field(0.1, gt=0, lt=1)
-    """Share of the rows; the best model is chosen by it."""
+    """Share of the validation rows, which select the best model."""
     test: float = Field(0.1, gt=0, lt=1)
-    """Share of the rows; the three add up to 1."""
+    """Share of the test rows; the three shares add up to 1."""
 
     @model_validator(mode="after")
     def _sum_to_one(self) -> Fractions:
@@ -43,42 +43,42 @@ class Fractions(SettingsModel):
 
 
 class SplitSettings(SettingsModel):
-    """How raw rows are checked and dealt."""
+    """Checks of raw rows, and their distribution to splits."""
 
     text_column: str = "text"
     """Column of the text."""
     text_pair_column: str | None = None
-    """A second text, as in question and passage."""
+    """Column of a second text, for example the passage of a question."""
     prompt_column: str | None = None
-    """causal-lm: what comes before a completion, in place of `text_column`."""
+    """causal-lm: column of the text before a completion; replaces `text_column`."""
     completion_column: str | None = None
-    """causal-lm: what alone is learnt, behind the prompt."""
+    """causal-lm: column of the text after the prompt; only this text is learned."""
     messages_column: str | None = None
-    """causal-lm: lists of messages; what the assistant writes is learnt."""
+    """causal-lm: column of lists of messages; the assistant's are learned."""
     anchor_column: str | None = None
-    """embedding: texts that search, each beside the text that is to be found."""
+    """embedding: column of query texts, each with the text that is to be found."""
     positive_column: str | None = None
-    """embedding: the text that belongs to the anchor."""
+    """embedding: column of the text that belongs to the anchor."""
     negative_column: str | None = None
-    """embedding: a text, or a list of texts, that does not belong to the anchor."""
+    """embedding: column of texts, or lists of texts, that do not match the anchor."""
     label_column: str | None = "label"
-    """null: unlabelled text, for language models."""
+    """Column of the label. null: unlabelled text, for language models."""
     label_columns: list[str] | None = None
-    """multi-label-classification: columns of 0 and 1, a label each, in its place."""
+    """multi-label-classification: columns of 0 and 1, one per label, used instead."""
     group_column: str | None = None
-    """Rows of one group never part (a patient, a document)."""
+    """Column of a group (a patient, a document); its rows stay in one split."""
     split_column: str | None = None
-    """Names the split of each row: train, validation (val, dev, eval) or test."""
+    """Column of the split of each row: train, validation (val, dev, eval) or test."""
     on_leak: Literal["report", "drop"] = "report"
-    """Of splits that are given: what to do with train's rows of the others' texts."""
+    """Treatment of train's rows whose texts are also in the other given splits."""
     keep_duplicates: bool = False
-    """Keep rows that repeat an earlier one, as sessions of a log do; a text may then
-    be in two splits, unless its group is not."""
+    """Keep rows that repeat an earlier one, such as sessions of a log; a text may then
+    be in two splits, unless its rows are one group."""
     fractions: Fractions = Fractions()
     max_rejected_fraction: float = Field(0.01, ge=0, le=1)
-    """Stop when a larger share of the rows cannot be used."""
+    """Largest share of unusable rows; more stop the run."""
     seed: int = Field(0, ge=0, lt=2**63)
-    """Apart from `runtime.seed`: trainings with several seeds share one split."""
+    """Seed of the split; trainings with several `runtime.seed` share one split."""
 
     @model_validator(mode="after")
     def _one_form(self) -> SplitSettings:
@@ -96,78 +96,78 @@ class SplitSettings(SettingsModel):
 
 
 class TokenizeSettings(SettingsModel):
-    """How texts become tokens."""
+    """Conversion of texts to tokens."""
 
     max_length: int = Field(320, ge=2)
-    """Tokens, special tokens included; longer texts are cut."""
+    """Maximum number of tokens, with special tokens; longer texts are cut."""
     vocab_size: int = parameter(8_000, EXECUTION, ge=64)
-    """Word pieces of a tokenizer trained here (`model.name_or_path: null`)."""
+    """Number of word pieces of a tokenizer trained here (`name_or_path: null`)."""
     join_texts: bool = parameter(False, EXECUTION)
-    """Language models: lay texts end to end in blocks of `max_length`."""
+    """Language models: join texts end to end in blocks of `max_length`."""
 
 
 class EvaluateSettings(SettingsModel):
-    """Which predictions `evaluate` judges, and what it keeps of them."""
+    """Predictions that `evaluate` makes, and those that it saves."""
 
     split: Literal["train", "validation", "test"] = "test"
-    """Rows that the saved model predicts."""
+    """Split that the saved model predicts."""
     wrong_rows: int = Field(100, ge=0)
-    """Kept with their texts, those of the largest loss first."""
+    """Number of wrong rows saved with their texts, largest loss first."""
 
 
 class ArraySettings(SettingsModel):
-    """How files of numbers become samples of one shape (`train.rows: arrays`)."""
+    """Conversion of files of numbers to samples of one shape (`train.rows: arrays`)."""
 
     path: str | None = None
-    """A file or folder in place of the catalog's own; with --params alone."""
+    """File or folder of the samples, instead of the catalog's own."""
     inputs: list[str] = []
     """Columns of Parquet, or the array of .npz and HDF5. Empty: all but the label."""
 
 
 class ImageSettings(SettingsModel):
-    """How image files become pixels (`train.rows: images`)."""
+    """Conversion of image files to pixels (`train.rows: images`)."""
 
     path: str | None = None
-    """A folder or manifest in place of the catalog's own; with --params alone."""
+    """Folder or manifest of the images, instead of the catalog's own."""
     size: int = Field(224, ge=1)
-    """Height and width: scaled so that the shorter side fits, the middle kept."""
+    """Height and width in pixels; the shorter side is scaled, the middle kept."""
     keep: Literal["pixels", "files"] = "pixels"
-    """What rows hold. pixels: decoded once. files: their bytes, which take less disk
-    where images are large, and are decoded at every epoch, by the loader's workers."""
+    """Content of rows. pixels: decoded once. files: encoded bytes, which use less disk
+    for large images and are decoded in every epoch by the loader's workers."""
     channels: Literal[1, 3] = 3
-    """3: red, green, blue. 1: grey."""
+    """Number of colour channels. 3: red, green, blue. 1: grey."""
     image_column: str = "image"
-    """Of a manifest: paths of images, from its own folder."""
+    """Column of a manifest with paths of images, relative to its own folder."""
 
 
 class DetectSettings(SettingsModel):
-    """How `kedro run --env=deeplog --pipelines=detect` finds abnormal sessions."""
+    """Detection of abnormal sessions by `--env=deeplog --pipelines=detect`."""
 
     top_keys: int = Field(9, ge=1)
-    """A session is abnormal where a key is none of so many likeliest (the paper's
-    g)."""
+    """Number of likeliest keys (the paper's g): a session is abnormal if one of its
+    keys is not among them."""
     min_end_probability: float = Field(1e-3, ge=0, lt=1)
-    """A session is abnormal where its end is less probable. 0: ends are not judged."""
+    """Probability of an end below which a session is abnormal. 0: not evaluated."""
     label_column: str | None = "label"
-    """Says of each session whether it is normal. null: nobody knows."""
+    """Column that marks sessions as normal or abnormal. null: unknown."""
 
 
 class PredictSettings(SettingsModel):
-    """How `kedro run --pipelines=predict` applies a saved model to texts."""
+    """Application of a saved model to texts by `kedro run --pipelines=predict`."""
 
     text_column: str | None = None
-    """null: `split.text_column`, or `text` of rows that split has made."""
+    """Column of the text. null: `split.text_column`, or `text` of rows from split."""
     text_pair_column: str | None = None
-    """null: that of split likewise, where the model was trained on pairs."""
+    """null: `split.text_pair_column`, if the model was trained on pairs."""
     keep_text: bool = True
-    """The texts beside their predictions."""
+    """Save the texts next to their predictions."""
     id_column: str | None = None
-    """Column that is carried over as `id`, as text."""
+    """Column that is copied to `id`, as text."""
     max_length: Annotated[int, Field(ge=2)] | Auto = "auto"
-    """Tokens of a row. auto: `tokenize.max_length`, or what the model takes if less."""
+    """Maximum tokens of a row. auto: `tokenize.max_length`, or the model's if less."""
     strategy: Literal["grouped", "packed"] | Auto = "auto"
-    """auto: packed on a GPU where it runs, else grouped."""
+    """Batching. auto: packed on a GPU that supports it, else grouped."""
     token_budget: Count | Auto = "auto"
-    """Most tokens, padding included, of one forward pass."""
+    """Maximum tokens, padding included, of one forward pass."""
     window_rows: int = Field(4_096, ge=1)
-    """Rows that are held at a time, and sorted by length together."""
+    """Number of rows in memory at a time, sorted by length together."""

@@ -33,7 +33,7 @@ class Parameter:
 
 
 def described(group: BaseModel = DEFAULTS, parent: str = "") -> Iterator[Parameter]:
-    """All below `group`, in the order of the classes."""
+    """Yield all parameters below `group`, in the order of the classes."""
     meanings = _docstrings(type(group))
     for name, field in type(group).model_fields.items():
         default = getattr(group, name)
@@ -45,14 +45,14 @@ def described(group: BaseModel = DEFAULTS, parent: str = "") -> Iterator[Paramet
 
 
 def purpose(name: str) -> str:
-    """What a group is for; empty where `name` is a single value."""
+    """Return the purpose of a group; empty if `name` is a single value."""
     group = getattr(DEFAULTS, name)
     known = isinstance(group, BaseModel)
     return " ".join(inspect.cleandoc(group.__doc__ or "").split()) if known else ""
 
 
 def _values(annotation: Any) -> Iterator[str]:
-    """`whole number` and `auto` of `Count | Auto`."""
+    """Yield `whole number` and `auto` for `Count | Auto`."""
     origin = get_origin(annotation)
     if origin is Literal:
         yield from (str(value) for value in get_args(annotation))
@@ -68,7 +68,7 @@ def _values(annotation: Any) -> Iterator[str]:
 
 
 def _docstrings(model: type[BaseModel]) -> dict[str, str]:
-    """The text under each field; Python itself keeps none of them."""
+    """Return the text under each field, which Python does not keep."""
     if model is BaseModel:
         return {}
     [body] = ast.parse(textwrap.dedent(inspect.getsource(model))).body

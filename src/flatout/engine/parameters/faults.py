@@ -1,4 +1,4 @@
-"""Pydantic's errors in the words of whoever wrote the parameters."""
+"""Pydantic's errors in terms of the parameters files."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from flatout.engine.parameters.common import SettingsError
 from flatout.engine.parameters.other_names import HERE, REMOVED, RENAMED
 
 NEAR = 0.8
-"""difflib's ratio from which a name is taken for a misspelling."""
+"""Minimum of difflib's ratio for a misspelling."""
 
 
 def first_line(error: BaseException) -> str:
-    """Of its text; the name of its type where it has none."""
+    """Return the first line of its text, or its type's name if it has no text."""
     return str(error).strip().split("\n")[0] or type(error).__name__
 
 
 def refusal(faults: Sequence[str]) -> SettingsError:
-    """Before anything has run."""
+    """Return the error for faults found before a run."""
     count = len(faults)
     return SettingsError(
         f"{count} parameter{'s' if count > 1 else ''} cannot be used; nothing was "
@@ -31,7 +31,7 @@ def refusal(faults: Sequence[str]) -> SettingsError:
 
 
 def fault_lines(errors: Any, model: type[BaseModel]) -> list[str]:
-    """A line a path; what several branches of a union say is joined by `or`."""
+    """Return one line per path; the texts of a union's branches are joined by `or`."""
     texts: dict[str, list[str]] = {}
     values: dict[str, str] = {}
     for fault in errors:
@@ -43,7 +43,7 @@ def fault_lines(errors: Any, model: type[BaseModel]) -> list[str]:
 
 
 def near_or_all(name: str, valid: Collection[str], parent: str = "") -> str:
-    """The valid name that is nearest, behind its `parent`; all where none is near."""
+    """Return the nearest valid name after its `parent`, or all valid names."""
     near = difflib.get_close_matches(name, valid, n=1, cutoff=0.4)
     return f"did you mean {parent}{near[0]}?" if near else f"valid: {sorted(valid)}"
 
@@ -53,11 +53,11 @@ WORDS = {
     "a valid integer": "an integer",
     "a valid ": "a ",
 }
-"""Pydantic's words, and ours."""
+"""Pydantic's words, and their replacements."""
 
 
 def _fault_text(fault: Any, location: list[Any], model: type[BaseModel]) -> str:
-    """`unknown parameter; did you mean train.global_batch_size?`"""
+    """Return, for example, `unknown parameter; did you mean train.epochs?`."""
     path = ".".join(str(part) for part in location)
     removed = REMOVED.get(path) or REMOVED.get(f"{path}={fault['input']}")
     if removed:
@@ -71,7 +71,7 @@ def _fault_text(fault: Any, location: list[Any], model: type[BaseModel]) -> str:
 
 
 def _hint(location: list[Any], model: type[BaseModel]) -> str:
-    """The parameter that is meant: of that name, spelt like it beside or elsewhere."""
+    """Suggest a parameter of the same or a similar name, here or in other groups."""
     name, beside = str(location[-1]), _names_beside(location, model)
     renamed = RENAMED.get(".".join(str(part) for part in location))
     found = [renamed] if renamed else known_by(name, model)
@@ -83,22 +83,22 @@ def _hint(location: list[Any], model: type[BaseModel]) -> str:
 
 
 def _nearest(name: str, valid: Collection[str]) -> str:
-    """Empty where none is near enough to be a misspelling."""
+    """Return the valid name that `name` misspells, or an empty text."""
     near = difflib.get_close_matches(name.lower(), valid, n=1, cutoff=NEAR)
     return near[0] if near else ""
 
 
 def known_by(name: str, model: type[BaseModel]) -> list[str]:
-    """Paths of the parameters below `model` for which other programs use this name,
-    or that have just this one."""
+    """Return paths of the parameters below `model` for which other programs use this
+    name, or that have exactly this name."""
     other = HERE.get(name.lower().replace("-", "_"))
     same = [path for path in _paths(model) if path.rpartition(".")[2] == name]
     return [other, *same] if other else same
 
 
 def is_misplaced(name: str, value: Any, model: type[BaseModel]) -> bool:
-    """Whether an unknown `name` on the level of `model`'s groups is meant for flatout.
-    Any other belongs to nodes of the user's own."""
+    """Return True if an unknown `name` on the level of `model`'s groups is meant for
+    flatout. Other names belong to the user's own nodes."""
     if name.startswith("_"):  # an anchor of YAML
         return False
     groups, found = model.model_fields, known_by(name, model)
@@ -113,7 +113,7 @@ def _names(model: type[BaseModel]) -> set[str]:
 
 
 def _paths(model: type[BaseModel], parent: str = "") -> Iterator[str]:
-    """Of every group and parameter below `model`."""
+    """Yield the path of every group and parameter below `model`."""
     for field, info in model.model_fields.items():
         yield f"{parent}{field}"
         below = _model_of(info.annotation)
@@ -122,7 +122,7 @@ def _paths(model: type[BaseModel], parent: str = "") -> Iterator[str]:
 
 
 def _model_of(annotation: Any) -> type[BaseModel] | None:
-    """The settings behind `LoaderSettings` or `LoaderSettings | None`."""
+    """Return the settings in `LoaderSettings` or `LoaderSettings | None`."""
     for kind in (annotation, *get_args(annotation)):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind
@@ -138,7 +138,7 @@ def _shown_value(fault: Any) -> str:
 
 
 def _is_union_branch(part: object) -> bool:
-    """Pydantic names the branch of a union in the path; users do not know those."""
+    """Return True for the names of union branches that Pydantic adds to a path."""
     return isinstance(part, str) and (
         part in {"int", "constrained-int", "float", "constrained-float", "bool", "str"}
         or part.startswith("literal[")
@@ -146,7 +146,7 @@ def _is_union_branch(part: object) -> bool:
 
 
 def _names_beside(location: list[Any], model: type[BaseModel]) -> list[str]:
-    """Valid names on the level of the last part of `location`."""
+    """Return valid names on the level of the last part of `location`."""
     for part in location[:-1]:
         model = _model_of(model.model_fields[str(part)].annotation) or model
     return sorted(model.model_fields)

@@ -1,4 +1,4 @@
-"""Many trainings: to measure their speed, or to compare what they learn."""
+"""Parameters of many trainings, to measure speed or to compare results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BenchmarkMode = Literal["tune", "grid", "ladder", "loader", "scaling"]
 
 
 class SlowHabits(SettingsModel):
-    """What slow loops do at each step: measuring sticks of conf/slow and the ladder."""
+    """Habits of slow loops at each step, for comparisons: conf/slow and the ladder."""
 
     synchronize_every_step: bool = parameter(False, EXECUTION)
     """Read the loss on the host after every step (only to measure slow loops)."""
@@ -36,58 +36,58 @@ class SlowHabits(SettingsModel):
 
 
 class BenchmarkSettings(SettingsModel):
-    """What `kedro run --pipelines=benchmark` measures, and for how long."""
+    """Measurements of `kedro run --pipelines=benchmark`, and their duration."""
 
     mode: BenchmarkMode = "tune"
-    """What is measured; see docs/pipelines/benchmark.md."""
+    """Kind of measurement; see docs/pipelines/benchmark.md."""
     batch_sizes: list[Count] = Field([8, 16, 32], min_length=1)
-    """Global batches of the grid, samples."""
+    """Global batches of the grid, in samples."""
     num_workers: list[CountOrZero] = Field([0, 1], min_length=1)
-    """Loader processes of the grid."""
+    """Numbers of loader processes of the grid."""
     precisions: list[Precision | Auto] = Field(["auto"], min_length=1)
-    """Of the grid."""
+    """Compute types of the grid."""
     strategies: list[Strategy] = Field(["grouped", "packed"], min_length=1)
     """Values of `train.batching` of the grid."""
     prefetch_factors: list[Count] = []
-    """Batches ahead a loader process, of the grid. Empty: as configured."""
+    """Batches ahead per loader process, of the grid. Empty: as configured."""
     pin_memory: list[bool] = []
-    """Page-locked host memory on and off, of the grid where there is a GPU. Empty: as
-    configured."""
+    """Page-locked host memory on and off, in the grid on a machine with a GPU. Empty:
+    as configured."""
     token_budgets: list[Count] = []
-    """Tokens of a micro-batch. Empty: chosen around one global batch."""
+    """Tokens of a micro-batch. Empty: values around one global batch."""
     steps_per_trial: int = Field(20, ge=2)
     """Optimizer steps of a timed window."""
     warmup_steps: int = Field(3, ge=1)
     """Steps before the first window; not counted."""
     repeats: int = Field(3, ge=1)
-    """Windows of `steps_per_trial` steps, or turns of two; the median counts."""
+    """Windows of `steps_per_trial` steps, or alternations of two; the median counts."""
     min_window_s: float = Field(1.0, ge=0)
-    """A window goes over its steps again until it is at least so long."""
+    """Minimum duration of a window; shorter ones repeat their steps."""
     max_window_s: float = Field(2.5, gt=0)
-    """Where steps are slow, a window has fewer of them, at least two."""
+    """Maximum duration of a window: it has fewer steps if they are slow (2 or more)."""
     tune_minutes: Annotated[float, Field(gt=0)] | Auto = "auto"
-    """Mode tune explores no further then, and confirms what it has. auto: 5, and 15
-    where there is a GPU, on which each trial compiles."""
+    """Minutes after which mode tune stops exploring and confirms its results. auto: 5,
+    and 15 with a GPU, because each trial compiles on it."""
     max_minutes: float | None = Field(None, gt=0)
-    """Any mode begins no trial after it; the next run goes on."""
+    """Minutes after which no trial begins, in any mode; the next run continues."""
     trial_timeout_s: float = Field(300, gt=0)
-    """A trial that takes longer is ended."""
+    """Maximum duration of a trial; a longer one is ended."""
     memory_headroom: float = Field(0.1, ge=0, lt=1)
     """Share of the device's memory that a recommendation leaves free."""
     slow_rows_ms: float = Field(20.0, gt=0)
-    """A batch whose making takes longer is named (mode loader)."""
+    """Milliseconds of making a batch above which it is reported (mode loader)."""
     free_global_batch: bool = False
-    """Let the search change what the optimizer sees."""
+    """Let the search change the global batch of the optimizer."""
     learning_rate_rule: Literal["sqrt", "linear", "none"] = "sqrt"
-    """How the rate follows the global batch, where that changes."""
+    """Rule by which the learning rate follows a changed global batch."""
     deadline_hours: float = Field(72, gt=0)
-    """Time that a training may take."""
+    """Maximum duration of a training in hours."""
     profile: bool = False
-    """Traces of torch.profiler of the best trial."""
+    """Record traces of torch.profiler for the best trial."""
     resume: bool = True
-    """Go on with the trials that a stopped search left."""
+    """Continue with the trials of a stopped search."""
     folder: str = "data/08_reporting/benchmark_logs"
-    """A folder a mode, in it one a trial: what was asked, its log, its answer."""
+    """Folder of a folder per mode, and in it per trial: request, log and answer."""
 
     @field_validator(
         "batch_sizes",
@@ -101,7 +101,7 @@ class BenchmarkSettings(SettingsModel):
     )
     @classmethod
     def _split_text(cls, value: Any) -> Any:
-        """`8 16 32` as one text: --params takes a comma for the next parameter."""
+        """Split `8 16 32`, one text: a comma in --params begins the next parameter."""
         if isinstance(value, str):
             return value.split()
         return [value] if isinstance(value, int) else value
@@ -113,7 +113,7 @@ SweptValue = bool | int | float | str
 
 
 class SweepRange(SettingsModel):
-    """Values between two bounds, both included; whole numbers where both are."""
+    """Values between two bounds, both included; whole numbers if both bounds are."""
 
     low: int | float
     high: int | float
@@ -133,35 +133,35 @@ class SweepSettings(SettingsModel):
     """Trainings that differ in some settings, named by path (train.learning_rate)."""
 
     storage: str = "data/08_reporting/sweep.db"
-    """Where trials are queued: a file of SQLite for one command, or the database of a
-    server for several machines: `postgresql://user@host/name`."""
+    """Queue of the trials: a SQLite file for one command, or the database of a server
+    for several machines: `postgresql://user@host/name`."""
     study: str = "sweep"
     """Name of the queue in its storage: the same on all machines that work on it."""
     sampler: Literal["grid", "tpe"] = "grid"
     """grid: every combination. tpe: Optuna's choice of them."""
     pruner: Literal["none", "hyperband", "median"] = "none"
-    """Ends a training whose evaluations fall behind those of others; Optuna's."""
+    """Rule of Optuna that ends a training with worse evaluations than others."""
     grid: dict[str, list[SweptValue]] = {
         "train.learning_rate": [3e-4, 1e-3],
         "train.global_batch_size": [16, 32],
     }
-    """Values to try of each setting: every combination, or tpe's choice of them."""
+    """Values of each setting: all combinations, or those that tpe chooses."""
     ranges: dict[str, SweepRange] = {}
-    """sampler tpe: bounds in place of a list."""
+    """sampler tpe: bounds instead of a list."""
     n_trials: int = Field(20, ge=1)
-    """Trainings of sampler tpe, of all machines and of a stopped sweep together."""
+    """Number of trainings of sampler tpe, over all machines and restarts."""
     choose_by: str | None = None
-    """Figure of the report that decides, as `validation_accuracy`. null: `train.metric`
-    of the validation split."""
+    """Figure of the report that decides, for example `validation_accuracy`. null:
+    `train.metric` of the validation split."""
     devices_per_trial: int = Field(1, ge=1)
-    """GPUs of each trial, which trains in a rank on each. Without a GPU: ranks."""
+    """GPUs per trial, with one rank on each. Without a GPU: number of ranks."""
     heartbeat_s: float = Field(30.0, gt=0)
-    """How often a machine tells the server that its trial goes on. After three that it
-    missed the trial is another machine's."""
+    """Seconds between messages to the server that a trial is running. After three
+    missing ones another machine gets the trial."""
     trial_timeout_s: float | None = Field(None, gt=0)
-    """A training that takes longer is ended; the others go on."""
+    """Maximum duration of a training; a longer one is ended, the others continue."""
     folder: str = "data/08_reporting/sweep_logs"
-    """A folder a trial: what was asked, its log, its checkpoints, its answer."""
+    """Folder of one folder per trial: the request, its log, checkpoints and answer."""
 
     @field_validator("sampler", mode="before")
     @classmethod
@@ -171,10 +171,10 @@ class SweepSettings(SettingsModel):
     @field_validator("grid", "ranges", mode="before")
     @classmethod
     def _by_path(cls, value: Any) -> Any:
-        """One level of dotted names, as --params nests them; null drops a setting."""
+        """Convert --params' nested groups to dotted names; null drops a setting."""
         if not isinstance(value, Mapping):
             return value
-        # A null may stand nested behind the dotted name that conf/base has.
+        # A null may be nested after the dotted name that conf/base has.
         swept = list(_swept(value))
         dropped = {path for path, values in swept if values is None}
         return {path: values for path, values in swept if path not in dropped}

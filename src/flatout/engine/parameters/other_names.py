@@ -1,5 +1,5 @@
-"""Names that people bring from the Trainer, from Lightning and from guides, and those
-that parameters had in an earlier version."""
+"""Parameter names of the Trainer, of Lightning and of guides, and names that parameters
+had in an earlier version."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ REMOVED: dict[str, str] = {
     "guard.store_limit_s": "the guard reads data/08_reporting/runs.jsonl, and asks no "
     "store",
 }
-"""What to use in place of a parameter (`train.example`) or of one of its values
-(`train.example=value`) that an earlier version had. docs/migration.md lists them."""
+"""Replacement for a parameter (`train.example`) or for one of its values
+(`train.example=value`) of an earlier version. docs/migration.md lists them."""
 
 _NAMES = {
     "train": "training trainer training_args training_arguments",
@@ -110,12 +110,12 @@ _NAMES = {
 }
 
 HERE = {name: path for path, names in _NAMES.items() for name in names.split()}
-"""flatout's parameter by the name that others give it."""
+"""flatout's parameter by the name that other programs use."""
 
 
 def with_new_names(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """`parameters` with RENAMED applied; the log tells of each. Where both names are
-    given the earlier one stays, and is refused as unknown."""
+    """Return `parameters` with RENAMED applied and logged. If both names are given, the
+    earlier one stays, and is refused as unknown."""
     found = dict(parameters)
     for before, now in RENAMED.items():
         (group, old), new = before.split("."), now.rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""Parts of one's own, which parameters name by a dotted path, as my_parts.my_metric."""
+"""Custom parts, which parameters name by a dotted path such as my_parts.my_metric."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flatout.engine.parameters.training import TrainSettings
 
 
 class Call(NamedTuple):
-    """How flatout calls a part."""
+    """Arguments with which flatout calls a part."""
 
     shown: str
     arguments: tuple[Any, ...]
@@ -25,12 +25,12 @@ CALLBACK = Call("(event, step, values)", ("log", 1, {}))
 
 
 def is_own(name: str | None) -> bool:
-    """Whether a parameter's value is the path of a part, no name that flatout has."""
+    """Return True if the value is a part's dotted path and not a name of flatout's."""
     return name is not None and "." in name
 
 
 def own_part(path: str, parameter: str) -> Any:
-    """What `path` names. Raises SettingsError."""
+    """Import and return the object at `path`. Raises SettingsError."""
     module, _, name = path.rpartition(".")
     try:
         return getattr(import_module(module), name)
@@ -42,7 +42,7 @@ def own_part(path: str, parameter: str) -> Any:
 
 
 def own_part_faults(train: TrainSettings) -> list[str]:
-    """A line for each part of one's own that cannot be imported or called."""
+    """Return one line for each custom part that cannot be imported or called."""
     found = []
     for parameter, path, call in _named(train):
         try:
@@ -81,7 +81,7 @@ def _call_fault(part: Any, call: Call) -> str:
 def _binding_fault(
     function: Callable[..., Any] | None, *arguments: Any, **named: Any
 ) -> str:
-    """Why it does not take these; empty: it does, or Python cannot tell."""
+    """Return why the call would fail; empty if it would not, or if unknown."""
     if function is None:
         return "its objects cannot be called"
     try:

@@ -1,4 +1,4 @@
-"""What is told of a training, and to whom."""
+"""Parameters of the tracking and of the guard."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from flatout.engine.parameters.common import SettingsModel
 
 
 class TrackingSettings(SettingsModel):
-    """What MLflow gets beside parameters, metrics and reports."""
+    """Data that MLflow records in addition to parameters, metrics and reports."""
 
     log_model: bool = True
-    """The best model, loadable with `mlflow.pyfunc`."""
+    """Log the best model, loadable with `mlflow.pyfunc`."""
     system_metrics: bool = True
-    """Load of cores, memory, disk, network and GPUs, every 10 s, under `system/`."""
+    """Log the load of cores, memory, disk, network, GPUs to `system/` every 10 s."""
     registered_model: str | None = "flatout"
-    """Name in the model registry; the best by validation on the latest data has the
-    alias champion."""
+    """Name in the model registry; the best model by validation on the latest data has
+    the alias champion."""
 
 
 class GuardSettings(SettingsModel):
-    """Holds a training's speed against that of the best earlier run of the same work
-    on the same device."""
+    """Comparison of a training's speed with the best earlier run of the same work on
+    the same device."""
 
     enabled: bool = True
     """Compare each training with the fastest earlier one of the same work."""
@@ -31,10 +31,10 @@ class GuardSettings(SettingsModel):
     """Id of a run in data/08_reporting/runs.jsonl. null: the fastest of the same work
     on the same device."""
     healthy_low_pct: float = Field(80, gt=0, le=100)
-    """Of the baseline's samples/s; below is slow."""
+    """Percent of the baseline's samples/s; a lower rate is slow."""
     healthy_high_pct: float = Field(120, ge=100)
-    """Of the baseline's samples/s; above is a new baseline."""
+    """Percent of the baseline's samples/s; a higher rate is a new baseline."""
     on_slow: Literal["warn", "fail"] = "warn"
-    """`fail`: the command ends with an error once all results are saved."""
+    """Effect of a slow run. `fail`: an error after all results are saved."""
     max_differences: int = Field(5, ge=1)
-    """Shown in the log; all of them are in guard.json."""
+    """Number of differences in the log; all of them are in guard.json."""

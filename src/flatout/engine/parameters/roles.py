@@ -1,4 +1,4 @@
-"""Names of parameters by what their fields say of them."""
+"""Selection of parameters by the roles of their fields."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flatout.engine.parameters import Settings
 
 @cache
 def in_role(role: str, model: type[BaseModel] = Settings) -> tuple[str, ...]:
-    """Parameters, and groups with all that is in them, of one of the roles of
+    """Return parameters, and groups with all their parameters, that have this role of
     common.py."""
     return tuple(
         path for path, field in _fields(model, role) if role in _fact(field, "roles")
@@ -23,20 +23,20 @@ def in_role(role: str, model: type[BaseModel] = Settings) -> tuple[str, ...]:
 
 @cache
 def reported(model: type[BaseModel] = Settings) -> dict[str, str]:
-    """Parameters by the names under which a report has what they came to."""
+    """Return parameters by the names under which a report has their final values."""
     found = ((path, _fact(field, "reported")) for path, field in _fields(model))
     return {name: path for path, name in found if name}
 
 
 def is_in(path: str, entries: tuple[str, ...]) -> bool:
-    """Whether a parameter is one of `entries`, or in a group of them."""
+    """Return True if a parameter is one of `entries`, or in a group of them."""
     return any(path == entry or path.startswith(f"{entry}.") for entry in entries)
 
 
 def _fields(
     model: type[BaseModel], role: str | None = None, parent: str = ""
 ) -> Iterator[tuple[str, FieldInfo]]:
-    """By path; of a group in `role` the group alone."""
+    """Yield fields by path; a group in `role` is yielded without its fields."""
     for name, field in model.model_fields.items():
         yield f"{parent}{name}", field
         kind = field.annotation

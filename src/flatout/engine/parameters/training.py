@@ -1,4 +1,4 @@
-"""The process, the model and its training."""
+"""Parameters of the process, the model and its training."""
 
 from __future__ import annotations
 
@@ -38,31 +38,31 @@ class RuntimeSettings(SettingsModel):
     """The process and the device. `environment` is set before torch is imported."""
 
     seed: int = Field(42, ge=0, lt=2**32)
-    """Weights, dropout, order of the rows."""
+    """Seed of weights, dropout and the order of rows."""
     deterministic: bool = parameter(False, EXECUTION)
-    """Bitwise repeatable on one device; slower on a GPU."""
+    """Make results bitwise repeatable on one device; slower on a GPU."""
     precision: Precision | Auto = parameter("auto", reported="precision")
-    """Compute type; weights and optimizer stay fp32. auto: bf16 where it is fast."""
+    """Compute type; weights and optimizer stay fp32. auto: bf16 if it is fast."""
     residual: Literal["auto", "fp32", "bf16"] = parameter("auto", reported="residual")
     """Residual stream under bf16 autocast (residual.py). auto: bf16 on a GPU."""
     tf32: bool = parameter(True, EXECUTION)
-    """Matrix products of fp32 with 10 bits of mantissa, on NVIDIA GPUs."""
+    """Compute matrix products of fp32 with 10 bits of mantissa, on NVIDIA GPUs."""
     cudnn_benchmark: bool = parameter(True, EXECUTION)
     """Let cuDNN try its kernels for each shape."""
     flash_sdp: bool = parameter(True, EXECUTION)
-    """Let SDPA use its flash kernel; it takes no padding mask."""
+    """Let SDPA use its flash kernel, which does not support padding masks."""
     attention: Literal["auto", "eager", "sdpa", "varlen"] = parameter(
         "auto", EXECUTION, reported="attention"
     )
     """`eager` or `sdpa` for padded batches, `varlen` for packed ones: PyTorch's flash
-    kernel. auto: the fastest that is installed and computes the same."""
+    kernel. auto: the fastest installed one with the same results."""
     memory_limit_gib: float | None = parameter(None, EXECUTION, gt=0)
-    """Most that PyTorch may take of a GPU's memory, as of a smaller card. null: all
+    """Limit of GPU memory for PyTorch, for example that of a smaller card. null: all
     that other programs leave."""
     threads: Count | Auto = parameter("auto", EXECUTION, reported="threads")
-    """OMP and MKL threads. auto: 1 beside a GPU, the usable cores without one."""
+    """OMP and MKL threads. auto: 1 with a GPU, the usable cores without one."""
     environment: dict[str, str] = parameter(VARIABLES, EXECUTION)
-    """Variables that are set before torch is imported; others are added to these."""
+    """Variables set before torch is imported; given ones are added to these."""
 
     @field_validator("environment")
     @classmethod
@@ -71,42 +71,42 @@ class RuntimeSettings(SettingsModel):
 
 
 class ModelSettings(SettingsModel):
-    """What is trained: a checkpoint (name or folder), or a config from scratch."""
+    """The trained model: a checkpoint (name or folder), or a config from scratch."""
 
     task: str = "sequence-classification"
-    """Name of a task (engine/tasks), or a dotted path to a class of one's own."""
+    """Name of a task (engine/tasks), or a dotted path to a custom class."""
     family: str | None = parameter(None, EXECUTION)
-    """A module of one's own that makes a family of models known (engine/families)."""
+    """Custom module that registers a family of models (engine/families)."""
     name_or_path: str | None = None
     """A checkpoint (name on the Hub, or folder). null: from scratch, by `config`."""
     revision: str | None = None
-    """Commit of the checkpoint's repository. null: its newest."""
+    """Commit of the checkpoint's repository. null: the newest."""
     trust_remote_code: bool = parameter(False, EXECUTION)
-    """Run the model's own code; of a repository only with `revision`."""
+    """Run the model's own code; code of a repository only with `revision`."""
     config: dict[str, Any] = {}
-    """From scratch: `model_type` and its sizes. Not read with `name_or_path`."""
+    """Model from scratch: `model_type` and its sizes. Unused with `name_or_path`."""
     overrides: dict[str, Any] = {}
-    """What to change in a checkpoint's config. Not read without `name_or_path`."""
+    """Changes of a checkpoint's config. Unused without `name_or_path`."""
     mask_probability: float = Field(0.15, gt=0, lt=1)
     """masked-lm: share of tokens that are targets (BERT: Devlin et al. 2018)."""
     crop_area: float = Field(0.35, gt=0, le=1)
-    """image-classification: least share of an image that a random crop keeps."""
+    """image-classification: smallest share of an image that a random crop keeps."""
     flip_probability: float = Field(0.5, ge=0, le=1)
     """image-classification: share of images that are mirrored, left to right."""
     label_threshold: float = Field(0.5, gt=0, lt=1)
-    """multi-label-classification: a label is given above this probability."""
+    """multi-label-classification: a label is predicted above this probability."""
     pooling: Literal["auto", "mean", "first", "last"] = "auto"
-    """embedding: the tokens whose states make the vector of a text. auto: as the
-    checkpoint's 1_Pooling/config.json says, else mean."""
+    """embedding: the tokens whose states form the vector of a text. auto: the setting
+    of the checkpoint's 1_Pooling/config.json, else mean."""
     temperature: float = Field(0.05, gt=0)
     """embedding: cosine similarities are divided by it (20 as a scale)."""
     matryoshka: list[Annotated[int, Field(ge=1)]] = []
-    """embedding: sizes at which the beginning of a vector is trained as a vector of
-    its own (Kusupati et al. 2022); their losses are added. Empty: the whole one."""
+    """embedding: sizes of vector prefixes that are trained as separate vectors
+    (Kusupati et al. 2022); their losses are added. Empty: the whole vector."""
 
     @property
     def applied_config(self) -> dict[str, Any]:
-        """The one of `config` and `overrides` that counts."""
+        """Return `config` from scratch, or `overrides` of a checkpoint."""
         return self.config if self.name_or_path is None else self.overrides
 
     @model_validator(mode="after")
@@ -120,7 +120,7 @@ class ModelSettings(SettingsModel):
         return self
 
     def _unpinned_code(self) -> str | None:
-        """What could change below a training; code in a folder stays as it is."""
+        """Return why code may change during a training; None if it cannot."""
         folder = Path(self.name_or_path or "")
         if not (self.name_or_path and folder.is_dir()):
             pin = (
@@ -131,7 +131,7 @@ class ModelSettings(SettingsModel):
         try:
             config = json.loads((folder / "config.json").read_text("utf-8"))
         except (OSError, ValueError):
-            return None  # loading it says what is wrong
+            return None  # loading it reports the fault
         named = json.dumps(config.get("auto_map"))
         if "--" not in named:
             return None
@@ -142,50 +142,50 @@ class ModelSettings(SettingsModel):
 
 
 class LoaderSettings(SettingsModel):
-    """How batches are made beside the training."""
+    """Preparation of batches, in parallel with the training."""
 
     num_workers: CountOrZero | Auto = parameter("auto", reported="num_workers")
     """Processes that make batches. 0: the training process itself."""
     prefetch_factor: int = Field(2, ge=1)
     """Global batches that each worker prepares ahead."""
     pin_memory: bool = True
-    """Page-locked host memory, for copies beside the compute."""
+    """Use page-locked host memory, for copies in parallel with the compute."""
     persistent_workers: bool = True
     """Keep the workers from epoch to epoch."""
     timeout_s: float = Field(300, gt=0)
-    """A worker that gives nothing for so long is an error."""
+    """Longest wait for a worker's batch; a longer one is an error."""
 
 
 class CheckpointSettings(SettingsModel):
-    """When a training is saved, to go on from there."""
+    """Times at which a training is saved, to resume from there."""
 
     every_steps: int | None = Field(None, ge=1)
-    """null: no checkpoint inside the run but those by time and at an interruption."""
+    """Steps between checkpoints. null: only by time and at an interruption."""
     every_minutes: float | None = parameter(15, MACHINE, gt=0)
-    """The first one comes after a minute. null: none by the clock."""
+    """Minutes between checkpoints; the first after one minute. null: not by time."""
     keep: int = parameter(2, MACHINE, ge=1)
-    """Newest checkpoints kept, beside the best."""
+    """Number of newest checkpoints kept, in addition to the best."""
 
 
 class DistributedSettings(SettingsModel):
     """Several devices and machines."""
 
     num_processes: Count | Auto = parameter("auto", MACHINE, BESIDE)
-    """Processes on this machine. auto: one a GPU; one without GPU."""
+    """Processes on this machine. auto: one per GPU; one without GPU."""
     num_machines: int = Field(1, ge=1)
-    """Machines that train together; each runs the same command."""
+    """Number of machines that train together; each runs the same command."""
     machine_rank: int = parameter(0, MACHINE, BESIDE, ge=0)
-    """Of this machine, 0 to `num_machines` - 1."""
+    """Rank of this machine, 0 to `num_machines` - 1."""
     rendezvous_endpoint: str | None = parameter(None, MACHINE, BESIDE)
-    """host:port of machine 0, where `num_machines` is over 1."""
+    """host:port of machine 0, required if `num_machines` is over 1."""
     max_restarts: int = Field(0, ge=0)
-    """Times that a failed job goes on from its newest checkpoint."""
+    """Number of times that a failed job resumes from its newest checkpoint."""
     strategy: Literal["ddp", "fsdp"] = "ddp"
     """How ranks share the model: whole copies (ddp), or shards (fsdp)."""
     bucket_mib: Count | Literal["all"] = 25
-    """Gradients that travel together (ddp). all: at once, behind the backward pass;
-    quicker where GPUs are linked well, because what travels beside matrix products
-    takes their multiprocessors. Steps of CUDA graphs do it at once in any case."""
+    """MiB of gradients reduced together (ddp). all: at once, after the backward pass;
+    faster with fast GPU links, because communication during matrix products uses their
+    multiprocessors. Steps of CUDA graphs always reduce at once."""
     timeout_s: float = Field(600, gt=0)
     """Longest wait of a collective operation before the job is ended."""
     heartbeat_timeout_s: float = parameter(300, MACHINE, gt=0)
@@ -204,108 +204,108 @@ class DistributedSettings(SettingsModel):
 
 
 class TrainSettings(SlowHabits):
-    """Steps, optimizer, and how they are carried out."""
+    """Steps, the optimizer, and how they are executed."""
 
     rows: Literal["tokens", "arrays", "images"] = "tokens"
-    """What a sample is: tokens of a text, numbers of a fixed shape, an image. Entries
-    of the catalog have its name, as `train_images`."""
+    """Kind of sample: tokens of a text, numbers of a fixed shape, an image. Entries of
+    the catalog contain its name, for example `train_images`."""
     batching: Strategy | Auto = parameter("auto", EXECUTION, reported="strategy")
-    """How rows become micro-batches. auto: packed where it runs, else grouped."""
+    """Method of making micro-batches. auto: packed if supported, else grouped."""
     global_batch_size: int = Field(32, ge=1)
-    """Samples an optimizer step, over all ranks and micro-batches."""
+    """Samples per optimizer step, over all ranks and micro-batches."""
     token_budget: Count | Auto = parameter("auto", EXECUTION, reported="token_budget")
-    """Most tokens, padding included, of one micro-batch on one device. auto: what its
-    memory holds, at most 65,536 on a GPU and 8,192 without one."""
+    """Maximum tokens, padding included, of one micro-batch on one device. auto: by its
+    memory, at most 65,536 on a GPU and 8,192 without one."""
     epochs: float = parameter(3, BESIDE, gt=0)
-    """Passes over the training rows, if max_steps is null; a part of one is allowed."""
+    """Passes over the training rows, if max_steps is null; fractions are allowed."""
     max_steps: int | None = parameter(None, BESIDE, ge=1)
-    """Optimizer steps, in place of `epochs`. null: as many as `epochs` needs."""
+    """Optimizer steps, instead of `epochs`. null: the number that `epochs` needs."""
     learning_rate: float = Field(5e-5, gt=0)
-    """Peak, reached after the warm-up."""
+    """Peak learning rate, reached after the warm-up."""
     learning_rate_at_batch: Count | None = None
-    """The global batch that learning_rate is for. Another one trains at it times the
-    square root of their ratio (Krizhevsky 2014). null: each trains at learning_rate."""
+    """Global batch for which learning_rate is given. Others train at it times the
+    square root of the ratio (Krizhevsky 2014). null: any trains at learning_rate."""
     optimizer: Literal["adamw", "adafactor", "muon", "sgd"] | str = "adamw"
-    """Of torch.optim, or the dotted path of another, as torch.optim.NAdam. muon: for
-    matrices of layers, beside adamw for all else. Fused, and in CUDA graphs, is adamw
-    alone."""
+    """Optimizer of torch.optim, or the dotted path of another, such as
+    torch.optim.NAdam. muon: for matrices of layers, with adamw for the rest. Only adamw
+    is fused and runs in CUDA graphs."""
     optimizer_options: dict[str, Any] = {}
-    """Arguments of an optimizer that is named by a path, as `{eps: 1.0e-6}`."""
+    """Arguments of an optimizer given by its path, for example `{eps: 1.0e-6}`."""
     momentum: float | None = Field(None, ge=0, lt=1)
-    """Of sgd and muon. null: 0.9 and 0.95."""
+    """Momentum of sgd and muon. null: 0.9 and 0.95."""
     weight_decay: float = Field(0.01, ge=0)
-    """Not of biases and norms."""
+    """Weight decay, except for biases and norms."""
     layer_decay: float | None = Field(None, gt=0, le=1)
-    """Each layer learns at this share of the rate of the one above; the last one, and
-    what is behind it, at the whole. null: all alike."""
+    """Ratio of each layer's learning rate to that of the layer above; the last layer
+    and the modules after it use the whole rate. null: one rate for all."""
     freeze: list[str] = []
-    """Regular expressions for names of modules that stay as they are, as `embeddings`
-    and `encoder.layer.[0-5]`. The lowest ones cost no backward pass."""
+    """Regular expressions for names of modules that are not trained, for example
+    `embeddings` and `encoder.layer.[0-5]`. The lowest need no backward pass."""
     adam_beta1: float = Field(0.9, ge=0, lt=1)
     """Decay of the mean of gradients."""
     adam_beta2: float = Field(0.999, ge=0, lt=1)
     """Decay of the mean of squared gradients."""
     adam_epsilon: float = Field(1e-8, gt=0)
-    """Added to the denominator of an update."""
+    """Number added to the denominator of an update."""
     max_grad_norm: float | None = Field(1.0, gt=0)
-    """Gradients are clipped to this norm. null: they are not."""
+    """Norm to which gradients are clipped. null: no clipping."""
     class_weights: Literal["balanced"] | dict[str, Weight] | list[Weight] | None = None
-    """Of the loss, in training alone: by the class's name (1 where none is given), or
-    in the order of label_names. balanced: each class counts as much in all."""
+    """Weights of the training loss: by the class's name (default 1), or in the order of
+    label_names. balanced: all classes have the same total weight."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
-    """Share of a target that is spread over all classes, in training alone."""
+    """Share of a target that is spread over all classes, only in training."""
     focal_gamma: float = Field(0.0, ge=0)
-    """Focal loss (Lin et al. 2017): losses count (1 - probability of the target) to
-    this power, in training alone. 0: all count the same."""
+    """Focal loss (Lin et al. 2017): losses are multiplied by (1 - probability of the
+    target) to this power, only in training. 0: no change."""
     schedule: Literal["linear", "cosine", "constant", "wsd"] | str = "linear"
-    """Of the learning rate, after the warm-up. wsd: stable at its peak, then linear.
-    Or the dotted path of a function (step, total_steps) -> share of learning_rate,
-    which stands for the warm-up and min_learning_rate_share too."""
+    """Learning rate after the warm-up. wsd: stable at its peak, then linear. Or the
+    dotted path of a function (step, total_steps) -> share of learning_rate, which
+    replaces the warm-up and min_learning_rate_share too."""
     min_learning_rate_share: float = Field(0.0, ge=0, le=1)
-    """Of the peak, at which the schedule ends."""
+    """Share of the peak at which the schedule ends."""
     decay_fraction: float = Field(0.2, gt=0, le=1)
     """wsd: share of all steps in which the rate falls."""
     warmup_fraction: float = Field(0.06, ge=0, lt=1)
-    """Share of all steps."""
+    """Share of all steps in which the learning rate rises."""
     log_every: int = parameter(20, EXECUTION, ge=1)
-    """Steps of a window: rates are measured and metrics read once a window."""
+    """Steps of a window: rates and metrics are measured once per window."""
     metrics_every: int = parameter(10, EXECUTION, ge=1)
     """Steps between two updates of the training accuracy (kept on the device)."""
     error_analysis_every: int | None = parameter(1000, EXECUTION, BESIDE, ge=1)
-    """Steps between two looks at five wrong validation rows, of tasks with one target a
-    row; null: none, at the end neither."""
+    """Steps between two reports of five wrong validation rows, for tasks with one
+    target per row; null: no report, also not at the end."""
     evaluate_every: Count | Literal["epoch"] | None = parameter("epoch", EXECUTION)
-    """Steps, `epoch`, or null for once at the end."""
+    """Steps between evaluations, `epoch`, or null for once at the end."""
     metric: str | None = None
-    """Of an evaluation, by which the best model is chosen, as `f1_macro`: a figure of
-    the task, which knows whether higher is better, or one of compute_metrics. null: the
-    loss."""
+    """Figure of an evaluation that selects the best model, for example `f1_macro`: one
+    of the task, which defines whether higher is better, or one of compute_metrics.
+    null: the loss."""
     compute_metrics: str | None = None
     """Dotted path of a function (predictions, labels) -> figures of an evaluation by
-    name, beside the task's."""
+    name, in addition to the task's."""
     greater_is_better: bool | None = None
-    """Of train.metric, if it is a figure of compute_metrics. null: true, unless its
-    name ends with loss."""
+    """Direction of train.metric, if it is a figure of compute_metrics. null: true,
+    unless its name ends with loss."""
     callbacks: list[str] = parameter([], EXECUTION, BESIDE)
     """Dotted paths of functions (event, step, values), called on the main rank at log
     points, evaluations, checkpoints and the end. Figures that they return are kept."""
     early_stopping_patience: int | None = Field(None, ge=1)
-    """End after so many evaluations in a row without a new best. null: all steps."""
+    """Evaluations in a row without a new best that end the training. null: never."""
     compile: bool | Auto = parameter("auto", EXECUTION, MACHINE, reported="compile")
-    """torch.compile. auto: on a GPU, if the steps planned end sooner with it."""
+    """Use torch.compile. auto: on a GPU, if the planned steps end sooner with it."""
     cuda_graphs: bool | Auto = parameter("auto", EXECUTION, reported="cuda_graphs")
-    """Record steps and replay them, which spares the CPU. auto: as compile."""
+    """Record steps and replay them, which saves CPU time. auto: as compile."""
     gradient_checkpointing: bool = parameter(False, EXECUTION)
-    """Less memory for about a third more compute."""
+    """Use less memory, for about a third more compute."""
     fused_optimizer: bool = parameter(True, EXECUTION)
-    """One kernel for all tensors (adamw)."""
+    """Use one kernel for all tensors (adamw)."""
     resume: str = parameter("auto", EXECUTION, MACHINE, BESIDE)
-    """`auto` (go on from the newest sound checkpoint), `never`, or a folder."""
+    """`auto` (resume from the newest valid checkpoint), `never`, or a folder."""
     on_oom: Literal["stop", "shrink"] = parameter("shrink", EXECUTION)
-    """Out of memory: stop, or halve the token budget (the global batch stays). Several
-    machines stop."""
+    """Reaction to a lack of memory: stop, or halve the token budget (the global batch
+    stays). Several machines stop."""
     deadline_hours: float | None = parameter(None, EXECUTION, MACHINE, BESIDE, gt=0)
-    """Warn when the projected end passes it."""
+    """Hours to a deadline; a later projected end causes a warning."""
     loader: LoaderSettings = parameter(LoaderSettings(), EXECUTION, MACHINE)
     checkpoint: CheckpointSettings = parameter(CheckpointSettings(), EXECUTION, BESIDE)
     distributed: DistributedSettings = parameter(DistributedSettings(), EXECUTION)
@@ -313,7 +313,7 @@ class TrainSettings(SlowHabits):
     @field_validator("class_weights", mode="before")
     @classmethod
     def _named_by_text(cls, given: Any) -> Any:
-        """YAML reads the class 3 as a number."""
+        """Convert names of classes to text: YAML reads the class 3 as a number."""
         if not isinstance(given, dict):
             return given
         return {str(name): weight for name, weight in given.items()}
@@ -321,7 +321,7 @@ class TrainSettings(SlowHabits):
     @field_validator("callbacks", mode="before")
     @classmethod
     def _one_or_several(cls, given: Any) -> Any:
-        """--params has no lists."""
+        """Accept a single text: --params has no lists."""
         return [given] if isinstance(given, str) else given
 
     @field_validator("freeze")
@@ -347,7 +347,7 @@ class TrainSettings(SlowHabits):
 
     @property
     def peak_learning_rate(self) -> float:
-        """At the global batch that is trained with."""
+        """Learning rate at the global batch in use."""
         meant = self.learning_rate_at_batch or self.global_batch_size
         return self.learning_rate * math.sqrt(self.global_batch_size / meant)
 
@@ -397,12 +397,12 @@ class TrainSettings(SlowHabits):
 
 
 class PathSettings(SettingsModel):
-    """Where training works; no part of what is trained."""
+    """Files and folders of the training; no part of the model depends on them."""
 
     checkpoints: str = "data/06_models/checkpoints"
-    """Folder."""
+    """Folder of checkpoints."""
     metrics: str = "data/08_reporting/train_metrics.jsonl"
-    """File, one JSON object a log point."""
+    """File with one JSON object per log point."""
     tuned: str | None = None
     """File that the benchmark writes for `--env=tuned`; null: `conf/tuned`."""
     best: str | None = None
