@@ -1,1 +1,1 @@
-"""Texts to tokens, keyed so that they are never stale."""
+"""Converts texts to tokens, with keys that detect outdated token rows."""

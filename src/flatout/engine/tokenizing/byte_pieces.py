@@ -1,5 +1,5 @@
-"""A byte-level BPE tokenizer trained on the train split, for models that write: every
-text comes back as it was, letter for letter."""
+"""A byte-level BPE tokenizer trained on the train split, for models that write: each
+text is decoded to exactly the original."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flatout.engine.tokenizing.word_pieces import sampled, without_long_words
 
 PAD, START, END = SPECIAL_TOKENS = ("<|pad|>", "<|start|>", "<|end|>")
 LONGEST_WORD = 1_000
-"""Bytes between blanks; longer ones (base64, DNA) are not trained on."""
+"""Maximum bytes between spaces; longer ones (base64, DNA) are not trained on."""
 NUM_BYTES = 256
 FORMAT_VERSION = 1
 CHAT_TEMPLATE = (
@@ -24,12 +24,12 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ bos_token + 'assistant\\n' }}{% endif %}"
 )
-"""Each message begins with its role, and ends: so a model stops behind its own."""
+"""Each message begins with its role and has an end token, which stops the model."""
 
 
 def train_byte_pieces(texts: Any, vocab_size: int) -> Tokenizer:
     """Train on an Arrow column of texts: at least all bytes and the special tokens. The
-    start stands before a text; a prompt has no end."""
+    start token precedes a text; a prompt has no end token."""
     tokenizer = Tokenizer(models.BPE())
     words = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.pre_tokenizer = without_long_words(words, LONGEST_WORD)
@@ -47,7 +47,7 @@ def train_byte_pieces(texts: Any, vocab_size: int) -> Tokenizer:
 
 
 def around(tokenizer: Tokenizer, *, end: bool) -> processors.TemplateProcessing:
-    """What stands around a text: its start, and an end if it is whole."""
+    """Return the template of a text: a start token, and an end token if it is whole."""
     behind = f" {END}" if end else ""
     return processors.TemplateProcessing(
         single=f"{START} $A{behind}",

@@ -1,4 +1,4 @@
-"""Which files a checkpoint's tokenizer is made from."""
+"""Files of a checkpoint from which its tokenizer is made."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ logger = logging.getLogger(__name__)
 
 
 def files_digest(name: str, revision: str | None) -> str | None:
-    """Hash of a local checkpoint's tokenizer files; the commit of a name on the Hub,
-    as far as it is known here."""
+    """Hash of a local checkpoint's tokenizer files; for a name on the Hub, its commit
+    if the local cache contains it."""
     folder = Path(name)
     if not folder.is_dir():
         return _hub_commit(name, revision)
@@ -25,8 +25,8 @@ def files_digest(name: str, revision: str | None) -> str | None:
 
 
 def _hub_commit(name: str, revision: str | None) -> str | None:
-    """The commit that the local cache would give. Loading the model's weights moves
-    the cache on where the repository has moved, and the next run sees it."""
+    """Return the commit in the local cache. Loading the model's weights updates the
+    cache if the repository has changed, and the next run uses the new commit."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     if revision and re.fullmatch("[0-9a-f]{40}", revision):

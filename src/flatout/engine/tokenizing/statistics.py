@@ -1,4 +1,4 @@
-"""Figures on token rows, and a picture: lengths, cuts and use of the vocabulary."""
+"""Statistics of token rows, and a figure: lengths, truncation, use of vocabulary."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class TokenReport:
-    """How to make the report on token rows by split."""
+    """Recipe of the report on token rows by split."""
 
     tokens: Mapping[str, Any]
-    """`datasets.Dataset` by split; `train` is one of them."""
+    """`datasets.Dataset` by split; includes `train`."""
     tokenizer: TokenizerFile
     tokenize: TokenizeSettings
 
@@ -37,7 +37,7 @@ class TokenReport:
         return ContentKey({"tokenizer": self.tokenizer.digest, **rows, **own})
 
     def value(self) -> dict[str, Any]:
-        """A dict for JSON; shares are between 0 and 1."""
+        """Return a dict for JSON; shares are between 0 and 1."""
         return self._value
 
     @cached_property
@@ -69,7 +69,7 @@ class TokenReport:
 
 
 def lengths_of(tokens: Any) -> Ints:
-    """Tokens (N,) of each row of a `datasets.Dataset`."""
+    """Number of tokens (N,) of each row of a `datasets.Dataset`."""
     lengths: Ints = tokens.data.table.column("length").to_numpy().astype(np.int64)
     return lengths
 
@@ -93,7 +93,7 @@ def histogram(lengths: Ints) -> dict[str, list[float]]:
 
 
 def vocabulary_use(tokens: Any, size: int) -> dict[str, Any]:
-    """How many of `size` tokens are in `tokens` at all."""
+    """Number of the `size` vocabulary tokens that occur in `tokens`."""
     counts = np.zeros(size, np.int64)
     for ids in _id_chunks(tokens):
         counts += np.bincount(ids, minlength=size)[:size]
@@ -124,7 +124,7 @@ FIGURE_VERSION = 3
 
 @dataclass(frozen=True)
 class LengthFigure:
-    """How to make the picture of the lengths."""
+    """Recipe of the figure of the lengths."""
 
     report: TokenReport
 
@@ -133,7 +133,7 @@ class LengthFigure:
         return ContentKey({**self.report.key.fields, "figure": FIGURE_VERSION})
 
     def value(self) -> dict[str, Any]:
-        """`data` and `layout` of a Plotly figure."""
+        """Return `data` and `layout` of a Plotly figure."""
         report = self.report.value()
         edges, train = report["histogram"]["edges"], report["splits"]["train"]
         cut, length = train["cut_share"], train["length"]

@@ -1,4 +1,4 @@
-"""Whether token rows on the disk fit the parameters of the run that reads them."""
+"""Checks that token rows on the disk fit the parameters of the run that reads them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ logger = logging.getLogger(__name__)
 
 
 class StaleTokensError(ValueError):
-    """Token rows that were made from something else; names what."""
+    """Token rows that were made from other inputs; names the differences."""
 
 
 def folder_of(tokens: Any) -> Path | None:
-    """The folder that a `datasets.Dataset` is the whole of; None for a part of one,
-    which names the same files."""
+    """Return the folder of a `datasets.Dataset` that is all of it; None for a part of
+    one, which names the same files."""
     files = tokens.cache_files
     if not files or tokens._indices is not None:
         return None
@@ -33,31 +33,31 @@ def folder_of(tokens: Any) -> Path | None:
 
 
 def key_of(tokens: Any) -> ContentKey | None:
-    """The key beside token rows that were loaded whole from a folder."""
+    """Return the key stored with token rows that were loaded whole from a folder."""
     folder = folder_of(tokens)
     return None if folder is None else stored_key(folder)
 
 
 def facts_of(tokens: Any) -> dict[str, Any]:
-    """What was counted while `tokens` was made, as `cut_rows`; empty if unknown."""
+    """Counts stored when `tokens` was made, such as `cut_rows`; empty if unknown."""
     folder = folder_of(tokens)
     return {} if folder is None else stored_facts(folder)
 
 
 def token_key(tokens: Any) -> str:
-    """Digest of what `tokens` was made from; of its content where that is unknown."""
+    """Digest of the inputs of `tokens`; of its content if they are unknown."""
     key = key_of(tokens)
     return key.digest if key else arrow_digest([without_indices(tokens).data.table])
 
 
 def keys_of(splits: Mapping[str, Any]) -> dict[str, str | None]:
-    """Digests of the keys beside the rows of each split, as they are on the disk."""
+    """Digests of the keys stored with the rows of each split, currently on the disk."""
     found = {name: key_of(rows) for name, rows in splits.items()}
     return {name: key.digest if key else None for name, key in found.items()}
 
 
 def tell_replaced(keys: Mapping[str, str | None], splits: Mapping[str, Any]) -> None:
-    """Warn if rows that a training began with, by these keys, are others by now."""
+    """Warn if rows with these keys, with which a training began, have been replaced."""
     now = keys_of(splits)
     names = [name for name, key in keys.items() if key and now[name] != key]
     if names:
@@ -75,9 +75,9 @@ def check_tokens_match(
     tokenizer: Any,
     label_names: Sequence[str],
 ) -> None:
-    """Raises StaleTokensError naming all that was another when the rows of `splits`
-    were made: parameters, tokenizer, label names, the data of the other splits. Rows
-    without a key (in memory, or made elsewhere) pass with a warning."""
+    """Raise StaleTokensError naming all inputs that have changed since the rows of
+    `splits` were made: parameters, tokenizer, label names, data of other splits. Rows
+    without a key (in memory, or from another program) pass with a warning."""
     keys = {f"{name}_tokens": key_of(rows) for name, rows in splits.items()}
     known = {name: key for name, key in keys.items() if key is not None}
     if len(known) < len(keys):
@@ -100,7 +100,7 @@ def check_tokens_match(
 
 
 def _remedy(keys: Iterable[ContentKey], settings: Settings) -> str:
-    """The rows of split hold class names, numbers or no labels, as the task has it."""
+    """Command to run: split's labels must have the type that the task needs."""
     label = task_class(settings.model.task).label_type
     tasks = {str(key.fields.get("model.task")) for key in keys}
     known = [task for task in tasks if task_fault(task) is None]
@@ -113,7 +113,7 @@ def _remedy(keys: Iterable[ContentKey], settings: Settings) -> str:
 def _changed_inputs(
     key: ContentKey, tokenizer: str | None, label_names: list[str]
 ) -> list[str]:
-    """What is no parameter, shortly: hashes and thousands of names say nothing."""
+    """Describe changed inputs that are not parameters, without hashes or long lists."""
     changes = []
     if tokenizer is not None and key.fields.get("tokenizer") != tokenizer:
         changes.append("tokenizer: its files are others")
@@ -126,14 +126,14 @@ def _changed_inputs(
 
 
 def _digest_of(tokenizer: Any) -> str | None:
-    """Of the folder that a transformers tokenizer was loaded from; None without one."""
+    """Digest of the folder of a transformers tokenizer; None without a folder."""
     folder = Path(tokenizer.name_or_path or "")
     found = all((folder / name).is_file() for name in FILES)
     return TokenizerFile(folder).digest if found else None
 
 
 def changed_options(key: ContentKey, settings: Settings) -> list[str]:
-    """`tokenize.max_length: 320 -> 128`, a text a parameter that was another."""
+    """`tokenize.max_length: 320 -> 128`: one text per changed parameter."""
     wanted = ContentKey(token_options(settings.model, settings.tokenize))
     stored = ContentKey({name: key.fields.get(name) for name in wanted.fields})
     return wanted.changes_since(stored)

@@ -1,4 +1,4 @@
-"""Recipes of token rows, keyed by everything that decides them."""
+"""Recipes of token rows, with keys of all data and options that determine them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from flatout.engine.tokenizing.encoders.pairs import PASSAGES
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
 COLUMNS = ("text", "text_pair", "completion", "messages", PASSAGES, "label")
-"""Of rows, that decide their tokens."""
+"""Columns of rows that determine their tokens."""
 FORMAT_VERSION = 1
-"""Raise it when the same input would give other token rows."""
+"""Increase it if the same input would give other token rows."""
 
 
 def tokens_recipe(
@@ -33,7 +33,7 @@ def tokens_recipe(
     model: ModelSettings,
     tokenize: TokenizeSettings,
 ) -> TokensRecipe:
-    """For the split `name`; `rows` is a `datasets.Dataset`. Raises TokensError."""
+    """Recipe of split `name`; `rows` is a `datasets.Dataset`. Raises TokensError."""
     _check_length(tokenizer, tokenize.max_length)
     rows = without_indices(rows)
     task = make_task(model, label_names)
@@ -48,7 +48,7 @@ def tokens_recipe(
         **token_options(model, tokenize),
     }
     if options.whole_ends and ends_texts(tokenizer):
-        fields["whole_ends"] = True  # rows made before had ends where they were cut
+        fields["whole_ends"] = True  # older keys: truncated rows with ends
     if options.form == "messages":
         fields["chat_template"] = tokenizer.chat_template
     return TokensRecipe(
@@ -68,8 +68,8 @@ def split_recipes(
     model: ModelSettings,
     tokenize: TokenizeSettings,
 ) -> tuple[TokensRecipe, ...]:
-    """For rows by split. Each key also names the rows of all, so that token rows of
-    two different splits of the data are never taken for those of one."""
+    """Return the recipes by split. Each key also contains the rows of all splits, so
+    that token rows of two different splits of the data are never combined."""
     recipes = [
         tokens_recipe(f"{name}_tokens", rows, tokenizer, label_names, model, tokenize)
         for name, rows in splits.items()
@@ -80,7 +80,7 @@ def split_recipes(
 
 
 def token_options(model: ModelSettings, tokenize: TokenizeSettings) -> dict[str, Any]:
-    """Parameters that decide the token rows, by their path."""
+    """Return the parameters that determine the token rows, by their path."""
     trained = model.name_or_path is None
     return {
         "model.task": model.task,
@@ -129,7 +129,7 @@ def _options(
 def _check_written(
     form: str, tokenizer: TokenizerFile, task: Task, *, join: bool
 ) -> None:
-    """Raises TokensError where a part of the rows cannot be learnt, or its end."""
+    """Raise TokensError if a part of the rows, or its end, cannot be learned."""
     if not task.texts.completions:
         raise TokensError(
             f"the rows were split with split.{form}_column, and model.task is "
@@ -152,20 +152,20 @@ def _check_written(
 
 
 def ends_texts(tokenizer: TokenizerFile) -> bool:
-    """Whether the tokenizer puts a token behind a text."""
+    """Return true if the tokenizer adds a token after a text."""
     _, after = special_around(tokenizer.backend) or ([], [])
     return bool(after)
 
 
 def empty_text_id(tokenizer: TokenizerFile) -> int | None:
-    """The id that stands for a text of which the tokenizer leaves no token."""
+    """Return the id for a text of which the tokenizer leaves no token."""
     names = ("unk_token", "eos_token", "sep_token", "bos_token")
     ids = (tokenizer.token_id(name) for name in names)
     return next((id_ for id_ in ids if id_ is not None), None)
 
 
 def _check_labels(name: str, rows: Any, task: Task, task_name: str) -> None:
-    """split keeps class names as text, and the targets of regression as numbers."""
+    """Check the label type: class names are texts, regression targets are numbers."""
     if task.label_type is None or "label" not in rows.column_names:
         return
     kind = rows.data.table.column("label").type
@@ -178,7 +178,7 @@ def _check_labels(name: str, rows: Any, task: Task, task_name: str) -> None:
 
 
 def _kind(label: Any) -> str:
-    """What labels of an Arrow type are, in words."""
+    """Name of an Arrow label type for messages."""
     if pa.types.is_list(label) or pa.types.is_large_list(label):
         return f"lists of {_kind(label.value_type)}"
     numbers = pa.types.is_floating(label) or pa.types.is_integer(label)
@@ -202,7 +202,7 @@ def _check_length(tokenizer: TokenizerFile, max_length: int) -> None:
 
 
 def label_names_of(rows: Any) -> list[str]:
-    """Distinct labels, sorted; as numbers where all of them are whole numbers."""
+    """Distinct labels, sorted; in numeric order if all are whole numbers."""
     if "label" not in rows.column_names:
         return []
     label = rows.data.table.column("label")

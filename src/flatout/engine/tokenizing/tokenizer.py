@@ -1,4 +1,4 @@
-"""The tokenizer: a checkpoint's own, or one trained here; checked, right-padding."""
+"""The tokenizer: a checkpoint's, or one trained here; checked, with right padding."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ logger = logging.getLogger(__name__)
 FILES = ("tokenizer.json", "tokenizer_config.json")
 FORMAT_VERSION = 2
 GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""Of transformers, that give ids and mask alone."""
+"""Classes of transformers that return only ids and mask."""
 ENDS_TEXTS = "flatout_ends_texts"
-"""Key of a tokenizer whose texts end with its end token in a training, though it puts
-none behind a prompt."""
+"""Key of a tokenizer that ends texts with its end token in training, although it adds
+no end token after a prompt."""
 TYPE_IDS = ("token_type_ids",)
 NO_LIMIT = int(1e30)
-"""What transformers writes as `model_max_length` where a model has no maximum."""
+"""`model_max_length` that transformers writes for a model without a maximum."""
 
 
 UsablePositions = Callable[[dict[str, Any], Any], int | None]
@@ -46,18 +46,18 @@ UsablePositions = Callable[[dict[str, Any], Any], int | None]
 
 
 class TokenizerError(ValueError):
-    """A tokenizer that cannot be had or used; says what was looked for."""
+    """A tokenizer that cannot be loaded or used; lists the searched places."""
 
 
 @dataclass(frozen=True)
 class TokenizerFile:
-    """A saved tokenizer as the encoder needs it: without transformers or torch."""
+    """A saved tokenizer for use by the encoder, without transformers or torch."""
 
     folder: Path
 
     @cached_property
     def digest(self) -> str:
-        """Hash of the files that decide how a text is encoded."""
+        """Hash of the files that determine how a text is encoded."""
         state = xxhash.xxh3_128()
         for name in FILES:
             state.update(self._read(name))
@@ -74,18 +74,18 @@ class TokenizerFile:
 
     @property
     def checks(self) -> list[dict[str, str]]:
-        """The table of checks, as it was when the tokenizer was made."""
+        """The table of checks from the time when the tokenizer was made."""
         return list(stored_facts(self.folder).get("checks", []))
 
     @property
     def max_positions(self) -> int | None:
-        """Longest row that the model takes, tokens; None where it has no maximum."""
+        """Longest row that the model accepts, in tokens; None if it has no maximum."""
         limit = int(self.config.get("model_max_length") or NO_LIMIT)
         return limit if limit < NO_LIMIT else None
 
     @property
     def gives_type_ids(self) -> bool:
-        """Whether transformers gives `token_type_ids` for a pair of texts with it."""
+        """True if transformers returns `token_type_ids` for a pair of texts with it."""
         names = self.config.get("model_input_names")
         if names is not None:
             return "token_type_ids" in names
@@ -93,7 +93,7 @@ class TokenizerFile:
 
     @property
     def chat_template(self) -> str | None:
-        """How messages are written; None without one."""
+        """Template of chat messages; None without one."""
         file = self.folder / "chat_template.jinja"
         if file.is_file():
             return file.read_text("utf-8")
@@ -101,8 +101,8 @@ class TokenizerFile:
 
     @cached_property
     def backend(self) -> Any:
-        """`tokenizers.Tokenizer`, set to neither cut nor pad, with the end of a whole
-        text if a training puts one there."""
+        """`tokenizers.Tokenizer` that neither truncates nor pads, and adds the end
+        token to a whole text if training does."""
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_buffer(self._read("tokenizer.json"))
@@ -114,14 +114,14 @@ class TokenizerFile:
 
     @cached_property
     def vocabulary_digest(self) -> str:
-        """Hash of its pieces with their numbers, however its files write them."""
+        """Hash of the pieces and their numbers, independent of the file format."""
         state = xxhash.xxh3_128()
         for piece, number in sorted(self.backend.get_vocab().items()):
             state.update(f"{number} {piece}\n".encode())
         return str(state.hexdigest())
 
     def token_id(self, name: str) -> int | None:
-        """Number of the special token `name` (`eos_token`, ...), if there is one."""
+        """Number of the special token `name` (`eos_token`, ...), if it exists."""
         token = self.config.get(name)
         text = token.get("content") if isinstance(token, dict) else token
         return None if text is None else self.backend.token_to_id(text)
@@ -138,7 +138,7 @@ class TokenizerFile:
 
 @dataclass(frozen=True)
 class TokenizerRecipe:
-    """How to make the tokenizer, and the key of what it is made from."""
+    """Recipe of the tokenizer, and its content key."""
 
     key: ContentKey
     model: ModelSettings
@@ -148,13 +148,13 @@ class TokenizerRecipe:
     usable_positions: UsablePositions
 
     def write(self, folder: Path) -> dict[str, Any]:
-        """Save it; returns the table of checks, which is kept with it."""
+        """Save the tokenizer; return the table of checks, which is stored with it."""
         tokenizer, checks = self.build()
         tokenizer.save_pretrained(folder)
         return {"checks": [asdict(check) for check in checks]}
 
     def build(self) -> tuple[Any, list[Check]]:
-        """The `PreTrainedTokenizerFast` and its checks. Raises TokenizerError."""
+        """Make the `PreTrainedTokenizerFast` and its checks. Raises TokenizerError."""
         if self.model.name_or_path is None:
             tokenizer = self._trained()
             config = _scratch_config(self.model)
@@ -185,7 +185,7 @@ def tokenizer_recipe(
     tokenize: TokenizeSettings,
     usable_positions: UsablePositions,
 ) -> TokenizerRecipe:
-    """For `model.name_or_path`, or to be trained on `rows` (a `datasets.Dataset`)."""
+    """Recipe for `model.name_or_path`, or to train on `rows` (a `datasets.Dataset`)."""
     rows = without_indices(rows)
     fields: dict[str, Any] = {"format": FORMAT_VERSION, "task": model.task}
     texts: tuple[Any, ...] = ()
@@ -213,7 +213,7 @@ def tokenizer_recipe(
 
 
 def _texts(column: Any) -> Any:
-    """Each text alone, of a column of texts or of lists of them."""
+    """Yield each text of a column of texts or of lists of texts."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -221,14 +221,14 @@ def _texts(column: Any) -> Any:
 
 
 def _scratch_config(model: ModelSettings) -> dict[str, Any]:
-    """What `model.config` says on positions and vocabulary."""
+    """Return the keys of `model.config` about positions and vocabulary."""
     names = ("model_type", "max_position_embeddings", "n_positions", "vocab_size")
     return {name: model.config[name] for name in names if name in model.config}
 
 
 def _put_space_before_words(tokenizer: Any) -> None:
-    """Where a word's pieces depend on the space before it (GPT-2, RoBERTa), each word
-    has one: words come one by one."""
+    """Add a space before each word if a word's pieces depend on it (GPT-2, RoBERTa):
+    words are encoded one by one."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     before = tokenizer.backend_tokenizer.pre_tokenizer
@@ -238,7 +238,7 @@ def _put_space_before_words(tokenizer: Any) -> None:
 
 
 def _tells_apart(model: ModelSettings) -> bool:
-    """Whether the model is told which of two texts a token is of."""
+    """True if the model has type ids, which distinguish the texts of a pair."""
     from transformers import AutoConfig
 
     config = AutoConfig.for_model(**model.config)
@@ -252,13 +252,13 @@ def _training_version(model: ModelSettings) -> int:
 
 
 def _writes(model: ModelSettings) -> bool:
-    """Whether somebody will read what the model writes."""
+    """Return true if the model writes text that is read."""
     task = task_class(model.task)
     return task.texts.completions and not task.texts.whole_words
 
 
 def _train_to_write(texts: tuple[Any, ...], vocab_size: int) -> Any:
-    """Upper and lower case, blanks and line breaks are kept: the model writes them."""
+    """Train a tokenizer that keeps case, spaces and line breaks for output."""
     from transformers import PreTrainedTokenizerFast
 
     logger.info("training a tokenizer of %s byte-level pieces", f"{vocab_size:,}")
@@ -284,7 +284,7 @@ def _joined(texts: tuple[Any, ...]) -> Any:
 def _train(
     texts: tuple[Any, ...], vocab_size: int, *, typed: bool, whole_words: bool
 ) -> Any:
-    """`typed`: transformers gives `token_type_ids` of pairs with it."""
+    """`typed`: transformers returns `token_type_ids` of pairs with it."""
     from transformers import PreTrainedTokenizerFast
 
     joined = _joined(texts)
@@ -307,7 +307,7 @@ def _train(
 
 
 def _words(texts: Any, vocab_size: int) -> Any:
-    """Raises TokenizerError where there is only one: it needs no prediction."""
+    """Raise TokenizerError if there is only one word: it needs no prediction."""
     from flatout.engine.tokenizing.words import commonest_words, word_tokenizer
 
     words, num_all = commonest_words(texts, vocab_size)
@@ -327,7 +327,7 @@ def _words(texts: Any, vocab_size: int) -> Any:
 
 
 def _load(model: ModelSettings) -> tuple[Any, dict[str, Any]]:
-    """A checkpoint's tokenizer, and its config with that of the parameters over it."""
+    """Return a checkpoint's tokenizer, and its config updated from the parameters."""
     from transformers import AutoConfig, AutoTokenizer
 
     name = str(model.name_or_path)
@@ -345,7 +345,7 @@ def _load(model: ModelSettings) -> tuple[Any, dict[str, Any]]:
 
 
 def without_loading_options(tokenizer: Any) -> Any:
-    """transformers would save how it was loaded here for whoever loads it next."""
+    """Remove loading options, which transformers would save for the next reader."""
     for name in ("is_local", "local_files_only"):
         tokenizer.init_kwargs.pop(name, None)
     return tokenizer
@@ -383,7 +383,7 @@ def _not_found(name: str, error: Exception) -> str:
 
 
 def _apply(checks: list[Check], tokenizer: Any) -> None:
-    """Correct, warn or fail by the table of checks."""
+    """Apply the table of checks: correct, warn or fail."""
     for check in checks:
         if check.status == "warning":
             logger.warning("tokenizer: %s: %s", check.name, check.text)

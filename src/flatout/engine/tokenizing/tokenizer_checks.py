@@ -1,4 +1,4 @@
-"""The rules for tokenizers as a table of checks, and how long rows may be."""
+"""The rules for tokenizers as a table of checks, and the maximum row length."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Check:
 
 
 def pad_candidate(tokenizer: Any) -> str | None:
-    """Rows are told from padding by their length, so any token will do for it."""
+    """Return any token for padding: rows are separated from padding by their length."""
     names = (tokenizer.eos_token, tokenizer.unk_token, tokenizer.bos_token)
     return next((name for name in names if name is not None), None)
 
@@ -27,7 +27,7 @@ def pad_candidate(tokenizer: Any) -> str | None:
 def check_tokenizer(
     tokenizer: Any, config: dict[str, Any], model: ModelSettings
 ) -> list[Check]:
-    """The rules for pad token and padding side, and what else would go wrong later."""
+    """Apply the rules for pad token, padding side and other causes of errors."""
     if not getattr(tokenizer, "is_fast", False):
         text = "it has no tokenizer.json (Rust); convert it with transformers first"
         return [Check("fast", "failed", text)]

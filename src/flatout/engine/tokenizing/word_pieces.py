@@ -1,4 +1,4 @@
-"""A WordPiece tokenizer trained on the train split, the same one every time."""
+"""A WordPiece tokenizer trained on the train split; the result is reproducible."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from flatout.engine.machine.environment import tokenizer_parallelism
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 TRAINING_BYTES = 16 << 20
-"""More text than this hardly changes the pieces; rows are taken evenly spaced."""
+"""More text than this hardly changes the pieces; rows are sampled at even distances."""
 COUNTED_TEXTS = 10_000
 LONGEST_WORD = 100
-"""Characters. The model gives a longer word as [UNK] without looking at its pieces."""
+"""Characters. The model encodes a longer word as [UNK] without searching its pieces."""
 FORMAT_VERSION = 1
 _CONTINUED = "##"
 
@@ -34,7 +34,7 @@ def train_word_pieces(texts: Any, vocab_size: int) -> Tokenizer:
     """Train on an Arrow column of texts. Lower-cases; keeps accents, Hangul, emoji.
 
     The library numbers the first letters in the order of a hash map that differs from
-    run to run; giving all of them beforehand, sorted, makes the result repeatable.
+    run to run; passing all of them beforehand, sorted, makes the result reproducible.
     """
     sample = list(sampled(texts))
     letters, rare = _alphabet(sample, vocab_size // 3)
@@ -53,7 +53,7 @@ def train_word_pieces(texts: Any, vocab_size: int) -> Tokenizer:
     without_rare = (text.translate(rare) for text in sample) if rare else iter(sample)
     with tokenizer_parallelism(True):
         tokenizer.train_from_iterator(without_rare, trainer)
-    # Made again, since the trainer also marks the given letters as special tokens.
+    # A new model, since the trainer also marks the given letters as special tokens.
     finished = with_ends(_untrained(_model(tokenizer.get_vocab())))
     finished.decoder = decoders.WordPiece(prefix=_CONTINUED)
     return finished
@@ -68,28 +68,28 @@ def _model(vocabulary: dict[str, int]) -> models.WordPiece:
 
 
 def _has_long_words(texts: list[str]) -> bool:
-    """Between blanks: most texts have none, and are spared a pattern over each word,
-    which takes as long as the training."""
+    """Search for long runs without a space: most texts have no such run and do not need
+    a pattern over each word, which needs as much time as the training."""
     return any(len(word) > LONGEST_WORD for text in texts for word in text.split())
 
 
 def without_long_words(words: Any, longest: int) -> pre_tokenizers.Sequence:
-    """Only for training, which a word of 500,000 letters (base64, DNA) brings to a
-    standstill: it looks at the whole word again for every piece that it joins."""
+    """Only for training, which is extremely slow for a word of 500,000 letters (base64,
+    DNA): it reads the whole word again for every piece that it joins."""
     longer = Regex(f".{{{longest + 1},}}")
     removed = pre_tokenizers.Split(longer, behavior="removed")
     return pre_tokenizers.Sequence([words, removed])
 
 
 def sampled(texts: Any) -> Iterator[str]:
-    """Texts, or evenly spaced ones of TRAINING_BYTES in all."""
+    """Yield the texts, or evenly spaced ones with TRAINING_BYTES in total."""
     every = max(1, -(-int(texts.nbytes) // TRAINING_BYTES))
     for chunk in texts.chunks:
         yield from chunk.take(np.arange(0, len(chunk), every)).to_pylist()
 
 
 def _alphabet(texts: list[str], limit: int) -> tuple[list[str], dict[int, None]]:
-    """The `limit` commonest characters, sorted; and a table that deletes the others."""
+    """The `limit` most frequent characters, sorted; a table that deletes the others."""
     counts = np.zeros(sys.maxunicode + 1, np.int64)
     for start in range(0, len(texts), COUNTED_TEXTS):
         joined = "".join(texts[start : start + COUNTED_TEXTS]).lower()
@@ -105,7 +105,7 @@ def _alphabet(texts: list[str], limit: int) -> tuple[list[str], dict[int, None]]
 
 def _untrained(model: models.WordPiece) -> Tokenizer:
     tokenizer = Tokenizer(model)
-    # strip_accents takes Hangul apart and drops accents: off.
+    # strip_accents decomposes Hangul and drops accents: off.
     tokenizer.normalizer = normalizers.BertNormalizer(
         lowercase=True, strip_accents=False
     )
@@ -114,7 +114,7 @@ def _untrained(model: models.WordPiece) -> Tokenizer:
 
 
 def with_ends(tokenizer: Tokenizer) -> Tokenizer:
-    """`tokenizer` with the special tokens, one before and one behind each text."""
+    """`tokenizer` with the special tokens, one before and one after each text."""
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
     start, end = SPECIAL_TOKENS[2], SPECIAL_TOKENS[3]
     tokenizer.post_processor = processors.TemplateProcessing(

@@ -1,4 +1,4 @@
-"""A tokenizer whose pieces are the words of the train split, whole: keys of a log."""
+"""A tokenizer whose pieces are the whole words of the train split: keys of a log."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from flatout.engine.tokenizing.word_pieces import SPECIAL_TOKENS, with_ends
 
 
 def commonest_words(texts: Any, limit: int) -> tuple[list[str], int]:
-    """Of an Arrow column of texts: as many words as fit in a vocabulary of `limit`, the
-    commonest first, beside the number of all."""
+    """Most frequent words of an Arrow column of texts, limited to a vocabulary of
+    `limit` and sorted by frequency, and the number of all words."""
     counts: dict[str, int] = {}
     for chunk in texts.chunks:
         found = pc.value_counts(pc.utf8_split_whitespace(chunk).flatten())
@@ -23,7 +23,7 @@ def commonest_words(texts: Any, limit: int) -> tuple[list[str], int]:
 
 
 def word_tokenizer(words: list[str]) -> Tokenizer:
-    """Words between white space; others are unknown. A start and an end at each row."""
+    """Words between white space; others are unknown. Rows have a start and an end."""
     pieces = dict.fromkeys([*SPECIAL_TOKENS, *words])
     vocabulary = {piece: number for number, piece in enumerate(pieces)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL_TOKENS[1]))

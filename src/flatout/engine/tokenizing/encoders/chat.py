@@ -1,4 +1,4 @@
-"""Conversations as the tokenizer's chat template writes them."""
+"""Conversations in the format of the tokenizer's chat template."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from flatout.engine.tokenizing.encoders.encoded import Encoded, TokensError, flat
 
 GENERATION = re.compile(r"\{%-?\s*generation")
-"""What tells the template's own words from those of the assistant."""
+"""Matches the tag before the text of the assistant in a template."""
 NO_TEMPLATE = (
     "split.messages_column needs a tokenizer with a chat template; this one has none: "
     "take a checkpoint with one, or columns of prompts and completions "
@@ -26,7 +26,7 @@ NO_GENERATION = (
 
 
 class ChatEncoder:
-    """A saved tokenizer with its template; raises TokensError where it has none."""
+    """A saved tokenizer with its template; raises TokensError if it has no template."""
 
     def __init__(self, folder: Path, max_length: int) -> None:
         from transformers import AutoTokenizer
@@ -41,7 +41,7 @@ class ChatEncoder:
             raise TokensError(NO_GENERATION)
 
     def encode(self, messages: Any, first_row: int) -> Encoded:
-        """An Arrow column of JSON; `marks` are 0 at what the assistant writes."""
+        """Encode an Arrow column of JSON; `marks` are 0 at tokens of the assistant."""
         rows = [self._row(json.loads(value)) for value in messages.to_pylist()]
         for number, (ids, mask) in enumerate(rows):
             self._check_end(ids, mask, first_row + number)
@@ -55,16 +55,16 @@ class ChatEncoder:
         )
 
     def _row(self, messages: list[dict[str, str]]) -> tuple[list[int], list[int]]:
-        """Ids, and 1 at what the assistant writes."""
+        """Return ids, and 1 at the tokens of the assistant."""
         found = self._tokenizer.apply_chat_template(
             messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
         return found["input_ids"], found["assistant_masks"]
 
     def _check_end(self, ids: list[int], mask: list[int], row: int) -> None:
-        """Whoever never learns to stop never ends (trl#5988)."""
+        """Check that the end token is learned; else a model never stops (trl#5988)."""
         last = int(np.flatnonzero(mask)[-1]) if any(mask) else -1
-        # Behind the token that ends a message there may be a line break.
+        # A line break may follow the token that ends a message.
         end = {ids[n] for n in range(max(0, last - 2), last + 1) if mask[n]}
         if self._special & end:
             return

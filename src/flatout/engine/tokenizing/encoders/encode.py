@@ -38,21 +38,21 @@ from flatout.engine.tokenizing.tokenizer import TokenizerFile
 logger = logging.getLogger(__name__)
 
 UNIT_BYTES = 2 << 20
-"""Text that is encoded at a time."""
+"""Bytes of text that are encoded at a time."""
 UNIT_ROWS = 20_000
 TEXTS = ("text", "text_pair", "completion", "messages")
 """Columns that are encoded."""
 WRITTEN = ("completion", "messages")
-"""Forms of rows of which a part is learnt."""
+"""Forms of rows of which only a part is learned."""
 
 
 @dataclass(frozen=True)
 class TokensRecipe(ArrowRecipe):
-    """How to make the token rows of one split."""
+    """Recipe of the token rows of one split."""
 
     key: ContentKey
     rows: Any
-    """`datasets.Dataset` with `text`, and `text_pair` and `label` as there are."""
+    """`datasets.Dataset` with `text`, and optionally `text_pair` and `label`."""
     name: str
     tokenizer: TokenizerFile
     options: EncodeOptions
@@ -80,14 +80,14 @@ class TokensRecipe(ArrowRecipe):
 
     @property
     def makes_type_ids(self) -> bool:
-        """Whether the tokenizer tells the two texts of a pair apart, here and in
+        """True if the tokenizer distinguishes the two texts of a pair, here and in
         transformers."""
         if not (self.options.has_pair and self.tokenizer.gives_type_ids):
             return False
         return 1 in self.tokenizer.backend.encode("a", "b").type_ids
 
     def batches(self) -> Iterator[Any]:
-        """RecordBatches in the order of the rows. Raises TokensError."""
+        """Yield RecordBatches in the order of the rows. Raises TokensError."""
         started = time.perf_counter()
         self._check_labels()
         facts = TokenFacts()
@@ -141,14 +141,14 @@ class TokensRecipe(ArrowRecipe):
             yield pair_batch(part, counts)
 
     def _spread(self, targets: Any, part: Encoded) -> Any:
-        """Targets of rows; of words as a list a token."""
+        """Return targets per row, or for words a list with one target per token."""
         if part.marks is None:
             return targets
         labels = _spread_words(targets, part.lengths, part.marks)
         return lists_of(labels, part.lengths)
 
     def _encode(self) -> Iterator[Encoded]:
-        """All rows in turn, some at a time: bounds memory."""
+        """Encode all rows part by part, which bounds memory."""
         table = self.rows.data.table
         encode = self._encoder()
         for start, stop in unit_bounds(table, self.options):
@@ -156,7 +156,7 @@ class TokensRecipe(ArrowRecipe):
                 yield encode(table.slice(start, stop - start), start)
 
     def _encoder(self) -> Callable[[Any, int], Encoded]:
-        """Encodes a part of the rows, given the number of its first row."""
+        """Return a function that encodes rows, given the number of the first row."""
         if self.options.form == "messages":
             chats = ChatEncoder(self.tokenizer.folder, self.options.max_length)
             return lambda part, start: chats.encode(_column(part, "messages"), start)
@@ -168,7 +168,7 @@ class TokensRecipe(ArrowRecipe):
         )
 
     def _check_labels(self) -> None:
-        """Raises TokensError where a label cannot be learnt."""
+        """Raise TokensError if a label cannot be learned."""
         if "label" not in self.rows.column_names:
             return
         labels = self.rows.data.table.column("label")
@@ -179,8 +179,8 @@ class TokensRecipe(ArrowRecipe):
             raise TokensError(f"{self.name}: {fault}")
 
     def _targets(self, start: int, stop: int) -> Any | None:
-        """Targets of rows `start` to `stop` as Arrow; None for language models. A part
-        at a time: all names joined to one array may be larger than it can hold."""
+        """Targets of rows `start` to `stop` as Arrow; None for language models. All
+        names joined to one array may exceed the maximum size of an array."""
         if "label" not in self.rows.column_names:
             return None
         label = self.rows.data.table.column("label").slice(start, stop - start)
@@ -188,7 +188,7 @@ class TokensRecipe(ArrowRecipe):
 
 
 def _words_fault(texts: Any, tags: Any) -> str | None:
-    """Rows that split made for another task have no tag for each word."""
+    """Return an error if rows of another task do not have one tag for each word."""
     words = pc.add(pc.count_substring(texts, " "), 1)
     odd = pc.not_equal(words, pc.list_value_length(tags))
     if not pc.sum(odd).as_py():
@@ -203,8 +203,8 @@ def _words_fault(texts: Any, tags: Any) -> str | None:
 def _spread_words(
     targets: Any, lengths: npt.NDArray[np.int32], marks: npt.NDArray[np.int32]
 ) -> npt.NDArray[np.int32]:
-    """Lists (N,) of a number a word -> (T,) a number a token, at words' first pieces:
-    `marks` (T,) are the numbers of these words."""
+    """Convert lists (N,) of one number per word to (T,) one number per token, at words'
+    first pieces: `marks` (T,) are the numbers of these words."""
     chosen = marks >= 0
     rows = np.repeat(np.arange(len(lengths)), lengths)[chosen]
     labels = np.full(len(marks), IGNORED, np.int32)
@@ -214,7 +214,7 @@ def _spread_words(
 
 
 def unit_bounds(table: Any, options: EncodeOptions) -> Iterator[tuple[int, int]]:
-    """Begin and end of parts of a table of about UNIT_BYTES of text to encode."""
+    """Start and end of parts of a table with about UNIT_BYTES of text to encode."""
     names = [name for name in TEXTS if name in table.column_names]
     costs = [_cost_bytes(table.column(n), options) for n in names]
     if options.form == "pairs":
@@ -230,7 +230,7 @@ def unit_bounds(table: Any, options: EncodeOptions) -> Iterator[tuple[int, int]]
 
 
 def _cost_bytes(texts: Any, options: EncodeOptions) -> npt.NDArray[np.int64]:
-    """Bytes (N,) of each text that will be looked at."""
+    """Number of bytes (N,) of each text that will be read."""
     lengths: npt.NDArray[np.int64] = pc.binary_length(texts).to_numpy().astype(np.int64)
     if options.join:
         return lengths

@@ -1,4 +1,4 @@
-"""Rows of token ids laid end to end."""
+"""Concatenated rows of token ids."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ Mask = npt.NDArray[np.bool_]
 
 
 class TokensError(ValueError):
-    """Rows that cannot become token rows; says which and what to do."""
+    """Rows that cannot become token rows; the message names them and the remedy."""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """N rows, T tokens in all."""
+    """N rows, T tokens in total."""
 
     ids: Ids
-    """(T,)"""
+    """(T,) token ids."""
     lengths: Ids
-    """(N,)"""
+    """(N,) tokens per row."""
     cut: Mask
-    """(N,) whether the text was longer than `max_length`."""
+    """(N,) true if the text was longer than `max_length`."""
     type_ids: npt.NDArray[np.int8] | None = None
     """(T,) for pairs of texts."""
     marks: Ids | None = None
-    """(T,) of rows of words: the number of the word whose first piece a token is, -1
-    at all others. Of completions: 0 at what is to be learnt, -1 elsewhere."""
+    """(T,) for rows of words: the word's number at its first piece, -1 elsewhere.
+    For completions: 0 at tokens to learn, -1 elsewhere."""
 
 
 def flat(rows: Sequence[list[int]], typecode: str = "i") -> Any:
-    """Lists end to end as an array. (The library gives ids as lists only; this is the
-    cheapest way out of them, 4 % of the time of encoding.)"""
+    """Concatenate lists. (The library returns ids only as lists; this is the fastest
+    conversion, 4 % of the time of encoding.)"""
     joined = array(typecode)
     for row in rows:
         joined.fromlist(row)

@@ -1,4 +1,4 @@
-"""Texts to token ids by the Rust tokenizer, whose threads use all cores."""
+"""Converts texts to token ids by the Rust tokenizer, whose threads use all cores."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from tokenizers import Tokenizer
 from flatout.engine.tokenizing.encoders.encoded import Encoded, flat
 
 CHARACTERS_PER_TOKEN = 6
-"""Of a text longer than this times `max_length` only a head is encoded at first."""
+"""A text longer than this times `max_length` is encoded from its head at first."""
 SPARE_TOKENS = 8
-"""The head of a text must give so many tokens more than wanted: its last few may be
-others than those of the whole text. If it does not, more is encoded."""
+"""Surplus tokens that the head of a text must give: its last few tokens may differ
+from those of the whole text. With fewer, a longer head is encoded."""
 
 
 @dataclass(frozen=True)
 class EncodeOptions:
-    """What decides the ids, besides text and tokenizer."""
+    """Options that determine the ids, in addition to text and tokenizer."""
 
     max_length: int
     has_pair: bool = False
     join: bool = False
     end_id: int | None = None
-    """Joined texts: put between two of them if the tokenizer puts nothing there."""
+    """Joined texts: put between two of them if the tokenizer adds no token there."""
     form: str = "text"
-    """What a row is made of: a text, `words` with one space between them, a
-    `completion` behind its prompt, `messages`."""
+    """Form of a row: a text, `words` separated by one space, a `completion` after its
+    prompt, `messages`."""
     empty_id: int | None = None
-    """Stands for a text of which the tokenizer leaves no token."""
+    """Id for a text of which the tokenizer leaves no token."""
     whole_ends: bool = False
-    """Whether a text that is cut has no end: a model that learnt the end tokens there
-    would expect each text to end at `max_length`."""
+    """True if a truncated text has no end token: a model that learned the end tokens
+    there would expect each text to end at `max_length`."""
 
 
 class Encoder:
@@ -54,7 +54,7 @@ class Encoder:
             tokenizer.enable_truncation(self._size)
 
     def encode(self, texts: Any, pairs: Any | None = None) -> Encoded:
-        """Encode Arrow columns of N texts (and of as many second texts)."""
+        """Encode Arrow columns of N texts (and optionally N second texts)."""
         if self.options.form == "completion":
             return self._encode_completions(texts, pairs)
         if pairs is not None:
@@ -73,8 +73,8 @@ class Encoder:
         return replace(self._collect(encodings), type_ids=type_ids)
 
     def _encode_completions(self, prompts: Any, completions: Any) -> Encoded:
-        """Prompts and what follows them, each encoded by itself, as a model meets them
-        when it writes. `marks` are 0 at what is learnt."""
+        """Encode prompts and completions separately, which is how a model reads them
+        when it writes. `marks` are 0 at tokens to learn."""
         found = [
             self._tokenizer.encode_batch_fast(t.to_pylist(), add_special_tokens=False)
             for t in (prompts, completions)
@@ -90,14 +90,14 @@ class Encoder:
         return replace(_encoded(rows, cut), marks=flat(marks))
 
     def _encode_words(self, texts: Any) -> Encoded:
-        """Texts of words, each word by itself; `marks` are the words' first pieces."""
+        """Encode the words of each text one by one; `marks` are first pieces."""
         words = [text.split(" ") for text in texts.to_pylist()]
         encodings = self._tokenizer.encode_batch(words, is_pretokenized=True)
         marks = [_first_pieces(encoding.word_ids) or [-1] for encoding in encodings]
         return replace(self._collect(encodings), marks=flat(marks))
 
     def _collect(self, encodings: Sequence[Any]) -> Encoded:
-        """A row without a token gets `empty_id`: a model cannot read nothing."""
+        """Collect rows; one without a token gets `empty_id`: a model needs a token."""
         full = self.options.max_length
         rows = [encoding.ids[:full] for encoding in encodings]
         cut = [
@@ -113,7 +113,7 @@ class Encoder:
         return _encoded([row or [self.options.empty_id] for row in rows], cut)
 
     def _encode_heads(self, texts: Any) -> list[Any]:
-        """Encodings; of long texts only as much is read as the first tokens need."""
+        """Encodings; long texts are read only up to the tokens that are needed."""
         limit = CHARACTERS_PER_TOKEN * self.options.max_length
         long = np.flatnonzero(pc.greater(pc.utf8_length(texts), limit).to_numpy(False))
         inputs = (
@@ -128,7 +128,7 @@ class Encoder:
     def _encode_longer_heads(
         self, texts: Any, limit: int, rows: list[int], encodings: list[Any]
     ) -> None:
-        """Longer and longer heads, until each of `rows` has its tokens."""
+        """Encode increasingly long heads until each of `rows` has its tokens."""
         while rows := [row for row in rows if not self._is_safe(encodings[row])]:
             limit *= 4
             heads = [texts[row].as_py() for row in rows]
@@ -143,12 +143,12 @@ class Encoder:
             rows = [row for row, done in zip(rows, whole, strict=True) if not done]
 
     def _is_safe(self, encoding: Any) -> bool:
-        """Whether the head of a text gave the tokens that the whole text gives."""
+        """True if the head of a text gave the same tokens as the whole text."""
         rest = encoding.overflowing
         return bool(rest) and len(rest[0]) - self._added >= SPARE_TOKENS
 
     def _encode_to_join(self, texts: Any) -> Encoded:
-        """Whole texts, with what separates them."""
+        """Encode whole texts, with a separator."""
         end = [] if self.options.end_id is None else [self.options.end_id]
         encodings = self._tokenizer.encode_batch_fast(texts.to_pylist())
         rows = [encoding.ids + end for encoding in encodings]
@@ -161,20 +161,20 @@ def _encoded(rows: Sequence[list[int]], cut: Sequence[bool]) -> Encoded:
 
 
 def _first_pieces(words: list[int | None]) -> list[int]:
-    """Numbers of words, -1 at all pieces but the first of each, and beside words."""
+    """Numbers of words at the first piece of each, -1 at all other pieces."""
     before = [None, *words]
     pairs = zip(words, before, strict=False)
     return [-1 if word is None or word == last else word for word, last in pairs]
 
 
 def up_to_space(text: str) -> str:
-    """`text` cut before its last space; nothing if it has none, since a word that is
+    """`text` cut before its last space; empty if it has no space, since a word that is
     cut may have other tokens than its head."""
     return text.rpartition(" ")[0]
 
 
 def special_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
-    """Special tokens put before and after a text; None if that cannot be told."""
+    """Special tokens put before and after a text; None if they cannot be determined."""
     found = set()
     for probe in ("a", "0 1", "The"):
         bare = tokenizer.encode(probe, add_special_tokens=False).ids

@@ -1,4 +1,4 @@
-"""Texts laid end to end in blocks of one length, with the documents' bounds kept."""
+"""Texts concatenated to blocks of one length, with the documents' bounds kept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Ids = npt.NDArray[np.int32]
 
 
 def join_blocks(encoded: Iterable[Encoded], block_size: int) -> Iterator[Any]:
-    """RecordBatches of blocks of `block_size` tokens; only the last may be shorter.
+    """Yield RecordBatches of `block_size` tokens per block; the last may be shorter.
 
     With blocks of 4, documents [1 2 3] and [4 5 6] give
     [1 2 3 4] with lengths [3 1] and [5 6] with lengths [2].

@@ -1,4 +1,4 @@
-"""Samples of several texts: an anchor and its passages, each a sequence of its own."""
+"""Samples of several texts: an anchor and its passages, each a separate sequence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flatout.engine.rows.token_facts import SEQUENCES
 from flatout.engine.tokenizing.encoders.encoded import Encoded
 
 PASSAGES = "passages"
-"""Column of rows: the positive, then the negatives."""
+"""Column of rows: the positive, followed by the negatives."""
 PAIRS_SCHEMA = pa.schema(
     [
         ("input_ids", pa.list_(pa.int32())),
@@ -21,11 +21,11 @@ PAIRS_SCHEMA = pa.schema(
         ("length", pa.int32()),
     ]
 )
-"""`length` is the sum of the sequences' tokens, which lie end to end in `input_ids`."""
+"""`length` is the sum of the sequences' tokens, concatenated in `input_ids`."""
 
 
 def texts_of(table: Any) -> tuple[Any, npt.NDArray[np.int32]]:
-    """The texts (S,) of N samples in turn, and how many each has (N,)."""
+    """The texts (S,) of N samples in order, and the number of texts of each (N,)."""
     anchors = table.column("text").to_pylist()
     passages = table.column(PASSAGES).to_pylist()
     pairs = zip(anchors, passages, strict=True)
@@ -35,7 +35,7 @@ def texts_of(table: Any) -> tuple[Any, npt.NDArray[np.int32]]:
 
 
 def passage_bytes(table: Any, most: int) -> npt.NDArray[np.int64]:
-    """Bytes (N,) of each sample's passages, no more than `most` of one counted."""
+    """Bytes (N,) of each sample's passages; at most `most` bytes of one are counted."""
     lists = table.column(PASSAGES)
     ends = np.cumsum(pc.list_value_length(lists).to_numpy())
     sizes = pc.binary_length(pc.list_flatten(lists)).to_numpy().astype(np.int64)
@@ -57,6 +57,6 @@ def pair_batch(part: Encoded, counts: npt.NDArray[np.int32]) -> Any:
 
 
 def num_cut(part: Encoded, counts: npt.NDArray[np.int32]) -> int:
-    """Samples of which a text was cut."""
+    """Number of samples with a truncated text."""
     rows = np.repeat(np.arange(len(counts)), counts)
     return len(np.unique(rows[part.cut]))
