@@ -1,5 +1,5 @@
-"""Kedro datasets of our own. Each is imported when first asked for: `split` must not
-pay for transformers and torch."""
+"""Kedro datasets of flatout. Each is imported at first use: `split` must not
+import transformers and torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Docstrings of Python files. Runs in helper processes and imports next to nothing."""
+"""Docstrings of Python files. Runs in helper processes and imports very few modules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _OWNERS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def docstrings(path: Path) -> list[str]:
-    """Whole docstrings of a file; none if the file is not valid Python."""
+    """Whole docstrings of a file; an empty list if the file is not valid Python."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, OSError, RecursionError):
@@ -21,5 +21,5 @@ def docstrings(path: Path) -> list[str]:
 
 
 def docstrings_of(files: list[str]) -> list[str]:
-    """Docstrings of all `files`, in their order."""
+    """Docstrings of all `files`, in order."""
     return [text for file in files for text in docstrings(Path(file))]

@@ -1,4 +1,4 @@
-"""What our catalog entries share."""
+"""Code that flatout's catalog entries share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kedro.io import AbstractDataset, DatasetError
 
 @contextmanager
 def dataset_errors() -> Iterator[None]:
-    """Errors of the engine as Kedro's, with the same text and no wrapping around it."""
+    """Raise errors of the engine as Kedro's errors, with the same text, unwrapped."""
     try:
         yield
     except (ValueError, OSError, RuntimeError) as error:
@@ -20,7 +20,7 @@ def dataset_errors() -> Iterator[None]:
 
 
 class PathDataset(AbstractDataset[Any, Any]):
-    """A file or a folder of this machine."""
+    """A local file or folder."""
 
     def __init__(
         self, *, filepath: str, metadata: dict[str, Any] | None = None
@@ -33,7 +33,7 @@ class PathDataset(AbstractDataset[Any, Any]):
         return self._path
 
     def _check_there(self) -> None:
-        """Raises DatasetError where nothing is there to be loaded."""
+        """Raise DatasetError if there is no data to load."""
         if not self._exists():
             raise DatasetError(self._missing())
 
@@ -48,10 +48,10 @@ class PathDataset(AbstractDataset[Any, Any]):
 
 
 class ReadOnlyDataset(AbstractDataset[None, Any]):
-    """Rows or files that pipelines read, and none writes."""
+    """Rows or files that pipelines only read."""
 
     content: ClassVar[str]
-    """What it holds, in its message."""
+    """Name of its content in messages."""
 
     def save(self, data: None) -> None:
         raise DatasetError(f"{self.content} are read-only")

@@ -1,4 +1,4 @@
-"""Results of the benchmark that not every mode makes: what was there stays."""
+"""Results of the benchmark that only some modes make: existing files are kept."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ logger = logging.getLogger(__name__)
 UNWRITABLE = frozenset(
     {errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR}
 )
-"""Read-only, or a file stands where a folder should be."""
+"""Errors of read-only places, and of a file with the name of a folder."""
 
 
 class CsvTable(PathDataset):
-    """A CSV file that is whole whenever it is read: two machines of one sweep may write
-    it in the same moment. Kedro's own type for one imports all of its kinds of tables,
-    and SQLAlchemy with them."""
+    """A CSV file that is complete at every moment: two machines of one sweep may write
+    it at the same time. Kedro's type for CSV imports all of its kinds of tables, and
+    SQLAlchemy with them."""
 
     def load(self) -> pd.DataFrame:
         self._check_there()
@@ -42,7 +42,7 @@ class CsvTable(PathDataset):
         _write(self._path, data.to_csv(index=False))
 
     def preview(self, nrows: int = 5) -> TablePreview:
-        """What Kedro-Viz shows at the entry."""
+        """The preview that Kedro-Viz shows at the entry."""
         return TablePreview(pd.read_csv(self._path, nrows=nrows).to_dict("split"))
 
 
@@ -60,9 +60,9 @@ class KeptTable(CsvTable):
 
 class TunedParameters(PathDataset):
     """The parameters file of a Kedro environment, as text. An empty text leaves the
-    file as it is. Where it cannot be written (a read-only conf/, a file conf/tuned),
-    the text goes to `fallback`, and a warning says so: a benchmark's figures are not
-    lost for that."""
+    file unchanged. If it cannot be written (a read-only conf/, a file conf/tuned),
+    the text goes to `fallback` with a warning, so that a benchmark's figures are not
+    lost."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class TunedParameters(PathDataset):
             logger.info("%s: nothing recommended, left as it is", self._path)
             return
         how = self._how_to_train(yaml.safe_load(data))
-        if self._environment:  # its group is the last one
+        if self._environment:  # the group `environment` is in is the last one
             data += f"  environment: {self._environment}\n"
         try:
             _write(self._path, data)
@@ -107,7 +107,7 @@ class TunedParameters(PathDataset):
         logger.info("%s: written; %s", self._path, how)
 
     def _how_to_train(self, tuned: Mapping[str, Any]) -> str:
-        """Only a folder beside `base` is an environment."""
+        """Return the command; only a folder next to `base` is an environment."""
         conf = self._path.parent.parent
         name = self._path.parent.name
         command = f"kedro run --env={name}{self._given(tuned)}"
@@ -118,8 +118,8 @@ class TunedParameters(PathDataset):
         return f"copied to conf/{name}, {command} trains with it"
 
     def _given(self, tuned: Mapping[str, Any]) -> str:
-        """The parameters of this command line, but for those of the pipeline and what
-        `tuned` has found."""
+        """Parameters of this command line, without those of the pipeline and those in
+        `tuned`."""
         found = dict(by_path(tuned))
         given = [
             f"{path}={value}"

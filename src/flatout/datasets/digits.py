@@ -1,4 +1,4 @@
-"""The built-in samples: handwritten digits that scikit-learn brings.
+"""The built-in samples: handwritten digits that scikit-learn includes.
 
 1,797 images of 8 x 8 pixels with 17 grey levels (Alpaydin & Kaynak 1998, UCI), on every
 machine that has flatout's dependencies, without a download.
@@ -22,9 +22,9 @@ LEVELS = 16
 
 
 class Digits(PathDataset, ReadOnlyDataset):
-    """Read-only: `filepath` with the digits, written there when first asked for. Ends
-    in .npz: one file of `inputs` (1797, 8, 8) and `label`. Else a folder of PNG files,
-    a folder below it for each class. `path`: other samples that are read instead."""
+    """Read-only: `filepath` with the digits, written at first use. If it ends in
+    .npz: one file of `inputs` (1797, 8, 8) and `label`. Else a folder of PNG files
+    with one subfolder per class. `path`: other samples to read instead."""
 
     content = "the digits"
 

@@ -43,20 +43,20 @@ PACKAGES = {
     "scipy": "scipy",
     "networkx": "networkx",
 }
-"""Module and distribution of each label, in the order in which labels are taken."""
+"""Module and distribution of each label, in the order in which labels are used."""
 FORMAT_VERSION = 1
-"""Raise it when the same packages would give other rows."""
+"""Increase it if the same packages would give other rows."""
 BLOCK_FILES = 24
 BLOCKS_AHEAD = 2
-"""Blocks of a package that are parsed at the same time."""
+"""Number of blocks of a package that are parsed at the same time."""
 SURPLUS = 1.05
-"""Texts gathered for each one wanted: some are in two packages."""
+"""Texts collected per wanted text, because some are in two packages."""
 
 
 class DocstringCorpus(ReadOnlyDataset):
-    """Read-only rows `text` and `label` (the package's name), nearly as many a label.
+    """Read-only rows `text` and `label` (package name), balanced over the labels.
 
-    `rows: null` gives every docstring of `labels` packages. What was parsed is kept
+    `rows: null` gives every docstring of `labels` packages. Parsed texts are kept
     in `folder` as Parquet, by package versions and sizes.
     """
 
@@ -88,7 +88,7 @@ class DocstringCorpus(ReadOnlyDataset):
 
     @property
     def is_parsed(self) -> bool:
-        """Whether loading is reading a file, and not parsing packages."""
+        """True if loading reads a file and does not parse packages."""
         return self._place(_installed(self._labels))[1].is_file()
 
     def _place(self, packages: dict[str, str]) -> tuple[ContentKey, Path]:
@@ -144,7 +144,7 @@ def _hash(text: str) -> int:
 
 
 def _quotas(counts: list[int], rows: int | None) -> list[int]:
-    """Rows a label: `rows` in all, as even as the counts allow."""
+    """Rows per label: `rows` in total, as even as the counts allow."""
     if rows is None or rows >= sum(counts):
         return counts
     quotas = [0] * len(counts)
@@ -157,7 +157,7 @@ def _quotas(counts: list[int], rows: int | None) -> list[int]:
 
 def _gather(packages: list[str], wanted: int | None) -> dict[str, list[str]]:
     """Texts of each package, from files in the order of their names' hashes, until
-    there are `wanted` distinct ones: a small corpus costs a small part of parsing."""
+    there are `wanted` distinct ones: a small corpus needs little parsing."""
     texts: dict[str, list[str]] = {package: [] for package in packages}
     blocks = {package: _file_blocks(package) for package in packages}
     with ProcessPoolExecutor(usable_cores(), get_context("spawn")) as processes:
@@ -179,7 +179,7 @@ def _gather(packages: list[str], wanted: int | None) -> dict[str, list[str]]:
 
 
 def _file_blocks(package: str) -> Iterator[list[str]]:
-    """Python files of a package but its tests, BLOCK_FILES at a time."""
+    """Python files of a package without its tests, BLOCK_FILES at a time."""
     spec = importlib.util.find_spec(package)
     assert spec is not None and spec.submodule_search_locations  # noqa: S101
     root = Path(next(iter(spec.submodule_search_locations)))
@@ -194,7 +194,7 @@ def _file_blocks(package: str) -> Iterator[list[str]]:
 
 
 def _write(file: Path, table: pa.Table, key: ContentKey) -> None:
-    """Whole or absent."""
+    """Write the file completely or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
     clear_leftovers(file.parent)
     fields = json.dumps(dict(key.fields))

@@ -1,4 +1,4 @@
-"""Kedro's own entries where flatout's nodes give recipes: tables, figures, reports.
+"""Kedro's entry types for the recipes of flatout: tables, figures, reports.
 
 They save a DataFrame, a `datasets.Dataset` or a plain value, and know no recipe.
 """
@@ -16,7 +16,7 @@ from flatout.engine.data.raw_texts import SPLITS
 READ_AGAIN = frozenset(
     f"{split}_{kind}" for split in SPLITS for kind in ("rows", "tokens")
 )
-"""Tables that another pipeline reads, and needs as they were."""
+"""Tables that another pipeline reads, which must be unchanged."""
 OURS_ALONE = frozenset({"tokenizer", "tokenizer_file", "token_figure"})
 RECIPES = (
     READ_AGAIN
@@ -38,7 +38,7 @@ def is_generic(dataset: AbstractDataset[Any, Any]) -> bool:
 
 
 def fault_of(name: str, dataset: AbstractDataset[Any, Any]) -> str | None:
-    """Why the entry `name` cannot be of that type, and what to write instead."""
+    """Why the entry `name` cannot have this type, and the type to use instead."""
     if not is_generic(dataset):
         return None
     kind = type(dataset).__name__
@@ -55,8 +55,8 @@ def fault_of(name: str, dataset: AbstractDataset[Any, Any]) -> str | None:
 
 
 class GenericEntry(AbstractDataset[Any, Any]):
-    """An entry of Kedro's own types that saves what a recipe makes, in the form that
-    the type knows, and loads rows as a `datasets.Dataset`."""
+    """An entry of one of Kedro's types that saves the result of a recipe in the form
+    that the type accepts, and loads rows as a `datasets.Dataset`."""
 
     def __init__(self, name: str, dataset: AbstractDataset[Any, Any]) -> None:
         self._name, self._dataset = name, dataset
@@ -90,7 +90,7 @@ def _plain(data: Any, package: str) -> Any:
     elif hasattr(type(data), "table"):
         table = data.table()
     else:
-        return data  # of a node of the user's own
+        return data  # from a node of the user
     if package == "huggingface":
         from datasets import Dataset
 
@@ -101,7 +101,7 @@ def _plain(data: Any, package: str) -> Any:
 def _rows(data: Any) -> Any:
     from datasets import Dataset
 
-    if isinstance(data, dict):  # the Hub's readers give splits by name
+    if isinstance(data, dict):  # the Hub's readers return splits by name
         (data,) = data.values()
     if isinstance(data, Dataset):
         return data

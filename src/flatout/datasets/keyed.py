@@ -1,4 +1,4 @@
-"""Data that is written only where its content would change."""
+"""Data that is written only if its content would change."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ logger = logging.getLogger(__name__)
 
 
 class KeyedDataset(PathDataset):
-    """The one kind of entry that computes while it saves, so that data may be larger
-    than memory, and what is unchanged is not made again.
+    """The only kind of entry that computes while it saves, so that data may exceed
+    memory, and unchanged data is not made again.
 
-    Nodes return a recipe: a `key` of content, and how to make what it describes. Where
-    the stored key is the same, nothing is done; otherwise the fields that changed are
-    named, and the recipe is carried out, whole or not at all.
+    Nodes return a recipe: a content `key`, and how to make the content. If the
+    stored key is the same, the data is kept; otherwise the changed fields are
+    logged, and the recipe is carried out, completely or not at all.
     """
 
     _level = logging.DEBUG
-    """Of what is kept: a line for the large ones is enough."""
+    """Level of the log line about kept data; only large data uses a higher level."""
 
     def save(self, data: Any) -> None:
         if self._is_current(data.key):
@@ -55,15 +55,15 @@ class KeyedDataset(PathDataset):
 
     @abstractmethod
     def _stored_key(self) -> ContentKey | None:
-        """None where there is none that can be read."""
+        """Return the stored key; None if no key can be read."""
 
     @abstractmethod
     def _write(self, data: Any) -> None:
-        """Carry out the recipe, whole or not at all."""
+        """Carry out the recipe, completely or not at all."""
 
 
 def _log_changes(name: str, key: ContentKey, stored: ContentKey | None) -> None:
-    """Say why `name` is made (again)."""
+    """Log why `name` is made (again)."""
     if stored is None:
         logger.debug("%s: not there yet, making it", name)
     else:
@@ -74,7 +74,7 @@ def _log_changes(name: str, key: ContentKey, stored: ContentKey | None) -> None:
 
 
 class _KeyedFolder(KeyedDataset):
-    """A folder with its key in a file of its own."""
+    """A folder with its key in a separate file."""
 
     @property
     def _name(self) -> str:
@@ -88,7 +88,7 @@ class _KeyedFolder(KeyedDataset):
 
 
 class KeyedArrowDataset(_KeyedFolder):
-    """A folder in the format of `huggingface.ArrowDataset`, of a recipe or a
+    """A folder in the format of `huggingface.ArrowDataset`, from a recipe or a
     `datasets.Dataset`; loads memory-mapped. (Not a subclass of Kedro's class: importing
     that imports torch, which split must not.)"""
 
@@ -120,7 +120,7 @@ class KeyedArrowDataset(_KeyedFolder):
 
 
 def _of_dataset(data: Any) -> ArrowRecipe:
-    """Rows made by somebody else: a `datasets.Dataset`."""
+    """Recipe of a `datasets.Dataset` from another program."""
     if type(data).__name__ != "Dataset":
         raise DatasetError(
             f"a recipe or a datasets.Dataset is saved here, not {type(data).__name__}"
@@ -130,7 +130,7 @@ def _of_dataset(data: Any) -> ArrowRecipe:
 
 
 class TokenizerFolder(_KeyedFolder):
-    """A tokenizer's folder; loads as that of transformers."""
+    """A tokenizer's folder; loads as a tokenizer of transformers."""
 
     def load(self) -> Any:
         from transformers import AutoTokenizer
@@ -168,6 +168,6 @@ class TokenizerFile(TokenizerFolder):
         return Encoder(self._path)
 
     def save(self, data: Any) -> None:
-        """The other entry of this folder has written it; here it is only checked."""
+        """Only check the folder: its other entry has written it."""
         if not self._is_current(data.key):
             super().save(data)

@@ -1,4 +1,4 @@
-"""Single files that are written only where their content would change."""
+"""Single files that are written only if their content would change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEY_NAME = "flatout_key"
 
 
 class _KeyedFile(KeyedDataset):
-    """A file that holds its own key."""
+    """A file that contains its own key."""
 
     def _stored_key(self) -> ContentKey | None:
         try:
@@ -64,7 +64,7 @@ class KeyedParquetDataset(_KeyedFile):
 
 class ParquetStream(KeyedParquetDataset):
     """A Parquet file of `batches()` (Arrow record batches) with a `schema`, made again
-    each time: no more are held in memory than a row group of about 32 MiB."""
+    each time: memory contains at most one row group of about 32 MiB."""
 
     def save(self, data: Any) -> None:
         with dataset_errors():
@@ -98,7 +98,7 @@ class KeyedJSONDataset(_KeyedFile):
 
 
 class KeyedPlotlyDataset(_KeyedFile):
-    """A figure of Plotly as JSON, its key in `layout.meta`. Loads as a figure."""
+    """A Plotly figure as JSON, with its key in `layout.meta`. Loads as a figure."""
 
     def load(self) -> Any:
         import plotly.io
@@ -107,7 +107,7 @@ class KeyedPlotlyDataset(_KeyedFile):
         return plotly.io.from_json(self._path.read_text(encoding="utf-8"))
 
     def preview(self) -> PlotlyPreview:
-        """What Kedro-Viz shows at the node."""
+        """The preview that Kedro-Viz shows at the node."""
         return PlotlyPreview(self._read_json())
 
     def _read_key(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Sessions of log keys as raw rows: of a log, or made up."""
+"""Sessions of log keys as raw rows, from a log or synthetic."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from flatout.places import project_path
 
 
 class LogSessions(ReadOnlyDataset):
-    """Read-only rows `session`, `text` (keys, spaces between) and `label`.
+    """Read-only rows `session`, `text` (keys, separated by spaces) and `label`.
 
-    A CSV, JSON lines, Parquet or Arrow file has a line of the log a row, and is put
-    together by session (loghub's `*_structured.csv` as it is); any other file has a
-    session a line, keys separated by spaces. Lines that cannot be used go to
+    A CSV, JSON lines, Parquet or Arrow file has one row per line of the log, and is
+    grouped by session (loghub's `*_structured.csv` unchanged); any other file has one
+    session per line, with keys separated by spaces. Unusable lines go to
     `rejected_rows`.
 
     Labels are those of `label_filepath` (two columns, session and label), or of
-    `label_column`. With `abnormal_filepath` its sessions are abnormal, those of
+    `label_column`. With `abnormal_filepath`, its sessions are abnormal and those of
     `filepath` normal. `part: train` is `train_share` of the sessions without the
-    abnormal ones; `part: rest` the others.
+    abnormal ones; `part: rest` is the others.
     """
 
     content = "sessions of a log"
@@ -60,7 +60,7 @@ class LogSessions(ReadOnlyDataset):
         self.metadata = metadata
 
     def load(self) -> Any:
-        """The reader, not the sessions."""
+        """Return the reader, not the sessions."""
         return self._reader
 
     def _exists(self) -> bool:
@@ -71,7 +71,7 @@ class LogSessions(ReadOnlyDataset):
 
 
 class SyntheticSessions(ReadOnlyDataset):
-    """Read-only sessions that are made up from `seed`, faults planted in some: rows
+    """Read-only synthetic sessions from `seed`, with faults in some of them: rows
     `session`, `text`, `label`."""
 
     content = "synthetic sessions"
@@ -90,7 +90,7 @@ class SyntheticSessions(ReadOnlyDataset):
         self.metadata = metadata
 
     def load(self) -> Any:
-        """Arrow table."""
+        """Return an Arrow table."""
         return synthetic_sessions(self._sessions, self._seed, self._deal)
 
     def _describe(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Raw rows and files of one's own, or of the Hugging Face Hub."""
+"""Raw rows and files of the user, or of the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from flatout.places import project_path
 
 
 class OwnSplits(ReadOnlyDataset):
-    """Entries `raw_train_texts`, `raw_validation_texts` and `raw_test_texts`, as far
-    as there are such, as the one that the split reads."""
+    """Combines the entries `raw_train_texts`, `raw_validation_texts` and
+    `raw_test_texts`, if they exist, to one entry that the split reads."""
 
     content = "raw texts"
 
     def __init__(self, parts: dict[str, Any]) -> None:
-        """Data sets by split; `train` is one of them."""
+        """`parts`: datasets by split; includes `train`."""
         self.parts = parts
 
     def load(self) -> SplitTexts:
-        """Readers, not rows, where the entries load as such."""
+        """Return readers instead of rows if the entries load as readers."""
         return SplitTexts(
             {
                 name: open_raw_texts(part.load(), entry_of(name))
@@ -44,13 +44,13 @@ class OwnSplits(ReadOnlyDataset):
 class TextFiles(ReadOnlyDataset):
     """Read-only CSV, TSV, JSON lines, Parquet or Arrow: a file or a folder of shards.
 
-    Streamed, so it may be larger than memory. Rows that cannot be read go to
+    Rows are streamed and may exceed memory. Rows that cannot be read go to
     `rejected_rows` with their number. A CSV file without a header needs
     `column_names`. `format` (csv, jsonl, parquet, ...) is needed if the file's name
-    has no suffix that tells it.
+    has no known suffix.
 
-    `filepath` may be a URL of a store that fsspec knows (s3://, gs://, hf://,
-    https://): its files are copied to `cache_dir`, and again where they have changed.
+    `filepath` may be a URL of a store that fsspec supports (s3://, gs://, hf://,
+    https://): its files are copied to `cache_dir`, and again if they have changed.
     `credentials` and `fs_args` are fsspec's for that store.
     """
 
@@ -83,7 +83,7 @@ class TextFiles(ReadOnlyDataset):
         return "://" in self._filepath
 
     def load(self) -> Any:
-        """The reader, not the rows."""
+        """Return the reader, not the rows."""
         path = self._fetched() if self.is_remote else Path(self._filepath)
         return _TextFiles(path, self._form)
 
@@ -92,7 +92,7 @@ class TextFiles(ReadOnlyDataset):
             return self._remote.fetch()
 
     def stamps(self, *, fetched: bool) -> dict[str, str | None]:
-        """Of a URL, by file: what the store says of it, or said of the copy."""
+        """Metadata hashes of a URL, by file: those of the store, or of the copy."""
         with dataset_errors():
             return self._remote.fetched_stamps() if fetched else self._remote.stamps()
 
@@ -111,9 +111,9 @@ class TextFiles(ReadOnlyDataset):
 class HubTexts(ReadOnlyDataset):
     """Read-only rows of `name` on the Hub (or of a folder), by `datasets.load_dataset`.
 
-    `split` may join several (`train+test`); null: its own, as they are. `revision`, a
-    commit, always keeps the rows the same. (Kedro's HFDataset asks the Hub again
-    each time its name is printed, so it fails without network, and imports torch.)
+    `split` may join several (`train+test`); null: the splits of the data set.
+    `revision`, a commit, always gives the same rows. (Kedro's HFDataset queries the
+    Hub each time its name is printed: it fails without network, and imports torch.)
     """
 
     content = "data sets of the Hub"

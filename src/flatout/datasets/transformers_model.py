@@ -1,4 +1,4 @@
-"""A Hugging Face model as a folder of its own."""
+"""A Hugging Face model in a separate folder."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class TransformersModel(PathDataset):
-    """Saves with `save_pretrained` (safetensors), loads the architecture that it names.
+    """Saves with `save_pretrained` (safetensors), loads the architecture in its config.
 
-    What is saved is a model, or a model and its tokenizer, so that the folder serves
-    `from_pretrained` and `transformers.pipeline` alone. The folder is whole or absent:
-    it is written beside its place and then renamed. Code from the folder runs only
-    with `trust_remote_code: true` among `load_args`.
+    The data is a model, or a model and its tokenizer, so that `from_pretrained` and
+    `transformers.pipeline` need only the folder. The folder is complete or absent:
+    it is written under a temporary name and then renamed. Code from the folder runs
+    only with `trust_remote_code: true` among `load_args`.
 
     Example:
         ```yaml
@@ -47,7 +47,7 @@ class TransformersModel(PathDataset):
         self._load_args = dict(load_args or {})
 
     def save(self, data: Any) -> None:
-        """Write `data` (a model, or model and tokenizer) in place of what was there."""
+        """Replace the stored data with `data` (a model, or model and tokenizer)."""
         parts = data if isinstance(data, tuple) else (data,)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         clear_leftovers(self._path.parent)
@@ -73,8 +73,8 @@ class TransformersModel(PathDataset):
         return result
 
     def trust_code(self) -> None:
-        """Load with the folder's own code, as of a model that was trained just now with
-        `model.trust_remote_code`; unless `load_args` says no."""
+        """Load with the code in the folder, for a model that was trained in this run
+        with `model.trust_remote_code`, unless `load_args` forbids it."""
         self._load_args.setdefault("trust_remote_code", True)
 
     def _missing(self) -> str:

@@ -1,4 +1,4 @@
-"""`kedro doctor`: what a run with the same options would meet, in one table."""
+"""`kedro doctor`: checks the setup of a run with the same options, in one table."""
 
 from flatout.doctor.examination import examination
 from flatout.doctor.table import as_json, as_table

@@ -1,4 +1,4 @@
-"""The catalog's data: columns, labels, and tokens that fit the parameters."""
+"""Checks the catalog's data: columns, labels, and tokens that fit the parameters."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MANY_LABELS = 1000
 
 
 def raw_rows(catalog: DataCatalog, settings: Settings) -> list[Finding]:
-    """Two rows: the columns with the first rows judged, and the labels in them."""
+    """Two findings: the columns with the first rows checked, and the labels."""
     raw = raw_entry(settings)
     source = catalog.get(raw)
     if isinstance(source, DocstringCorpus) and not source.is_parsed:
@@ -54,7 +54,7 @@ def raw_rows(catalog: DataCatalog, settings: Settings) -> list[Finding]:
 
 
 def judged(data: Any, settings: Settings) -> list[Finding]:
-    """Of what the entry `raw_texts` loads as. Raises RawTextsError."""
+    """Check the loaded entry `raw_texts`. Raises RawTextsError."""
     raw = open_raw_texts(data)
     task = settings.model.task
     columns = columns_of(settings.split, task)
@@ -124,7 +124,7 @@ def _labels(checked: CheckedBatch, columns: Columns, settings: Settings) -> Find
 
 
 def tokens(catalog: DataCatalog, settings: Settings) -> Finding:
-    """Token rows on the disk against the parameters that decide them."""
+    """Compare token rows on the disk with the parameters that determine them."""
     source = catalog.get("train_tokens")
     if not source.exists():
         return Finding("tokens", "ok", "none yet: kedro run makes them")

@@ -1,4 +1,4 @@
-"""The device, and what torch.compile needs on it."""
+"""Checks the device, and the requirements of torch.compile on it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ COMPILERS = ("g++", "gcc", "clang++", "clang")
 
 @dataclass(frozen=True)
 class Torch:
-    """What PyTorch says. `cuda`: what it was built for, None for CPUs alone; `gpus`:
-    how many it can use."""
+    """Facts about PyTorch. `cuda`: the version it was built for, None for a CPU build;
+    `gpus`: the number of usable GPUs."""
 
     version: str
     cuda: str | None
@@ -28,7 +28,7 @@ class Torch:
 
 
 def look_at_torch() -> Torch:
-    """Imports torch: the environment must be set by now."""
+    """Import torch, after the environment was set, and return facts about it."""
     import torch
 
     from flatout.engine.machine.runtime import fast_bf16
@@ -45,9 +45,9 @@ def look_at_torch() -> Torch:
 
 
 def device(driver: Driver | None, torch: Torch, settings: Settings) -> Finding:
-    """What training computes on, its driver, and its precision."""
+    """Check the device of the training, its driver and its precision."""
     if driver and torch.cuda and driver.cuda[0] < int(torch.cuda.split(".")[0]):
-        # Within a major version, an older driver runs what a newer CUDA built.
+        # Within a major version, an older driver runs code built for a newer CUDA.
         newest = f"{driver.cuda[0]}.{driver.cuda[1]}"
         text = (
             f"driver {driver.version} runs CUDA up to {newest}; PyTorch is built for "
@@ -91,7 +91,7 @@ def _precision(text: str, torch: Torch, wanted: str) -> Finding:
 
 
 def compiler(torch: Torch, settings: Settings) -> Finding:
-    """What torch.compile needs: on a GPU Triton and a C compiler, else a C++ one."""
+    """Check for torch.compile: a C++ compiler; on a GPU, Triton and a C compiler."""
     wanted = settings.train.compile
     gpu = torch.gpus > 0
     used = gpu if wanted == "auto" else bool(wanted)

@@ -1,4 +1,4 @@
-"""All checks in order: parameters first, and torch only when the environment is set."""
+"""All checks in order: parameters first, torch only after the environment is set."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from flatout.project.config_loader import loader_of
 from flatout.project.data.outputs import local_paths
 
 STOPS_A_RUN = (DatasetError,)
-"""Errors of libraries that a run would end with too."""
+"""Errors of libraries that would also end a run."""
 
 
 def examination(env: str | None, params: dict[str, Any]) -> list[Finding]:
-    """Of what `kedro run` with these options would do."""
+    """Return findings about a `kedro run` with these options."""
     before = environment.thread_variables()
     patient = Patient(before)
-    for name in ("kedro", "flatout"):  # the table says it all
+    for name in ("kedro", "flatout"):  # the table shows all messages
         logging.getLogger(name).setLevel(logging.WARNING)
     first = guarded("parameters", partial(patient.load, env, params), "fail")
-    environment.apply(patient.settings.runtime)  # nothing is changed by a second time
+    environment.apply(patient.settings.runtime)  # a second call changes no variable
     return [*first, *examine(patient.checks(), known=STOPS_A_RUN)]
 
 
 class Patient:
-    """Settings, catalog and machine, as far as they can be had."""
+    """Settings, catalog and machine, if they can be loaded."""
 
     def __init__(self, thread_variables: dict[str, str]) -> None:
         self._thread_variables = thread_variables
@@ -49,7 +49,7 @@ class Patient:
         self.settings = Settings()
 
     def load(self, env: str | None, params: dict[str, Any]) -> Finding:
-        """Raises what makes a run with these options end before it begins."""
+        """Load the parameters. Raises any error that ends a run before it begins."""
         check_environment(env)
         session = KedroSession.create(env=env, runtime_params=params)
         context = session.load_context()
@@ -74,7 +74,7 @@ class Patient:
         }
 
     def _checks_of_the_catalog(self) -> dict[str, Check]:
-        """If there is one: the parameters can be read."""
+        """Checks that need a catalog, which exists if the parameters are valid."""
         context, settings = self._context, self.settings
         if context is None:
             names = ("data", "tokens", "model", "memory")
@@ -150,7 +150,7 @@ class Patient:
         return model.judge_memory(found, size, name)
 
     def _token_budget(self, config: Any, size: int, shards: int) -> int:
-        """As set; auto lowers it to what a GPU of `size` bytes holds."""
+        """Token budget of the settings; auto is limited by a GPU of `size` bytes."""
         from flatout.engine.train.setup.budgets import default_token_budget
 
         if (wanted := self.settings.train.token_budget) != "auto":

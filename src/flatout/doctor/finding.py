@@ -1,4 +1,4 @@
-"""Checks that cannot hurt their caller."""
+"""Runs checks so that their errors become findings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Known = tuple[type[Exception], ...]
 
 
 def examine(checks: Mapping[str, Check], known: Known = ()) -> list[Finding]:
-    """The findings of all `checks`, in their order."""
+    """Return the findings of all `checks`, in order."""
     return [
         found
         for name, check in checks.items()
@@ -25,13 +25,13 @@ def examine(checks: Mapping[str, Check], known: Known = ()) -> list[Finding]:
 def guarded(
     name: str, check: Check, unknown: Status = "warn", known: Known = ()
 ) -> list[Finding]:
-    """A check that raises is a row too: `fail` with the text of an error that flatout
-    knows or that is one of `known`, which stop a run; `unknown` where it could not
-    look."""
+    """Run a check; an error becomes a finding: `fail` with its text for errors of
+    flatout and of the types `known`, which end a run; `unknown` for any other error,
+    which prevented the check."""
     try:
         found = check()
         return [found] if isinstance(found, Finding) else found
-    except Exception as error:  # a doctor must not fall ill
+    except Exception as error:  # an error must not end the doctor
         text = " ".join(str(error).split()) or "no message"
         own = type(error).__module__.startswith("flatout.")
         if own or isinstance(error, known):
@@ -44,14 +44,14 @@ def guarded(
 
 
 def within(limit_s: float, action: Callable[[], Result]) -> Result:
-    """The result of `action`; what it raises. Raises TimeoutError after `limit_s`, and
-    leaves it to itself then."""
+    """Return the result of `action` or raise its error. Raises TimeoutError after
+    `limit_s`; the action then continues in its thread."""
     box: dict[str, Any] = {}
 
     def act() -> None:
         try:
             box["result"] = action()
-        except BaseException as error:  # handed to the caller
+        except BaseException as error:  # raised in the caller
             box["error"] = error
 
     thread = threading.Thread(target=act, name="flatout-doctor", daemon=True)

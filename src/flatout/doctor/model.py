@@ -1,5 +1,5 @@
-"""The checkpoint that `model.name_or_path` names, before it is fetched or loaded; and
-whether memory and disk will do for it."""
+"""Checks the checkpoint of `model.name_or_path` before it is downloaded or loaded, and
+whether memory and disk are sufficient for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NotCached(ValueError):
 
 
 def read_config(settings: Settings) -> Any:
-    """Sizes of the model, without the network. Raises NotCached."""
+    """Return the sizes of the model, without the network. Raises NotCached."""
     model = settings.model
     name, changes = model.name_or_path, dict(model.applied_config)
     kind = changes.pop("model_type", None)
@@ -29,7 +29,7 @@ def read_config(settings: Settings) -> Any:
         changes.setdefault("vocab_size", settings.tokenize.vocab_size)
     import transformers
 
-    families()  # their types become transformers' own
+    families()  # registers their model types
 
     if name is None:
         return transformers.AutoConfig.for_model(kind, **changes)
@@ -48,7 +48,7 @@ def read_config(settings: Settings) -> Any:
 
 
 def checkpoint(settings: ModelSettings, config: Any | None) -> Finding:
-    """`config`: its config; None where that is not on this machine."""
+    """Check the checkpoint. `config`: its config; None if it is not on this machine."""
     name, faults = settings.name_or_path, model_key_faults(settings)
     if faults:
         return Finding("model", "fail", "; ".join(faults), "correct them in conf/")
@@ -85,19 +85,19 @@ def _absent(name: str) -> Finding:
 
 
 CHECKPOINT_BYTES = 12
-"""A weight: itself and the two moments."""
+"""Bytes per weight: the weight and its two moments."""
 
 
 def disk_bytes(config: Any, settings: ModelSettings, keep: int) -> int:
-    """`keep` checkpoints, one being written, the best and the last model; twice each,
-    as the catalog has copies. At least a GiB."""
+    """Bytes of `keep` checkpoints, one being written, the best and the last model;
+    twice for the copies of the catalog. At least 1 GiB."""
     parameters = count_parameters(config, settings)
     needed = parameters * (CHECKPOINT_BYTES * (keep + 1) + 4 * 4)
     return max(LEAST_FREE_BYTES, needed)
 
 
 def judge_memory(found: Estimate, available: int, where: str) -> Finding:
-    """`available` bytes on `where`: a GPU's name, or RAM."""
+    """Compare with `available` bytes on `where`: a GPU's name, or RAM."""
     text = (
         f"about {gib(found.total)} of {gib(available)} ({where}): "
         f"{found.parameters / 1e6:.1f} M weights with gradients and Adam "

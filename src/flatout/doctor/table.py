@@ -1,4 +1,4 @@
-"""Findings for eyes and for programs."""
+"""Findings as a table for people and as JSON for programs."""
 
 from __future__ import annotations
 

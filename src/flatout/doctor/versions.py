@@ -1,4 +1,4 @@
-"""Installed packages: within the ranges that flatout was tested with."""
+"""Checks that installed packages are within the ranges tested with flatout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INSTALL = "pip install -c requirements.lock -e ."
 
 
 def versions() -> Finding:
-    """Of this Python and of all that flatout requires."""
+    """Check the versions of Python and of all requirements of flatout."""
     try:
         facts = metadata.metadata("flatout")
     except metadata.PackageNotFoundError:
@@ -26,7 +26,7 @@ def versions() -> Finding:
 
 
 def judge(python: str, requirements: Iterable[str]) -> Finding:
-    """`python`: a range; `requirements`: as package metadata spell them."""
+    """Check versions. `python`: a range; `requirements`: in package metadata format."""
     here = platform.python_version()
     faults = []
     if not SpecifierSet(python).contains(here, prereleases=True):

@@ -1,4 +1,4 @@
-"""The pipelines of arrays and of images are one, of other entries."""
+"""The pipelines of arrays and images, which differ only in their entries."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from flatout.engine.parameters import (
 def encode_arrays(
     raw: Path, split: SplitSettings, arrays: ArraySettings, model: ModelSettings
 ) -> dict[str, Any]:
-    """Check the samples of `raw`, a file or a folder, and deal them to train,
+    """Check the samples of `raw`, a file or a folder, and assign them to train,
     validation and test. Returns recipes: the catalog's datasets compare keys and carry
-    one out only if the stored result was made from something else."""
+    one out only if the stored result was made from other inputs."""
     from flatout.engine.arrays.recipes import array_recipes
 
     return array_recipes(raw, split, arrays, model)
@@ -29,16 +29,16 @@ def encode_arrays(
 def encode_images(
     raw: Path, split: SplitSettings, images: ImageSettings, model: ModelSettings
 ) -> dict[str, Any]:
-    """As `encode_arrays`, of a folder of images or a manifest."""
+    """Process a folder of images or a manifest like `encode_arrays`."""
     from flatout.engine.arrays.recipes import array_recipes
 
     return array_recipes(raw, split, images, model)
 
 
 def create(kind: str, **_: Any) -> Pipeline:
-    """`kind`: arrays or images."""
+    """Return the pipeline. `kind`: arrays or images."""
     inputs = [f"raw_{kind}", "params:split", f"params:{kind}", "params:model"]
-    # The quarantine is saved first: it is there when the run stops.
+    # The quarantine is saved first: it exists if the run stops.
     outputs = {
         "rejected": f"rejected_{kind}",
         "train": f"train_{kind}",

@@ -1,1 +1,1 @@
-"""Raw samples of a fixed shape, numbers or images, to rows in Arrow."""
+"""Converts raw samples of a fixed shape, numbers or images, to rows in Arrow."""

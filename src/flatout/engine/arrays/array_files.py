@@ -33,15 +33,15 @@ NO_SHAPE = "the values are text, or lists that may differ in length"
 
 @dataclass(frozen=True)
 class ArrayFiles:
-    """A file, or a folder of files of one kind, with a sample a row."""
+    """A file, or a folder of files of one kind, with one sample per row."""
 
     path: Path
     inputs: tuple[str, ...]
     """Columns of a table, or the array of .npz and HDF5; empty: all but the label."""
     label: str | None
-    """Column or array; of x.npy the file x.<label>.npy."""
+    """Column or array; for x.npy the file x.<label>.npy."""
     is_told: bool = True
-    """Whether there must be labels; they are not read where there may be none."""
+    """True if labels are required; if they are optional, they are not read."""
     kind: ClassVar = "arrays"
 
     @property
@@ -58,8 +58,8 @@ class ArrayFiles:
 
     @property
     def names(self) -> list[str]:
-        """Columns or arrays of the first file; a .npy has `inputs`, and `label` where
-        its labels lie beside it."""
+        """Columns or arrays of the first file; for a .npy `inputs`, and `label` if its
+        label file exists."""
         file = self._files[0]
         if file.suffix.lower() in tables.ENDINGS:
             return tables.names(file)
@@ -73,7 +73,7 @@ class ArrayFiles:
         return [file for file in files if not file.name.endswith(beside)]
 
     def told(self) -> dict[str, Any]:
-        """Nothing."""
+        """Return an empty dict: arrays add no facts to the report."""
         return {}
 
     def labels(self) -> Iterator[Any]:
@@ -136,7 +136,7 @@ class ArrayFiles:
                     told = f"{why} ({values.dtype})"
                     faults = dict.fromkeys(range(stop - start), told)
                     numbers = np.zeros((stop - start, 0))
-                if numbers.ndim == 1:  # a number a sample
+                if numbers.ndim == 1:  # one number per sample
                     numbers = numbers[:, None]
                 own = None if labels is None else labels[start:stop].tolist()
                 yield Window(name_in(self.path, file), start, numbers, own, faults)
@@ -159,7 +159,7 @@ class ArrayFiles:
 
 
 def _one_each(file: Path, labels: Any) -> Any:
-    """Labels (N,), also of (N, 1). Raises ArraysError."""
+    """Labels (N,), also from (N, 1). Raises ArraysError."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         return labels[:, 0]
     if labels.ndim != 1:
@@ -173,7 +173,7 @@ def _one_each(file: Path, labels: Any) -> Any:
 
 @contextmanager
 def _arrays(file: Path, label: str | None) -> Iterator[Mapping[str, Any]]:
-    """Arrays of a file by name, that slices are read of. Raises ArraysError."""
+    """Arrays of a file by name, which are read in slices. Raises ArraysError."""
     try:
         if file.suffix.lower() in HDF5:
             with _h5py(file).File(file, "r") as opened:
@@ -195,7 +195,7 @@ def _arrays(file: Path, label: str | None) -> Iterator[Mapping[str, Any]]:
 
 
 def _beside(file: Path, label: str) -> Path:
-    """Where the labels of a .npy lie."""
+    """Path of the labels of a .npy file."""
     return file.with_name(f"{file.stem}.{label}.npy")
 
 

@@ -1,4 +1,4 @@
-"""Images in a folder of class folders, or named by a manifest."""
+"""Images in a folder of class folders, or listed in a manifest."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ SPLIT_NAMES = frozenset(
 
 @dataclass
 class ImageFiles:
-    """Decoded in threads, a window at a time."""
+    """Images, decoded in threads, one window at a time."""
 
     path: Path
     label: str | None
     image_column: str
     decoder: Decoder
     is_told: bool = True
-    """Whether there must be labels; they are not read where there may be none."""
+    """True if labels are required; if they are optional, they are not read."""
     keeps_files: bool = False
-    """Whether rows are to hold the files' bytes, not pixels."""
+    """True if rows store the files' bytes instead of pixels."""
     kind: ClassVar = "images"
 
     @property
@@ -69,8 +69,8 @@ class ImageFiles:
         return Files(self._root, [*there, *manifest])
 
     def told(self) -> dict[str, Any]:
-        """See ArraySource; of a folder also class folders without an image, and how
-        many files are of other kinds."""
+        """See ArraySource; for a folder also class folders without an image, and the
+        number of files of other types."""
         if not self.path.is_dir():
             return self.decoder.told()
         read = {file for file, _ in self._listed}
@@ -107,7 +107,7 @@ class ImageFiles:
 
     @cached_property
     def _listed(self) -> list[tuple[Path, Any]]:
-        """Files and their labels. Raises ArraysError."""
+        """Return the files and their labels. Raises ArraysError."""
         if self.path.is_dir():
             files = files_of(self.path, IMAGES)
             listed = [(file, self._class_of(file)) for file in files]
@@ -120,14 +120,14 @@ class ImageFiles:
         return list(zip(paths, labels, strict=True))
 
     def _class_of(self, file: Path) -> str | None:
-        """The folder below ours; None of a file that is in none."""
+        """Top folder of a file below the root; None if it is in no folder."""
         parts = file.relative_to(self.path).parts
         return parts[0] if len(parts) > 1 else None
 
     def _decode_into(
         self, pixels: npt.NDArray[np.uint8], files: Sequence[Path]
     ) -> dict[int, str]:
-        """Images of `files` (n,) into `pixels` (n, ...); row -> why it has none."""
+        """Decode `files` (n,) into `pixels` (n, ...); return errors by row."""
         faults: dict[int, str] = {}
         with ThreadPoolExecutor(usable_cores()) as pool:
             for row, one in enumerate(pool.map(self._decode, files)):
@@ -145,7 +145,7 @@ class ImageFiles:
 
 
 def _check_classes(path: Path, names: set[str]) -> None:
-    """Raises ArraysError where a folder was cut into splits by hand."""
+    """Raise ArraysError if the folders are splits instead of classes."""
     if len(names) > 1 and {name.casefold() for name in names} <= SPLIT_NAMES:
         raise ArraysError(
             f"{path} has the folders {sorted(names)}, which are splits, and none for "
@@ -155,7 +155,7 @@ def _check_classes(path: Path, names: set[str]) -> None:
 
 
 def read_manifest(path: Path, image: str, label: str | None) -> pd.DataFrame:
-    """A table with the column `image`, and `label` where one is named. Raises
+    """Read a table with the column `image`, and `label` if one is named. Raises
     ArraysError."""
     readers = {
         ".parquet": pd.read_parquet,
@@ -178,7 +178,7 @@ def read_manifest(path: Path, image: str, label: str | None) -> pd.DataFrame:
 
 
 def _check_columns(path: Path, table: pd.DataFrame, image: str, label: Any) -> None:
-    """Raises ArraysError."""
+    """Raise ArraysError if a column is missing."""
     wanted = {"images.image_column": image, "split.label_column": label}
     for parameter, name in wanted.items():
         if name is not None and name not in table:
@@ -188,7 +188,7 @@ def _check_columns(path: Path, table: pd.DataFrame, image: str, label: Any) -> N
 
 
 def file_below(root: Path, name: Any) -> Path:
-    """A path that a manifest gives may be from anywhere. Raises ArraysError."""
+    """Return the path of a file in a manifest, below `root`. Raises ArraysError."""
     file = (root / str(name)).resolve()
     if not file.is_relative_to(root.resolve()):
         raise ArraysError(f"{name!r} leads out of the manifest's folder {root}")

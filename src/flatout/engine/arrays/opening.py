@@ -1,4 +1,4 @@
-"""Raw samples as parameters say."""
+"""Opens raw samples according to the parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flatout.engine.parameters import (
 def open_source(
     kind: str, path: Path, settings: Settings, *, is_told: bool = True
 ) -> ArraySource:
-    """Of a file or a folder. `kind`: as `train.rows` names it."""
+    """Open a file or a folder. `kind`: the value of `train.rows`."""
     own = settings.images if kind == "images" else settings.arrays
     return source_of(path, settings.split, own, is_told=is_told)
 
@@ -29,7 +29,7 @@ def source_of(
     *,
     is_told: bool = True,
 ) -> ArraySource:
-    """Of a file or a folder. `is_told`: whether there must be labels."""
+    """Open a file or a folder. `is_told`: labels are required."""
     label = split.label_column
     if isinstance(own, ArraySettings):
         return ArrayFiles(path, tuple(own.inputs), label, is_told)

@@ -1,4 +1,4 @@
-"""Recipes of rows of a fixed shape, keyed by everything that decides them."""
+"""Recipes of rows of a fixed shape, with keys of all that determines them."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from flatout.engine.rows.encoded_images import EncodedFacts
 from flatout.engine.tasks import make_task
 
 FORMAT_VERSION = 4
-"""Raise it when the same input would give other rows."""
+"""Increase it if the same input would give other rows."""
 
 
 @dataclass(frozen=True)
 class SamplesRecipe(PlanRecipe, ArrowRecipe):
-    """How to make the rows of one split: `inputs`, `labels` as there are, `source`."""
+    """Recipe of the rows of one split: `inputs`, optional `labels`, `source`."""
 
     split: str
     _facts: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def facts(self) -> dict[str, Any]:
-        """Shape, means and deviations, rows of each class, of the last pass."""
+        """Shape, means, deviations and rows per class, from the last pass."""
         return self._facts
 
     @cached_property
     def schema(self) -> Any:
-        """Of the first batch."""
+        """Schema of the first batch."""
         return next(self.plan.rows(self.split)).schema
 
     def batches(self) -> Iterator[Any]:
@@ -60,8 +60,8 @@ def array_recipes(
     own: ArraySettings | ImageSettings,
     model: ModelSettings,
 ) -> dict[str, Any]:
-    """The recipes of the three splits, of what is rejected and of the report, and the
-    names of the labels. Raises ArraysError, SplitError, SettingsError."""
+    """Return the recipes of the three splits, the rejected rows and the report, and the
+    label names. Raises ArraysError, SplitError, SettingsError."""
     source = source_of(raw, split, own)
     names = label_names_of(source, make_task(model))
     if len(names) == 1:
@@ -82,7 +82,7 @@ def array_recipes(
 def changes_since(
     stored: ContentKey, source: ArraySource, split: SplitSettings, model: ModelSettings
 ) -> list[str]:
-    """What is another now than when rows with the key `stored` were made."""
+    """List changes since the rows with the key `stored` were made."""
     key = _key(stored.fields.get("result"), source, split, model)
     return [] if key.describes(stored) else key.changes_since(stored)
 

@@ -1,4 +1,4 @@
-"""Samples of one shape checked and split."""
+"""Checks and splits samples of one shape."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from flatout.engine.rows.fixed_lists import array_of, values_in
 from flatout.engine.tasks import Task
 
 FINE = 1e-3
-"""Share of what a value varies by, that a step between numbers must not exceed."""
+"""Maximum step between numbers: a share of the range of a value."""
 INPUTS, LABEL = "inputs", "label"
 
 
 class SampleSplit(SplitPlan):
-    """Which split each sample goes to; those that are the same are all kept."""
+    """Assigns each sample to a split; repeated samples are all kept."""
 
     def __init__(
         self, source: ArraySource, settings: SplitSettings, task: Task
@@ -64,15 +64,15 @@ class SampleSplit(SplitPlan):
                     spool.add(batch)
         spool.close()
         if not values.are_stored_alike:
-            # Equal numbers are equal samples, whatever stores them.
+            # Equal numbers are equal samples, whatever type stores them.
             hashes = [_hashes(values_in(b.column(INPUTS)), values.dtype) for b in spool]
             collected.replace(exact=[h[:, None] for h in hashes], near=hashes)
 
     def _judged(
         self, window: Window, shape: tuple[int, ...] | None
     ) -> tuple[Any, Any, dict[int, str]]:
-        """Labels (n,) of a window's rows, the `Kind` of each, and why rows cannot be
-        used."""
+        """Return labels (n,) of a window's rows, the `Kind` of each, and why rows are
+        unusable."""
         count, kind = len(window.values), self.task.label_type
         faults = window.faults_for(shape)
         if kind is None:
@@ -99,7 +99,7 @@ class SampleSplit(SplitPlan):
         )
 
     def _stored(self, window: Window, rows: Any, labels: Any) -> Any:
-        """Record batches of `rows` (n,) of a window."""
+        """Yield record batches of `rows` (n,) of a window."""
         columns = {INPUTS: array_of(window.values[rows])}
         if self.task.label_type is not None:
             columns["labels"] = self.task.encode_labels(labels)
@@ -110,7 +110,7 @@ class SampleSplit(SplitPlan):
         return with_files(batch, [window.files[row] for row in rows.tolist()])
 
     def _chosen(self, batch: Any, mask: npt.NDArray[np.bool_]) -> Any:
-        """Arrow's own filter of nested lists makes a number of each value."""
+        """Select rows; Arrow's filter of nested lists copies value by value."""
         if INPUTS not in batch.schema.names:
             return super()._chosen(batch, mask)
         values = values_in(batch.column(INPUTS))[mask]
@@ -140,7 +140,7 @@ class SampleSplit(SplitPlan):
 
 
 class _Values:
-    """What is known of the samples' shape and numbers, window by window."""
+    """Shape and range of the samples, updated with each window."""
 
     def __init__(self) -> None:
         self.shape: tuple[int, ...] | None = None
@@ -149,14 +149,14 @@ class _Values:
         self._high: Any = -np.inf
 
     def shape_with(self, window: Window) -> tuple[int, ...] | None:
-        """Of a sample; that of the first window with one that was read. None: no
-        sample was read yet."""
+        """Shape of a sample, from the first window with a readable sample. None: no
+        sample has been read yet."""
         if self.shape is None and len(window.faults) < len(window.values):
             self.shape = window.values.shape[1:]
         return self.shape
 
     def add(self, values: npt.NDArray[Any]) -> None:
-        """Samples (n, ...) without a fault."""
+        """Add samples (n, ...) without an error."""
         self._dtypes.add(values.dtype)
         if values.dtype == np.float64:
             self._low = np.minimum(self._low, values.min(0))
@@ -164,9 +164,9 @@ class _Values:
 
     @property
     def dtype(self) -> Any:
-        """Bytes if all files have bytes; fp64 if fp32 would make equal what differs, as
-        of Unix times: if its steps at the greatest of a value are no small part of what
-        the value varies by; else fp32."""
+        """Bytes if all files have bytes; fp64 if fp32 would make different values
+        equal, for example Unix times: if the fp32 step at the largest value is not
+        small compared with the range of the values; else fp32."""
         spread = np.maximum(self._high - self._low, 0)
         largest = np.maximum(np.abs(self._high), np.abs(self._low))
         step = np.finfo(np.float32).eps * np.where(spread > 0, largest, 0)
@@ -177,12 +177,12 @@ class _Values:
 
     @property
     def are_stored_alike(self) -> bool:
-        """Whether samples were hashed as numbers of the type that all have."""
+        """True if all samples were hashed as numbers of the final type."""
         return {stored_as(found) for found in self._dtypes} <= {self.dtype}
 
 
 def stored_as(dtype: Any) -> Any:
-    """What numbers of a file are kept as if fp32 can hold them."""
+    """Type of the stored numbers of a file if fp32 can represent them."""
     return dtype if dtype == np.uint8 else np.dtype(np.float32)
 
 
@@ -193,28 +193,28 @@ def _hashes(values: npt.NDArray[Any], dtype: Any) -> Hashes:
 
 
 def _read_labels(given: Sequence[Any], kind: Any) -> tuple[Any, Any, list[Check]]:
-    """Labels (n,) as an array of the type `kind`, the `Kind` of each, and their
-    faults: as of texts."""
+    """Return labels (n,) as an array of the type `kind`, the `Kind` of each, and their
+    errors, with the rules for texts."""
     labels, kinds = column_of_mixed([_plain(label) for label in given])
     batch = RawBatch("", np.arange(len(labels)), {LABEL: labels}, {LABEL: kinds})
     return read_label(batch, LABEL, kind)
 
 
 def _plain(label: Any) -> Any:
-    """HDF5 has bytes for texts; a name has no space around it."""
+    """Convert HDF5's bytes to text, and remove spaces around names."""
     if isinstance(label, bytes):
         label = label.decode(errors="replace")
     return str(label).strip() if isinstance(label, (str, bool)) else label
 
 
 def label_names_of(source: ArraySource, task: Task) -> list[str]:
-    """Distinct names, sorted; as numbers where all of them are. Empty for numbers."""
+    """Distinct names, sorted; by value if all are numbers. Empty for numbers."""
     if task.label_type is None or not pa.types.is_string(task.label_type):
         return []
     labels, _, checks = _read_labels(list(source.labels()), task.label_type)
     bad = np.logical_or.reduce([mask for mask, _ in checks])
     names = pc.unique(labels.filter(pa.array(~bad))).to_pylist()
     try:
-        return sorted(names, key=lambda name: (int(name), name))  # 01 is not 1
+        return sorted(names, key=lambda name: (int(name), name))  # 01 differs from 1
     except ValueError:
         return sorted(names)

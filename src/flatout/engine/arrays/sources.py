@@ -1,4 +1,4 @@
-"""Where raw samples come from: what every kind of source gives."""
+"""Interface of all sources of raw samples."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ from flatout.engine.machine.environment import usable_cores
 logger = logging.getLogger(__name__)
 
 WINDOW_ROWS = 8_192
-"""Rows that are read and checked at a time,"""
+"""Maximum rows that are read and checked at a time,"""
 WINDOW_BYTES = 2**26
-"""where they are no more than so many bytes together."""
+"""limited to this number of bytes in total."""
 
 
 NO_VALUES = "a sample without values"
 
 
 class ArraysError(ValueError):
-    """Raw samples that cannot be used; says which and what to do."""
+    """Raw samples that cannot be used; the message names them and the remedy."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """Some rows of a file."""
+    """Consecutive rows of a file."""
 
     source: str
     first_row: int
     values: npt.NDArray[Any]
-    """(n, ...); anything in the places of rows with a fault."""
+    """(n, ...); any value for rows with an error."""
     labels: Sequence[Any] | None
-    """(n,) as the file has them."""
+    """(n,) in the form of the file."""
     faults: Mapping[int, str] = field(default_factory=dict)
     """Row of the window -> why it cannot be used."""
     names: Sequence[str] | None = None
-    """(n,) of rows that are files of their own."""
+    """(n,) file names of rows that are separate files."""
     files: Sequence[Path] | None = None
-    """(n,) whose bytes rows are to hold in place of `values`."""
+    """(n,) files whose bytes rows store instead of `values`."""
 
     def faults_for(self, shape: tuple[int, ...] | None) -> dict[int, str]:
-        """Row -> why it is no sample of `shape`; None: none is known yet."""
+        """Row -> why it is not a sample of `shape`; None: not known yet."""
         found, values = dict(self.faults), self.values
         if shape is not None and values.shape[1:] != shape:
             other = f"of shape {values.shape[1:]}, others are of {shape}"
@@ -61,7 +61,7 @@ class Window:
         if not values[:1].size:
             return {row: found.get(row, NO_VALUES) for row in range(len(values))}
         if values.dtype.kind == "f":
-            with np.errstate(over="ignore"):  # what fp32 cannot hold is infinite
+            with np.errstate(over="ignore"):  # values beyond fp32 become infinite
                 flat = values.reshape(len(values), -1).astype(np.float32, copy=False)
             for row in np.flatnonzero(~np.isfinite(flat).all(1)).tolist():
                 why = "NaN" if np.isnan(flat[row]).any() else "an infinite value"
@@ -69,13 +69,13 @@ class Window:
         return found
 
     def place(self, row: int) -> tuple[str, int]:
-        """File, and row in it, of a row of the window."""
+        """File of a row of the window, and its number there."""
         if self.names is not None:
             return self.names[row], 0
         return self.source, self.first_row + row
 
     def name(self, row: int) -> str:
-        """What people know a row by."""
+        """Name of a row in reports."""
         source, number = self.place(row)
         return source if self.names else f"{source}:{number}"
 
@@ -89,8 +89,8 @@ class Files:
 
     @cached_property
     def state(self) -> str:
-        """Of the name, the size, both times and the inode of each: another file in its
-        place has not all of them, even if its size and time of change are the same."""
+        """Hash of name, size, both times and inode of each file: these differ if a file
+        was replaced, even if its size and modification time are the same."""
         stats = ((name_in(self.root, file), file.stat()) for file in self.paths)
         facts = [
             (name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino)
@@ -100,7 +100,7 @@ class Files:
 
     @cached_property
     def digest(self) -> str:
-        """Of the name and the bytes of each."""
+        """Hash of the name and the bytes of each file."""
         names = [name_in(self.root, file) for file in self.paths]
         with ThreadPoolExecutor(usable_cores()) as pool:
             digests = list(pool.map(_bytes_digest, self.paths))
@@ -108,7 +108,7 @@ class Files:
 
 
 def _bytes_digest(file: Path) -> str:
-    """Of a file that may not be read its fault: its row is rejected."""
+    """Hash of a file; the error text if it cannot be read: its row is rejected."""
     state = xxhash.xxh3_128()
     try:
         add_bytes(state, file)
@@ -121,29 +121,29 @@ class ArraySource(Protocol):
     """Raw samples, read again at each pass."""
 
     kind: ClassVar[str]
-    """As `train.rows` names it."""
+    """Value of `train.rows`."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """Parameters that decide how rows are read, by their path."""
+        """Parameters that determine how rows are read, by their path."""
 
     @property
     def files(self) -> Files:
-        """All that is read."""
+        """All files that are read."""
 
     def told(self) -> dict[str, Any]:
-        """For the report, once all was read."""
+        """Facts for the report, after all rows were read."""
 
     def labels(self) -> Iterator[Any]:
-        """Of all rows, without reading the samples; none where there are none."""
+        """Labels of all rows, without reading the samples; empty without labels."""
 
     def windows(self) -> Iterator[Window]:
-        """All rows, in their order. Raises ArraysError."""
+        """All rows, in order. Raises ArraysError."""
 
 
 def files_of(path: Path, endings: Sequence[str]) -> list[Path]:
-    """The file, or those of these endings anywhere in a folder, by name. Raises
-    ArraysError."""
+    """Return the file, or files with these endings anywhere in a folder, by name.
+    Raises ArraysError."""
     if path.is_file():
         return [path]
     kinds = f"of a known kind ({', '.join(endings)})"
@@ -156,8 +156,8 @@ def files_of(path: Path, endings: Sequence[str]) -> list[Path]:
 
 
 def files_below(path: Path) -> Iterator[Path]:
-    """Files anywhere in a folder, also behind links to folders; none that is hidden or
-    in a hidden folder, as thumbnails and checkpoints of notebooks are. Raises
+    """Files anywhere in a folder, including linked folders; without hidden files and
+    hidden folders, which contain thumbnails and checkpoints of notebooks. Raises
     ArraysError."""
     seen = set()
     for folder, folders, names in os.walk(path, onerror=_raise, followlinks=True):
@@ -169,7 +169,7 @@ def files_below(path: Path) -> Iterator[Path]:
         seen.add(place)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         files = (Path(folder, name) for name in names if not name.startswith("."))
-        yield from filter(Path.is_file, files)  # a link may lead nowhere
+        yield from filter(Path.is_file, files)  # a link may be broken
 
 
 def _raise(error: OSError) -> None:
@@ -177,7 +177,7 @@ def _raise(error: OSError) -> None:
 
 
 def name_in(path: Path, file: Path) -> str:
-    """Of a file, as people know it."""
+    """Name of a file in messages."""
     return file.name if path == file else file.relative_to(path).as_posix()
 
 
@@ -189,8 +189,8 @@ def rows_between(total: int, row_bytes: int) -> Iterator[tuple[int, int]]:
 
 
 def as_numbers(values: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-    """uint8 as it is, other numbers as float32 if it holds them all, else as float64;
-    None of what is no number."""
+    """uint8 unchanged, other numbers as float32 if it represents them all, else
+    float64; None if the values are not numbers."""
     if values.dtype == np.uint8:
         return values
     if values.dtype.kind not in "biuf":

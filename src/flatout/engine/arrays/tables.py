@@ -1,4 +1,4 @@
-"""Tables of numbers: Parquet, and CSV as people export it."""
+"""Tables of numbers: Parquet, and CSV in usual export formats."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DELIMITERS = ",;\t|"
 
 
 def names(file: Path) -> list[str]:
-    """Of the columns. Raises ArraysError."""
+    """Return the column names. Raises ArraysError."""
     with _readable(file):
         found = list(schema(file).names)
     if twice := [name for name, count in Counter(found).items() if count > 1]:
@@ -29,8 +29,8 @@ def names(file: Path) -> list[str]:
 
 
 def schema(file: Path) -> pa.Schema:
-    """Names and types, of CSV as its first megabyte has them. Raises OSError and
-    ValueError for a file that is no table."""
+    """Return names and types; for CSV, those of its first megabyte. Raises OSError and
+    ValueError for a file that is not a table."""
     if file.suffix.lower() == ".parquet":
         return pq.read_schema(file)
     from pyarrow import csv
@@ -42,9 +42,9 @@ def schema(file: Path) -> pa.Schema:
 def batches(
     file: Path, columns: Sequence[str], numbers: Sequence[str] = ()
 ) -> Iterator[Any]:
-    """These columns, WINDOW_ROWS at a time; a CSV is parsed as a whole, for a column's
-    type is that of all of its values. Raises ArraysError, also if most of a column of
-    `numbers` are none."""
+    """Yield these columns, WINDOW_ROWS at a time; a CSV is parsed as a whole, because
+    the type of a column depends on all its values. Raises ArraysError, also if most
+    values of a column of `numbers` are not numbers."""
     with _readable(file):
         if file.suffix.lower() == ".parquet":
             opened = pq.ParquetFile(file)
@@ -58,7 +58,7 @@ def batches(
 
 
 def _check_numbers(file: Path, table: Any, numbers: Sequence[str]) -> None:
-    """Raises ArraysError."""
+    """Raise ArraysError if most values of a column are not numbers."""
     for name in numbers:
         column = table.column(name)
         if _is_text(file, column) and 2 * _read(column).null_count >= len(column):
@@ -66,7 +66,7 @@ def _check_numbers(file: Path, table: Any, numbers: Sequence[str]) -> None:
 
 
 def _parsing(file: Path) -> Any:
-    """Cut where the head of the table is most often."""
+    """Use the delimiter that is most frequent in the header."""
     from pyarrow import csv
 
     with file.open("rb") as opened:
@@ -83,8 +83,8 @@ def _readable(file: Path) -> Iterator[None]:
 
 
 def samples(file: Path, batch: Any) -> tuple[npt.NDArray[Any], dict[int, str]]:
-    """(n, ...) of one column of lists, or of a number a column; and row -> why it has
-    none. Raises ArraysError."""
+    """Return (n, ...) from one column of lists, or one column per number; and errors by
+    row. Raises ArraysError."""
     columns = batch.columns
     if len(columns) == 1 and _is_list(columns[0].type):
         return _listed(columns[0])
@@ -114,12 +114,12 @@ def _missing(value: Any) -> str:
 
 
 def _is_text(file: Path, column: Any) -> bool:
-    """Of a CSV, where one cell that is no number makes text of its column."""
+    """True for text columns of CSV: one cell that is not a number is enough."""
     return file.suffix.lower() != ".parquet" and pa.types.is_string(column.type)
 
 
 def _read(texts: Any) -> Any:
-    """fp64, null where a text is no number."""
+    """Return fp64, with null if a text is not a number."""
     import pandas as pd
 
     values = pd.to_numeric(pd.Series(texts.to_pylist(), dtype=object), errors="coerce")
@@ -127,7 +127,7 @@ def _read(texts: Any) -> Any:
 
 
 def _listed(column: Any) -> tuple[npt.NDArray[Any], dict[int, str]]:
-    """Lists of any depth; rows of another shape than most have a fault."""
+    """Lists of any depth; rows with another shape than most have an error."""
     rows = [_array(value) for value in column.to_pylist()]
     shapes = [None if row is None else row.shape for row in rows]
     known = Counter(found for found in shapes if found is not None)
@@ -147,7 +147,7 @@ def _array(value: Any) -> npt.NDArray[Any] | None:
         return None
     try:
         found = np.array(value, dtype=np.float64)
-    except (TypeError, ValueError):  # ragged, or text in it
+    except (TypeError, ValueError):  # ragged, or contains text
         return None
     return as_numbers(found)
 

@@ -1,4 +1,4 @@
-"""Token rows -> measured trials, what they say, and settings to train with."""
+"""Token rows -> measured trials, their analysis, and settings to train with."""
 
 from flatout.pipelines.benchmark.pipeline import create_pipeline
 

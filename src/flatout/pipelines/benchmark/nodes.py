@@ -33,7 +33,7 @@ def run_trials(
     benchmark: BenchmarkSettings,
     tokenizer: Any | None = None,
 ) -> dict[str, Any]:
-    """Measure trials in processes of their own; logs go under `benchmark.folder`.
+    """Measure trials in separate processes; logs go under `benchmark.folder`.
 
     The splits are `datasets.Dataset`s of rows, and `tokenizer` is, for rows of
     tokens, a `PreTrainedTokenizerBase`.
@@ -64,7 +64,7 @@ def run_trials(
 
 
 def write_tuned(summary: dict[str, Any]) -> str:
-    """Text of the tuned environment's parameters; empty where none are recommended."""
+    """Text of the tuned environment's parameters; empty without a recommendation."""
     from flatout.reports.tuned import parameters_text
 
     return parameters_text(summary)
@@ -73,7 +73,7 @@ def write_tuned(summary: dict[str, Any]) -> str:
 def show_benchmark(
     trials: pd.DataFrame, summary: dict[str, Any], ladder: pd.DataFrame
 ) -> dict[str, Any]:
-    """Two figures and a page of Markdown."""
+    """Return two figures and a page of Markdown."""
     from flatout.reports.pictures.benchmark import ladder as waterfall
     from flatout.reports.pictures.benchmark import throughput
     from flatout.reports.report import report_text
@@ -86,8 +86,8 @@ def show_benchmark(
 
 
 def check_trials(trials: pd.DataFrame, summary: dict[str, Any], report: str) -> None:
-    """Behind `report`, which is kept by then. Raises BenchmarkError where trials ran
-    and none was measured."""
+    """Run after `report`, which is saved by then. Raises BenchmarkError if trials ran
+    and all of them failed."""
     from flatout.engine.benchmark.outcome import BenchmarkError
     from flatout.reports.report import failure_text
 

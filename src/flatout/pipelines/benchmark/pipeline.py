@@ -16,7 +16,7 @@ from flatout.pipelines.benchmark.nodes import (
 
 
 def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
-    """`rows`: what a sample is, as `train.rows` says."""
+    """Return the pipeline. `rows`: the kind of a sample, the value of `train.rows`."""
     return Pipeline(
         [
             Node(

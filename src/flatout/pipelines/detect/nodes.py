@@ -26,7 +26,7 @@ def detect_sessions(
     predict: PredictSettings,
     detect: DetectSettings,
 ) -> dict[str, Any]:
-    """Judge each session; compare with the labels, where there are any."""
+    """Classify each session; compare with the labels if there are any."""
     # Imports torch, which other pipelines in the same registry do not need.
     from flatout.engine.predict import detection as engine
     from flatout.reports.pictures.detections import by_top_keys

@@ -1,4 +1,4 @@
-"""Nodes of the evaluate pipeline: recipes of predictions, then what they are worth."""
+"""Nodes of the evaluate pipeline: recipes of predictions, then their evaluation."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def predict_split(
     training: TrainSettings,
     tokenizer: Any | None = None,
 ) -> dict[str, Any]:
-    """Predictions of the rows of `evaluate.split`, and the task's figures; kept where
-    they were made by this model already."""
+    """Predict the rows of `evaluate.split`, and compute the task's figures; kept if
+    this model has made them already."""
     # Imports torch, which other pipelines in the same registry do not need.
     from flatout.engine.predict.split_predictions import SplitPredictions
 
@@ -55,8 +55,8 @@ def judge_predictions(
     evaluate: EvaluateSettings,
     tokenizer: Any | None = None,
 ) -> dict[str, Any]:
-    """Report, table by class, confusion matrix and wrong rows. If rows do not
-    have one class each, table and matrix are empty; without answers the last."""
+    """Make report, table by class, confusion matrix and wrong rows. If rows do not
+    have one class each, table and matrix are empty; without answers, wrong rows are."""
     from flatout.engine.predict.judgement import (
         baseline_figures,
         class_counts,
@@ -86,7 +86,7 @@ def judge_predictions(
 def show_wrong_images(
     wrong: Any, train: Any, validation: Any, test: Any, evaluate: EvaluateSettings
 ) -> Any:
-    """The first of the `wrong` rows as a sheet of pictures, a figure of Matplotlib."""
+    """Show the first of the `wrong` rows as images in one Matplotlib figure."""
     from flatout.reports.pictures.image_sheet import image_sheet
 
     rows = {"train": train, "validation": validation, "test": test}[evaluate.split]

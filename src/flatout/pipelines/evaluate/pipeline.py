@@ -14,7 +14,7 @@ from flatout.pipelines.evaluate.nodes import (
 
 
 def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
-    """`rows`: what a sample is, as `train.rows` says."""
+    """Return the pipeline. `rows`: the kind of a sample, the value of `train.rows`."""
     splits = {
         "train": f"train_{rows}",
         "validation": f"validation_{rows}",

@@ -1,4 +1,4 @@
-"""Texts -> what a saved model says of each."""
+"""Texts -> a saved model's prediction of each."""
 
 from flatout.pipelines.predict.pipeline import create_pipeline
 

@@ -1,4 +1,4 @@
-"""Nodes of the predict pipeline: a recipe, which the catalog's dataset carries out a
+"""Nodes of the predict pipeline: a recipe, which the catalog's dataset carries out one
 window of rows at a time."""
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def predict_rows(
     tokenize: TokenizeSettings,
     predict: PredictSettings,
 ) -> Any:
-    """A prediction for each row of `texts`; rows that cannot be used say why. Code of a
-    task of one's own runs only where `model_settings` names it."""
+    """Predict each row of `texts`; unusable rows get a reason. Code of a custom task
+    runs only if `model_settings` names it."""
     # Imports torch, which other pipelines in the same registry do not need.
     from flatout.engine.predict import predicting as engine
 
@@ -54,8 +54,8 @@ def predict_samples(
     images: ImageSettings,
     predict: PredictSettings,
 ) -> Any:
-    """A prediction for each sample in `samples`, a file or a folder. `kind`: as
-    `train.rows` names it."""
+    """Predict each sample in `samples`, a file or a folder. `kind`: the value of
+    `train.rows`."""
     # Imports torch, which other pipelines in the same registry do not need.
     from flatout.engine.predict import sample_predictions as engine
 

@@ -18,7 +18,7 @@ COMMON = {
 
 
 def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
-    """`rows`: what a sample is, as `train.rows` says."""
+    """Return the pipeline. `rows`: the kind of a sample, the value of `train.rows`."""
     if rows == "tokens":
         node = Node(
             func=predict_rows,

@@ -10,13 +10,13 @@ from flatout.pipelines.split.nodes import split_rows
 
 
 def create_pipeline(raw: str = "raw_texts", **_: Any) -> Pipeline:
-    """`raw`: name of the catalog entry with the raw data."""
+    """Return the pipeline. `raw`: name of the catalog entry with the raw data."""
     return Pipeline(
         [
             Node(
                 func=split_rows,
                 inputs=[raw, "params:split", "params:model.task"],
-                # The quarantine is saved first: it is there when the run stops.
+                # The quarantine is saved first: it exists if the run stops.
                 outputs={
                     "rejected_rows": "rejected_rows",
                     "train_rows": "train_rows",

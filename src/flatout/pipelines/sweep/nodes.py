@@ -30,7 +30,7 @@ def run_sweep(
     sweep: SweepSettings,
     tokenizer: Any | None = None,
 ) -> pd.DataFrame:
-    """A line a trial; logs and what a stopped sweep goes on from are in
+    """Return one line per trial; logs and the state to resume a stopped sweep are in
     `sweep.folder`.
 
     The splits are `datasets.Dataset`s of rows, `tokenizer` is, for rows of tokens, a
@@ -78,7 +78,7 @@ def show_sweep(
     training: TrainSettings,
     sweep: SweepSettings,
 ) -> dict[str, Any]:
-    """Three figures of Optuna's."""
+    """Return three figures of Optuna's."""
     from flatout.engine.sweep.space import objective
     from flatout.reports.pictures.sweep import sweep_figures
 

@@ -11,7 +11,7 @@ from flatout.pipelines.sweep.nodes import choose_best, run_sweep, show_sweep
 
 
 def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
-    """`rows`: what a sample is, as `train.rows` says."""
+    """Return the pipeline. `rows`: the kind of a sample, the value of `train.rows`."""
     return Pipeline(
         [
             Node(

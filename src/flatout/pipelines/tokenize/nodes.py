@@ -1,5 +1,5 @@
 """Nodes of the tokenize pipeline. They return recipes: the catalog's datasets compare
-keys and carry one out only where the stored result was made from something else."""
+keys and carry one out only if the stored result was made from other inputs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from flatout.engine.tokenizing.tokenizer import (
 def make_tokenizer(
     train_rows: Any, model: ModelSettings, tokenize: TokenizeSettings
 ) -> tuple[TokenizerRecipe, TokenizerRecipe]:
-    """The checkpoint's tokenizer, or one trained on `train_rows`; one recipe for the
-    two views of the folder."""
+    """Return the checkpoint's tokenizer, or one trained on `train_rows`; one recipe for
+    the two views of the folder."""
     recipe = tokenizer_recipe(
         train_rows,
         model,
@@ -46,7 +46,7 @@ def encode_rows(
     model: ModelSettings,
     tokenize: TokenizeSettings,
 ) -> tuple[TokensRecipe, ...]:
-    """Token rows of the three splits, row for row."""
+    """Token rows of the three splits, in the same row order."""
     splits = dict(zip(SPLITS, (train_rows, validation_rows, test_rows), strict=True))
     return split_recipes(splits, tokenizer_file, label_names, model, tokenize)
 
@@ -58,7 +58,7 @@ def describe_tokens(
     tokenizer_file: TokenizerFile,
     tokenize: TokenizeSettings,
 ) -> tuple[TokenReport, LengthFigure]:
-    """Lengths, cuts and vocabulary use: as figures and as a picture."""
+    """Describe lengths, truncation and vocabulary use, in figures and as a picture."""
     report = TokenReport(
         dict(zip(SPLITS, (train_tokens, validation_tokens, test_tokens), strict=True)),
         tokenizer_file,

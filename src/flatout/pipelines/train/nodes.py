@@ -30,7 +30,7 @@ def train_model(
     paths: PathSettings,
     tokenizer: Any | None = None,
 ) -> dict[str, Any]:
-    """Train on `train`, choose by `validation`, judge on `test`.
+    """Train on `train`, choose by `validation`, evaluate on `test`.
 
     The three are `datasets.Dataset`s of rows, `tokenizer` is, for rows of tokens, a
     `PreTrainedTokenizerBase`. Kedro resolves annotations when it starts: with these it
@@ -78,7 +78,7 @@ def train_model(
 
 
 def _as_line(report: dict[str, Any]) -> dict[str, Any]:
-    """A column a figure, `phases_s.model` of a group; texts of a list in one cell."""
+    """One column per figure, `phases_s.model` for a group; lists in one cell."""
     return {
         name: "; ".join(map(str, value)) if isinstance(value, list) else value
         for name, value in by_path(report)
