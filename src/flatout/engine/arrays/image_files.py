@@ -188,7 +188,7 @@ def _check_columns(path: Path, table: pd.DataFrame, image: str, label: Any) -> N
 
 
 def file_below(root: Path, name: Any) -> Path:
-    """Return the path of a file in a manifest, below `root`. Raises ArraysError."""
+    """Path of a file in a manifest, checked to be below `root`. Raises ArraysError."""
     file = (root / str(name)).resolve()
     if not file.is_relative_to(root.resolve()):
         raise ArraysError(f"{name!r} leads out of the manifest's folder {root}")

@@ -99,7 +99,7 @@ class SampleSplit(SplitPlan):
         )
 
     def _stored(self, window: Window, rows: Any, labels: Any) -> Any:
-        """Yield record batches of `rows` (n,) of a window."""
+        """Return record batches of `rows` (n,) of a window."""
         columns = {INPUTS: array_of(window.values[rows])}
         if self.task.label_type is not None:
             columns["labels"] = self.task.encode_labels(labels)
@@ -110,7 +110,7 @@ class SampleSplit(SplitPlan):
         return with_files(batch, [window.files[row] for row in rows.tolist()])
 
     def _chosen(self, batch: Any, mask: npt.NDArray[np.bool_]) -> Any:
-        """Select rows; Arrow's filter of nested lists copies value by value."""
+        """Select rows without Arrow's filter, which processes each value singly."""
         if INPUTS not in batch.schema.names:
             return super()._chosen(batch, mask)
         values = values_in(batch.column(INPUTS))[mask]

@@ -23,9 +23,9 @@ from flatout.engine.machine.environment import usable_cores
 logger = logging.getLogger(__name__)
 
 WINDOW_ROWS = 8_192
-"""Maximum rows that are read and checked at a time,"""
+"""Maximum number of rows that are read and checked at a time."""
 WINDOW_BYTES = 2**26
-"""limited to this number of bytes in total."""
+"""Maximum total size of these rows."""
 
 
 NO_VALUES = "a sample without values"
@@ -89,7 +89,7 @@ class Files:
 
     @cached_property
     def state(self) -> str:
-        """Hash of name, size, both times and inode of each file: these differ if a file
+        """Hash of name, size, both times and inode of each file: one differs if a file
         was replaced, even if its size and modification time are the same."""
         stats = ((name_in(self.root, file), file.stat()) for file in self.paths)
         facts = [

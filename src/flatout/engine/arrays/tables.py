@@ -114,7 +114,7 @@ def _missing(value: Any) -> str:
 
 
 def _is_text(file: Path, column: Any) -> bool:
-    """True for text columns of CSV: one cell that is not a number is enough."""
+    """True for a text column of a CSV file; one cell without a number causes this."""
     return file.suffix.lower() != ".parquet" and pa.types.is_string(column.type)
 
 

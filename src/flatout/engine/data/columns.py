@@ -226,7 +226,7 @@ def _near(name: str, present: Sequence[str]) -> str:
 
 
 def _other_delimiter(present: Sequence[str]) -> str | None:
-    """Return the delimiter, as YAML, of a header that was not split into columns."""
+    """Return the delimiter, in YAML, of a header that was not split into columns."""
     if len(present) != 1:
         return None
     found = (text for mark, text in DELIMITERS.items() if mark in present[0])

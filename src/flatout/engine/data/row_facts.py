@@ -78,7 +78,7 @@ class FactCollector:
                 self._parts[name].append(array)
 
     def replace(self, **arrays: list[npt.NDArray[Any]]) -> None:
-        """Replace fields that were added with these, in batches."""
+        """Replace fields that were added earlier; each list has one array per batch."""
         self._parts.update(arrays)
 
     def add_labels(self, labels: Any) -> None:

@@ -2,7 +2,7 @@
 
 A row's split depends only on its content: the hash of its key, scaled to [0, 1), is
 compared with the fractions. The key of a text is its normalised form (Unicode NFKC,
-case and white space removed as differences), that of an array or an image its values;
+with case and white space unified), that of an array or an image its values;
 with a group column it is the group's name. A row therefore keeps its split when rows
 are appended, removed or reordered. Texts that differ only in case and white space, and
 equal samples, share a split. Each label is spread in proportion, up to the chance of

@@ -68,8 +68,8 @@ def _model(vocabulary: dict[str, int]) -> models.WordPiece:
 
 
 def _has_long_words(texts: list[str]) -> bool:
-    """Search for long runs without a space: most texts have no such run and do not need
-    a pattern over each word, which needs as much time as the training."""
+    """True if a run without spaces is too long to train on. Most texts have no such run
+    and need no pattern over each word, which is as slow as the training."""
     return any(len(word) > LONGEST_WORD for text in texts for word in text.split())
 
 

@@ -1,1 +1,1 @@
-"""Rows with more than one text column and one label column."""
+"""Forms of rows other than one text column and one label column."""

@@ -62,7 +62,7 @@ class JsonReader(FileReader):
             yield batch
 
     def _blocks(self, block_bytes: int) -> Iterator[bytes]:
-        """Yield whole lines, about `block_bytes` at a time, as UTF-8 without BOM."""
+        """Yield whole lines, about `block_bytes` at a time, in UTF-8 without BOM."""
         with self.errors("is it really a file of JSON lines?"):
             stream = self.utf8(keep_bad=True).stream
             rest = stream.read(3).removeprefix(codecs.BOM_UTF8)

@@ -126,7 +126,7 @@ class RemoteFiles:
 
 
 def _is_file(store: Any, path: str) -> bool:
-    """(HTTP's `isfile` requests the whole file.)"""
+    """Return true for a file. (HTTP's `isfile` requests the whole file.)"""
     try:
         return bool(store.info(path)["type"] == "file")
     except FileNotFoundError:

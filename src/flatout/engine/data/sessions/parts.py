@@ -19,7 +19,7 @@ NORMAL, ABNORMAL = "normal", "abnormal"
 NORMAL_NAMES = frozenset({"normal", "-", "0", "0.0", "false", "no"})
 """Names of normal sessions and lines in logs (loghub uses Normal; BGL uses -)."""
 SEED = 1
-"""Seed of the hash. The split uses no seed: with it, a part would be in one split."""
+"""Seed of the hash. The split hashes names without it, else a part is in one split."""
 COLUMNS = ("session", "text", "label")
 Part = Literal["all", "train", "rest"]
 

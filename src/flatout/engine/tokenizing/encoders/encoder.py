@@ -148,7 +148,7 @@ class Encoder:
         return bool(rest) and len(rest[0]) - self._added >= SPARE_TOKENS
 
     def _encode_to_join(self, texts: Any) -> Encoded:
-        """Encode whole texts, with a separator."""
+        """Encode whole texts, each followed by `end_id` if it is set."""
         end = [] if self.options.end_id is None else [self.options.end_id]
         encodings = self._tokenizer.encode_batch_fast(texts.to_pylist())
         rows = [encoding.ids + end for encoding in encodings]
