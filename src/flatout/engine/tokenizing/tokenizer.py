@@ -307,7 +307,7 @@ def _train(
 
 
 def _words(texts: Any, vocab_size: int) -> Any:
-    """Raise TokenizerError if there is only one word: it needs no prediction."""
+    """Train on whole words. Raises TokenizerError if there is only one word."""
     from flatout.engine.tokenizing.words import commonest_words, word_tokenizer
 
     words, num_all = commonest_words(texts, vocab_size)

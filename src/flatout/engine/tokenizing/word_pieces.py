@@ -74,8 +74,8 @@ def _has_long_words(texts: list[str]) -> bool:
 
 
 def without_long_words(words: Any, longest: int) -> pre_tokenizers.Sequence:
-    """Only for training, which is extremely slow for a word of 500,000 letters (base64,
-    DNA): it reads the whole word again for every piece that it joins."""
+    """Remove long words for training, which is extremely slow for 500,000 letters
+    (base64, DNA): it reads the whole word again for every piece that it joins."""
     longer = Regex(f".{{{longest + 1},}}")
     removed = pre_tokenizers.Split(longer, behavior="removed")
     return pre_tokenizers.Sequence([words, removed])

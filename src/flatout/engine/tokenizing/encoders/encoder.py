@@ -27,7 +27,7 @@ class EncodeOptions:
     has_pair: bool = False
     join: bool = False
     end_id: int | None = None
-    """Joined texts: put between two of them if the tokenizer adds no token there."""
+    """Id put between two joined texts if the tokenizer adds no token there."""
     form: str = "text"
     """Form of a row: a text, `words` separated by one space, a `completion` after its
     prompt, `messages`."""
