@@ -18,15 +18,15 @@ AXES = {
     "prefetch": "prefetch_factors",
     "pin_memory": "pin_memory",
 }
-"""Options that take several values, and their parameters under `benchmark`."""
+"""Options that accept several values, and their parameters under `benchmark`."""
 
 
 class NoDeviceError(ValueError):
-    """A device that is asked for and not there."""
+    """A requested device that is missing."""
 
 
 class ListsCommand(click.Command):
-    """Takes `--batch-sizes 128 256 512`: values up to the next option."""
+    """A command with `--batch-sizes 128 256 512`: values up to the next option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         names = {f"--{name.replace('_', '-')}" for name in AXES}
@@ -45,13 +45,13 @@ class ListsCommand(click.Command):
 
 
 def _cut(argument: str, names: set[str]) -> list[str]:
-    """`--batch-sizes=128` as two words."""
+    """Split `--batch-sizes=128` into two words."""
     name, equals, value = argument.partition("=")
     return [name, value] if equals and name in names else [argument]
 
 
 def grid_parameters(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What `--params` would say."""
+    """Return the parameters that correspond to the options."""
     found: dict[str, Any] = {"mode": "grid", "free_global_batch": True}
     found |= {AXES[name]: options[name] for name in AXES if options.get(name)}
     if options.get("steps"):
@@ -62,7 +62,7 @@ def grid_parameters(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def use_device(name: str) -> None:
-    """Before anything asks for GPUs. Raises NoDeviceError."""
+    """Select a device before other code looks for GPUs. Raises NoDeviceError."""
     if name == "cpu":
         hide_gpus()
     if name == "cuda" and not nvidia_gpu_count():

@@ -1,4 +1,4 @@
-"""The groups that commands are added to, and what all commands share."""
+"""Groups of commands, and functions that all commands share."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DATA_DIR = click.option("--data-dir", help="Folder of the run's data. Default: d
 
 
 class Fault(click.ClickException):
-    """An error that flatout knows: its text says what to do, a traceback would not."""
+    """A known error: its text explains what to do, without a traceback."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -40,7 +40,7 @@ class Fault(click.ClickException):
         self.exit_code = getattr(error, "exit_code", usual)
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Cut between words at the width of a terminal."""
+        """Print the error, wrapped between words at the width of a terminal."""
         text = f"Error: {self.format_message()}"
         if sys.stderr.isatty():
             text = wrapped(text, shutil.get_terminal_size().columns)
@@ -49,7 +49,7 @@ class Fault(click.ClickException):
 
 @contextmanager
 def plain_errors(**options: Any) -> Iterator[None]:
-    """A sentence in place of a traceback, where one says all."""
+    """Replace a traceback by a sentence, if that explains the error."""
     try:
         yield
     except Exception as error:
@@ -61,14 +61,14 @@ def plain_errors(**options: Any) -> Iterator[None]:
 
 
 def context_of(env: str | None, params: dict[str, Any]) -> KedroContext:
-    """Of a command that runs no pipeline. Raises CommandError."""
+    """Return the context of a command without pipelines. Raises CommandError."""
     check_environment(env)
     with KedroSession.create(env=env, runtime_params=params) as session:
         return session.load_context()
 
 
 def context_at(env: str | None, data_dir: str | None) -> KedroContext:
-    """Of a command that looks into the folder `data_dir`. Raises CommandError."""
+    """Return the context of a command that reads `data_dir`. Raises CommandError."""
     check_data_dir(data_dir)
     return context_of(env, {"data_dir": data_dir} if data_dir else {})
 
@@ -83,11 +83,11 @@ REMOVED = {
     "compare": "kedro run --pipelines=benchmark --params=benchmark.mode=ladder",
     "compile-cache": "an archive of the compile cache, docs/guides/gpus.md",
 }
-"""What to use in place of a command that an earlier version had."""
+"""Replacements of commands that an earlier version had."""
 
 
 class FlatoutGroup(click.Group):
-    """Answers a removed command with its replacement."""
+    """A group that answers a removed command with its replacement."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in REMOVED:
@@ -97,4 +97,4 @@ class FlatoutGroup(click.Group):
 
 @cli.group(cls=FlatoutGroup)
 def flatout() -> None:
-    """What only flatout has."""
+    """Commands that only flatout has."""

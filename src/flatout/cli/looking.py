@@ -1,4 +1,4 @@
-"""Commands that look at a project and train nothing: `doctor`, `parameters`, `ui`."""
+"""Commands that inspect a project without training: `doctor`, `parameters`, `ui`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from flatout.project.mlflow_options import mlflow_options
 def doctor(env: str | None, params: dict[str, Any], wants_json: bool) -> None:
     """Check machine, installation, settings and data; exit code 1 with a fail.
 
-    Takes the options of the run that is meant. Changes nothing.
+    Accepts the options of the planned run. Changes no file.
     """
     from flatout.doctor import as_json, as_table, examination
 
@@ -59,7 +59,7 @@ flatout.add_command(doctor)
 def parameters(
     group: str | None, env: str | None, params: dict[str, Any], markdown: Path | None
 ) -> None:
-    """Print every parameter of a run, or of one GROUP, and where it comes from."""
+    """Print every parameter of a run, or of one GROUP, and its source."""
     from flatout.project.parameters import table as tables
 
     with plain_errors():

@@ -1,4 +1,4 @@
-"""Commands that begin at a file of one's own: `init`, `benchmark`."""
+"""Commands that start from the user's own file: `init`, `benchmark`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from flatout.engine.parameters import parse_settings
 def init(file: str, yes: bool, conf: Path, **known: Any) -> None:
     """Write conf/local for the data in FILE: its columns, task, lengths, batch size.
 
-    FILE is a table (CSV, TSV, JSON lines, Parquet, Arrow), a folder or a URL of some.
+    FILE is a table (CSV, TSV, JSON lines, Parquet, Arrow), a folder or a URL of tables.
     """
     asks = not yes and sys.stdin.isatty()
     with plain_errors():
@@ -90,8 +90,8 @@ def benchmark(
 ) -> Any:
     """Measure every combination of the lists, and recommend one.
 
-    With --data-path conf/local is written first, as kedro flatout init does (which can
-    be told the columns); else the data are those of the project. Then it is kedro run
+    With --data-path, conf/local is written first, as by kedro flatout init (which also
+    accepts column names); otherwise the project's data are used. Then it is kedro run
     --pipelines=split,tokenize,benchmark with benchmark.mode: grid.
     """
     with plain_errors():

@@ -35,7 +35,7 @@ def run(verbose: bool, **options: Any) -> Any:
     if verbose:
         show_kedro()
     if options["pipeline"] and not options["pipelines"]:
-        # One name is one of several: Kedro takes both options, and warns of this one.
+        # One name is one of several: Kedro accepts both options, but warns of this one.
         options |= {"pipelines": [options["pipeline"]], "pipeline": None}
     with plain_errors(**options):
         check_command(options)

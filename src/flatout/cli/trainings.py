@@ -1,4 +1,4 @@
-"""Commands on trainings that were made."""
+"""Commands for finished trainings."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from flatout.project.mlflow_options import login, mlflow_options
 @DATA_DIR
 @click.option("--tracking-uri", help="Another store than the runs were meant for.")
 def sync(env: str | None, data_dir: str | None, tracking_uri: str | None) -> None:
-    """Send to MLflow what it lacks of this folder's runs.
+    """Send the data that MLflow lacks of this folder's runs.
 
-    They are the last training, the last other run, and what no store took of those
-    before them.
+    They are the last training, the last other run, and the unsent data of runs before
+    them.
     """
     from flatout.tracking.follow import sync as send
 
@@ -45,7 +45,7 @@ def sync(env: str | None, data_dir: str | None, tracking_uri: str | None) -> Non
     "--steps", type=click.IntRange(min=1), help="Of the whole, where the log is silent."
 )
 def deadline(logfile: Path, hours: float, steps: int | None) -> None:
-    """Tell from the LOGFILE of any training whether it will be done in time.
+    """Predict from the LOGFILE of any training whether it will end in time.
 
     Steps and times are read from plain lines, bars of tqdm and JSON lines.
     """

@@ -16,7 +16,7 @@ Summary = Mapping[str, Any]
 
 
 def answer(summary: Summary, trials: pd.DataFrame, steps: pd.DataFrame) -> str:
-    """What to take away from a benchmark, in a sentence."""
+    """Return the main result of a benchmark in one sentence."""
     mode = summary["mode"]
     if mode == "ladder":
         text = _ladder(steps)

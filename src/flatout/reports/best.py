@@ -16,7 +16,7 @@ HEAD = """\
 
 
 def parameters_text(best: Mapping[str, Any]) -> str:
-    """The file's text. Its last group says where the settings come from."""
+    """Return the file's text. Its last group contains the origin of the settings."""
     name = best["chosen_by"]
     source = {"trial_id": best["trial_id"], "chosen_by": name, name: best[name]}
     tree = {**set_by_path({}, best["settings"]), "best": source}

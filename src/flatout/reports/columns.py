@@ -1,4 +1,4 @@
-"""The columns of a trial in the terminal, on the page and among the picks."""
+"""Columns of a trial in the terminal, on the page and among the picks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CONSOLE, PAGE, PICKS = "console", "page", "picks"
 
 @dataclass(frozen=True)
 class Column:
-    """A column of benchmark_trials.csv (or of a pick), and where it is shown."""
+    """A column of benchmark_trials.csv (or of a pick), and the places that show it."""
 
     head: str
     name: str
@@ -50,12 +50,12 @@ COLUMNS = (
     Column("status", "status", (PAGE,)),
     Column("note", "note", (PAGE,)),
 )
-"""The figures of a trial, and those that tell whether to believe them."""
+"""Figures of a trial, and those that show whether they are reliable."""
 ONLY_IF_THEY_DIFFER = frozenset({"prefetch_factor", "pin_memory", "world_size"})
 
 
 def columns_of(place: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Column names by heading, of those that say anything about these rows."""
+    """Return column names by heading, only those with information on these rows."""
     shown = {one.head: one.name for one in COLUMNS if place in one.shown}
     if not rows:
         return shown

@@ -1,4 +1,4 @@
-"""Sections of the report that set trainings side by side."""
+"""Sections of the report that compare trainings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BY_TURNS = (
 
 
 def ladder_text(steps: pd.DataFrame) -> str:
-    """What each rung brought; how it ended, where one did not end well."""
+    """Describe the gain of each rung, and its fault if it failed."""
     if steps.empty:
         return ""
     texts = {"source": "", "claim": "", "note": ""}
@@ -62,7 +62,7 @@ def _end(row: Row) -> str:
 
 
 def loader_text(summary: Summary, trials: pd.DataFrame) -> str:
-    """Whether the loader is fast enough for the steps, and the stages of a batch."""
+    """Compare the loader's speed with the steps, and list the stages of a batch."""
     if not summary["loader"]:
         return ""
     needed = _steps_rate(trials, summary["global_batch_size"])
@@ -80,7 +80,7 @@ def loader_text(summary: Summary, trials: pd.DataFrame) -> str:
 
 
 def _steps_rate(trials: pd.DataFrame, global_batch_size: int) -> float | None:
-    """The highest rate of steps alone, on each device: what its loader must give."""
+    """Return the highest rate of steps per device: the required loader rate."""
     if trials.empty:
         return None
     alone = trials[(trials["kind"] == "compute") & (trials["status"] == "ok")]
@@ -90,7 +90,7 @@ def _steps_rate(trials: pd.DataFrame, global_batch_size: int) -> float | None:
 
 
 def _fast_enough(rows: Sequence[Row], needed: float | None) -> str:
-    """The answer, by the rule with which mode tune chooses workers."""
+    """Describe the result by the rule with which mode tune chooses workers."""
     known = {row["num_workers"]: row["times"] for row in rows if row["times"]}
     if not known:
         return "Steps alone were not measured: there is nothing to compare with."
@@ -113,7 +113,7 @@ def _gives(workers: int, value: float, needed: float | None) -> str:
 
 
 def _stages(stages: Row | None) -> str:
-    """What a batch costs, stage by stage, and the batches that were slow."""
+    """Describe the cost of a batch, stage by stage, and the slow batches."""
     if not stages:
         return ""
     shown = ", ".join(
@@ -142,7 +142,7 @@ def scaling_text(summary: Summary) -> str:
             else row["status"]
         ),
     }
-    # Mode scaling starts more processes than devices where there are no GPUs.
+    # Mode scaling starts more processes than devices on machines without GPUs.
     shared = max(row["devices"] for row in rows) > summary["devices"]
     return section("Scaling", table(rows, columns), SHARED_CORES if shared else "")
 

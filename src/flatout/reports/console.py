@@ -1,4 +1,4 @@
-"""A benchmark in the terminal: a line a trial, the table and the findings."""
+"""A benchmark in the terminal: one line per trial, the table and the findings."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from flatout.reports.report import findings_text
 logger = logging.getLogger(__name__)
 
 STYLES = {"ok": "green", "oom": "yellow"}
-"""By status; all others are red."""
+"""Colors by status; other statuses are red."""
 
 
 def table(trials: Sequence[TrialResult], best: str | None = None) -> Table:
-    """Aligned, a line a trial; the line of `best` (a trial_id) is marked."""
+    """Return a table with one row per trial; that of `best` (a trial_id) is marked."""
     shown = columns_of(CONSOLE, [trial.as_row() for trial in trials])
     result = Table(header_style="bold", box=None)
     result.add_column("trial")
@@ -66,7 +66,7 @@ def _cell(value: object, name: str = "") -> str:
 def show_findings(
     summary: Mapping[str, Any], trials: pd.DataFrame, steps: pd.DataFrame
 ) -> None:
-    """The page's findings below the table; the answer stands last."""
+    """Print the page's findings below the table; the answer is last."""
     target = Console(stderr=True)
     width = target.width if target.is_terminal else 160
     wide = Console(file=target.file, width=width)
@@ -76,8 +76,8 @@ def show_findings(
 
 
 def search_watched(settings: Settings, files: JobFiles) -> Search:
-    """Run the benchmark under a table of its trials. Raises Interrupted on Ctrl-C: what
-    was measured is kept."""
+    """Run the benchmark with a table of its trials. Raises Interrupted on Ctrl-C;
+    measured trials are kept."""
     try:
         with TrialTable() as table:
             return search(settings, files, table)
@@ -90,7 +90,7 @@ def search_watched(settings: Settings, files: JobFiles) -> Search:
 
 
 def fastest(trials: Sequence[TrialResult]) -> str | None:
-    """trial_id of the highest end-to-end rate; None where there is none."""
+    """Return the trial_id of the highest end-to-end rate; None without a rate."""
     rated = [t for t in trials if t.ok and t.kind == "end_to_end" and t.samples_per_s]
     best = max(rated, key=lambda trial: trial.rate, default=None)
     return best.trial_id if best else None
@@ -98,7 +98,7 @@ def fastest(trials: Sequence[TrialResult]) -> str | None:
 
 @dataclass
 class TrialTable(Watcher):
-    """Watches a benchmark: each trial is a line, and the table stands at the end."""
+    """Print each trial of a benchmark as a line, and the table at the end."""
 
     console: Console = field(default_factory=lambda: Console(stderr=True))
     trials: list[TrialResult] = field(default_factory=list)
@@ -109,7 +109,7 @@ class TrialTable(Watcher):
 
     def __exit__(self, *_: object) -> None:
         if self.trials:
-            # A file is as wide as its longest line.
+            # A file has no width: its lines may be long.
             width = self.console.width if self.console.is_terminal else 200
             shown = Console(file=self.console.file, width=width)
             shown.print(table(self.trials, fastest(self.trials)))
@@ -126,9 +126,9 @@ class TrialTable(Watcher):
 
     @property
     def left(self) -> str:
-        """`about 3:10 left`; empty if as many are done as were planned: those that
-        still come nobody has counted. By what each trial took, also in the benchmark
-        that was cut short and left it."""
+        """Return `about 3:10 left`; empty after the planned number of trials, because
+        the number of further ones is unknown. Based on each trial's duration, also in
+        the interrupted benchmark before this one."""
         done = len(self.trials)
         if not 0 < done < self.expected:
             return ""
@@ -171,7 +171,7 @@ PHASES = (
 
 
 def _phases(trial: TrialResult) -> str:
-    """`I/O 2.1 ms, forward 38.0 ms, ...`: what was measured of these."""
+    """Return the measured ones of `I/O 2.1 ms, forward 38.0 ms, ...`."""
     found = [(name, getattr(trial, field), unit) for name, field, unit in PHASES]
     told = [f"{name} {_cell(v)} {unit}" for name, v, unit in found if v is not None]
     return ", ".join(told)

@@ -1,4 +1,4 @@
-"""Whether the training of a log, of whatever program, will be done in time."""
+"""Check from the log of a training of any program whether it will end in time."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ class Run:
     times_s: list[tuple[int, float]] = field(default_factory=list)
     """(step, time) of the lines with both."""
     stated_s: list[float] = field(default_factory=list)
-    """Seconds of a step, as lines state them."""
+    """Seconds of a step, if lines state them."""
 
     @property
     def clock_s(self) -> float | None:
-        """Seconds of a step by the log's clock, what stands between steps included."""
+        """Seconds of a step by the log's clock, with the pauses between steps."""
         ends = self.times_s[:1] + self.times_s[-1:] or [(0, 0.0)] * 2
         (first, begin), (last, end) = ends
         return (end - begin) / (last - first) if last > first and end > begin else None
 
 
 def newest_run(path: Path) -> Run:
-    """A step that falls begins another run. Raises SettingsError without any step."""
+    """A decreasing step begins another run. Raises SettingsError without any step."""
     if not path.is_file():
         raise SettingsError(f"{path} is no file: give the log of a training")
     run, epoch = Run(0), None
@@ -87,7 +87,7 @@ def newest_run(path: Path) -> Run:
 
 
 def _parsed(text: str) -> Mapping[str, Any]:
-    """`step`, `total`, `time_s` and `stated_s` of a line, as far as it tells them."""
+    """Return `step`, `total`, `time_s` and `stated_s` of a line, if it has them."""
     if text.lstrip().startswith("{"):
         try:
             record = json.loads(text)
@@ -114,7 +114,7 @@ def _number(text: str) -> int:
 
 
 def _time_s(text: str) -> float | None:
-    """Since 1970, since midnight or since the start."""
+    """Return the time in seconds since 1970, midnight or the start."""
     if date := _DATE.search(text):
         with suppress(ValueError):  # no date of the calendar
             parts = map(int, date.groups())
@@ -126,8 +126,8 @@ def _time_s(text: str) -> float | None:
 
 
 def deadline_lines(path: Path, hours: float, steps: int | None = None) -> list[str]:
-    """The answer first. `hours`: allowed in all; `steps`: of the whole, if the log does
-    not say. Raises SettingsError that says what is missing."""
+    """Return lines, the answer first. `hours`: allowed in total; `steps`: in total, if
+    the log does not state them. Raises SettingsError that names missing data."""
     run = newest_run(path)
     total, stated = steps or run.total, run.stated_s
     if total is None:

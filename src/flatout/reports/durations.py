@@ -1,4 +1,4 @@
-"""The section of the report that says how long a training takes."""
+"""Section of the report on the duration of a training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flatout.reports.markdown import Columns, counted, section, table, time_text
 
 
 def time_to_train_text(summary: Mapping[str, Any]) -> str:
-    """Hours before and after, against the deadline."""
+    """Compare the hours before and after with the deadline."""
     times = summary["time_to_train"]
     if not times:
         return ""
@@ -26,7 +26,7 @@ def time_to_train_text(summary: Mapping[str, Any]) -> str:
 
 
 def _of_max_steps(summary: Mapping[str, Any]) -> str:
-    """The time of train.max_steps, which counts in place of epochs."""
+    """Describe the time of train.max_steps, which replaces epochs."""
     steps, times = summary["max_steps"], summary["time_to_train"][0]
     whole = times["rows"] * times["epochs"]
     samples = (steps or 0) * summary["global_batch_size"]

@@ -9,11 +9,11 @@ import pandas as pd
 
 Row = Mapping[str, Any]
 Columns = Mapping[str, str | Callable[[Row], str]]
-"""By heading: the name of a field, or what makes the text of a row."""
+"""By heading: the name of a field, or a function from a row to its text."""
 
 
 def table(rows: Iterable[Row], columns: Columns) -> str:
-    """A line a row."""
+    """Return a table with one line per row."""
     lines = [[_cell(row, column) for column in columns.values()] for row in rows]
     return "\n".join(
         "| " + " | ".join(line) + " |"
@@ -26,22 +26,22 @@ def _cell(row: Row, column: str | Callable[[Row], str]) -> str:
 
 
 def times(name: str) -> Callable[[Row], str]:
-    """A column of ratios."""
+    """Return a column of ratios."""
     return lambda row: times_text(row[name])
 
 
 def percent(name: str, scale: float = 1.0) -> Callable[[Row], str]:
-    """A column of percents."""
+    """Return a column of percents."""
     return lambda row: f"{scale * row[name]:.1f} %" if number_text(row[name]) else ""
 
 
 def fixed(name: str, digits: int) -> Callable[[Row], str]:
-    """A column with as many digits behind the point."""
+    """Return a column with this number of decimal places."""
     return lambda row: number_text(row[name], digits)
 
 
 def section(title: str, *parts: str) -> str:
-    """Parts of a page under a heading; empty ones are left out."""
+    """Return parts of a page under a heading; empty ones are left out."""
     return "\n\n".join([f"## {title}", *filter(None, parts)])
 
 
@@ -50,7 +50,7 @@ def bullets(lines: Iterable[str]) -> str:
 
 
 def counted(count: float, noun: str) -> str:
-    """`1 trial`, `3 trials`."""
+    """Return `1 trial` or `3 trials`."""
     return f"{count:g} {noun}" if count == 1 else f"{count:g} {noun}s"
 
 
@@ -65,7 +65,7 @@ def cell_text(value: Any) -> str:
 
 
 def time_text(hours: float | None) -> str:
-    """`0.616 s`, `2 min` or `1.2 h`."""
+    """Return `0.616 s`, `2 min` or `1.2 h`."""
     if hours is None:
         return ""
     seconds = 3600 * hours

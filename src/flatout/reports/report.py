@@ -1,4 +1,4 @@
-"""benchmark_report.md: one page that says what to do, and the figures behind it."""
+"""benchmark_report.md: one page with a recommendation and the figures for it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from flatout.reports.markdown import (
 def report_text(
     summary: Mapping[str, Any], trials: pd.DataFrame, steps: pd.DataFrame
 ) -> str:
-    """Markdown; sections that a mode does not fill are left out."""
+    """Return Markdown; sections that a mode does not fill are left out."""
     return _joined(
         f"# Benchmark: {summary['mode']}\n\n**{summary['answer']}**",
         _head(summary),
@@ -37,7 +37,7 @@ def report_text(
 def findings_text(
     summary: Mapping[str, Any], trials: pd.DataFrame, steps: pd.DataFrame
 ) -> str:
-    """What came of it, in Markdown, without the table of trials."""
+    """Return the findings in Markdown, without the table of trials."""
     return _joined(
         _reused(summary),
         _skipped(summary),
@@ -111,7 +111,7 @@ def _recommendation(summary: Mapping[str, Any]) -> str:
 
 
 def _to_paste(summary: Mapping[str, Any]) -> str:
-    """Settings of a grid, for another parameters.yml than that of conf/tuned."""
+    """Return settings of a grid, for another parameters.yml than that of conf/tuned."""
     tuned = summary["tuned"]
     if summary["mode"] != "grid" or not tuned or not tuned["gained"]:
         return ""
@@ -119,7 +119,7 @@ def _to_paste(summary: Mapping[str, Any]) -> str:
 
 
 def _pick_row(name: str, row: Row, memory_gib: float | None) -> Row:
-    """`memory_gib`: of the device, or the machine's."""
+    """`memory_gib`: memory of the device, or the machine's."""
     used, rate = row["reserved_memory_gib"], row["samples_per_s"]
     return {
         **row,
@@ -158,7 +158,7 @@ def _nothing(summary: Mapping[str, Any]) -> str:
 
 
 def failure_text(trial: Mapping[str, Any]) -> str:
-    """Of a row of the trials, as a file has it too."""
+    """Describe the failure of a trial, given as a row of the table or of its file."""
     log = trial["log"] if isinstance(trial["log"], str) else ""
     ended = (
         f"Trial {trial['trial_id']} ({trial['label']}) ended as {trial['status']}: "
@@ -196,7 +196,7 @@ def _free(summary: Mapping[str, Any]) -> str:
 
 
 def _trials(trials: pd.DataFrame) -> str:
-    """Columns that say anything; devices only if they differ."""
+    """Return the table of trials with informative columns; devices if they differ."""
     if trials.empty:
         return ""
     rows = trials.astype(object).where(trials.notna(), None).to_dict("records")

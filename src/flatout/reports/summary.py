@@ -1,4 +1,4 @@
-"""What a training or an evaluation came to, in a few lines for the terminal."""
+"""Results of a training or an evaluation in a few lines for the terminal."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def summary_lines(
     places: Mapping[str, str],
     env: str | None,
 ) -> list[str]:
-    """`trained`: train_report; `judged`: evaluation_report; `places`: where the model
-    and the report of its training are."""
+    """Return lines. `trained`: train_report; `judged`: evaluation_report; `places`:
+    paths of the model and of the report of its training."""
     rows = [*_of_training(trained), *_of_evaluation(judged)]
     if trained:
         if not judged:
@@ -46,7 +46,7 @@ def _of_training(report: Report | None) -> Iterator[tuple[str, str]]:
 
 
 def _rate(report: Report) -> str:
-    """As the end of a phrase."""
+    """Return the rate as the end of a phrase."""
     waits, rate = report["loader_wait_pct"], report["samples_per_s"]
     if math.isnan(rate):
         return ", too few for a rate"
@@ -80,7 +80,7 @@ def _next(env: str | None) -> Iterator[tuple[str, str]]:
 
 
 def _figures(report: Report, prefix: str) -> str:
-    """The first of them: the loss, then the task's own, in its order."""
+    """Return the first figures: the loss, then those of the task, in its order."""
     named = {
         name.removeprefix(prefix): value
         for name, value in report.items()

@@ -1,4 +1,4 @@
-"""conf/tuned/parameters.yml: settings with where they come from."""
+"""conf/tuned/parameters.yml: recommended settings with their origin."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOTHING_GAINED = "# No faster than the configured settings: kedro run does as we
 
 
 def parameters_text(summary: Mapping[str, Any]) -> str:
-    """The file's text; empty where the benchmark recommends nothing."""
+    """Return the file's text; empty if the benchmark recommends no change."""
     tuned = summary.get("tuned")
     if not tuned:
         return ""
@@ -40,7 +40,7 @@ def parameters_text(summary: Mapping[str, Any]) -> str:
 
 
 def interval_text(source: Mapping[str, Any]) -> str:
-    """` (trials: 160 to 181)`; empty if there was one trial."""
+    """Return ` (trials: 160 to 181)`; empty if there was one trial."""
     low, high = source["samples_per_s_low"], source["samples_per_s_high"]
     if low is None:
         return ""
@@ -59,7 +59,7 @@ def _optimisation_lines(
 
 
 def _source(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """What a later training compares itself with."""
+    """Return the facts with which a later training compares itself."""
     return {
         name: provenance[name]
         for name in ("device", "devices", "versions", "token_key", "model", "date")

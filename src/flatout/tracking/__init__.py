@@ -1,9 +1,9 @@
-"""Runs in MLflow that cost training nothing.
+"""Tracking of runs in MLflow, at no cost for the training.
 
-The engine appends a JSON line a log point, the hooks write `run.json`. The program
-`python -m flatout.tracking FOLDER` follows both and sends what is new to MLflow. What a
-dead, slow or locked store did not take waits in the folder; `kedro flatout sync` runs
-the same code later.
+The engine appends one JSON line per log point, the hooks write `run.json`. The program
+`python -m flatout.tracking FOLDER` follows both and sends new data to MLflow. Data that
+an unreachable, slow or locked store did not accept stay in the folder; `kedro flatout
+sync` sends them later with the same code.
 """
 
 from flatout.tracking.record import RunFolder, RunRecord, begin, run_folders

@@ -1,5 +1,5 @@
-"""`python -m flatout.tracking FOLDER`: follow a run to its end, or send what is left of
-one that has ended."""
+"""`python -m flatout.tracking FOLDER`: follow a run to its end, or send the rest of a
+run that has ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def main() -> None:
     logging.getLogger("flatout").setLevel(logging.INFO)
     try:
         follow(folder)
-    except Exception as error:  # the run goes on, and says what MLflow lacks
+    except Exception as error:  # the run continues and reports missing data
         logging.getLogger("flatout").warning("tracking has ended: %s", error)
 
 

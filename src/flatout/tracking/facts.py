@@ -1,4 +1,4 @@
-"""Facts about a run: its name, the tags it starts with, the machine and versions."""
+"""Facts about a run: its name, its first tags, the machine and versions."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from flatout.tracking.store import process_tags
 ENVIRONMENT = "environment.json"
 PARAMETERS = "params:"
 NOT_IN_NAMES = re.compile(r"[^/\w.\- :]")
-"""Of MLflow's parameters."""
+"""Characters that MLflow does not allow in names of parameters."""
 
 
 def run_name(data: str, settings: Settings | None = None, kind: str = "") -> str:
-    """`reviews_bert-2x128_lr1e-3`: data, model, and the rate of a training or another
-    `kind` of run; without `settings`, of a run that trains nothing, `data_reviews`."""
+    """Return `reviews_bert-2x128_lr1e-3`: data, model, and the learning rate or the
+    `kind` of run; without `settings`, for a run without training, `data_reviews`."""
     if settings is None:
         return plain_name("_".join(filter(None, ["data", data])))
     last = kind or f"lr{short_rate(settings.train.peak_learning_rate)}"
@@ -42,7 +42,7 @@ def run_name(data: str, settings: Settings | None = None, kind: str = "") -> str
 
 
 def _model_name(settings: Settings) -> str:
-    """Of the checkpoint, or `bert-2x128`: type, layers and width."""
+    """Return the checkpoint's name, or `bert-2x128`: type, layers and width."""
     if settings.model.name_or_path:
         return Path(settings.model.name_or_path).name
     config = settings.model.config
@@ -52,18 +52,18 @@ def _model_name(settings: Settings) -> str:
 
 
 def short_rate(rate: float) -> str:
-    """`2.5e-4`."""
+    """Return the rate in short form: `2.5e-4`."""
     digits, power = f"{rate:.2e}".split("e")
     return f"{digits.rstrip('0').rstrip('.')}e{int(power)}"
 
 
 def plain_name(name: str) -> str:
-    """`name` with what a browser, a shell or a file system may misread as dashes."""
+    """Replace by dashes all that a browser, a shell or a file system may misread."""
     return re.sub(r"[^\w.+@-]+", "-", name, flags=re.ASCII).strip("-")[:100] or "run"
 
 
 def git_state(folder: Path) -> tuple[str | None, bool]:
-    """Commit of the project and whether files differ from it; (None, False) without."""
+    """Return the commit, and True if files differ from it; without git None, False."""
     commit = _git(folder, "rev-parse", "HEAD")
     return commit, bool(commit and _git(folder, "status", "--porcelain"))
 
@@ -87,7 +87,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def starting_tags(folder: Path, run_params: dict[str, Any]) -> dict[str, str]:
-    """Tags of a run that starts now; `run_params` as Kedro's hooks get them."""
+    """Return tags of a run that starts now; `run_params`: those of Kedro's hooks."""
     commit, dirty = git_state(folder)
     asked = ("pipeline_names", "runtime_params", "from_nodes", "to_nodes", "tags")
     return {
@@ -111,10 +111,10 @@ def starting_tags(folder: Path, run_params: dict[str, Any]) -> dict[str, str]:
 
 
 def note_rows(record: RunRecord, inputs: dict[str, Any], kind: str) -> None:
-    """Rows of a run, as MLflow's inputs; the key of those trained on as a tag."""
+    """Record rows as MLflow's inputs; the key of the training rows becomes a tag."""
     from flatout.engine.tokenizing.token_keys import token_key
 
-    if f"train_{kind}" in inputs:  # also of a run that goes on, and knows its inputs
+    if f"train_{kind}" in inputs:  # also if a resumed run knows its inputs
         record.tags["token_key"] = token_key(inputs[f"train_{kind}"])
     contexts = {f"train_{kind}": "training", f"validation_{kind}": "validation"}
     known = {facts["name"] for facts in record.datasets}
@@ -136,8 +136,8 @@ def note_rows(record: RunRecord, inputs: dict[str, Any], kind: str) -> None:
 
 
 def write_environment(folder: Path) -> None:
-    """The machine and the versions of all installed packages, as JSON in a run's
-    folder. Reads a file a package."""
+    """Write the machine and the versions of all installed packages as JSON to a run's
+    folder. Reads one file per package."""
     file = folder / ENVIRONMENT
     known = [d.metadata for d in distributions()]
     packages = {m["Name"]: m["Version"] for m in known}
@@ -162,7 +162,7 @@ def _user() -> str:
 
 
 def flat_parameters(inputs: dict[str, Any]) -> dict[str, str]:
-    """`train.loader.num_workers: auto`, of a node's `params:` inputs."""
+    """Return `train.loader.num_workers: auto` and the like from `params:` inputs."""
     found = {
         name.removeprefix(PARAMETERS): _plain(value)
         for name, value in inputs.items()
@@ -175,7 +175,7 @@ def flat_parameters(inputs: dict[str, Any]) -> dict[str, str]:
 
 
 def _flat(found: dict[str, Any]) -> dict[str, Any]:
-    """A group's values under `group.name`."""
+    """Return a group's values under `group.name`."""
     flat: dict[str, Any] = {}
     for name, value in found.items():
         inner = {"": value} if not isinstance(value, dict) else _flat(value)
@@ -186,5 +186,5 @@ def _flat(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Kedro hands a node a group of parameters as its annotation has it."""
+    """Convert a group of parameters, which Kedro passes as a settings object."""
     return value.model_dump() if isinstance(value, SettingsModel) else value

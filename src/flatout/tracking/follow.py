@@ -1,4 +1,4 @@
-"""The tracking program's work: what a run's folder gets goes to MLflow."""
+"""Work of the tracking program: it sends new data of a run's folder to MLflow."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from flatout.tracking.system import SystemMetrics
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.2
-"""Between looks at whether the run has ended."""
+"""Seconds between checks whether the run has ended."""
 INTERVAL_S = 10.0
-"""Between deliveries; twice, then four times as much when the store takes nothing."""
+"""Seconds between deliveries; two, then four times this if the store is failing."""
 LONGEST_PAUSE_S = 60.0
 EARLY_WINDOWS = 5
-"""Behind the warm-up, of which a training is judged while it goes on."""
+"""Number of windows after the warm-up for the early speed check of a training."""
 
 
 class Follower:
-    """Follows one run until it has ended, or its process is gone. Never raises."""
+    """Follow one run until it has ended, or its process is gone. Never raises."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -77,7 +77,7 @@ class Follower:
         if found := RunFolder.load(self.folder.path):
             self.folder.record = found.record
         if self._record.model and not before:
-            self.deliver()  # beside what the run does next
+            self.deliver()  # in parallel with the run's next work
         return self._record.end_ms is not None or not process_lives(self._record.tags)
 
     def deliver(self, *, ended: bool = False) -> None:
@@ -116,7 +116,7 @@ class Follower:
                 self.sender.save()
 
     def _sample(self) -> None:
-        """The load of the machine as points of a file that the sender follows."""
+        """Write the load of the machine as points to a file that the sender follows."""
         if not self._record.system_metrics:
             return
         if self._system is None:
@@ -137,7 +137,7 @@ class Follower:
             logger.warning("%s", text)
 
     def _look_early(self) -> None:
-        """Say once that a training is slow, while it goes on."""
+        """Warn once, during a training, that it is slow."""
         known, points = self._record.baseline, self._record.points
         if self._has_looked or not known or points is None:
             return
@@ -158,7 +158,7 @@ class Follower:
 
 
 def rates_since(points: Path, begin_s: float) -> list[float]:
-    """Samples/s of the windows behind the warm-up that were noted after `begin_s`."""
+    """Return samples/s of the windows after the warm-up, recorded after `begin_s`."""
     if not points.is_file():
         return []
     found = [parse_point(line) for line in points.read_bytes().splitlines()]
@@ -168,7 +168,7 @@ def rates_since(points: Path, begin_s: float) -> list[float]:
 
 
 def end_of(record: RunRecord) -> tuple[str, int]:
-    """Status and end (ms) of a run that has ended, or whose process is gone."""
+    """Return status and end (ms) of a run that has ended, or whose process is gone."""
     if record.end_ms is not None:
         return record.status, record.end_ms
     return "KILLED", int(time.time() * 1000)
@@ -176,7 +176,7 @@ def end_of(record: RunRecord) -> tuple[str, int]:
 
 @contextmanager
 def alone(folder: Path, *, waits: bool) -> Iterator[bool]:
-    """Whether this process alone sends the run; with `waits` when it does."""
+    """Lock the run; yield True if no other process sends it. `waits`: wait for it."""
     with (folder / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
@@ -197,10 +197,10 @@ def follow(path: Path) -> None:
 
 
 def sync(parent: Path, uri: str | None = None) -> list[str]:
-    """Send what MLflow lacks of the runs below `parent`; returns a line a run.
+    """Send missing data of the runs below `parent`; return one line per run.
 
-    `uri`: another store than the one that each was meant for; the last training and the
-    last other run are sent there too if their own has them.
+    `uri`: a store to use instead of each run's; the last training and the last other
+    run are sent there even if their own store has them.
     """
     found = run_folders(parent)
     last = {folder.record.points: folder.path for folder in found}.values()
@@ -210,7 +210,7 @@ def sync(parent: Path, uri: str | None = None) -> list[str]:
         if is_wanted or not folder.is_complete():
             lines.append(_sync_one(folder, uri))
         if folder.record.reporting == str(folder.path) and folder.is_complete():
-            shutil.rmtree(folder.path)  # it was set aside
+            shutil.rmtree(folder.path)  # it was a saved copy
     return lines
 
 

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs that heat holds down, or that other programs use, while a run goes on."""
+"""Watch for NVIDIA GPUs that are throttled by heat or used by other programs."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ import psutil
 from flatout.engine.machine.environment import gpu_names
 
 SLOWED_LIMIT_PCT = 10.0
-"""Share of the samples in which heat or power held the clock down."""
+"""Share of the samples in which heat or power reduced the clock."""
 OTHERS_LIMIT_GIB = 1.0
 
 
 @dataclass
 class Gpu:
-    """Samples of one."""
+    """Samples of one GPU."""
 
     name: str
-    """As CUDA_VISIBLE_DEVICES has it."""
+    """Name or index in CUDA_VISIBLE_DEVICES."""
     handle: Any
     before: frozenset[int] = frozenset()
-    """Processes that held memory before this run's did: others', whatever their ids."""
+    """Processes that used memory before this run's did: others, whatever their ids."""
     samples: int = 0
     slowed: int = 0
     others_gib: float = 0.0
-    """The most that programs outside this run held."""
+    """Maximum memory of programs outside this run, in GiB."""
 
 
 class GpuWatch:
-    """All GPUs that a run may use. `nvml`: the driver's library; `root_pid`: of the
-    process that started all that trains."""
+    """Watch of all GPUs that a run may use. `nvml`: the driver's library; `root_pid`:
+    process that started all training processes."""
 
     def __init__(self, nvml: Any, root_pid: int) -> None:
         self._nvml, self._root_pid = nvml, root_pid
@@ -45,13 +45,13 @@ class GpuWatch:
         self._held_down = (
             nvml.nvmlClocksThrottleReasonHwSlowdown
             | nvml.nvmlClocksThrottleReasonSwThermalSlowdown
-        )  # not the power cap: a GPU that works hard is always at it
+        )  # not the power cap, which a busy GPU always reaches
 
     def sample(self) -> None:
         root = psutil.Process(self._root_pid)
         ours = {root.pid, *(child.pid for child in root.children(recursive=True))}
         for gpu in self._gpus:
-            with suppress(self._nvml.NVMLError):  # a driver may not say
+            with suppress(self._nvml.NVMLError):  # a driver may not report it
                 reasons = self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(
                     gpu.handle
                 )
@@ -60,7 +60,7 @@ class GpuWatch:
                 gpu.others_gib = max(gpu.others_gib, self._others_gib(gpu, ours))
 
     def news(self) -> list[str]:
-        """Findings that are seen for the first time."""
+        """Return the findings that are new since the last call."""
         found = {
             key: text
             for gpu in self._gpus
@@ -71,8 +71,8 @@ class GpuWatch:
         return list(found.values())
 
     def _others_gib(self, gpu: Gpu, ours: set[int]) -> float:
-        """A container sees processes under other numbers, and cannot tell its own from
-        its neighbours': there it counts those that came before."""
+        """Return GiB used by others. In a container process ids differ, so that own and
+        other processes look alike: it counts those that were there before."""
         found = self._processes(gpu)
         named = any(process.pid in ours for process in found)
         held = [
@@ -108,7 +108,7 @@ def _findings(gpu: Gpu) -> dict[str, str]:
 
 
 def watch_gpus(root_pid: int) -> GpuWatch | None:
-    """None without a GPU, or without a driver that answers."""
+    """Return the watch; None without a GPU, or without a driver that answers."""
     if not gpu_names():
         return None
     import pynvml

@@ -1,4 +1,4 @@
-"""The best model of a run in MLflow, and the champion among the registered ones."""
+"""The best model of a run in MLflow, and the champion among registered models."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ logger = logging.getLogger(__name__)
 CHAMPION = "champion"
 LOGGED = "models:/"
 LOST = "lost"
-"""In place of a URI: the files of the model are another training's now."""
+"""Result instead of a URI if another training has replaced the model's files."""
 
 
 def log_and_register(
     client: MlflowClient, described: dict[str, Any], run_id: str
 ) -> str:
-    """Log a saved model to the run, unless it has one, and make it a version. Returns
+    """Log a saved model to the run, unless it has one, and register a version. Return
     the model's URI."""
     found, folder = SavedModel(**described), Path(described["folder"])
     logged = _logged(client, run_id)
@@ -45,8 +45,8 @@ def log_and_register(
 
 
 def _logged(client: MlflowClient, run_id: str) -> list[str]:
-    """Ids of the models that the run has whole: a kill may leave one half-sent. The
-    next one is logged to the run's experiment."""
+    """Return ids of the run's complete models: a kill may leave a partial one. The next
+    model is logged to the run's experiment."""
     import mlflow
 
     run = client.get_run(run_id)
@@ -57,8 +57,8 @@ def _logged(client: MlflowClient, run_id: str) -> list[str]:
 
 
 def register(client: MlflowClient, uri: str, found: SavedModel) -> None:
-    """Make `uri` a version of the model, unless it is one. The alias `champion` goes to
-    the version of the lowest validation loss on these tokens, which are the latest."""
+    """Make `uri` a version of the model, unless it is one. The alias `champion` is set
+    to the version of the lowest validation loss on these tokens, the latest."""
     import mlflow
 
     name = str(found.registered_model)
@@ -66,11 +66,11 @@ def register(client: MlflowClient, uri: str, found: SavedModel) -> None:
     versions = _versions(client, name)
     made = next((one for one in versions if one.source == uri), None)
     if made is None:
-        with redirect_stderr(StringIO()):  # two lines that ours below says again
+        with redirect_stderr(StringIO()):  # two lines that repeat ours below
             made = mlflow.register_model(uri, name, tags=found.tags)
         versions = [*versions, made]
     alike = [one for one in versions if one.tags.get("token_key") == found.token_key]
-    best = min(alike, key=_loss)  # of equals the first
+    best = min(alike, key=_loss)  # the first of equals
     client.set_registered_model_alias(name, CHAMPION, best.version)
     rivals = [one for one in alike if str(one.version) != str(made.version)]
     verdict = _verdict(made, best, rivals)
@@ -78,7 +78,7 @@ def register(client: MlflowClient, uri: str, found: SavedModel) -> None:
 
 
 def _versions(client: MlflowClient, name: str) -> list[Any]:
-    """The oldest first."""
+    """Return all versions, the oldest first."""
     found = client.search_model_versions(f"name = '{name}'")
     return sorted(found, key=lambda one: int(one.version))
 

@@ -1,4 +1,4 @@
-"""What came of a run, as MLflow gets it: figures, tags, nested runs."""
+"""Results of a run in the form of MLflow: figures, tags, nested runs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ FIGURES = (
     "compile_s",
     "train_wall_s",
 )
-"""Become tags, to compare runs by: as metrics each would be a chart of one point."""
+"""Figures that become tags for comparing runs: their charts would be one point."""
 
 CURVES = "validation_"
-"""How the names of figures begin that have a point an evaluation."""
+"""Prefix of figures with one point per evaluation."""
 SORTED_BY = "test_accuracy"
 
 TRIAL_SETTINGS = frozenset(
@@ -44,7 +44,7 @@ TRIAL_SETTINGS = frozenset(
 """Numbers of a trial that were set, not measured."""
 
 PRUNED = "pruned"
-"""Status of a sweep's trial that fell behind: ended on purpose, no failure."""
+"""Status of a sweep's trial that was ended early on purpose; not a failure."""
 
 DESCRIPTION = "mlflow.note.content"
 
@@ -68,7 +68,7 @@ REPORT_TAGS = (
 
 
 def note_outputs(record: RunRecord, outputs: dict[str, Any]) -> None:
-    """Of a node's outputs, by their names in the catalog."""
+    """Record a node's outputs, by their names in the catalog."""
     if report := outputs.get("train_report"):
         chosen_by = record.params.get("train.metric", "")
         record.metrics.update(report_metrics(report, f"test_{chosen_by}"))
@@ -91,10 +91,10 @@ def note_outputs(record: RunRecord, outputs: dict[str, Any]) -> None:
 
 
 def nested_runs(trials: Any) -> list[dict[str, Any]]:
-    """A run a line of the benchmark's table: texts are parameters, numbers metrics.
+    """Return one run per row of the table: texts become parameters, numbers metrics.
 
-    Each lasts as long as its trial did. The table knows no more: one is put after the
-    other, the last one ends now.
+    Each lasts as long as its trial did. If a table has no start times, runs are put one
+    after the other, and the last one ends now.
     """
     rows = trials.to_dict("records")
     elapsed_s = [float(row.get("elapsed_s") or 0.0) for row in rows]
@@ -103,7 +103,7 @@ def nested_runs(trials: Any) -> list[dict[str, Any]]:
     start_ms = int(time.time() * 1000) - sum(durations_ms)
     found = []
     for row, duration_ms in zip(rows, durations_ms, strict=True):
-        begun_s = row.get("begun_s")  # of a sweep, whose trials run beside each other
+        begun_s = row.get("begun_s")  # of a sweep, whose trials run in parallel
         if begun_s is not None and math.isfinite(begun_s):
             start_ms = int(1000 * begun_s)
         end_ms = start_ms + duration_ms
@@ -114,7 +114,7 @@ def nested_runs(trials: Any) -> list[dict[str, Any]]:
 
 
 def _points(row: dict[str, Any]) -> str | None:
-    """The file of a training's curves; None where it has none here."""
+    """Return the file of a training's curves; None if it is not here."""
     log = row.get("log")
     # A trial that never began has no log: "" or NaN.
     there = isinstance(log, str) and log
@@ -144,9 +144,9 @@ def _nested_run(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trial_name(row: dict[str, Any]) -> str:
-    """`003_as-configured_packed_8192_b32_w0`: number, what it is, strategy, token
-    budget, batch, workers; of a sweep `003_learning_rate-0.001`: number and what was
-    swept."""
+    """Return `003_as-configured_packed_8192_b32_w0`: number, kind, strategy, token
+    budget, batch, workers; for a sweep `003_learning_rate-0.001`: number and swept
+    values."""
     columns = (
         ("trial_id", ""),
         ("label" if row.get("label") else "kind", ""),
@@ -162,26 +162,26 @@ def _trial_name(row: dict[str, Any]) -> str:
 
 
 def _is_swept(column: str) -> bool:
-    """Settings go by their path in the table of a sweep."""
+    """Return True for a setting: in a sweep's table its name is its path."""
     return "." in column
 
 
 def sweep_answer(best: dict[str, Any]) -> str:
-    """The run's description."""
+    """Return the run's description."""
     chosen = ", ".join(f"{name} = {value}" for name, value in best["settings"].items())
     name = best["chosen_by"]
     return f"Trial {best['trial_id']} won: {name} {best[name]:.6g} with {chosen}."
 
 
 def best_metrics(best: dict[str, Any]) -> dict[str, float]:
-    """Figures of the sweep's best trial."""
+    """Return figures of the sweep's best trial."""
     names = ("validation_loss", "validation_accuracy", "samples_per_s")
     names = dict.fromkeys([best.get("chosen_by", names[0]), *names])
     return {f"best_{n}": float(best[n]) for n in names if best[n] is not None}
 
 
 def pick_metrics(summary: dict[str, Any]) -> dict[str, float]:
-    """Rates of the benchmark's picks."""
+    """Return rates of the benchmark's picks."""
     return {
         f"{name}_samples_per_s": float(trial["samples_per_s"])
         for name, trial in summary["picks"].items()
@@ -190,12 +190,12 @@ def pick_metrics(summary: dict[str, Any]) -> dict[str, float]:
 
 
 def ladder_metrics(steps: Any) -> dict[str, float]:
-    """All that was kept over conf/slow, by turns, and what of it leaves the
-    optimisation as it is; none of other modes."""
+    """Return the total gain over conf/slow, measured in alternation, and its part that
+    keeps the optimisation the same; empty for other modes."""
     if steps.empty:
         return {}
-    # Rungs have a gain of their own, what stands beside conf/slow has none; of a
-    # ladder that did not come to its end, or not well, nothing is said.
+    # Rungs have an individual gain, the final comparisons with conf/slow have not; a
+    # ladder that was cut short or failed has no metrics.
     times = steps["cumulative"].where(steps["individual"].isna())
     same = times[~steps["changes_optimisation"].astype(bool)]
     found = {"ladder_times_slow": times, "ladder_times_slow_same_optimisation": same}
@@ -212,23 +212,23 @@ def verdict_tags(summary: dict[str, Any]) -> dict[str, str]:
 
 
 def detection_metrics(report: dict[str, Any]) -> dict[str, float]:
-    """`detection_precision`, ..., as far as there is one."""
+    """Return `detection_precision` and the like, if the report has them."""
     names = ("precision", "recall", "f1", "false_alarms", "abnormal_found")
     found = ((f"detection_{name}", report[name]) for name in names)
     return {name: float(value) for name, value in found if value is not None}
 
 
 def report_tags(report: dict[str, Any]) -> dict[str, str]:
-    """What ran, after all `auto` were settled, and the versions it ran on."""
+    """Return the settings in use, with each `auto` resolved, and the versions."""
     tags = {key: str(report[key]) for key in REPORT_TAGS if report.get(key) is not None}
     versions = report.get("versions", {})
     return tags | {f"version.{name}": text for name, text in versions.items() if text}
 
 
 def report_metrics(report: dict[str, Any], chosen_by: str = "") -> dict[str, float]:
-    """Figures of a train report that are metrics of the run: those of the best model
-    that have a curve, and those of the test split by which runs are sorted: accuracy,
-    and what chose the model."""
+    """Return figures of a train report that are metrics of the run: those of the best
+    model with a curve, and test accuracy and the selecting figure of the test split, by
+    which runs are sorted."""
     return {
         name: float(value)
         for name, value in report.items()
@@ -238,7 +238,7 @@ def report_metrics(report: dict[str, Any], chosen_by: str = "") -> dict[str, flo
 
 
 def report_figures(report: dict[str, Any]) -> dict[str, float]:
-    """Speed, and all of the validation and test splits."""
+    """Return the speed and all figures of the validation and test splits."""
     judged = [name for name in report if name.startswith((CURVES, "test_"))]
     return {
         name: float(report[name])
@@ -248,13 +248,13 @@ def report_figures(report: dict[str, Any]) -> dict[str, float]:
 
 
 def figure_tags(figures: dict[str, float]) -> dict[str, str]:
-    """Those by which runs are compared."""
+    """Return the figures by which runs are compared."""
     compared = [n for n in figures if n in FIGURES or n.startswith("guard_")]
     return {name: f"{figures[name]:.6g}" for name in compared}
 
 
 def description(text: str, record: RunRecord) -> str:
-    """Markdown of the run's page: `text`, and a table of all final figures."""
+    """Return Markdown of the run's page: `text`, and a table of final figures."""
     figures = sorted({**record.metrics, **record.figures}.items())
     if not figures:
         return text
@@ -265,6 +265,6 @@ def description(text: str, record: RunRecord) -> str:
 
 
 def shown(value: float) -> str:
-    """Four digits, or whole."""
+    """Format a value with four digits, or as a whole number."""
     whole = value == int(value) if abs(value) < float("inf") else False
     return f"{value:,.0f}" if whole or abs(value) >= 1000 else f"{value:.4g}"

@@ -1,4 +1,4 @@
-"""Pictures of a finished training for people who look at its run: PNG, small."""
+"""Small PNG pictures of a finished training, for the pages of its run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 MAX_NAMES = 40
-"""Of classes beside the confusion matrix; of more, every second or further one."""
+"""Class names in a confusion matrix; of more, every second or further is shown."""
 MAX_NAME_LENGTH = 24
 
 
 def draw(reports: list[Path], folder: Path) -> list[Path]:
-    """Draw into `folder` what a run's reports tell. Never raises: no run ends by it."""
+    """Draw a run's reports into `folder`. Never raises, so that no run fails by it."""
     drawn = []
     sources = {path.name: path for path in reports}
     for source, target, picture in (
@@ -47,7 +47,7 @@ def _training(path: Path) -> Any:
 
 
 def _confusion(path: Path) -> Any | None:
-    """None for a task without classes."""
+    """Draw the confusion matrix; None for a task without classes."""
     confusion = json.loads(path.read_text(encoding="utf-8"))
     if not confusion:
         return None
@@ -64,7 +64,7 @@ def _confusion(path: Path) -> Any | None:
 
 
 def _figure(rows: int, columns: int) -> Any:
-    """Without pyplot, whose state is the whole process's."""
+    """Make a figure without pyplot, whose state is global in the process."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5 * columns, 4 * rows), layout="constrained")

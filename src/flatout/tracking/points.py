@@ -1,4 +1,4 @@
-"""Lines of points that are new, as MLflow's metrics in lots that it takes."""
+"""New lines of points, converted to MLflow's metrics in lots of a valid size."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Item = TypeVar("Item")
 
 
 class Tail:
-    """Whole lines of a file that grows, and that a training may empty."""
+    """Complete lines of a growing file, which a training may also empty."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.read_bytes = 0
-        """Of the file, that were taken so far."""
+        """Number of bytes of the file that were read so far."""
         self._first_line = b""
-        """Its time tells a file from the one that it replaced."""
+        """Its time distinguishes a file from the one that it replaced."""
 
     def new(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Points not taken yet, each with the file's length up to its end."""
+        """Yield unread points, each with the file's length up to its end."""
         if not self._path.is_file():
             return
         with self._path.open("rb") as file:
@@ -43,8 +43,8 @@ class Tail:
 
 
 def metrics_of(point: dict[str, Any]) -> list[Metric]:
-    """Of a point as the engine writes it; none of a damaged line, which is empty, and
-    none of the test split, which is judged once."""
+    """Return the metrics of an engine's point; empty for a damaged line, and for the
+    test split, which is evaluated only once."""
     time_ms = int(point.get("time_s", time.time()) * 1000)
     return [
         Metric(name, float(value), time_ms, int(point["step"]))

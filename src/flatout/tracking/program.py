@@ -1,4 +1,4 @@
-"""The tracking program, as the process of a run starts it and waits for it."""
+"""The tracking program: its start, and the wait for its end, by a run's process."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from flatout.tracking.sent import Sent
 logger = logging.getLogger(__name__)
 
 LIMIT_S = 20.0
-"""In which a store must take the rest of a run that has ended, the model included."""
+"""Seconds for a store to accept the rest of a finished run, with its model."""
 FAILING_LIMIT_S = 2.0
-"""The same of a store that takes nothing."""
+"""The same limit for a store that accepts no data."""
 POLL_S = 0.05
 SOURCES = str(Path(__file__).parents[2])
 
@@ -36,25 +36,25 @@ def _start(folder: Path, variables: Mapping[str, str]) -> Process:
         [sys.executable, "-m", "flatout.tracking", str(folder)],
         env=child_environment({**python_path(SOURCES), **variables}),
         stdin=subprocess.DEVNULL,
-        start_new_session=True,  # a terminal's Ctrl-C is this process's to handle
+        start_new_session=True,  # only this process handles Ctrl-C
     )
 
 
 start: Callable[[Path, Mapping[str, str]], Process] = _start
-"""Starts the program on a run's folder."""
+"""Start the program for a run's folder."""
 
 
 class Program:
     """The program that follows `folder`."""
 
     def __init__(self, folder: RunFolder, variables: Mapping[str, str]) -> None:
-        """`variables`: of the environment, as a login of the store."""
+        """`variables`: environment variables, for example a login of the store."""
         self._folder = folder
         self._process = start(folder.path, variables)
 
     def finish(self, limit_s: float = LIMIT_S) -> list[str]:
-        """Wait until MLflow has all of the run, which has ended, for `limit_s` at most.
-        Returns what it lacks then."""
+        """Wait at most `limit_s` until MLflow has all data of the run, which has ended.
+        Return a list of the data that it lacks."""
         begin_s = time.monotonic()
         failing_s: float | None = None
         while self._process.poll() is None and time.monotonic() < begin_s + limit_s:
@@ -97,7 +97,7 @@ class Program:
 
 
 class LevelFormatter(logging.Formatter):
-    """Names the level of a warning or an error; all else is information."""
+    """Prefix warnings and errors with their level, but not information."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         if record.levelno >= logging.WARNING:

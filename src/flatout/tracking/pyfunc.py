@@ -1,4 +1,4 @@
-"""A saved model as MLflow has it, with flatout's own code and pinned requirements."""
+"""A saved model in MLflow's format, with flatout's code and pinned requirements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def log_pyfunc(
     module: str, folder: Path, run_id: str, also: Sequence[str] = (), **options: Any
 ) -> str:
     """Log `folder`, which `_load_pyfunc` of the module loads, to the run. `also`:
-    further packages that it needs; `options`: of MLflow's Model.log. Returns the
+    further packages that it needs; `options`: those of MLflow's Model.log. Return the
     model's URI."""
     import mlflow.pyfunc
     from mlflow.models import Model
@@ -32,7 +32,7 @@ def log_pyfunc(
         loader_module=module,
         data_path=str(folder),
         code_paths=[str(Path(flatout.__file__).parent)],
-        # Left to itself MLflow imports what is not installed to find these.
+        # Without this list MLflow would import packages that may not be installed.
         pip_requirements=[f"{name}=={version(name)}" for name in (*REQUIRED, *also)],
         **options,
     )

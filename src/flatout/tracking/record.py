@@ -1,4 +1,4 @@
-"""What MLflow is to know of a run: a folder with `run.json`, which the hooks write."""
+"""Record of a run for MLflow: a folder with `run.json`, which the hooks write."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 RECORD = "run.json"
 POINTS = "points.jsonl"
 DROPPED = "DROPPED"
-"""Status of a run that trained nothing, because the training was finished already."""
+"""Status of a run without training, because it was finished before."""
 
 ARTIFACTS = (
     "train_report.json",
@@ -37,18 +37,18 @@ ARTIFACTS = (
 
 @dataclass(frozen=True)
 class SavedModel:
-    """What MLflow is told of a saved model; JSON values."""
+    """Description of a saved model for MLflow; JSON values."""
 
     folder: str
-    """As `save_pretrained` leaves it."""
+    """Folder in the form of `save_pretrained`."""
     saved_ns: int
-    """Time of its newest file: of a later one, another training has saved its own."""
+    """Time of its newest file: if later, another training has replaced the model."""
     example: str
-    """A text; of samples of one shape a file with an array (...)."""
+    """A text; for samples of one shape, a file with an array (...)."""
     task: str | None
-    """The pipeline's tag; None: a model of samples of one shape."""
+    """The pipeline's tag; None: a model for samples of one shape."""
     registered_model: str | None
-    """Name of which a version is made."""
+    """Name in the registry under which a version is created."""
     validation_loss: float
     token_key: str
     """Versions compete if they were trained and validated on the same tokens."""
@@ -62,14 +62,14 @@ class SavedModel:
 
 
 def newest_ns(folder: Path) -> int:
-    """Time of the newest file in `folder`; 0 without any."""
+    """Return the time of the newest file in `folder`, in ns; 0 without any."""
     times = (f.stat().st_mtime_ns for f in folder.glob("*") if f.is_file())
     return max(times, default=0)
 
 
 @dataclass
 class RunRecord:
-    """All that MLflow is to know of a run but its points."""
+    """All data of a run for MLflow except its points."""
 
     tracking_uri: str
     experiment: str
@@ -81,14 +81,14 @@ class RunRecord:
     points: str | None = None
     """File of the run's points; None: the run does not train."""
     run_id: str | None = None
-    """Of a run that MLflow has already."""
+    """Id of a run that MLflow already has."""
     status: str = "RUNNING"
     start_ms: int = field(default_factory=lambda: int(time.time() * 1000))
     end_ms: int | None = None
     params: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
-    """Final values of what has a curve, and what runs are sorted by."""
+    """Final values of figures with a curve, and those by which runs are sorted."""
     figures: dict[str, float] = field(default_factory=dict)
     """All other final figures: a table in the run's description."""
     datasets: list[dict[str, str]] = field(default_factory=list)
@@ -104,17 +104,17 @@ class RunRecord:
 
 class RunFolder:
     """A run's record on disk. Only the run's process writes `run.json`; only the
-    tracking program writes all else."""
+    tracking program writes the other files."""
 
     def __init__(self, path: Path, record: RunRecord) -> None:
         self.path = path
         self.record = record
         self.earlier: RunFolder | None = None
-        """The finished training of the same points, if there is one."""
+        """The finished training with the same points, if there is one."""
 
     @classmethod
     def load(cls, path: Path) -> RunFolder | None:
-        """None if there is no record that can be read."""
+        """Return the run in `path`; None if it has no readable record."""
         try:
             stored = json.loads((path / RECORD).read_text(encoding="utf-8"))
             known = {f.name for f in fields(RunRecord)} & {*stored}
@@ -126,7 +126,7 @@ class RunFolder:
             return None
 
     def save(self) -> None:
-        """Write the record, whole or not at all. No fault here may end a run."""
+        """Write the record atomically. Faults are logged and do not end a run."""
         try:
             text = json.dumps(asdict(self.record), indent=1)
             self.path.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ class RunFolder:
             logger.warning("%s could not be written: %s", self.path / RECORD, error)
 
     def is_complete(self, uri: str | None = None) -> bool:
-        """Whether the store at `uri`, or any, has all of a run that ended."""
+        """Return True if the store at `uri`, or any, has all data of an ended run."""
         stores = Sent.stores(self.path)
         asked = stores.values() if uri is None else filter(None, [stores.get(uri)])
         ends = [sent.ended[1] for sent in asked if sent.ended]
@@ -149,14 +149,14 @@ class RunFolder:
         self.save()
 
     def artifacts(self) -> list[Path]:
-        """Reports of the run; none that an earlier run left."""
+        """Return the run's reports, without those of an earlier run."""
         folder, start_s = self.record.reporting, self.record.start_ms / 1000
         named = [Path(folder, name) for name in ARTIFACTS] if folder else []
         named.append(self.path / "environment.json")
         return [p for p in named if p.is_file() and p.stat().st_mtime >= start_s]
 
     def set_aside(self) -> None:
-        """Keep copies of points and reports, before another run writes its own."""
+        """Copy points and reports, before another run writes its own."""
         record = self.record
         for file in self.artifacts():
             if file.parent != self.path:
@@ -168,7 +168,7 @@ class RunFolder:
         self.save()
 
     def forget_earlier(self) -> None:
-        """Remove the folders of earlier runs of the same points that MLflow has."""
+        """Remove the folders of earlier runs with the same points that MLflow has."""
         for other in run_folders(self.path.parent):
             is_older = other.record.start_ms < self.record.start_ms
             alike = other.record.points == self.record.points
@@ -177,30 +177,30 @@ class RunFolder:
 
 
 def _found_at(folder: Path, points: str) -> tuple[str, str]:
-    """Points and reports of the run in `folder`, whose data folder may have moved."""
+    """Return points and reports of the run in `folder`, which may have moved."""
     is_aside = Path(points).parent.name == folder.name
     place = folder if is_aside else folder.parent.parent
     return str(place / Path(points).name), str(place)
 
 
 def run_folders(parent: Path) -> list[RunFolder]:
-    """The runs that MLflow may lack something of, and the last ones; oldest first."""
+    """Return the last runs and those that MLflow may lack, the oldest first."""
     loaded = [RunFolder.load(file.parent) for file in parent.glob(f"*/{RECORD}")]
     found = [f for f in loaded if f and f.record.status != DROPPED]
     return sorted(found, key=lambda f: f.record.start_ms)
 
 
 def begin(parent: Path, record: RunRecord, *, goes_on: bool) -> RunFolder:
-    """Folder below `parent` of a run that starts now.
+    """Return the folder below `parent` of a run that starts now.
 
     With `goes_on` the run continues the last one of the same points, if that did not
-    finish; otherwise what MLflow lacks of that one is set aside.
+    finish; otherwise data of that one that MLflow lacks are copied.
     """
     earlier = [f for f in run_folders(parent) if f.record.points == record.points]
     if earlier and goes_on and earlier[-1].record.status != "FINISHED":
         return _continued(earlier[-1], record)
     points = Path(record.points) if record.points else None
-    if points and points.is_file() and not earlier:  # of a training outside Kedro
+    if points and points.is_file() and not earlier:  # from a training outside Kedro
         os.replace(points, points.with_suffix(f".earlier{points.suffix}"))
     for folder in earlier:
         if not folder.is_complete():

@@ -1,5 +1,5 @@
-"""A model of samples of one shape, as MLflow has it: `mlflow.pyfunc.load_model` gives
-what turns samples (N, ...) into a table of answers."""
+"""A model of samples of one shape in MLflow: the object of `mlflow.pyfunc.load_model`
+converts samples (N, ...) to a table of answers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from flatout.tracking.pyfunc import log_pyfunc
 
 
 class SampleModel:
-    """Answers as the pipeline `predict` gives them, without sources and reasons."""
+    """Model with the answers of the pipeline `predict`, without sources and reasons."""
 
     def __init__(self, model: Any) -> None:
-        """`model`: of `load_pretrained`. Raises ModelError."""
+        """`model`: result of `load_pretrained`. Raises ModelError."""
         from flatout.engine.parameters import RuntimeSettings, Settings
         from flatout.engine.predict.predictor import Predictor
 
@@ -30,23 +30,23 @@ class SampleModel:
     def predict(
         self, samples: npt.NDArray[Any], params: dict[str, Any] | None = None
     ) -> pd.DataFrame:
-        """A line a sample: label, score and a probability a class, or value. Pixels as
-        bytes, and all else, as it was trained on: the model standardises."""
+        """Return one row per sample: label, score and a probability per class, or a
+        value. Samples have the form of the training: the model standardises them."""
         from flatout.engine.predict.sample_predictions import answers_to
 
         return pd.DataFrame(dict(answers_to(self._predictor, np.asarray(samples))))
 
 
 def _load_pyfunc(path: str) -> SampleModel:
-    """MLflow's name for what loads a model."""
+    """Load a model; MLflow requires this name."""
     from flatout.engine.models.building import load_pretrained
 
     return SampleModel(load_pretrained(Path(path)))
 
 
 def log_sample_model(folder: Path, example: Path, run_id: str) -> str:
-    """Log what `save_pretrained` left in `folder` to the run, with the array (...) in
-    the file `example`. Returns the model's URI."""
+    """Log a model that `save_pretrained` saved in `folder` to the run, with the array
+    (...) in the file `example`. Return the model's URI."""
     from mlflow.models import infer_signature
 
     one = np.ascontiguousarray(np.load(example)[None])

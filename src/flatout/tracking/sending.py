@@ -1,4 +1,4 @@
-"""From a run's folder to MLflow: in lots, in order, and nothing twice."""
+"""Transfer of a run's folder to MLflow: in lots, in order, without repetition."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from flatout.tracking.trials import send_trials
 MAX_BATCH_PARAMS = 100
 MAX_VALUE_LENGTH = 5000
 SYSTEM = "system.jsonl"
-"""Load of the machine, sampled by the tracking program."""
+"""File of the machine's load, sampled by the tracking program."""
 
 
 class Sender:
-    """Sends what is new of one run to one store. What the store has of it is asked
-    once; what it raises is the store's."""
+    """Send new data of one run to one store. The state of the store is read once;
+    exceptions are those of the store."""
 
     def __init__(self, folder: RunFolder, uri: str | None = None) -> None:
-        """`uri`: of another store than the one that the run was meant for."""
+        """`uri`: a store to use instead of the run's."""
         self.folder = folder
         self.uri = uri or folder.record.tracking_uri
         self.sent = Sent.load(folder.path, self.uri)
         self._run: Run | None = None
         self._settled: dict[str, str] = {}
-        """Tags of what `auto` came to, as the engine notes it when training starts."""
+        """Tags of resolved `auto` values, which the engine writes at the start."""
         points = folder.record.points
         self._points = Tail(Path(points)) if points else None
         self._system = Tail(folder.path / SYSTEM)
@@ -61,8 +61,8 @@ class Sender:
         return connect(self.uri, self._record.registry_uri)
 
     def send(self, client: MlflowClient) -> str | None:
-        """Send what is new; returns the run's id. None: a training that has not begun,
-        which may be finished already."""
+        """Send new data; return the run's id, or None for a training that has not
+        begun: it may be finished already."""
         if self._waits():
             return None
         run_id = self._open(client)
@@ -79,8 +79,8 @@ class Sender:
         return run_id
 
     def end(self, client: MlflowClient, status: str, end_ms: int) -> str:
-        """Send all that is left of a run that has ended, and end it in MLflow too;
-        returns its id."""
+        """Send all remaining data of a run that has ended, and end it in MLflow too;
+        return its id."""
         record, run_id = self._record, self.send(client)
         run_id = run_id or self._open(client)
         finals = {k: v for k, v in record.metrics.items() if k not in self.sent.steps}
@@ -114,14 +114,14 @@ class Sender:
         return not any(self._is_of_run(point) for _, point in self._points.new())
 
     def _is_of_run(self, point: dict[str, object]) -> bool:
-        """False for what an earlier training left in the file."""
+        """Return False for points of an earlier training in the file."""
         time_s = point.get("time_s")
         return isinstance(time_s, (int, float)) and (
             1000 * time_s >= self._record.start_ms
         )
 
     def _open(self, client: MlflowClient) -> str:
-        """Id of the run in the store: made there, or RUNNING again when it goes on."""
+        """Return the store's id of the run, new or, if it continues, RUNNING again."""
         if self._run is not None:
             return str(self._run.info.run_id)
         named = self._record.run_id if self.uri == self._record.tracking_uri else None
@@ -135,7 +135,7 @@ class Sender:
         self._params = {*run.data.params}
         self._tags = dict(run.data.tags)
         self._datasets = {known.dataset.name for known in run.inputs.dataset_inputs}
-        # First the tags: a RUNNING run of a process that is gone would be closed.
+        # Tags are sent first: a RUNNING run whose process is gone would be closed.
         self._send_params_and_tags(client, run.info.run_id)
         if run.info.status != "RUNNING":
             client.update_run(run.info.run_id, "RUNNING")
@@ -143,8 +143,8 @@ class Sender:
         return str(run.info.run_id)
 
     def _send_params_and_tags(self, client: MlflowClient, run_id: str) -> None:
-        """A run that goes on may have another value of a parameter now, which MLflow
-        would not take: it keeps the first."""
+        """Send values that the store lacks. A resumed run may have a new value of a
+        parameter: MLflow would refuse it, and keeps the first."""
         record = self._record
         params = [
             Param(name, text[:MAX_VALUE_LENGTH])
@@ -171,9 +171,9 @@ class Sender:
             self._datasets |= {facts["name"] for facts in new}
 
     def _lots(self, tail: Tail) -> Iterator[list[Metric]]:
-        """New metrics in lots that MLflow takes; one is sent when the next is asked
-        for. A training that goes on, or starts again, repeats steps: what the store has
-        of a metric is passed over."""
+        """Yield new metrics in lots of a valid size; each is sent before the next is
+        requested. A resumed or restarted training repeats steps: metrics that the store
+        has are skipped."""
         seen, end = dict(self.sent.steps), tail.read_bytes
         lot: list[Metric] = []
         for end_of_line, point in tail.new():
@@ -199,7 +199,7 @@ def _create_run(record: RunRecord, client: MlflowClient) -> Run:
 
 
 def _experiment(record: RunRecord, client: MlflowClient) -> Experiment:
-    """Made if the store does not have it, restored if it was deleted there."""
+    """Return the experiment; create it if missing, restore it if deleted."""
     found = client.get_experiment_by_name(record.experiment)
     if found is None:
         made = client.create_experiment(record.experiment, record.artifact_location)

@@ -1,4 +1,4 @@
-"""How much of a run a store has: `sent.json`, which the tracking program writes."""
+"""Progress of sending a run to a store: `sent.json`, from the tracking program."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ SENT = "sent.json"
 
 @dataclass
 class Sent:
-    """Of one store. All else that it has of a run, the store is asked."""
+    """State of one store. Other data of a run are requested from the store."""
 
     run_id: str | None = None
     steps: dict[str, int] = field(default_factory=dict)
-    """Of each metric the last step that the store has."""
+    """Last step of each metric that the store has."""
     model: str | None = None
     """URI of the logged model."""
     ended: list[Any] | None = None
-    """Status and end (ms) with which the store has all of the run."""
+    """Status and end (ms) with which the store has all data of the run."""
     fault: str | None = None
-    """Why the store took nothing the last time."""
+    """Reason why the store accepted no data the last time."""
 
     @classmethod
     def stores(cls, folder: Path) -> dict[str, Sent]:
-        """By the URI of the store."""
+        """Return the states by the URI of the store."""
         try:
             found = json.loads((folder / SENT).read_text(encoding="utf-8"))
             return {uri: cls(**known) for uri, known in found.items()}

@@ -13,12 +13,12 @@ from flatout.engine.machine.environment import set_defaults
 from flatout.tracking.store import prepare
 
 SERVER_DEFAULTS = {"MLFLOW_WORKERS": "1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-"""One person looks: four workers and a queue of jobs start for seconds."""
+"""One worker is enough for one person: four and a job queue start slowly."""
 
 
 def serve(uri: str, tell: Callable[[str], object], *, host: str, port: str) -> int:
     """Serve the store at `uri` until it is stopped, and return the server's status. A
-    store that is a server itself has pages of its own: they are only named."""
+    store that is a server has its own pages: only their address is printed."""
     prepare(uri)
     is_server = uri.startswith("http")
     tell(f"Runs: {uri.rstrip('/') if is_server else f'http://{host}:{port}'}")
@@ -31,7 +31,7 @@ def serve(uri: str, tell: Callable[[str], object], *, host: str, port: str) -> i
     )
 
     def stop(*_: object) -> None:
-        """The server is several processes; they end with this one."""
+        """Stop the server's processes together with this one."""
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
 

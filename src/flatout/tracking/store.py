@@ -17,7 +17,7 @@ from flatout.engine.files.writable import ELSEWHERE
 from flatout.engine.machine.environment import set_defaults, tracking_uri_kept
 from flatout.engine.parameters.faults import first_line
 
-if TYPE_CHECKING:  # a run's process may do without, and without its imports
+if TYPE_CHECKING:  # a run's process avoids these imports
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
@@ -31,26 +31,26 @@ CLIENT_LIMITS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    # Without git (a container has none) MLflow tells so in 48 lines a training.
+    # Without git (as in a container) MLflow would log 48 lines per training.
     "GIT_PYTHON_REFRESH": "quiet",
 }
 
 
 def prepare(tracking_uri: str) -> None:
-    """Short limits for this process's MLflow client; the folder of a SQLite file."""
+    """Set short limits for this process's MLflow client; create a SQLite folder."""
     set_defaults(CLIENT_LIMITS)
-    # Says for a new SQLite file that it makes tables, and tells of each error, which it
-    # raises as well, in a hundred lines.
+    # MLflow would log the tables of a new SQLite file, and a hundred lines for each
+    # error, which it raises as well.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     file = _sqlite_file(tracking_uri)
     if file is not None:
-        with suppress(OSError):  # then the store takes nothing, and says so
+        with suppress(OSError):  # the store then reports the fault
             file.parent.mkdir(parents=True, exist_ok=True)
 
 
 def connect(tracking_uri: str, registry_uri: str | None = None) -> MlflowClient:
-    """A client with short limits. What asks MLflow without one, as its flavors do, asks
-    the same store."""
+    """Return a client with short limits. Code that calls MLflow without a client, for
+    example its flavors, uses the same store."""
     import mlflow
     from mlflow import MlflowClient
 
@@ -71,14 +71,14 @@ def _sqlite_file(tracking_uri: str) -> Path | None:
 
 
 def artifacts_beside(tracking_uri: str) -> str | None:
-    """Where files go beside a SQLite file: MLflow would put them where one stands.
-    None: the store knows."""
+    """Return the folder for files of a SQLite store: MLflow would use the working
+    directory. None: the store decides."""
     file = _sqlite_file(tracking_uri)
     return None if file is None else str(file.parent.absolute() / "mlartifacts")
 
 
 def one_line(error: BaseException) -> str:
-    """First line of an error's text, short enough for a warning."""
+    """Return the first line of an error's text, short enough for a warning."""
     text = first_line(error)
     return text if len(text) <= 200 else f"{text[:200]}..."
 
@@ -89,11 +89,11 @@ LOGIN = (
     "(server.credentials of conf/base/mlflow.yml)"
 )
 UNWRITABLE = ("attempt to write a readonly database", "unable to open database file")
-"""Of SQLite, of a file or a folder."""
+"""SQLite's messages for a file or folder that is not writable."""
 
 
 def cause(error: BaseException) -> str:
-    """Why a store takes nothing: one line, with what to do where that is known."""
+    """Return why a store fails in one line, with a remedy if one is known."""
     text = one_line(error)
     if any(said in str(error) for said in UNWRITABLE):
         return f"this user cannot write it; another place: {ELSEWHERE}"
@@ -105,8 +105,8 @@ def cause(error: BaseException) -> str:
 
 
 def process_tags(of: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Tags by which a later process finds out whether this one still lives, or those
-    among the tags `of` a run."""
+    """Return tags by which a later process can check whether this one is alive, or
+    those among the tags `of` a run."""
     if of is not None:
         names = (HOST_TAG, PID_TAG, STARTED_TAG)
         return {name: of[name] for name in names if name in of}
@@ -119,7 +119,7 @@ def process_tags(of: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def process_lives(tags: Mapping[str, Any]) -> bool:
-    """Whether the process of `process_tags` runs; True where it is on another host."""
+    """Return True if the process of `process_tags` runs, or is on another host."""
     if tags.get(HOST_TAG) != socket.gethostname():
         return HOST_TAG in tags
     try:
@@ -129,7 +129,7 @@ def process_lives(tags: Mapping[str, Any]) -> bool:
 
 
 def find_run(client: MlflowClient, run_id: str | None) -> Run | None:
-    """The run; None where the store does not have it, or it was deleted there."""
+    """Return the run; None if the store does not have it, or has deleted it."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -144,7 +144,7 @@ def find_run(client: MlflowClient, run_id: str | None) -> Run | None:
 def close_stale_runs(
     client: MlflowClient, experiment: str, keep: str | None = None
 ) -> int:
-    """Set runs of dead processes of this host from RUNNING to KILLED; their number."""
+    """Set this host's runs of dead processes to KILLED; return their number."""
     found = client.get_experiment_by_name(experiment)
     if found is None:
         return 0

@@ -1,4 +1,4 @@
-"""Load of the machine while a run goes on, as MLflow's own monitors see it."""
+"""Load of the machine during a run, measured by MLflow's monitors."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from flatout.tracking.gpu_watch import watch_gpus
 logger = logging.getLogger(__name__)
 
 PREFIX = "system/"
-"""MLflow shows metrics of this name on a page of their own."""
+"""MLflow shows metrics with this prefix on a separate page."""
 
 
 class SystemMetrics:
     """Cores, memory, disk and network of this machine, and its NVIDIA GPUs, if any."""
 
     def __init__(self, root_pid: int) -> None:
-        """`root_pid`: of the process that started all that trains."""
+        """`root_pid`: process that started all training processes."""
         self._monitors = _monitors()
         self._gpus = watch_gpus(root_pid)
-        self.sample()  # a share of the cores counts from the sample before
+        self.sample()  # the load of cores is relative to the last sample
 
     def gpu_news(self) -> list[str]:
-        """What was found wrong with a GPU for the first time."""
+        """Return new faults of GPUs."""
         return self._gpus.news() if self._gpus else []
 
     def sample(self) -> dict[str, float]:
-        """Since the last call; costs a few milliseconds."""
+        """Return the load since the last call; costs a few milliseconds."""
         with suppress(psutil.Error):  # the run's process is gone
             if self._gpus:
                 self._gpus.sample()
@@ -52,6 +52,6 @@ def _monitors() -> list[Any]:
     for kind in (CPUMonitor, DiskMonitor, NetworkMonitor, GPUMonitor):
         try:
             monitors.append(kind())
-        except Exception as error:  # no GPU, or a system that does not say
+        except Exception as error:  # no GPU, or a system without this figure
             logger.debug("no %s: %s", kind.__name__, error)
     return monitors

@@ -1,5 +1,5 @@
-"""A model of texts, as MLflow has it: `mlflow.pyfunc.load_model` gives what answers
-texts. Logging imports neither torch nor transformers, and loads nothing."""
+"""A model of texts in MLflow: `mlflow.pyfunc.load_model` returns a model that answers
+texts. Logging imports neither torch nor transformers and loads no model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flatout.tracking.pyfunc import log_pyfunc
 
 
 class TextModel:
-    """A pipeline of transformers for `task` on the folder `path`."""
+    """Pipeline of transformers for `task` with the model in the folder `path`."""
 
     def __init__(self, path: str, task: str) -> None:
         import transformers
@@ -20,8 +20,8 @@ class TextModel:
         self.pipeline = transformers.pipeline(task, model=path)
 
     def predict(self, texts: Any, params: dict[str, Any] | None = None) -> Any:
-        """As the pipeline answers; classes as a table of label and score, a line a
-        text. `texts`: strings, or a table with one column of them."""
+        """Return the pipeline's answers; for classes, a table of label and score with
+        one row per text. `texts`: strings, or a table with one column of them."""
         if isinstance(texts, pd.DataFrame):
             texts = texts.iloc[:, 0]
         found = self.pipeline([str(text) for text in texts], **(params or {}))
@@ -30,13 +30,13 @@ class TextModel:
 
 
 def _load_pyfunc(path: str, model_config: dict[str, str]) -> TextModel:
-    """MLflow's name for what loads a model."""
+    """Load a model; MLflow requires this name."""
     return TextModel(path, model_config["task"])
 
 
 def log_text_model(folder: Path, task: str, example: str, run_id: str) -> str:
-    """Log what `save_pretrained` of model and tokenizer left in `folder` to the run.
-    Returns the model's URI."""
+    """Log the files of `save_pretrained` of model and tokenizer in `folder` to the run.
+    Return the model's URI."""
     from mlflow.models import infer_signature
 
     is_class = task == "text-classification"

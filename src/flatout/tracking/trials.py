@@ -24,7 +24,7 @@ def send_trials(
     trials: list[dict[str, Any]],
     tags: dict[str, str],
 ) -> None:
-    """Those that the store does not have whole."""
+    """Send the trials that the store does not have completely."""
     if not trials:
         return
     query = f"tags.{PARENT} = '{run_id}'"
@@ -61,7 +61,7 @@ def _send(
 
 
 def _curves(points: str | None) -> Iterator[Metric]:
-    """Of the trial's own training; its final figures come behind them."""
+    """Yield metrics of the trial's training; its final figures are sent after them."""
     if points is None or not Path(points).is_file():
         return
     with Path(points).open("rb") as file:

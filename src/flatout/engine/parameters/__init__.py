@@ -112,7 +112,7 @@ class Settings(SettingsModel):
     detect: DetectSettings = parameter(DetectSettings(), EXECUTION)
     sweep: SweepSettings = parameter(SweepSettings(), EXECUTION, BESIDE)
     tuned: dict[str, Any] = parameter({}, EXECUTION)
-    """Source of conf/tuned, written by the benchmark; only comparisons read it."""
+    """Origin of the settings in conf/tuned; written by the benchmark, not by users."""
     tracking: TrackingSettings = parameter(TrackingSettings(), EXECUTION, BESIDE)
     guard: GuardSettings = parameter(GuardSettings(), EXECUTION, BESIDE)
     paths: PathSettings = parameter(PathSettings(), EXECUTION, BESIDE)

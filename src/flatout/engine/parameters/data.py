@@ -28,11 +28,11 @@ class Fractions(SettingsModel):
     """Shares of the rows; they add up to 1."""
 
     train: float = Field(0.8, gt=0, lt=1)
-    """Share of the training rows."""
+    """Share of the rows for training."""
     validation: float = Field(0.1, gt=0, lt=1)
-    """Share of the validation rows, which select the best model."""
+    """Share of the rows for validation, by which the best model is chosen."""
     test: float = Field(0.1, gt=0, lt=1)
-    """Share of the test rows; the three shares add up to 1."""
+    """Share of the rows for the test; the three add up to 1."""
 
     @model_validator(mode="after")
     def _sum_to_one(self) -> Fractions:
@@ -158,7 +158,7 @@ class PredictSettings(SettingsModel):
     text_column: str | None = None
     """Column of the text. null: `split.text_column`, or `text` of rows from split."""
     text_pair_column: str | None = None
-    """null: `split.text_pair_column`, if the model was trained on pairs."""
+    """Column of a second text. null: `split.text_pair_column`, if trained on pairs."""
     keep_text: bool = True
     """Save the texts next to their predictions."""
     id_column: str | None = None

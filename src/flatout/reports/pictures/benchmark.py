@@ -1,4 +1,4 @@
-"""Plotly figures of a benchmark, as Kedro-Viz shows them."""
+"""Plotly figures of a benchmark, for Kedro-Viz."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KEPT_COLOR, LOST_COLOR = "#4e79a7", "#bab0ac"
 
 
 def throughput(trials: pd.DataFrame) -> go.Figure:
-    """Samples/s over the global batch, a colour a strategy and loader."""
+    """Plot samples/s over the global batch, with one colour per strategy and loader."""
     rows = trials
     if len(rows):
         rows = rows[(rows["kind"] == "end_to_end") & (rows["status"] == "ok")]
@@ -40,8 +40,8 @@ def _settings(row: Any) -> str:
 
 
 def ladder(steps: pd.DataFrame) -> go.Figure:
-    """The waterfall: each rung's gain on top of those kept below it. Gains, not rates:
-    a rung is measured beside the one below, and another minute has another speed."""
+    """Plot the waterfall: each rung's gain over those kept below it. Gains, not rates:
+    a rung is measured with the one below, and the speed changes over time."""
     title, axis = "From the slow configuration, one change at a time", "times conf/slow"
     figure = _figure(title, "", axis)
     missing = _missing(steps)
@@ -62,7 +62,7 @@ def ladder(steps: pd.DataFrame) -> go.Figure:
 
 
 def _missing(steps: pd.DataFrame) -> str:
-    """Why there is no waterfall; empty where there is one."""
+    """Return why there is no waterfall; empty if there is one."""
     if steps.empty:
         return "kedro run --pipelines=benchmark --params=benchmark.mode=ladder"
     slow = steps.iloc[0]
@@ -72,8 +72,8 @@ def _missing(steps: pd.DataFrame) -> str:
 
 
 def _levels(steps: pd.DataFrame) -> list[float]:
-    """What the rungs kept below each make together; the last lines, which stand beside
-    conf/slow, begin at nothing."""
+    """Return the total gain of the rungs kept below each; the last lines, which are
+    compared with conf/slow, begin at 0."""
     level, levels = 0.0, []
     for row in steps.itertuples():
         levels.append(0.0 if _is_end(row) else level)
@@ -83,12 +83,12 @@ def _levels(steps: pd.DataFrame) -> list[float]:
 
 
 def _is_end(row: Any) -> bool:
-    """Whether all that was kept was measured beside conf/slow."""
+    """Return True if a line compares all kept changes with conf/slow."""
     return bool(pd.isna(row.individual) and not pd.isna(row.cumulative))
 
 
 def _gain(row: Any) -> str:
-    """The label of a rung's bar."""
+    """Return the label of a rung's bar."""
     if _is_end(row):
         return f"x{row.cumulative:.1f}<br>side by side"
     gain = row.status if pd.isna(row.individual) else f"x{row.individual:.2f}"

@@ -1,4 +1,4 @@
-"""A picture of what other numbers of likeliest keys would have found."""
+"""Picture of the detections with other numbers of likeliest keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NAMES = ("precision", "recall", "f1")
 
 
 def by_top_keys(report: dict[str, Any]) -> Any:
-    """Plotly figure: precision, recall and F1 by `detect.top_keys`."""
+    """Return a Plotly figure: precision, recall and F1 by `detect.top_keys`."""
     lines = report["by_top_keys"]
     places = [line["top_keys"] for line in lines]
     figure = go.Figure(

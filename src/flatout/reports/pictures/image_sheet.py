@@ -1,4 +1,4 @@
-"""Images on one sheet, each with what it is and what the model takes it for."""
+"""Images on one sheet, each with its label and the model's prediction."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MAX_NAME_LENGTH = 16
 
 
 def image_sheet(wrong: pd.DataFrame, rows: Any) -> Any:
-    """The first of `wrong` (`row`, `label`, `prediction`, `score`) of `rows`, a
-    `datasets.Dataset` of images. Without pyplot, whose state is the whole process's."""
+    """Show the first of `wrong` (`row`, `label`, `prediction`, `score`) of `rows`, a
+    `datasets.Dataset` of images. Without pyplot, whose state is global."""
     from matplotlib.figure import Figure
 
     shown = wrong.head(MOST_SHOWN)

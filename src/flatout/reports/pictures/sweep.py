@@ -12,7 +12,7 @@ Row = Mapping[str, Any]
 
 
 def sweep_figures(rows: Sequence[Row], metric: str, higher: bool) -> dict[str, Any]:
-    """`parallel`, `importance` and `history`, of the lines of sweep_trials.csv."""
+    """Return `parallel`, `importance` and `history` from rows of sweep_trials.csv."""
     from optuna.visualization import (
         plot_optimization_history,
         plot_parallel_coordinate,
@@ -29,7 +29,7 @@ def sweep_figures(rows: Sequence[Row], metric: str, higher: bool) -> dict[str, A
 
 
 def _study(rows: Sequence[Row], metric: str, higher: bool) -> Any:
-    """In memory, with the trials that have a value."""
+    """Return a study in memory with the trials that have a value."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -62,10 +62,10 @@ def _is_number(value: Any) -> bool:
 
 
 def _drawn(draw: Callable[[], Any]) -> Any:
-    """Of too few trials optuna draws nothing, or raises: the figure says so."""
+    """Return the figure; with too few trials for optuna, a figure with its message."""
     try:
         figure = draw()
     except (ValueError, RuntimeError, ZeroDivisionError) as error:
         figure = go.Figure().update_layout(title=f"Nothing to draw: {error}")
-    # Its own types (tuples, numpy) as plain JSON, which the catalog keeps.
+    # Convert its types (tuples, numpy) to plain JSON for the catalog.
     return go.Figure(json.loads(figure.to_json()))
