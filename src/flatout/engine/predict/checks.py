@@ -1,4 +1,4 @@
-"""What a saved model must be to predict, and what its config says of its rows."""
+"""Checks of a saved model before it predicts, and the facts in its config."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from flatout.engine.tokenizing.tokenizer import TokenizerFile
 def task_of(
     model: Any, settings: ModelSettings, vocabulary: Vocabulary | None, seed: int = 0
 ) -> Task:
-    """What a saved model answers, by its config. `seed`: that of its training, which
-    chose the tokens that are masked. Raises ModelError if that is no task, or one of
-    somebody's own that nobody asked for."""
+    """Return the task of a saved model, by its config. `seed`: that of its training,
+    which chose the masked tokens. Raises ModelError if there is no such task, or for a
+    custom task that the settings do not name."""
     kind, config = type(model).__name__, model.config
     where = config.name_or_path or "the model"
     name = task_of_model(model)
@@ -37,7 +37,7 @@ def task_of(
 def answering_task(
     model: Any, settings: ModelSettings, vocabulary: Vocabulary | None
 ) -> Task:
-    """As `task_of`. Raises ModelError if the model has no answer for each row."""
+    """Return the task like `task_of`. Raises ModelError if it has no answer per row."""
     task = task_of(model, settings, vocabulary)
     if not task.answer_fields():
         name = model.config.name_or_path or "the model"
@@ -46,7 +46,7 @@ def answering_task(
 
 
 def vocabulary_of(tokenizer: TokenizerFile | None) -> Vocabulary | None:
-    """What a task must know of a saved tokenizer."""
+    """Return the facts about a saved tokenizer that a task needs."""
     if tokenizer is None:
         return None
     added = tokenizer.backend.get_added_tokens_decoder()
@@ -71,12 +71,12 @@ def no_answers(where: str, kind: str) -> ModelError:
 
 
 def label_names_of(config: Any) -> list[str]:
-    """Names of the classes in the order of the logits."""
+    """Return the names of the classes in the order of the logits."""
     return [str(config.id2label[index]) for index in range(config.num_labels)]
 
 
 def check_vocabulary(config: Any, tokenizer: TokenizerFile) -> None:
-    """Raises ModelError where the tokenizer knows more pieces than the model."""
+    """Raise ModelError if the tokenizer has more pieces than the model."""
     size = tokenizer.backend.get_vocab_size()
     if size > config.vocab_size:
         raise ModelError(
@@ -87,7 +87,7 @@ def check_vocabulary(config: Any, tokenizer: TokenizerFile) -> None:
 
 
 def shape_of(config: Any) -> tuple[int, ...]:
-    """Of the samples that a model takes. Raises ModelError where it takes tokens."""
+    """Return the shape of a model's samples. Raises ModelError if it reads tokens."""
     where = config.name_or_path or "the model"
     try:
         shape = family_of(config).samples.shape(config)
@@ -104,7 +104,7 @@ def shape_of(config: Any) -> tuple[int, ...]:
 def longest_row(
     config: Any, tokenizer: TokenizerFile | None, settings: Settings
 ) -> int:
-    """Places of a row. Raises SettingsError where the model takes fewer."""
+    """Return the length of a row. Raises SettingsError if the model allows less."""
     if tokenizer is None:
         return 1
     limits = [tokenizer.max_positions, usable_positions(config.to_dict())]
@@ -122,8 +122,8 @@ def longest_row(
 
 
 def check_tokens(tokens: Any, tokenizer: TokenizerFile | None) -> None:
-    """Raises ModelError where the numbers in the tokens mean other pieces of text. Rows
-    made elsewhere, or by an earlier version, do not say what theirs mean."""
+    """Raise ModelError if token ids in the rows mean other pieces of text. Rows made
+    elsewhere, or by an earlier version, have no tokenizer to compare."""
     known = facts_of(tokens).get("vocabulary")
     if tokenizer and known and known != tokenizer.vocabulary_digest:
         raise ModelError(

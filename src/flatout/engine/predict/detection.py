@@ -1,5 +1,5 @@
-"""Which sessions of log keys are abnormal: those with a key that is none of the g
-likeliest behind the keys before it (DeepLog, Du et al. 2017), and those that break
+"""Detection of abnormal sessions of log keys: those with a key that is not among the g
+likeliest after the keys before it (DeepLog, Du et al. 2017), and those that break
 off."""
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ logger = logging.getLogger(__name__)
 
 ENTRY = "detect_sessions"
 END = "the end"
-"""In place of a key: the session ends where a key was expected."""
+"""Listed instead of a key if the session ends before an expected key."""
 LISTED = 1_000
 """Most false alarms in their file; the table of all sessions has the others."""
 MOST_TOP_KEYS = 30
-"""Up to which the report says what another choice would give."""
+"""Largest number of keys whose figures the report lists."""
 
 
 @dataclass(frozen=True)
 class Detection:
-    """What was found."""
+    """Result of a detection."""
 
     sessions: Any
-    """Arrow table, a row a session: source, row, session, label, abnormal, rank, place,
-    key, end_probability, reason. Rank and place are those of its least expected key."""
+    """Arrow table, one row per session: source, row, session, label, abnormal, rank,
+    place, key, end_probability, reason. Rank and place: of its least expected key."""
     report: dict[str, Any]
     false_alarms: list[dict[str, Any]]
 
@@ -44,7 +44,7 @@ class Detection:
 def detect(
     model: Any, tokenizer: TokenizerFile, sessions: Any, settings: Settings
 ) -> Detection:
-    """Judge `sessions` (anything that `open_raw_texts` opens) by a saved model. Raises
+    """Evaluate `sessions` (any input of `open_raw_texts`) with a saved model. Raises
     ModelError, RawTextsError, SettingsError."""
     raw = open_raw_texts(sessions, ENTRY)
     named = {"id_column": settings.split.group_column, "keep_text": True}
@@ -68,7 +68,7 @@ def detect(
 
 
 _Labels = dict[tuple[str, int, str | None], str]
-"""By source, row and session: a line may begin several sessions."""
+"""Labels by source, row and session: a line may begin several sessions."""
 
 
 def _labels(raw: RawTexts, column: str | None, session: str | None) -> _Labels:
@@ -91,7 +91,7 @@ def _labels(raw: RawTexts, column: str | None, session: str | None) -> _Labels:
 
 
 def _judged(found: Predictions, labels: _Labels, detect: DetectSettings) -> Any:
-    """Table of `Detection.sessions`, with the text."""
+    """Return the table of `Detection.sessions`, with the text."""
     parts = [SCHEMA.empty_table()]
     for batch in found.batches():
         rows = batch.to_pylist()
@@ -122,7 +122,7 @@ SCHEMA = pa.schema(
 
 
 def _judge(row: dict[str, Any], detect: DetectSettings, most: int) -> dict[str, Any]:
-    """Of one session; nothing of one that cannot be used. What is cut has no end."""
+    """Return columns of one session; none if it is unusable. A cut one has no end."""
     text, rank, place = row["text"], row["rank"], row["place"]
     if text is None or rank is None:
         return {}
@@ -140,7 +140,7 @@ def _judge(row: dict[str, Any], detect: DetectSettings, most: int) -> dict[str, 
 
 
 def _report(table: Any, top_keys: int) -> dict[str, Any]:
-    """What breaks off is abnormal with any number of keys."""
+    """Return the report. A session that breaks off is always abnormal."""
     usable = table.filter(table.column("rank").is_valid())
     told = usable.filter(usable.column("label").is_valid())
     breaks_off = told.column("breaks_off").to_numpy()
@@ -161,7 +161,7 @@ def _report(table: Any, top_keys: int) -> dict[str, Any]:
 def _figures(
     ranks: npt.NDArray[Any], truth: npt.NDArray[np.bool_], top_keys: int
 ) -> dict[str, Any]:
-    """Of sessions that are known; a figure is None where there is nothing it is of."""
+    """Return figures of labelled sessions; None for a figure without any session."""
     truth = truth.astype(bool)
     found = ranks >= top_keys
     right, wrong = int((found & truth).sum()), int((found & ~truth).sum())
@@ -183,7 +183,7 @@ def _share(part: int, whole: int) -> float | None:
 
 
 def _is_cut(text: str, max_length: int) -> bool:
-    """Whether only the first keys of a session are judged; start and end count, too."""
+    """Return whether only the first keys of a session fit; start and end count, too."""
     return len(text.split()) + 2 > max_length
 
 
@@ -212,7 +212,7 @@ def _log(report: dict[str, Any]) -> None:
 
 
 def _false_alarms(table: Any) -> list[dict[str, Any]]:
-    """The least expected first."""
+    """Return the false alarms, the least expected first."""
     labels = table.column("label").to_pylist()
     found = table.column("abnormal").to_pylist()
     chosen = [

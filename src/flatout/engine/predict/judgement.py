@@ -1,4 +1,4 @@
-"""Predictions of rows turned into tables for people: by class, and what is wrong.
+"""Predictions of rows turned into tables for people: by class, and wrong rows.
 
 No torch: figures of a class are counts of three columns.
 """
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 SHOWN_NAMES = 10
 MOST_CONFUSED = 1_000
-"""Classes of a confusion matrix, as in tasks/_shared/metrics.py, which needs torch."""
+"""Most classes of a confusion matrix; equals that of tasks/_shared/metrics.py."""
 Counts = npt.NDArray[np.int64]
 
 
@@ -37,11 +37,11 @@ class ClassCounts:
     predicted: Counts
     confusion: list[list[int]]
     """(C, C): rows by true class, columns by predicted one. Empty with more than
-    MOST_CONFUSED classes, of which it would be larger than memory and use."""
+    MOST_CONFUSED classes, for which it would be too large."""
 
 
 def class_counts(predictions: pd.DataFrame, names: Sequence[str]) -> ClassCounts:
-    """Columns `label` and `prediction` are names. Without names all are empty."""
+    """Count rows by the names in `label` and `prediction`; empty without names."""
     count, number = len(names), {name: place for place, name in enumerate(names)}
     if not count:
         none = np.zeros(0, np.int64)
@@ -64,8 +64,8 @@ def class_counts(predictions: pd.DataFrame, names: Sequence[str]) -> ClassCounts
 
 
 def class_table(counts: ClassCounts) -> pd.DataFrame:
-    """A line a class: rows, predicted, precision, recall, f1. What is divided by zero
-    is zero, as in scikit-learn."""
+    """Return a row per class: rows, predicted, precision, recall, f1. A division by
+    zero gives zero, like in scikit-learn."""
     right, true, predicted = counts.right, counts.true, counts.predicted
     return pd.DataFrame(
         {
@@ -80,8 +80,8 @@ def class_table(counts: ClassCounts) -> pd.DataFrame:
 
 
 def class_figures(counts: ClassCounts) -> dict[str, Any]:
-    """The most frequent class of the split, the accuracy of always naming it, and the
-    classes that have rows and are never predicted (a warning)."""
+    """Return the most frequent class of the split, the accuracy of always predicting
+    it, and the classes that have rows and are never predicted (a warning)."""
     names, true = counts.names, counts.true
     silent = np.flatnonzero((true > 0) & (counts.predicted == 0)).tolist()
     never = [names[place] for place in silent]
@@ -99,9 +99,9 @@ def class_figures(counts: ClassCounts) -> dict[str, Any]:
 def baseline_figures(
     predictions: pd.DataFrame, rows: Any, *, is_language: bool
 ) -> dict[str, Any]:
-    """What the figures of a task without classes compare with: always the mean, always
-    the commonest set of labels, or each token by its frequency. `rows`:
-    `datasets.Dataset` of the split."""
+    """Return the baseline of a task without classes: always the mean, always the most
+    frequent set of labels, or each token by its frequency. `rows`: `datasets.Dataset`
+    of the split."""
     if is_language:
         tokens = pc.list_flatten(rows.data.table.column("input_ids"))
         counts = pc.value_counts(tokens).field("counts").to_numpy()
@@ -122,8 +122,8 @@ def baseline_figures(
 def wrong_rows(
     predictions: pd.DataFrame, rows: Any, tokenizer: TokenizerFile | None, most: int
 ) -> pd.DataFrame:
-    """The `most` wrong rows of the largest loss, with their texts as the tokens spell
-    them, or the files that they come from. `rows`: `datasets.Dataset` of the split."""
+    """Return the `most` wrong rows of the largest loss, with their texts decoded from
+    the tokens, or their source files. `rows`: `datasets.Dataset` of the split."""
     wrong = predictions[predictions["wrong"].astype(bool)]
     kept = wrong.sort_values(["loss", "row"], ascending=[False, True]).head(most)
     opened, name = rows_from_dataset(rows), "text" if tokenizer else "source"

@@ -1,7 +1,7 @@
 """A saved model applied to texts or samples: a row of predictions for every row, in
 order.
 
-Rows are read, predicted and handed on a window at a time, so that memory does not
+Rows are read, predicted and passed on one window at a time, so that memory does not
 grow with the file. A row that cannot be used keeps its place, with the reason.
 """
 
@@ -36,17 +36,17 @@ logger = logging.getLogger(__name__)
 SHOWN_REASONS = 5
 REASON = pa.field("reason", pa.string())
 Window = tuple[Any, SplitRows | None]
-"""Table with `reason` and what is kept of each row; the rows without a reason."""
+"""(table with `reason` and copied columns of each row, rows without a reason)."""
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Recipe of a table: source, row; id and texts as there are; label, score and a
-    probability a class, or value; reason. Carried out by reading `batches` once."""
+    """Lazy table: source, row; id and texts if there are any; label, score and a
+    probability per class, or value; reason. Reading `batches` once computes it."""
 
     windows: Callable[[], Iterator[Window]]
     kept: Sequence[Any]
-    """Arrow fields of a window that are columns of the table, too."""
+    """Arrow fields of a window that are also columns of the table."""
     predictor: Predictor
 
     @property
@@ -54,7 +54,7 @@ class Predictions:
         return pa.schema([*self.kept, *self.predictor.task.answer_fields(), REASON])
 
     def batches(self) -> Iterator[Any]:
-        """A RecordBatch a window, rows in their order."""
+        """Yield a RecordBatch per window, rows in their order."""
         started, rows, reasons = time.perf_counter(), 0, Counter[str]()
         for window, usable in self.predictor.ahead(self.windows()):
             rows += window.num_rows
@@ -68,7 +68,7 @@ class Predictions:
         task, answers = self.predictor.task, dict[str, Any]()
         if rows is not None:
             answers |= task.row_answers(self.predictor.logits(rows), rows)
-        # Number of each row's answer; null where it has none.
+        # Number of each row's answer; null for a row without an answer.
         place = pa.array(np.cumsum(usable) - 1, mask=~usable)
         for field in task.answer_fields():
             column = pa.array(answers.get(field.name, []), field.type)
@@ -81,8 +81,8 @@ class Predictions:
 def predict(
     model: Any, tokenizer: TokenizerFile, texts: Any, settings: Settings
 ) -> Predictions:
-    """What `model` (of `from_pretrained`) says of `texts` (anything that
-    `open_raw_texts` opens). Raises ModelError, RawTextsError, SettingsError."""
+    """Return the predictions of `model` (of `from_pretrained`) for `texts` (any input
+    of `open_raw_texts`). Raises ModelError, RawTextsError, SettingsError."""
     raw = open_raw_texts(texts, "predict_texts")
     columns = _with_columns(raw, settings)
     settings = settings.model_copy(update={"predict": columns})
@@ -109,8 +109,8 @@ def predict(
 
 
 def _with_columns(raw: RawTexts, settings: Settings) -> PredictSettings:
-    """Columns of the texts: the named ones; else those of split, or those that split
-    writes where these are its rows."""
+    """Return the columns of the texts: the named ones; else those of split, or those
+    that split writes if these are its rows."""
     chosen, split, present = settings.predict, settings.split, raw.column_names
     columns = {}
     for key, written in (("text_column", "text"), ("text_pair_column", "text_pair")):

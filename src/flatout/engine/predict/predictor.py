@@ -1,8 +1,8 @@
-"""A saved model: rows in, logits out, as fast as the device goes.
+"""A saved model: rows in, logits out, at the full speed of the device.
 
-Nothing here is random and nothing is padded that need not be: rows are sorted by
-length, and laid end to end (packed) or cut where padding is
-least (grouped). The forward pass is that of training, without dropout and gradient.
+There is no randomness and no avoidable padding: rows are sorted by length, and
+concatenated (packed) or divided to minimise padding (grouped). The forward pass is that
+of training, without dropout and gradient.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from flatout.engine.train.setup.budgets import (
 logger = logging.getLogger(__name__)
 
 ROWS_AT_ONCE = 1024
-"""Rows, of nearly one length, that are planned together."""
+"""Number of rows, of similar length, that are planned together."""
 GPU_MULTIPLE = 64
 
 Item = TypeVar("Item")
@@ -60,8 +60,8 @@ Item = TypeVar("Item")
 class Predictor:
     """`model` (of `from_pretrained`) on this machine's device.
 
-    The model is changed in place: its attention, its device. Raises ModelError where
-    it answers no one question a row, SettingsError where parameters do not fit it.
+    The model is changed in place: its attention, its device. Raises ModelError if it
+    has no answer per row, SettingsError if parameters do not fit it.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class Predictor:
         settings: Settings,
         task: Task | None = None,
     ) -> None:
-        """`tokenizer`: None where samples have one shape. `task`: of a model that
-        answers no row, to be evaluated."""
+        """`tokenizer`: None if samples have one shape. `task`: that of a model without
+        answers per row, only to be evaluated."""
         vocabulary = vocabulary_of(tokenizer)
         self.task = task or answering_task(model, settings.model, vocabulary)
         self.label_names = label_names_of(model.config)
@@ -91,9 +91,9 @@ class Predictor:
         self._model = self._prepare(model)
 
     def logits(self, tokens: SplitRows) -> npt.NDArray[np.float32]:
-        """(K, classes) of the targets of N rows, in their order; most tasks have one a
-        row. Of a task that `answers_rows` its outputs (N, ...). One wait for the
-        device."""
+        """Return (K, classes) of the targets of N rows, in their order; most tasks have
+        one per row. For a task that `answers_rows`, its outputs (N, ...). Waits for the
+        device once."""
         rows, parts = [], []
         with torch.inference_mode():
             for own, inputs in self.ahead(self._micro_batches(tokens)):
@@ -120,20 +120,20 @@ class Predictor:
         return one.row_outputs(outputs, batch) if one else outputs
 
     def evaluate(self, rows: SplitRows) -> Evaluation:
-        """Loss and figures of the task over all rows, by this process alone."""
+        """Return loss and figures of the task over all rows, in this process."""
         alone, planner = replace(self.runtime, ranks=Ranks()), self._planner
         return evaluate(self._model, rows, planner, self._collator, alone, self.judging)
 
     def ahead(self, items: Iterator[Item]) -> Iterator[Item]:
-        """The same items; on a GPU the next is made while it works on one. A CPU has
-        no core to spare for that."""
+        """Yield the same items; on a GPU the next is made while it processes one. A CPU
+        has no free core for that."""
         return made_ahead(items) if self.runtime.is_cuda else items
 
     def _micro_batches(
         self, tokens: SplitRows
     ) -> Iterator[tuple[Ints, dict[str, Tensor]]]:
-        """The row (K,) of each target and the tensors of a forward pass, long rows
-        first."""
+        """Yield the row (K,) of each target and the tensors of a forward pass, long
+        rows first."""
         lengths = tokens.lengths(np.arange(len(tokens)))
         order = np.argsort(-lengths, kind="stable")
         for start in range(0, len(order), ROWS_AT_ONCE):
@@ -147,7 +147,7 @@ class Predictor:
                 yield self._rows_of_targets(tokens, rows[own]), tensors
 
     def _rows_of_targets(self, tokens: SplitRows, rows: Ints) -> Ints:
-        """(K,) of `rows` (B,), a number as often as the row has targets."""
+        """Return `rows` (B,) with each row repeated for each of its targets, (K,)."""
         if self.task.head_kind.one_a_row or isinstance(self.task, RowAnswers):
             return rows
         found = self.task.targets(tokens, rows, 0, pools_last=self._collator.pools_last)
@@ -158,7 +158,7 @@ class Predictor:
         return {name: t.to(device, non_blocking=True) for name, t in tensors.items()}
 
     def _choose(self, model: Any, settings: Settings) -> tuple[str, str]:
-        """Strategy and attention kernel; grouped where packing is not exact."""
+        """Choose strategy and attention kernel; grouped if packing is not exact."""
         wanted, kernel = settings.predict.strategy, settings.runtime.attention
         config = model.config
         if self.shape is not None:
@@ -169,7 +169,7 @@ class Predictor:
         if kernel in ("eager", "sdpa"):
             fault = f"runtime.attention: {kernel} works on padded batches"
         if wanted == "auto":
-            # A CPU packs row by row: as fast on long rows, slower on short ones.
+            # A CPU packs row by row: equally fast on long rows, slower on short ones.
             wanted = "packed" if self.runtime.is_cuda else "grouped"
         if wanted == "grouped" or fault:
             if wanted == "packed":
@@ -223,7 +223,7 @@ class Predictor:
 
 
 def made_ahead(items: Iterator[Item]) -> Iterator[Item]:
-    """The same items; the next is made in a thread while one is used."""
+    """Yield the same items; the next is made in a thread while one is used."""
     end: Any = object()
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(next, items, end)

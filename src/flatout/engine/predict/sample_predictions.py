@@ -26,8 +26,8 @@ PLACES = [pa.field("source", pa.string()), pa.field("row", pa.int64())]
 def predict_samples(
     model: Any, path: Path, kind: str, settings: Settings
 ) -> Predictions:
-    """What `model` (of `from_pretrained`) says of the samples in `path`, a file or a
-    folder. `kind`: as `train.rows` names it. Raises ModelError, SettingsError."""
+    """Return predictions of `model` (of `from_pretrained`) for the samples in `path`, a
+    file or folder. `kind`: as in `train.rows`. Raises ModelError, SettingsError."""
     predictor = Predictor(model, None, settings)
     if kind == "images":
         height, _, channels = shape_of(model.config)
@@ -54,7 +54,7 @@ def _windows(source: ArraySource, predictor: Predictor) -> Iterator[Window]:
 
 
 def answers_to(predictor: Predictor, samples: npt.NDArray[Any]) -> Mapping[str, Any]:
-    """Columns of the task's answers to `samples` (N, ...), of the predictor's shape."""
+    """Return the task's answers, by column, to `samples` (N, ...) of its shape."""
     return predictor.task.answers(predictor.logits(_rows(predictor, samples)))
 
 

@@ -1,7 +1,7 @@
-"""What a saved model says of a split whose labels are known: one pass, kept by key.
+"""Predictions of a saved model for a split with labels: one pass, cached by key.
 
-A line for each row, and the task's own figures. Language models, which answer no row,
-give figures alone.
+The table has a line for each row; the figures are the task's. Language models, which
+have no answer per row, give only figures.
 """
 
 from __future__ import annotations
@@ -41,36 +41,36 @@ from flatout.engine.train.evaluate import Sums
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 2
-"""Raise it when the same input would give other predictions."""
+"""Increase it when the same input would give other predictions."""
 ROWS_AT_ONCE = 4_096
-"""Judged together: bounds the memory of Python's objects."""
+"""Rows evaluated together: limits the memory of Python's objects."""
 MOST_SEEN = 0.01
-"""Share of rows that may be like rows of the training, by chance, in other data."""
+"""Share of rows that may equal rows of the training by chance in other data."""
 TOLD = frozenset({"label", "score", "value"})
-"""Answers of a task that stand in columns of their own here."""
+"""Answers of a task that have separate columns here."""
 
 
 @dataclass
 class SplitPredictions:
-    """A model's answers to all rows of a split; computed when first asked for.
+    """A model's answers to all rows of a split; computed at the first access.
 
-    The recipe of both: a table of predictions, and the figures as a `value`. They are
-    kept while the `key` of model, tokens, precision and seed is the same.
+    It gives both a table of predictions, and the figures as a `value`. They are cached
+    for the `key` of model, tokens, precision and seed.
     """
 
     model: Any
     tokenizer: TokenizerFile | None
-    """None: the rows are no tokens."""
+    """None: the rows are not tokens."""
     tokens: Any
-    """`datasets.Dataset`."""
+    """`datasets.Dataset` of the split."""
     train: Any
-    """The same, of the train split beside it."""
+    """`datasets.Dataset` of the train split."""
     label_names: Sequence[str]
     settings: Settings
 
     @cached_property
     def key(self) -> ContentKey:
-        """Of all that decides them."""
+        """Key of everything that decides the predictions."""
         settings = self.settings
         return ContentKey(
             {
@@ -91,24 +91,24 @@ class SplitPredictions:
         )
 
     def _own_metrics(self) -> dict[str, str | None]:
-        """Name and digest of a function of one's own, if there is one."""
+        """Return name and digest of a custom metrics function, if there is one."""
         path = self.settings.train.compute_metrics
         file = source_of(path.rpartition(".")[0]) if path else None
         return {f"code of {path}": digest_of([file])} if file else {}
 
     @cached_property
     def trained(self) -> TrainedRows | None:
-        """What the model's folder says of its training."""
+        """The record of its training in the model's folder."""
         return TrainedRows.read(self.model.config.name_or_path)
 
     @property
     def seed(self) -> int:
-        """Of the model's training, which chose the tokens that are masked."""
+        """Seed of the model's training, which chose the masked tokens."""
         return self.trained.seed if self.trained else self.settings.runtime.seed
 
     @cached_property
     def _found(self) -> tuple[Any, dict[str, Any]]:
-        """Table of predictions, and figures."""
+        """Return the table of predictions, and the figures."""
         settings, tokenizer = self.settings, self.tokenizer
         vocabulary = vocabulary_of(tokenizer)
         task = task_of(self.model, settings.model, vocabulary, self.seed)
@@ -126,15 +126,15 @@ class SplitPredictions:
         return _table([], {}, task), named | {"loss": found.loss, **found.metrics}
 
     def _trained_on(self, rows: SplitRows, task: Task) -> int | None:
-        """How many of the rows the model was trained on; None if that is not known.
-        Raises ModelError if they are texts of another split than the training's."""
+        """Return how many of the rows the model was trained on; None if unknown. Raises
+        ModelError if they are texts of another split than the training's."""
         split, trained = self.settings.evaluate.split, self.trained
         if trained is None:
             return None
         seen, same = trained.count(rows), trained.key == token_key(self.train)
         if split == "train" or same:
             return seen
-        # Sessions and numbers repeat by nature; split drops texts that do.
+        # Sessions and numbers naturally repeat; split removes repeated texts.
         if self.tokenizer is None or task.texts.whole_words:
             if seen:
                 logger.warning("%s", _seen(seen, len(rows), split))
@@ -144,12 +144,11 @@ class SplitPredictions:
         return seen
 
     def table(self) -> Any:
-        """row, label, prediction, score, loss, wrong; then the task's own answers."""
+        """Columns row, label, prediction, score, loss, wrong, and the task's own."""
         return self._found[0]
 
     def value(self) -> dict[str, Any]:
-        """Loss and the task's metrics, and where they come from: split, rows, model,
-        task."""
+        """Loss and the task's metrics, and their origin: split, rows, model, task."""
         split, config = self.settings.evaluate.split, self.model.config
         facts = {"split": split, "rows": len(self.tokens), "model": config.name_or_path}
         return {**facts, **self._found[1]}
@@ -166,8 +165,8 @@ def _seen(seen: int | None, rows: int, split: str) -> str:
 
 
 def _files_of(config: Any) -> dict[str, str]:
-    """Hashes of a model's files; of one that is in no folder here its name and
-    commit."""
+    """Return hashes of a model's files; name and commit of one without a local
+    folder."""
     folder = Path(config.name_or_path or "")
     files = sorted([*folder.glob("*.safetensors"), *folder.glob("config.json")])
     if not config.name_or_path or not files:
@@ -177,7 +176,7 @@ def _files_of(config: Any) -> dict[str, str]:
 
 
 def _check_names(config: Any, label_names: Sequence[str]) -> None:
-    """Raises ModelError where the numbers in the tokens mean other classes."""
+    """Raise ModelError if the numbers in the tokens mean other classes."""
     known = label_names_of(config) if label_names else []
     if known != list(label_names):
         raise ModelError(

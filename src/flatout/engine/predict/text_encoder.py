@@ -1,4 +1,4 @@
-"""Texts as the rows of tokens that a saved model is given."""
+"""Texts as the rows of tokens that a saved model reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
 
 class TextEncoder:
-    """As `predictor` and its settings ask for them."""
+    """Encodes texts according to a predictor and its settings."""
 
     def __init__(
         self, predictor: Predictor, model: Any, tokenizer: TokenizerFile
@@ -38,7 +38,7 @@ class TextEncoder:
         )
 
     def encode(self, texts: Any, pairs: Any | None = None) -> TokenRows:
-        """Token rows of N texts (and as many second texts), Arrow columns, no nulls."""
+        """Return token rows of N texts (and N second texts), Arrow, without nulls."""
         with tokenizer_parallelism(True):
             encoded = self._encoder.encode(texts, pairs)
         lengths = encoded.lengths
@@ -49,6 +49,6 @@ class TextEncoder:
             lists["num_words"] = pc.add(pc.count_substring(texts, " "), 1)
             labels = lists_of(encoded.marks, lengths)
         else:
-            # A target each, unread.
+            # One unused target per row.
             labels = pa.array(np.zeros(len(lengths), np.int64))
         return TokenRows(pa.table({**lists, "labels": labels}))

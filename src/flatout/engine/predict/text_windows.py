@@ -1,5 +1,5 @@
-"""Texts to predict, in windows of rows: every row stays, with a reason where it
-cannot be used."""
+"""Texts to predict, in windows of rows: every row stays, with a reason if it cannot be
+used."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from flatout.engine.parameters import PredictSettings
 def text_windows(
     raw: RawTexts, settings: PredictSettings, form: str = "text"
 ) -> Iterator[Any]:
-    """Tables of at most `window_rows` rows (fewer where they are large), in order:
-    source, row, id, text, text_pair, reason. Where reason is not null the texts are.
-    `form`: of a row, as the task has it.
+    """Yield tables of at most `window_rows` rows (fewer if they are large), in order:
+    source, row, id, text, text_pair, reason. A row with a reason has null texts.
+    `form`: that of `Texts`.
     """
     pending = window_schema(settings).empty_table()
     for batch in batches_of(raw, _wanted(settings)):
@@ -41,7 +41,7 @@ def text_windows(
 
 
 def window_schema(settings: PredictSettings) -> Any:
-    """Columns of a window; `id` and `text_pair` where there are such columns."""
+    """Return the columns of a window; `id` and `text_pair` if the source has them."""
     fields = [("source", pa.string()), ("row", pa.int64())]
     fields += [("id", pa.string())] if settings.id_column else []
     fields += [("text", pa.string())]
@@ -50,8 +50,8 @@ def window_schema(settings: PredictSettings) -> Any:
 
 
 def with_reasons(window: Any, faults: Mapping[int, str]) -> Any:
-    """`window` without the texts of some rows; `faults`: by their number among those
-    that had no reason yet."""
+    """Return `window` without the texts of some rows; `faults`: reasons by number among
+    the rows that had no reason yet."""
     places = np.flatnonzero(window.column("reason").is_null().to_numpy())
     reasons = np.array(window.column("reason").to_pylist(), dtype=object)
     for number, fault in faults.items():
@@ -62,7 +62,7 @@ def with_reasons(window: Any, faults: Mapping[int, str]) -> Any:
 
 
 def check_columns(raw: RawTexts, settings: PredictSettings) -> None:
-    """Raises RawTextsError that names each missing column and the nearest there is."""
+    """Raise RawTextsError that names each missing column and the nearest one."""
     keys = ("text_column", "text_pair_column", "id_column")
     wanted = {f"predict.{key}": getattr(settings, key) for key in keys}
     present = raw.column_names
@@ -79,7 +79,7 @@ def _wanted(settings: PredictSettings) -> list[str]:
 
 
 def _checked(batch: RawBatch, settings: PredictSettings, form: str) -> Any:
-    """Table of `window_schema`: the rows of `batch`, the broken ones in their place."""
+    """Return a table of `window_schema`: the rows of `batch`, broken ones included."""
     texts, checks = {}, []
     pair = settings.text_pair_column
     columns = {"text": str(settings.text_column)} | (
@@ -90,7 +90,7 @@ def _checked(batch: RawBatch, settings: PredictSettings, form: str) -> Any:
         texts[name], found = read(batch, column)
         checks += found
     reasons = np.full(len(batch.rows), None, dtype=object)
-    for mask, reason in reversed(checks):  # the first check has the last word
+    for mask, reason in reversed(checks):  # the first check wins
         reasons[mask] = reason
     reason = pa.array(reasons, pa.string())
     arrays = {

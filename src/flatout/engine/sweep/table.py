@@ -1,4 +1,4 @@
-"""Rows of sweep_trials.csv."""
+"""Lines of sweep_trials.csv."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ Row = dict[str, Any]
 
 
 def one_a_place(found: Iterable[FrozenTrial]) -> dict[int, FrozenTrial]:
-    """Return one trial per place: if there are two, a successful one, then the
-    newer."""
+    """Return one trial per place: of several, a successful one, then the newest."""
 
     def worth(trial: FrozenTrial) -> tuple[bool, int]:
         return trial.user_attrs[ANSWER]["status"] == "ok", trial.number
@@ -37,12 +36,12 @@ def row(trial: FrozenTrial, place: int) -> Row:
 
 
 def number(value: Any) -> Any:
-    """Return the number; storages store JSON, which has no NaN."""
+    """Storages keep JSON, which has no NaN."""
     return value if value is None or math.isfinite(value) else None
 
 
 def shown(values: Mapping[str, Any]) -> str:
-    """Return `train.learning_rate=0.001, train.global_batch_size=16`, without None."""
+    """`train.learning_rate=0.001, train.global_batch_size=16`, without what is None."""
     return ", ".join(
         f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
         for name, value in values.items()

@@ -1,7 +1,7 @@
-"""Tasks: one file each, imported when it is needed. `split` knows them without torch.
+"""Tasks: one file each, imported when it is needed. `split` uses them without torch.
 
 `model.task` is the name of a file here (`causal-lm` is causal_lm.py), or a dotted path
-to a class of the user's own that derives from `Task`.
+to a custom class that derives from `Task`.
 """
 
 from __future__ import annotations
@@ -86,17 +86,17 @@ MOVED = {
     "whole_words": "texts = Texts(whole_words=...)",
     "answers_rows": "another base class, RowAnswers,",
 }
-"""What members of tasks of version 0.1 are called."""
+"""New names of members of tasks of version 0.1."""
 
 
 def task_names() -> list[str]:
-    """Of the tasks that flatout brings."""
+    """Return the names of the tasks that flatout includes."""
     modules = (module.name for module in iter_modules(__path__))
     return sorted(n.replace("_", "-") for n in modules if not n.startswith("_"))
 
 
 def task_class(name: str) -> type[Task]:
-    """Raises SettingsError with the nearest name where there is no such task."""
+    """Return the class. Raises SettingsError with the nearest name if unknown."""
     if "." in name:
         return _own_class(name)
     if name not in task_names():
@@ -107,24 +107,24 @@ def task_class(name: str) -> type[Task]:
 
 
 def names_classes(name: str) -> bool:
-    """Whether each row has the name of one class in a task of this name."""
+    """Return whether each row of a task of this name has the name of one class."""
     return bool(task_class(name).label_type == pa.string())
 
 
 def learns_texts(name: str) -> bool:
-    """Whether a task of this name is learnt from the tokens alone."""
+    """Return whether a task of this name learns from tokens without labels."""
     kind = task_class(name)
     return kind.label_type is None and kind.texts.form != "pairs"
 
 
 def task_of_labels(label_type: Any) -> str:
-    """The first task whose labels are of this Arrow type."""
+    """Return the first task whose labels have this Arrow type."""
     found = (name for name in task_names() if task_class(name).label_type == label_type)
     return next(found)
 
 
 def task_fault(name: str) -> str | None:
-    """What is wrong with `model.task`; None where nothing is."""
+    """Return the fault of `model.task`; None if it is valid."""
     try:
         task_class(name)
     except SettingsError as error:
@@ -133,13 +133,13 @@ def task_fault(name: str) -> str | None:
 
 
 def check_options(settings: Settings) -> None:
-    """Raises SettingsError where `train` asks for what the task has not."""
+    """Raise SettingsError if `train` requires an option that the task lacks."""
     if faults := option_faults(settings, task_class(settings.model.task)):
         raise refusal(faults)
 
 
 def columns_of(split: SplitSettings, task: str) -> Columns:
-    """What the raw columns are to a task. Raises RawTextsError, SettingsError."""
+    """Return the roles of the raw columns. Raises RawTextsError, SettingsError."""
     kind = task_class(task)
     own = {"completion": split.completion_column, "messages": split.messages_column}
     form = next((form for form, column in own.items() if column), kind.texts.form)
@@ -162,13 +162,13 @@ def make_task(
     vocabulary: Vocabulary | None = None,
     seed: int = 0,
 ) -> Task:
-    """The task of a run. Raises SettingsError, TaskError."""
+    """Return the task of a run. Raises SettingsError, TaskError."""
     return task_class(settings.task)(settings, tuple(label_names), vocabulary, seed)
 
 
 def task_of_model(model: Any) -> str | None:
-    """Name of the task that a saved model was trained for: the one in its config, else
-    the first whose models are of its class. None where no task fits."""
+    """Return the name of the task that a saved model was trained for: the one in its
+    config, else the first one for its class of models. None if no task fits."""
     named = getattr(model.config, "flatout_task", None)
     if named is not None:
         return str(named)

@@ -1,4 +1,4 @@
-"""What `train` asks of a task, checked before any rows are there."""
+"""Options of `train` that a task must support, checked before any rows exist."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from flatout.engine.parameters.own_parts import own_part_faults
 from flatout.engine.tasks._task import HeadKind, LossOptions, Task
 
 MAX_SHOWN = 5
-"""Classes named in a message."""
+"""Number of classes named in a message."""
 
 
 def option_faults(settings: Settings, task: type[Task]) -> list[str]:
-    """A line for each parameter that `task` cannot do."""
+    """Return a line for each parameter that `task` does not support."""
     given = [o.name for o in fields(LossOptions) if getattr(settings.train, o.name)]
     valid = ", ".join(sorted(task.takes_options)) or "none"
     faults = [
@@ -33,7 +33,7 @@ def option_faults(settings: Settings, task: type[Task]) -> list[str]:
 
 
 def higher_is_better(train: TrainSettings, task: type[Task], figure: str) -> bool:
-    """Of the task's figures, and of those of `train.compute_metrics`."""
+    """Return whether a higher `figure` of the task or the custom metrics is better."""
     if figure in task.figures:
         return task.figures[figure]
     given = train.greater_is_better
@@ -43,8 +43,8 @@ def higher_is_better(train: TrainSettings, task: type[Task], figure: str) -> boo
 def loss_options(
     train: TrainSettings, label_names: Sequence[str], label_counts: Mapping[str, int]
 ) -> LossOptions:
-    """`label_counts`: rows of train by the number of their class. Raises SettingsError
-    where weights are not those of the classes."""
+    """Return the options. `label_counts`: rows of train by the number of their class.
+    Raises SettingsError if weights do not match the classes."""
     weights = _class_weights(train, label_names, label_counts)
     return LossOptions(weights, train.label_smoothing, train.focal_gamma)
 
@@ -70,7 +70,7 @@ def _class_weights(
 
 
 def _balanced(names: Sequence[str], counts: Mapping[str, int]) -> tuple[float, ...]:
-    """Rows / (classes x rows of the class), as scikit-learn has it."""
+    """Return rows / (classes x rows of the class), the formula of scikit-learn."""
     found = {name: counts.get(str(k), 0) for k, name in enumerate(names)}
     if not any(found.values()):
         raise SettingsError(

@@ -1,7 +1,7 @@
-"""What a task is: which labels rows have, where targets lie, their loss and metrics.
+"""Definition of a task: labels of rows, places of targets, loss and metrics.
 
-Torch is imported inside of the methods that compute with it: `split` asks a task for
-its labels and never loads torch.
+Torch is imported inside the methods that compute with it: `split` uses a task's labels
+and never loads torch.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 IGNORED = -100
-"""Label of a place without a target (PyTorch's own convention)."""
+"""Label of a place without a target (PyTorch's convention)."""
 
 
 class TaskError(ValueError):
-    """A task that rows, tokenizer or model do not serve; says what to do."""
+    """A task that does not fit rows, tokenizer or model; the text has the remedy."""
 
 
 class HeadKind(Enum):
-    """What a model's head is given; families map kinds to heads."""
+    """Input of a model's head; families map kinds to heads."""
 
     ROW = "one state a row"
     TOKEN = "the states of tokens"
@@ -45,119 +45,119 @@ class HeadKind(Enum):
 
     @property
     def one_a_row(self) -> bool:
-        """Whether each row has one target."""
+        """True if each row has one target."""
         return self in (HeadKind.ROW, HeadKind.WHOLE)
 
 
 @dataclass(frozen=True)
 class Texts:
-    """What a task makes of texts."""
+    """Properties of a task's texts."""
 
     form: str = "text"
-    """Of a row: a text; `words` with a label each; `pairs` of texts."""
+    """Form of a row: `text`; `words` with a label each; `pairs` of texts."""
     completions: bool = False
-    """Whether rows may be completions of prompts, or messages."""
+    """True if rows may be completions of prompts, or messages."""
     causal: bool = False
-    """Whether a token may only see those before it."""
+    """True if a token may only see those before it."""
     predicts_neighbours: bool = False
-    """Whether what ends a text is a target: a text that is cut has none."""
+    """True if the end of a text is a target: a text that is cut has no end."""
     joined: bool = False
-    """Whether texts may be joined to full rows (`tokenize.join_texts`)."""
+    """True if texts may be joined to full rows (`tokenize.join_texts`)."""
     whole_words: bool = False
-    """Whether a tokenizer trained here takes each word, between spaces, as a piece."""
+    """True if a tokenizer trained here uses each word between spaces as one piece."""
 
 
 @dataclass(frozen=True)
 class Targets:
-    """Of B rows: K_r targets in row r."""
+    """Targets of B rows, K_r in row r."""
 
     places: Sequence[Ints]
-    """(K_r,) in each row."""
+    """Places (K_r,) of the targets in each row."""
     labels: Sequence[npt.NDArray[Any]]
-    """(K_r, ...) what is to be found there."""
+    """Labels (K_r, ...) at these places."""
     values: Sequence[Any] | None = None
-    """Rows in place of their own, as masked ones; None: they are trained on as is."""
+    """Changed rows, such as masked ones, to train on; None: the rows are unchanged."""
     fields: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
-    """(B, ...) further fields of the micro-batch: what chance does to a sample."""
+    """Further fields (B, ...) of the micro-batch, such as random crops of samples."""
 
 
 @dataclass(frozen=True)
 class LossOptions:
-    """What a training makes of the loss of classes; evaluations go without."""
+    """Options of a classification loss in training; evaluations use the plain loss."""
 
     class_weights: tuple[float, ...] | None = None
-    """By the number of the class."""
+    """Weight of each class, by its number."""
     label_smoothing: float = 0.0
     """Share of each target that is spread over all classes (Szegedy et al. 2016)."""
     focal_gamma: float = 0.0
-    """Losses count (1 - probability of the target) to this power (Lin et al. 2017)."""
+    """Exponent of (1 - probability of the target) in focal loss (Lin et al. 2017)."""
 
 
 class Judged(NamedTuple):
-    """What the model says of one target, for people."""
+    """A prediction for one target, in readable form."""
 
     loss: float
     label: str | float
     prediction: str | float
     score: float | None
-    """Probability of the prediction, where it has one."""
+    """Probability of the prediction, if it has one."""
     wrong: bool
 
 
 class Metrics(ABC):
-    """Of the targets of a split, on the device; read once, at the end."""
+    """Metrics of a split's targets, on the device; read once, at the end."""
 
     @abstractmethod
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add (k, ...) targets; nothing waits for the device."""
+        """Add (k, ...) targets without waiting for the device."""
 
     def tensors(self) -> list[Tensor]:
-        """To be summed over ranks, in place."""
+        """Return the tensors that are summed over ranks."""
         return []
 
     def kept(self) -> list[list[Tensor]]:
-        """Parts (k, ...) of what is needed whole; in place of each list come the parts
-        of all ranks."""
+        """Return parts (k, ...) of data that is needed whole; each list is replaced by
+        the parts of all ranks."""
         return []
 
     @abstractmethod
     def compute(self) -> dict[str, Any]:
-        """Figures by name, those of `Task.figures`; one that is NaN is left out."""
+        """Return figures by name, those of `Task.figures`; a NaN is left out."""
 
 
 class Task(ABC):
-    """A task of a run; a class of one's own overrides what differs.
+    """A task of a run; a custom class overrides the differences.
 
-    The defaults are those of one label a row from a linear head, which `loss` compares
-    with the logits. Methods on rows are pure in (seed, epoch, row).
+    The defaults are for one label per row and a linear head, whose logits `loss`
+    compares with it. Methods on rows are pure functions of (seed, epoch, row).
     """
 
     auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
-    """Of transformers, that builds the model with its head."""
+    """Class of transformers that builds the model with its head."""
     architectures: ClassVar[tuple[str, ...]] = ("ForSequenceClassification",)
-    """How the names of such models end."""
+    """Suffix of the class names of such models."""
     head_kind: ClassVar[HeadKind] = HeadKind.ROW
-    """What the head is given, and which of its family's heads a model has."""
+    """Input of the head, and which of its family's heads a model has."""
     whole_batch: ClassVar[bool] = False
-    """Whether the loss compares the samples of a global batch with one another, as
-    contrastive losses do, one target each. If a step has several micro-batches or
+    """True if the loss compares the samples of a global batch with one another, like
+    contrastive losses, with one target each. If a step has several micro-batches or
     ranks, logits are computed twice (train/cached_gradients.py). Evaluations compare
     COMPARED_ROWS rows at a time (train/evaluate.py)."""
     label_type: ClassVar[Any] = None
-    """Arrow type of a label as split keeps it; None: rows have none. string: the name
-    of a class; float64: a number; list(...): several."""
+    """Arrow type of a label in the output of split; None: rows have no labels. string:
+    the name of a class; float64: a number; list(...): several."""
     texts: ClassVar[Texts] = Texts()
     label_dtype: ClassVar[Any] = np.dtype(np.int64)
-    """Of targets in a batch. The label of padding is IGNORED, of floats NaN."""
+    """Type of labels in a batch. The label of padding is IGNORED, of floats NaN."""
     label_shape: ClassVar[tuple[int, ...]] = ()
-    """Of one target."""
+    """Shape of one target's label."""
     takes_options: ClassVar[frozenset[str]] = frozenset()
-    """Of `LossOptions`, by name."""
+    """Names of the supported fields of `LossOptions`."""
     loss_options: LossOptions = LossOptions()
-    """Of this run."""
+    """Loss options of this run."""
     figures: ClassVar[Mapping[str, bool]] = {"loss": False}
-    """What an evaluation finds, by name: whether higher is better. `perplexity` is
-    e to the mean loss."""
+    """Figures of an evaluation by name: whether higher is better. `perplexity` is exp
+    of the mean loss."""
     pipeline_tag: ClassVar[str] = "text-classification"
     """The task's name on the Hugging Face Hub and in MLflow."""
 
@@ -168,17 +168,17 @@ class Task(ABC):
         vocabulary: Vocabulary | None = None,
         seed: int = 0,
     ) -> None:
-        """Raises TaskError where the tokenizer does not serve the task."""
+        """Raises TaskError if the tokenizer does not fit the task."""
         self.settings = settings
         self.label_names = tuple(label_names)
         self.vocabulary = vocabulary
         self.seed = seed
 
-    # What rows and models have.
+    # Rows and models.
 
     @property
     def targets_per_token(self) -> float:
-        """Share of tokens whose logits a step holds, for the estimate of memory."""
+        """Share of tokens whose logits a step stores, for the estimate of memory."""
         return 0.0
 
     def token_label_type(self) -> Any:
@@ -186,28 +186,28 @@ class Task(ABC):
         return pa.int64()
 
     def label_fault(self, labels: Any) -> str | None:
-        """What is wrong with the labels of a split, an Arrow column of `label_type`."""
+        """Return a fault of a split's labels, an Arrow column of `label_type`."""
         return None
 
     def encode_labels(self, labels: Any) -> Any:
-        """Labels of rows, an Arrow array of `label_type`, as targets of token rows."""
+        """Convert labels of rows, an Arrow array of `label_type`, to token labels."""
         return labels.cast(self.token_label_type())
 
     def config_keys(self) -> dict[str, Any]:
-        """What the model's config must say: classes, their names, the problem."""
+        """Return keys of the model's config: classes, their names, the problem type."""
         return {}
 
     @classmethod
     def fits(cls, config: Any, kind: type) -> bool:
-        """Whether a saved model of class `kind` answers this task."""
+        """Return whether a saved model of class `kind` has this task."""
         return False
 
     def model_fault(self, config: Any) -> str | None:
-        """Why a model of this config does not serve; None where it does."""
+        """Return why a model with this config does not fit; None if it does."""
         return None
 
     def tokenizer_fault(self, tokenizer: Any) -> str | None:
-        """Why a transformers tokenizer does not serve; None where it does."""
+        """Return why a transformers tokenizer does not fit; None if it does."""
         return None
 
     # Targets, on the host.
@@ -215,114 +215,115 @@ class Task(ABC):
     def targets(
         self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
     ) -> Targets:
-        """Of `row_ids` (B,). `pools_last`: a row's state is that of its last token,
-        else of its first."""
+        """Return targets of `row_ids` (B,). `pools_last`: a row's state is that of its
+        last token, else of its first."""
         ends = rows.lengths(row_ids) - 1 if pools_last else np.zeros_like(row_ids)
         labels = rows.labels_of(row_ids)
         return Targets(list(ends.reshape(-1, 1)), list(labels[:, None]))
 
     def num_targets(self, rows: Rows, row_ids: Ints, epoch: int) -> int:
-        """Of the global batch `row_ids` (N,)."""
+        """Return the number of targets of the global batch `row_ids` (N,)."""
         return len(row_ids)
 
     def divisor(self, rows: Rows, row_ids: Ints, epoch: int) -> float | None:
-        """What the summed loss of the global batch is divided by, as the sum of its
-        targets' weights; None: by their number."""
+        """Return the divisor of the global batch's summed loss, for example the sum of
+        its targets' weights; None: the number of targets."""
         return None
 
     # Logits, loss and figures, on the device.
 
     def head(self, model: Any, states: Tensor) -> Tensor:
-        """Logits (K, ...) of the targets' last hidden states (K, hidden). A task that
-        defines it brings its own head; all others have the head of `head_kind`."""
+        """Return logits (K, ...) of the targets' last hidden states (K, hidden). A task
+        that defines this has a custom head; all others use the head of `head_kind`."""
         raise NotImplementedError
 
     @abstractmethod
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Summed over the targets, fp32 (): of logits (K, ...) and labels (K, ...)."""
+        """Return the loss of logits, labels (K, ...) summed over targets, fp32 ()."""
 
     def hits(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Right predictions and predictions, () each; None where none is right."""
+        """Return numbers of right predictions and predictions, () each; else None."""
         return None
 
     def metrics(self, device: torch.device) -> Metrics | None:
-        """For one evaluation; None: the loss alone."""
+        """Return metrics for one evaluation; None: only the loss."""
         return None
 
     def real(self, labels: Tensor) -> Tensor:
-        """(K,) bool: which labels (K, ...) are targets; (K, ...) where each of them is
-        one of its own."""
+        """Return (K,) bool: which labels (K, ...) are targets; (K, ...) if each element
+        is a separate target."""
         flat = labels.flatten(1)[:, 0] if labels.dim() > 1 else labels
         return ~flat.isnan() if flat.is_floating_point() else flat != IGNORED
 
     def chance_loss(self, num_outputs: int) -> float | None:
-        """Mean loss of a model that knows nothing; None where that depends on data."""
+        """Return the mean loss of a random guess; None if it depends on the data."""
         return None
 
-    # For people.
+    # Readable results.
 
     @abstractmethod
     def judge(
         self, logits: Tensor, labels: Tensor, decode: Callable[[Ints], str]
     ) -> list[Judged]:
-        """Of logits (K, ...) and labels (K, ...), K small. `decode`: ids as text."""
+        """Return predictions for logits, labels (K, ...); K small. `decode`: ids ->
+        text."""
 
     def answer_fields(self) -> list[Any]:
-        """Arrow fields of a prediction; none where rows have no answer of their own."""
+        """Arrow fields of a prediction; empty if rows have no answer."""
         return []
 
     def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
-        """Columns of `answer_fields` for outputs (N, ...) of N rows."""
+        """Return columns of `answer_fields` for outputs (N, ...) of N rows."""
         return {}
 
     def row_answers(
         self, logits: npt.NDArray[np.float32], rows: Any
     ) -> Mapping[str, Any]:
-        """The same of the targets of `rows` in turn, (K, ...)."""
+        """Return these columns from the targets (K, ...) of `rows`, in order."""
         return self.answers(logits)
 
 
 class RowAnswers(ABC):
-    """Also derived from by a task whose rows have several targets and one answer."""
+    """Second base class of a task whose rows have several targets and one answer."""
 
     @abstractmethod
     def target_outputs(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """What is kept (K, ...) of the logits (K, ...) of some targets; on the device,
-        whose memory may not hold the logits of all."""
+        """Return the part (K, ...) to keep of the logits (K, ...) of some targets; on
+        the device, whose memory may be too small for the logits of all."""
 
     @abstractmethod
     def row_outputs(self, outputs: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """What `answers` is given of a micro-batch's rows (B, ...), by the
+        """Return the input (B, ...) of `answers` for a micro-batch's rows, from the
         `target_outputs` (K, ...) of all of its targets; on the device."""
 
 
 class OwnPooling(ABC):
-    """Also derived from by a task that says itself which states are a row's, and whose
-    models are those of sentence-transformers."""
+    """Second base class of a task that chooses the pooling of a row's states, with
+    models of sentence-transformers."""
 
     @property
     @abstractmethod
     def pooling(self) -> str:
-        """mean, first or last: of the states of its tokens."""
+        """Pooling of the states of a row's tokens: mean, first or last."""
 
 
 def ignored_label(dtype: Any) -> float:
-    """Of padding, by the type of targets."""
+    """Return the label of padding for a type of targets."""
     return float("nan") if np.issubdtype(dtype, np.floating) else IGNORED
 
 
 def brings_head(task: Task) -> bool:
-    """Whether `head` is the task's own."""
+    """Return whether the task defines `head`."""
     return type(task).head is not Task.head
 
 
 def pooling_of(task: Task) -> str | None:
-    """mean, first or last; None: as the model's family has it."""
+    """Return mean, first or last; None: the default of the model's family."""
     return task.pooling if isinstance(task, OwnPooling) else None
 
 
 def without_options(task: Task) -> Task:
-    """As evaluations have it, whose losses compare between runs."""
+    """Return the task for evaluations, whose losses are comparable between runs."""
     plain = copy(task)
     plain.loss_options = LossOptions()
     return plain

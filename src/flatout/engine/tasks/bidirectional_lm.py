@@ -1,4 +1,4 @@
-"""The next token and the one before, each at every token (Peters et al. 2018)."""
+"""Prediction of the next and the previous token at every token (Peters et al. 2018)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 class BidirectionalLM(ScoresTexts):
-    """Each token of a row is a place with two labels: the next token, which a row's
-    last has not, and the one before, which its first has not. The loss is the sum over
-    both directions, divided by the number of labels."""
+    """Each token of a row is a place with two labels: the next token, except at a row's
+    last, and the previous one, except at its first. The loss is the sum over both
+    directions, divided by the number of labels."""
 
     auto_class = "AutoModelForPreTraining"
     architectures = ("BilmForPreTraining",)
@@ -48,7 +48,7 @@ class BidirectionalLM(ScoresTexts):
         return 2.0
 
     def model_fault(self, config: Any) -> str | None:
-        """It needs states of two directions."""
+        """Require states of two directions."""
         if getattr(config, "num_directions", 1) == 2:
             return None
         return (
@@ -59,37 +59,37 @@ class BidirectionalLM(ScoresTexts):
     def targets(
         self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
     ) -> Targets:
-        """Labels (T, 2); none for a row of one token."""
+        """Return labels (T, 2); empty for a row of one token."""
         labels = [_neighbours(ids) for ids in rows.views(row_ids)]
         return Targets([np.arange(len(own)) for own in labels], labels)
 
     def num_targets(self, rows: Rows, row_ids: Ints, epoch: int) -> int:
-        """Of each direction, tokens without one of each row."""
+        """Return tokens minus one per row, for each direction."""
         return 2 * int((rows.lengths(row_ids) - 1).clip(0).sum())
 
     @property
     def is_plain(self) -> bool:
-        """As of one direction: a kernel flattens both."""
+        """True if a kernel may compute the loss, with both directions flattened."""
         same = type(self).loss is BidirectionalLM.loss
         return same and self.loss_options == LossOptions()
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Summed over both directions, fp32 (): logits (K, 2, V), labels (K, 2)."""
+        """Return the loss of (K, 2, V) and (K, 2), over both directions, fp32 ()."""
         return super().loss(logits.flatten(0, 1), labels.flatten())
 
     def real(self, labels: Tensor) -> Tensor:
-        """(K, 2) bool."""
+        """Return (K, 2) bool."""
         return labels != IGNORED
 
     def metrics(self, device: torch.device) -> Metrics:
-        """Perplexity, accuracy and top-5 accuracy of each direction and of both."""
+        """Return perplexity, accuracy, top-5 accuracy of each direction and both."""
         from flatout.engine.tasks._shared.direction_metrics import Directions
 
         return Directions(device)
 
 
 def _neighbours(ids: npt.NDArray[Any]) -> Ints:
-    """(T, 2): the tokens behind and before each of `ids` (T,)."""
+    """Return (T, 2): the tokens after and before each of `ids` (T,)."""
     labels = np.full((len(ids), 2), IGNORED, np.int64)
     labels[:-1, 0] = ids[1:]
     labels[1:, 1] = ids[:-1]

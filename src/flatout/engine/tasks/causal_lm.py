@@ -1,4 +1,4 @@
-"""The next token, at every token."""
+"""Prediction of the next token at every token."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flatout.engine.tasks._task import IGNORED, HeadKind, Targets, Texts
 
 
 class CausalLM(ScoresTexts):
-    """Each token but a row's first is a target."""
+    """Each token except a row's first is a target."""
 
     auto_class = "AutoModelForCausalLM"
     architectures = ("ForCausalLM", "LMHeadModel")
@@ -27,7 +27,7 @@ class CausalLM(ScoresTexts):
     def targets(
         self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
     ) -> Targets:
-        """At each token the one behind it; of completions those alone."""
+        """Return the next token at each token; for completions only those in them."""
         if rows.has_token_labels:
             labels = [view[1:] for view in rows.views(row_ids, "labels")]
             places = [np.flatnonzero(view != IGNORED) for view in labels]
@@ -37,7 +37,7 @@ class CausalLM(ScoresTexts):
         return Targets([np.arange(len(i) - 1) for i in found], [i[1:] for i in found])
 
     def num_targets(self, rows: Rows, row_ids: Ints, epoch: int) -> int:
-        """Tokens without the first of each row; of completions those alone."""
+        """Return tokens minus one per row; for completions only those in them."""
         if rows.has_token_labels:
             views = rows.views(row_ids, "labels")
             return sum(int((view[1:] != IGNORED).sum()) for view in views)

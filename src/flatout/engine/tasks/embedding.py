@@ -1,6 +1,6 @@
-"""Vectors of texts, learnt from pairs.
+"""Vectors of texts, learned from pairs.
 
-An anchor is to lie nearer to its positive than to all other passages of the global
+An anchor should be nearer to its positive than to all other passages of the global
 batch (InfoNCE, van den Oord et al. 2018). The loss is MultipleNegativesRankingLoss of
 sentence-transformers.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Embedding(OwnPooling, Task):
     """Logits are the vectors (K, hidden) of K texts. Labels (K, 3) are the number of
     the sample, the text's place in it (0: anchor, 1: positive, then negatives) and a
-    hash of its tokens. Texts that repeat are no negatives of one another."""
+    hash of its tokens. Equal texts are not negatives of one another."""
 
     auto_class = "AutoModel"
     architectures = ("Model",)
@@ -46,7 +46,7 @@ class Embedding(OwnPooling, Task):
 
     @cached_property
     def pooling(self) -> str:  # type: ignore[override]
-        """That of the parameters, or of the checkpoint. Raises TaskError."""
+        """Pooling of the parameters, or of the checkpoint. Raises TaskError."""
         from flatout.engine.tasks._shared.checkpoint_pooling import checkpoint_pooling
 
         settings = self.settings
@@ -55,7 +55,7 @@ class Embedding(OwnPooling, Task):
         return checkpoint_pooling(settings.name_or_path, settings.revision)
 
     def model_fault(self, config: Any) -> str | None:
-        """Sizes beyond the model's vectors."""
+        """Reject sizes larger than the model's vectors."""
         width = getattr(config, "hidden_size", None)
         large = [size for size in self.settings.matryoshka if width and size > width]
         if not large:
@@ -68,20 +68,20 @@ class Embedding(OwnPooling, Task):
     def targets(
         self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
     ) -> Targets:
-        """One of each text, whatever the family's way of pooling."""
+        """Return one target per text, whatever the pooling of the family."""
         last = self.pooling == "last"
         return super().targets(rows, row_ids, epoch, pools_last=last)
 
     def num_targets(self, rows: Rows, row_ids: Ints, epoch: int) -> int:
-        """Anchors, whose losses are added."""
+        """Return the number of anchors, whose losses are summed."""
         return int((rows.labels_of(row_ids)[:, 1] == 0).sum())
 
     def head(self, model: Any, states: Tensor) -> Tensor:
-        """The states, in fp32."""
+        """Return the states in fp32."""
         return states.float()
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Summed over the anchors and the sizes of `model.matryoshka`, fp32 ()."""
+        """Return the loss summed over anchors and `model.matryoshka` sizes, fp32 ()."""
         import torch
 
         sizes = self.settings.matryoshka or [logits.shape[1]]
@@ -90,8 +90,8 @@ class Embedding(OwnPooling, Task):
         return torch.stack(found).sum()
 
     def _loss(self, vectors: Tensor, labels: Tensor) -> Tensor:
-        """Of vectors (K, size), as no host must wait for: all texts are compared with
-        all, and what does not count is masked."""
+        """Return the loss of vectors (K, size) without a host wait: all texts are
+        compared with all, and pairs that do not count are masked."""
         import torch
         from torch.nn.functional import normalize
 
@@ -105,18 +105,18 @@ class Embedding(OwnPooling, Task):
         repeats = (text == text[:, None]) | (text == text[positive][:, None])
         repeats |= (text[anchor] == text[:, None]) & (place == 1)
         compared = (place > 0) & (own | ~repeats)
-        # The lowest number, not infinity: rows without a passage have gradients too.
+        # The lowest number, not infinity: rows without a passage also have gradients.
         lowest = torch.finfo(scores.dtype).min
         total = scores.masked_fill(~compared, lowest).logsumexp(1)
         losses = total - scores.gather(1, positive[:, None]).squeeze(1)
         return losses.where((place == 0) & is_known, 0.0).sum()
 
     def real(self, labels: Tensor) -> Tensor:
-        """(K,) anchors."""
+        """Return (K,) bool: the anchors."""
         return labels[:, 1] == 0
 
     def metrics(self, device: torch.device) -> Metrics:
-        """Ranks of the positives."""
+        """Return metrics of the positives' ranks."""
         from flatout.engine.tasks._shared.retrieval import Retrieval
 
         return Retrieval(self.settings.matryoshka)
@@ -124,7 +124,7 @@ class Embedding(OwnPooling, Task):
     def judge(
         self, logits: Tensor, labels: Tensor, decode: Callable[[Ints], str]
     ) -> list[Judged]:
-        """No text is right or wrong by itself."""
+        """Return an empty list: a single text is not right or wrong."""
         return []
 
     def answer_fields(self) -> list[Any]:
@@ -132,14 +132,14 @@ class Embedding(OwnPooling, Task):
         return [pa.field("vector", pa.list_(pa.float32()))]
 
     def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
-        """Of vectors (N, hidden)."""
+        """Return the column from vectors (N, hidden)."""
         lengths = np.linalg.norm(logits, axis=1, keepdims=True)
         return {"vector": list(logits / np.maximum(lengths, 1e-12))}
 
 
 def _first(found: Tensor) -> tuple[Tensor, Tensor]:
-    """Of (K, K) bool the first column (K,) that is true in each row, and whether one
-    is."""
+    """Return for each row of (K, K) bool the first true column (K,), and whether there
+    is one."""
     most, at = found.int().max(1)
     return at, most > 0
 

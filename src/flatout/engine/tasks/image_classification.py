@@ -1,4 +1,4 @@
-"""One of some classes for each image; crops and mirrored images by chance."""
+"""One of several classes for each image; training crops and mirrors at random."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from flatout.engine.tasks._task import HeadKind, Targets
 from flatout.engine.tasks.sequence_classification import SequenceClassification
 
 DRAWS = 5
-"""Numbers drawn for each image: area, ratio, two places, mirror."""
+"""Random numbers per image: area, ratio, two places, mirror."""
 RATIOS = np.log([3 / 4, 4 / 3])
-"""Of a crop's width to its height (Szegedy et al. 2014)."""
+"""Ratio of a crop's width to its height (Szegedy et al. 2014)."""
 
 
 class ImageClassification(SequenceClassification):
-    """Cross entropy over the classes that train has. Each image has a field `crops`:
-    where training cuts it, as its family applies it on the device."""
+    """Cross entropy over the classes of train. Each image has a field `crops` for
+    training, which its family applies on the device."""
 
     auto_class = "AutoModelForImageClassification"
     architectures = ("ForImageClassification",)
@@ -31,13 +31,13 @@ class ImageClassification(SequenceClassification):
     def targets(
         self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
     ) -> Targets:
-        """A class a row, and `crops` (B, 5) by (seed, epoch, row)."""
+        """Return one class per row, and `crops` (B, 5) by (seed, epoch, row)."""
         found = super().targets(rows, row_ids, epoch, pools_last=pools_last)
         ids = row_ids if len(row_ids) else np.zeros(1, np.int64)  # a row of zeros
         return replace(found, fields={"crops": self._crops(ids, epoch)})
 
     def _crops(self, row_ids: Ints, epoch: int) -> npt.NDArray[np.float32]:
-        """Left, top, width, height as shares of the image; 1 where it is mirrored."""
+        """Return left, top, width, height as shares of the image; 1 if mirrored."""
         area, ratio, x, y, mirror = _uniform(row_ids, self.seed, epoch)
         least, mirrored = self.settings.crop_area, self.settings.flip_probability
         if least == 1:
@@ -53,7 +53,7 @@ class ImageClassification(SequenceClassification):
 
 
 def _uniform(row_ids: Ints, seed: int, epoch: int) -> npt.NDArray[np.float64]:
-    """(DRAWS, B) in [0, 1), a hash of each row and epoch."""
+    """Return (DRAWS, B) in [0, 1), a hash of each row and epoch."""
     places = row_ids.astype(np.uint64) * np.uint64(DRAWS)
     keys = places + np.arange(DRAWS, dtype=np.uint64)[:, None]
     hashes = scrambled(scrambled(keys, seed), epoch)

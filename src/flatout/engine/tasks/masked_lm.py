@@ -1,4 +1,4 @@
-"""Tokens that were masked (Devlin et al. 2018)."""
+"""Prediction of masked tokens (Devlin et al. 2018)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ NO_MASK = "model.task is masked-lm, and this tokenizer has no mask token"
 
 
 class MaskedLM(Pieces):
-    """A fixed share of a row's tokens; of these 80 % become [MASK], 10 % a random piece
-    that is not special, 10 % stay (create_pretraining_data.py of BERT, where special
-    ones may come too)."""
+    """A fixed share of a row's tokens are targets; of these 80 % become [MASK], 10 % a
+    random piece that is not special, 10 % stay (create_pretraining_data.py of BERT,
+    which allows special ones)."""
 
     auto_class = "AutoModelForMaskedLM"
     architectures = ("ForMaskedLM",)
@@ -37,36 +37,36 @@ class MaskedLM(Pieces):
         vocabulary: Vocabulary | None = None,
         seed: int = 0,
     ) -> None:
-        """Raises TaskError where the tokenizer has no mask token."""
+        """Raises TaskError if the tokenizer has no mask token."""
         super().__init__(settings, label_names, vocabulary, seed)
         if vocabulary is not None and vocabulary.mask_token_id is None:
             raise TaskError(NO_MASK)
 
     @property
     def targets_per_token(self) -> float:
-        """The masked ones."""
+        """The share of masked tokens."""
         return self.settings.mask_probability
 
     def tokenizer_fault(self, tokenizer: Any) -> str | None:
-        """It needs a mask token."""
+        """Require a mask token."""
         return NO_MASK if tokenizer.mask_token is None else None
 
     def targets(
         self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
     ) -> Targets:
-        """Masked copies of the rows; what stood at the masked places."""
+        """Return masked copies of the rows, and the original tokens there."""
         views = zip(rows.views(row_ids), row_ids.tolist(), strict=True)
         masked = [self._mask(ids, rows.place_of(row), epoch) for ids, row in views]
         values, places, labels = zip(*masked, strict=True) if masked else ((), (), ())
         return Targets(places, labels, values)
 
     def num_targets(self, rows: Rows, row_ids: Ints, epoch: int) -> int:
-        """A fixed share of each row's tokens that are not special."""
+        """Return the number of masked tokens: a fixed share of those not special."""
         views = rows.views(row_ids)
         return sum(self._mask_count(len(self._candidates(view))) for view in views)
 
     def _candidates(self, ids: npt.NDArray[Any]) -> Ints:
-        """Places (C,) that may become targets."""
+        """Return places (C,) that may become targets."""
         return np.flatnonzero(~np.isin(ids, self._special))
 
     def _mask_count(self, candidates: int) -> int:
@@ -76,7 +76,7 @@ class MaskedLM(Pieces):
     def _mask(
         self, ids: npt.NDArray[Any], row: tuple[int, ...], epoch: int
     ) -> tuple[Any, Any, Any]:
-        """Masked copy, places and labels of a row: a function of (seed, epoch, row)."""
+        """Return masked copy, places and labels of a row, by (seed, epoch, row)."""
         rng = np.random.default_rng([self.seed, epoch, *row])
         candidates = self._candidates(ids)
         count = self._mask_count(len(candidates))
@@ -100,15 +100,15 @@ class MaskedLM(Pieces):
 
     @cached_property
     def _ordinary_below(self) -> Ints:
-        """For each special piece, in rising order, how many others come before it."""
+        """For each special piece, in rising order, the number of others before it."""
         return self._special - np.arange(len(self._special))
 
     def _random_pieces(self, rng: np.random.Generator, count: int) -> Ints:
-        """(count,) drawn evenly, no special ones: among those padding would come, from
-        which RoBERTa counts no position."""
+        """Return (count,) pieces drawn evenly, without special ones such as padding,
+        for which RoBERTa counts no position."""
         below = self._ordinary_below
         drawn = rng.integers(0, self._known.size - len(below), count)
-        # As many places on as there are special pieces up to there.
+        # Shift each by the number of special pieces up to it.
         return drawn + np.searchsorted(below, drawn, side="right")
 
 

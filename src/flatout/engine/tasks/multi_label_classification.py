@@ -1,4 +1,4 @@
-"""Any number of some labels for each row, by binary cross entropy."""
+"""Any number of labels for each row, by binary cross entropy."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 class MultiLabelClassification(Task):
     """Binary cross entropy of logits (K, L) and labels (K, L) of 0 and 1, summed over
-    the L labels; NaN where there is no target. A label is given where its probability
-    is above `model.label_threshold`."""
+    the L labels; NaN without a target. A label is predicted if its probability is above
+    `model.label_threshold`."""
 
     label_type = pa.list_(pa.string())
     label_dtype = np.dtype(np.float32)
@@ -40,15 +40,15 @@ class MultiLabelClassification(Task):
         return (len(self.label_names),)
 
     def token_label_type(self) -> Any:
-        """0 or 1 a label."""
+        """0 or 1 per label."""
         return pa.list_(pa.float32(), len(self.label_names))
 
     def label_fault(self, labels: Any) -> str | None:
-        """Labels that train has no row of."""
+        """Reject labels without a row in train."""
         return unknown_label(labels, self.label_names)
 
     def encode_labels(self, labels: Any) -> Any:
-        """Lists of names -> 0 and 1, (N, L) float32."""
+        """Convert lists of names to 0 and 1, (N, L) float32."""
         numbers = pc.index_in(
             pc.list_flatten(labels), pa.array(self.label_names, pa.string())
         )
@@ -58,7 +58,7 @@ class MultiLabelClassification(Task):
         return pa.chunked_array([lists])
 
     def config_keys(self) -> dict[str, Any]:
-        """Labels by number and name."""
+        """Return labels by number and name."""
         return {
             "problem_type": "multi_label_classification",
             **named_labels(self.label_names),
@@ -66,12 +66,12 @@ class MultiLabelClassification(Task):
 
     @classmethod
     def fits(cls, config: Any, kind: type) -> bool:
-        """A classifier of rows whose config says so."""
+        """Return whether it is a classifier of rows for several labels."""
         several = config.problem_type == "multi_label_classification"
         return kind.__name__.endswith(cls.architectures) and several
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Summed over targets and their labels, fp32 ()."""
+        """Return the loss summed over targets and their labels, fp32 ()."""
         from torch.nn.functional import binary_cross_entropy_with_logits
 
         real = ~labels.isnan()
@@ -81,13 +81,13 @@ class MultiLabelClassification(Task):
         return losses.where(real, 0.0).sum()
 
     def hits(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Rows of which each label is right, and rows, () each."""
+        """Return the numbers of rows with all labels right and of rows, () each."""
         right = (self._given(logits) == (labels == 1)).all(-1)
         real = self.real(labels)
         return (right & real).sum(), real.sum()
 
     def metrics(self, device: torch.device) -> Metrics:
-        """F1 over all labels and as the mean of theirs; accuracy of whole rows."""
+        """Return F1 over all labels and the mean of theirs; accuracy of whole rows."""
         from flatout.engine.tasks._shared.label_counts import LabelCounts
 
         return LabelCounts(len(self.label_names), self._cut, device)
@@ -102,13 +102,13 @@ class MultiLabelClassification(Task):
         return logits.float() > self._cut
 
     def chance_loss(self, num_outputs: int) -> float | None:
-        """L ln(2)."""
+        """Return L ln(2)."""
         return num_outputs * math.log(2)
 
     def judge(
         self, logits: Tensor, labels: Tensor, decode: Callable[[Ints], str]
     ) -> list[Judged]:
-        """Names of the labels, joined by commas."""
+        """Return names of the labels, joined by commas."""
         given, shares = self._given(logits), logits.float().sigmoid()
         scores = shares.where(given, 1 - shares).prod(-1)
         losses = [self.loss(*pair) for pair in zip(logits, labels, strict=True)]
@@ -131,7 +131,7 @@ class MultiLabelClassification(Task):
         return [n for n, is_one in zip(self.label_names, chosen, strict=True) if is_one]
 
     def answer_fields(self) -> list[Any]:
-        """The labels, a probability each."""
+        """The labels, and a probability for each."""
         shares = [f"probability_{name}" for name in self.label_names]
         return [
             pa.field("label", self.label_type),
@@ -139,7 +139,7 @@ class MultiLabelClassification(Task):
         ]
 
     def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
-        """Of logits (N, L)."""
+        """Return the columns from logits (N, L)."""
         shares = 1 / (1 + np.exp(-logits))
         named = zip(self.label_names, shares.T, strict=True)
         return {

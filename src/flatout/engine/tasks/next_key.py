@@ -1,9 +1,9 @@
-"""The next key of a session of log keys, and how unexpected the worst one is.
+"""Prediction of the next key in a session of log keys, for anomaly detection.
 
-DeepLog (Du et al. 2017) calls a session abnormal where one of its keys is not among the
-g likeliest behind those before it: where the rank of its worst key is g or more. The
-paper has no end. Where none was ever seen, its rank among keys that never follow either
-is chance, so it is judged by its probability.
+DeepLog (Du et al. 2017) calls a session abnormal if one of its keys is not among the g
+likeliest after those before it: if the rank of its worst key is g or more. The paper
+has no end of a session. A model that never saw an end ranks it at random among the
+unseen keys, so the end is evaluated by its probability.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class NextKey(CausalLM):
     texts = replace(CausalLM.texts, joined=False, whole_words=True)
 
     def target_outputs(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """(K, 2): a key's rank, -1 of what is none, and an end's probability, 1 of what
-        is none. A rank is the number of likelier keys; an unknown key's is the
-        vocabulary."""
+        """Return (K, 2): the rank of a key (-1 for no key), and the probability of an
+        end (1 for no end). A rank is the number of likelier keys; an unknown key's is
+        the vocabulary size."""
         import torch
 
         known = labels.clamp(min=0)
@@ -47,8 +47,8 @@ class NextKey(CausalLM):
         return torch.stack([ranks.float(), probability], dim=1)
 
     def row_outputs(self, outputs: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """(B, 3): rank of a row's worst key, the place of the first such one, and the
-        probability of the row's end, 1 where it has none."""
+        """Return (B, 3): rank of a row's worst key, the first place of this rank, and
+        the probability of the row's end, 1 without an end."""
         import torch
 
         ranks, probability = outputs.unbind(1)
@@ -59,12 +59,12 @@ class NextKey(CausalLM):
 
     @property
     def _unknown(self) -> int:
-        """Number of the unknown key; -1, which no label is, where there is none."""
+        """Number of the unknown key; -1, which is no label, if it does not exist."""
         number = None if self.vocabulary is None else self.vocabulary.unknown_token_id
         return -1 if number is None else number
 
     def _special(self, logits: Tensor) -> Tensor:
-        """(V,) what of the vocabulary is no key."""
+        """Return (V,) bool: pieces of the vocabulary that are not keys."""
         import torch
 
         found = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
@@ -73,12 +73,12 @@ class NextKey(CausalLM):
         return found
 
     def answer_fields(self) -> list[Any]:
-        """Those of `row_outputs`."""
+        """Fields of `row_outputs`."""
         whole = [pa.field(name, pa.int64()) for name in ("rank", "place")]
         return [*whole, pa.field("end_probability", pa.float32())]
 
     def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
-        """Place 1 is a session's first key."""
+        """Return the columns; place 1 is a session's first key."""
         rank, place = logits[:, :2].astype(np.int64).T
         return {"rank": rank, "place": place, "end_probability": logits[:, 2]}
 
@@ -86,8 +86,8 @@ class NextKey(CausalLM):
 def _by_place(
     values: Tensor, batch: Mapping[str, Tensor], empty: float, reduce: str
 ) -> Tensor:
-    """(K,) of the targets -> (B, T), `empty` where there is none. Targets that fill a
-    batch up lie behind its last place and hold `empty`."""
+    """Return (B, T) from (K,) of the targets, `empty` without a target. Padding targets
+    of a batch have the place after its last and the value `empty`."""
     rows, length = batch["input_ids"].shape
     places = (batch["target_index"] + 1).clamp(max=rows * length - 1)
     found = values.new_full((rows * length,), empty)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Regression(Task):
-    """Squared error of logits (K, 1) and labels (K,); NaN where there is no target."""
+    """Squared error of logits (K, 1) and labels (K,); NaN without a target."""
 
     label_type = pa.float64()
     label_dtype = np.dtype(np.float32)
@@ -31,25 +31,25 @@ class Regression(Task):
     }
 
     def token_label_type(self) -> Any:
-        """Numbers as they are."""
+        """Numbers, unchanged."""
         return pa.float64()
 
     def config_keys(self) -> dict[str, Any]:
-        """One output."""
+        """Return one output."""
         return {"num_labels": 1, "problem_type": "regression"}
 
     @classmethod
     def fits(cls, config: Any, kind: type) -> bool:
-        """A classifier of rows with one output."""
+        """Return whether it is a classifier of rows with one output."""
         return kind.__name__.endswith(cls.architectures) and config.num_labels == 1
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Summed over the targets, fp32 ()."""
+        """Return the loss summed over the targets, fp32 ()."""
         error = (logits.squeeze(-1).float() - labels).where(~labels.isnan(), 0.0)
         return error.square().sum()
 
     def metrics(self, device: torch.device) -> Metrics:
-        """Errors and correlations."""
+        """Return errors and correlations."""
         from flatout.engine.tasks._shared.metrics import Numbers
 
         return Numbers()
@@ -57,7 +57,7 @@ class Regression(Task):
     def judge(
         self, logits: Tensor, labels: Tensor, decode: Callable[[Ints], str]
     ) -> list[Judged]:
-        """Every number is more or less wrong."""
+        """Return label and prediction; a number is never exactly right or wrong."""
         found = zip(logits.squeeze(-1).tolist(), labels.tolist(), strict=True)
         return [Judged((p - y) ** 2, y, p, None, p != y) for p, y in found]
 
@@ -66,7 +66,7 @@ class Regression(Task):
         return [pa.field("value", pa.float32())]
 
     def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
-        """Of logits (N, 1)."""
+        """Return the column from logits (N, 1)."""
         return {"value": logits[:, 0]}
 
 

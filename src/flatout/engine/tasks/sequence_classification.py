@@ -1,4 +1,4 @@
-"""One of some classes for each row."""
+"""One of several classes for each row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SequenceClassification(CrossEntropy):
-    """Cross entropy over the classes that train has."""
+    """Cross entropy over the classes of train."""
 
     label_type = pa.string()
     takes_options = CrossEntropy.takes_options | {"class_weights"}
@@ -37,7 +37,7 @@ class SequenceClassification(CrossEntropy):
     )
 
     def label_fault(self, labels: Any) -> str | None:
-        """Classes that train has no row of."""
+        """Reject classes without a row in train."""
         unknown = pc.invert(pc.is_in(labels, pa.array(self.label_names, pa.string())))
         if not (count := pc.sum(unknown).as_py()):
             return None
@@ -49,12 +49,12 @@ class SequenceClassification(CrossEntropy):
         )
 
     def encode_labels(self, labels: Any) -> Any:
-        """Names -> their numbers, int64."""
+        """Convert names to their numbers, int64."""
         numbers = pc.index_in(labels, pa.array(self.label_names, pa.string()))
         return numbers.cast(pa.int64())
 
     def config_keys(self) -> dict[str, Any]:
-        """Classes by number and name."""
+        """Return classes by number and name."""
         return {
             "problem_type": "single_label_classification",
             "id2label": dict(enumerate(self.label_names)),
@@ -62,20 +62,20 @@ class SequenceClassification(CrossEntropy):
         }
 
     def metrics(self, device: torch.device) -> Metrics:
-        """Counts of the classes, and what follows from them."""
+        """Return counts of the classes, and figures derived from them."""
         from flatout.engine.tasks._shared.metrics import Classes
 
         return Classes(len(self.label_names), device)
 
     @classmethod
     def fits(cls, config: Any, kind: type) -> bool:
-        """Any classifier of rows, but those that give one number or several labels."""
+        """Return whether it classifies rows, without one number or several labels."""
         many = config.problem_type == "multi_label_classification"
         named = kind.__name__.endswith(cls.architectures)
         return named and config.num_labels > 1 and not many
 
     def answer_fields(self) -> list[Any]:
-        """Label, its score, a probability a class."""
+        """Label, its score, a probability per class."""
         shares = [f"probability_{name}" for name in self.label_names]
         return [
             pa.field("label", pa.string()),
@@ -83,7 +83,7 @@ class SequenceClassification(CrossEntropy):
         ]
 
     def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
-        """Of logits (N, C)."""
+        """Return the columns from logits (N, C)."""
         shares = softmax(logits)
         best = shares.argmax(1)
         named = zip(self.label_names, shares.T, strict=True)
@@ -95,7 +95,7 @@ class SequenceClassification(CrossEntropy):
 
 
 def softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Over the last axis, shifted so that nothing overflows."""
+    """Return the softmax over the last axis, shifted to avoid overflow."""
     powers = np.exp(logits - logits.max(-1, keepdims=True))
     result: npt.NDArray[np.float32] = powers / powers.sum(-1, keepdims=True)
     return result

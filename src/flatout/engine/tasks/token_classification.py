@@ -1,4 +1,4 @@
-"""A tag for each word of a row, as names and places are marked."""
+"""A tag for each word of a row, for example names and places."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 class TokenClassification(CrossEntropy):
     """Cross entropy at the first piece of each word. Labels are (K, 2): the tag, and 1
-    at the first target of a row, so that no entity reaches over two rows."""
+    at the first target of a row, so that no entity spans two rows."""
 
     auto_class = "AutoModelForTokenClassification"
     architectures = ("ForTokenClassification",)
@@ -39,19 +39,19 @@ class TokenClassification(CrossEntropy):
 
     @property
     def targets_per_token(self) -> float:
-        """All of them at most."""
+        """At most all of them."""
         return 1.0
 
     def token_label_type(self) -> Any:
-        """A tag a token, IGNORED behind the first piece of a word."""
+        """A tag per token, IGNORED after the first piece of a word."""
         return pa.list_(pa.int32())
 
     def label_fault(self, labels: Any) -> str | None:
-        """Tags that train has no row of."""
+        """Reject tags without a row in train."""
         return unknown_label(labels, self.label_names)
 
     def encode_labels(self, labels: Any) -> Any:
-        """Lists of tags -> lists of their numbers, a word each."""
+        """Convert lists of tags to lists of their numbers, one per word."""
         lists = labels.combine_chunks()
         tags = pc.index_in(lists.flatten(), pa.array(self.label_names, pa.string()))
         lengths = pc.list_value_length(lists).to_numpy()
@@ -60,18 +60,18 @@ class TokenClassification(CrossEntropy):
         return pa.chunked_array([found])
 
     def config_keys(self) -> dict[str, Any]:
-        """Tags by number and name."""
+        """Return tags by number and name."""
         return named_labels(self.label_names)
 
     @classmethod
     def fits(cls, config: Any, kind: type) -> bool:
-        """A classifier of tokens."""
+        """Return whether it is a classifier of tokens."""
         return kind.__name__.endswith(cls.architectures)
 
     def targets(
         self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
     ) -> Targets:
-        """The first piece of each word."""
+        """Return the first piece of each word."""
         views = rows.views(row_ids, "labels")
         places = [np.flatnonzero(view >= 0) for view in views]
         tags = [view[own] for view, own in zip(views, places, strict=True)]
@@ -79,20 +79,20 @@ class TokenClassification(CrossEntropy):
         return Targets(places, labels)
 
     def num_targets(self, rows: Rows, row_ids: Ints, epoch: int) -> int:
-        """Words that have a piece in the row."""
+        """Return the number of words with a piece in the row."""
         views = rows.views(row_ids, "labels")
         return sum(int((view >= 0).sum()) for view in views)
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Summed over the targets, fp32 ()."""
+        """Return the loss summed over the targets, fp32 ()."""
         return super().loss(logits, labels[:, 0])
 
     def hits(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Right tags and tags, () each."""
+        """Return the numbers of right tags and of tags, () each."""
         return super().hits(logits, labels[:, 0])
 
     def metrics(self, device: torch.device) -> Metrics:
-        """Accuracy of tags; F1 of entities, where tags are B-, I- and their kin."""
+        """Return accuracy of tags; F1 of entities, if tags use B-, I- or similar."""
         from flatout.engine.tasks._shared.entities import Entities
 
         return Entities(self.label_names, device)
@@ -100,7 +100,7 @@ class TokenClassification(CrossEntropy):
     def judge(
         self, logits: Tensor, labels: Tensor, decode: Callable[[Ints], str]
     ) -> list[Judged]:
-        """By the names of the tags."""
+        """Return predictions by the names of the tags."""
         return super().judge(logits, labels[:, 0], decode)
 
     def answer_fields(self) -> list[Any]:
@@ -113,8 +113,8 @@ class TokenClassification(CrossEntropy):
     def row_answers(
         self, logits: npt.NDArray[np.float32], rows: Any
     ) -> Mapping[str, Any]:
-        """Of logits (K, C), the targets of `rows` in turn, whose labels are the numbers
-        of their words."""
+        """Return the columns from logits (K, C), the targets of `rows` in order, whose
+        labels are the numbers of their words."""
         powers = np.exp(logits - logits.max(-1, keepdims=True))
         best = logits.argmax(-1).tolist()
         scores = (powers.max(-1) / powers.sum(-1)).tolist()

@@ -1,10 +1,10 @@
-"""A loss that compares the samples of a global batch, of which a device holds a part.
+"""A loss that compares all samples of a global batch that is split over devices.
 
-Two passes (Gao et al. 2021). The first makes the logits of all micro-batches, without
+Two passes (Gao et al. 2021). The first computes the logits of all micro-batches without
 gradients; ranks exchange them, and the loss gives the gradient of each logit. The
-second makes each micro-batch's logits again, by the same random numbers, and goes back
-from them with that gradient. So the loss compares all of the global batch, and memory
-holds the activations of one micro-batch.
+second computes each micro-batch's logits again, with the same random numbers, and runs
+the backward pass with that gradient. So the loss compares the whole global batch, and
+memory contains the activations of one micro-batch.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from flatout.engine.models.model import GRADIENT
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(logits (K, ...), labels (K, ...)) -> summed loss, fp32 ()."""
 Part = tuple[Tensor, Tensor, Tensor]
-"""Logits (k, ...), labels (k, ...) and places (k,) in the global batch."""
+"""Logits (k, ...), labels (k, ...) and positions (k,) in the global batch."""
 
 
 def whole(parts: Sequence[Part], count: int, world_size: int) -> tuple[Tensor, Tensor]:
-    """Logits (S, ...) and labels (S, ...) of the `count` targets of a global batch, in
-    its order, of which ranks have `parts`. Padding has the place behind the last."""
+    """Return logits and labels (S, ...) of the `count` targets of a global batch, in
+    order, from all ranks' parts. Padding has the position after the last."""
     logits, labels, places = (torch.cat(list(own)) for own in zip(*parts, strict=True))
     found = []
     for values in (logits.float(), labels):
         every = values.new_zeros(count + 1, *values.shape[1:]).index_copy(
             0, places, values
         )[:count]
-        if world_size > 1:  # each place is one rank's, and zero on all others
+        if world_size > 1:  # each position is one rank's, and zero on all others
             torch.distributed.all_reduce(every)
         found.append(every)
     return found[0], found[1]
 
 
 class CachedGradients:
-    """The loss of a global batch, and what each of its micro-batches goes back from."""
+    """The loss of a global batch, and the gradients that start its micro-batches."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class CachedGradients:
         no_sync: Callable[[], AbstractContextManager[Any]],
         draw: Callable[[], None],
     ) -> None:
-        """`draw`: new random numbers for the next pass."""
+        """`draw`: sets new random numbers for the next pass."""
         self._runtime, self._draw = runtime, draw
         self._micro_batches = [micro.tensors() for micro in batch.micro_batches]
         self._states: list[list[Tensor]] = []
@@ -77,8 +77,8 @@ class CachedGradients:
         """() this rank's share of the summed loss."""
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        """The tensors of each micro-batch, whose loss has the gradient of the global
-        batch's by its weights; random numbers are those of the first pass."""
+        """Yield each micro-batch's tensors; its loss, by its weights, has the gradient
+        of the global batch's. Random numbers are those of the first pass."""
         for tensors, state in zip(self._micro_batches, self._states, strict=True):
             self._restore(state)
             self._draw()

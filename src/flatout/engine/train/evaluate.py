@@ -1,4 +1,4 @@
-"""Loss and accuracy of a split: long rows first, nothing padded that need not be."""
+"""Loss and accuracy of a split: long rows first, without avoidable padding."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ logger = logging.getLogger(__name__)
 
 PERPLEXITY = "perplexity"
 ROWS_AT_ONCE = 1024
-"""Rows planned together; each rank takes its share of them."""
+"""Number of rows planned together; each rank evaluates its share of them."""
 COMPARED_ROWS = 512
-"""That a loss over whole batches compares with one another, whatever the global batch:
-losses of trainings with several sizes compare."""
+"""Number of rows that a loss over whole batches compares with each other, independent
+of the global batch: losses of trainings of any size are comparable."""
 EVALUATION_EPOCH = 0
-"""Of targets that chance decides (masks): always one, so that losses compare."""
+"""Epoch of random targets (masks): always the same, so that losses are comparable."""
 
 
 @dataclass(frozen=True)
 class Judging:
-    """How an evaluation judges."""
+    """Settings of an evaluation."""
 
     own: OwnMetrics | None = None
     most_rows: int | None = None
-    """None: all."""
+    """Limit of rows; None: all."""
 
 
 class Sums:
-    """Loss and targets of a split, and what the task counts, on the device. `own`: what
-    else is counted."""
+    """Loss and targets of a split, and the task's metrics, on the device. `own`: custom
+    metrics."""
 
     def __init__(
         self, task: Task, device: torch.device, own: OwnMetrics | None = None
@@ -58,22 +58,22 @@ class Sums:
         self._targets = torch.zeros((), dtype=torch.int64, device=device)
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
-        """A few targets: logits (k, ...), labels (k, ...)."""
+        """Add some targets: logits (k, ...), labels (k, ...)."""
         self.add_loss(logits, labels)
         self.judge(logits, labels)
 
     def add_loss(self, logits: Tensor, labels: Tensor) -> None:
-        """Of targets that the task does not judge, or has judged."""
+        """Add the loss of targets whose metrics are separate or missing."""
         self._loss += self._task.loss(logits, labels).double()
         self._targets += self._task.real(labels).sum()
 
     def judge(self, logits: Tensor, labels: Tensor) -> None:
-        """Figures alone."""
+        """Add to the metrics only."""
         if self._metrics is not None:
             self._metrics.update(logits, labels)
 
     def read(self, runtime: Runtime) -> Evaluation:
-        """Of all ranks; waits for the device."""
+        """Return the evaluation of all ranks; waits for the device."""
         if runtime.ranks.world_size > 1:
             self._merge(runtime.ranks.world_size)
         targets = int(self._targets)
@@ -101,14 +101,14 @@ class Sums:
 
 
 def _of_main_rank(found: dict[str, float], device: torch.device) -> dict[str, float]:
-    """What all ranks decide by is the same to the last bit, on unlike devices too."""
+    """Return the main rank's figures, so that all ranks decide by identical bits."""
     values = torch.tensor(list(found.values()), dtype=torch.float64, device=device)
     torch.distributed.broadcast(values, src=0)
     return dict(zip(found, values.tolist(), strict=True))
 
 
 def gathered(own: Tensor, world_size: int) -> list[Tensor]:
-    """Of each rank its (k, ...), on all ranks; k may differ."""
+    """Return the (k, ...) of each rank, on all ranks; k may differ."""
     count = torch.tensor([len(own)], device=own.device)
     counts = [torch.empty_like(count) for _ in range(world_size)]
     torch.distributed.all_gather(counts, count)
@@ -129,7 +129,7 @@ def evaluate(
     runtime: Runtime,
     judging: Judging = Judging(),
 ) -> Evaluation:
-    """Over all rows once; one synchronisation, at the end. Model is left as it was."""
+    """Evaluate all rows; synchronise once, at the end. The model's mode is kept."""
     compares = model.task.whole_batch
     order, size = np.arange(len(rows)), COMPARED_ROWS
     if not compares:
@@ -153,7 +153,7 @@ def evaluate(
 
 
 def _compare(model: TaskModel, batch: StepBatch, sums: Sums, runtime: Runtime) -> None:
-    """The loss over all rows of `batch`, added up by the main rank."""
+    """Add the loss over all rows of `batch`, which only the main rank sums."""
     parts: list[Part] = []
     for micro in batch.micro_batches:
         tensors = micro.tensors()

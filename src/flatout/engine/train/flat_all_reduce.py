@@ -1,8 +1,8 @@
-"""Gradients of all ranks added up behind the backward pass, in one piece.
+"""Sum of all ranks' gradients after the backward pass, in one buffer.
 
-DDP reduces in the middle of it: that hides a slow link, but takes multiprocessors
-from matrix products, and a CUDA graph of it would have to be recorded by all ranks at
-the same step, where each meets its shapes at steps of its own.
+DDP reduces during the backward pass: that hides a slow link, but uses multiprocessors
+that matrix products need, and all ranks would have to record its CUDA graph at the same
+step, although each meets its shapes at different steps.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import torch
 from torch import nn
 
 ALIGNMENT = 64
-"""Elements; kernels read wide from places that are a multiple of 16 bytes."""
+"""Number of elements; kernels read wide from multiples of 16 bytes."""
 
 
 class FlatAllReduce:
-    """One buffer that holds the gradients of `parameters`, each in a place of its own
-    for good, so that graphs find them there. Starts from rank 0's weights, as DDP. A
-    parameter that takes no part has a gradient of zero: AdamW decays it, nobody sees it
-    (DDP refuses such models)."""
+    """One buffer with the gradients of `parameters`, each at a fixed address for
+    graphs. Starts from rank 0's weights, like DDP. A parameter that is not used has a
+    gradient of zero: AdamW decays it without a warning (DDP refuses such models)."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self._parameters = parameters
@@ -35,11 +34,11 @@ class FlatAllReduce:
             torch.distributed.broadcast(parameter.detach(), src=0)
 
     def clear(self) -> None:
-        """All gradients zero, to be added to by each micro-batch."""
+        """Set all gradients to zero, before the micro-batches add to them."""
         self._buffer.zero_()
         for parameter, part in zip(self._parameters, self._parts, strict=True):
             parameter.grad = part
 
     def __call__(self) -> None:
-        """Each gradient becomes its sum over the ranks."""
+        """Replace each gradient by its sum over the ranks."""
         torch.distributed.all_reduce(self._buffer)

@@ -1,4 +1,4 @@
-"""train(): a training from its first step to its last, and what is beside the steps."""
+"""train(): a training from its first step to its last, and the work between steps."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ from flatout.engine.train.wrong_rows import WrongRows
 logger = logging.getLogger(__name__)
 
 ROWS_TRIED = 256
-"""Of validation, on which metrics of one's own are tried before the first step."""
+"""Number of validation rows that test custom metrics before the first step."""
 
 
 @dataclass
 class TrainResult:
-    """What a run gives back on the main rank."""
+    """The result of a run on the main rank."""
 
     model_folder: Path
-    """The best model by `train.metric` on validation, `save_pretrained`."""
+    """Folder of the best model by `train.metric` on validation, `save_pretrained`."""
     last_model_folder: Path
     report: TrainReport
     history: list[LogPoint]
     confusion: list[list[int]]
-    """On the test split: confusion[true][predicted]; empty without classes."""
+    """Confusion matrix of the test split: [true][predicted]; empty without classes."""
     trust_remote_code: bool = False
-    """Whether the models' own code may run, as it did in the training."""
+    """True if the models' own code may run because it ran in the training."""
 
     @property
     def model(self) -> Any:
@@ -83,7 +83,7 @@ def train(
     if group:
         group.check_equal(agreed(job))
     if found := glimpse(job.settings.train.resume, job.work_folder):
-        # Known before the model is loaded.
+        # Checked before the model is loaded.
         check_identity(found.folder, found.manifest, identity(job))
     trainer = assemble(job, runtime, group, partial(plan, job, runtime))
     announce(trainer)
@@ -120,9 +120,9 @@ def train(
 def start_or_resume(
     trainer: Trainer, recorder: Recorder, wrong_rows: WrongRows, session: Session
 ) -> StepLoader:
-    """From the newest checkpoint where there is one; the batches from there on."""
+    """Load the newest checkpoint, if there is one; return the batches from there on."""
     start_step = session.resume()
-    if recorder.lost_patience:  # ended behind the checkpoint, before its results
+    if recorder.lost_patience:  # it ended after the checkpoint, before its results
         recorder.end_at(start_step)
     loader = StepLoader(
         trainer.data,
@@ -139,7 +139,7 @@ def start_or_resume(
 
 
 class StepRecorder(Protocol):
-    """What notes each step."""
+    """Records each step."""
 
     def step_begins(self) -> None: ...
 
@@ -151,8 +151,8 @@ class StepRecorder(Protocol):
 def take_step(
     trainer: Trainer, recorder: StepRecorder, batch: StepBatch, wait_s: float
 ) -> float:
-    """One step of any training, measured or not; its learning rate. `wait_s`: how long
-    the host waited for `batch`."""
+    """Run one step of any training, measured or not; return its learning rate.
+    `wait_s`: seconds that the host waited for `batch`."""
     total = trainer.total_steps
     lr = learning_rate(trainer.job.settings.train, batch.step % total, total)
     set_learning_rate(trainer.optimizer, lr)
@@ -170,8 +170,8 @@ def after_step(
     batch: StepBatch,
     lr: float,
 ) -> None:
-    """What is due behind the step of `batch`: a log point, an evaluation, a look at
-    wrong rows, a checkpoint. Raises Interrupted, NonFiniteError."""
+    """Run the work due after the step of `batch`: a log point, an evaluation, wrong
+    rows, a checkpoint. Raises Interrupted, NonFiniteError."""
     done = batch.step + 1
     if recorder.log_due(done):
         recorder.log(batch, lr)
@@ -186,7 +186,7 @@ def after_step(
 
 
 def validate(trainer: Trainer, recorder: Recorder, session: Session, done: int) -> None:
-    """Evaluate after `done` steps, and keep the model where it is the best so far."""
+    """Evaluate after `done` steps, and save the model if it is the best so far."""
     with recorder.paused("evaluate"):
         result = evaluate_split(trainer, trainer.job.validation)
     if recorder.note_validation(done, result):
@@ -195,7 +195,7 @@ def validate(trainer: Trainer, recorder: Recorder, session: Session, done: int) 
 
 
 def announce(trainer: Trainer) -> None:
-    """Say what really runs: kernel, type, fallbacks."""
+    """Log the settings in use: kernel, type, fallbacks."""
     runtime, resolved = trainer.runtime, trainer.resolved
     if not runtime.ranks.is_main:
         return
@@ -226,8 +226,8 @@ def announce(trainer: Trainer) -> None:
 
 
 def try_own_parts(trainer: Trainer) -> None:
-    """Parts of one's own are called before the first step, if there are any. Raises
-    SettingsError for what they may not return."""
+    """Call custom parts, if there are any, before the first step. Raises SettingsError
+    for an invalid return value."""
     train, task = trainer.job.settings.train, trainer.job.task
     check_schedule(train, trainer.total_steps)
     if own := OwnMetrics.of(train, task, tried=True):
@@ -252,7 +252,7 @@ def _evaluate_split(trainer: Trainer, rows: SplitRows, judging: Judging) -> Eval
     config = trainer.model.model.config
     budget = evaluation_budget(trainer, rows)
     resolved = replace(trainer.resolved, token_budget=budget)
-    # Graphs of the training step do not serve here, and others are not worth compiling.
+    # Graphs of the training step do not fit here, and others are not worth compiling.
     with torch.compiler.set_stance("force_eager"):
         return evaluate(
             trainer.model,
@@ -265,7 +265,7 @@ def _evaluate_split(trainer: Trainer, rows: SplitRows, judging: Judging) -> Eval
 
 
 def finish(trainer: Trainer, recorder: Recorder, session: Session) -> Evaluation:
-    """Save the last model, test the best one and note its figures."""
+    """Save the last model, test the best one and record its figures."""
     with recorder.paused("checkpoint"):
         session.end_with_best()
     with recorder.paused("evaluate"):

@@ -1,4 +1,4 @@
-"""Optimizers of PyTorch by name, and clipping that never asks the host."""
+"""Optimizers of PyTorch by name, and clipping without a host synchronisation."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Groups = list[dict[str, Any]]
 def build_optimizer(
     model: nn.Module, settings: TrainSettings, *, fused: bool, capturable: bool
 ) -> torch.optim.Optimizer:
-    """`train.optimizer` with decay on matrices only. `fused`, `capturable`: AdamW's.
-    Raises SettingsError where the model names no layers, and they are asked for."""
+    """Return `train.optimizer` with decay on matrices only. `fused`, `capturable`:
+    AdamW's. Raises SettingsError if layers are needed and the model names no layers."""
     if settings.optimizer == "muon":
         return MuonAndAdamW(model, settings)
     groups = parameter_groups(model, settings, capturable=capturable)
@@ -41,7 +41,7 @@ def build_optimizer(
 
 
 def _own_optimizer(groups: Groups, settings: TrainSettings) -> torch.optim.Optimizer:
-    """`train.optimizer`, a path. Raises SettingsError."""
+    """Return the custom `train.optimizer`, a path. Raises SettingsError."""
     path, options = settings.optimizer, settings.optimizer_options
     make = own_part(path, "train.optimizer")
     given = {id(p) for group in groups for p in group["params"]}
@@ -79,7 +79,7 @@ def _optimizer_fault(made: Any, given: set[int]) -> str:
 def _adamw(
     groups: Groups, settings: TrainSettings, **options: Any
 ) -> torch.optim.AdamW:
-    """Loshchilov & Hutter 2019."""
+    """Return AdamW (Loshchilov & Hutter 2019)."""
     return torch.optim.AdamW(
         groups,
         lr=settings.peak_learning_rate,
@@ -91,7 +91,7 @@ def _adamw(
 
 class MuonAndAdamW(torch.optim.Optimizer):
     """Muon (Jordan et al. 2024) for the matrices of layers, at AdamW's scale of rates
-    (Liu et al. 2025), so that one learning rate serves; AdamW for all else."""
+    (Liu et al. 2025), so that one learning rate fits both; AdamW for all others."""
 
     def __init__(self, model: nn.Module, settings: TrainSettings) -> None:
         momentum = MUON_MOMENTUM if settings.momentum is None else settings.momentum
@@ -112,10 +112,10 @@ class MuonAndAdamW(torch.optim.Optimizer):
         )
         self._adamw = _adamw([g for g in groups if not g["apart"]], settings)
         super().__init__([*self._muon.param_groups, *self._adamw.param_groups], {})
-        self._muon.state = self._adamw.state = self.state  # one for both
+        self._muon.state = self._adamw.state = self.state  # shared by both
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Both; there is no closure."""
+        """Step both; `closure` is ignored."""
         self._muon.step()  # type: ignore[no-untyped-call]
         self._adamw.step()
 
@@ -127,8 +127,8 @@ def parameter_groups(
     capturable: bool = False,
     apart: Collection[str] = (),
 ) -> Groups:
-    """What is trained, by decay, and by depth where `layer_decay` is set. `apart`:
-    names of parameters whose matrices are in groups of their own."""
+    """Return groups of the trained parameters, by decay, and by depth if `layer_decay`
+    is set. `apart`: names of parameters whose matrices are in separate groups."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     shares = _rate_shares(model, settings.layer_decay)
     for name, parameter in model.named_parameters():
@@ -158,8 +158,8 @@ def _lr(lr: float, parameter: Tensor, capturable: bool) -> Any:
 
 
 def _rate_shares(model: nn.Module, decay: float | None) -> dict[str, float]:
-    """Of the learning rate, by parameter: the last layer and the head behind it have
-    it whole, each layer below `decay` times the one above (Clark et al. 2020)."""
+    """Return shares of the learning rate, by parameter: 1 for the last layer and the
+    head, and for each layer below `decay` times the one above (Clark et al. 2020)."""
     if decay is None:
         return {}
     depths = layer_depths(model)
@@ -168,8 +168,8 @@ def _rate_shares(model: nn.Module, decay: float | None) -> dict[str, float]:
 
 
 def layer_depths(model: nn.Module) -> dict[str, int]:
-    """By parameter: 0 before the first layer, then 1, 2, ..., and one more behind the
-    last. Raises SettingsError where the model has no list of layers."""
+    """Return depths by parameter: 0 before the first layer, then 1, 2, ..., and one
+    more after the last. Raises SettingsError if the model has no list of layers."""
     layers = next((m for m in model.modules() if isinstance(m, nn.ModuleList)), None)
     if layers is None:
         raise SettingsError(
@@ -194,7 +194,7 @@ def _depths(
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Of each group its share of `lr`."""
+    """Set the rate of each group to its share of `lr`."""
     for group in optimizer.param_groups:
         own = lr * group.get("rate_share", 1.0)
         if isinstance(group["lr"], Tensor):
@@ -204,8 +204,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 class Updater:
-    """Clip and step. A step whose gradient or loss is not finite changes nothing:
-    the fused kernel reads that from the device, so nobody waits for it."""
+    """Clips and steps. If gradient or loss is not finite, no parameter changes: the
+    fused kernel reads that from the device, so the host does not wait."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, max_norm: float | None, *, fused: bool
@@ -218,7 +218,7 @@ class Updater:
     def __call__(
         self, loss: Tensor, scale: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Gradient norm before clipping (), and whether it was finite () bool."""
+        """Return gradient norm before clipping () and whether it was finite () bool."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
         if hasattr(norm, "full_tensor"):  # of a sharded model: a part on each rank
@@ -228,8 +228,8 @@ class Updater:
         finite = torch.isfinite(norm) & torch.isfinite(loss)
         grad_scale = self._clip_grad_norm_divisor(norm, scale)
         if self.fused:
-            # The kernel's own places for it (torch.amp.GradScaler uses them too):
-            # clipping costs no pass over the gradients.
+            # The kernel's inputs for this (torch.amp.GradScaler uses them too):
+            # clipping needs no pass over the gradients.
             self.optimizer.grad_scale = grad_scale  # type: ignore[attr-defined]
             self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
             self.optimizer.step()
@@ -239,8 +239,8 @@ class Updater:
         return norm, finite
 
     def _clip_grad_norm_divisor(self, norm: Tensor, scale: Tensor | None) -> Tensor:
-        """What gradients are divided by: the inverse of the coefficient of
-        `torch.nn.utils.clip_grad_norm_`, and the loss scale that they still carry."""
+        """Return the divisor of gradients: the inverse of the coefficient of
+        `torch.nn.utils.clip_grad_norm_`, times their loss scale."""
         grad_scale = torch.ones_like(norm)
         if self.max_norm is not None:
             grad_scale = ((norm + 1e-6) / self.max_norm).clamp(min=1.0)

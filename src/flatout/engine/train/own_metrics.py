@@ -1,4 +1,4 @@
-"""Figures of an evaluation by a function of one's own (`train.compute_metrics`)."""
+"""Figures of an evaluation by a custom function (`train.compute_metrics`)."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ logger = logging.getLogger(__name__)
 
 PARAMETER = "train.compute_metrics"
 OF_DATA = (ValueError, ArithmeticError)
-"""What a sound function may raise on few rows, as of a single class."""
+"""Errors of a correct function on few rows, for example of a single class."""
 
 
 @dataclass(frozen=True)
 class OwnMetrics:
-    """A function (predictions, labels) -> figures by name, of NumPy arrays."""
+    """A function of NumPy arrays (predictions, labels) -> figures by name."""
 
     path: str
     function: Callable[[Any, Any], Any]
     taken: frozenset[str]
-    """Names of the task's own figures."""
+    """Names of the task's figures."""
     tried: bool = False
-    """Whether this is before the training, so that errors end it."""
+    """True before the training, when errors end it."""
 
     @classmethod
     def of(
         cls, train: TrainSettings, task: Task, *, tried: bool = False
     ) -> OwnMetrics | None:
-        """None without one. Raises SettingsError."""
+        """Return it; None without a function. Raises SettingsError."""
         if train.compute_metrics is None:
             return None
         path, taken = train.compute_metrics, frozenset({"loss", *task.figures})
         return cls(path, own_part(path, PARAMETER), taken, tried)
 
     def figures(self, predictions: Any, labels: Any) -> dict[str, float]:
-        """Of predictions (N, ...) fp32 and labels (N, ...); none if the function fails.
-        Before the training: raises SettingsError for what is no error of the data."""
+        """Return figures of predictions (N, ...) fp32, labels (N, ...); empty on
+        failure. Before training, raises SettingsError for errors not caused by data."""
         try:
             found = self.function(predictions, labels)
         except Exception as error:
@@ -92,7 +92,7 @@ class OwnMetrics:
 
 
 class OwnFigures(Metrics):
-    """The task's own figures, and those of a function of all predictions."""
+    """The task's figures, and those of a function of all predictions."""
 
     def __init__(self, own: OwnMetrics, task: Task, device: torch.device) -> None:
         self._own, self._task = own, task
@@ -101,23 +101,23 @@ class OwnFigures(Metrics):
         self._labels: list[Tensor] = []
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Logits (k, ...), labels (k, ...)."""
+        """Add logits (k, ...), labels (k, ...)."""
         self._logits.append(logits.float())
         self._labels.append(labels)
         if self._inner is not None:
             self._inner.update(logits, labels)
 
     def tensors(self) -> list[Tensor]:
-        """The task's."""
+        """Return the task's tensors."""
         return [] if self._inner is None else self._inner.tensors()
 
     def kept(self) -> list[list[Tensor]]:
-        """All logits and labels, and what the task keeps."""
+        """Return all logits and labels, and the task's kept data."""
         inner = [] if self._inner is None else self._inner.kept()
         return [self._logits, self._labels, *inner]
 
     def compute(self) -> dict[str, Any]:
-        """Of rows that have a target."""
+        """Return figures of the rows with a target."""
         found = {} if self._inner is None else self._inner.compute()
         labels = torch.cat(self._labels)
         real = self._task.real(labels)
@@ -128,7 +128,7 @@ class OwnFigures(Metrics):
 
 
 def number_of(value: Any) -> float | None:
-    """A number of Python, NumPy or PyTorch; None for anything else."""
+    """Return a number of Python, NumPy or PyTorch; None for anything else."""
     if isinstance(value, (str, bytes)):
         return None
     try:
@@ -138,8 +138,8 @@ def number_of(value: Any) -> float | None:
 
 
 def check_metric(train: TrainSettings, task: Task, found: Mapping[str, float]) -> None:
-    """`found`: figures of a trial, before the training. Raises SettingsError for a
-    `train.metric` that is none of them."""
+    """Raise SettingsError if `train.metric` is not in `found`, the figures of a test
+    evaluation before the training."""
     name = train.metric
     if name is None or name in task.figures or name in found or not found:
         return

@@ -1,4 +1,4 @@
-"""Ranks that train together: the process group, wrapping, and what all agree on."""
+"""Ranks that train together: the process group, wrapping, and common decisions."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ LONGEST_WRITE = timedelta(hours=12)
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """The process group of this rank, made by Accelerate, and a second one between
-    the hosts: a word there costs the devices nothing."""
+    """The process group of this rank, made by Accelerate, and a second one between the
+    hosts: a message there does not use the devices."""
 
     accelerator: Any
     settings: DistributedSettings
     control: Any
     compute_dtype: torch.dtype = torch.float32
     writers: Alone | None = None
-    """Where each rank writes a part of a checkpoint."""
+    """Group in which each rank writes a part of a checkpoint."""
 
     @classmethod
     def join(cls, settings: DistributedSettings, runtime: Runtime) -> ProcessGroup:
-        """Meet the other ranks: NCCL between GPUs, gloo between CPUs."""
+        """Join the other ranks: NCCL between GPUs, gloo between CPUs."""
         from accelerate import Accelerator
         from accelerate.utils import (
             DistributedDataParallelKwargs,
@@ -52,8 +52,8 @@ class ProcessGroup:
 
         timeout = timedelta(seconds=settings.timeout_s)
         size = settings.bucket_mib
-        buckets = {} if size == "all" else {"bucket_cap_mb": size}  # all: without DDP
-        # A static graph is refused by DDP where gradients are accumulated (no_sync).
+        buckets = {} if size == "all" else {"bucket_cap_mb": size}  # "all": without DDP
+        # DDP refuses a static graph if gradients are accumulated (no_sync).
         ddp = DistributedDataParallelKwargs(
             gradient_as_bucket_view=True,
             broadcast_buffers=False,
@@ -66,14 +66,14 @@ class ProcessGroup:
         _check_together(accelerator)
         control = torch.distributed.new_group(backend="gloo", timeout=timeout)
         writers = None
-        if settings.strategy == "fsdp":  # the slowest disk sets how long it waits
+        if settings.strategy == "fsdp":  # it waits for the slowest disk
             writers = Writers(
                 torch.distributed.new_group(backend="gloo", timeout=LONGEST_WRITE)
             )
         return cls(accelerator, settings, control, runtime.compute_dtype, writers)
 
     def wrap(self, model: TaskModel, compiled: Callable[..., Any] | None) -> nn.Module:
-        """`model` for all ranks together; `compiled` compiles a module."""
+        """Return `model` for all ranks together; `compiled` compiles a module."""
         if self.settings.strategy == "fsdp":
             return self._shard(model, compiled)
         module = compiled(model) if compiled else model
@@ -86,8 +86,8 @@ class ProcessGroup:
     def _shard(
         self, model: TaskModel, compiled: Callable[..., Any] | None
     ) -> nn.Module:
-        """FSDP2: every rank keeps a part of each block's weights and of its state. They
-        come from rank 0, a block at a time: no device ever holds more of them."""
+        """Shard with FSDP2: every rank stores a part of each block's weights and state.
+        Rank 0 sends them block by block: no device ever stores more of them."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
@@ -104,14 +104,14 @@ class ProcessGroup:
                 fully_shard(block, mesh=mesh)
         _spread(model, device)
         fully_shard(model, mesh=mesh)
-        for name in ("logits", "logits_in_parts"):  # without a backward pass
+        for name in ("logits", "logits_in_parts"):  # methods without a backward pass
             register_fsdp_forward_method(model, name)
         return model
 
     def _shard_layer(self, layer: nn.Module, mesh: Any) -> None:
-        """Its matrices are gathered in the compute type. Autograd keeps the copies that
-        autocast makes of fp32 matrices until the backward pass, half a model on each
-        rank; a compiled layer makes them again. Norms stay fp32, as under autocast."""
+        """Gather its matrices in the compute type. Autograd keeps autocast's copies of
+        fp32 matrices until the backward pass, half a model on each rank; a compiled
+        layer makes them again. Norms stay fp32, like under autocast."""
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         vectors = [m for m in layer.modules() if _holds_vectors_alone(m)]
@@ -125,17 +125,17 @@ class ProcessGroup:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
 
     def leave(self) -> None:
-        """After the last word to the others."""
+        """Leave the group after the last message to the others."""
         self.accelerator.end_training()
 
     def all_gather(self, value: Any) -> list[Any]:
-        """`value` of each rank, in their order."""
+        """Return `value` of each rank, in their order."""
         found: list[Any] = [None] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(found, value, group=self.control)
         return found
 
     def check_equal(self, facts: Mapping[str, Any]) -> None:
-        """Raises SettingsError that names the rank and what differs there."""
+        """Raise SettingsError that names a differing rank and its differences."""
         gathered = self.all_gather(dict(facts))
         for rank, other in enumerate(gathered):
             if differences := differing(gathered[0], other):
@@ -147,8 +147,8 @@ class ProcessGroup:
 
 
 def _check_together(accelerator: Any) -> None:
-    """Accelerate keeps what the process first told it, and leaves a model unwrapped
-    where that was one rank: each would train alone, with nothing said."""
+    """Raise SettingsError if Accelerate was set up for one rank before: it would not
+    wrap the model, and each rank would silently train separately."""
     if accelerator.distributed_type == "NO":
         raise SettingsError(
             "train.distributed: this process has used Accelerate for a training of its "
@@ -158,8 +158,8 @@ def _check_together(accelerator: Any) -> None:
 
 
 def _apart(model: nn.Module, found: list[nn.Module]) -> list[nn.Module]:
-    """Of blocks the inner ones first; none whose weights are tied to others outside,
-    since both must be sharded together (BERT's embeddings and its output)."""
+    """Return blocks, the inner ones first, without those whose weights are tied to
+    others outside: both must be sharded together (BERT's embeddings and its output)."""
 
     def uses(module: nn.Module) -> Counter[int]:
         held = (p for m in module.modules() for p in m._parameters.values())
@@ -180,9 +180,9 @@ def _holds_vectors_alone(module: nn.Module) -> bool:
 
 @torch.no_grad()
 def _spread(unit: nn.Module, device: torch.device) -> None:
-    """Rank 0's weights and buffers of `unit` on `device` of all ranks, where others
-    have no storage yet. Tied weights stay tied; what is sharded already is left out."""
-    # By identity; the old one is kept, so that no other gets its number.
+    """Send rank 0's weights and buffers of `unit` to `device` of all ranks, whose
+    tensors have no storage yet. Tied weights stay tied; sharded ones are left out."""
+    # By identity; the old one is kept, so that its number is not reused.
     placed: dict[int, tuple[Tensor, Tensor]] = {}
     for module in unit.modules():
         for tensors in (module._parameters, module._buffers):
@@ -224,19 +224,19 @@ class Writers(Alone):
 
 @dataclass(frozen=True)
 class Decision:
-    """What all ranks do after a step."""
+    """Common action of all ranks after a step."""
 
     stop: int
-    """Signal to leave with; 0: none."""
+    """Signal to exit with; 0: no signal."""
     save: bool
 
 
 @dataclass
 class Agreement:
-    """Brings signals and due checkpoints of single ranks to all, at the same step.
+    """Sends signals and due checkpoints of single ranks to all, at the same step.
 
-    Hosts meet about once a second and where a checkpoint may be due, in one small
-    message; the main rank says how many steps are between.
+    Hosts communicate about once a second and when a checkpoint may be due, in one small
+    message; the main rank sets the number of steps between.
     """
 
     ranks: Ranks
@@ -251,7 +251,7 @@ class Agreement:
         return self.every_steps is not None and done % self.every_steps == 0
 
     def reach(self, done: int, stop: int, save: bool) -> Decision:
-        """Called by all ranks at the same step; `save` counts on the main rank."""
+        """Decide with all ranks at the same step; `save` counts on the main rank."""
         if self.control is None:
             return Decision(stop, save)
         apart = self._steps_apart(done) if self.ranks.is_main else 0

@@ -8,12 +8,12 @@ from flatout.engine.parameters import SettingsError, TrainSettings
 from flatout.engine.parameters.own_parts import is_own, own_part
 
 STEPS_TRIED = 1_000
-"""Of a schedule of one's own, before the first step."""
+"""Number of steps at which a custom schedule is tested before the first step."""
 
 
 def learning_rate(settings: TrainSettings, step: int, total_steps: int) -> float:
-    """Rate of `step` (from 0): linear warm-up, then the schedule, which falls no lower
-    than `min_learning_rate_share` of the peak."""
+    """Return the rate of `step` (from 0): linear warm-up, then the schedule, which
+    falls no lower than `min_learning_rate_share` of the peak."""
     if is_own(settings.schedule):
         return settings.peak_learning_rate * own_share(settings, step, total_steps)
     warmup = math.ceil(settings.warmup_fraction * total_steps)
@@ -25,8 +25,8 @@ def learning_rate(settings: TrainSettings, step: int, total_steps: int) -> float
 
 
 def own_share(settings: TrainSettings, step: int, total_steps: int) -> float:
-    """Of the peak, by `train.schedule`, a path. Raises SettingsError for what is no
-    rate."""
+    """Return the share of the peak by a custom `train.schedule`, a path. Raises
+    SettingsError for an invalid rate."""
     path = settings.schedule
     share = own_part(path, "train.schedule")(step, total_steps)
     try:
@@ -42,15 +42,14 @@ def own_share(settings: TrainSettings, step: int, total_steps: int) -> float:
 
 
 def check_schedule(settings: TrainSettings, total_steps: int) -> None:
-    """Try a schedule of one's own at steps all over a training. Raises
-    SettingsError."""
+    """Test a custom schedule at steps all over a training. Raises SettingsError."""
     if is_own(settings.schedule):
         for step in range(0, total_steps, max(1, total_steps // STEPS_TRIED)):
             own_share(settings, step, total_steps)
 
 
 def _share(settings: TrainSettings, step: int, warmup: int, total_steps: int) -> float:
-    """1 at the peak, 0 behind the last step."""
+    """Return the share: 1 at the peak, 0 after the last step."""
     done = (step - warmup) / max(1, total_steps - warmup)
     if settings.schedule == "constant":
         return 1.0

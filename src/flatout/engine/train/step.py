@@ -1,9 +1,9 @@
 """One optimizer step: forward, backward and update, without synchronising the device.
 
 Losses, hits and norms are summed on the device (`StepSums`) and read at log points.
-With one micro-batch of a shape seen before, the whole step is replayed as a CUDA
-graph, or as two around the all-reduce between ranks: for small batches launching
-kernels costs more than running them.
+With one micro-batch of a known shape, the whole step is replayed as a CUDA graph, or as
+two around the all-reduce between ranks: for small batches launching kernels costs more
+than running them.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ logger = logging.getLogger(__name__)
 Hits = Callable[[Tensor, Tensor], tuple[Tensor, Tensor] | None]
 """(logits, labels) -> right predictions and predictions, () each."""
 MAX_GRAPHS = 64
-"""Enough for nearly all shapes: a step without a graph needs memory of its own."""
+"""Most graphs, enough for nearly all shapes: eager steps need memory in addition."""
 MOST_SHAPES = 1_024
-"""That are waited for a second time."""
+"""Most shapes that are remembered until a second occurrence."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class StepSums:
     last_loss: Tensor
     last_norm: Tensor
     first_bad_step: Tensor
-    """() first step that was not finite; NEVER where there is none."""
+    """() first step that was not finite; NEVER without such a step."""
 
     NEVER = 2**62
 
@@ -73,15 +73,15 @@ class StepSums:
 class Stepper:
     """Runs steps of one model on one device.
 
-    `module` maps a dict of tensors to (summed loss, logits or None); wrapped for DDP
-    and compiled already. `no_sync` gives the context in which ranks do not reduce
-    gradients (all micro-batches but the last); with `all_reduce` they do so behind the
-    last one. `metrics_every` steps `hits` counts right predictions, for the training
-    accuracy; inside a CUDA graph it does at every step, for nothing. `compare`: a loss
-    over the samples of the whole global batch.
+    `module` maps a dict of tensors to (summed loss, logits or None); it is already
+    wrapped for DDP and compiled. `no_sync` gives the context in which ranks do not
+    reduce gradients (all micro-batches but the last); with `all_reduce` they do so
+    after the last one. Every `metrics_every` steps `hits` counts right predictions, for
+    the training accuracy; inside a CUDA graph at every step, at no cost. `compare`: a
+    loss over the samples of the whole global batch.
     """
 
-    def __init__(  # noqa: PLR0913 - what a step is made of
+    def __init__(  # noqa: PLR0913 - the parts of a step
         self,
         module: nn.Module,
         updater: Updater,
@@ -123,35 +123,35 @@ class Stepper:
             compile_clock.first_step_done()
 
     def run_eagerly(self, batch: StepBatch) -> None:
-        """Same as a replayed graph, kernel by kernel."""
+        """Run the step like a replayed graph, but kernel by kernel."""
         self.set_scalars(batch)
         self.launch(batch)
 
     def drop_graphs(self) -> None:
-        """Step kernel by kernel from here on; the graphs' memory is free again."""
+        """Run kernel by kernel from now on; the graphs' memory is freed."""
         self._graphs = None
 
     def set_scalars(self, batch: StepBatch) -> None:
-        """What differs between steps of one shape; graphs read it from the device. A
-        batch without targets has loss and gradients of zero, and AdamW steps by them:
-        moments fade and weights decay, as in PyTorch."""
+        """Set the values that differ between steps of one shape; graphs read them from
+        the device. For a batch without targets loss and gradients are zero, and AdamW
+        steps: moments fade and weights decay, like in PyTorch."""
         self.step_number.fill_(batch.step)
         self._loss_divisor.fill_(batch.divisor or 1.0)
 
     def launch(self, batch: StepBatch) -> None:
-        """All kernels of a step."""
+        """Launch all kernels of a step."""
         self.backward(batch)
         if self.all_reduce is not None:
             self.all_reduce()
         self.update()
 
     def backward(self, batch: StepBatch) -> None:
-        """This rank's gradients, and its share of the global batch's mean loss."""
+        """Compute this rank's gradients, and its share of the batch's mean loss."""
         self.clear_gradients()
         self._loss.copy_(self._accumulate_gradients(batch))
 
     def update(self) -> None:
-        """Clip and step, by the gradients of all ranks."""
+        """Clip and step, with the gradients of all ranks."""
         scale = None if self.scaler is None else self.scaler.scale
         norm, finite = self.updater(self._loss, scale)
         if self.scaler is None:
@@ -167,7 +167,8 @@ class Stepper:
             self.updater.optimizer.zero_grad(set_to_none=True)
 
     def _accumulate_gradients(self, batch: StepBatch) -> Tensor:
-        """Gradients of the global batch's mean loss; this rank's share of it, ()."""
+        """Add gradients of the global batch's mean loss; return this rank's share
+        ()."""
         if self.compare is not None and not self._is_alone(batch):
             return self._compare_samples(batch, self.compare)
         total = torch.zeros((), device=self.runtime.device)
@@ -182,11 +183,11 @@ class Stepper:
         return total
 
     def _is_alone(self, batch: StepBatch) -> bool:
-        """Whether one micro-batch is the global batch."""
+        """Return whether one micro-batch is the global batch."""
         return self.runtime.ranks.world_size == 1 and len(batch.layout) == 1
 
     def _compare_samples(self, batch: StepBatch, loss: Loss) -> Tensor:
-        """As `_accumulate_gradients`, in two passes."""
+        """Do the same as `_accumulate_gradients`, in two passes."""
         own = self.module, batch, loss, self.runtime, self.no_sync, self._draw
         cached = CachedGradients(*own)
         for index, tensors in enumerate(cached, 1):
@@ -200,7 +201,7 @@ class Stepper:
     def _run(
         self, tensors: dict[str, Tensor], *, is_last: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Summed loss and logits of a micro-batch, whose gradients are added up."""
+        """Return summed loss and logits of a micro-batch, and add up its gradients."""
         # DDP divides the sum of the ranks' gradients by their number, `all_reduce` not.
         ranks = 1 if self.all_reduce is not None else self.runtime.ranks.world_size
         with nullcontext() if is_last else self.no_sync():
@@ -216,7 +217,7 @@ class Stepper:
         return self._graphs is not None or step % self.metrics_every == 0
 
     def _count_hits(self, logits: Tensor, labels: Tensor) -> None:
-        """Of logits (K, ...) against labels (K, ...)."""
+        """Count hits of logits (K, ...) and labels (K, ...)."""
         counted = None if self.hits is None else self.hits(logits, labels)
         if counted is not None:
             self.sums.hits += counted[0]
@@ -235,19 +236,19 @@ class _LossScale:
 
     GROWTH_INTERVAL = 2000
     FLOOR = 1.0
-    """A step that overflows at this scale does so by itself."""
+    """At this scale an overflow has another cause than the scale."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.scale = torch.full((), 2.0**16, device=runtime.device)
         self._good_steps = torch.zeros((), dtype=torch.int32, device=runtime.device)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps of it."""
+        """Return the tensors that a checkpoint stores."""
         return {"loss_scale/scale": self.scale, "loss_scale/steps": self._good_steps}
 
     def cannot_mend(self, finite: Tensor) -> Tensor:
-        """() bool: the step is not finite, and a smaller scale would not help. Single
-        steps overflow while the scale adapts; they are left out, and are no fault."""
+        """Return () bool: the step is not finite, and a smaller scale would not help.
+        Steps that overflow while the scale adapts are skipped, which is no fault."""
         return ~finite & (self.scale <= self.FLOOR)
 
     def update(self, finite: Tensor) -> None:
@@ -265,12 +266,12 @@ class _LossScale:
 class _Graph:
     graph: Any
     buffer: Tensor
-    """Where the graph reads its batch."""
+    """Inputs from which the graph reads its batch."""
 
 
 class _StepGraphs:
     """A CUDA graph of the whole step for each shape of its micro-batches; with several
-    ranks of its way to the gradients, and one graph for all of the update."""
+    ranks one up to the gradients per shape, and one for all of the update."""
 
     def __init__(self, stepper: Stepper) -> None:
         self._stepper = stepper
@@ -280,8 +281,8 @@ class _StepGraphs:
         self._pool: Any = None
 
     def run(self, batch: StepBatch) -> bool:
-        """Replay the step; False where it has to run eagerly, as each shape does once:
-        what must be compiled for it would break a recording."""
+        """Replay the step; return False if it must run eagerly, like each shape once:
+        compilation for a new shape would break a recording."""
         key = batch.layout
         if key not in self._graphs:
             if len(self._graphs) >= MAX_GRAPHS or not self._seen_before(key):
@@ -300,13 +301,13 @@ class _StepGraphs:
 
     def _seen_before(self, key: Shapes) -> bool:
         seen = key in self._seen
-        if len(self._seen) >= MOST_SHAPES:  # they hardly come again
+        if len(self._seen) >= MOST_SHAPES:  # they rarely occur again
             self._seen.clear()
         self._seen.add(key)
         return seen
 
     def _capture(self, batch: StepBatch) -> _Graph:
-        """Record without running: weights stay as they are."""
+        """Record without running: weights do not change."""
         begin = time.perf_counter()
         buffer = batch.buffer.clone()
         own = replace(batch, buffer=buffer)
@@ -323,7 +324,7 @@ class _StepGraphs:
     def _record(self, work: Callable[[], None]) -> Any:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        # Other threads (pinning, copies) may go on with what a capture forbids.
+        # Other threads (pinning, copies) may use calls that a capture forbids.
         with torch.cuda.graph(
             graph, pool=self._pool, capture_error_mode="thread_local"
         ):

@@ -1,8 +1,8 @@
-"""What the model gets wrong: validation rows for people to read while it trains.
+"""Wrong predictions: validation rows for people to read during training.
 
-Of tasks with one target a row. A look is a pause, as an evaluation is: its time is in
-no window, and it draws no random number of the training's. Sharded weights are gathered
-by all ranks at once, so all of them pass the same rows; the main rank tells of them.
+For tasks with one target per row. This is a pause like an evaluation: its time is in no
+window, and it uses no random number of the training. All ranks gather sharded weights
+at once, so all of them pass the same rows; the main rank reports them.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ SHOWN = 5
 SAMPLED_ROWS = 128
 LINE_CHARACTERS = 100
 NAME_CHARACTERS = 25
-"""Of a label in a line of the log, so that the text has room behind two of them."""
+"""Most characters of a label in a line of the log, so that the text fits after two."""
 
 Decode = Callable[[Ints], str]
 
 
 @dataclass(frozen=True)
 class WrongRow:
-    """A line of the file."""
+    """One line of the file."""
 
     step: int
     row: int
@@ -53,7 +53,7 @@ class WrongRow:
 
 
 class WrongRows:
-    """Looks for wrong rows every `train.error_analysis_every` steps and at the end."""
+    """Finds wrong rows every `train.error_analysis_every` steps and at the end."""
 
     def __init__(self, trainer: Trainer) -> None:
         job = trainer.job
@@ -61,13 +61,13 @@ class WrongRows:
         self._every = job.settings.train.error_analysis_every
         if not job.task.head_kind.one_a_row or job.task.whole_batch:
             self._every = None
-        # Read now: another tokenizer may lie there when a look is due.
+        # Read now: another tokenizer may be stored there later.
         self._decode = _decoder(job) if self._every else None
         self._path = job.metrics_file.with_name(FILE_NAME)
         self._is_main = trainer.runtime.ranks.is_main
 
     def start(self, start_step: int) -> None:
-        """A new run begins without lines; a resumed one keeps those before it."""
+        """Remove the lines of later steps: for a new run, all lines."""
         if self._is_main and self._path.is_file():
             known = self._path.read_text(encoding="utf-8", errors="replace")
             self._write("w", "".join(_lines_until(start_step, known)))
@@ -78,8 +78,8 @@ class WrongRows:
         return evaluations(done - 1, done, self._trainer.total_steps, self._every) == 1
 
     def look(self, done: int) -> None:
-        """Write the worst of a sample that seed and step decide; the last look's are
-        in the log too."""
+        """Write the worst rows of a sample chosen by seed and step; the last ones are
+        also in the log."""
         trainer, split = self._trainer, self._trainer.job.validation
         judged = evaluate_within_memory(trainer, split, lambda: _judge(trainer, done))
         if not self._is_main:
@@ -100,7 +100,7 @@ class WrongRows:
         return WrongRow(done, row, text, *names, found.score, found.loss)
 
     def _write(self, mode: str, text: str) -> None:
-        """A full disk costs no run."""
+        """Write the file; a full disk does not end the run."""
         try:
             with self._path.open(mode, encoding="utf-8") as file:
                 file.write(text)
@@ -115,7 +115,7 @@ def _headline(wrong: int, judged: list[tuple[int, Judged]]) -> str:
 
 
 def line_of(row: WrongRow) -> str:
-    """`  'neg', predicted 'pos' (93 %): the film was` in one line of the log."""
+    """Return one line, such as `  'neg', predicted 'pos' (93 %): the film was`."""
     label, prediction = map(_shown, (row.label, row.prediction))
     score = "" if row.score is None else f" ({100 * row.score:.0f} %)"
     head = f"  {label}, predicted {prediction}{score}: "
@@ -133,7 +133,7 @@ def _cut(text: str, room: int) -> str:
 
 
 def _printable(text: str) -> str:
-    """One line, without the characters by which a terminal is steered."""
+    """Return one line, without characters that control a terminal."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
@@ -143,7 +143,7 @@ def _lines_until(step: int, text: str) -> Iterator[str]:
             if json.loads(line)["step"] <= step:
                 yield line
         except (ValueError, KeyError, TypeError):
-            continue  # a line that a kill has cut short
+            continue  # a line that a kill truncated
 
 
 def _as_numbers(tokens: Ints) -> str:
@@ -151,7 +151,7 @@ def _as_numbers(tokens: Ints) -> str:
 
 
 def _decoder(job: TrainJob) -> Decode:
-    """Tokens as text; as their numbers without the tokenizer that made them."""
+    """Return a function from tokens to text; to numbers without the tokenizer."""
     if job.tokenizer_file is None or job.vocabulary is None:
         return _as_numbers
     from tokenizers import Tokenizer
@@ -164,8 +164,8 @@ def _decoder(job: TrainJob) -> Decode:
 
 @torch.no_grad()
 def _judge(trainer: Trainer, done: int) -> list[tuple[int, Judged]]:
-    """Each row of a sample, by its number. It may be longer than all trained on, as
-    those of an evaluation are."""
+    """Return each row of a sample by its number. A row may be longer than all rows of
+    the training, like in evaluations."""
     job, runtime = trainer.job, trainer.runtime
     budget = evaluation_budget(trainer, job.validation)
     resolved = replace(trainer.resolved, token_budget=budget)
@@ -173,7 +173,7 @@ def _judge(trainer: Trainer, done: int) -> list[tuple[int, Judged]]:
     collator = make_collator(job, runtime, resolved, trainer.model.model.config)
     rows, ids = job.validation.sequences(_sample(job, done))
     found: list[tuple[int, Judged]] = []
-    # Graphs of the training step do not serve here.
+    # Graphs of the training step do not fit here.
     with evaluating(trainer.model), torch.compiler.set_stance("force_eager"):
         for own in planner.plan(rows.lengths(ids)).micro_batches[0]:
             heartbeat.beat()

@@ -1,1 +1,1 @@
-"""What several tasks share: losses, metrics, lists of labels."""
+"""Parts that several tasks share: losses, metrics, lists of labels."""

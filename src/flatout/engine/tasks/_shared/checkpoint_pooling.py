@@ -1,4 +1,4 @@
-"""How a checkpoint of sentence-transformers makes a vector of a text's states."""
+"""Pooling of a sentence-transformers checkpoint: a text's states to a vector."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flatout.engine.machine.hub import where_to_look
 from flatout.engine.tasks._task import TaskError
 
 MODES = {"mean": "mean", "cls": "first", "lasttoken": "last"}
-"""sentence-transformers' names -> ours."""
+"""Pooling names of sentence-transformers -> names in flatout."""
 OLD_KEYS = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
@@ -18,15 +18,15 @@ OLD_KEYS = {
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
-"""Of versions before 6."""
+"""Keys of versions before 6."""
 DEFAULT = "mean"
-"""As sentence-transformers pools a model that it knows nothing of."""
+"""Pooling that sentence-transformers uses for a model without a configuration."""
 KNOWN_MODULES = ("Transformer", "Pooling", "Normalize")
 
 
 def checkpoint_pooling(name: str | None, revision: str | None) -> str:
-    """mean, first or last, of a folder or a repository. Raises TaskError if its vectors
-    are made in another way."""
+    """Return mean, first or last, for a folder or a repository. Raises TaskError if its
+    vectors are computed in another way."""
     if name is None:
         return DEFAULT
     for module in _read(name, revision, "modules.json") or []:
@@ -52,7 +52,7 @@ def checkpoint_pooling(name: str | None, revision: str | None) -> str:
 
 
 def _read(name: str, revision: str | None, file: str) -> Any | None:
-    """A JSON file of the checkpoint; None if it has none."""
+    """Read a JSON file of the checkpoint; None if it does not exist."""
     from transformers.utils import cached_file
 
     try:

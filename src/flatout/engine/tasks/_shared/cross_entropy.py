@@ -1,4 +1,4 @@
-"""What tasks share whose targets are one of many: classes, or pieces of text."""
+"""Base of tasks whose targets are one of many: classes, or pieces of text."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class CrossEntropy(Task):
 
     @property
     def is_plain(self) -> bool:
-        """Whether a kernel may compute the loss: without options, and in a class of
-        one's own only if that has no loss of its own."""
+        """True if a kernel may compute the loss: without options, and in a custom class
+        only if it does not override the loss."""
         same = type(self).loss is CrossEntropy.loss
         return same and self.loss_options == LossOptions()
 
     def divisor(self, rows: Rows, row_ids: Ints, epoch: int) -> float | None:
-        """The sum of the targets' weights, as in PyTorch's weighted mean."""
+        """Return the sum of the targets' weights, like PyTorch's weighted mean."""
         if self.loss_options.class_weights is None:
             return None
         targets = self.targets(rows, row_ids, epoch, pools_last=False)
@@ -48,7 +48,7 @@ class CrossEntropy(Task):
         return float(weights[labels[labels != IGNORED]].sum())
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Summed over the targets, fp32 ()."""
+        """Return the loss summed over the targets, fp32 ()."""
         from torch.nn.functional import cross_entropy
 
         options, logits = self.loss_options, logits.float()
@@ -65,7 +65,7 @@ class CrossEntropy(Task):
         return losses
 
     def _weights_on(self, device: torch.device) -> Tensor | None:
-        """(C,); copied there once, which no step waits for."""
+        """Return the weights (C,), copied to the device once without a wait."""
         weights = self.loss_options.class_weights
         if weights is None:
             return None
@@ -76,24 +76,24 @@ class CrossEntropy(Task):
         return self._weights
 
     def hits(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Right predictions and predictions, () each."""
+        """Return the numbers of right predictions and of predictions, () each."""
         return (logits.argmax(-1) == labels).sum(), (labels != IGNORED).sum()
 
     def metrics(self, device: torch.device) -> Metrics:
-        """Accuracy alone."""
+        """Return only the accuracy."""
         from flatout.engine.tasks._shared.metrics import Hits
 
         return Hits(device)
 
     def chance_loss(self, num_outputs: int) -> float | None:
-        """ln(C), under a focal loss times (1 - 1 / C) to its power."""
+        """Return ln(C); with a focal loss times (1 - 1 / C) ** gamma."""
         rest = 1 - 1 / num_outputs
         return float(rest**self.loss_options.focal_gamma) * math.log(num_outputs)
 
     def judge(
         self, logits: Tensor, labels: Tensor, decode: Callable[[Ints], str]
     ) -> list[Judged]:
-        """Label and prediction by name."""
+        """Return label and prediction by name."""
         from torch.nn.functional import cross_entropy
 
         losses = cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
@@ -112,7 +112,7 @@ class CrossEntropy(Task):
         ]
 
     def _name(self, number: int, decode: Callable[[Ints], str]) -> Any:
-        """What a target is called."""
+        """Return the name of a target."""
         return self.label_names[number]
 
 
@@ -130,9 +130,9 @@ class Pieces(CrossEntropy):
 
 
 def _focus(logits: Tensor, labels: Tensor, gamma: float) -> Tensor:
-    """(1 - probability of the target) ** gamma, (K,) of logits (K, C), fp32."""
+    """Return (1 - probability of the target) ** gamma, (K,) of logits (K, C), fp32."""
     places = labels.clamp(min=0)[:, None]
     known = logits.log_softmax(-1).gather(-1, places).squeeze(-1)
-    # At 0 a power below 1 has no slope.
+    # At 0 a power below 1 has no derivative.
     rest: Tensor = (-known.expm1()).clamp(min=1e-8) ** gamma
     return rest

@@ -1,4 +1,4 @@
-"""Figures of language models that read in two directions."""
+"""Metrics of language models that read in two directions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Directions(Metrics):
         """Targets, right ones, and those among the likeliest, by direction."""
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Logits (k, 2, V), labels (k, 2)."""
+        """Add logits (k, 2, V) and labels (k, 2)."""
         losses = cross_entropy(
             logits.flatten(0, 1).float(),
             labels.flatten(),
@@ -38,12 +38,12 @@ class Directions(Metrics):
         self._counts += seen.sum(1)
 
     def tensors(self) -> list[Tensor]:
-        """To be summed over ranks, in place."""
+        """Return the tensors that are summed over ranks."""
         return [self._losses, self._counts]
 
     def compute(self) -> dict[str, Any]:
-        """By the names of `BidirectionalLM.figures`; the perplexity of both directions
-        is that of their mean loss."""
+        """Return the figures named in `BidirectionalLM.figures`; the perplexity of both
+        directions is that of their mean loss."""
         losses, counts = self._losses.tolist(), self._counts.T.tolist()
         both = [one + other for one, other in zip(*counts, strict=True)]
         found = _figures("", sum(losses), *both)

@@ -1,7 +1,7 @@
-"""Entities in tags, right only where type, begin and end are (Sang 2002).
+"""Entities in tags, right only if type, begin and end match (Sang 2002).
 
-What begins and ends an entity are the rules of conlleval, as seqeval has them: also of
-tags that no scheme allows, as I- without a B- before it.
+The rules for begin and end are those of conlleval and seqeval, also for tags that no
+scheme allows, such as I- without a B- before it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Entities(Metrics):
         self._counts = torch.zeros((3, size), dtype=torch.int64, device=device)
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Logits (k, C), labels (k, 2), whole rows."""
-        # Pieces behind the first of a word come last: they would part its entity.
+        """Add logits (k, C) and labels (k, 2) of whole rows."""
+        # Sort other pieces of a word to the end: they would split its entity.
         order = (labels[:, 0] == IGNORED).to(torch.int8).argsort(stable=True)
         labels, predicted = labels[order], logits.argmax(-1)[order]
         tags, real = labels[:, 0], labels[:, 0] != IGNORED
@@ -59,10 +59,10 @@ class Entities(Metrics):
     def _entities(
         self, tags: Tensor, starts: Tensor, real: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """At each tag (k,): whether an entity ends there, its type, where it began."""
+        """Return per tag (k,): whether an entity ends there, its type, its begin."""
         prefix = self._prefixes[tags].where(real, OUTSIDE)
         types = self._types[tags].where(real, -1)
-        # Before a row's first tag, and behind its last, stands O.
+        # The tag before a row's first and after its last is O.
         before = prefix.roll(1).where(~starts, OUTSIDE)
         other = types.roll(1).where(~starts, -1) != types
         inside = prefix != OUTSIDE
@@ -81,11 +81,11 @@ class Entities(Metrics):
         return ends, types, began
 
     def tensors(self) -> list[Tensor]:
-        """Counts."""
+        """Return the counts."""
         return [self._hits, self._counts]
 
     def compute(self) -> dict[str, Any]:
-        """All in [0, 1]; of entities nothing where tags do not mark any."""
+        """Return figures in [0, 1]; those of entities only if tags mark any."""
         hits, judged = self._hits.tolist()
         found = {"accuracy": hits / judged} if judged else {}
         if not self.has_entities:

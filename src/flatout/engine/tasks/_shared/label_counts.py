@@ -1,4 +1,4 @@
-"""Sums of tasks whose rows have several labels each."""
+"""Counts of tasks whose rows have several labels each."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from flatout.engine.tasks._task import Metrics
 
 
 class LabelCounts(Metrics):
-    """Right, given and true labels, and rows of which each label is right."""
+    """Right, predicted and true labels, and rows in which all labels are right."""
 
     def __init__(self, num_labels: int, cut: float, device: torch.device) -> None:
-        """A label is given where its logit is above `cut`."""
+        """A label is predicted if its logit is above `cut`."""
         self._cut = cut
         self._counts = torch.zeros((3, num_labels), dtype=torch.int64, device=device)
         self._rows = torch.zeros(2, dtype=torch.int64, device=device)
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Logits (k, L), labels (k, L) of 0 and 1; NaN where there is no target."""
+        """Add logits (k, L) and labels (k, L) of 0 and 1; NaN without a target."""
         real = ~labels.isnan().any(-1)
         true = labels == 1
         given = (logits.float() > self._cut) & real.unsqueeze(-1)
@@ -29,12 +29,12 @@ class LabelCounts(Metrics):
         self._rows += torch.stack([right.sum(), real.sum()])
 
     def tensors(self) -> list[Tensor]:
-        """To be summed over ranks, in place."""
+        """Return the tensors that are summed over ranks."""
         return [self._counts, self._rows]
 
     def compute(self) -> dict[str, Any]:
-        """As in scikit-learn: `f1_micro` over all labels, `f1_macro` the mean of
-        theirs, `accuracy` of whole rows; all in [0, 1]."""
+        """Return the figures of scikit-learn: `f1_micro` over all labels, `f1_macro`
+        the mean of theirs, `accuracy` of whole rows; all in [0, 1]."""
         right, rows = self._rows.tolist()
         counts = self._counts.tolist()
         each = [f1_of(*label) for label in zip(*counts, strict=True)]
@@ -46,5 +46,5 @@ class LabelCounts(Metrics):
 
 
 def f1_of(right: int, given: int, true: int) -> float:
-    """0 where there is nothing to be found and nothing is given."""
+    """Return F1; 0 without any true or predicted label."""
     return 2 * right / (given + true) if given + true else 0.0

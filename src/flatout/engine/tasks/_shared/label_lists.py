@@ -1,4 +1,4 @@
-"""What tasks share whose rows have a list of labels each."""
+"""Parts shared by tasks whose rows have a list of labels each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 
 def unknown_label(labels: Any, names: Sequence[str]) -> str | None:
-    """The first label of an Arrow column of lists that is none of `names`."""
+    """Return a message on the first unknown label of an Arrow column of lists."""
     flat = pc.list_flatten(labels)
     unknown = pc.invert(pc.is_in(flat, pa.array(names, pa.string())))
     if not pc.sum(unknown).as_py():
@@ -24,7 +24,7 @@ def unknown_label(labels: Any, names: Sequence[str]) -> str | None:
 
 
 def named_labels(names: Sequence[str]) -> dict[str, Any]:
-    """Of a model's config: labels by number and name."""
+    """Return the labels of a model's config, by number and name."""
     return {
         "id2label": dict(enumerate(names)),
         "label2id": {name: number for number, name in enumerate(names)},

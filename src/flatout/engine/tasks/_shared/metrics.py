@@ -1,6 +1,6 @@
 """Sums on the device that become the figures of an evaluation.
 
-What has to be ranked is kept whole and gathered from all ranks once, at the end.
+Values that must be ranked are kept whole and gathered from all ranks once, at the end.
 """
 
 from __future__ import annotations
@@ -17,51 +17,51 @@ from flatout.engine.tasks._task import IGNORED, Metrics
 
 TOP_K = 5
 MOST_CONFUSED = 1_000
-"""Classes, beyond which their confusion is larger than memory and use."""
+"""Most classes of a confusion matrix, which grows with their square."""
 MOST_RANKED_CLASSES = 32
-"""For the area under the curve, which keeps a score a row and class."""
+"""Most scores for the area under the curve, which keeps one per row and class."""
 
 
 class Hits(Metrics):
-    """Accuracy alone, in [0, 1]: of tokens, with classes too many for a confusion."""
+    """Only the accuracy, in [0, 1]: of tokens, which have too many classes for more."""
 
     def __init__(self, device: torch.device) -> None:
         self._hits = torch.zeros((), dtype=torch.int64, device=device)
         self._judged = torch.zeros_like(self._hits)
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Logits (k, C), labels (k,)."""
+        """Add logits (k, C) and labels (k,)."""
         self._hits += (logits.argmax(-1) == labels).sum()
         self._judged += (labels != IGNORED).sum()
 
     def tensors(self) -> list[Tensor]:
-        """Two counts."""
+        """Return two counts."""
         return [self._hits, self._judged]
 
     def compute(self) -> dict[str, Any]:
-        """Empty where there was no target."""
+        """Return the accuracy; empty without a target."""
         judged = int(self._judged)
         return {"accuracy": int(self._hits) / judged} if judged else {}
 
 
 class Classes(Metrics):
-    """Counts of classes, and what follows from them; top 5; the area under the curve;
-    the confusion if it has no more than MOST_CONFUSED rows."""
+    """Counts of classes, and figures derived from them; top 5; the area under the
+    curve; the confusion matrix if it has at most MOST_CONFUSED rows."""
 
     def __init__(self, num_classes: int, device: torch.device) -> None:
         self._num_classes = num_classes
         wide = num_classes if num_classes <= MOST_CONFUSED else 0
         self._cells = torch.zeros(wide * wide, dtype=torch.int64, device=device)
         self._counts = torch.zeros((3, num_classes), dtype=torch.int64, device=device)
-        """Right, true and predicted rows of each class."""
+        """Right, true and predicted rows of each class, (C,)."""
         self._among_first = torch.zeros((), dtype=torch.int64, device=device)
         self._scores: list[Tensor] = []
         self._labels: list[Tensor] = []
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Logits (k, C), labels (k,)."""
+        """Add logits (k, C) and labels (k,)."""
         real, predicted = labels != IGNORED, logits.argmax(-1)
-        # Rows without a target count 0 for class 0: no shape depends on the data.
+        # Rows without a target add 0 to class 0: no shape depends on the data.
         known, right = torch.where(real, labels, 0), labels == predicted
         for row, (kinds, chosen) in enumerate(
             ((known, right & real), (known, real), (predicted, real))
@@ -78,15 +78,15 @@ class Classes(Metrics):
             self._labels.append(labels)
 
     def tensors(self) -> list[Tensor]:
-        """Counts."""
+        """Return the counts."""
         return [self._cells, self._counts, self._among_first]
 
     def kept(self) -> list[list[Tensor]]:
-        """Scores (k, C or 1) and labels (k,)."""
+        """Return scores (k, C or 1) and labels (k,)."""
         return [self._scores, self._labels] if self._scores else []
 
     def compute(self) -> dict[str, Any]:
-        """By the names of `SequenceClassification.figures`; `confusion`."""
+        """Return the figures named in `SequenceClassification.figures`; `confusion`."""
         found: dict[str, Any] = {}
         if len(self._cells):
             cells = self._cells.view(self._num_classes, self._num_classes)
@@ -105,21 +105,21 @@ class Classes(Metrics):
 
 
 class Numbers(Metrics):
-    """Errors and correlations of one number a row."""
+    """Errors and correlations of one number per row."""
 
     def __init__(self) -> None:
         self._pairs: list[Tensor] = []
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Logits (k, 1), labels (k,), NaN where there is no target."""
+        """Add logits (k, 1) and labels (k,), NaN without a target."""
         self._pairs.append(torch.stack([logits[:, 0].float(), labels.float()], 1))
 
     def kept(self) -> list[list[Tensor]]:
-        """Predictions and labels (k, 2)."""
+        """Return predictions and labels (k, 2)."""
         return [self._pairs]
 
     def compute(self) -> dict[str, Any]:
-        """mse, mae, pearson, spearman; empty where there was no target."""
+        """Return mse, mae, pearson, spearman; empty without a target."""
         from scipy.stats import rankdata
 
         pairs = torch.cat(self._pairs).double().cpu().numpy()
@@ -138,8 +138,8 @@ class Numbers(Metrics):
 def figures_of_counts(
     right: Tensor, true: Tensor, predicted: Tensor
 ) -> dict[str, float]:
-    """Of (C,) each, fp64. Macro means are over the classes that occur or are
-    predicted, and what is divided by zero is zero, as in scikit-learn."""
+    """Return figures of counts (C,), fp64. Macro means are over classes that occur or
+    are predicted; a division by zero gives zero, like in scikit-learn."""
     there = true + predicted > 0
     precision = (right / predicted.clamp(min=1))[there].mean()
     recall = (right / true.clamp(min=1))[there].mean()
@@ -148,7 +148,7 @@ def figures_of_counts(
     return {
         "accuracy": accuracy,
         "f1_macro": float(f1),
-        "f1_micro": accuracy,  # where each row has one class
+        "f1_micro": accuracy,  # each row has one class
         "precision_macro": float(precision),
         "recall_macro": float(recall),
         "matthews": _matthews(right, true, predicted),
@@ -156,7 +156,7 @@ def figures_of_counts(
 
 
 def _matthews(right: Tensor, true: Tensor, predicted: Tensor) -> float:
-    """Correlation of classes (Gorodkin 2004); 0 where one side has a single class."""
+    """Return the correlation of classes (Gorodkin 2004); 0 if one side is constant."""
     count = true.sum()
     both = right.sum() * count - true @ predicted
     spread = (count**2 - true @ true) * (count**2 - predicted @ predicted)
@@ -164,14 +164,14 @@ def _matthews(right: Tensor, true: Tensor, predicted: Tensor) -> float:
 
 
 def _class_scores(logits: Tensor) -> Tensor:
-    """(k, C) -> what rows are ranked by: (k, C), of two classes (k, 1)."""
+    """Return the scores that rank rows: (k, C); for two classes (k, 1)."""
     if logits.shape[-1] == 2:
         return logits[:, 1:] - logits[:, :1]
     return logits.softmax(-1)
 
 
 def _mean_area(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:
-    """Over classes, each against the others; those without two sides are left out."""
+    """Return the mean over classes, one against the rest, without one-sided classes."""
     real = labels != IGNORED
     scores, labels = scores[real], labels[real]
     first = 1 if scores.shape[1] == 1 else 0
@@ -182,8 +182,8 @@ def _mean_area(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:
 
 
 def area_under_curve(scores: npt.NDArray[Any], positive: npt.NDArray[Any]) -> float:
-    """Share of pairs in which the positive has the higher score, equal ones counted
-    half (Mann and Whitney 1947); NaN without two sides. Scores (N,), positive (N,)."""
+    """Return the share of pairs in which the positive has the higher score, ties
+    counted half (Mann and Whitney 1947); NaN if one side is empty. All (N,)."""
     from scipy.stats import rankdata
 
     ours, others = int(positive.sum()), int((~positive).sum())
@@ -194,7 +194,7 @@ def area_under_curve(scores: npt.NDArray[Any], positive: npt.NDArray[Any]) -> fl
 
 
 def _correlation(pairs: npt.NDArray[Any]) -> float:
-    """Pearson's, of (N, 2) in fp64; NaN if one side is constant."""
+    """Return Pearson's correlation of (N, 2) in fp64; NaN if one side is constant."""
     from scipy.stats import pearsonr
 
     if not np.ptp(pairs, axis=0).all():

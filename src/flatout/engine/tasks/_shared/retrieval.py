@@ -1,4 +1,4 @@
-"""How well anchors find their positives among all passages of a split."""
+"""Retrieval metrics: ranks of the anchors' positives among all passages of a split."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 from flatout.engine.tasks._task import Metrics
 
 DEPTH = 10
-"""Passages of a query that are looked at."""
+"""Number of passages per query that are ranked."""
 QUERIES_AT_ONCE = 1024
 FIGURES = ("recall_at_1", "recall_at_5", "recall_at_10", "mrr_at_10", "ndcg_at_10")
 Ints = npt.NDArray[np.int64]
@@ -25,22 +25,22 @@ class Retrieval(Metrics):
     that is the query itself is left out."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        """`sizes`: of beginnings of the vectors that are judged too."""
+        """`sizes`: lengths of vector prefixes that are also evaluated."""
         self._sizes = sizes
         self._vectors: list[Tensor] = []
         self._labels: list[Tensor] = []
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Vectors (k, H), labels (k, 3) as `Members.labels_of` gives them."""
+        """Add vectors (k, H) and labels (k, 3) of `Members.labels_of`."""
         self._vectors.append(logits.float())
         self._labels.append(labels)
 
     def kept(self) -> list[list[Tensor]]:
-        """All vectors and labels."""
+        """Return all vectors and labels."""
         return [self._vectors, self._labels]
 
     def compute(self) -> dict[str, Any]:
-        """FIGURES of whole vectors; `<name>_dim_<size>` of shorter ones."""
+        """Return FIGURES of whole vectors; `<name>_dim_<size>` of shorter ones."""
         vectors = torch.cat(self._vectors)
         labels = torch.cat(self._labels).cpu().numpy()
         if not (labels[:, 1] == 1).any():
@@ -55,31 +55,31 @@ class Retrieval(Metrics):
 
 
 class _Wanted:
-    """Which passages each query should find, by labels (K, 3)."""
+    """The passages that each query should find, from labels (K, 3)."""
 
     def __init__(self, labels: npt.NDArray[Any]) -> None:
         samples, places, hashes = labels.T
         anchors, passages = np.flatnonzero(places == 0), np.flatnonzero(places > 0)
         texts, first, query_of = np.unique(hashes[anchors], True, True)
         self.queries: Ints = anchors[first]
-        """(Q,) rows of their vectors."""
+        """(Q,) rows of the queries' vectors."""
         corpus, first, passage_of = np.unique(hashes[passages], True, True)
         self.corpus: Ints = passages[first]
-        """(C,)"""
+        """(C,) rows of the passages' vectors."""
         order = np.argsort(samples[anchors])
         is_positive = places[passages] == 1
         own = samples[passages[is_positive]]
         at = order[np.searchsorted(samples[anchors], own, sorter=order)]
         size = len(self.corpus)
         self.pairs: Ints = np.unique(query_of[at] * size + passage_of[is_positive])
-        """query * C + passage of all that belong together, sorted."""
+        """query * C + passage of all matching pairs, sorted."""
         self.counts: Ints = np.bincount(self.pairs // size, minlength=len(texts))
-        """(Q,) passages to be found."""
+        """(Q,) number of passages to find."""
         place = np.minimum(np.searchsorted(corpus, texts), size - 1)
         themselves = np.arange(len(texts)) * size + place
         same = (corpus[place] == texts) & ~np.isin(themselves, self.pairs)
         self.themselves: Ints = np.where(same, place, -1)
-        """(Q,) the passage that is the query itself; -1: none."""
+        """(Q,) the passage that is the query itself; -1 if there is no such passage."""
 
 
 def _figures(wanted: _Wanted, vectors: Tensor) -> dict[str, float]:
@@ -95,7 +95,7 @@ def _figures(wanted: _Wanted, vectors: Tensor) -> dict[str, float]:
 
 
 def _hits(wanted: _Wanted, vectors: Tensor) -> npt.NDArray[np.bool_]:
-    """(Q, DEPTH) whether the passage of each rank belongs to the query."""
+    """Return (Q, DEPTH): whether the passage of each rank matches the query."""
     size, hits = len(wanted.corpus), []
     corpus = vectors[torch.from_numpy(wanted.corpus).to(vectors.device)]
     for start in range(0, len(wanted.queries), QUERIES_AT_ONCE):

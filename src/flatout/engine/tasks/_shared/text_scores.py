@@ -1,4 +1,4 @@
-"""What a language model says of a text: how unexpected its tokens are."""
+"""Scores of texts by a language model: how unexpected their tokens are."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class ScoresTexts(Pieces, RowAnswers):
-    """A row's answer is the mean loss of its targets, and the perplexity, e to it."""
+    """A row's answer is the mean loss of its targets, and the perplexity, exp of it."""
 
     def target_outputs(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """(K, 2) of logits (K, ..., V) and labels (K, ...): summed loss, targets."""
+        """Return (K, 2), summed loss and targets, of logits (K, ..., V) and labels."""
         import torch
         from torch.nn.functional import cross_entropy
 
@@ -30,17 +30,17 @@ class ScoresTexts(Pieces, RowAnswers):
         return pair.view(len(labels), -1, 2).sum(1)
 
     def row_outputs(self, outputs: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """(B, 2): the sums of each row; fillers of a batch add nothing."""
+        """Return (B, 2), the sums of each row; padding of a batch adds 0."""
         rows, count = _row_of_targets(batch)
         return outputs.new_zeros(count, 2).index_add_(0, rows, outputs)
 
     def answer_fields(self) -> list[Any]:
-        """Null for a text without a target, as one token alone."""
+        """Fields of the answer, null for a text without a target (a single token)."""
         numbers = [pa.field(name, pa.float32()) for name in ("loss", "perplexity")]
         return [*numbers, pa.field("targets", pa.int64())]
 
     def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
-        """Of (N, 2) from `row_outputs`."""
+        """Return the columns from (N, 2) of `row_outputs`."""
         total, targets = logits.astype(np.float64).T
         loss = np.ma.masked_array(total / np.maximum(targets, 1), targets == 0)
         columns = {"loss": loss, "perplexity": np.exp(loss)}
@@ -50,7 +50,7 @@ class ScoresTexts(Pieces, RowAnswers):
 
 
 def _row_of_targets(batch: Mapping[str, Tensor]) -> tuple[Tensor, int]:
-    """Numbers (K,) of the rows that targets are of, and how many rows there are."""
+    """Return row numbers (K,) of the targets, and the number of rows."""
     import torch
 
     index = batch["target_index"]
