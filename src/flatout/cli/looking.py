@@ -28,7 +28,7 @@ from flatout.project.mlflow_options import mlflow_options
 @PARAMS
 @click.option("--json", "wants_json", is_flag=True, help="One line, the last one.")
 def doctor(env: str | None, params: dict[str, Any], wants_json: bool) -> None:
-    """Check machine, installation, settings and data; exit code 1 with a fail.
+    """Check machine, installation, settings and data; exit code 1 if a check fails.
 
     Accepts the options of the planned run. Changes no file.
     """

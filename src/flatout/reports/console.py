@@ -27,7 +27,7 @@ from flatout.reports.report import findings_text
 logger = logging.getLogger(__name__)
 
 STYLES = {"ok": "green", "oom": "yellow"}
-"""Colors by status; other statuses are red."""
+"""Colours by status; other statuses are red."""
 
 
 def table(trials: Sequence[TrialResult], best: str | None = None) -> Table:
@@ -109,7 +109,7 @@ class TrialTable(Watcher):
 
     def __exit__(self, *_: object) -> None:
         if self.trials:
-            # A file has no width: its lines may be long.
+            # A file has no limit of width.
             width = self.console.width if self.console.is_terminal else 200
             shown = Console(file=self.console.file, width=width)
             shown.print(table(self.trials, fastest(self.trials)))

@@ -114,7 +114,7 @@ def note_rows(record: RunRecord, inputs: dict[str, Any], kind: str) -> None:
     """Record rows as MLflow's inputs; the key of the training rows becomes a tag."""
     from flatout.engine.tokenizing.token_keys import token_key
 
-    if f"train_{kind}" in inputs:  # also if a resumed run knows its inputs
+    if f"train_{kind}" in inputs:  # also in a resumed run, which has its inputs
         record.tags["token_key"] = token_key(inputs[f"train_{kind}"])
     contexts = {f"train_{kind}": "training", f"validation_{kind}": "validation"}
     known = {facts["name"] for facts in record.datasets}

@@ -34,7 +34,7 @@ def own_part(path: str, parameter: str) -> Any:
     module, _, name = path.rpartition(".")
     try:
         return getattr(import_module(module), name)
-    except Exception as error:  # the module runs: anything may go wrong there
+    except Exception as error:  # an import runs the module: any error is possible
         raise SettingsError(
             f"{parameter}: {path!r} cannot be imported ({error}): give the dotted path "
             "of something in a module on the Python path, as my_package.my_module.name"

@@ -37,7 +37,7 @@ class ClockHooks:
 
     @hook_impl
     def before_node_run(self) -> None:
-        """Kedro has loaded the node's inputs."""
+        """Book the seconds in which Kedro has loaded the node's inputs."""
         self._clock.mark("loading")
 
     @hook_impl(wrapper=True)

@@ -38,7 +38,7 @@ class DataHooks:
 
     @hook_impl
     def before_pipeline_run(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
-        """Raises SettingsError and StaleTokensError."""
+        """Lock and check the data. Raises SettingsError and StaleTokensError."""
         run = self._run
         entries.refuse(self._faults, pipeline)
         self._lock.release()
@@ -57,7 +57,7 @@ class DataHooks:
 
     @hook_impl
     def before_node_run(self, inputs: dict[str, Any]) -> None:
-        """Kedro has loaded the node's inputs."""
+        """Record the inputs that Kedro has loaded for the node."""
         self._origins.note_read(inputs)
 
     @hook_impl

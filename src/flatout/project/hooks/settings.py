@@ -36,7 +36,7 @@ class SettingsHooks:
     def before_pipeline_run(
         self, run_params: dict[str, Any], pipeline: Pipeline
     ) -> None:
-        """Raises SettingsError and UnwritableError."""
+        """Check the run and its outputs. Raises SettingsError and UnwritableError."""
         settings, options = self._run.settings, self._run.options
         check_run(settings, run_params, pipeline)
         is_tracked = options.tracks(run_params["pipeline_names"])
