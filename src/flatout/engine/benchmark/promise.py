@@ -20,8 +20,8 @@ def kept(
     came: float, tuned: Mapping[str, Any], trained_s: float = math.inf
 ) -> tuple[bool, str] | None:
     """Return whether a training reached the rate that conf/tuned has of its trials, and
-    a text; None if there is no rate. `tuned`: as the benchmark writes it; the first
-    parameter: samples/s; `trained_s`: seconds of the training."""
+    a text; None if there is no rate. `came`: samples/s of the training; `tuned`: as the
+    benchmark writes it; `trained_s`: seconds of the training."""
     low, high = tuned.get("samples_per_s_low"), tuned.get("samples_per_s_high")
     if not isinstance(low, (int, float)) or not isinstance(high, (int, float)):
         return None

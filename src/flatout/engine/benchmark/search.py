@@ -38,7 +38,7 @@ class Search:
     tuned: Tuned | None = None
     complete: bool = True
     skipped: list[Changes] = field(default_factory=list)
-    """Number of combinations skipped beyond one that ran out of memory."""
+    """Combinations skipped beyond one that ran out of memory."""
 
     @property
     def configured(self) -> TrialResult | None:

@@ -1,4 +1,4 @@
-"""What bounds a step, with the figures that say so and the next thing to change."""
+"""The bottleneck of a step, the figures that show it, and the next thing to change."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Bound = Literal["loader", "launch", "memory", "compute", "communication", "unkno
 IO_LIMIT_SHARE = 0.1
 """Share of a step lost waiting for its batch from which the loader limits."""
 GPU_UTIL_LIMIT_PCT = 70.0
-"""Below it the batch is too small, or I/O is the bottleneck."""
+"""GPU utilisation below which the batch is too small, or I/O is the bottleneck."""
 MEMORY_FULL_PCT = 90.0
 LAUNCH_SHARE = 0.9
-"""A host that needs this share of a step to launch it is what the device waits for."""
+"""If the launch needs this share of a step, the device waits for the host."""
 SCALING_LIMIT = 0.9
-"""Share of linear scaling below which exchanging gradients bounds."""
+"""Share of linear scaling below which the exchange of gradients is the bottleneck."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ def judge(
     single: TrialResult | None = None,
     tried: Sequence[TrialResult] = (),
 ) -> Verdict:
-    """What bounds `trial`. `memory_gib`: of the device; `single`: the same settings on
-    one device, where `trial` ran on several; `tried`: trials that it was faster than,
-    whose settings are not advised."""
+    """Return the bottleneck of `trial`. `memory_gib`: of the device; `single`: the same
+    settings on one device, if `trial` ran on several; `tried`: slower trials, whose
+    settings are not recommended."""
     return (
         _communication(trial, single)
         or _loader(trial, tried)
@@ -65,7 +65,7 @@ def _communication(trial: TrialResult, single: TrialResult | None) -> Verdict | 
 
 
 def scaling_share(trial: TrialResult, single: TrialResult | None) -> float | None:
-    """Rate over devices times the rate of one; 1 is linear."""
+    """Return the rate divided by devices times the rate of one; 1 is linear."""
     if trial.world_size < 2 or single is None:
         return None
     if not trial.samples_per_s or not single.samples_per_s:

@@ -1,4 +1,4 @@
-"""A training job as paths and JSON values, for processes that start from nothing."""
+"""A training job as paths and JSON values, for processes that start without state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flatout.engine.train.setup.job import TrainJob
 
 @dataclass(frozen=True)
 class JobFiles:
-    """Folders of rows, and what is known of tokenizer and labels."""
+    """Folders of rows, and the facts about tokenizer and labels."""
 
     train: str
     validation: str
@@ -40,10 +40,10 @@ class JobFiles:
         label_names: Sequence[str],
         folder: Path,
     ) -> JobFiles:
-        """Of `splits` train, validation and test; rows that are in no folder yet are
-        written under `folder`."""
+        """Make the job of `splits` train, validation and test; rows that are not in a
+        folder are written under `folder`."""
         for rows in splits.values():
-            _ = rows.facts  # noted here once, before each rank would count
+            _ = rows.facts  # counted here once, not by each rank
         return cls(
             **{name: _folder_of(rows, folder / name) for name, rows in splits.items()},
             vocabulary=asdict(vocabulary) if vocabulary else None,
@@ -59,7 +59,7 @@ class JobFiles:
         label_names: Sequence[str],
         folder: Path,
     ) -> JobFiles:
-        """Of Datasets of rows, and of tokens a transformers tokenizer."""
+        """Make the job of Datasets of rows, and of a transformers tokenizer."""
         rows = {name: rows_from_dataset(found) for name, found in splits.items()}
         vocabulary = None if tokenizer is None else Vocabulary.of(tokenizer)
         files = cls.of(rows, vocabulary, label_names, folder)
@@ -74,8 +74,8 @@ class JobFiles:
         label_names: Sequence[str],
         folder: str,
     ) -> JobFiles:
-        """Of token Datasets that were made with these settings. Raises
-        StaleTokensError. Rows that are in no folder yet go to `folder`/rows."""
+        """Make the job of token Datasets with these settings. Raises StaleTokensError.
+        Rows that are not in a folder are written to `folder`/rows."""
         if tokenizer is not None:
             check_tokens_match(splits, settings, tokenizer, label_names)
         return cls.of_datasets(splits, tokenizer, label_names, Path(folder) / "rows")
@@ -96,13 +96,13 @@ class JobFiles:
 
 
 def token_key(rows: SplitRows) -> str:
-    """The key that the tokens were written with; else a digest of the rows."""
+    """Return the key that the tokens were written with; else a digest of the rows."""
     stored = stored_key(rows.folder) if rows.folder else None
     return stored.digest if stored else arrow_digest([rows.table])
 
 
 def _vocabulary(stored: Mapping[str, Any] | None) -> Vocabulary | None:
-    """From JSON, where a tuple is a list."""
+    """Return the vocabulary from JSON, in which a tuple is a list."""
     if stored is None:
         return None
     special = tuple(stored["special_token_ids"])
@@ -118,7 +118,7 @@ def tokenizer_file(tokenizer: Any | None) -> str | None:
 
 
 def _folder_of(rows: SplitRows, folder: Path) -> str:
-    # A slice of a Dataset still names the files of the whole.
+    # A slice of a Dataset still names the files of the whole Dataset.
     if rows.folder is not None and len(open_rows(rows.folder)) == len(rows):
         return str(rows.folder.absolute())
     folder.mkdir(parents=True, exist_ok=True)

@@ -173,7 +173,7 @@ def _check_cuda_untouched() -> None:
 
 
 def check_endpoint(settings: DistributedSettings) -> None:
-    """Raise SettingsError if machine 0 cannot open its port for the others."""
+    """Raise SettingsError for an invalid endpoint or a port that machine 0 lacks."""
     endpoint = settings.rendezvous_endpoint
     if settings.num_machines == 1 or endpoint is None:
         return

@@ -27,7 +27,7 @@ END = "the end"
 LISTED = 1_000
 """Most false alarms in their file; the table of all sessions has the others."""
 MOST_TOP_KEYS = 30
-"""Largest number of keys whose figures the report lists."""
+"""Largest `detect.top_keys` for which the report lists figures."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ SCHEMA = pa.schema(
 
 
 def _judge(row: dict[str, Any], detect: DetectSettings, most: int) -> dict[str, Any]:
-    """Return columns of one session; none if it is unusable. A cut one has no end."""
+    """Return columns of one session; empty if unusable. A cut session has no end."""
     text, rank, place = row["text"], row["rank"], row["place"]
     if text is None or rank is None:
         return {}

@@ -96,7 +96,7 @@ def opened(options: SweepSettings, stale: Stale) -> Iterator[Any]:
 
 
 def _open(options: SweepSettings, stale: Stale, held: ExitStack) -> RDBStorage:
-    """Open the storage. The stack `held` releases the lock of a file at its end."""
+    """Open the storage. Closing the exit stack releases the lock of a file."""
     file = database_file(options.storage)
     if file is None:
         return _server(options, stale)

@@ -1,4 +1,4 @@
-"""Lines of sweep_trials.csv."""
+"""Rows of sweep_trials.csv."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def row(trial: FrozenTrial, place: int) -> Row:
 
 
 def number(value: Any) -> Any:
-    """Storages keep JSON, which has no NaN."""
+    """Return the number; storages store JSON, which has no NaN."""
     return value if value is None or math.isfinite(value) else None
 
 
 def shown(values: Mapping[str, Any]) -> str:
-    """`train.learning_rate=0.001, train.global_batch_size=16`, without what is None."""
+    """Return `train.learning_rate=0.001, train.global_batch_size=16`, without None."""
     return ", ".join(
         f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
         for name, value in values.items()
