@@ -16,6 +16,7 @@ NOT_RUN = {
     r"make (ui|viz)|kedro flatout ui": "tests/test_servers.py::"
     "test_a_make_target_serves_in_a_shell_that_activated_nothing",
     r"source .*": "changes the shell it is typed into",
+    r"git clone .*": "the tests run in a clone",
     r"pip install .*": "downloads packages; CI installs with the same constraints",
     r"docker .*": "needs docker; tests/test_packaging.py follows the Dockerfile",
     r"nvidia-smi": "needs an NVIDIA GPU",
