@@ -80,7 +80,7 @@ def test_mlflow_shows_the_run_and_its_rate(
     follow(folder.path)
     run_id = Sent.load(folder.path, store).run_id
 
-    command, store_variable = ["mlflow", "ui"], {"MLFLOW_TRACKING_URI": store}
+    command, store_variable = ["flatout", "ui"], {"MLFLOW_TRACKING_URI": store}
     with served(command, tmp_path, "/health", **QUICKER, **store_variable) as address:
         browser.open(f"{address}/#/experiments/1/runs")
         assert shows(browser, record.name), text(browser)

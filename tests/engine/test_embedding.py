@@ -383,6 +383,13 @@ def test_other_ways_of_pooling_are_refused(tmp_path):
         _ = task_of(name_or_path=str(tmp_path)).pooling
 
 
+def test_a_pooling_that_cannot_be_fetched_is_asked_for(monkeypatch):
+    monkeypatch.setattr("flatout.engine.machine.hub.answers", lambda: False)
+    with pytest.raises(TaskError, match=r"set model\.pooling to mean"):
+        _ = task_of(name_or_path="acme/cls-encoder").pooling
+    assert task_of(name_or_path="acme/cls-encoder", pooling="first").pooling == "first"
+
+
 def write(path, content):
     import json
 

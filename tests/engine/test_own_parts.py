@@ -63,6 +63,12 @@ def broken(predictions, labels):
 def endless(predictions, labels):
     return {"half": 0.5, "endless": float("inf")}
 
+def at(predictions, labels):
+    return {"recall@10": 0.5}
+
+def confusion(predictions, labels):
+    return {"confusion": 0.5}
+
 def few(predictions, labels):
     raise ValueError("only one class is present")
 
@@ -71,6 +77,9 @@ def negative(step, total_steps):
 
 def grows_late(step, total_steps):
     return None if step > 8 else 1.0
+
+def fails_late(step, total_steps):
+    return 1 / (11 - step)
 
 def one_argument(step):
     return 1.0
@@ -97,6 +106,27 @@ class Counting(torch.optim.SGD):
                 state["share"] = state.get("share", 1.0) * 0.5
                 p.grad.mul_(1 + state["share"] + 1 / state["count"] + group["seen"])
         super().step()
+
+class Coarse(torch.optim.Optimizer):
+    '''State of other types than the parameters.'''
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["mean"] = torch.zeros_like(p, dtype=torch.bfloat16)
+                    state["signs"] = torch.zeros_like(p, dtype=torch.uint8)
+                    state["step"] = torch.zeros((), dtype=torch.int64)
+                state["step"] += 1
+                state["mean"].lerp_(p.grad.bfloat16(), 0.1)
+                state["signs"] += (p.grad > 0).to(torch.uint8)
+                size = state["mean"].float() + 1e-3 * state["signs"].float()
+                p.sub_(group["lr"] * size / int(state["step"]))
 
 def nothing(params, lr):
     return None
@@ -224,7 +254,10 @@ def test_ten_steps_of_an_optimizer_equal_plain_pytorch(parts, tmp_path, path, op
         assert found == pytest.approx(loss.item(), rel=1e-3, abs=1e-4)
 
 
-@pytest.mark.parametrize("optimizer", ["torch.optim.NAdam", "odd_parts.more.Counting"])
+@pytest.mark.parametrize(
+    "optimizer",
+    ["torch.optim.NAdam", "odd_parts.more.Counting", "odd_parts.more.Coarse"],
+)
 def test_an_optimizer_goes_on_after_a_crash_as_if_there_had_been_none(
     parts, tmp_path, optimizer
 ):
@@ -309,6 +342,7 @@ BAD = {
         "odd_parts.more.one_argument": "cannot be called: too many positional",
         "odd_parts.more.negative": r"negative\(0, 12\) gives -1",
         "odd_parts.more.grows_late": r"grows_late\(9, 12\) gives None",
+        "odd_parts.more.fails_late": r"fails_late\(11, 12\) fails: ZeroDivision",
     },
     "compute_metrics": {
         "odd_parts.nothing.at_all": "cannot be imported",
@@ -317,6 +351,8 @@ BAD = {
         "odd_parts.more.no_dict": "returns float, not a dict of numbers",
         "odd_parts.more.text": "returns 'grade': 'good': give a number",
         "odd_parts.more.taken": "returns accuracy, which is a figure of the task",
+        "odd_parts.more.at": "'recall@10': use letters, digits",
+        "odd_parts.more.confusion": "returns confusion, which is a figure of the task",
         "odd_parts.more.broken": r"fails on 20 validation rows \(AttributeError",
     },
     "callbacks": {

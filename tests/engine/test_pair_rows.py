@@ -127,6 +127,19 @@ def test_a_pair_is_a_repeat_only_with_all_its_texts():
     assert rows.column_names == ["text", "passages", "source_row"]
 
 
+def test_all_triplets_of_an_anchor_are_in_one_split():
+    frame = pd.concat([frame_of(100, n=f"wrong {k}") for k in range(3)])
+    frame = frame.reset_index(drop=True)
+    settings = SplitSettings(**TRIPLETS)
+    raw = open_raw_texts(frame)
+    made = plan_split(raw, columns_of(settings, TASK), settings)
+    anchors = [
+        set(made[f"{name}_rows"].to_dataset()["text"])
+        for name in ("train", "validation", "test")
+    ]
+    assert sum(map(len, anchors)) == len(set.union(*anchors)) == 100
+
+
 def plan_of(frame):
     settings = SplitSettings(**PAIRS)
     raw = open_raw_texts(frame)

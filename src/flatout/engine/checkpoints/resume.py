@@ -104,6 +104,8 @@ def check_identity(folder: Path, found: Manifest, identity: dict[str, Any]) -> N
     that its version did not have count as today's default."""
     defaults = dict(by_path(Settings().model_dump(mode="json")))
     unknown = {n: defaults[n] for n in identity if n in defaults}
+    # Earlier versions kept no digest of a custom task's code.
+    unknown |= {n: v for n, v in identity.items() if n.startswith("code of ")}
     if differences := differing({**unknown, **found.identity}, identity):
         raise CheckpointError(
             f"{folder} was made by another training (then -> now): "

@@ -110,6 +110,18 @@ def stored_shapes(folder: Path, name: str) -> Shapes:
     return shapes
 
 
+def stored_types(folder: Path, name: str) -> dict[str, torch.dtype]:
+    """Types of the tensors in the files of `name`."""
+    found = {}
+    for path in _part_files(folder, name):
+        with safe_open(path, "pt") as file:
+            for key in file.keys():
+                part = file.get_slice(key)
+                some = part[:0] if part.get_shape() else file.get_tensor(key)
+                found[key] = some.dtype
+    return found
+
+
 def load_whole(folder: Path, name: str) -> Named:
     """All tensors in the files of `name`; the parts of several ranks are joined."""
     parts: dict[str, list[tuple[int, Tensor]]] = {}

@@ -22,11 +22,12 @@ def content_hashes(table: Any) -> tuple[Hashes, Hashes]:
             continue
         pairs = table.column(name).to_pylist()
         texts = [f"{a}\x1f{b}" for a, b in zip(texts, pairs, strict=True)]
+    # All pairs and triplets of one anchor belong to one split.
+    near = [xxhash.xxh3_64_intdigest(one_form(text).encode()) for text in texts]
     if "passages" in table.schema.names:
         lists = table.column("passages").to_pylist()
         texts = ["\x1f".join((a, *own)) for a, own in zip(texts, lists, strict=True)]
     digests = b"".join([xxhash.xxh3_128_digest(text.encode()) for text in texts])
-    near = [xxhash.xxh3_64_intdigest(one_form(text).encode()) for text in texts]
     exact = np.frombuffer(digests, np.uint64).reshape(-1, 2)
     return exact, np.array(near, np.uint64)
 

@@ -39,7 +39,10 @@ def fault_lines(errors: Any, model: type[BaseModel]) -> list[str]:
         path = ".".join(str(part) for part in location)
         texts.setdefault(path, []).append(_fault_text(fault, location, model))
         values[path] = _shown_value(fault)
-    return [f"{path}: {' or '.join(texts[path])}{values[path]}" for path in texts]
+    return [
+        f"{path}: {' or '.join(dict.fromkeys(texts[path]))}{values[path]}"
+        for path in texts
+    ]
 
 
 def near_or_all(name: str, valid: Collection[str], parent: str = "") -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,9 @@ logger = logging.getLogger(__name__)
 PARAMETER = "train.compute_metrics"
 OF_DATA = (ValueError, ArithmeticError)
 """Errors of a correct function on few rows, for example of a single class."""
+NAME = re.compile(r"[\w\-. :/]+", re.ASCII)
+"""Names that MLflow accepts for a metric; with another name it refuses all points."""
+NAME_RULE = "use letters, digits, spaces and _ - . : / in the name of a figure"
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,10 @@ class OwnMetrics:
         """Return it; None without a function. Raises SettingsError."""
         if train.compute_metrics is None:
             return None
-        path, taken = train.compute_metrics, frozenset({"loss", *task.figures})
+        path, taken = (
+            train.compute_metrics,
+            frozenset({"loss", "confusion", *task.figures}),
+        )
         return cls(path, own_part(path, PARAMETER), taken, tried)
 
     def figures(self, predictions: Any, labels: Any) -> dict[str, float]:
@@ -72,6 +79,8 @@ class OwnMetrics:
         for name, value in figures.items():
             if not isinstance(name, str) or value is None:
                 return self._refuse(f"returns {name!r}: {found[name]!r}: give a number")
+            if not NAME.fullmatch(name):
+                return self._refuse(f"returns {name!r}: {NAME_RULE}")
             if name in self.taken:
                 return self._refuse(f"returns {name}, which is a figure of the task")
         return {
@@ -140,9 +149,9 @@ def number_of(value: Any) -> float | None:
 def check_metric(train: TrainSettings, task: Task, found: Mapping[str, float]) -> None:
     """Raise SettingsError if `train.metric` is not in `found`, the figures of a test
     evaluation before the training."""
-    name = train.metric
-    if name is None or name in task.figures or name in found or not found:
-        return
+    name, own = train.metric, found.keys() - {"loss", "confusion", *task.figures}
+    if name is None or name in task.figures or name in found or not own:
+        return  # without figures of its own, the function has failed on these few rows
     near = near_or_all(name, {*task.figures, *found}, "")
     raise SettingsError(
         f"train.metric: neither the task nor {train.compute_metrics} has a figure "

@@ -28,7 +28,13 @@ def own_share(settings: TrainSettings, step: int, total_steps: int) -> float:
     """Return the share of the peak by a custom `train.schedule`, a path. Raises
     SettingsError for an invalid rate."""
     path = settings.schedule
-    share = own_part(path, "train.schedule")(step, total_steps)
+    try:
+        share = own_part(path, "train.schedule")(step, total_steps)
+    except Exception as error:
+        raise SettingsError(
+            f"train.schedule: {path}({step}, {total_steps}) fails: "
+            f"{type(error).__name__}: {error}"
+        ) from error
     try:
         found = float(share)
     except (TypeError, ValueError):
@@ -44,7 +50,8 @@ def own_share(settings: TrainSettings, step: int, total_steps: int) -> float:
 def check_schedule(settings: TrainSettings, total_steps: int) -> None:
     """Test a custom schedule at steps all over a training. Raises SettingsError."""
     if is_own(settings.schedule):
-        for step in range(0, total_steps, max(1, total_steps // STEPS_TRIED)):
+        every = max(1, -(-total_steps // STEPS_TRIED))
+        for step in sorted({*range(0, total_steps, every), max(0, total_steps - 1)}):
             own_share(settings, step, total_steps)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from flatout.engine.machine.hub import where_to_look
@@ -39,6 +40,7 @@ def checkpoint_pooling(name: str | None, revision: str | None) -> str:
             )
     found = _read(name, revision, "1_Pooling/config.json")
     if found is None:
+        _check_reached(name)
         return DEFAULT
     mode = found.get("pooling_mode")
     mode = mode or [own for key, own in OLD_KEYS.items() if found.get(key)]
@@ -49,6 +51,16 @@ def checkpoint_pooling(name: str | None, revision: str | None) -> str:
             "and flatout by mean, first or last: set model.pooling to one of them"
         )
     return MODES[modes[0]]
+
+
+def _check_reached(name: str) -> None:
+    """Raise TaskError if a pooling may exist that could not be fetched."""
+    if not Path(name).is_dir() and where_to_look(name).get("local_files_only"):
+        raise TaskError(
+            f"model.pooling: whether {name} names its pooling is unknown, because "
+            "1_Pooling/config.json is not in the cache and the Hub cannot be reached: "
+            "set model.pooling to mean, first or last"
+        )
 
 
 def _read(name: str, revision: str | None, file: str) -> Any | None:

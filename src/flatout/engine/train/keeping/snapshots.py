@@ -41,6 +41,7 @@ from flatout.engine.checkpoints.shards import (
     read_parts,
     save_part,
     stored_shapes,
+    stored_types,
 )
 from flatout.engine.machine.runtime import Runtime, seed_all
 from flatout.engine.parameters.own_parts import is_own
@@ -287,7 +288,10 @@ def restore(
     step = int(broadcast(checkpoint and checkpoint.manifest.step, control))
     _fill_from(folder, MODEL, named_tensors(trainer.model), trainer, control)
     shapes = broadcast(stored_shapes(folder, OPTIMIZER) if is_main else None, control)
-    targets = _optimizer_targets(trainer, shapes)
+    # A custom optimizer may have state of any type; flatout's has its parameters'.
+    is_custom = is_own(trainer.job.settings.train.optimizer)
+    read = stored_types(folder, OPTIMIZER) if is_main and is_custom else {}
+    targets = _optimizer_targets(trainer, shapes, broadcast(read, control))
     _fill_from(folder, OPTIMIZER, targets, trainer, control)
     _put_numbers_back(trainer)
     ranks = broadcast(dict(load_file(folder / RANKS)) if is_main else None, control)
@@ -295,7 +299,7 @@ def restore(
     _restore_sums(trainer, ranks["sums"])
     state = broadcast(checkpoint and _load_state(checkpoint), control)
     recorder.restore(state)
-    if is_own(trainer.job.settings.train.optimizer):
+    if is_custom:
         for group, kept in zip(
             trainer.optimizer.param_groups, state[GROUPS], strict=True
         ):
@@ -375,37 +379,44 @@ def _shape_faults(here: Shapes, there: Shapes) -> list[str]:
     ]
 
 
-def _optimizer_targets(trainer: Trainer, shapes: Mapping[str, Any]) -> Named:
+def _optimizer_targets(
+    trainer: Trainer, shapes: Mapping[str, Any], types: Mapping[str, torch.dtype]
+) -> Named:
     """Create the state that the optimizer would create at its first step, for the
-    entries in a checkpoint."""
+    entries in a checkpoint. An entry without a type has its parameter's."""
     targets = _scale_tensors(trainer)
     parameters = dict(trainer.model.named_parameters())
     for entry, shape in shapes.items():
         name, _, key = entry.rpartition("/")
         if name in parameters:
             state = trainer.optimizer.state[parameters[name]]
+            dtype = types.get(entry, parameters[name].dtype)
             state[key] = targets[entry] = _empty_state(
-                trainer, parameters[name], key, tuple(shape)
+                trainer, parameters[name], key, tuple(shape), dtype
             )
     return targets
 
 
 def _empty_state(
-    trainer: Trainer, parameter: Tensor, key: str, shape: tuple[int, ...]
+    trainer: Trainer,
+    parameter: Tensor,
+    key: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
 ) -> Tensor:
-    if key == "step":
+    if key == "step" and dtype.is_floating_point:
         resolved = trainer.resolved
         on_device = resolved.fused_optimizer or resolved.cuda_graphs
         device = parameter.device if on_device else torch.device("cpu")
         return torch.zeros((), dtype=torch.float32, device=device)
-    for kind, dtype in NUMBERS.items():
+    for kind, number_type in NUMBERS.items():
         if key.endswith(f"{NUMBER}{kind.__name__}"):
-            return torch.zeros((), dtype=dtype)
+            return torch.zeros((), dtype=number_type)
     if shape == () and is_own(trainer.job.settings.train.optimizer):
-        return torch.zeros((), dtype=parameter.dtype)  # on the CPU, like PyTorch's
+        return torch.zeros((), dtype=dtype)  # on the CPU, like PyTorch's
     if shape == tuple(parameter.shape):  # sharded like the parameter
-        return torch.zeros_like(parameter, requires_grad=False)
-    return torch.zeros(shape, dtype=parameter.dtype, device=parameter.device)
+        return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+    return torch.zeros(shape, dtype=dtype, device=parameter.device)
 
 
 def _restore_generators(trainer: Trainer, ranks: Named, step: int) -> None:

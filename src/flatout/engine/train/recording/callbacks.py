@@ -9,7 +9,7 @@ from typing import Any
 
 from flatout.engine.parameters import SettingsError
 from flatout.engine.parameters.own_parts import own_part
-from flatout.engine.train.own_metrics import number_of
+from flatout.engine.train.own_metrics import NAME, number_of
 from flatout.engine.train.recording.metrics_file import MetricsFile
 
 logger = logging.getLogger(__name__)
@@ -65,11 +65,13 @@ def _figures(path: str, returned: Any) -> dict[str, float]:
     kept = {
         name: value
         for name, value in numbers.items()
-        if value is not None and math.isfinite(value) and not name.startswith(TAKEN)
+        if value is not None and math.isfinite(value)
+        if NAME.fullmatch(name) and not name.startswith(TAKEN)
     }
     if dropped := sorted(numbers.keys() - kept.keys()):
         logger.warning(
-            "%s: %s: %s ignored: not a finite number, or a name of flatout's",
+            "%s: %s: %s ignored: not a finite number, a name that MLflow refuses, or a "
+            "name of flatout's",
             *(PARAMETER, path, ", ".join(dropped)),
         )
     return kept

@@ -10,7 +10,7 @@ from typing import Any
 
 from flatout import __version__
 from flatout.engine.files.own_code import digest_of, source_of
-from flatout.engine.parameters import TrainSettings
+from flatout.engine.parameters import Settings
 from flatout.engine.parameters.common import EXECUTION, MACHINE, by_path
 from flatout.engine.parameters.own_parts import is_own
 from flatout.engine.parameters.roles import in_role, is_in
@@ -28,14 +28,16 @@ def identity(job: TrainJob) -> dict[str, Any]:
         "label_names": list(job.label_names),
         "train rows": len(job.train),
         "token rows": job.data_key,
-        **_own_code(job.settings.train),
+        **_own_code(job.settings),
     }
 
 
-def _own_code(train: TrainSettings) -> dict[str, str]:
+def _own_code(settings: Settings) -> dict[str, str]:
     """Digests of the modules of custom parts; not of PyTorch's, whose version may
     change."""
+    train, model = settings.train, settings.model
     named = (train.optimizer, train.schedule, train.compute_metrics)
+    named = (*named, model.task, model.family)
     modules = {p.rpartition(".")[0] for p in named if p is not None and is_own(p)}
     own = {m: source_of(m) for m in modules if m.partition(".")[0] != "torch"}
     return {f"code of {m}": digest_of([file]) for m, file in own.items() if file}
