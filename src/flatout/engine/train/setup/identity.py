@@ -36,8 +36,8 @@ def _own_code(settings: Settings) -> dict[str, str]:
     """Digests of the modules of custom parts; not of PyTorch's, whose version may
     change."""
     train, model = settings.train, settings.model
-    named = (train.optimizer, train.schedule, train.compute_metrics)
-    named = (*named, model.task, model.family)
+    own_parts = (train.optimizer, train.schedule, train.compute_metrics)
+    named = (*own_parts, model.task, model.family)
     modules = {p.rpartition(".")[0] for p in named if p is not None and is_own(p)}
     own = {m: source_of(m) for m in modules if m.partition(".")[0] != "torch"}
     return {f"code of {m}": digest_of([file]) for m, file in own.items() if file}
