@@ -72,6 +72,7 @@ def test_a_folder_that_cannot_be_locked_does_not_stop_a_run(tmp_path):
     hooks = hooks_of(tmp_path / "file/data")
     begin(hooks, train)
     hooks.after_pipeline_run(Pipeline([]))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.process
