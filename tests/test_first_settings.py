@@ -90,6 +90,16 @@ KINDS = {
             "label_column": None,
         },
     ),
+    "pairs.jsonl": (
+        lambda n: {"Query": text(), "positive": text(), "negatives": [text()]},
+        "embedding",
+        {
+            "anchor_column": "Query",
+            "positive_column": "positive",
+            "negative_column": "negatives",
+            "label_column": None,
+        },
+    ),
     "chats.jsonl": (
         chat,
         "causal-lm",

@@ -83,6 +83,12 @@ def test_each_task_has_a_line_to_compare_with(figures, line):
         assert name not in lines[0]
 
 
+def test_the_metric_that_chooses_is_shown():
+    found = {**dict.fromkeys(("loss", "recall_at_1", "recall_at_5"), 0.5), "mrr": 0.25}
+    [line] = summary_lines(None, {"split": "test", **found}, {}, None, "mrr")
+    assert line == "test        loss 0.5000  mrr 0.2500  recall_at_1 0.5000"
+
+
 def test_steps_without_a_rate_are_bound_by_nothing():
     none = {"samples_per_s": float("nan"), "loader_wait_pct": float("nan")}
     [line, *_] = summary_lines(TRAINED | none, None, PLACES, None)

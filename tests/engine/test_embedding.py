@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from flatout.engine.machine.runtime import set_up
 from flatout.engine.models.model import GRADIENT
 from flatout.engine.parameters import ModelSettings, SettingsError, parse_settings
 from flatout.engine.rows.tokens import TokenRows
+from flatout.engine.sweep.space import objective
 from flatout.engine.tasks import TaskError, make_task
 from flatout.engine.tasks._shared.retrieval import Retrieval
 from flatout.engine.train.loop import evaluate_split, train
@@ -316,6 +318,20 @@ def test_figures_of_shorter_vectors_have_names_of_their_own():
     }
 
 
+def test_a_figure_of_shorter_vectors_chooses_the_best_model(tmp_path):
+    model = {"matryoshka": [16, 8]}
+    job = pair_job(tmp_path, model=model, metric="recall_at_1_dim_8", evaluate_every=1)
+    report = train(job, set_up(job.settings.runtime)).report.as_dict()
+    points = job.metrics_file.read_text().splitlines()
+    found = [json.loads(point)["metrics"] for point in points]
+    name = "validation_recall_at_1_dim_8"
+    assert report[name] == max(own[name] for own in found if name in own)
+    assert objective(job.settings) == (name, True)
+    job = pair_job(tmp_path, model=model, metric="recall_at_1_dim_32")
+    with pytest.raises(SettingsError, match="no metric 'recall_at_1_dim_32'"):
+        assemble(job, set_up(job.settings.runtime))
+
+
 def test_it_trains_and_finds_what_it_learnt(tmp_path):
     job = pair_job(tmp_path, token_budget=300, max_steps=None, epochs=6)
     job = replace(job, validation=job.train, test=job.train)
@@ -391,7 +407,5 @@ def test_a_pooling_that_cannot_be_fetched_is_asked_for(monkeypatch):
 
 
 def write(path, content):
-    import json
-
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content))

@@ -26,23 +26,26 @@ def summary_lines(
     judged: Report | None,
     places: Mapping[str, str],
     env: str | None,
+    metric: str | None = None,
 ) -> list[str]:
     """Return lines. `trained`: train_report; `judged`: evaluation_report; `places`:
-    paths of the model and of the report of its training."""
-    rows = [*_of_training(trained), *_of_evaluation(judged)]
+    paths of the model and of the report of its training; `metric`: `train.metric`."""
+    rows = [*_of_training(trained, metric), *_of_evaluation(judged, metric)]
     if trained:
         if not judged:
-            rows.append(("test", _figures(trained, "test_")))
+            rows.append(("test", _figures(trained, "test_", metric)))
         rows += places.items()
         rows += _next(env)
     return [f"{name:<12}{text}" for name, text in rows if text]
 
 
-def _of_training(report: Report | None) -> Iterator[tuple[str, str]]:
+def _of_training(
+    report: Report | None, metric: str | None
+) -> Iterator[tuple[str, str]]:
     if report:
         peak = f"peak {report['peak_reserved_gib']:.1f} GiB"
         yield "trained", f"{report['steps']:,} steps{_rate(report)}, {peak}"
-        yield "validation", _figures(report, "validation_")
+        yield "validation", _figures(report, "validation_", metric)
 
 
 def _rate(report: Report) -> str:
@@ -54,9 +57,11 @@ def _rate(report: Report) -> str:
     return f" at {rate:,.0f} samples/s, {bound}-bound (loader wait {waits:.1f} %)"
 
 
-def _of_evaluation(report: Report | None) -> Iterator[tuple[str, str]]:
+def _of_evaluation(
+    report: Report | None, metric: str | None
+) -> Iterator[tuple[str, str]]:
     if report:
-        yield report["split"], _figures(report, "")
+        yield report["split"], _figures(report, "", metric)
         if MAJORITY in report:
             most, share = report["majority_label"], report[MAJORITY]
             yield "", f"accuracy {share:.4f} by saying {most!r} always"
@@ -79,8 +84,9 @@ def _next(env: str | None) -> Iterator[tuple[str, str]]:
         yield name, f"{asked:<{33 + len(option)}}{what}"
 
 
-def _figures(report: Report, prefix: str) -> str:
-    """Return the first figures: the loss, then those of the task, in its order."""
+def _figures(report: Report, prefix: str, metric: str | None) -> str:
+    """Return the first figures: the loss, `metric`, then those of the task in its
+    order."""
     named = {
         name.removeprefix(prefix): value
         for name, value in report.items()
@@ -88,6 +94,6 @@ def _figures(report: Report, prefix: str) -> str:
         and isinstance(value, float)
         and name not in BASELINES
     }
-    first = [item for item in named.items() if item[0] not in BASELINES]
-    first = first[:MOST_FIGURES]
-    return "  ".join(f"{name} {value:.4f}" for name, value in first)
+    first = dict.fromkeys(["loss", *([metric] if metric else []), *named])
+    shown = [name for name in first if name in named][:MOST_FIGURES]
+    return "  ".join(f"{name} {named[name]:.4f}" for name in shown)

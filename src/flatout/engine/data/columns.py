@@ -70,6 +70,11 @@ class Columns:
                 f"model.task is {task}, which needs pairs: set split.anchor_column and "
                 "split.positive_column"
             )
+        if form == "pairs" and settings.text_pair_column:
+            raise RawTextsError(
+                f"split.text_pair_column is of no use for model.task {task}, whose "
+                "second text is split.positive_column: set it to null"
+            )
         if label_type is not None and settings.label_column is None and not flags:
             raise RawTextsError(
                 f"model.task is {task}, which needs labels: set split.label_column "

@@ -17,7 +17,7 @@ from flatout.engine.parameters import (
     SweptValue,
     near_or_all,
 )
-from flatout.engine.tasks import higher_is_better, task_class
+from flatout.engine.tasks import figures_of, higher_is_better, task_class
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -38,12 +38,12 @@ def objective(settings: Settings) -> tuple[str, bool]:
     SettingsError for a figure that the task does not have."""
     name = settings.sweep.choose_by
     name = name or f"validation_{settings.train.metric or 'loss'}"
-    task, train = task_class(settings.model.task), settings.train
-    known = [f"validation_{figure}" for figure in task.figures]
-    if name not in known and train.compute_metrics is None:
+    task = task_class(settings.model.task)
+    known = [f"validation_{figure}" for figure in figures_of(settings.model, task)]
+    if name not in known and settings.train.compute_metrics is None:
         near = near_or_all(name, known, "")
         raise SettingsError(f"sweep.choose_by: {name} is no figure of the task; {near}")
-    return name, higher_is_better(train, task, name.removeprefix("validation_"))
+    return name, higher_is_better(settings, task, name.removeprefix("validation_"))
 
 
 def check_sweep(settings: Settings) -> None:

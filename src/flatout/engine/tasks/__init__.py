@@ -25,6 +25,7 @@ from flatout.engine.parameters import (
 from flatout.engine.parameters.own_parts import own_part
 from flatout.engine.rows.vocabulary import Vocabulary
 from flatout.engine.tasks._options import (
+    figures_of,
     higher_is_better,
     loss_options,
     option_faults,
@@ -65,6 +66,7 @@ __all__ = [
     "without_options",
     "check_options",
     "columns_of",
+    "figures_of",
     "higher_is_better",
     "learns_texts",
     "loss_options",

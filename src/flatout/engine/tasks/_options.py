@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
 from flatout.engine.parameters import (
+    ModelSettings,
     Settings,
     SettingsError,
     TrainSettings,
     near_or_all,
 )
 from flatout.engine.parameters.own_parts import own_part_faults
-from flatout.engine.tasks._task import HeadKind, LossOptions, Task
+from flatout.engine.tasks._task import HeadKind, LossOptions, OwnPooling, Task
 
 MAX_SHOWN = 5
 """Number of classes named in a message."""
@@ -32,11 +33,22 @@ def option_faults(settings: Settings, task: type[Task]) -> list[str]:
     return [*faults, *filter(None, found), *own_part_faults(settings.train)]
 
 
-def higher_is_better(train: TrainSettings, task: type[Task], figure: str) -> bool:
+def figures_of(model: ModelSettings, task: type[Task]) -> dict[str, bool]:
+    """Return the task's figures like `Task.figures`, and those of shorter vectors
+    (`model.matryoshka`)."""
+    sizes = model.matryoshka if issubclass(task, OwnPooling) else []
+    own = {name: higher for name, higher in task.figures.items() if name != "loss"}
+    found = dict(task.figures)
+    for size in sizes:
+        found |= {f"{name}_dim_{size}": higher for name, higher in own.items()}
+    return found
+
+
+def higher_is_better(settings: Settings, task: type[Task], figure: str) -> bool:
     """Return whether a higher `figure` of the task or the custom metrics is better."""
-    if figure in task.figures:
-        return task.figures[figure]
-    given = train.greater_is_better
+    if figure in (known := figures_of(settings.model, task)):
+        return known[figure]
+    given = settings.train.greater_is_better
     return not figure.endswith("loss") if given is None else given
 
 
@@ -98,9 +110,10 @@ def _weight_fault(name: str, names: Sequence[str]) -> SettingsError:
 def _metric_fault(settings: Settings, task: type[Task]) -> str | None:
     name = settings.train.metric
     own = settings.train.compute_metrics is not None
-    if name is None or own or name in task.figures:
+    known = figures_of(settings.model, task)
+    if name is None or own or name in known:
         return None
-    near = near_or_all(name, task.figures, "")
+    near = near_or_all(name, known, "")
     return f"train.metric: {settings.model.task} has no metric {name!r}; {near}"
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flatout.engine.parameters import SettingsError, TrainSettings, near_or_all
 from flatout.engine.parameters.own_parts import own_part
-from flatout.engine.tasks import Metrics, Task
+from flatout.engine.tasks import Metrics, Task, figures_of
 
 logger = logging.getLogger(__name__)
 
@@ -44,10 +44,8 @@ class OwnMetrics:
         """Return it; None without a function. Raises SettingsError."""
         if train.compute_metrics is None:
             return None
-        path, taken = (
-            train.compute_metrics,
-            frozenset({"loss", "confusion", *task.figures}),
-        )
+        path, known = train.compute_metrics, figures_of(task.settings, type(task))
+        taken = frozenset({"loss", "confusion", *known})
         return cls(path, own_part(path, PARAMETER), taken, tried)
 
     def figures(self, predictions: Any, labels: Any) -> dict[str, float]:
@@ -149,10 +147,11 @@ def number_of(value: Any) -> float | None:
 def check_metric(train: TrainSettings, task: Task, found: Mapping[str, float]) -> None:
     """Raise SettingsError if `train.metric` is not in `found`, the figures of a test
     evaluation before the training."""
-    name, own = train.metric, found.keys() - {"loss", "confusion", *task.figures}
-    if name is None or name in task.figures or name in found or not own:
+    known = figures_of(task.settings, type(task))
+    name, own = train.metric, found.keys() - {"loss", "confusion", *known}
+    if name is None or name in known or name in found or not own:
         return  # without figures of its own, the function has failed on these few rows
-    near = near_or_all(name, {*task.figures, *found}, "")
+    near = near_or_all(name, {*known, *found}, "")
     raise SettingsError(
         f"train.metric: neither the task nor {train.compute_metrics} has a figure "
         f"{name!r}; {near}"

@@ -87,6 +87,7 @@ class ClockHooks:
             self._reports.get("evaluation_report"),
             {name: self._place(entry) for name, entry in PLACES.items()},
             env,
+            self._run.settings.train.metric,
         )
         Console(stderr=True).print(Text("\n".join(lines)), soft_wrap=True)
 

@@ -20,6 +20,9 @@ from flatout.project.init.first_look import (
 
 PROMPTS = ("prompt", "question", "instruction", "input")
 COMPLETIONS = ("completion", "answer", "response", "output")
+ANCHORS = ("anchor", "query")
+POSITIVES = ("positive", "pos")
+NEGATIVES = ("negative", "negatives", "neg")
 
 
 def _chats(look: FirstLook) -> Guessed | None:
@@ -32,6 +35,19 @@ def _chats(look: FirstLook) -> Guessed | None:
                 why = f"{name} holds messages with role and content"
                 return Guessed(split, why, texts)
     return None
+
+
+def _pairs(look: FirstLook) -> Guessed | None:
+    columns = look.columns
+    texts = [name for name, values in columns.items() if are_texts(values)]
+    anchor, positive = named(texts, ANCHORS), named(texts, POSITIVES)
+    if anchor is None or positive is None:
+        return None
+    split = {"anchor_column": anchor, "positive_column": positive}
+    if negative := named(list(columns), NEGATIVES):
+        split["negative_column"] = negative
+    why = f"{positive} belongs to {anchor}"
+    return Guessed({**split, "label_column": None}, why, columns[positive])
 
 
 def _completions(look: FirstLook) -> Guessed | None:
@@ -102,6 +118,7 @@ def _numbers(columns: ColumnValues) -> Guessed | None:
 
 BY_ROWS: tuple[tuple[str, Callable[[FirstLook], Guessed | None]], ...] = (
     ("causal-lm", _chats),
+    ("embedding", _pairs),
     ("causal-lm", _completions),
     ("token-classification", _tags),
 )

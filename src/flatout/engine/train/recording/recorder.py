@@ -249,8 +249,8 @@ class Recorder:
         also count evaluations since the best one."""
         name = self._metric_of(result)
         job = self.trainer.job
-        train, task = job.settings.train, type(job.task)
-        sign = -1.0 if higher_is_better(train, task, name or "loss") else 1.0
+        higher = higher_is_better(job.settings, type(job.task), name or "loss")
+        sign = -1.0 if higher else 1.0
         found = sign * result.value(name)
         # No value is less than NaN, which the first evaluation's best may be.
         best = math.nan if self.best is None else sign * self.best.value(name)
