@@ -100,6 +100,15 @@ KINDS = {
             "label_column": None,
         },
     ),
+    "scored.csv": (
+        lambda n: {"sentence1": text(), "sentence2": text(), "score": n / 60},
+        "embedding",
+        {
+            "anchor_column": "sentence1",
+            "positive_column": "sentence2",
+            "label_column": "score",
+        },
+    ),
     "chats.jsonl": (
         chat,
         "causal-lm",

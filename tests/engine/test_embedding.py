@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy.stats import spearmanr
 from transformers import AutoModel
 
 from flatout.engine.machine.runtime import set_up
@@ -44,13 +45,15 @@ def pair_rows(count, negatives=0, seed=3):
     return rows_of(samples)
 
 
-def rows_of(samples):
+def rows_of(samples, scores=None):
     """Of lists of texts, lists of ids: the anchor's, the positive's, negatives'."""
     ids = [[number for text in texts for number in text] for texts in samples]
     lengths = [[len(text) for text in texts] for texts in samples]
     table = {"input_ids": ids, "sequence_lengths": lengths}
     lists = {name: pa.array(v, pa.list_(pa.int32())) for name, v in table.items()}
-    return TokenRows(pa.table(lists))
+    return TokenRows(
+        pa.table({**lists, **({} if scores is None else {"labels": scores})})
+    )
 
 
 def pair_job(folder, *, family="bert", negatives=0, model=None, config=None, **train):
@@ -177,6 +180,57 @@ def gradients_of(trainer, step=0):
     return {name: p.grad.clone() for name, p in named if p.grad is not None}
 
 
+def scored_rows(rows, seed=1):
+    """The same pairs, with a score each."""
+    scores = np.random.default_rng(seed).uniform(-1, 1, len(rows))
+    return rows_of(texts_of(rows, range(len(rows))), scores)
+
+
+@pytest.mark.parametrize("budget", ["64 pairs", "8 pairs"])
+def test_scored_pairs_learn_their_cosines(tmp_path, budget):
+    job = pair_job(tmp_path, token_budget=BUDGETS[budget], batching="packed")
+    names = ("train", "validation", "test")
+    job = replace(job, **{name: scored_rows(getattr(job, name)) for name in names})
+    trainer = assemble(job, set_up(job.settings.runtime))
+    trainer.model.train()
+    found = gradients_of(trainer)
+    plain = build_model(job)
+    plain.load_state_dict(trainer.model.model.state_dict())
+    row_ids = trainer.data.batches.rows(0)
+    one, other = zip(*texts_of(job.train, row_ids), strict=True)
+    vectors = [plain_vectors(plain, side, "mean") for side in (one, other)]
+    scores = torch.tensor(job.train.labels_of(row_ids)).float()
+    loss = F.mse_loss(F.cosine_similarity(*vectors), scores)
+    loss.backward()
+    gradients = {n: p.grad for n, p in plain.named_parameters() if p.grad is not None}
+    assert_near(found, gradients)
+    assert float(trainer.stepper._loss) == pytest.approx(loss.item(), rel=1e-5)
+
+    result = evaluate_split(trainer, job.validation)
+    one, other = zip(*texts_of(job.validation, range(30)), strict=True)
+    with torch.no_grad():
+        plain.eval()
+        vectors = [plain_vectors(plain, side, "mean") for side in (one, other)]
+        cosines = F.cosine_similarity(*vectors)
+    scores = job.validation.labels_of(np.arange(30))
+    expected = spearmanr(cosines.numpy(), scores).statistic
+    assert result.metrics == {"spearman": pytest.approx(expected, abs=1e-6)}
+
+
+def test_shorter_vectors_of_scored_pairs_have_a_correlation():
+    metrics, torch_rows = Retrieval([4, 2]), torch.randn(20, 4)
+    scores = np.linspace(-1, 1, 10, dtype=np.float32)
+    bits = scores.view(np.int32).astype(np.int64).repeat(2)
+    places = np.tile([0, -1], 10)
+    labels = np.stack([np.arange(10).repeat(2), places, bits], 1)
+    metrics.update(torch_rows, torch.from_numpy(labels))
+    found = metrics.compute()
+    cosines = F.cosine_similarity(torch_rows[::2, :2], torch_rows[1::2, :2])
+    assert set(found) == {"spearman", "spearman_dim_2"}
+    expected = spearmanr(cosines, scores).statistic
+    assert found["spearman_dim_2"] == pytest.approx(expected, abs=1e-6)
+
+
 def assert_near(found, expected):
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
@@ -266,7 +320,7 @@ def test_evaluations_do_not_depend_on_how_they_are_cut(tmp_path):
     for one in found:
         assert one.loss == pytest.approx(float(expected), rel=1e-5)
         assert one.metrics == pytest.approx(found[0].metrics)
-        assert set(one.metrics) == {*task_of().figures} - {"loss"}
+        assert set(one.metrics) == {*task_of().figures} - {"loss", "spearman"}
 
 
 def retrieval(samples, vectors, sizes=()):

@@ -118,6 +118,40 @@ def test_rows_that_are_no_pairs_are_rejected_with_a_reason():
     assert not REASONS.keys() & set(rows["source_row"])
 
 
+def test_scores_outside_of_the_range_are_rejected(tmp_path):
+    scores = np.linspace(-1, 1, 100)
+    frame = frame_of(100, s=scores)
+    frame.loc[[3, 4, 5], "s"] = [4.5, -1.1, np.nan]
+    rows, rejected = split(frame, **PAIRS, label_column="s")
+    found = {one["row"]: (one["reason"], one["excerpt"]) for one in rejected}
+    range_fault = "s is not between -1 and 1: divide all by the largest"
+    assert (found[3], found[4]) == ((range_fault, "4.5"), (range_fault, "-1.1"))
+    assert found.keys() == {3, 4, 5}
+    file = saved(tmp_path, rows)
+    recipe = tokens_recipe("train_tokens", rows, file, [], MODEL, LIMITS)
+    tokens = TokenRows.from_dataset(recipe.to_dataset())
+    members, numbers = tokens.sequences(np.arange(len(tokens)))
+    sample, place, bits = members.labels_of(numbers).T
+    known = bits.astype(np.int32).view(np.float32)
+    expected = scores[rows["source_row"]]
+    np.testing.assert_allclose(known, expected.repeat(2), rtol=1e-6)
+    assert place.tolist() == [0, -1] * len(rows)
+    assert sample.tolist() == np.arange(len(rows)).repeat(2).tolist()
+
+
+def test_a_column_label_is_the_score_of_pairs_and_may_be_absent():
+    rows, _ = split(frame_of(100, label=0.5), **PAIRS)
+    assert set(rows["label"]) == {0.5}
+    rows, _ = split(frame_of(100, label=0.5), **PAIRS, label_column=None)
+    assert "label" not in rows.column_names
+    with pytest.raises(
+        RawTextsError, match=r"split\.label_column is 's', which is not"
+    ):
+        split(frame_of(10), **PAIRS, label_column="s")
+    with pytest.raises(RawTextsError, match="triplets have no score: set it, or"):
+        split(frame_of(10, n="x", label=0.5), **TRIPLETS)
+
+
 def test_a_pair_is_a_repeat_only_with_all_its_texts():
     frame = frame_of(100)
     again = pd.concat([frame, frame[:10], frame[:10].assign(a="other")])

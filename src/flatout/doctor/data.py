@@ -57,7 +57,7 @@ def judged(data: Any, settings: Settings) -> list[Finding]:
     """Check the loaded entry `raw_texts`. Raises RawTextsError."""
     raw = open_raw_texts(data)
     task = settings.model.task
-    columns = columns_of(settings.split, task)
+    columns = columns_of(settings.split, task).among(raw.column_names)
     columns.check_present(raw)
     first = next(iter(batches_of(raw, columns.names)), None)
     if first is None or not (len(first.rows) or first.broken):

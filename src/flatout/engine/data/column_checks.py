@@ -237,6 +237,15 @@ def read_number(batch: RawBatch, name: str) -> tuple[Any, Any, list[Check]]:
     )
 
 
+def read_score(batch: RawBatch, name: str, lowest: int) -> tuple[Any, list[Check]]:
+    """Read scores from `lowest` to 1."""
+    scores, _, checks = read_number(batch, name)
+    numbers = scores.to_numpy()
+    wrong = (numbers < lowest) | (numbers > 1)
+    why = f"{name} is not between {lowest} and 1: divide all by the largest"
+    return scores, [*checks, (wrong, why)]
+
+
 def _number(value: Any) -> float:
     """Return NaN if a value is not a number. Python reads 1_0 as 10, which is more
     likely a typing error."""

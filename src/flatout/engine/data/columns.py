@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -24,6 +24,7 @@ _TEXT_PARAMETER = {
     "pairs": "split.anchor_column",
 }
 EXCERPT_CHARACTERS = 80
+DEFAULT_LABEL = SplitSettings().label_column
 CLASS_NAMES = pa.string()
 NUMBER = r"^\s*[-+]?\p{Nd}+([.,:/-]\p{Nd}+)*\s*%?\s*$"
 """Matches numbers, dates and times."""
@@ -80,6 +81,8 @@ class Columns:
                 f"model.task is {task}, which needs labels: set split.label_column "
                 "(or a model.task for unlabelled text)"
             )
+        if form == "pairs" and settings.label_column is not None:
+            label_type = pa.float64()
         return cls(
             text=_text_column(settings, form),
             text_pair=None if form == "pairs" else settings.text_pair_column,
@@ -93,6 +96,13 @@ class Columns:
             positive=settings.positive_column if form == "pairs" else None,
             negative=settings.negative_column if form == "pairs" else None,
         )
+
+    def among(self, present: Sequence[str]) -> Columns:
+        """Return the columns of a file with the columns `present`. Pairs have a score
+        only if there is such a column, or the user has named it."""
+        optional = self.form == "pairs" and self.label == DEFAULT_LABEL
+        absent = optional and self.label not in present
+        return replace(self, label=None) if absent else self
 
     @property
     def has_labels(self) -> bool:
@@ -155,6 +165,11 @@ class Columns:
                 columns = listed(present)
                 faults += _folder_hint(part, wanted)
                 raise RawTextsError(f"{entry} has the columns {columns}. {faults}")
+        if self.negative and self.label:
+            raise RawTextsError(
+                f"split.label_column is {self.label!r}, and triplets have no score: "
+                "set it, or split.negative_column, to null"
+            )
         if self.split and isinstance(raw, SplitTexts):
             raise RawTextsError(
                 f"split.split_column is {self.split!r}, and the splits have entries of "

@@ -16,6 +16,7 @@ from flatout.engine.data.column_checks import (
     Mask,
     read_group,
     read_label,
+    read_score,
     read_text,
 )
 from flatout.engine.data.columns import Columns, excerpt
@@ -69,6 +70,9 @@ def check_batch(batch: RawBatch, columns: Columns) -> CheckedBatch:
     if columns.form == "pairs":
         named = columns.text, str(columns.positive), columns.negative
         *arrays, checks = read_pairs(batch, *named)
+        if columns.label:
+            scores, found = read_score(batch, columns.label, -1)
+            arrays, checks = [*arrays, scores], checks + _of(columns.label, found)
         return _checked(batch, columns, arrays, checks, label_kinds)
     arrays, checks = [], []
     for name in filter(None, (columns.text, columns.text_pair, columns.completion)):

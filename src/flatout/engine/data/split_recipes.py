@@ -76,6 +76,7 @@ def plan_split(
     raw: RawTexts, columns: Columns, settings: SplitSettings
 ) -> dict[str, Any]:
     """Return recipes by catalog name: rejected_rows, the three splits, split_report."""
+    columns = columns.among(raw.column_names)
     plan = TextSplit(raw, columns, settings)
     fields = {
         "format": FORMAT_VERSION,

@@ -193,11 +193,15 @@ class Members(Documents):
 
     def labels_of(self, members: Ints) -> npt.NDArray[Any]:
         """Labels (N, 3): number of the sample, index in it (0: anchor, 1: positive,
-        then negatives) and a hash of the tokens, which identifies duplicates."""
+        then negatives) and a hash of the tokens, which identifies duplicates. Of scored
+        pairs: number, index (0 or -1) and the bits of the score in fp32."""
         return self._labels[members]
 
     @cached_property
     def _labels(self) -> Ints:
+        if self._source.has_labels:
+            scores = self._source.labels_of(self._rows).astype(np.float32)
+            return np.stack([self._rows, -self._places, scores.view(np.int32)], 1)
         views = self.views(np.arange(len(self)))
         hashes = [xxhash.xxh3_64_intdigest(view.tobytes()) >> 1 for view in views]
         return np.stack([self._rows, self._places, np.array(hashes, np.int64)], 1)

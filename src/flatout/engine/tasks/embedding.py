@@ -2,7 +2,7 @@
 
 An anchor should be nearer to its positive than to all other passages of the global
 batch (InfoNCE, van den Oord et al. 2018). The loss is MultipleNegativesRankingLoss of
-sentence-transformers.
+sentence-transformers; for pairs with a score it is CosineSimilarityLoss.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 
 
 class Embedding(OwnPooling, Task):
-    """Logits are the vectors (K, hidden) of K texts. Labels (K, 3) are the number of
-    the sample, the text's place in it (0: anchor, 1: positive, then negatives) and a
-    hash of its tokens. Equal texts are not negatives of one another."""
+    """Logits are the vectors (K, hidden) of K texts. Labels (K, 3) are those of
+    `Members.labels_of`. Equal texts are not negatives of one another."""
 
     auto_class = "AutoModel"
     architectures = ("Model",)
@@ -42,6 +41,7 @@ class Embedding(OwnPooling, Task):
         "recall_at_10": True,
         "mrr_at_10": True,
         "ndcg_at_10": True,
+        "spearman": True,
     }
 
     @cached_property
@@ -64,6 +64,10 @@ class Embedding(OwnPooling, Task):
             f"model.matryoshka: the model's vectors have {width} numbers, fewer than "
             f"{large[0]}; take it out"
         )
+
+    def token_label_type(self) -> Any:
+        """Scores, unchanged."""
+        return pa.float64()
 
     def targets(
         self, rows: Rows, row_ids: Ints, epoch: int, *, pools_last: bool
@@ -96,6 +100,7 @@ class Embedding(OwnPooling, Task):
         from torch.nn.functional import normalize
 
         vectors = normalize(vectors, dim=1)
+        scored = _scored(vectors, labels)
         scores = vectors @ vectors.T / self.settings.temperature
         sample, place, text = labels.unbind(1)
         together = sample[:, None] == sample
@@ -109,14 +114,14 @@ class Embedding(OwnPooling, Task):
         lowest = torch.finfo(scores.dtype).min
         total = scores.masked_fill(~compared, lowest).logsumexp(1)
         losses = total - scores.gather(1, positive[:, None]).squeeze(1)
-        return losses.where((place == 0) & is_known, 0.0).sum()
+        return losses.where((place == 0) & is_known, 0.0).sum() + scored
 
     def real(self, labels: Tensor) -> Tensor:
         """Return (K,) bool: the anchors."""
         return labels[:, 1] == 0
 
     def metrics(self, device: torch.device) -> Metrics:
-        """Return metrics of the positives' ranks."""
+        """Return metrics of the positives' ranks, or of the scores."""
         from flatout.engine.tasks._shared.retrieval import Retrieval
 
         return Retrieval(self.settings.matryoshka)
@@ -135,6 +140,20 @@ class Embedding(OwnPooling, Task):
         """Return the column from vectors (N, hidden)."""
         lengths = np.linalg.norm(logits, axis=1, keepdims=True)
         return {"vector": list(logits / np.maximum(lengths, 1e-12))}
+
+
+def _scored(vectors: Tensor, labels: Tensor) -> Tensor:
+    """Return the squared errors of the cosines of scored pairs, summed. `vectors`
+    (K, size) have length 1."""
+    import torch
+
+    sample, place, bits = labels.unbind(1)
+    second, has_score = _first((sample[:, None] == sample) & (place == -1))
+    cosines = (vectors * vectors[second]).sum(1)
+    scores = bits.to(torch.int32).view(torch.float32)
+    # Masked before the square: the bits of a hash may be NaN, as would be the gradient.
+    errors = (cosines - scores).where((place == 0) & has_score, 0.0)
+    return errors.square().sum()
 
 
 def _first(found: Tensor) -> tuple[Tensor, Tensor]:

@@ -140,6 +140,7 @@ def rows_fault(catalog: DataCatalog, settings: Settings) -> str | None:
             )
         return None
     columns = columns_of(settings.split, settings.model.task)
+    columns = columns.among([key.fields.get("label_column")])
     if changes := _changed_options(key, columns, settings):
         return (
             f"the rows were split with other parameters (then -> now): "

@@ -20,6 +20,8 @@ from flatout.project.init.first_look import (
 
 PROMPTS = ("prompt", "question", "instruction", "input")
 COMPLETIONS = ("completion", "answer", "response", "output")
+SENTENCES = (("sentence1", "sentence_1", "text1"), ("sentence2", "sentence_2", "text2"))
+SCORES = ("score", "similarity", "similarity_score", "label")
 ANCHORS = ("anchor", "query")
 POSITIVES = ("positive", "pos")
 NEGATIVES = ("negative", "negatives", "neg")
@@ -48,6 +50,22 @@ def _pairs(look: FirstLook) -> Guessed | None:
         split["negative_column"] = negative
     why = f"{positive} belongs to {anchor}"
     return Guessed({**split, "label_column": None}, why, columns[positive])
+
+
+def _scored_pairs(look: FirstLook) -> Guessed | None:
+    """Find two sentences and a number from -1 to 1 that is not only 0 or 1."""
+    columns = look.columns
+    one, other = (named(list(columns), names) for names in SENTENCES)
+    score = named(list(columns), SCORES)
+    if one is None or other is None or score is None:
+        return None
+    values = columns[score]
+    if not all_are(values, is_number) or {float(v) for v in values} <= {0, 1}:
+        return None
+    if not all_are(values, lambda v: -1 <= float(v) <= 1):
+        return None
+    split = {"anchor_column": one, "positive_column": other, "label_column": score}
+    return Guessed(split, f"{score} scores {one} and {other}", columns[other])
 
 
 def _completions(look: FirstLook) -> Guessed | None:
@@ -119,6 +137,7 @@ def _numbers(columns: ColumnValues) -> Guessed | None:
 BY_ROWS: tuple[tuple[str, Callable[[FirstLook], Guessed | None]], ...] = (
     ("causal-lm", _chats),
     ("embedding", _pairs),
+    ("embedding", _scored_pairs),
     ("causal-lm", _completions),
     ("token-classification", _tags),
 )

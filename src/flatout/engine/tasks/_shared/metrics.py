@@ -130,8 +130,8 @@ class Numbers(Metrics):
         return {
             "mse": float(np.square(error).mean()),
             "mae": float(np.abs(error).mean()),
-            "pearson": _correlation(pairs),
-            "spearman": _correlation(rankdata(pairs, axis=0)),
+            "pearson": correlation(pairs),
+            "spearman": correlation(rankdata(pairs, axis=0)),
         }
 
 
@@ -193,7 +193,7 @@ def area_under_curve(scores: npt.NDArray[Any], positive: npt.NDArray[Any]) -> fl
     return float(above) / (ours * others)
 
 
-def _correlation(pairs: npt.NDArray[Any]) -> float:
+def correlation(pairs: npt.NDArray[Any]) -> float:
     """Return Pearson's correlation of (N, 2) in fp64; NaN if one side is constant."""
     from scipy.stats import pearsonr
 

@@ -1,8 +1,10 @@
-"""Retrieval metrics: ranks of the anchors' positives among all passages of a split."""
+"""Retrieval metrics: ranks of the anchors' positives among all passages of a split;
+and the rank correlation of cosines and scores."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from flatout.engine.tasks._shared.metrics import correlation
 from flatout.engine.tasks._task import Metrics
 
 DEPTH = 10
@@ -40,18 +43,44 @@ class Retrieval(Metrics):
         return [self._vectors, self._labels]
 
     def compute(self) -> dict[str, Any]:
-        """Return FIGURES of whole vectors; `<name>_dim_<size>` of shorter ones."""
+        """Return FIGURES of whole vectors, or `spearman` of scored pairs;
+        `<name>_dim_<size>` of shorter ones."""
         vectors = torch.cat(self._vectors)
         labels = torch.cat(self._labels).cpu().numpy()
-        if not (labels[:, 1] == 1).any():
+        if (labels[:, 1] == -1).any():
+            figures = partial(_correlation, *_pairs(labels))
+        elif (labels[:, 1] == 1).any():
+            figures = partial(_figures, _Wanted(labels))
+        else:
             return {}
-        wanted = _Wanted(labels)
-        found = _figures(wanted, vectors)
+        found = figures(vectors)
         for size in self._sizes:
             if size < vectors.shape[1]:
-                own = _figures(wanted, vectors[:, :size])
+                own = figures(vectors[:, :size])
                 found |= {f"{name}_dim_{size}": value for name, value in own.items()}
         return found
+
+
+def _pairs(labels: npt.NDArray[Any]) -> tuple[Ints, npt.NDArray[np.float32]]:
+    """Return the rows (2, N) of both texts of scored pairs, and the scores (N,)."""
+    order = np.argsort(labels[:, 0], kind="stable")
+    places = labels[order, 1]
+    rows = np.stack([order[places == 0], order[places == -1]])
+    return rows, labels[rows[0], 2].astype(np.int32).view(np.float32)
+
+
+def _correlation(
+    rows: Ints, scores: npt.NDArray[np.float32], vectors: Tensor
+) -> dict[str, float]:
+    """Return Spearman's correlation of scores and cosines."""
+    from scipy.stats import rankdata
+
+    one, other = (
+        normalize(vectors[torch.from_numpy(own).to(vectors.device)], dim=1)
+        for own in rows
+    )
+    pairs = np.stack([(one * other).sum(1).cpu().numpy(), scores], 1)
+    return {"spearman": correlation(rankdata(pairs, axis=0))}
 
 
 class _Wanted:

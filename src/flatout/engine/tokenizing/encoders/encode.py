@@ -28,6 +28,7 @@ from flatout.engine.tokenizing.encoders.encoder import (
 from flatout.engine.tokenizing.encoders.joining import JOINED_SCHEMA, join_blocks
 from flatout.engine.tokenizing.encoders.pairs import (
     PAIRS_SCHEMA,
+    SCORED_SCHEMA,
     num_cut,
     pair_batch,
     passage_bytes,
@@ -68,7 +69,8 @@ class TokensRecipe(ArrowRecipe):
         if self.options.join:
             return JOINED_SCHEMA
         if self.options.form == "pairs":
-            return PAIRS_SCHEMA
+            is_scored = "label" in self.rows.column_names
+            return SCORED_SCHEMA if is_scored else PAIRS_SCHEMA
         fields = [("input_ids", pa.list_(pa.int32()))]
         if self.makes_type_ids:
             fields.append(("token_type_ids", pa.list_(pa.int8())))
@@ -138,7 +140,7 @@ class TokensRecipe(ArrowRecipe):
                 part = encoder.encode(texts)
             cut += num_cut(part, counts)
             self._facts["cut_rows"] = cut
-            yield pair_batch(part, counts)
+            yield pair_batch(part, counts, self._targets(start, stop))
 
     def _spread(self, targets: Any, part: Encoded) -> Any:
         """Return targets per row, or for words a list with one target per token."""

@@ -44,8 +44,13 @@ def passage_bytes(table: Any, most: int) -> npt.NDArray[np.int64]:
     return found
 
 
-def pair_batch(part: Encoded, counts: npt.NDArray[np.int32]) -> Any:
-    """RecordBatch of PAIRS_SCHEMA of N samples of `counts` (N,) sequences."""
+SCORED_SCHEMA = PAIRS_SCHEMA.append(pa.field("labels", pa.float64()))
+"""Pairs with a score each."""
+
+
+def pair_batch(part: Encoded, counts: npt.NDArray[np.int32], scores: Any | None) -> Any:
+    """RecordBatch of PAIRS_SCHEMA of N samples of `counts` (N,) sequences; of
+    SCORED_SCHEMA with `scores` (N,)."""
     ends = np.append(0, np.cumsum(counts)).astype(np.int32)
     starts = np.append(0, np.cumsum(part.lengths)).astype(np.int32)[ends]
     columns = [
@@ -53,7 +58,9 @@ def pair_batch(part: Encoded, counts: npt.NDArray[np.int32]) -> Any:
         pa.ListArray.from_arrays(pa.array(ends), pa.array(part.lengths)),
         pa.array(np.diff(starts)),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=PAIRS_SCHEMA)
+    if scores is None:
+        return pa.RecordBatch.from_arrays(columns, schema=PAIRS_SCHEMA)
+    return pa.RecordBatch.from_arrays([*columns, scores], schema=SCORED_SCHEMA)
 
 
 def num_cut(part: Encoded, counts: npt.NDArray[np.int32]) -> int:
