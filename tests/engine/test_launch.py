@@ -22,7 +22,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from flatout.engine.checkpoints.checkpoint_folder import CheckpointError
 from flatout.engine.launch import launch, supervisor
 from flatout.engine.launch.launch import check_endpoint, resolve_processes, run_job
-from flatout.engine.launch.rank import SMALLER, _check_world_size, leave_error
+from flatout.engine.launch.rank import SMALLER, check_world_size, leave_error
 from flatout.engine.launch.supervisor import Attempt, RankError, is_worth_another
 from flatout.engine.machine import environment
 from flatout.engine.machine.watchdog import Heartbeat, read_beats
@@ -90,9 +90,9 @@ def test_the_ranks_start_from_a_file_of_this_users_alone(tmp_path):
 
 
 def test_the_number_of_ranks_that_was_asked_for_is_asserted():
-    _check_world_size(2, 2)
+    check_world_size(2, 2)
     with pytest.raises(SettingsError, match=r"started 1 ranks, .* asks for 2"):
-        _check_world_size(1, 2)
+        check_world_size(1, 2)
 
 
 def test_a_launcher_with_another_number_of_ranks_is_refused(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ import shutil
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,12 @@ SMALLER = "smaller.json"
 ALONE = "--alone"
 
 
-def main(folder: Path, *, alone: bool = False) -> None:
+Work = Callable[[dict[str, Any], Settings, Path], None]
+"""Work of a rank, by the spec, its settings and the folder."""
+
+
+def main(folder: Path, *, alone: bool = False, work: Work | None = None) -> None:
+    """Run `work`; None: the training."""
     spec = json.loads((folder / "spec.json").read_text(encoding="utf-8"))
     settings = parse_settings(spec["settings"])
     ranks = environment.current_ranks()
@@ -45,7 +51,7 @@ def main(folder: Path, *, alone: bool = False) -> None:
     environment.apply(settings.runtime)  # before torch is imported
     collect_rarely()
     try:
-        _train(spec, settings, folder)
+        (work or _train)(spec, settings, folder)
     except Exception as error:
         leave_error(error)
         raise
@@ -88,9 +94,9 @@ def _train(spec: dict[str, Any], settings: Settings, folder: Path) -> None:
     from flatout.engine.train.process_group import ProcessGroup
 
     runtime = set_up(settings.runtime)
-    _check_world_size(runtime.ranks.world_size, spec["world_size"])
+    check_world_size(runtime.ranks.world_size, spec["world_size"])
     group = ProcessGroup.join(settings.train.distributed, runtime)
-    job = _open_job(spec, settings)
+    job = open_job(spec, settings)
     try:
         result = train(job, runtime, group)
     except Interrupted as stop:
@@ -106,14 +112,14 @@ def _train(spec: dict[str, Any], settings: Settings, folder: Path) -> None:
     group.leave()
 
 
-def _check_world_size(found: int, wanted: int) -> None:
+def check_world_size(found: int, wanted: int) -> None:
     if found != wanted:
         raise SettingsError(
             f"the launcher started {found} ranks, train.distributed asks for {wanted}"
         )
 
 
-def _open_job(spec: dict[str, Any], settings: Settings) -> TrainJob:
+def open_job(spec: dict[str, Any], settings: Settings) -> TrainJob:
     from flatout.engine.launch.job_files import JobFiles
 
     job = JobFiles(**spec["job"]).open(settings, Path(spec["work_folder"]))

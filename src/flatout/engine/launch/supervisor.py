@@ -44,6 +44,7 @@ from flatout.engine.train.setup.job import TrainJob
 
 logger = logging.getLogger(__name__)
 
+TRAINING = "flatout.engine.launch.rank"
 POLL_S = 0.2
 SURVIVORS_GRACE_S = 5.0
 """Seconds in which ranks may end normally after one has died."""
@@ -82,8 +83,12 @@ def is_worth_another(error: Exception) -> bool:
 class Attempt:
     """Starts the ranks of one machine and waits for their end."""
 
-    def __init__(self, job: TrainJob, processes: int, folder: Path) -> None:
+    def __init__(
+        self, job: TrainJob, processes: int, folder: Path, module: str = TRAINING
+    ) -> None:
+        """`module`: the program of a rank."""
         self._job = job
+        self._module = module
         self._settings = job.settings.train.distributed
         self._processes = processes
         self._folder = folder
@@ -116,7 +121,7 @@ class Attempt:
         return subprocess.Popen(
             command(
                 self._folder,
-                "flatout.engine.launch.rank",
+                self._module,
                 {"nproc_per_node": processes, **self._rendezvous()},
             ),
             stdout=subprocess.PIPE,

@@ -1,0 +1,44 @@
+"""Commands that answer questions about a training: `verify`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from kedro.framework.cli.utils import env_option
+
+from flatout.cli.groups import PARAMS, context_of, flatout, plain_errors
+from flatout.project.answers import load_inputs, training_job
+from flatout.project.config_loader import loader_of
+
+
+@flatout.command()
+@env_option
+@PARAMS
+@click.option(
+    "--model",
+    "folder",
+    type=click.Path(path_type=Path),
+    help="Compare the predictions of this saved model instead, on 200 test rows.",
+)
+def verify(env: str | None, params: dict[str, Any], folder: Path | None) -> None:
+    """Compare one step of the configured training with the same in plain PyTorch.
+
+    Both without dropout. Exit code 1 if they differ by more than rounding. Accepts the
+    options of the planned run; writes nothing.
+    """
+    with plain_errors():
+        context = context_of(env, params)
+        if folder is None:
+            job = training_job(context)
+            from flatout.engine.answers.rank import verify_job
+
+            verdict = verify_job(job)
+        else:
+            test = load_inputs(context)["test"]
+            from flatout.engine.answers.saved_model import verify_model
+
+            verdict = verify_model(folder, test, loader_of(context).settings)
+    click.echo("\n".join(verdict.lines()))
+    raise SystemExit(not verdict.is_sound)

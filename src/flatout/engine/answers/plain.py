@@ -1,0 +1,261 @@
+"""Losses of rows as one writes them by hand: transformers' model and PyTorch's losses.
+
+Rows of one length share a forward pass, so that nothing is padded and nothing masked.
+Tasks and models without a counterpart in transformers run their own module, in the same
+way; `Plain.described` names what is compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from flatout.engine.batches.collation import Collator
+from flatout.engine.families import family_of
+from flatout.engine.rows.layout import Ints, Layout
+from flatout.engine.rows.rows import Rows, SplitRows
+from flatout.engine.tasks import Task, brings_head, pooling_of
+
+ROWS_AT_ONCE = 16
+TYPES = "token_type_ids"
+
+
+@dataclass
+class Part:
+    """Some rows of a step."""
+
+    row_ids: Ints
+    loss: Tensor
+    """() sum over the targets."""
+    targets: int
+    divisor: float
+    """Number of the targets, or their total weight."""
+    logits: Tensor
+    """(K, ...) of the targets."""
+
+
+@dataclass(frozen=True)
+class Plain:
+    """`model` (on its device) with the loss of `task` on `rows`."""
+
+    model: Any
+    task: Task
+    rows: SplitRows
+    max_length: int
+    pad_token_id: int = 0
+
+    @cached_property
+    def _loss(self) -> Callable[[Rows, Ints, int], tuple[Tensor, Tensor]] | None:
+        """Function of rows, row numbers (B,) of one length and epoch to logits and
+        labels (K, ...); None if the module's own forward pass is the reference."""
+        if not type(self.model).__module__.startswith("transformers."):
+            return None
+        return {
+            "sequence-classification": self._of_rows,
+            "regression": self._of_rows,
+            "multi-label-classification": self._of_rows,
+            "token-classification": self._of_tags,
+            "causal-lm": self._of_next_tokens,
+            "next-key": self._of_next_tokens,
+            "masked-lm": self._of_masked_tokens,
+        }.get(self.task.settings.task)
+
+    @property
+    def described(self) -> str:
+        kind = type(self.model).__name__
+        if self._loss is not None or self._compares_pairs:
+            return f"plain transformers ({kind}), rows without padding, losses of torch"
+        whole = "all rows at once" if self._needs_all else "rows without padding"
+        return (
+            f"the module itself ({kind}) in fp32, {whole}, with the task's own loss: "
+            "transformers has no counterpart of this task and model"
+        )
+
+    @property
+    def _compares_pairs(self) -> bool:
+        ours = type(self.model).__module__.startswith("transformers.")
+        return ours and self.task.settings.task == "embedding"
+
+    @property
+    def _needs_all(self) -> bool:
+        family = family_of(self.model.config)
+        return self.task.whole_batch or family.samples.batch_statistics
+
+    def parts(self, row_ids: Ints, epoch: int) -> Iterator[Part]:
+        """Yield the losses of `row_ids` (N,), a few rows at a time."""
+        with sdpa_kernel(SDPBackend.MATH):
+            if self._compares_pairs:
+                yield self._pairs(row_ids)
+                return
+            rows, ids = self.rows.sequences(row_ids)
+            if self._needs_all:
+                yield self._own_part(rows, ids, epoch)
+                return
+            for own in by_length(rows, ids):
+                if self._loss is None:
+                    yield self._own_part(rows, own, epoch)
+                else:
+                    yield self._part(own, *self._loss(rows, own, epoch))
+
+    def _part(self, own: Ints, logits: Tensor, labels: Tensor) -> Part:
+        logits, options = logits.float(), self.task.loss_options
+        if self.task.settings.task == "regression":
+            loss = F.mse_loss(logits.squeeze(-1), labels.float(), reduction="sum")
+            return Part(own, loss, len(labels), len(labels), logits)
+        if labels.is_floating_point():
+            loss = F.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
+            return Part(own, loss, len(labels), len(labels), logits)
+        weights = None
+        if options.class_weights is not None:
+            weights = torch.tensor(options.class_weights, device=logits.device)
+        losses = F.cross_entropy(
+            logits,
+            labels,
+            weight=weights,
+            label_smoothing=options.label_smoothing,
+            reduction="none",
+        )
+        if options.focal_gamma:
+            right = logits.softmax(-1).gather(-1, labels[:, None]).squeeze(-1)
+            losses = losses * (1 - right).clamp(min=1e-8) ** options.focal_gamma
+        divisor = len(labels) if weights is None else float(weights[labels].sum())
+        return Part(own, losses.sum(), len(labels), divisor, logits)
+
+    def _tensor(self, rows: Rows, ids: Ints, column: str = "input_ids") -> Tensor:
+        found = np.stack([np.asarray(view) for view in rows.views(ids, column)])
+        return torch.from_numpy(found.astype(np.int64)).to(self.model.device)
+
+    def _logits(self, rows: Rows, ids: Ints, inputs: Tensor) -> Tensor:
+        """Logits of `inputs` (B, length), the tokens of rows `ids`."""
+        further = {}
+        if TYPES in self.rows.column_names:
+            further[TYPES] = self._tensor(rows, ids, TYPES)
+        logits: Tensor = self.model(input_ids=inputs, **further).logits
+        return logits
+
+    def _of_rows(self, rows: Rows, ids: Ints, epoch: int) -> tuple[Tensor, Tensor]:
+        labels = self.rows.table.column("labels").take(ids.tolist()).to_pylist()
+        logits = self._logits(rows, ids, self._tensor(rows, ids))
+        return logits, torch.tensor(labels, device=logits.device)
+
+    def _of_tags(self, rows: Rows, ids: Ints, epoch: int) -> tuple[Tensor, Tensor]:
+        tags = self._tensor(rows, ids, "labels")
+        logits = self._logits(rows, ids, self._tensor(rows, ids))
+        return logits[tags >= 0], tags[tags >= 0]
+
+    def _of_next_tokens(
+        self, rows: Rows, ids: Ints, epoch: int
+    ) -> tuple[Tensor, Tensor]:
+        tokens = self._tensor(rows, ids)
+        given = self._tensor(rows, ids, "labels") if rows.has_token_labels else tokens
+        labels = given[:, 1:]
+        logits = self._logits(rows, ids, tokens)[:, :-1]
+        return logits[labels != -100], labels[labels != -100]
+
+    def _of_masked_tokens(
+        self, rows: Rows, ids: Ints, epoch: int
+    ) -> tuple[Tensor, Tensor]:
+        """Which tokens are masked is random, so the task tells that."""
+        drawn = self.task.targets(rows, ids, epoch, pools_last=False)
+        masked = torch.from_numpy(np.stack(drawn.values or ()).astype(np.int64))
+        chosen = torch.zeros(masked.shape, dtype=torch.bool)
+        for row, places in enumerate(drawn.places):
+            chosen[row, torch.from_numpy(np.asarray(places))] = True
+        device = self.model.device
+        logits = self._logits(rows, ids, masked.to(device))
+        return logits[chosen.to(device)], self._tensor(rows, ids)[chosen.to(device)]
+
+    def _pairs(self, row_ids: Ints) -> Part:
+        """The ranking loss of sentence-transformers: each anchor against all passages,
+        without those of the same text as its own positive or itself."""
+        samples = [self._texts(row) for row in row_ids.tolist()]
+        vectors = [[self._vector(text) for text in texts] for texts in samples]
+        passages = [
+            (row, place, text, texts[0])
+            for row, texts in enumerate(samples)
+            for place, text in enumerate(texts)
+            if place
+        ]
+        anchors = torch.stack([own[0] for own in vectors])
+        others = torch.stack([vectors[row][place] for row, place, _, _ in passages])
+        width = anchors.shape[1]
+        losses = []
+        for row, (anchor, positive, *_) in enumerate(samples):
+            counted = [
+                (at, (r, p) == (row, 1))
+                for at, (r, p, text, asked) in enumerate(passages)
+                if (r, p) == (row, 1)
+                or not (text in (anchor, positive) or (p == 1 and asked == anchor))
+            ]
+            places = [at for at, _ in counted]
+            target = [is_own for _, is_own in counted].index(True)
+            for size in self.task.settings.matryoshka or [width]:
+                scores = F.cosine_similarity(
+                    anchors[row, None, :size], others[places, :size]
+                )
+                scores = scores / self.task.settings.temperature
+                losses.append(
+                    F.cross_entropy(scores, torch.tensor(target).to(scores.device))
+                )
+        count = len(samples)
+        return Part(row_ids, torch.stack(losses).sum(), count, count, anchors)
+
+    def _texts(self, row: int) -> list[tuple[int, ...]]:
+        """Token ids of a sample's texts: anchor, positive, negatives."""
+        table = self.rows.table
+        ids = table.column("input_ids")[row].as_py()
+        ends = np.cumsum(table.column("sequence_lengths")[row].as_py()).tolist()
+        return [tuple(ids[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
+
+    def _vector(self, text: tuple[int, ...]) -> Tensor:
+        ids = torch.tensor([text], device=self.model.device)
+        states: Tensor = self.model(input_ids=ids).last_hidden_state[0].float()
+        pooling = pooling_of(self.task)
+        return states.mean(0) if pooling == "mean" else states[-(pooling == "last")]
+
+    def _own_part(self, rows: Rows, ids: Ints, epoch: int) -> Part:
+        """Rows of one length through the module and the task's own loss."""
+        task, family = self.task, family_of(self.model.config)
+        layout = Layout(pad_token_id=self.pad_token_id, max_length=self.max_length)
+        micro = Collator(task, layout, family.causal).collate(rows, ids, epoch)
+        device = self.model.device
+        batch = {name: t.to(device) for name, t in micro.tensors().items()}
+        logits = self._own_logits(batch)
+        divisor = task.divisor(rows, ids, epoch)
+        targets = int(task.real(batch["labels"]).sum())
+        loss = task.loss(logits, batch["labels"])
+        return Part(ids, loss, targets, targets if divisor is None else divisor, logits)
+
+    def _own_logits(self, batch: dict[str, Tensor]) -> Tensor:
+        model, task = self.model, self.task
+        family = family_of(model.config)
+        if model.training:
+            batch = dict(family.samples.augment(model.config, batch))
+        inputs = family.inputs(model.config, batch, self.max_length)
+        one_a_row, index = task.head_kind.one_a_row, batch["target_index"]
+        if not brings_head(task):
+            logits: Tensor = model(**inputs).logits
+            return logits if one_a_row else logits.flatten(0, 1)[index]
+        hidden = model.base_model(**inputs).last_hidden_state
+        means = family.pools_mean(task.head_kind, model.config)
+        if pooling_of(task) == "mean" or (pooling_of(task) is None and means):
+            mask = batch["attention_mask"][..., None]
+            return task.head(model, (hidden * mask).sum(1) / mask.sum(1))
+        return task.head(model, hidden.flatten(0, 1)[index])
+
+
+def by_length(rows: Rows, ids: Ints) -> Iterator[Ints]:
+    """Yield parts (B,) of `ids` (N,) whose rows have one length."""
+    lengths = rows.lengths(ids)
+    for length in np.unique(lengths).tolist():
+        own = ids[lengths == length]
+        for start in range(0, len(own), ROWS_AT_ONCE):
+            yield own[start : start + ROWS_AT_ONCE]

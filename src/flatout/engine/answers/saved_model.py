@@ -1,0 +1,118 @@
+"""Predictions of a saved model against those of plain transformers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flatout.engine.answers.plain import Plain
+from flatout.engine.answers.step_check import exact_products, has_tf32
+from flatout.engine.answers.verdict import TIMES, Check, Verdict, floor_of, judged
+from flatout.engine.models.building import ModelError, load_pretrained
+from flatout.engine.parameters import Settings
+from flatout.engine.predict.checks import check_tokens, task_of, vocabulary_of
+from flatout.engine.predict.predictor import Predictor
+from flatout.engine.rows.layout import Ints
+from flatout.engine.rows.opening import rows_from_dataset
+from flatout.engine.tasks import RowAnswers, without_options
+from flatout.engine.tokenizing.tokenizer import TokenizerFile
+
+ROWS = 200
+
+
+def verify_model(folder: Path, tokens: Any, settings: Settings) -> Verdict:
+    """Compare loss and outputs on the first rows of `tokens`, a `datasets.Dataset`.
+    Raises ModelError if there is no model in `folder`, or it cannot read the rows."""
+    begin_s = time.perf_counter()
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"--model: {folder} has no config.json: name a saved model")
+    trusted = settings.model.trust_remote_code
+    own, plain = (load_pretrained(folder, trust_remote_code=trusted) for _ in range(2))
+    reads = (folder / "tokenizer.json").is_file()
+    tokenizer = TokenizerFile(folder) if reads else None
+    check_tokens(tokens, tokenizer)
+    rows = rows_from_dataset(tokens.select(range(min(ROWS, len(tokens)))))
+    vocabulary = vocabulary_of(tokenizer)
+    task = task_of(own, settings.model, vocabulary, settings.runtime.seed)
+    predictor = Predictor(own, tokenizer, settings, task)
+    loss = predictor.evaluate(rows).loss
+    runtime = predictor.runtime
+    reference = Plain(
+        plain.to(runtime.device).eval(),
+        without_options(task),
+        rows,
+        predictor.max_length,
+        vocabulary.pad_token_id if vocabulary else 0,
+    )
+    with exact_products():
+        theirs, answers = _outputs(reference, nullcontext)
+    rounded, rounded_answers = _outputs(reference, runtime.autocast)
+    floor = floor_of(runtime.precision, tf32=has_tf32(runtime))
+    checks = [_check("loss", loss, theirs, rounded, floor)]
+    if not isinstance(task, RowAnswers):
+        checks += _answers(predictor.logits(rows), answers, rounded_answers, floor)
+    step = (
+        f"{len(rows)} rows of the test split by {folder} on {runtime.device_name}, "
+        f"{runtime.precision}, {predictor.strategy}"
+    )
+    verdict = judged("the predictions", step, reference.described, checks)
+    return replace(verdict, seconds=time.perf_counter() - begin_s)
+
+
+@torch.no_grad()
+def _outputs(
+    plain: Plain, precision: Callable[[], AbstractContextManager[Any]]
+) -> tuple[float, Tensor]:
+    """Return the mean loss and the outputs (K, ...), in the order of the rows."""
+    count = len(plain.rows)
+    with precision():
+        parts = list(plain.parts(np.arange(count), 0))
+    loss = sum(part.loss.item() for part in parts)
+    rows = [np.repeat(part.row_ids, _targets(plain, part.row_ids)) for part in parts]
+    order = torch.from_numpy(np.argsort(np.concatenate(rows), kind="stable"))
+    logits = torch.cat([part.logits.float().cpu() for part in parts])
+    return (
+        loss / max(1, sum(part.targets for part in parts)),
+        logits[order] if len(order) == len(logits) else logits,
+    )
+
+
+def _targets(plain: Plain, row_ids: Ints) -> list[int]:
+    """Return the number of targets of each of `row_ids` (B,)."""
+    if plain.task.head_kind.one_a_row:
+        return [1] * len(row_ids)
+    rows, ids = plain.rows.sequences(row_ids)
+    return [plain.task.num_targets(rows, ids[n : n + 1], 0) for n in range(len(ids))]
+
+
+def _answers(own: Any, plain: Tensor, rounded: Tensor, floor: float) -> list[Check]:
+    found = torch.from_numpy(own)
+    if len(found) != len(plain):  # of vectors, anchors alone were computed
+        return []
+    size = float(plain.std(correction=0)) or 1.0
+    apart = [float((o - plain).abs().max()) for o in (found, rounded)]
+    tolerance = max(floor, TIMES * apart[1] / size)
+    shown = f"{float(found.std(correction=0)):.6f}", f"{size:.6f}"
+    checks = [Check("outputs (deviation)", *shown, apart[0] / size, tolerance)]
+    if plain.dim() == 2 and plain.shape[1] > 1:
+        pair = plain.topk(2, -1).values
+        clear = (pair[:, 0] - pair[:, 1]) > 2 * max(*apart, 1e-6)
+        changed = (found.argmax(-1) != plain.argmax(-1)) & clear
+        equal = str(len(found) - int(changed.sum())), str(len(found))
+        checks.append(Check("equal answers", *equal, float(changed.sum()), 0))
+    return checks
+
+
+def _check(name: str, own: float, plain: float, rounded: float, floor: float) -> Check:
+    size = abs(plain) or 1.0
+    tolerance = max(floor / TIMES, TIMES * abs(rounded - plain) / size)
+    error = abs(own - plain) / size
+    return Check(name, f"{own:.6f}", f"{plain:.6f}", error, tolerance)
