@@ -25,7 +25,7 @@ WORKDIR /app
 # Installed packages depend only on these files, so this layer is cached; code follows.
 COPY pyproject.toml requirements.lock README.md LICENSE ./
 COPY src/flatout/__init__.py src/flatout/__init__.py
-RUN pip install -c requirements.lock -e '.[arrays,images]'
+RUN pip install -c requirements.lock -e '.[arrays,images,lora]'
 
 # The benchmark writes conf/tuned, and every run writes data.
 RUN install -d -o flatout -g flatout conf data

@@ -137,6 +137,13 @@ def check_linear_loss():
         strict=True,
     ):
         torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+    frozen = linear_cross_entropy(hidden, weight.detach(), labels, False)
+    assert frozen[2].shape == (0, 8)
+    one, other = (
+        torch.autograd.grad(loss, hidden)[0]
+        for loss in (frozen[0], linear_cross_entropy(hidden, weight, labels)[0])
+    )
+    torch.testing.assert_close(one, other)
 
 
 def check_gelu(width):

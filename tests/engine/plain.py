@@ -174,10 +174,12 @@ def _auto(task: str) -> Any:
     return AUTO.get(task, AutoModelForSequenceClassification)
 
 
-def plain_training(job: TrainJob) -> Curve:
-    """The first 10 steps of `job`, whatever it says of strategy, budget or ranks."""
+def plain_training(job: TrainJob, model: Any = None) -> Curve:
+    """The first 10 steps of `job`, whatever it says of strategy, budget or ranks.
+    `model`: another one than its checkpoint."""
     train, task = job.settings.train, job.settings.model.task
-    model = _auto(task).from_pretrained(job.settings.model.name_or_path).train()
+    model = model or _auto(task).from_pretrained(job.settings.model.name_or_path)
+    model.train()
     optimizer = torch.optim.AdamW(
         parameter_groups(model, train.weight_decay),
         lr=train.learning_rate,
@@ -322,7 +324,7 @@ def observed(
     curve.norms = [point.grad_norm for point in result.history]
     curve.test_loss, curve.confusion = result.report.test_loss, result.confusion
     if runtime.ranks.is_main:
-        last = _auto(job.settings.model.task).from_pretrained(result.last_model_folder)
+        last = result.last_model
         curve.weights = {n: p.detach() for n, p in last.named_parameters()}
     return curve, result
 

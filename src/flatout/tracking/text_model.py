@@ -12,12 +12,18 @@ from flatout.tracking.pyfunc import log_pyfunc
 
 
 class TextModel:
-    """Pipeline of transformers for `task` with the model in the folder `path`."""
+    """Pipeline of transformers for `task` with the model in the folder `path`; an
+    adapter is merged into its base, which must be where the training found it."""
 
     def __init__(self, path: str, task: str) -> None:
         import transformers
 
-        self.pipeline = transformers.pipeline(task, model=path)
+        model: Any = path
+        if _has_adapter(path):
+            from flatout.engine.models.building import load_pretrained
+
+            model = load_pretrained(Path(path))
+        self.pipeline = transformers.pipeline(task, model=model, tokenizer=path)
 
     def predict(self, texts: Any, params: dict[str, Any] | None = None) -> Any:
         """Return the pipeline's answers; for classes, a table of label and score with
@@ -34,6 +40,10 @@ def _load_pyfunc(path: str, model_config: dict[str, str]) -> TextModel:
     return TextModel(path, model_config["task"])
 
 
+def _has_adapter(path: str | Path) -> bool:
+    return Path(path, "adapter_config.json").is_file()
+
+
 def log_text_model(folder: Path, task: str, example: str, run_id: str) -> str:
     """Log the files of `save_pretrained` of model and tokenizer in `folder` to the run.
     Return the model's URI."""
@@ -45,6 +55,7 @@ def log_text_model(folder: Path, task: str, example: str, run_id: str) -> str:
         __name__,
         folder,
         run_id,
+        also=("accelerate", "peft", "pyarrow") if _has_adapter(folder) else (),
         model_config={"task": task},
         signature=infer_signature([example], answer),
     )

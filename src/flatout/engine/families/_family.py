@@ -14,6 +14,8 @@ from flatout.engine.ops import attention
 from flatout.engine.ops.dropout import Noise
 from flatout.engine.tasks import HeadKind
 
+ATTENTION = "joined query, key and value"
+"""Name of a fused part."""
 Head = Callable[[Any, Tensor], Tensor]
 """(model, states (K, hidden)) -> logits (K, ...)."""
 
@@ -146,8 +148,10 @@ class Family:
     def set_targets(self, model: Any, index: Tensor) -> None:
         """Set the targets (K,) of the next forward pass of a narrowed model."""
 
-    def fuse(self, model: Any, plan: FusePlan) -> None:
-        """Replace parts of the model by equivalent fused kernels, for training."""
+    def fuse(self, model: Any, plan: FusePlan) -> Mapping[str, int]:
+        """Replace parts of the model by equivalent fused kernels, for training; return
+        the number of layers by part. Parts leave out layers of another class."""
+        return {}
 
 
 def lm_head(model: Any, hidden: Tensor) -> Any:

@@ -6,7 +6,13 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from flatout.engine.families._family import Family, FusePlan, lm_head, tag_tokens
+from flatout.engine.families._family import (
+    ATTENTION,
+    Family,
+    FusePlan,
+    lm_head,
+    tag_tokens,
+)
 from flatout.engine.ops.blocks import fuse_blocks
 from flatout.engine.ops.joined_blocks import fuse_bert
 from flatout.engine.ops.narrowing import narrow_last_layer, set_targets
@@ -42,12 +48,15 @@ class Bert(Family):
         """Set the targets (K,) of the next forward pass."""
         set_targets(model, index)
 
-    def fuse(self, model: Any, plan: FusePlan) -> None:
+    def fuse(self, model: Any, plan: FusePlan) -> dict[str, int]:
         """Join query, key and value; fuse feed-forward and output blocks."""
+        fused = {}
         if plan.joined:
-            fuse_bert(model)
+            fused[ATTENTION] = fuse_bert(model)
         if plan.residual_bf16 and plan.has_triton:
-            fuse_blocks(model, plan.noise, narrowed=plan.narrowed)
+            narrowed = plan.narrowed
+            fused["output blocks"] = fuse_blocks(model, plan.noise, narrowed=narrowed)
+        return fused
 
 
 def _classifier(model: Any, hidden: Tensor) -> Any:

@@ -6,7 +6,13 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from flatout.engine.families._family import Family, FusePlan, lm_head, tag_tokens
+from flatout.engine.families._family import (
+    ATTENTION,
+    Family,
+    FusePlan,
+    lm_head,
+    tag_tokens,
+)
 from flatout.engine.ops.joined_blocks import fuse_decoder, fuse_gates
 from flatout.engine.tasks import HeadKind
 
@@ -45,9 +51,10 @@ class Llama(_Decoder):
     model_types = frozenset({"llama", "mistral", "qwen2", "qwen3"})
     first_type = "llama"
 
-    def fuse(self, model: Any, plan: FusePlan) -> None:
+    def fuse(self, model: Any, plan: FusePlan) -> dict[str, int]:
         """Join gate and up; join query, key and value, normalised and rotated before
         attention."""
-        fuse_gates(model)
+        fused = {"joined gate and up": fuse_gates(model)}
         if plan.joined:
-            fuse_decoder(model)
+            fused[ATTENTION] = fuse_decoder(model)
+        return fused

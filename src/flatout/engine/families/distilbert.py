@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from flatout.engine.families._family import Family, FusePlan, tag_tokens
+from flatout.engine.families._family import ATTENTION, Family, FusePlan, tag_tokens
 from flatout.engine.ops.joined_blocks import fuse_distilbert
 from flatout.engine.tasks import HeadKind
 
@@ -32,7 +32,6 @@ class DistilBert(Family):
     }
     packs = True
 
-    def fuse(self, model: Any, plan: FusePlan) -> None:
+    def fuse(self, model: Any, plan: FusePlan) -> dict[str, int]:
         """Join query, key and value."""
-        if plan.joined:
-            fuse_distilbert(model)
+        return {ATTENTION: fuse_distilbert(model)} if plan.joined else {}

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from flatout.engine.families._family import Family, FusePlan
+from flatout.engine.families._family import ATTENTION, Family, FusePlan
 from flatout.engine.ops.joined_blocks import fuse_encoder
 from flatout.engine.ops.narrowing import (
     narrow_last_gated_layer,
@@ -46,7 +46,6 @@ class ModernBert(Family):
         """Set the targets (K,) of the next forward pass."""
         set_gated_targets(model, index)
 
-    def fuse(self, model: Any, plan: FusePlan) -> None:
+    def fuse(self, model: Any, plan: FusePlan) -> dict[str, int]:
         """Rotate query and key in a fused kernel before attention."""
-        if plan.joined:
-            fuse_encoder(model)
+        return {ATTENTION: fuse_encoder(model)} if plan.joined else {}

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from flatout.engine.families._family import Family, FusePlan, Schedule
+from flatout.engine.families._family import ATTENTION, Family, FusePlan, Schedule
 from flatout.engine.families._modeling.crops import cropped
 from flatout.engine.families._samples import Samples
 from flatout.engine.ops.patches import replace_patches
@@ -170,9 +170,10 @@ class _Vision(Family):
         standard = (pixels - mean) / deviation
         return {"pixel_values": standard.permute(0, 3, 1, 2)}
 
-    def fuse(self, model: Any, plan: FusePlan) -> None:
+    def fuse(self, model: Any, plan: FusePlan) -> dict[str, int]:
         """Compute patches that do not overlap as products."""
         replace_patches(model)
+        return {}
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -193,7 +194,7 @@ class VisionTransformer(_Vision):
     model_types = frozenset({"vit"})
     samples = _Patches()
 
-    def fuse(self, model: Any, plan: FusePlan) -> None:
+    def fuse(self, model: Any, plan: FusePlan) -> dict[str, int]:
         """Also join query, key and value; fuse bias and GELU; limit the last layer to
         one token."""
         from flatout.engine.families._modeling.vit_blocks import (
@@ -206,9 +207,10 @@ class VisionTransformer(_Vision):
 
         super().fuse(model, plan)
         narrow_to_first_token(model)
-        fuse_attention(model)
+        fused = {ATTENTION: fuse_attention(model)}
         if plan.has_triton:
-            fuse_feed_forward(model)
+            fused["bias and GELU"] = fuse_feed_forward(model)
+        return fused
 
 
 class ConvNext(_Vision):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,13 @@ from flatout.engine.families import (
     usable_positions,
 )
 from flatout.engine.machine.hub import where_to_look
+from flatout.engine.models.adapters import CONFIG as ADAPTER_CONFIG
+from flatout.engine.models.adapters import adapter_of, own_names
 from flatout.engine.models.model_keys import inherited_names, override_faults
-from flatout.engine.models.pretrained import load_with_new_head
+from flatout.engine.models.pretrained import load_with_new_head, no_notes
 from flatout.engine.ops import attention
 from flatout.engine.parameters import ModelSettings, SettingsError
+from flatout.engine.parameters.faults import first_line
 from flatout.engine.rows.vocabulary import Vocabulary
 from flatout.engine.tasks import Task, pooling_of
 
@@ -83,11 +87,16 @@ def _made(
     where = {"revision": settings.revision, **where_to_look(settings.name_or_path)}
     from transformers import PretrainedConfig
 
+    name, adapter = settings.name_or_path, adapter_of(settings.name_or_path)
     try:
-        saved, _ = PretrainedConfig.get_config_dict(settings.name_or_path, **where)
+        saved, _ = PretrainedConfig.get_config_dict(name, **where)
+        if adapter:  # trained on whole, with the adapter merged into the weights
+            trusts = settings.trust_remote_code
+            whole = load_pretrained(Path(name), trust_remote_code=trusts)
+            options["state_dict"] = whole.state_dict()
         return load_with_new_head(
             auto,
-            settings.name_or_path,
+            name,
             saved,
             config=config,
             trust_remote_code=settings.trust_remote_code,
@@ -110,10 +119,12 @@ def _from_scratch(
 
 
 def load_pretrained(
-    folder: Path, *, trust_remote_code: bool = False, **options: Any
+    folder: Path, *, trust_remote_code: bool = False, merge: bool = True, **options: Any
 ) -> Any:
-    """Load a model saved by `save_pretrained`, of the saved class, on the CPU. Raises
-    ModelError if the class is code from the folder that is not trusted."""
+    """Load a model saved by `save_pretrained`, of the saved class, on the CPU; an
+    adapter with its base, merged into one model unless `merge` is false. Raises
+    ModelError if the class is code from the folder that is not trusted, and if an
+    adapter's base cannot be loaded."""
     transformers = _quiet_transformers()
     config, _ = transformers.PretrainedConfig.get_config_dict(folder)
     kind = _saved_class(config, transformers, trust_remote_code)
@@ -126,7 +137,43 @@ def load_pretrained(
         )
     own = {"trust_remote_code": True} if trust_remote_code else {}
     options = {"dtype": torch.float32, "use_safetensors": True, **own, **options}
+    if adapter := adapter_of(folder):
+        options["config"] = transformers.AutoConfig.from_pretrained(folder, **own)
+        return _with_adapter(kind, folder, adapter, options, merge=merge)
     return kind.from_pretrained(folder, **options)
+
+
+def _with_adapter(
+    kind: Any, folder: Path, adapter: Any, options: dict[str, Any], *, merge: bool
+) -> Any:
+    """The base of the adapter in `folder`, of class `kind`, with it. Raises
+    ModelError."""
+    name = str(adapter["base_model_name_or_path"])
+    where = {"revision": adapter.get("revision"), **where_to_look(name)}
+    try:
+        from peft import PeftConfig, PeftModel, set_peft_model_state_dict
+        from peft.utils import load_peft_weights
+
+        with no_notes():  # the adapter has the head that the base lacks
+            model = kind.from_pretrained(
+                name, ignore_mismatched_sizes=True, **where, **options
+            )
+    except (ImportError, OSError, ValueError) as error:
+        raise ModelError(
+            f"{folder} has an adapter for {name}, which cannot be loaded "
+            f"({first_line(error)}): install 'flatout[lora]', put the base back there, "
+            f"or correct base_model_name_or_path in {folder}/{ADAPTER_CONFIG}"
+        ) from error
+    if merge:
+        with warnings.catch_warnings():  # a property that transformers 5 renamed
+            warnings.simplefilter("ignore", FutureWarning)
+            model = PeftModel.from_pretrained(model, folder).merge_and_unload()
+    else:
+        # transformers' load_adapter does not find DoRA's lengths (5.23).
+        model.add_adapter(PeftConfig.from_pretrained(folder))
+        set_peft_model_state_dict(model, own_names(load_peft_weights(folder)))
+    model.config.name_or_path = str(folder)
+    return model
 
 
 def _saved_class(

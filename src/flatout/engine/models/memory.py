@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flatout.engine.families import families, import_own
+from flatout.engine.models.adapters import add_adapter
 from flatout.engine.models.frozen import freeze
 from flatout.engine.parameters import ModelSettings, Settings, SettingsError
 from flatout.engine.tasks import make_task, task_class
@@ -119,7 +120,7 @@ def moment_bytes(groups: list[dict[str, Any]]) -> int:
 def estimate(settings: Settings, config: Any, budget: int, shards: int = 1) -> Estimate:
     """`budget`: maximum tokens per micro-batch; `shards`: ranks that share states."""
     train = settings.train
-    model = _without_weights(config, settings.model)
+    model = without_weights(config, settings.model)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     tokens = min(budget, train.global_batch_size * settings.max_length)
     hidden, wide = config.hidden_size, feed_forward(config)
@@ -150,9 +151,10 @@ def guessed_tokens(
 
 
 def count_parameters(config: Any, settings: ModelSettings) -> int:
-    """Number of weights of a model for its task."""
-    model = _without_weights(config, settings)
-    return sum(parameter.numel() for parameter in model.parameters())
+    """Number of weights of a model for its task; with an adapter, of trained ones."""
+    model = without_weights(config, settings)
+    every = not settings.lora.is_on
+    return sum(p.numel() for p in model.parameters() if every or p.requires_grad)
 
 
 def _state_bytes(settings: Settings, model: nn.Module) -> int:
@@ -165,8 +167,9 @@ def _state_bytes(settings: Settings, model: nn.Module) -> int:
     )
 
 
-def _without_weights(config: Any, settings: ModelSettings) -> Any:
-    """Model for `config`, on the meta device."""
+def without_weights(config: Any, settings: ModelSettings) -> Any:
+    """Model for `config` and its adapter, on the meta device. Raises SettingsError for
+    an adapter that the model cannot have."""
     import torch
     import transformers
 
@@ -175,7 +178,9 @@ def _without_weights(config: Any, settings: ModelSettings) -> Any:
     auto = getattr(transformers, task_class(settings.task).auto_class)
     own = {"trust_remote_code": True} if settings.trust_remote_code else {}
     with torch.device("meta"):
-        return auto.from_config(copy.deepcopy(config), **own)
+        model = auto.from_config(copy.deepcopy(config), **own)
+        add_adapter(model, settings, make_task(settings))
+    return model
 
 
 def feed_forward(config: Any) -> int:

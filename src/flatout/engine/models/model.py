@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from flatout.engine.families import family_of
 from flatout.engine.families._family import Head, row_means
+from flatout.engine.models.adapters import save_model
 from flatout.engine.ops.precision import keep_output_precise
 from flatout.engine.tasks import Task, brings_head, pooling_of
 
@@ -46,6 +47,8 @@ class TaskModel(nn.Module):
         self._set_cache(False)
         self.fused_head = False
         """Compute a language model's loss without its logits (linear_loss.py)."""
+        self.fused_layers: Mapping[str, int] = {}
+        """Number of layers with each fused part (`Family.fuse`)."""
         usual = self.family.pools_mean(task.head_kind, model.config)
         own = pooling_of(task)
         self.pools_mean = own == "mean" if own else usual
@@ -67,7 +70,7 @@ class TaskModel(nn.Module):
         """Save like transformers does, with the model's original cache setting."""
         self._set_cache(True)
         try:
-            self.model.save_pretrained(folder, state_dict=weights)
+            save_model(self.model, folder, weights)
         finally:
             self._set_cache(False)
         for name, content in self.family.samples.files_beside(
@@ -118,7 +121,8 @@ class TaskModel(nn.Module):
             hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
         weight = self.model.get_output_embeddings().weight
         hidden, labels = hidden.flatten(0, -2), batch["labels"].flatten()
-        loss: Tensor = linear_cross_entropy(hidden, weight, labels)[0]
+        trained = weight.requires_grad
+        loss: Tensor = linear_cross_entropy(hidden, weight, labels, trained)[0]
         return loss
 
     def _target_states(self, batch: dict[str, Tensor]) -> Tensor:

@@ -14,7 +14,14 @@ from typing import Any
 
 from flatout.engine.families import families, family_of_type, import_own
 from flatout.engine.machine.hub import missing_folder
-from flatout.engine.parameters import ModelSettings, near_or_all, refusal
+from flatout.engine.models.adapters import adapter_faults
+from flatout.engine.models.memory import without_weights
+from flatout.engine.parameters import (
+    ModelSettings,
+    SettingsError,
+    near_or_all,
+    refusal,
+)
 from flatout.engine.tasks import task_fault
 
 INHERITED = frozenset(
@@ -47,7 +54,7 @@ def model_key_faults(settings: ModelSettings) -> list[str]:
     if missing := missing_folder(settings.name_or_path):
         return [missing]
     if settings.name_or_path is not None:
-        return _faults_by_checkpoint(settings) if settings.overrides else []
+        return adapter_faults(settings) or _faults_by_checkpoint(settings)
     kind, keys = str(settings.config["model_type"]), settings.config.keys() - COMMON
     is_known = is_of_transformers(kind)
     import_own(settings)
@@ -88,6 +95,8 @@ def inherited_names(config_class: Any) -> frozenset[str]:
 
 
 def _faults_by_checkpoint(settings: ModelSettings) -> list[str]:
+    if not (settings.overrides or settings.lora.is_on):
+        return []
     from transformers import AutoConfig
 
     try:
@@ -99,7 +108,18 @@ def _faults_by_checkpoint(settings: ModelSettings) -> list[str]:
         )
     except (OSError, ValueError, KeyError):
         return []  # not here, or custom code; loading it reports the fault
-    return override_faults(settings, config)
+    return override_faults(settings, config) or _target_faults(settings, config)
+
+
+def _target_faults(settings: ModelSettings, config: Any) -> list[str]:
+    """Faults of `model.lora` for a model of `config`."""
+    try:
+        without_weights(config, settings)
+    except SettingsError as error:
+        return [str(error)]
+    except (ImportError, KeyError, TypeError, ValueError):
+        return []  # loading it reports the fault
+    return []
 
 
 def _faults(

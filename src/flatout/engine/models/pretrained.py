@@ -28,8 +28,8 @@ def load_with_new_head(
     auto: Any, name: str, saved: Mapping[str, Any], **options: Any
 ) -> Any:
     """`auto.from_pretrained` with the labels of `options["config"]`; `saved` is the
-    checkpoint's config. Logs which weights start from scratch. Raises BodyMismatch, and
-    the errors of transformers."""
+    checkpoint's config. Logs which weights start from scratch, and names them in the
+    model's `new_weights`. Raises BodyMismatch, and the errors of transformers."""
     config, then = options["config"], saved_labels(saved)
     now = [str(config.id2label[number]) for number in range(config.num_labels)]
     places: list[int] | None = list(range(len(now)))
@@ -51,6 +51,7 @@ def load_with_new_head(
         logger.warning(
             "not in %s, so they start from scratch: %s", name, ", ".join(new)
         )
+    model.new_weights = new
     return model
 
 
@@ -136,9 +137,13 @@ def _shown(labels: Sequence[str]) -> str:
 
 def _loaded(auto: Any, name: str, **options: Any) -> tuple[Any, list[str]]:
     """Load the model; also return the names of weights missing in the checkpoint."""
-    with _no_notes():
-        model, info = auto.from_pretrained(
-            name, ignore_mismatched_sizes=True, output_loading_info=True, **options
+    kind, source = auto, name
+    if "state_dict" in options:  # an automatic class accepts none without a name
+        with torch.device("meta"):
+            kind, source = type(auto.from_config(options["config"])), None
+    with no_notes():
+        model, info = kind.from_pretrained(
+            source, ignore_mismatched_sizes=True, output_loading_info=True, **options
         )
     prefix = f"{model.base_model_prefix}."
     changed = {key: (then, now) for key, then, now in info["mismatched_keys"]}
@@ -153,7 +158,7 @@ def _loaded(auto: Any, name: str, **options: Any) -> tuple[Any, list[str]]:
 
 
 @contextmanager
-def _no_notes() -> Iterator[None]:
+def no_notes() -> Iterator[None]:
     """Hide transformers' table of new weights; flatout logs one line."""
     from transformers.utils import logging as library
 

@@ -38,6 +38,7 @@ from flatout.engine.parameters.faults import (
     near_or_all,
     refusal,
 )
+from flatout.engine.parameters.lora import LoraSettings
 from flatout.engine.parameters.measuring import (
     BenchmarkSettings,
     SweepRange,
@@ -69,6 +70,7 @@ __all__ = [
     "GuardSettings",
     "ImageSettings",
     "LoaderSettings",
+    "LoraSettings",
     "ModelSettings",
     "PathSettings",
     "PredictSettings",

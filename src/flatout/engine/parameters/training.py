@@ -22,6 +22,7 @@ from flatout.engine.parameters.common import (
     Strategy,
     parameter,
 )
+from flatout.engine.parameters.lora import LoraSettings
 from flatout.engine.parameters.measuring import SlowHabits
 
 Weight = Annotated[float, Field(ge=0)]
@@ -103,6 +104,7 @@ class ModelSettings(SettingsModel):
     matryoshka: list[Annotated[int, Field(ge=1)]] = []
     """embedding: sizes of vector prefixes that are trained as separate vectors
     (Kusupati et al. 2022); their losses are added. Empty: the whole vector."""
+    lora: LoraSettings = LoraSettings()
 
     @property
     def applied_config(self) -> dict[str, Any]:
@@ -114,6 +116,11 @@ class ModelSettings(SettingsModel):
         if self.name_or_path is None and "model_type" not in self.config:
             raise ValueError(
                 "give name_or_path (a checkpoint) or config.model_type (from scratch)"
+            )
+        if self.lora.is_on and self.name_or_path is None:
+            raise ValueError(
+                f"lora.rank={self.lora.rank} adapts a checkpoint, and random weights "
+                "are none: set name_or_path, or lora.rank: null"
             )
         if self.trust_remote_code and (fault := self._unpinned_code()):
             raise ValueError(fault)

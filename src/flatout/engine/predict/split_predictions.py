@@ -168,7 +168,8 @@ def _files_of(config: Any) -> dict[str, str]:
     """Return hashes of a model's files; name and commit of one without a local
     folder."""
     folder = Path(config.name_or_path or "")
-    files = sorted([*folder.glob("*.safetensors"), *folder.glob("config.json")])
+    named = ("*.safetensors", "config.json", "adapter_config.json")
+    files = sorted(file for name in named for file in folder.glob(name))
     if not config.name_or_path or not files:
         commit = getattr(config, "_commit_hash", None)
         return {str(config.name_or_path): str(commit)}

@@ -15,6 +15,7 @@ from flatout.engine.batches.collation import StepBatch
 from flatout.engine.batches.loader import StepLoader
 from flatout.engine.checkpoints.resume import check_identity, glimpse
 from flatout.engine.machine.runtime import Runtime
+from flatout.engine.models.adapters import has_adapter
 from flatout.engine.models.building import load_pretrained
 from flatout.engine.rows.rows import SplitRows
 from flatout.engine.train.evaluate import Judging, evaluate
@@ -70,7 +71,8 @@ class TrainResult:
         return self._load(self.last_model_folder)
 
     def _load(self, folder: Path) -> Any:
-        return load_pretrained(folder, trust_remote_code=self.trust_remote_code)
+        trusts = self.trust_remote_code
+        return load_pretrained(folder, trust_remote_code=trusts, merge=False)
 
 
 def train(
@@ -199,6 +201,13 @@ def announce(trainer: Trainer) -> None:
     runtime, resolved = trainer.runtime, trainer.resolved
     if not runtime.ranks.is_main:
         return
+    if has_adapter(trainer.model.model):
+        sizes = [(p.numel(), p.requires_grad) for p in trainer.model.parameters()]
+        logger.info(
+            "an adapter: %s of %s weights are trained",
+            f"{sum(size for size, trained in sizes if trained):,}",
+            f"{sum(size for size, _ in sizes):,}",
+        )
     logger.info(
         "training on %s x %d: %s (residual stream %s), %s, attention %s, compile %s, "
         "graphs %s%s",

@@ -41,6 +41,7 @@ def train_model(
     # Imports torch, which the pipelines before this one do not need.
     from flatout.engine.launch.launch import launch, make_job
     from flatout.engine.launch.results import take_over
+    from flatout.engine.models.merged import AdapterFiles
     from flatout.engine.models.sentence_files import SentenceFiles
     from flatout.engine.models.trained_rows import TrainedRows
     from flatout.engine.tokenizing.token_keys import (
@@ -67,6 +68,7 @@ def train_model(
     rows = TrainedRows.of(train, train_key, runtime.seed)
     beside = (rows,) if tokenizer is None else (tokenizer, rows)
     beside += SentenceFiles.of(result.model.config, tokenize.max_length)
+    beside += AdapterFiles.of(result.model, beside, model)
     report = {**result.report.as_dict(), "token_key": rows.key}
     return {
         "model": (result.model, *beside),

@@ -56,7 +56,7 @@ def check_outputs(
 def check_source(name: str | None, written: Collection[Path]) -> None:
     """Raises SettingsError if a run would write over the model that it starts from."""
     source = Path(name or "").resolve()
-    if name and source in {path.resolve() for path in written}:
+    if name and {source, *source.parents} & {path.resolve() for path in written}:
         raise SettingsError(
             f"model.name_or_path is {source}, which this run would write over: copy "
             f"it (cp -r {name} {source.parent}/before) and name the copy, or keep the "

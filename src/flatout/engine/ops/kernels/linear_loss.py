@@ -59,16 +59,17 @@ def _softmax_gradient_kernel(
 
 @torch.library.custom_op("flatout::linear_cross_entropy", mutates_args=())
 def linear_cross_entropy(
-    hidden: Tensor, weight: Tensor, labels: Tensor
+    hidden: Tensor, weight: Tensor, labels: Tensor, trained: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
     """hidden (K, H), weight (V, H), labels (K,) -> loss () fp32, summed over labels
-    other than IGNORED, and its gradients (K, H) and (V, H) fp32."""
+    other than IGNORED, and its gradients (K, H) and (V, H) fp32; without the second,
+    (0, H), if the weight is not `trained`."""
     pieces = len(weight)
     half = hidden.new_zeros((-(-pieces // PIECES) * PIECES, weight.shape[1]))
     half[:pieces] = weight
     losses = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
     grad_hidden = torch.empty_like(hidden)
-    grad_weight = torch.zeros_like(weight, dtype=torch.float32)
+    grad_weight = torch.zeros_like(weight[: pieces * trained], dtype=torch.float32)
     for begin in range(0, len(hidden), CHUNK_TOKENS):
         part = slice(begin, begin + CHUNK_TOKENS)
         logits = hidden[part] @ half.t()  # (C, V)
@@ -77,29 +78,31 @@ def linear_cross_entropy(
             IGNORED, block=BLOCK, num_warps=16,
         )  # fmt: skip
         grad_hidden[part] = logits @ half
-        grad_weight += (logits.t() @ hidden[part])[:pieces]
+        if trained:
+            grad_weight += (logits.t() @ hidden[part])[:pieces]
     return losses.sum(), grad_hidden, grad_weight
 
 
 @linear_cross_entropy.register_fake
-def _(hidden, weight, labels):  # type: ignore[no-untyped-def]
+def _(hidden, weight, labels, trained=True):  # type: ignore[no-untyped-def]
     return (
         hidden.new_empty((), dtype=torch.float32),
         torch.empty_like(hidden),
-        torch.empty_like(weight, dtype=torch.float32),
+        torch.empty_like(weight[: len(weight) * trained], dtype=torch.float32),
     )
 
 
 def _keep_gradients(ctx, inputs, output):  # type: ignore[no-untyped-def]
     ctx.save_for_backward(output[1], output[2])
-    ctx.dtype = inputs[1].dtype
+    ctx.dtype, ctx.trained = inputs[1].dtype, inputs[3]
     ctx.mark_non_differentiable(output[1], output[2])
 
 
 def _scale_gradients(ctx, grad, *_):  # type: ignore[no-untyped-def]
     grad_hidden, grad_weight = ctx.saved_tensors
-    scaled = grad_hidden * grad.to(grad_hidden.dtype), grad_weight * grad
-    return scaled[0], scaled[1].to(ctx.dtype), None
+    scaled = grad_hidden * grad.to(grad_hidden.dtype)
+    own = (grad_weight * grad).to(ctx.dtype) if ctx.trained else None
+    return scaled, own, None, None
 
 
 linear_cross_entropy.register_autograd(_scale_gradients, setup_context=_keep_gradients)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from flatout.engine.checkpoints.shards import is_sharded, whole_tensor
 from flatout.engine.files.atomic_write import write_folder
+from flatout.engine.models.adapters import has_adapter, name_in_file
 from flatout.engine.models.building import load_pretrained
 from flatout.engine.train.keeping.snapshots import (
     broadcast,
@@ -61,9 +62,14 @@ def _gathered(model: nn.Module, is_main: bool) -> dict[str, Tensor] | None:
 
 def load_weights(trainer: Trainer, folder: Path, control: Any) -> None:
     """Read a saved model's weights on the main rank and copy them to the training's."""
-    targets, values = named_tensors(trainer.model.model), None
+    model = trainer.model.model
+    targets, values = named_tensors(model), None
+    if has_adapter(model):
+        targets = {name: t for name, t in targets.items() if t.requires_grad}
     if trainer.runtime.ranks.is_main:
         values = _saved_tensors(folder)
+        if has_adapter(model):
+            values = {name: values[name_in_file(name)] for name in targets}
         if values.keys() != targets.keys():  # mixtures of experts are saved in parts
             trusts = trainer.job.settings.model.trust_remote_code
             values = named_tensors(load_pretrained(folder, trust_remote_code=trusts))

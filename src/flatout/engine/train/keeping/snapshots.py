@@ -44,6 +44,7 @@ from flatout.engine.checkpoints.shards import (
     stored_types,
 )
 from flatout.engine.machine.runtime import Runtime, seed_all
+from flatout.engine.models.adapters import has_adapter
 from flatout.engine.parameters.own_parts import is_own
 from flatout.engine.train.recording.recorder import Recorder
 from flatout.engine.train.setup.assemble import Trainer
@@ -121,7 +122,7 @@ class Snapshots:
         not wait."""
         trainer, ranks = self.trainer, self.trainer.runtime.ranks
         generators, sums = self._gather_generators(), _gather_sums(trainer)
-        model, optimizer = named_tensors(trainer.model), _optimizer_tensors(trainer)
+        model, optimizer = saved_tensors(trainer.model), _optimizer_tensors(trainer)
         sharded = is_any_sharded(model)
         if not (ranks.is_main or sharded):
             return None
@@ -196,6 +197,16 @@ def named_tensors(module: nn.Module) -> Named:
     stored = set(module.state_dict())
     buffers = {n: b for n, b in module.named_buffers() if n in stored}
     return {**dict(module.named_parameters()), **buffers}
+
+
+def saved_tensors(module: nn.Module) -> Named:
+    """`named_tensors`; with an adapter, without the frozen weights of the base, which
+    are read from its checkpoint."""
+    tensors = named_tensors(module)
+    if not has_adapter(getattr(module, "model", module)):
+        return tensors
+    frozen = {n for n, p in module.named_parameters() if not p.requires_grad}
+    return {name: tensor for name, tensor in tensors.items() if name not in frozen}
 
 
 def _optimizer_tensors(trainer: Trainer) -> Named:
@@ -286,7 +297,7 @@ def restore(
     folder = broadcast(checkpoint and checkpoint.folder, control)
     is_main = trainer.runtime.ranks.is_main
     step = int(broadcast(checkpoint and checkpoint.manifest.step, control))
-    _fill_from(folder, MODEL, named_tensors(trainer.model), trainer, control)
+    _fill_from(folder, MODEL, saved_tensors(trainer.model), trainer, control)
     shapes = broadcast(stored_shapes(folder, OPTIMIZER) if is_main else None, control)
     # A custom optimizer may have state of any type; flatout's has its parameters'.
     is_custom = is_own(trainer.job.settings.train.optimizer)

@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +16,7 @@ from flatout.engine.batches.collation import StepRows
 from flatout.engine.families import FusePlan
 from flatout.engine.machine.garbage import collect_as_usual
 from flatout.engine.machine.runtime import Runtime, has_triton, let_segments_grow
+from flatout.engine.models.adapters import add_adapter, has_adapter
 from flatout.engine.models.building import build
 from flatout.engine.models.compilation import compiled
 from flatout.engine.models.frozen import freeze
@@ -94,7 +95,7 @@ def assemble(
     train = job.settings.train
     check_rows(job)
     sharded = group is not None and train.distributed.strategy == "fsdp"
-    model = _seeded_model(job, runtime, sharded=sharded)
+    model = _seeded_model(job, runtime, group, sharded=sharded)
     check_ends(model, dict(splits_of(job)))
     if job.vocabulary:
         check_padding(model, job.task)
@@ -106,6 +107,7 @@ def assemble(
     if not sharded:
         task_model.to(runtime.device)  # sharding moves a block at a time
     noise = _replace_parts(task_model, train, resolved, runtime)
+    resolved = replace(resolved, notes=resolved.notes + left_plain(task_model))
     wrap = group.wrap if group and not resolved.flat_all_reduce else _alone
     wrapped = wrap(task_model, compiled if resolved.compile else None)
     stepper = _stepper(job, runtime, resolved, task_model, wrapped, noise)
@@ -124,12 +126,20 @@ def assemble(
     )
 
 
-def _seeded_model(job: TrainJob, runtime: Runtime, *, sharded: bool) -> Any:
+def _seeded_model(
+    job: TrainJob, runtime: Runtime, group: RanksTogether | None, *, sharded: bool
+) -> Any:
     """Build the same weights on all ranks; sharded ones come from rank 0, and no other
     rank ever has all of them."""
+    empty = sharded and not runtime.ranks.is_main
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.settings.runtime.seed)
-        model = build_model(job, empty=sharded and not runtime.ranks.is_main)
+        model = build_model(job, empty=empty)
+        new = getattr(model, "new_weights", ())
+        if group:
+            new = group.all_gather(new)[0]
+        with torch.device("meta") if empty else nullcontext():
+            add_adapter(model, job.settings.model, job.task, new)
     freeze(model, job.settings.train.freeze)
     if pooling_of(job.task) and getattr(model, "pooler", None) is not None:
         model.pooler.requires_grad_(False)  # states are pooled without it
@@ -254,8 +264,22 @@ def fuse_parts(
             narrowed=task_model.narrowed,
             has_triton=has_triton(),
         )
-        task_model.family.fuse(model, plan)
+        task_model.fused_layers = task_model.family.fuse(model, plan) or {}
     return noise if resolved.compile else None
+
+
+def left_plain(task_model: TaskModel) -> tuple[str, ...]:
+    """Note of the fused parts that do not apply to adapted layers, if any."""
+    layers = task_model.family.num_layers(task_model.model.config)
+    plain = [
+        f"{part} in {layers - count} of {layers} layers"
+        for part, count in task_model.fused_layers.items()
+        if count < layers
+    ]
+    if not (plain and has_adapter(task_model.model)):
+        return ()
+    told = "; ".join(plain)
+    return (f"model.lora: adapted layers compute without these fused parts: {told}",)
 
 
 def build_model(job: TrainJob, *, empty: bool = False) -> Any:

@@ -1,0 +1,210 @@
+"""LoRA adapters by peft: weights of a checkpoint that stay as they are, and two small
+trained matrices beside each target layer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from flatout.engine.families import family_of
+from flatout.engine.parameters import (
+    LoraSettings,
+    ModelSettings,
+    SettingsError,
+    near_or_all,
+)
+from flatout.engine.tasks import HeadKind, Task, pooling_of
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MERGED = "merged"
+"""Sub-folder of the model with merged weights, and key of its config."""
+MARK = "flatout_merged_adapter"
+PREFIX = "base_model.model."
+"""Prefix of names in peft's files."""
+TASK_TYPES = {
+    "AutoModel": "FEATURE_EXTRACTION",
+    "AutoModelForCausalLM": "CAUSAL_LM",
+    "AutoModelForSequenceClassification": "SEQ_CLS",
+    "AutoModelForTokenClassification": "TOKEN_CLS",
+}
+"""Names of peft for classes of transformers; it finds others by their class."""
+
+
+def add_adapter(
+    model: Any, settings: ModelSettings, task: Task, new: Sequence[str] = ()
+) -> None:
+    """Freeze `model` except for a new adapter and the head; nothing without
+    `model.lora`. `new`: names of weights that the checkpoint does not have. Raises
+    SettingsError for targets without a layer and models that cannot have one."""
+    lora = settings.lora
+    if not lora.is_on:
+        return
+    if faults := adapter_faults(settings):
+        raise SettingsError("; ".join(faults))
+    targets = _targets(model, lora)
+    from peft import LoraConfig
+    from peft.tuners.lora import LoraLayer
+
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=targets,
+        use_dora=lora.use_dora,
+        modules_to_save=_trained_whole(model, task, new) or None,
+        fan_in_fan_out=_are_transposed(model, targets),
+        task_type=TASK_TYPES.get(task.auto_class),
+        revision=settings.revision,
+    )
+    if config.task_type is None:
+        kind = type(model)
+        config.auto_mapping = {
+            "base_model_class": kind.__name__,
+            "parent_library": kind.__module__,
+        }
+    model.add_adapter(config)
+    for layer in model.modules():
+        if isinstance(layer, LoraLayer):  # autocast casts what a product needs
+            layer.cast_input_dtype_enabled = False
+
+
+def adapter_of(folder: str | Path | None) -> dict[str, Any] | None:
+    """The adapter's config in a local folder; None without one."""
+    file = Path(folder or "", CONFIG)
+    if not folder or not file.is_file():
+        return None
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
+def has_adapter(model: Any) -> bool:
+    return bool(getattr(model, "_hf_peft_config_loaded", False))
+
+
+def adapter_faults(settings: ModelSettings) -> list[str]:
+    """Faults of `model.lora` that are known without the model's weights."""
+    name, rank = settings.name_or_path, settings.lora.rank
+    here = f"model.lora.rank={rank}"
+    found = adapter_of(name)
+    if rank is None and found is None:
+        return []
+    if find_spec("peft") is None:
+        what = here if rank else f"model.name_or_path={name}, an adapter,"
+        return [f"{what} needs peft: pip install 'flatout[lora]'"]
+    if rank is None:
+        return []
+    if found is not None:
+        base = found.get("base_model_name_or_path")
+        return [
+            f"{here}: {name} is an adapter already, and cannot have a second one: set "
+            f"model.name_or_path to its base, {base}, or train it whole with "
+            "model.lora.rank: null"
+        ]
+    if _is_merged(name):
+        return [
+            f"{here}: {name} has an adapter merged into it, and a second one would "
+            "depend on both: set model.name_or_path to the first one's base, or remove "
+            f"{MARK} from its config.json to go on from these weights"
+        ]
+    return []
+
+
+def _is_merged(name: str | None) -> bool:
+    file = Path(name or "", "config.json")
+    return bool(name) and file.is_file() and MARK in file.read_text("utf-8")
+
+
+def _targets(model: Any, lora: LoraSettings) -> list[str]:
+    """Names of layers that `lora.targets` match. Raises SettingsError."""
+    layers = _linear_layers(model)
+    if not (family_of(model.config).attends and any(layers.values())):
+        raise SettingsError(
+            f"model.lora.rank={lora.rank}: a {model.config.model_type} model has no "
+            "blocks of attention to adapt: set model.lora.rank: null, and train.freeze "
+            "to train a part of it"
+        )
+    if not lora.targets:
+        return [name for name, in_block in layers.items() if in_block]
+    for target in lora.targets:
+        if not any(_ends(name, target) for name in layers):
+            ends = {name.rpartition(".")[2] for name in layers}
+            raise SettingsError(
+                f"model.lora.targets: {target!r} matches no linear layer below the "
+                f"head; {near_or_all(target, ends)}"
+            )
+    return [n for n in layers if any(_ends(n, target) for target in lora.targets)]
+
+
+def _linear_layers(model: Any) -> dict[str, bool]:
+    """Names of linear layers below the head; true for those in blocks."""
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+
+    body, lists = set(model.base_model.modules()), ["?"]
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList):
+            lists.append(f"{name}.")
+        if isinstance(module, (nn.Linear, Conv1D)) and module in body:
+            found[name] = name.startswith(tuple(lists))
+    return found
+
+
+def _ends(name: str, target: str) -> bool:
+    return f".{name}".endswith(f".{target}")
+
+
+def _are_transposed(model: Any, targets: Sequence[str]) -> bool:
+    """Return whether the layers store their weights like GPT-2's."""
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(model.get_submodule(targets[0]), Conv1D)
+
+
+def _trained_whole(model: Any, task: Task, new: Sequence[str]) -> list[str]:
+    """Names of modules that are trained without an adapter: a head, except that of a
+    language model, and modules that the checkpoint does not have."""
+    if task.head_kind in (HeadKind.VOCABULARY, HeadKind.DIRECTIONS):
+        if new:
+            raise SettingsError(
+                f"model.lora: the checkpoint has no {', '.join(new)}, and an adapter "
+                "cannot make up for it: set model.name_or_path to a checkpoint with "
+                "the head of a language model, or model.lora.rank: null"
+            )
+        return []
+    body = {id(p) for p in model.base_model.parameters()}
+    heads = [
+        name
+        for name, module in model.named_children()
+        if any(id(p) not in body for p in module.parameters())
+    ]
+    unused = "pooler." if pooling_of(task) else "?"
+    others = {name.rpartition(".")[0] for name in new if not name.startswith(unused)}
+    return heads + sorted(n for n in others if n.partition(".")[0] not in heads)
+
+
+def name_in_file(name: str) -> str:
+    """Name that peft gives a parameter in the adapter's file."""
+    for ours, theirs in (
+        (".modules_to_save.default", ""),
+        (".lora_magnitude_vector.default.weight", ".lora_magnitude_vector"),
+        (".default.", "."),
+    ):
+        name = name.replace(ours, theirs)
+    return PREFIX + name
+
+
+def own_names(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """`weights` of an adapter's file, under peft's names in a model of transformers."""
+    return {name.removeprefix(PREFIX): weight for name, weight in weights.items()}
+
+
+def save_model(model: Any, folder: Path, weights: Any = None) -> None:
+    """Save with `save_pretrained`; of an adapter, also the config, which has the
+    labels, and which peft leaves to the base. `weights`: those of a sharded model."""
+    model.save_pretrained(folder, state_dict=weights)
+    if has_adapter(model):
+        model.config.save_pretrained(folder)

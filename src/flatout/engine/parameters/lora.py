@@ -1,0 +1,53 @@
+"""Parameters of adapters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, field_validator, model_validator
+
+from flatout.engine.parameters.common import (
+    BESIDE,
+    EXECUTION,
+    Count,
+    SettingsModel,
+    parameter,
+)
+
+
+class LoraSettings(SettingsModel):
+    """LoRA (Hu et al. 2021) with peft: the checkpoint's weights are frozen, and a small
+    product of two matrices is trained beside each target layer."""
+
+    rank: Count | None = None
+    """Inner size of the product. null: no adapter, all weights are trained."""
+    alpha: float = Field(16, gt=0)
+    """Scale of the product: it is multiplied by alpha / rank."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout of the product's input."""
+    targets: list[str] = []
+    """Ends of layer names, for example `query` and `value`. Empty: all linear layers of
+    the blocks. A head of a classifier is trained whole."""
+    use_dora: bool = False
+    """Train the lengths of the columns separately (DoRA, Liu et al. 2024)."""
+    merged: bool = parameter(False, EXECUTION, BESIDE)
+    """Also save the model with the adapter merged into its weights."""
+
+    @property
+    def is_on(self) -> bool:
+        return self.rank is not None
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _one_or_several(cls, given: Any) -> Any:
+        """Accept a single text: --params has no lists."""
+        return [given] if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def _has_a_rank(self) -> LoraSettings:
+        known = type(self).model_fields.items()
+        given = [name for name, field in known if getattr(self, name) != field.default]
+        if given and self.rank is None:
+            names = ", ".join(given)
+            raise ValueError(f"{names} without rank: set rank too, for example to 16")
+        return self

@@ -1,0 +1,384 @@
+"""Adapters: trained, saved and read as peft does it, whatever is packed or fused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from peft import (
+    AutoPeftModelForSequenceClassification,
+    LoraConfig,
+    PeftModel,
+    get_peft_model,
+)
+from safetensors.torch import load_file
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+)
+
+from flatout.datasets import TransformersModel
+from flatout.engine.checkpoints.checkpoint_folder import CheckpointError, step_folders
+from flatout.engine.launch.launch import run_job
+from flatout.engine.machine.runtime import set_up
+from flatout.engine.models.adapters import add_adapter, has_adapter
+from flatout.engine.models.building import ModelError, build, load_pretrained
+from flatout.engine.models.flops import ModelFlops
+from flatout.engine.models.memory import count_parameters, estimate
+from flatout.engine.models.merged import AdapterFiles
+from flatout.engine.models.model_keys import model_key_faults
+from flatout.engine.ops.attention import PACKED
+from flatout.engine.parameters import SettingsError, parse_settings
+from flatout.engine.train.setup.assemble import assemble, left_plain
+from tests.engine.families import task_model, task_of
+from tests.engine.plain import (
+    assert_same,
+    job_for,
+    observed,
+    on_two_ranks,
+    plain_training,
+    save_start,
+)
+from tests.engine.runs import Crash, crash, curve, when_logged
+from tests.engine.test_compiled_parts import PLAN
+
+TASKS = {
+    "sequence-classification": AutoModelForSequenceClassification,
+    "causal-lm": AutoModelForCausalLM,
+}
+LORA = {"rank": 4, "alpha": 8}
+IDS = torch.tensor([[1, 7, 9, 2], [1, 8, 5, 2]])
+
+
+def lora_job(folder, task, start, lora=LORA, **train):
+    """`job_for`'s training with an adapter; its lengths do not decay, like biases."""
+    job = job_for(folder, task, start, **{"weight_decay": 0.0, **train})
+    return with_lora(job, lora)
+
+
+def with_lora(job, lora, **model):
+    given = job.settings.model_dump(mode="json")
+    given["model"] |= {"lora": lora, **model}
+    return replace(job, settings=parse_settings(given))
+
+
+def own_runtime():
+    return set_up(parse_settings({"runtime": {"precision": "fp32"}}).runtime)
+
+
+def of_peft(job):
+    """The base with an adapter by peft alone, which starts at the same numbers."""
+    task, lora = job.settings.model.task, job.settings.model.lora
+    base = TASKS[task].from_pretrained(job.settings.model.name_or_path)
+    names = [
+        n for n, m in base.base_model.named_modules() if is_linear_in_a_block(n, m)
+    ]
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=[f"{base.base_model_prefix}.{name}" for name in names],
+        use_dora=lora.use_dora,
+        task_type={"causal-lm": "CAUSAL_LM"}.get(task, "SEQ_CLS"),
+    )
+    model = get_peft_model(base, config)
+    ours = assemble(job, own_runtime()).model.model
+    start = {n: p for n, p in ours.named_parameters() if p.requires_grad}
+    theirs = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    assert {f"base_model.model.{name}" for name in start} == theirs.keys()
+    with torch.no_grad():
+        for name, parameter in start.items():
+            theirs[f"base_model.model.{name}"].copy_(parameter)
+    return model
+
+
+def is_linear_in_a_block(name, module):
+    return isinstance(module, torch.nn.Linear) and any(
+        p.isdigit() for p in name.split(".")
+    )
+
+
+@pytest.fixture(scope="module")
+def starts(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("starts")
+    return {task: save_start(folder / task, task) for task in TASKS}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory, starts):
+    """Ten steps of peft in plain PyTorch, by task and kind of adapter."""
+    found = {}
+    for task, dora in [*((task, False) for task in TASKS), ("causal-lm", True)]:
+        folder = tmp_path_factory.mktemp("plain")
+        job = lora_job(folder, task, starts[task], LORA | {"use_dora": dora})
+        model = of_peft(job)
+        found[task, dora] = by_file(plain_training(job, model))
+    return found
+
+
+def by_file(found):
+    """`found` with names as flatout has them, and only of what is trained."""
+    prefix = "base_model.model."
+    found.gradients = [
+        {name.removeprefix(prefix): g for name, g in step.items()}
+        for step in found.gradients
+    ]
+    names = found.gradients[0].keys()
+    weights = {n.removeprefix(prefix): w for n, w in found.weights.items()}
+    found.weights = {name: weights[name] for name in names}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("task", "strategy", "dora"),
+    [
+        ("sequence-classification", "packed", False),
+        ("sequence-classification", "grouped", False),
+        ("causal-lm", "packed", False),
+        ("causal-lm", "fixed", False),
+        ("causal-lm", "packed", True),
+    ],
+)
+def test_gradients_and_ten_steps_are_those_of_peft(
+    tmp_path, starts, plain, task, strategy, dora
+):
+    lora = LORA | {"use_dora": dora}
+    options = {"batching": strategy, "token_budget": 120}
+    job = lora_job(tmp_path, task, starts[task], lora, **options)
+    found, result = observed(job, own_runtime())
+    assert result.report.strategy == strategy
+    assert_same(by_file(found), plain[task, dora])
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_ranks_train_an_adapter_as_one(tmp_path, starts, plain, strategy):
+    task = "sequence-classification"
+    options = {"distributed": {"strategy": strategy}, "token_budget": 60}
+    job = lora_job(tmp_path, task, starts[task], **options)
+    found, _ = on_two_ranks({"two": job}, tmp_path)["two"]
+    if strategy == "fsdp":  # a rank has a part of each gradient
+        found.gradients = plain[task, False].gradients
+    assert_same(by_file(found), plain[task, False])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, starts):
+    """A classifier with an adapter: its job and result."""
+    task = "sequence-classification"
+    job = lora_job(tmp_path_factory.mktemp("run"), task, starts[task])
+    return job, run_job(job)
+
+
+@torch.no_grad()
+def logits_of(model):
+    return model.eval()(input_ids=IDS).logits
+
+
+def test_the_saved_folder_is_one_of_peft(trained, starts):
+    _, result = trained
+    folder, base = result.model_folder, starts["sequence-classification"]
+    assert not (folder / "model.safetensors").exists()
+    expected = logits_of(
+        PeftModel.from_pretrained(
+            AutoModelForSequenceClassification.from_pretrained(base), folder
+        )
+    )
+    own = AutoPeftModelForSequenceClassification.from_pretrained(folder)
+    for model in (own, result.model, load_pretrained(folder)):
+        torch.testing.assert_close(logits_of(model), expected, rtol=1e-5, atol=1e-5)
+    unchanged = AutoModelForSequenceClassification.from_pretrained(base)
+    assert not torch.allclose(logits_of(unchanged), expected, atol=1e-2)
+    assert has_adapter(result.model)
+    assert not has_adapter(load_pretrained(folder))
+
+
+def test_the_catalog_saves_the_adapter_and_the_merged_model(trained, tmp_path):
+    job, result = trained
+    settings = with_lora(job, LORA | {"merged": True}).settings.model
+    entry = TransformersModel(filepath=str(tmp_path / "model"))
+    entry.save((result.model, *AdapterFiles.of(result.model, (), settings)))
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= {
+        path.name for path in entry.path.iterdir()
+    }
+    loaded = entry.load()
+    assert loaded.config.name_or_path == str(entry.path)
+    assert loaded.config.id2label == result.model.config.id2label
+    merged = entry.path / "merged"
+    plain = AutoModelForSequenceClassification.from_pretrained(merged)
+    expected = logits_of(result.model)
+    for model in (loaded, plain):
+        torch.testing.assert_close(logits_of(model), expected, rtol=1e-5, atol=1e-5)
+    second = settings.model_copy(update={"name_or_path": str(merged)})
+    (fault,) = model_key_faults(second)
+    assert "has an adapter merged into it" in fault
+
+
+def test_a_training_starts_from_a_saved_adapter(trained):
+    """All weights are then trained, the adapter's merged into them."""
+    job, result = trained
+    settings = with_lora(job, {}, name_or_path=str(result.model_folder)).settings.model
+    model = build(settings, job.task, job.vocabulary, 24)
+    assert model.new_weights == []
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    torch.testing.assert_close(
+        logits_of(model), logits_of(result.model), rtol=1e-5, atol=1e-5
+    )
+    second = settings.model_copy(update={"lora": job.settings.model.lora})
+    (fault,) = model_key_faults(second)
+    assert "is an adapter already" in fault
+    assert "model.lora.rank=4" in fault
+
+
+def test_an_adapter_without_its_base_is_refused(trained, tmp_path):
+    _, result = trained
+    folder = tmp_path / "moved"
+    result.model.save_pretrained(folder)
+    result.model.config.save_pretrained(folder)
+    file = folder / "adapter_config.json"
+    told = json.loads(file.read_text()) | {
+        "base_model_name_or_path": str(tmp_path / "no")
+    }
+    file.write_text(json.dumps(told))
+    with pytest.raises(ModelError, match="put the base back there"):
+        load_pretrained(folder)
+
+
+def test_a_killed_training_goes_on_and_checkpoints_are_small(tmp_path, starts):
+    task = "sequence-classification"
+    often = {"log_every": 1, "checkpoint": {"every_steps": 5}, "resume": "auto"}
+    lora = LORA | {"dropout": 0.1}
+    whole = run_job(lora_job(tmp_path / "whole", task, starts[task], lora, **often))
+    job = lora_job(tmp_path / "cut", task, starts[task], lora, **often)
+    with pytest.raises(Crash), when_logged("step 7/10", crash):
+        run_job(job)
+    stored = load_file(step_folders(job.work_folder)[0] / "model.safetensors")
+    assert stored
+    assert all("lora_" in name or "classifier.modules" in name for name in stored)
+    with pytest.raises(CheckpointError, match=r"model.lora.rank: 4 -> 8"):
+        run_job(with_lora(job, lora | {"rank": 8}))
+    assert curve(run_job(job)) == curve(whole)
+
+
+def test_only_the_adapter_and_the_head_are_trained(trained, starts):
+    job, _ = trained
+    trainer = assemble(job, own_runtime())
+    names = {n for n, p in trainer.model.named_parameters() if p.requires_grad}
+    assert all("lora_" in name or "classifier.modules" in name for name in names)
+    groups = trainer.optimizer.param_groups
+    assert sum(len(group["params"]) for group in groups) == len(names) == 26
+    config = AutoConfig.from_pretrained(starts["sequence-classification"])
+    sizes = [p.numel() for p in trainer.stepper.updater.parameters]
+    assert count_parameters(config, job.settings.model) == sum(sizes)
+    every = sum(p.numel() for p in trainer.model.model.parameters())
+    found = estimate(job.settings, config, 1)
+    assert found.states == 4 * every + 12 * sum(sizes)
+    base = AutoModelForSequenceClassification.from_config(config).num_parameters()
+    assert count_parameters(config, with_lora(job, {}).settings.model) == base
+
+
+def test_frozen_weights_cost_no_operations(starts):
+    """2 a weight forward, 2 more for its input's gradient, none for its own."""
+    base = TASKS["causal-lm"].from_pretrained(starts["causal-lm"])
+    settings = parse_settings(
+        {"model": {"name_or_path": "x", "task": "causal-lm", "lora": {"rank": 1}}}
+    ).model
+    whole = ModelFlops.of(base)
+    add_adapter(base, settings, task_of("causal-lm"))
+    small = sum(p.numel() for p in base.parameters() if p.requires_grad)
+    first = base.base_model.layers[0].self_attn
+    below = sum(
+        layer.base_layer.weight.numel() * 2 + layer.lora_A["default"].weight.numel() * 2
+        for layer in [first.q_proj]
+    )
+    assert ModelFlops.of(base).body == whole.body * 4 / 6 + 6 * small - below
+
+
+def test_a_new_head_and_a_new_pooler_are_trained(tmp_path):
+    """Of a checkpoint of a language model, which has neither."""
+    start = save_start(tmp_path / "start", "masked-lm")
+    job = lora_job(tmp_path, "sequence-classification", start)
+    trainer = assemble(job, own_runtime())
+    names = [n for n, p in trainer.model.named_parameters() if p.requires_grad]
+    own = {n.partition(".modules_to_save")[0] for n in names if "lora_" not in n}
+    assert own == {"model.classifier", "model.bert.pooler.dense"}
+    folder = run_job(job).model_folder
+    there = AutoModelForSequenceClassification.from_pretrained(start, num_labels=3)
+    expected = logits_of(PeftModel.from_pretrained(there, folder))
+    torch.testing.assert_close(logits_of(load_pretrained(folder)), expected)
+
+
+REFUSED = {
+    "rank 0": (
+        {"rank": 0},
+        {},
+        "model.lora.rank: should be greater than or equal to 1",
+    ),
+    "no rank": ({"alpha": 8}, {}, "alpha without rank: set rank too"),
+    "scratch": (LORA, {"name_or_path": None}, "lora.rank=4 adapts a checkpoint"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_settings_that_cannot_work_are_refused(case):
+    lora, model, told = REFUSED[case]
+    given = {"name_or_path": "x", "config": {"model_type": "bert"}, **model}
+    with pytest.raises(SettingsError, match=told):
+        parse_settings({"model": {**given, "lora": lora}})
+
+
+@pytest.mark.parametrize(
+    ("target", "near"),
+    [("qery", "did you mean query?"), ("classifier", "matches no linear layer")],
+)
+def test_targets_without_a_layer_are_refused_before_a_node_runs(starts, target, near):
+    start = starts["sequence-classification"]
+    lora = LORA | {"targets": ["value", target]}
+    settings = parse_settings({"model": {"name_or_path": str(start), "lora": lora}})
+    (fault,) = model_key_faults(settings.model)
+    assert fault.startswith(f"model.lora.targets: {target!r}")
+    assert near in fault
+
+
+def test_models_without_attention_have_no_adapter(tmp_path):
+    start = save_start(tmp_path / "start", "next-key")
+    settings = job_for(tmp_path, "next-key", start).settings
+    given = settings.model.model_dump(mode="json") | {"lora": LORA}
+    (fault,) = model_key_faults(parse_settings({"model": given}).model)
+    assert "a log_key_lstm model has no blocks of attention to adapt" in fault
+
+
+def test_a_language_model_without_its_head_has_no_adapter(tmp_path):
+    start = tmp_path / "body"
+    AutoModel.from_pretrained(save_start(tmp_path / "x", "masked-lm")).save_pretrained(
+        start
+    )
+    job = lora_job(tmp_path, "masked-lm", start)
+    with pytest.raises(SettingsError, match=r"the checkpoint has no cls\.predictions"):
+        assemble(job, own_runtime())
+
+
+@pytest.mark.parametrize(
+    ("family", "targets", "left"),
+    [
+        ("bert", ["query"], "joined query, key and value in 2 of 2 layers"),
+        ("bert", ["layer.1.intermediate.dense"], ""),
+        ("bert", ["layer.1.output.dense"], "output blocks in 2 of 2 layers"),
+        ("qwen3", ["layers.0.mlp.up_proj"], "joined gate and up in 1 of 2 layers"),
+    ],
+)
+def test_fused_parts_step_aside_and_it_is_told(family, targets, left):
+    task = "causal-lm" if family == "qwen3" else "sequence-classification"
+    found = task_model(family, task, PACKED)
+    lora = {"rank": 4, "targets": targets}
+    given = {"name_or_path": "x", "task": task, "lora": lora}
+    settings = parse_settings({"model": given}).model
+    add_adapter(found.model, settings, task_of(task))
+    plan = replace(PLAN, joined=family == "bert")
+    found.fused_layers = found.family.fuse(found.model, plan)
+    notes = left_plain(found)
+    assert len(notes) == bool(left)
+    assert not left or notes[0].endswith(left)
