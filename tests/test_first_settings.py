@@ -109,6 +109,15 @@ KINDS = {
             "label_column": "score",
         },
     ),
+    "rankings.jsonl": (
+        lambda n: {"question": text(), "document": text(), "label": n % 2},
+        "reranking",
+        {
+            "query_column": "question",
+            "passage_column": "document",
+            "label_column": "label",
+        },
+    ),
     "chats.jsonl": (
         chat,
         "causal-lm",

@@ -117,6 +117,9 @@ def rows_of(task: str, rows: list[list[int]], **columns) -> TokenRows:
         columns["labels"] = pa.array([n % 3 for n in range(count)], pa.int64())
     if task == "regression":
         columns["labels"] = pa.array([n / 7 for n in range(count)], pa.float64())
+    if task == "reranking":  # score and query
+        pairs = [[n % 2, n // 4] for n in range(count)]
+        columns["labels"] = pa.array(pairs, pa.list_(pa.float32(), 2))
     if task == "multi-label-classification":  # none, one, two and three of three
         flags = [[n % 2, n // 2 % 2, n % 3 == 0] for n in range(count)]
         columns["labels"] = pa.array(flags, pa.list_(pa.float32(), 3))

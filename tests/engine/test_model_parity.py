@@ -48,7 +48,9 @@ DECODER_CASES = [
 ]
 
 
-@pytest.mark.parametrize(("family", "task"), ENCODER_CASES + DECODER_CASES)
+@pytest.mark.parametrize(
+    ("family", "task"), [*ENCODER_CASES, *DECODER_CASES, ("bert", "reranking")]
+)
 def test_packed_and_padded_give_the_same_loss_and_gradient(family, task):
     padded = task_model(family, task, "sdpa")
     packed = task_model(family, task, PACKED)

@@ -65,7 +65,7 @@ def _of_evaluation(
         if MAJORITY in report:
             most, share = report["majority_label"], report[MAJORITY]
             yield "", f"accuracy {share:.4f} by saying {most!r} always"
-        if "mean_mse" in report:
+        if "mean_mse" in report and "mse" in report:
             mean, error = report["mean_label"], report["mean_mse"]
             yield "", f"mse {error:.4f} by saying {mean:.4g} always"
         if "unigram_loss" in report:

@@ -22,6 +22,7 @@ _TEXT_PARAMETER = {
     "completion": "split.prompt_column",
     "messages": "split.messages_column",
     "pairs": "split.anchor_column",
+    "ranking": "split.query_column",
 }
 EXCERPT_CHARACTERS = 80
 DEFAULT_LABEL = SplitSettings().label_column
@@ -49,7 +50,8 @@ class Columns:
     """Column with the name of each row's split."""
     form: str = "text"
     """Form of the rows: `text`, `words` with one tag each, a `completion` of a prompt,
-    `messages`, or `pairs` of an anchor and the texts to compare with it."""
+    `messages`, `pairs` of an anchor and the texts to compare with it, or `ranking` of a
+    passage for a query."""
     completion: str | None = None
     positive: str | None = None
     negative: str | None = None
@@ -71,10 +73,16 @@ class Columns:
                 f"model.task is {task}, which needs pairs: set split.anchor_column and "
                 "split.positive_column"
             )
-        if form == "pairs" and settings.text_pair_column:
+        if form == "ranking" and settings.query_column is None:
+            raise RawTextsError(
+                f"model.task is {task}, which ranks passages: set split.query_column "
+                "and split.passage_column"
+            )
+        if form in ("pairs", "ranking") and settings.text_pair_column:
+            own = "positive" if form == "pairs" else "passage"
             raise RawTextsError(
                 f"split.text_pair_column is of no use for model.task {task}, whose "
-                "second text is split.positive_column: set it to null"
+                f"second text is split.{own}_column: set it to null"
             )
         if label_type is not None and settings.label_column is None and not flags:
             raise RawTextsError(
@@ -85,9 +93,10 @@ class Columns:
             label_type = pa.float64()
         return cls(
             text=_text_column(settings, form),
-            text_pair=None if form == "pairs" else settings.text_pair_column,
+            text_pair=_text_pair_column(settings, form),
             label=None if label_type is None or flags else settings.label_column,
-            group=settings.group_column,
+            group=settings.group_column
+            or (settings.query_column if form == "ranking" else None),
             label_type=label_type,
             flags=flags,
             split=settings.split_column,
@@ -145,12 +154,13 @@ class Columns:
 
     def check_present(self, raw: RawTexts) -> None:
         """Raise RawTextsError that names the missing columns and the existing ones."""
+        second = "passage" if self.form == "ranking" else "text_pair"
         wanted = {
             _TEXT_PARAMETER.get(self.form, "split.text_column"): self.text,
             "split.completion_column": self.completion,
             "split.positive_column": self.positive,
             "split.negative_column": self.negative,
-            "split.text_pair_column": self.text_pair,
+            f"split.{second}_column": self.text_pair,
             "split.label_column": self.label,
             "split.group_column": self.group,
             "split.split_column": self.split,
@@ -183,8 +193,15 @@ def _text_column(settings: SplitSettings, form: str) -> str:
         "completion": settings.prompt_column,
         "messages": settings.messages_column,
         "pairs": settings.anchor_column,
+        "ranking": settings.query_column,
     }
     return own.get(form) or settings.text_column
+
+
+def _text_pair_column(settings: SplitSettings, form: str) -> str | None:
+    if form == "ranking":
+        return settings.passage_column
+    return None if form == "pairs" else settings.text_pair_column
 
 
 def _is_names(label_type: Any) -> bool:

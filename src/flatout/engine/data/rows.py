@@ -78,7 +78,10 @@ def check_batch(batch: RawBatch, columns: Columns) -> CheckedBatch:
     for name in filter(None, (columns.text, columns.text_pair, columns.completion)):
         text, found = read_text(batch, name)
         arrays, checks = [*arrays, text], checks + _of(name, found)
-    if columns.label:
+    if columns.label and columns.form == "ranking":
+        label, found = read_score(batch, columns.label, 0)
+        arrays, checks = [*arrays, label], checks + _of(columns.label, found)
+    elif columns.label:
         label, label_kinds, found = read_label(batch, columns.label, columns.label_type)
         arrays, checks = [*arrays, label], checks + _of(columns.label, found)
     if columns.flags:

@@ -40,7 +40,8 @@ class TaskModel(nn.Module):
         self.task = task
         self.family = family_of(model.config)
         self.max_length = max_length
-        if getattr(model.config, "problem_type", None) == "regression":
+        kind = getattr(model.config, "problem_type", None)
+        if kind == "regression" or getattr(model.config, "num_labels", None) == 1:
             keep_output_precise(model)
         self.head = None if whole else self._chosen_head()
         self._caches = bool(getattr(model.config, "use_cache", False))

@@ -61,6 +61,10 @@ class SplitSettings(SettingsModel):
     """embedding: column of the text that belongs to the anchor."""
     negative_column: str | None = None
     """embedding: column of texts, or lists of texts, that do not match the anchor."""
+    query_column: str | None = None
+    """reranking: column of queries; all rows of one stay in one split."""
+    passage_column: str | None = None
+    """reranking: column of the passage to be ranked for the query."""
     label_column: str | None = "label"
     """Column of the label. null: unlabelled text, for language models."""
     label_columns: list[str] | None = None
@@ -86,6 +90,8 @@ class SplitSettings(SettingsModel):
             raise ValueError("prompt_column and completion_column go together")
         if (self.anchor_column is None) != (self.positive_column is None):
             raise ValueError("anchor_column and positive_column go together")
+        if (self.query_column is None) != (self.passage_column is None):
+            raise ValueError("query_column and passage_column go together")
         if self.negative_column and not self.anchor_column:
             raise ValueError("negative_column needs anchor_column and positive_column")
         if self.completion_column and self.messages_column:

@@ -113,10 +113,13 @@ def _with_columns(raw: RawTexts, settings: Settings) -> PredictSettings:
     that split writes if these are its rows."""
     chosen, split, present = settings.predict, settings.split, raw.column_names
     columns = {}
-    for key, written in (("text_column", "text"), ("text_pair_column", "text_pair")):
+    keys = (("text_column", "text", "query_column"),)
+    keys += (("text_pair_column", "text_pair", "passage_column"),)
+    for key, written, ranked in keys:
         column, found = getattr(chosen, key), f"predict.{key}"
         if column is None:
-            column, found = getattr(split, key), f"split.{key}"
+            own = ranked if split.query_column else key
+            column, found = getattr(split, own), f"split.{own}"
             if column is not None and column not in present and written in present:
                 column, found = written, "as split writes it"
         if column is not None:

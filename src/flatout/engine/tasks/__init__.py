@@ -37,6 +37,7 @@ from flatout.engine.tasks._task import (
     LossOptions,
     Metrics,
     OwnPooling,
+    RankedRows,
     RowAnswers,
     Targets,
     Task,
@@ -55,6 +56,7 @@ __all__ = [
     "LossOptions",
     "Metrics",
     "OwnPooling",
+    "RankedRows",
     "RowAnswers",
     "Targets",
     "Task",
@@ -78,6 +80,11 @@ __all__ = [
     "task_names",
 ]
 
+PAIRED = (
+    ("anchor", "positive", "embedding", "pairs"),
+    ("query", "passage", "reranking", "ranking"),
+)
+"""Columns of two texts, the task that reads them, and its form of rows."""
 MOVED = {
     "head": "head_kind",
     "row_form": "texts = Texts(form=...)",
@@ -150,11 +157,12 @@ def columns_of(split: SplitSettings, task: str) -> Columns:
             f"split.{form}_column is for model.task: causal-lm, not {task}: set it to "
             "null, or the task"
         )
-    if split.anchor_column and form != "pairs":
-        raise SettingsError(
-            f"split.anchor_column is for model.task: embedding, not {task}: set it and "
-            "split.positive_column to null, or the task"
-        )
+    for first, second, wanted, its_form in PAIRED:
+        if getattr(split, f"{first}_column") and form != its_form:
+            raise SettingsError(
+                f"split.{first}_column is for model.task: {wanted}, not {task}: set it "
+                f"and split.{second}_column to null, or the task"
+            )
     return Columns.of(split, kind.label_type, task, form)
 
 

@@ -54,7 +54,8 @@ class Texts:
     """Properties of a task's texts."""
 
     form: str = "text"
-    """Form of a row: `text`; `words` with a label each; `pairs` of texts."""
+    """Form of a row: `text`; `words` with a label each; `pairs` of texts; `ranking`:
+    a query, a passage and a score."""
     completions: bool = False
     """True if rows may be completions of prompts, or messages."""
     causal: bool = False
@@ -305,6 +306,15 @@ class OwnPooling(ABC):
     @abstractmethod
     def pooling(self) -> str:
         """Pooling of the states of a row's tokens: mean, first or last."""
+
+
+class RankedRows(ABC):
+    """Second base class of a task whose figures compare the rows of a query."""
+
+    @abstractmethod
+    def encode_ranked(self, labels: Any, queries: npt.NDArray[Any]) -> Any:
+        """Convert labels (N,), an Arrow array, and numbers (N,) of the rows' queries to
+        an Arrow array (N,) of token labels."""
 
 
 def ignored_label(dtype: Any) -> float:

@@ -101,7 +101,9 @@ def _options(
     join = tokenize.join_texts
     own = (name for name in WRITTEN if name in rows.column_names)
     form = next(own, task.texts.form)
-    if (form == "pairs") != (PASSAGES in rows.column_names):
+    has_pair = "text_pair" in rows.column_names
+    fits = (form == "pairs") == (PASSAGES in rows.column_names)
+    if not fits or (form == "ranking" and not has_pair):
         raise TokensError(
             f"the rows were split for another task than {task.settings.task}: run "
             "kedro run --pipelines=split,tokenize, or set model.task back"
@@ -117,7 +119,7 @@ def _options(
     ends = join or form == "completion"
     return EncodeOptions(
         max_length=tokenize.max_length,
-        has_pair="text_pair" in rows.column_names,
+        has_pair=has_pair,
         join=join,
         form=form,
         end_id=tokenizer.token_id("eos_token") if ends and not ends_alone else None,

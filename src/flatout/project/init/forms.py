@@ -22,6 +22,8 @@ PROMPTS = ("prompt", "question", "instruction", "input")
 COMPLETIONS = ("completion", "answer", "response", "output")
 SENTENCES = (("sentence1", "sentence_1", "text1"), ("sentence2", "sentence_2", "text2"))
 SCORES = ("score", "similarity", "similarity_score", "label")
+QUERIES = ("query", "question")
+PASSAGES = ("passage", "document", "doc")
 ANCHORS = ("anchor", "query")
 POSITIVES = ("positive", "pos")
 NEGATIVES = ("negative", "negatives", "neg")
@@ -66,6 +68,21 @@ def _scored_pairs(look: FirstLook) -> Guessed | None:
         return None
     split = {"anchor_column": one, "positive_column": other, "label_column": score}
     return Guessed(split, f"{score} scores {one} and {other}", columns[other])
+
+
+def _rankings(look: FirstLook) -> Guessed | None:
+    """Find a query, a passage and a score from 0 to 1."""
+    columns = look.columns
+    texts = [name for name, values in columns.items() if are_texts(values)]
+    query, passage = named(texts, QUERIES), named(texts, PASSAGES)
+    score = named(list(columns), SCORES)
+    if query is None or passage is None or score is None:
+        return None
+    if not all_are(columns[score], lambda v: is_number(v) and 0 <= float(v) <= 1):
+        return None
+    split = {"query_column": query, "passage_column": passage, "label_column": score}
+    both = [f"{one} {other}" for one, other in look.pairs(query, passage)]
+    return Guessed(split, f"{score} scores {passage} for {query}", both)
 
 
 def _completions(look: FirstLook) -> Guessed | None:
@@ -138,6 +155,7 @@ BY_ROWS: tuple[tuple[str, Callable[[FirstLook], Guessed | None]], ...] = (
     ("causal-lm", _chats),
     ("embedding", _pairs),
     ("embedding", _scored_pairs),
+    ("reranking", _rankings),
     ("causal-lm", _completions),
     ("token-classification", _tags),
 )

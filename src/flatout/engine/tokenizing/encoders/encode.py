@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from flatout.engine.files.arrow_folder import ArrowRecipe
 from flatout.engine.files.content_key import ContentKey
 from flatout.engine.machine.environment import tokenizer_parallelism
 from flatout.engine.rows.token_facts import TokenFacts
-from flatout.engine.tasks import IGNORED, Task
+from flatout.engine.tasks import IGNORED, RankedRows, Task
 from flatout.engine.tokenizing.encoders.chat import ChatEncoder
 from flatout.engine.tokenizing.encoders.encoded import Encoded, TokensError
 from flatout.engine.tokenizing.encoders.encoder import (
@@ -186,7 +187,15 @@ class TokensRecipe(ArrowRecipe):
         if "label" not in self.rows.column_names:
             return None
         label = self.rows.data.table.column("label").slice(start, stop - start)
+        if isinstance(self.task, RankedRows):
+            return self.task.encode_ranked(label, self._queries[start:stop])
         return self.task.encode_labels(label).combine_chunks()
+
+    @cached_property
+    def _queries(self) -> npt.NDArray[np.int32]:
+        """Numbers (N,) of the rows' queries, which are their first texts."""
+        encoded = self.rows.data.table.column("text").dictionary_encode()
+        return np.concatenate([part.indices.to_numpy() for part in encoded.chunks])
 
 
 def _words_fault(texts: Any, tags: Any) -> str | None:

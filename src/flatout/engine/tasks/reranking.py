@@ -1,0 +1,94 @@
+"""A score of a passage for a query, which a cross encoder reads together.
+
+The loss is BinaryCrossEntropyLoss of sentence-transformers, whose `CrossEncoder` loads
+the saved model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from flatout.engine.rows.layout import Ints
+from flatout.engine.tasks._task import Judged, Metrics, RankedRows, Task, Texts
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class Reranking(RankedRows, Task):
+    """Binary cross entropy of logits (K, 1) and labels (K, 2): the score of the row, in
+    [0, 1], and the number of its query; NaN without a target."""
+
+    texts = Texts(form="ranking")
+    label_type = pa.float64()
+    label_dtype = np.dtype(np.float32)
+    label_shape = (2,)
+    figures: ClassVar[Mapping[str, bool]] = {
+        "loss": False,
+        "mrr_at_10": True,
+        "ndcg_at_10": True,
+        "average_precision": True,
+    }
+
+    def token_label_type(self) -> Any:
+        """Score and number of the query; fp32 is exact up to 2**24 queries."""
+        return pa.list_(pa.float32(), 2)
+
+    def encode_ranked(self, labels: Any, queries: npt.NDArray[Any]) -> Any:
+        """Return pairs of a score and the number of a query."""
+        pairs = np.stack([labels.to_numpy(), queries], 1).astype(np.float32)
+        return pa.FixedSizeListArray.from_arrays(pa.array(pairs.ravel()), 2)
+
+    def config_keys(self) -> dict[str, Any]:
+        """Return one output, whose sigmoid is the score."""
+        return {"num_labels": 1, "problem_type": None}
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss summed over the targets, fp32 ()."""
+        from torch.nn.functional import binary_cross_entropy_with_logits
+
+        scores = labels[:, 0]
+        losses = binary_cross_entropy_with_logits(
+            logits[:, 0].float(), scores.nan_to_num(), reduction="none"
+        )
+        return losses.where(~scores.isnan(), 0.0).sum()
+
+    def metrics(self, device: torch.device) -> Metrics:
+        """Return figures of the passages' ranks for their queries."""
+        from flatout.engine.tasks._shared.ranking import Ranking
+
+        return Ranking()
+
+    def chance_loss(self, num_outputs: int) -> float | None:
+        """Return ln(2)."""
+        return math.log(2)
+
+    def judge(
+        self, logits: Tensor, labels: Tensor, decode: Callable[[Ints], str]
+    ) -> list[Judged]:
+        """Return label and score; wrong if they are on different sides of 0.5."""
+        pairs = zip(logits.split(1), labels.split(1), strict=True)
+        losses = [self.loss(*pair).item() for pair in pairs]
+        scores, wanted = logits[:, 0].float().sigmoid().tolist(), labels[:, 0].tolist()
+        return [
+            Judged(loss, label, score, None, (label >= 0.5) != (score >= 0.5))
+            for loss, label, score in zip(losses, wanted, scores, strict=True)
+        ]
+
+    def answer_fields(self) -> list[Any]:
+        """The score, from 0 to 1."""
+        return [pa.field("score", pa.float32())]
+
+    def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
+        """Return the column from logits (N, 1)."""
+        return {"score": 1 / (1 + np.exp(-logits[:, 0]))}
+
+
+TASK = Reranking
