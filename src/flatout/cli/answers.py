@@ -1,4 +1,4 @@
-"""Commands that answer questions about a training: `verify`."""
+"""Commands that answer questions about a training: `verify`, `rows`."""
 
 from __future__ import annotations
 
@@ -42,3 +42,39 @@ def verify(env: str | None, params: dict[str, Any], folder: Path | None) -> None
             verdict = verify_model(folder, test, loader_of(context).settings)
     click.echo("\n".join(verdict.lines()))
     raise SystemExit(not verdict.is_sound)
+
+
+@flatout.command()
+@env_option
+@PARAMS
+@click.option("--step", type=int, help="List the rows of this step, the first is 1.")
+@click.option("--row", type=int, help="List the steps that train this row.")
+@click.option(
+    "--spike", is_flag=True, help="List the rows behind the largest rise of the loss."
+)
+@click.option(
+    "--replay", is_flag=True, help="With the loss of each row, the largest first."
+)
+@click.option("--most", default=50, show_default=True, help="Rows that are shown.")
+def rows(
+    env: str | None,
+    params: dict[str, Any],
+    step: int | None,
+    row: int | None,
+    spike: bool,
+    replay: bool,
+    most: int,
+) -> None:
+    """List the rows of a step of the configured training, or the steps of a row.
+
+    It needs no log, and accepts the options of the run. --replay uses the nearest
+    checkpoint, or the saved model, in fp32 and without dropout.
+    """
+    if [step, row, spike or None].count(None) != 2:
+        raise click.UsageError("give one of --step, --row and --spike")
+    with plain_errors():
+        job = training_job(context_of(env, params))
+        from flatout.engine.answers.row_lines import row_lines
+
+        lines = row_lines(job, step=step, row=row, replays=replay, most=most)
+    click.echo("\n".join(lines))

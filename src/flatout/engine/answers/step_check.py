@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from flatout.engine.answers.plain import Plain
 from flatout.engine.answers.verdict import ROUNDOFF, Pair, Verdict, compare, floor_of
 from flatout.engine.batches.collation import StepBatch
-from flatout.engine.batches.global_batches import GlobalBatches
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.machine.watchdog import heartbeat
 from flatout.engine.parameters import SettingsError
@@ -132,7 +131,7 @@ class PlainStep:
             job.settings.max_length,
             job.vocabulary.pad_token_id if job.vocabulary else 0,
         )
-        take = partial(_plain_step, plain, first_rows(job))
+        take = partial(_plain_step, plain, job.batches.rows(0))
         with exact_products():
             found = take(nullcontext)
         if runtime.precision == "fp32" and not has_tf32(runtime):
@@ -156,12 +155,6 @@ class PlainStep:
             nn.utils.clip_grad_norm_(model.parameters(), train.max_grad_norm)
         optimizer.step()
         return {name: p.detach() for name, p in model.named_parameters()}
-
-
-def first_rows(job: TrainJob) -> Any:
-    """Return the row numbers (N,) of the first step."""
-    train, seed = job.settings.train, job.settings.runtime.seed
-    return GlobalBatches(len(job.train), train.global_batch_size, seed).rows(0)
 
 
 def _started(job: TrainJob) -> Any:

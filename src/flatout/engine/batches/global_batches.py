@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -37,6 +38,8 @@ class GlobalBatches:
     num_rows: int
     batch_size: int
     seed: int
+    skipped: tuple[int, ...] = ()
+    """Rows that are left out: their global batches are smaller, all others the same."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -59,7 +62,21 @@ class GlobalBatches:
         blocks = range(start // BLOCK, -(-stop // BLOCK))
         found = [_block(n, self.num_rows, self.seed, epoch) for n in blocks]
         first = blocks.start * BLOCK
-        return np.concatenate(found)[start - first : stop - first]
+        rows = np.concatenate(found)[start - first : stop - first]
+        return rows[~self._is_skipped(rows)] if self.skipped else rows
+
+    @cached_property
+    def _sorted(self) -> Ints:
+        return np.unique(np.array(self.skipped, dtype=np.int64))
+
+    def _is_skipped(self, rows: Ints) -> npt.NDArray[np.bool_]:
+        places = np.searchsorted(self._sorted, rows).clip(max=len(self._sorted) - 1)
+        return self._sorted[places] == rows
+
+    def steps_of(self, rows: Ints, epoch: int) -> Ints:
+        """Step (N,) of an epoch that has each of `rows` (N,), skipped or not."""
+        positions = unpermute(rows, self.num_rows, self.seed, epoch)
+        return epoch * self.steps_per_epoch + positions // self.batch_size
 
 
 @lru_cache(maxsize=2)
@@ -71,25 +88,50 @@ def _block(number: int, size: int, seed: int, epoch: int) -> Ints:
 
 def permute(positions: Ints, size: int, seed: int, epoch: int) -> Ints:
     """Images (N,) of `positions` (N,) under the permutation of `range(size)`."""
+    return _walk(positions, size, seed, epoch, _feistel)
+
+
+def unpermute(images: Ints, size: int, seed: int, epoch: int) -> Ints:
+    """Positions (N,) whose images are `images` (N,): the inverse of `permute`."""
+    return _walk(images, size, seed, epoch, _inverse_feistel)
+
+
+Numbers = npt.NDArray[np.uint64]
+
+
+def _walk(
+    numbers: Ints,
+    size: int,
+    seed: int,
+    epoch: int,
+    bijection: Callable[[Numbers, int, Numbers], Numbers],
+) -> Ints:
+    """Apply `bijection` until all numbers (N,) are below `size`."""
     half_bits = max(1, -(-(size - 1).bit_length() // 2))
     sequence = np.random.SeedSequence([seed, epoch])
     keys = sequence.generate_state(FEISTEL_ROUNDS, np.uint64).astype(np.uint64)
-    images = positions.astype(np.uint64)
+    images = numbers.astype(np.uint64)
     outside = np.ones(len(images), dtype=bool)
     while outside.any():  # on average under four passes: the domain is < 4 * size
-        images[outside] = _feistel(images[outside], half_bits, keys)
+        images[outside] = bijection(images[outside], half_bits, keys)
         outside = images >= size
     return images.astype(np.int64)
 
 
-def _feistel(
-    values: npt.NDArray[np.uint64], half_bits: int, keys: npt.NDArray[np.uint64]
-) -> npt.NDArray[np.uint64]:
+def _feistel(values: Numbers, half_bits: int, keys: Numbers) -> Numbers:
     """One keyed bijection of the numbers of `2 * half_bits` bits, (N,) -> (N,)."""
     shift, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
     left, right = values >> shift, values & mask
     for key in keys:
         left, right = right, left ^ (_mix(right ^ key) & mask)
+    return (left << shift) | right
+
+
+def _inverse_feistel(values: Numbers, half_bits: int, keys: Numbers) -> Numbers:
+    shift, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
+    left, right = values >> shift, values & mask
+    for key in keys[::-1]:
+        left, right = right ^ (_mix(left ^ key) & mask), left
     return (left << shift) | right
 
 

@@ -62,7 +62,7 @@ class WrongRows:
         if not job.task.head_kind.one_a_row or job.task.whole_batch:
             self._every = None
         # Read now: another tokenizer may be stored there later.
-        self._decode = _decoder(job) if self._every else None
+        self._decode = decoder(job) if self._every else None
         self._path = job.metrics_file.with_name(FILE_NAME)
         self._is_main = trainer.runtime.ranks.is_main
 
@@ -119,20 +119,20 @@ def line_of(row: WrongRow) -> str:
     label, prediction = map(_shown, (row.label, row.prediction))
     score = "" if row.score is None else f" ({100 * row.score:.0f} %)"
     head = f"  {label}, predicted {prediction}{score}: "
-    return head + _cut(_printable(row.text), LINE_CHARACTERS - len(head))
+    return head + cut(printable(row.text), LINE_CHARACTERS - len(head))
 
 
 def _shown(name: str | float) -> str:
     if isinstance(name, float):
         return f"{name:.4g}"
-    return f"'{_cut(_printable(name), NAME_CHARACTERS)}'" if name else "no label"
+    return f"'{cut(printable(name), NAME_CHARACTERS)}'" if name else "no label"
 
 
-def _cut(text: str, room: int) -> str:
+def cut(text: str, room: int) -> str:
     return text if len(text) <= room else f"{text[: room - 1]}…"
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Return one line, without characters that control a terminal."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
@@ -150,7 +150,7 @@ def _as_numbers(tokens: Ints) -> str:
     return " ".join(map(str, tokens.tolist()))
 
 
-def _decoder(job: TrainJob) -> Decode:
+def decoder(job: TrainJob) -> Decode:
     """Return a function from tokens to text; to numbers without the tokenizer."""
     if job.tokenizer_file is None or job.vocabulary is None:
         return _as_numbers

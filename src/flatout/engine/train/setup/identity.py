@@ -46,10 +46,15 @@ def _own_code(settings: Settings) -> dict[str, str]:
 def result_identity(job: TrainJob) -> dict[str, Any]:
     """Values that must be equal for a finished training to replace `job`: also the
     choice of the best model, and the code version."""
-    return identity(job) | {
-        "train.evaluate_every": job.settings.train.evaluate_every,
-        "flatout": __version__,
-    }
+    skipped = {"skipped rows": list(job.batches.skipped)} if job.batches.skipped else {}
+    return (
+        identity(job)
+        | skipped
+        | {
+            "train.evaluate_every": job.settings.train.evaluate_every,
+            "flatout": __version__,
+        }
+    )
 
 
 def execution(job: TrainJob) -> dict[str, Any]:

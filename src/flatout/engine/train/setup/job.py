@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from flatout.engine.batches.global_batches import GlobalBatches
+from flatout.engine.batches.skipped import check_skipped, skipped_rows
 from flatout.engine.models.building import ModelError
 from flatout.engine.parameters import Settings, SettingsError
 from flatout.engine.rows.rows import SplitRows
@@ -43,6 +45,18 @@ class TrainJob:
         counts = self.train.facts.label_counts
         task.loss_options = loss_options(settings.train, names, counts)
         return task
+
+    @cached_property
+    def batches(self) -> GlobalBatches:
+        """The rows of each step, without those skipped. Raises SettingsError."""
+        train, seed = self.settings.train, self.settings.runtime.seed
+        batches = GlobalBatches(len(self.train), train.global_batch_size, seed)
+        if not train.skip_rows:
+            return batches
+        skipped = skipped_rows(train.skip_rows, len(self.train))
+        total = batches.total_steps(train.epochs, train.max_steps)
+        check_skipped(skipped, batches, total)
+        return replace(batches, skipped=tuple(skipped.tolist()))
 
 
 def check_rows(job: TrainJob) -> None:

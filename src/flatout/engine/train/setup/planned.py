@@ -6,7 +6,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.batches.global_batches import GlobalBatches
 from flatout.engine.checkpoints.checkpoint_folder import Manifest
 from flatout.engine.checkpoints.resume import glimpse
 from flatout.engine.machine.runtime import Runtime
@@ -22,8 +21,7 @@ from flatout.engine.train.setup.resolved_config import ResolvedConfig
 def plan(job: TrainJob, runtime: Runtime, model: Any) -> Planned:
     """Plan a training of a Hugging Face `model`. Deterministic runs ignore the compile
     cache, because another choice in the next run would change roundings."""
-    train, seed = job.settings.train, job.settings.runtime.seed
-    batches = GlobalBatches(len(job.train), train.global_batch_size, seed)
+    train, batches = job.settings.train, job.batches
     asks = runtime.is_cuda and not runtime.deterministic
     checkpoint = glimpse(train.resume, job.work_folder)
     found = checkpoint.manifest if checkpoint else None

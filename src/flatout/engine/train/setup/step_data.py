@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flatout.engine.batches.collation import Collator, StepRows
-from flatout.engine.batches.global_batches import GlobalBatches, Planner
+from flatout.engine.batches.global_batches import Planner
 from flatout.engine.families import family_of
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.flops import AttentionPairs
@@ -24,14 +24,13 @@ def step_rows(
     """Training data as micro-batches of this rank, by step."""
     settings = job.settings
     planner = make_planner(settings, runtime, resolved)
-    batches = GlobalBatches(
-        len(job.train), settings.train.global_batch_size, settings.runtime.seed
-    )
     collator = make_collator(job, runtime, resolved, config)
     usual = job.task.texts.causal or family_of(config).causal
     causal = bool(getattr(config, "is_causal", usual))
     pairs = AttentionPairs.of(config, causal=causal)
-    return StepRows(job.train, batches, planner, collator, runtime.ranks.rank, pairs)
+    return StepRows(
+        job.train, job.batches, planner, collator, runtime.ranks.rank, pairs
+    )
 
 
 def make_planner(

@@ -1,0 +1,174 @@
+"""The rows of a step, and the steps of a row, of a past or coming run.
+
+No log is needed: the order of rows is a permutation that is computed point by point,
+and so is its inverse. Steps are numbered from 1, as in the log and in the history.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flatout.engine.checkpoints.checkpoint_folder import FINISHED, RESULT
+from flatout.engine.checkpoints.resume import differing, glimpse
+from flatout.engine.train.setup.identity import identity
+from flatout.engine.train.setup.job import TrainJob
+from flatout.engine.train.wrong_rows import cut, decoder, printable
+
+DECIDE = ("token rows", "train rows", "runtime.seed", "train.global_batch_size")
+"""Names in an identity that decide which rows a step has."""
+TEXT_CHARACTERS = 60
+
+
+class RowsError(ValueError):
+    """A question about rows or steps that do not exist; the text has the remedy."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row for people to read."""
+
+    row: int
+    """Number in the train rows."""
+    length: int
+    label: str
+    text: str
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class Jump:
+    """The largest rise of the loss between two points of a history."""
+
+    before: int
+    """Step of the point before."""
+    after: int
+    loss_before: float
+    loss_after: float
+
+    @property
+    def steps(self) -> range:
+        return range(self.before + 1, self.after + 1)
+
+
+def total_steps(job: TrainJob) -> int:
+    train = job.settings.train
+    return job.batches.total_steps(train.epochs, train.max_steps)
+
+
+def rows_of_steps(job: TrainJob, steps: Sequence[int]) -> list[Row]:
+    """Return the rows of `steps`. Raises RowsError for a step that the run lacks."""
+    total = total_steps(job)
+    for step in steps:
+        if not 1 <= step <= total:
+            raise RowsError(
+                f"--step {step}: the run has the steps 1 to {total}; raise "
+                "train.epochs or train.max_steps for more"
+            )
+    read = decoder(job)
+    return [
+        _readable(job, row, step, read)
+        for step in steps
+        for row in job.batches.rows(step - 1).tolist()
+    ]
+
+
+def steps_of_row(job: TrainJob, row: int) -> list[int]:
+    """Return the steps that train `row`. Raises RowsError if there is no such row."""
+    count = len(job.train)
+    if not 0 <= row < count:
+        raise RowsError(
+            f"--row {row}: the train rows have the numbers 0 to {count - 1}"
+        )
+    if row in job.batches.skipped:
+        return []
+    total = total_steps(job)
+    epochs = range(math.ceil(total / job.batches.steps_per_epoch))
+    number = np.array([row])
+    steps = [int(job.batches.steps_of(number, epoch)[0]) + 1 for epoch in epochs]
+    return [step for step in steps if step <= total]
+
+
+def readable_row(job: TrainJob, row: int) -> Row:
+    return _readable(job, row, None, decoder(job))
+
+
+def _readable(job: TrainJob, row: int, step: int | None, read: Any) -> Row:
+    rows, number = job.train, np.array([row])
+    text = cut(printable(rows.readable(row, read)), TEXT_CHARACTERS)
+    return Row(row, int(rows.lengths(number)[0]), _label(job, number), text, step)
+
+
+def _label(job: TrainJob, number: Any) -> str:
+    """Return the label of a row that has one; of several, their names."""
+    rows, names = job.train, job.label_names
+    if not rows.has_labels or rows.has_token_labels:
+        return ""
+    label = rows.labels_of(number)[0]
+    if label.ndim:
+        return " ".join(n for n, on in zip(names, label, strict=False) if on)
+    return names[int(label)] if names else f"{float(label):g}"
+
+
+def differences(job: TrainJob) -> list[str]:
+    """Return what decides the rows of a step and was different in the last run that
+    left a record in the job's folder; empty if nothing was."""
+    folder = job.work_folder
+    for name in (RESULT, FINISHED):
+        path = folder / name
+        if path.is_file():
+            before = json.loads(path.read_text(encoding="utf-8"))["identity"]
+            break
+    else:
+        found = glimpse("auto", folder)
+        before = found.manifest.identity if found else None
+    if before is None:
+        return []
+    now = identity(job)
+    names = [name for name in DECIDE if name in before]
+    return differing({n: before[n] for n in names}, {n: now[n] for n in names})
+
+
+def check_unchanged(job: TrainJob) -> None:
+    """Raise RowsError if the last run's steps had other rows than the job's."""
+    if found := differences(job):
+        raise RowsError(
+            f"the run in {job.work_folder} had other rows in its steps (then -> now): "
+            f"{'; '.join(found)}. Set these back, and make the same rows again (kedro "
+            "run --pipelines=split,tokenize)"
+        )
+
+
+def largest_jump(metrics_file: Path) -> Jump:
+    """Return the largest rise of the training loss. Raises RowsError without one."""
+    points = dict(_losses(metrics_file)) if metrics_file.is_file() else {}
+    steps = sorted(points)
+    pairs = [Jump(a, b, points[a], points[b]) for a, b in pairwise(steps)]
+    rises = [one for one in pairs if not one.loss_after <= one.loss_before]
+    if not rises:
+        raise RowsError(
+            f"--spike: {metrics_file} has no loss that rises between two points; train "
+            "first, or set train.log_every to fewer steps"
+        )
+    return max(rises, key=_rise)
+
+
+def _rise(jump: Jump) -> float:
+    rise = jump.loss_after - jump.loss_before
+    return math.inf if math.isnan(rise) else rise
+
+
+def _losses(metrics_file: Path) -> Any:
+    for line in metrics_file.read_text(encoding="utf-8").splitlines():
+        try:
+            point = json.loads(line)
+            yield int(point["step"]), float(point["metrics"]["train_loss"])
+        except (ValueError, KeyError, TypeError):
+            continue  # another kind of point, or a line that a kill truncated
