@@ -39,8 +39,8 @@ def _read(path: Path) -> Sequence[int]:
         return [int(number) for number in found]
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise SettingsError(
-            f"train.skip_rows: {path} cannot be read ({first_line(error)}): name a text "
-            f"file with a row's number per line, or Parquet with a column {COLUMN}"
+            f"train.skip_rows: {path} cannot be read ({first_line(error)}): name a "
+            f"text with a row's number per line, or Parquet with a column {COLUMN}"
         ) from error
 
 
