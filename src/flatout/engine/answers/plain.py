@@ -71,18 +71,13 @@ class Plain:
     @property
     def described(self) -> str:
         kind = type(self.model).__name__
-        if self._loss is not None or self._compares_pairs:
+        if self._loss is not None:
             return f"plain transformers ({kind}), rows without padding, losses of torch"
         whole = "all rows at once" if self._needs_all else "rows without padding"
         return (
             f"the module itself ({kind}) in fp32, {whole}, with the task's own loss: "
             "transformers has no counterpart of this task and model"
         )
-
-    @property
-    def _compares_pairs(self) -> bool:
-        ours = type(self.model).__module__.startswith("transformers.")
-        return ours and self.task.settings.task == "embedding"
 
     @property
     def _needs_all(self) -> bool:
@@ -92,14 +87,8 @@ class Plain:
     def parts(self, row_ids: Ints, epoch: int) -> Iterator[Part]:
         """Yield the losses of `row_ids` (N,), a few rows at a time."""
         with sdpa_kernel(SDPBackend.MATH):
-            if self._compares_pairs:
-                yield self._pairs(row_ids)
-                return
             rows, ids = self.rows.sequences(row_ids)
-            if self._needs_all:
-                yield self._own_part(rows, ids, epoch)
-                return
-            for own in by_length(rows, ids):
+            for own in [ids] if self._needs_all else by_length(rows, ids):
                 if self._loss is None:
                     yield self._own_part(rows, own, epoch)
                 else:
@@ -172,54 +161,6 @@ class Plain:
         device = self.model.device
         logits = self._logits(rows, ids, masked.to(device))
         return logits[chosen.to(device)], self._tensor(rows, ids)[chosen.to(device)]
-
-    def _pairs(self, row_ids: Ints) -> Part:
-        """The ranking loss of sentence-transformers: each anchor against all passages,
-        without those of the same text as its own positive or itself."""
-        samples = [self._texts(row) for row in row_ids.tolist()]
-        vectors = [[self._vector(text) for text in texts] for texts in samples]
-        passages = [
-            (row, place, text, texts[0])
-            for row, texts in enumerate(samples)
-            for place, text in enumerate(texts)
-            if place
-        ]
-        anchors = torch.stack([own[0] for own in vectors])
-        others = torch.stack([vectors[row][place] for row, place, _, _ in passages])
-        width = anchors.shape[1]
-        losses = []
-        for row, (anchor, positive, *_) in enumerate(samples):
-            counted = [
-                (at, (r, p) == (row, 1))
-                for at, (r, p, text, asked) in enumerate(passages)
-                if (r, p) == (row, 1)
-                or not (text in (anchor, positive) or (p == 1 and asked == anchor))
-            ]
-            places = [at for at, _ in counted]
-            target = [is_own for _, is_own in counted].index(True)
-            for size in self.task.settings.matryoshka or [width]:
-                scores = F.cosine_similarity(
-                    anchors[row, None, :size], others[places, :size]
-                )
-                scores = scores / self.task.settings.temperature
-                losses.append(
-                    F.cross_entropy(scores, torch.tensor(target).to(scores.device))
-                )
-        count = len(samples)
-        return Part(row_ids, torch.stack(losses).sum(), count, count, anchors)
-
-    def _texts(self, row: int) -> list[tuple[int, ...]]:
-        """Token ids of a sample's texts: anchor, positive, negatives."""
-        table = self.rows.table
-        ids = table.column("input_ids")[row].as_py()
-        ends = np.cumsum(table.column("sequence_lengths")[row].as_py()).tolist()
-        return [tuple(ids[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
-
-    def _vector(self, text: tuple[int, ...]) -> Tensor:
-        ids = torch.tensor([text], device=self.model.device)
-        states: Tensor = self.model(input_ids=ids).last_hidden_state[0].float()
-        pooling = pooling_of(self.task)
-        return states.mean(0) if pooling == "mean" else states[-(pooling == "last")]
 
     def _own_part(self, rows: Rows, ids: Ints, epoch: int) -> Part:
         """Rows of one length through the module and the task's own loss."""

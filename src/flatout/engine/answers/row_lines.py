@@ -10,7 +10,7 @@ from flatout.engine.answers.row_steps import (
     check_unchanged,
     differences,
     largest_jump,
-    readable_row,
+    readable,
     rows_of_steps,
     steps_of_row,
 )
@@ -32,7 +32,7 @@ def row_lines(
         steps = steps_of_row(job, row)
         shown = ", ".join(map(str, steps)) or "none: train.skip_rows leaves it out"
         at = steps[-1] if steps else 0
-        table = _table(job, [readable_row(job, row)], at, replays=replays, most=most)
+        table = _table(job, readable(job, [row]), at, replays=replays, most=most)
         return [f"row {row} is trained in steps {shown}", *note, *table]
     if step is not None:
         rows, head, at = rows_of_steps(job, [step]), f"step {step}", step

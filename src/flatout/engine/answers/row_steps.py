@@ -24,7 +24,8 @@ from flatout.engine.train.wrong_rows import cut, decoder, printable
 
 DECIDE = ("token rows", "train rows", "runtime.seed", "train.global_batch_size")
 """Names in an identity that decide which rows a step has."""
-TEXT_CHARACTERS = 60
+SHOWN = 60
+"""Characters of a text."""
 
 
 class RowsError(ValueError):
@@ -72,12 +73,9 @@ def rows_of_steps(job: TrainJob, steps: Sequence[int]) -> list[Row]:
                 f"--step {step}: the run has the steps 1 to {total}; raise "
                 "train.epochs or train.max_steps for more"
             )
-    read = decoder(job)
-    return [
-        _readable(job, row, step, read)
-        for step in steps
-        for row in job.batches.rows(step - 1).tolist()
-    ]
+    rows = [job.batches.rows(step - 1).tolist() for step in steps]
+    pairs = zip(steps, rows, strict=True)
+    return [row for step, own in pairs for row in readable(job, own, step)]
 
 
 def steps_of_row(job: TrainJob, row: int) -> list[int]:
@@ -96,14 +94,13 @@ def steps_of_row(job: TrainJob, row: int) -> list[int]:
     return [step for step in steps if step <= total]
 
 
-def readable_row(job: TrainJob, row: int) -> Row:
-    return _readable(job, row, None, decoder(job))
-
-
-def _readable(job: TrainJob, row: int, step: int | None, read: Any) -> Row:
-    rows, number = job.train, np.array([row])
-    text = cut(printable(rows.readable(row, read)), TEXT_CHARACTERS)
-    return Row(row, int(rows.lengths(number)[0]), _label(job, number), text, step)
+def readable(job: TrainJob, rows: Sequence[int], step: int | None = None) -> list[Row]:
+    """Return `rows`, which a step has, for people to read."""
+    decode, lengths = decoder(job), job.train.lengths(np.array(rows))
+    texts = [cut(printable(job.train.readable(r, decode)), SHOWN) for r in rows]
+    labels = [_label(job, np.array([row])) for row in rows]
+    found = zip(rows, lengths.tolist(), labels, texts, strict=True)
+    return [Row(*facts, step) for facts in found]
 
 
 def _label(job: TrainJob, number: Any) -> str:

@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from flatout.engine.answers.plain import Plain
-from flatout.engine.answers.step_check import exact_products, has_tf32
+from flatout.engine.answers.plain_step import exact_products, has_tf32
 from flatout.engine.answers.verdict import TIMES, Check, Verdict, floor_of, judged
 from flatout.engine.models.building import ModelError, load_pretrained
 from flatout.engine.parameters import Settings
 from flatout.engine.predict.checks import check_tokens, task_of, vocabulary_of
 from flatout.engine.predict.predictor import Predictor
-from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.opening import rows_from_dataset
 from flatout.engine.tasks import RowAnswers, without_options
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
@@ -57,8 +56,9 @@ def verify_model(folder: Path, tokens: Any, settings: Settings) -> Verdict:
     rounded, rounded_answers = _outputs(reference, runtime.autocast)
     floor = floor_of(runtime.precision, tf32=has_tf32(runtime))
     checks = [_check("loss", loss, theirs, rounded, floor)]
-    if not isinstance(task, RowAnswers):
-        checks += _answers(predictor.logits(rows), answers, rounded_answers, floor)
+    if task.head_kind.one_a_row and not isinstance(task, RowAnswers):
+        own_answers = torch.from_numpy(predictor.logits(rows))
+        checks.append(_answers(own_answers, answers, rounded_answers, floor))
     step = (
         f"{len(rows)} rows of the test split by {folder} on {runtime.device_name}, "
         f"{runtime.precision}, {predictor.strategy}"
@@ -76,39 +76,21 @@ def _outputs(
     with precision():
         parts = list(plain.parts(np.arange(count), 0))
     loss = sum(part.loss.item() for part in parts)
-    rows = [np.repeat(part.row_ids, _targets(plain, part.row_ids)) for part in parts]
-    order = torch.from_numpy(np.argsort(np.concatenate(rows), kind="stable"))
+    order = np.argsort(np.concatenate([part.row_ids for part in parts]), kind="stable")
     logits = torch.cat([part.logits.float().cpu() for part in parts])
+    one_a_row = len(order) == len(logits)
     return (
         loss / max(1, sum(part.targets for part in parts)),
-        logits[order] if len(order) == len(logits) else logits,
+        logits[torch.from_numpy(order)] if one_a_row else logits,
     )
 
 
-def _targets(plain: Plain, row_ids: Ints) -> list[int]:
-    """Return the number of targets of each of `row_ids` (B,)."""
-    if plain.task.head_kind.one_a_row:
-        return [1] * len(row_ids)
-    rows, ids = plain.rows.sequences(row_ids)
-    return [plain.task.num_targets(rows, ids[n : n + 1], 0) for n in range(len(ids))]
-
-
-def _answers(own: Any, plain: Tensor, rounded: Tensor, floor: float) -> list[Check]:
-    found = torch.from_numpy(own)
-    if len(found) != len(plain):  # of vectors, anchors alone were computed
-        return []
+def _answers(own: Tensor, plain: Tensor, rounded: Tensor, floor: float) -> Check:
     size = float(plain.std(correction=0)) or 1.0
-    apart = [float((o - plain).abs().max()) for o in (found, rounded)]
-    tolerance = max(floor, TIMES * apart[1] / size)
-    shown = f"{float(found.std(correction=0)):.6f}", f"{size:.6f}"
-    checks = [Check("outputs (deviation)", *shown, apart[0] / size, tolerance)]
-    if plain.dim() == 2 and plain.shape[1] > 1:
-        pair = plain.topk(2, -1).values
-        clear = (pair[:, 0] - pair[:, 1]) > 2 * max(*apart, 1e-6)
-        changed = (found.argmax(-1) != plain.argmax(-1)) & clear
-        equal = str(len(found) - int(changed.sum())), str(len(found))
-        checks.append(Check("equal answers", *equal, float(changed.sum()), 0))
-    return checks
+    error, rounding = (float((o - plain).abs().max()) / size for o in (own, rounded))
+    shown = f"{float(own.std(correction=0)):.6f}", f"{size:.6f}"
+    tolerance = max(floor, TIMES * rounding)
+    return Check("outputs (deviation)", *shown, error, tolerance)
 
 
 def _check(name: str, own: float, plain: float, rounded: float, floor: float) -> Check:

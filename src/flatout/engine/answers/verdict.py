@@ -12,7 +12,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from flatout.engine.answers.step_check import Step
+    from flatout.engine.answers.plain_step import Step
 
 ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
 """Half the distance from 1 to the next number."""
@@ -207,22 +207,15 @@ def _divisor(pair: Pair) -> Check:
 
 def _weights(pair: Pair) -> Check:
     """Compare changes of weights; what fp32 rounds of a weight is tolerated."""
-    change = wrong = rounding = 0.0
-    for name, before in pair.before.items():
-        own, plain = pair.found.weights[name], pair.after[name]
-        change += float((plain - before).double().square().sum())
-        wrong += float((own - plain).double().square().sum())
-        rounding += float((before.double() * ROUNDOFF["fp32"]).square().sum())
-    size = math.sqrt(change)
-    error = math.sqrt(wrong) / size if size else math.sqrt(wrong)
-    tolerance = 1e-3 + (TIMES * math.sqrt(rounding) / size if size else 0.0)
-    norm = math.sqrt(
-        sum(
-            float((pair.found.weights[n] - b).double().square().sum())
-            for n, b in pair.before.items()
-        )
+    before = list(pair.before.values())
+    own, plain = (
+        [w[name] - b for name, b in pair.before.items()]
+        for w in (pair.found.weights, pair.after)
     )
-    return Check("change of weights", f"{norm:.6f}", f"{size:.6f}", error, tolerance)
+    size = _norm(plain) or 1.0
+    tolerance = 1e-3 + TIMES * ROUNDOFF["fp32"] * _norm(before) / size
+    shown = f"{_norm(own):.6f}", f"{_norm(plain):.6f}"
+    return Check("change of weights", *shown, _apart(own, plain) / size, tolerance)
 
 
 def _modules(pair: Pair, floor: float, noise: float) -> list[Check]:
