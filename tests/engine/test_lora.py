@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -22,6 +23,7 @@ from transformers import (
 )
 
 from flatout.datasets import TransformersModel
+from flatout.engine.answers.step_check import verify
 from flatout.engine.checkpoints.checkpoint_folder import CheckpointError, step_folders
 from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.runtime import set_up
@@ -33,6 +35,7 @@ from flatout.engine.models.merged import AdapterFiles
 from flatout.engine.models.model_keys import model_key_faults
 from flatout.engine.ops.attention import PACKED
 from flatout.engine.parameters import SettingsError, parse_settings
+from flatout.engine.sweep.space import check_sweep
 from flatout.engine.train.setup.assemble import assemble, left_plain
 from tests.engine.families import task_model, task_of
 from tests.engine.plain import (
@@ -382,3 +385,22 @@ def test_fused_parts_step_aside_and_it_is_told(family, targets, left):
     notes = left_plain(found)
     assert len(notes) == bool(left)
     assert not left or notes[0].endswith(left)
+
+
+def test_the_first_step_is_verified(tmp_path, starts):
+    """Against plain PyTorch, without the adapter's dropout too."""
+    task = "sequence-classification"
+    job = lora_job(tmp_path, task, starts[task], LORA | {"dropout": 0.5})
+    verdict = verify(job, own_runtime())
+    assert verdict is not None
+    assert verdict.faults == []
+
+
+def test_ranks_are_swept(starts):
+    given = {"name_or_path": str(starts["causal-lm"]), "task": "causal-lm"}
+    given |= {"lora": LORA}
+    for ranks, told in (([4, 8], None), ([0, 4], r"model\.lora\.rank: should be")):
+        grid = {"grid": {"model.lora.rank": ranks, "model.lora.use_dora": [True]}}
+        settings = parse_settings({"model": given, "sweep": grid})
+        with pytest.raises(SettingsError, match=told) if told else nullcontext():
+            check_sweep(settings)

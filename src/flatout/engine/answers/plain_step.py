@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from flatout.engine.answers.plain import Plain
 from flatout.engine.answers.verdict import ROUNDOFF
 from flatout.engine.machine.runtime import Runtime
+from flatout.engine.models.adapters import add_adapter
 from flatout.engine.parameters import SettingsError
 from flatout.engine.train.optimizer import (
     NO_DECAY_DIMENSIONS,
@@ -100,6 +101,8 @@ def _started(job: TrainJob) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.settings.runtime.seed)
         model = build_model(job)
+        new = getattr(model, "new_weights", ())
+        add_adapter(model, job.settings.model, job.task, new)
     for pattern in job.settings.train.freeze:
         fits = re.compile(rf"(^|\.)({pattern})(\.|$)").search
         for name, parameter in model.named_parameters():
