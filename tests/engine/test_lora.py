@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -36,6 +37,8 @@ from flatout.engine.models.model_keys import model_key_faults
 from flatout.engine.ops.attention import PACKED
 from flatout.engine.parameters import SettingsError, parse_settings
 from flatout.engine.sweep.space import check_sweep
+from flatout.engine.train.loop import train
+from flatout.engine.train.setup import assemble as assembling
 from flatout.engine.train.setup.assemble import assemble, left_plain
 from tests.engine.families import task_model, task_of
 from tests.engine.plain import (
@@ -69,8 +72,9 @@ def with_lora(job, lora, **model):
     return replace(job, settings=parse_settings(given))
 
 
-def own_runtime():
-    return set_up(parse_settings({"runtime": {"precision": "fp32"}}).runtime)
+def own_runtime(precision="fp32"):
+    own = {"precision": precision, "threads": 1}
+    return set_up(parse_settings({"runtime": own}).runtime)
 
 
 def of_peft(job):
@@ -263,6 +267,12 @@ def test_a_killed_training_goes_on_and_checkpoints_are_small(tmp_path, starts):
     assert all("lora_" in name or "classifier.modules" in name for name in stored)
     with pytest.raises(CheckpointError, match=r"model.lora.rank: 4 -> 8"):
         run_job(with_lora(job, lora | {"rank": 8}))
+    weights = Path(starts[task], "model.safetensors")
+    own = weights.read_bytes()
+    weights.write_bytes(own[:-4] + b"\0\0\0\1")
+    with pytest.raises(CheckpointError, match=r"base model.safetensors: "):
+        run_job(job)
+    weights.write_bytes(own)
     assert curve(run_job(job)) == curve(whole)
 
 
@@ -387,11 +397,12 @@ def test_fused_parts_step_aside_and_it_is_told(family, targets, left):
     assert not left or notes[0].endswith(left)
 
 
-def test_the_first_step_is_verified(tmp_path, starts):
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_first_step_is_verified(tmp_path, starts, precision):
     """Against plain PyTorch, without the adapter's dropout too."""
     task = "sequence-classification"
     job = lora_job(tmp_path, task, starts[task], LORA | {"dropout": 0.5})
-    verdict = verify(job, own_runtime())
+    verdict = verify(job, own_runtime(precision))
     assert verdict is not None
     assert verdict.faults == []
 
@@ -404,3 +415,18 @@ def test_ranks_are_swept(starts):
         settings = parse_settings({"model": given, "sweep": grid})
         with pytest.raises(SettingsError, match=told) if told else nullcontext():
             check_sweep(settings)
+
+
+def test_frozen_matrices_are_kept_in_the_type_of_their_products(
+    tmp_path, starts, monkeypatch
+):
+    """The training is the same bit for bit."""
+    job = lora_job(tmp_path, "causal-lm", starts["causal-lm"], max_steps=3)
+    found = train(job, own_runtime("bf16"))
+    body = assemble(job, own_runtime("bf16")).model.model.base_model
+    layer = body.layers[0].mlp.up_proj
+    assert layer.base_layer.weight.dtype == torch.bfloat16
+    assert {p.dtype for p in layer.lora_A.parameters()} == {torch.float32}
+    monkeypatch.setattr(assembling, "round_frozen", lambda model, dtype: None)
+    other = lora_job(tmp_path / "o", "causal-lm", starts["causal-lm"], max_steps=3)
+    assert curve(train(other, own_runtime("bf16"))) == curve(found)

@@ -47,9 +47,17 @@ def verify(
     if plain is None:
         return None
     after = plain.weights_after(found.gradients)
-    pair = Pair(found, plain.found, plain.rounded, plain.before, after)
+    before, after = (_as_stored(trainer, own) for own in (plain.before, after))
+    pair = Pair(found, plain.found, plain.rounded, before, after)
     verdict = compare(pair, _facts(trainer, plain))
     return replace(verdict, seconds=time.perf_counter() - begin_s)
+
+
+def _as_stored(trainer: Trainer, weights: Weights) -> Weights:
+    """Round `weights` to the types in which the training has them."""
+    named = trainer.model.model.named_parameters()
+    types = {_plain_name(name): parameter.dtype for name, parameter in named}
+    return {name: own.to(types[name]).float() for name, own in weights.items()}
 
 
 def _facts(trainer: Trainer, plain: PlainStep) -> dict[str, Any]:

@@ -4,10 +4,11 @@ trained matrices beside each target layer."""
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flatout.engine.families import family_of
 from flatout.engine.parameters import (
@@ -18,7 +19,10 @@ from flatout.engine.parameters import (
 )
 from flatout.engine.tasks import HeadKind, Task, pooling_of
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+if TYPE_CHECKING:
+    import torch
+
+CONFIG = "adapter_config.json"
 MERGED = "merged"
 """Sub-folder of the model with merged weights, and key of its config."""
 MARK = "flatout_merged_adapter"
@@ -69,6 +73,21 @@ def add_adapter(
     for layer in model.modules():
         if isinstance(layer, LoraLayer):  # autocast casts what a product needs
             layer.cast_input_dtype_enabled = False
+
+
+def round_frozen(model: Any, dtype: torch.dtype) -> None:
+    """Store matrices of frozen linear layers in `dtype`, in which autocast multiplies
+    with them: the numbers are the same, without a copy at each pass. Left out are those
+    tied to embeddings, and those below DoRA, which measures their columns."""
+    from torch import nn
+
+    if not has_adapter(model) or model.peft_config["default"].use_dora:
+        return
+    uses = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
+    for layer in model.modules():
+        weight = layer.weight if type(layer) is nn.Linear else None
+        if weight is not None and not weight.requires_grad and uses[id(weight)] == 1:
+            weight.data = weight.data.to(dtype)
 
 
 def adapter_of(folder: str | Path | None) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from flatout.engine.batches.collation import StepRows
 from flatout.engine.families import FusePlan
 from flatout.engine.machine.garbage import collect_as_usual
 from flatout.engine.machine.runtime import Runtime, has_triton, let_segments_grow
-from flatout.engine.models.adapters import add_adapter, has_adapter
+from flatout.engine.models.adapters import add_adapter, has_adapter, round_frozen
 from flatout.engine.models.building import build
 from flatout.engine.models.compilation import compiled
 from flatout.engine.models.frozen import freeze
@@ -104,7 +104,8 @@ def assemble(
         planned = group.all_gather(planned)[0]  # the main rank's disks decide
     resolved = _resolved(job, runtime, model.config, planned, group)
     task_model = _task_model(job, runtime, resolved, model, synced=group is not None)
-    if not sharded:
+    if not sharded:  # which gathers matrices in the compute type
+        round_frozen(model, runtime.compute_dtype)
         task_model.to(runtime.device)  # sharding moves a block at a time
     noise = _replace_parts(task_model, train, resolved, runtime)
     resolved = replace(resolved, notes=resolved.notes + left_plain(task_model))

@@ -6,9 +6,12 @@ the role of execution: those change speed, place and output, never the result.
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from flatout import __version__
+from flatout.engine.checkpoints.checkpoint_folder import file_hash
 from flatout.engine.files.own_code import digest_of, source_of
 from flatout.engine.parameters import Settings
 from flatout.engine.parameters.common import EXECUTION, MACHINE, by_path
@@ -29,7 +32,22 @@ def identity(job: TrainJob) -> dict[str, Any]:
         "train rows": len(job.train),
         "token rows": job.data_key,
         **_own_code(job.settings),
+        **_base_weights(job.settings),
     }
+
+
+def _base_weights(settings: Settings) -> dict[str, str]:
+    """Hashes of the files with the weights below an adapter, which checkpoints do not
+    have. The commit of a repository on the Hub is in the key of its tokens."""
+    if not settings.model.lora.is_on:
+        return {}
+    found = Path(settings.model.name_or_path or "").glob("*.safetensors")
+    return {f"base {file.name}": _hash(file, file.stat().st_mtime_ns) for file in found}
+
+
+@cache
+def _hash(file: Path, changed_ns: int) -> str:
+    return file_hash(file)
 
 
 def _own_code(settings: Settings) -> dict[str, str]:
