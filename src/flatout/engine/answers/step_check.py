@@ -53,7 +53,7 @@ def verify(
     return replace(verdict, seconds=time.perf_counter() - begin_s)
 
 
-def _as_stored(trainer: Trainer, weights: Weights) -> Weights:
+def _as_stored(trainer: Trainer, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Round `weights` to the types in which the training has them."""
     named = trainer.model.model.named_parameters()
     types = {_plain_name(name): parameter.dtype for name, parameter in named}
