@@ -351,14 +351,16 @@ def on_two_ranks(
     return {name: pickle.loads(file) for name, file in files.items()}  # noqa: S301
 
 
-def fork_two(work: Callable[..., None], *arguments: Any) -> None:
+def fork_two(work: Callable[..., None], *arguments: Any, strategy: str = "ddp") -> None:
     """`work(runtime, group, *arguments)` in two ranks of one group."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     context = multiprocessing.get_context("fork")
     ranks = [
-        context.Process(target=_join, args=(rank, port, work, arguments), daemon=True)
+        context.Process(
+            target=_join, args=(rank, port, strategy, work, arguments), daemon=True
+        )
         for rank in range(2)
     ]
     for process in ranks:
@@ -368,14 +370,14 @@ def fork_two(work: Callable[..., None], *arguments: Any) -> None:
     assert [process.exitcode for process in ranks] == [0, 0]
 
 
-def _join(rank: int, port: int, work: Any, arguments: Any) -> None:
+def _join(rank: int, port: int, strategy: str, work: Any, arguments: Any) -> None:
     named = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in (named | place).items()})
     # What Accelerate learnt in the process that was forked: one rank, no DDP.
     AcceleratorState._reset_state(reset_partial_state=True)
     runtime = set_up(RuntimeSettings(precision="fp32", threads=1))
-    group = ProcessGroup.join(DistributedSettings(), runtime)
+    group = ProcessGroup.join(DistributedSettings(strategy=strategy), runtime)
     work(runtime, group, *arguments)
     group.leave()
 

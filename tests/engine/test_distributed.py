@@ -31,6 +31,7 @@ from flatout.engine.checkpoints.checkpoint_folder import (
 )
 from flatout.engine.checkpoints.shards import own_parts
 from flatout.engine.launch.launch import run_job
+from flatout.engine.launch.results import read_result, write_result
 from flatout.engine.machine import environment
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.models.compilation import blocks
@@ -38,6 +39,7 @@ from flatout.engine.parameters import DistributedSettings, SettingsError
 from flatout.engine.train.flat_all_reduce import FlatAllReduce
 from flatout.engine.train.keeping.saved_model import _gathered
 from flatout.engine.train.keeping.snapshots import named_tensors
+from flatout.engine.train.loop import train
 from flatout.engine.train.process_group import (
     Agreement,
     Decision,
@@ -212,6 +214,19 @@ def two_ranks(folder, strategy, ranks=2, **train):
     )
 
 
+def run_forked(job):
+    """`run_job` without the launcher: ranks that import nothing anew."""
+    fork_two(train_one, job, strategy=job.settings.train.distributed.strategy)
+    return read_result(job)
+
+
+def train_one(runtime, group, job) -> None:
+    own = replace(group, settings=job.settings.train.distributed)
+    result = train(job, runtime, own)
+    if runtime.ranks.is_main:
+        write_result(job, result)
+
+
 def check_equal(result, one_rank, world_size=2) -> None:
     """Losses, gradient norms, weights and figures; the model loads by itself."""
     expected, weights, _ = one_rank
@@ -230,10 +245,10 @@ def check_equal(result, one_rank, world_size=2) -> None:
 
 @pytest.mark.process
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_ranks_go_on_from_a_checkpoint_of_one(tmp_path, one_rank, strategy):
+@pytest.mark.parametrize(("strategy", "run"), [("ddp", run_job), ("fsdp", run_forked)])
+def test_two_ranks_go_on_from_a_checkpoint_of_one(tmp_path, one_rank, strategy, run):
     kept = one_rank[2]
-    result = run_job(two_ranks(tmp_path, strategy, resume=str(kept)))
+    result = run(two_ranks(tmp_path, strategy, resume=str(kept)))
     assert result.report.resumed_from_step == read_manifest(kept).step in range(2, 7)
     check_equal(result, one_rank)
 
@@ -272,7 +287,7 @@ def test_frozen_parts_of_sharded_weights_stay_as_they_are(tmp_path):
     job = make_job(tmp_path / "one", config=NO_DROPOUT, log_every=1, **options)
     one = run_job(job)
     weights = load_file(one.last_model_folder / "model.safetensors")
-    two = run_job(two_ranks(tmp_path / "two", "fsdp", **options))
+    two = run_forked(two_ranks(tmp_path / "two", "fsdp", **options))
     check_equal(two, (one, weights, None))
 
 
