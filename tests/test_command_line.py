@@ -168,15 +168,14 @@ def test_an_error_is_cut_between_words_in_a_terminal(monkeypatch, capsys):
 
 
 @pytest.mark.process
-def test_a_profiler_that_runs_kedro_has_the_last_word(tmp_path):
-    """And a run that is not watched says all it has to say into a pipe."""
-    run = ["kedro", "run", "--env=test", "--pipelines=split"]
-    run.append(f"--params=data_dir={tmp_path / 'data'}")
+def test_a_profiler_that_runs_kedro_has_the_last_word(data, tmp_path):
+    run = [
+        "kedro",
+        "run",
+        "--env=test",
+        "--pipelines=split",
+        f"--params=data_dir={data}",
+    ]
     profiled = [sys.executable, "-m", "cProfile", "-o", tmp_path / "stats", "-m", *run]
-    plain = [sys.executable, "-m", *run]
     subprocess.run(profiled, cwd=PROJECT, check=True, capture_output=True)
     assert pstats.Stats(str(tmp_path / "stats")).total_tt > 0
-    done = subprocess.run(
-        plain, cwd=PROJECT, check=True, capture_output=True, text=True
-    )
-    assert "interpreter and imports" in done.stdout + done.stderr

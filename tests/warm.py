@@ -12,6 +12,7 @@ import gc
 import importlib
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -74,7 +75,8 @@ class Process:
 def start(
     arguments: list[str], output: Path, cwd: Path, variables: Mapping[str, str]
 ) -> Process:
-    """`kedro ARGUMENTS`, which leads a process group of its own."""
+    """`kedro ARGUMENTS`, or `python -m MODULE ...` if they begin with `-m`; it leads a
+    process group of its own."""
     environment = {**not_activated(), "COLUMNS": "200", **ONE_THREAD, **variables}
     return Process(
         ask(
@@ -215,7 +217,11 @@ if __name__ == "__main__":
 
     sys.argv = ["kedro", *command]
     try:
-        main()
+        if command[0] == "-m":
+            sys.argv = command[1:]
+            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        else:
+            main()
         status.append(0)
     except SystemExit as end:
         status.append(end.code)

@@ -3,11 +3,7 @@ longest of the whole batch, and PyTorch's own AdamW, clipping and schedule."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import pickle
-import socket
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -31,12 +26,8 @@ from transformers import (
 
 from flatout.engine.batches.collation import Collator
 from flatout.engine.batches.global_batches import GlobalBatches
-from flatout.engine.machine.runtime import Runtime, set_up
-from flatout.engine.parameters import (
-    DistributedSettings,
-    RuntimeSettings,
-    parse_settings,
-)
+from flatout.engine.machine.runtime import Runtime
+from flatout.engine.parameters import parse_settings
 from flatout.engine.rows.layout import Layout
 from flatout.engine.rows.tokens import TokenRows
 from flatout.engine.train.loop import TrainResult, train
@@ -51,6 +42,7 @@ from tests.engine.families import (
     VOCABULARY,
 )
 from tests.engine.runs import NO_DROPOUT, make_job
+from tests.forks import fork_two
 from tests.make import task_rows
 
 FAMILY = {"causal-lm": "llama", "next-key": "log_key_lstm", "bidirectional-lm": "bilm"}
@@ -349,37 +341,6 @@ def on_two_ranks(
     fork_two(_train_all, jobs, folder)
     files = {name: (folder / name).read_bytes() for name in jobs}
     return {name: pickle.loads(file) for name, file in files.items()}  # noqa: S301
-
-
-def fork_two(work: Callable[..., None], *arguments: Any, strategy: str = "ddp") -> None:
-    """`work(runtime, group, *arguments)` in two ranks of one group."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    context = multiprocessing.get_context("fork")
-    ranks = [
-        context.Process(
-            target=_join, args=(rank, port, strategy, work, arguments), daemon=True
-        )
-        for rank in range(2)
-    ]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(100)
-    assert [process.exitcode for process in ranks] == [0, 0]
-
-
-def _join(rank: int, port: int, strategy: str, work: Any, arguments: Any) -> None:
-    named = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in (named | place).items()})
-    # What Accelerate learnt in the process that was forked: one rank, no DDP.
-    AcceleratorState._reset_state(reset_partial_state=True)
-    runtime = set_up(RuntimeSettings(precision="fp32", threads=1))
-    group = ProcessGroup.join(DistributedSettings(strategy=strategy), runtime)
-    work(runtime, group, *arguments)
-    group.leave()
 
 
 def _train_all(

@@ -52,7 +52,6 @@ from flatout.engine.train.step import Stepper, StepSums
 from tests.engine.families import task_model
 from tests.engine.plain import (
     assert_same,
-    fork_two,
     job_for,
     on_two_ranks,
     plain_training,
@@ -60,6 +59,7 @@ from tests.engine.plain import (
     without_targets,
 )
 from tests.engine.runs import NO_DROPOUT, curve, make_job, when_logged
+from tests.forks import fork_two
 
 STRATEGIES = ["fixed", "random", "grouped", "packed"]
 

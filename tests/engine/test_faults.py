@@ -153,18 +153,6 @@ def test_a_signal_stops_all_ranks_at_one_step_and_one_rank_can_go_on(
     assert [point.step for point in result.history] == [40]
 
 
-def test_ranks_with_other_parameters_are_refused(tmp_path):
-    """Two machines, one of which has another learning rate: see test_launch.py for
-    machines; here the check itself, on both sides of a real group of one."""
-    from flatout.engine.checkpoints.resume import differing
-    from flatout.engine.train.setup.identity import identity
-
-    job, other = make_job(tmp_path), make_job(tmp_path, learning_rate=0.1)
-    assert differing(identity(job), identity(other)) == [
-        "train.learning_rate: 0.001 -> 0.1"
-    ]
-
-
 def test_the_stopped_rank_comes_before_those_that_wait_for_it():
     now = 100.0
     beats = [

@@ -29,8 +29,10 @@ from flatout.engine.machine.watchdog import Heartbeat, read_beats
 from flatout.engine.parameters import DistributedSettings, SettingsError
 from flatout.engine.rows.tokens import TokenRows
 from flatout.engine.train.keeping.oom import OutOfMemory
+from flatout.engine.train.loop import train
 from flatout.engine.train.recording.health import NonFiniteError
 from tests.engine.runs import NO_DROPOUT, make_job
+from tests.forks import fork_two
 from tests.warm import not_activated
 
 
@@ -240,7 +242,7 @@ def test_agents_meet_at_machine_0(tmp_path):
     }
 
 
-def run_machines(folders, **differing):
+def run_machines(folders):
     """Two machines of one rank each, on loopback; what each of them ended with."""
     endpoint = f"127.0.0.1:{free_port()}"
     ends = [None, None]
@@ -253,10 +255,8 @@ def run_machines(folders, **differing):
             "rendezvous_endpoint": endpoint,
             "bucket_mib": "all",  # the others exchange in buckets
         }
-        options = {"token_budget": 60, **(differing if rank == 1 else {})}
-        job = make_job(
-            folders[rank], config=NO_DROPOUT, distributed=distributed, **options
-        )
+        options = {"token_budget": 60, "distributed": distributed}
+        job = make_job(folders[rank], config=NO_DROPOUT, **options)
         try:
             ends[rank] = run_job(job)
         except BaseException as error:
@@ -287,17 +287,22 @@ def test_two_machines_train_one_model_and_the_first_has_it(tmp_path):
     assert not (tmp_path / "1" / "metrics.jsonl").exists()
 
 
+def train_another(runtime, group, folder):
+    """Rank 1 with parameters of its own."""
+    own = {"learning_rate": 0.5, "token_budget": 40} if runtime.ranks.rank else {}
+    job = make_job(folder / str(runtime.ranks.rank), **{"token_budget": 60, **own})
+    with pytest.raises(SettingsError) as refused:
+        train(job, runtime, group)
+    text = str(refused.value)
+    assert "train.learning_rate: 0.001 -> 0.5" in text
+    assert "train.token_budget: 60 -> 40" in text
+    assert "rank 1 would train something else than rank 0" in text
+
+
 @pytest.mark.process
-@pytest.mark.timeout(170)
-def test_machines_with_other_parameters_are_refused_by_name(tmp_path):
+def test_ranks_with_other_parameters_are_refused_by_name(tmp_path):
     """Those that only say how a step is cut as well: rows would be lost."""
-    folders = [tmp_path / "0", tmp_path / "1"]
-    ends = run_machines(folders, learning_rate=0.5, token_budget=40)
-    texts = [str(end) for end in ends if isinstance(end, SettingsError)]
-    assert texts
-    assert "train.learning_rate: 0.001 -> 0.5" in texts[0]
-    assert "train.token_budget: 60 -> 40" in texts[0]
-    assert "rank 1 would train something else than rank 0" in texts[0]
+    fork_two(train_another, tmp_path)
 
 
 @pytest.mark.process

@@ -15,8 +15,8 @@ from flatout.engine.launch.launch import run_job
 from flatout.engine.tasks import task_class, task_names
 from flatout.engine.tasks._shared.metrics import Classes, Numbers
 from flatout.engine.train.evaluate import gathered
-from tests.engine.plain import fork_two
 from tests.engine.runs import NO_DROPOUT, make_job
+from tests.forks import fork_two
 
 CPU = torch.device("cpu")
 

@@ -34,8 +34,8 @@ from flatout.engine.train.setup import assemble
 from flatout.engine.train.step import Stepper
 from tests.engine import test_arrays, test_images
 from tests.engine.families import BILM, CONFIGS, RECURRENT
-from tests.engine.plain import fork_two
 from tests.engine.test_embedding import pair_job
+from tests.forks import fork_two
 from tests.make import task_job
 
 CPU = Runtime(torch.device("cpu"), "CPU", "fp32", Ranks(), threads=1)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import pickle
 import re
-import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
@@ -16,15 +13,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from accelerate.state import AcceleratorState
 from safetensors.numpy import load_file
 
+from tests.forks import fork_two
 from tests.golden.configurations import CLASSES, TRAININGS
 from tests.golden.engine import (
     ArrayRows,
-    DistributedSettings,
-    ProcessGroup,
-    RuntimeSettings,
     Stepper,
     TokenRows,
     TrainJob,
@@ -178,7 +172,7 @@ def trained(names: list[str], folder: Path) -> dict[str, dict[str, Any]]:
     if pairs:
         two = folder / "two"
         two.mkdir(parents=True)
-        _fork_two(_train_each, pairs, two)
+        fork_two(_train_each, pairs, two)
         found |= pickle.loads((two / "found").read_bytes())  # noqa: S301
     return {name: found[name] for name in names}
 
@@ -276,32 +270,3 @@ def _train_each(runtime: Any, group: Any, names: list[str], folder: Path) -> Non
     found = {n: _entry(n, folder / str(i), group, runtime) for i, n in enumerate(names)}
     if runtime.ranks.is_main:
         (folder / "found").write_bytes(pickle.dumps(found))
-
-
-def _fork_two(work: Callable[..., None], *arguments: Any) -> None:
-    """`work(runtime, group, *arguments)` in two ranks of one group, over gloo."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    context = multiprocessing.get_context("fork")
-    ranks = [
-        context.Process(target=_join, args=(rank, port, work, arguments), daemon=True)
-        for rank in range(2)
-    ]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(600)
-    assert [process.exitcode for process in ranks] == [0, 0], "a rank failed"
-
-
-def _join(rank: int, port: int, work: Any, arguments: Any) -> None:
-    named = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in (named | place).items()})
-    # What Accelerate learnt in the process that was forked: one rank, no DDP.
-    AcceleratorState._reset_state(reset_partial_state=True)
-    runtime = set_up(RuntimeSettings(precision="fp32", threads=1))
-    group = ProcessGroup.join(DistributedSettings(), runtime)
-    work(runtime, group, *arguments)
-    group.leave()
