@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import logging
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+from flatout.engine.launch.results import read_result, write_result
 from flatout.engine.parameters import parse_settings
+from flatout.engine.train.loop import TrainResult, train
 from flatout.engine.train.setup.job import TrainJob
 from tests.engine.families import CONFIGS, LABEL_NAMES, VOCABULARY, token_rows
+from tests.forks import fork_two
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
@@ -51,6 +55,19 @@ def make_job(folder: Path, *, config=None, rows=60, seed=0, data_key="k", **trai
         folder / "metrics.jsonl",
         data_key,
     )
+
+
+def run_forked(job: TrainJob) -> TrainResult:
+    """`run_job` without the launcher: ranks that import nothing anew."""
+    fork_two(_train, job, strategy=job.settings.train.distributed.strategy)
+    return read_result(job)
+
+
+def _train(runtime, group, job: TrainJob) -> None:
+    own = replace(group, settings=job.settings.train.distributed)
+    result = train(job, runtime, own)
+    if runtime.ranks.is_main:
+        write_result(job, result)
 
 
 def curve(result) -> list[tuple]:

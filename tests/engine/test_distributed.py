@@ -31,7 +31,6 @@ from flatout.engine.checkpoints.checkpoint_folder import (
 )
 from flatout.engine.checkpoints.shards import own_parts
 from flatout.engine.launch.launch import run_job
-from flatout.engine.launch.results import read_result, write_result
 from flatout.engine.machine import environment
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.models.compilation import blocks
@@ -39,7 +38,6 @@ from flatout.engine.parameters import DistributedSettings, SettingsError
 from flatout.engine.train.flat_all_reduce import FlatAllReduce
 from flatout.engine.train.keeping.saved_model import _gathered
 from flatout.engine.train.keeping.snapshots import named_tensors
-from flatout.engine.train.loop import train
 from flatout.engine.train.process_group import (
     Agreement,
     Decision,
@@ -58,7 +56,7 @@ from tests.engine.plain import (
     save_start,
     without_targets,
 )
-from tests.engine.runs import NO_DROPOUT, curve, make_job, when_logged
+from tests.engine.runs import NO_DROPOUT, curve, make_job, run_forked, when_logged
 from tests.forks import fork_two
 
 STRATEGIES = ["fixed", "random", "grouped", "packed"]
@@ -212,19 +210,6 @@ def two_ranks(folder, strategy, ranks=2, **train):
         distributed=distributed,
         **train,
     )
-
-
-def run_forked(job):
-    """`run_job` without the launcher: ranks that import nothing anew."""
-    fork_two(train_one, job, strategy=job.settings.train.distributed.strategy)
-    return read_result(job)
-
-
-def train_one(runtime, group, job) -> None:
-    own = replace(group, settings=job.settings.train.distributed)
-    result = train(job, runtime, own)
-    if runtime.ranks.is_main:
-        write_result(job, result)
 
 
 def check_equal(result, one_rank, world_size=2) -> None:

@@ -18,7 +18,7 @@ from flatout.engine.train.recording import recorder
 from flatout.engine.train.recording.health import HealthWatch
 from flatout.engine.train.recording.report import LogPoint
 from tests.engine.families import rows_of
-from tests.engine.runs import NO_DROPOUT, make_job
+from tests.engine.runs import NO_DROPOUT, make_job, run_forked
 
 LARGE = {"initializer_range": 3.0, **NO_DROPOUT}
 STEPS = 40
@@ -98,7 +98,7 @@ def test_a_rank_with_fewer_tokens_is_named_at_the_first_log_points(tmp_path):
     job = make_job(tmp_path, max_steps=6, distributed=ranks, **options)
     rows = [[1, *[5] * (22 if n % 2 else 2), 2] for n in range(24)]
     job = replace(job, train=rows_of("sequence-classification", rows))
-    reported = run_job(job).report.warnings
+    reported = run_forked(job).report.warnings
     [told] = [text for text in reported if text.startswith("rank ")]
     assert re.match(r"rank 1 idles \d\d % of each step: it has fewer tokens", told)
 
