@@ -24,7 +24,10 @@ nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 
 SIDEBAR = {
-    "Start": ["docs/README", "docs/tasks", "docs/troubleshooting", "docs/parameters"],
+    "Start": [
+        *("docs/README", "docs/tasks", "docs/lora"),
+        *("docs/troubleshooting", "docs/parameters"),
+    ],
     "Guides": [
         *(f"docs/guides/{name}" for name in ("data", "model", "gpus", "cluster")),
         *(f"docs/guides/{name}" for name in ("memory", "speed", "reproducibility")),
