@@ -64,7 +64,7 @@ def folder(tmp_path_factory) -> Path:
         "run",
         "--env=test",
         f"--conf-source={folder / 'conf'}",
-        "--pipelines=split,tokenize,train,evaluate,predict",
+        "--pipelines=split,tokenize,train,evaluate,predict,mine",
         f"--params=data_dir={folder / 'data'},predict.text_column=query",
     )
     assert done.returncode == 0, done.stdout
@@ -80,6 +80,17 @@ def test_figures_are_in_the_reports(folder):
         assert found[name] == pytest.approx(trained[f"test_{name}"], abs=1e-6)
     assert found["loss"] == pytest.approx(trained["test_loss"], rel=1e-4)
     assert found["recall_at_10"] > 0.4
+
+
+def test_mined_negatives_are_no_positives(folder):
+    data = folder / "data"
+    found = pd.read_parquet(data / "07_model_output/triplets.parquet")
+    counts = found["split"].value_counts()
+    report = json.loads((data / "08_reporting/split_report.json").read_text())
+    assert counts.to_dict() == report["rows_out"]
+    train = found[found["split"] == "train"].explode("negative").dropna()
+    assert len(train) > 100 and (train["negative"] != train["positive"]).all()
+    assert list((data / "07_model_output/mine_vectors").glob("*.npy"))
 
 
 def test_the_folder_has_the_modules_of_sentence_transformers(folder):

@@ -28,6 +28,7 @@ RECIPES = (
         "test_figures",
         "test_predictions",
         "token_report",
+        "triplets",
     }
 )
 KEEP_TYPES = ("ArrowDataset", "ParquetDataset", "FeatherDataset")

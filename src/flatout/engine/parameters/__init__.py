@@ -28,6 +28,7 @@ from flatout.engine.parameters.data import (
     EvaluateSettings,
     Fractions,
     ImageSettings,
+    MineSettings,
     PredictSettings,
     SplitSettings,
     TokenizeSettings,
@@ -70,6 +71,7 @@ __all__ = [
     "GuardSettings",
     "ImageSettings",
     "LoaderSettings",
+    "MineSettings",
     "LoraSettings",
     "ModelSettings",
     "PathSettings",
@@ -110,6 +112,7 @@ class Settings(SettingsModel):
     train: TrainSettings = TrainSettings()
     benchmark: BenchmarkSettings = parameter(BenchmarkSettings(), EXECUTION, BESIDE)
     predict: PredictSettings = parameter(PredictSettings(), EXECUTION, BESIDE)
+    mine: MineSettings = parameter(MineSettings(), EXECUTION, BESIDE)
     evaluate: EvaluateSettings = parameter(EvaluateSettings(), EXECUTION)
     detect: DetectSettings = parameter(DetectSettings(), EXECUTION)
     sweep: SweepSettings = parameter(SweepSettings(), EXECUTION, BESIDE)

@@ -158,6 +158,28 @@ class DetectSettings(SettingsModel):
     """Column that marks sessions as normal or abnormal. null: unknown."""
 
 
+class MineSettings(SettingsModel):
+    """Hard negatives of an embedding model, by `kedro run --pipelines=mine`."""
+
+    negatives: int = Field(5, ge=1)
+    """Number of negatives for each pair of an anchor and its positive."""
+    top_k: int = Field(50, ge=1)
+    """Number of the best passages of an anchor from which they are taken."""
+    margin: float = Field(0.05, ge=0, le=2)
+    """Passages whose cosine is above that of the positive less the margin are likely
+    positives, and are left out."""
+    text_column: str = "text"
+    """Column of the texts in `mine_corpus`; unused if these are rows from split."""
+    folder: str = "data/07_model_output/mine_vectors"
+    """Folder of the vectors, which a later run with the same model reads again."""
+
+    @model_validator(mode="after")
+    def _enough(self) -> MineSettings:
+        if self.top_k < self.negatives:
+            raise ValueError(f"top_k must be at least negatives, {self.negatives}")
+        return self
+
+
 class PredictSettings(SettingsModel):
     """Application of a saved model to texts by `kedro run --pipelines=predict`."""
 
