@@ -19,8 +19,8 @@ import numpy as np
 from flatout.engine.checkpoints.checkpoint_folder import FINISHED, RESULT
 from flatout.engine.checkpoints.resume import differing, glimpse
 from flatout.engine.train.setup.identity import identity
-from flatout.engine.train.setup.job import TrainJob
-from flatout.engine.train.wrong_rows import cut, decoder, printable
+from flatout.engine.train.setup.job import TrainJob, decoder
+from flatout.engine.train.wrong_rows import cut, printable
 
 DECIDE = ("token rows", "train rows", "runtime.seed", "train.global_batch_size")
 """Names in an identity that decide which rows a step has."""

@@ -11,6 +11,10 @@ task compares the samples of a global batch (`Task.whole_batch`), there is also
 
     target_place  (K,) number of each target in the global batch; for padding the number
                   after the last
+
+and with `train.audit`
+
+    target_row    (K,) row number of each target; for padding the number of rows
 """
 
 from __future__ import annotations
@@ -39,6 +43,7 @@ from flatout.engine.rows.rows import Rows, SplitRows
 from flatout.engine.tasks import Targets, Task, ignored_label
 
 PLACE = "target_place"
+ROW = "target_row"
 
 
 @dataclass
@@ -158,6 +163,8 @@ class Collator:
     layout: Layout
     pools_last: bool = False
     """True if the last token represents a row (decoders), else the first (encoders)."""
+    names_rows: bool = False
+    """True if micro-batches have target_row, for tasks with one target per row."""
 
     def collate(self, rows: Rows, row_ids: Ints, epoch: int) -> MicroBatch:
         """Tensors for `row_ids` (B,); an empty batch gives one padding token whose loss
@@ -189,9 +196,11 @@ class Collator:
         targets = self.task.targets(rows, row_ids, epoch, pools_last=self.pools_last)
         laid = rows.lay_out(row_ids, self.layout, targets.values)
         index, labels = self._joined(targets, laid)
+        own = {ROW: pad_end(row_ids, len(labels), len(rows))} if self.names_rows else {}
         return {
             **laid.fields,
             **targets.fields,
+            **own,
             "target_index": index,
             "labels": labels,
         }

@@ -28,6 +28,7 @@ from flatout.engine.train.keeping.session import Session
 from flatout.engine.train.optimizer import set_learning_rate
 from flatout.engine.train.own_metrics import OwnMetrics, check_metric
 from flatout.engine.train.process_group import ProcessGroup
+from flatout.engine.train.recording.audit import write_audit
 from flatout.engine.train.recording.progress import Progress, evaluation_due
 from flatout.engine.train.recording.recorder import Recorder
 from flatout.engine.train.recording.report import Evaluation, LogPoint, TrainReport
@@ -134,6 +135,8 @@ def start_or_resume(
         trainer.total_steps,
     )
     trainer.model.train()
+    if trainer.stepper.audit is not None:
+        trainer.stepper.audit.reset()
     recorder.start(start_step, loader)
     wrong_rows.start(start_step)
     recorder.metrics.note_resolved(start_step, resolved_parameters(trainer))
@@ -275,6 +278,12 @@ def _evaluate_split(trainer: Trainer, rows: SplitRows, judging: Judging) -> Eval
 
 def finish(trainer: Trainer, recorder: Recorder, session: Session) -> Evaluation:
     """Save the last model, test the best one and record its figures."""
+    if (audit := trainer.stepper.audit) is not None:
+        ranks = trainer.runtime.ranks
+        with recorder.paused("error_analysis"):
+            told = write_audit(trainer.job, audit, ranks.world_size, main=ranks.is_main)
+        if ranks.is_main:
+            logger.info(told)
     with recorder.paused("checkpoint"):
         session.end_with_best()
     with recorder.paused("evaluate"):

@@ -20,12 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engine.batches.buffers import Shapes
-from flatout.engine.batches.collation import StepBatch
+from flatout.engine.batches.collation import ROW, StepBatch
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.ops.dropout import Noise
 from flatout.engine.train.cached_gradients import CachedGradients, Loss
 from flatout.engine.train.flat_all_reduce import FlatAllReduce
 from flatout.engine.train.optimizer import Updater
+from flatout.engine.train.recording.audit import RowAudit
 from flatout.engine.train.recording.timing import compile_clock
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class Stepper:
     reduce gradients (all micro-batches but the last); with `all_reduce` they do so
     after the last one. Every `metrics_every` steps `hits` counts right predictions, for
     the training accuracy; inside a CUDA graph at every step, at no cost. `compare`: a
-    loss over the samples of the whole global batch.
+    loss over the samples of the whole global batch. `audit` sums up each row.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a step
@@ -94,6 +95,7 @@ class Stepper:
         hits: Hits | None = None,
         noise: Noise | None = None,
         compare: Loss | None = None,
+        audit: RowAudit | None = None,
     ) -> None:
         self.module = module
         self.updater = updater
@@ -104,6 +106,7 @@ class Stepper:
         self.hits = hits
         self.noise = noise
         self.compare = compare
+        self.audit = audit
         self.sums = StepSums.zeros(runtime.device)
         self.step_number = torch.zeros((), dtype=torch.int64, device=runtime.device)
         self._loss_divisor = torch.ones((), device=runtime.device)
@@ -180,6 +183,8 @@ class Stepper:
             total += loss.detach() / self._loss_divisor
             if logits is not None and self._counts_hits(batch.step):
                 self._count_hits(logits, micro.labels)
+            if logits is not None and self.audit is not None:
+                self.audit.add(micro.inputs[ROW], logits, micro.labels)
         return total
 
     def _is_alone(self, batch: StepBatch) -> bool:

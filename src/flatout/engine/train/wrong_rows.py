@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -22,7 +22,7 @@ from flatout.engine.train.evaluate import EVALUATION_EPOCH, evaluating
 from flatout.engine.train.keeping.oom import evaluate_within_memory, evaluation_budget
 from flatout.engine.train.recording.progress import evaluations
 from flatout.engine.train.setup.assemble import Trainer
-from flatout.engine.train.setup.job import TrainJob
+from flatout.engine.train.setup.job import TrainJob, as_numbers, decoder
 from flatout.engine.train.setup.step_data import make_collator, make_planner
 
 logger = logging.getLogger(__name__)
@@ -33,8 +33,6 @@ SAMPLED_ROWS = 128
 LINE_CHARACTERS = 100
 NAME_CHARACTERS = 25
 """Most characters of a label in a line of the log, so that the text fits after two."""
-
-Decode = Callable[[Ints], str]
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ class WrongRows:
         logger.info("%s", "\n".join([told, *lines]))
 
     def _wrong_row(self, done: int, row: int, found: Judged) -> WrongRow:
-        decode = self._decode or _as_numbers
+        decode = self._decode or as_numbers
         text = self._trainer.job.validation.readable(row, decode)
         names = found.label, found.prediction
         return WrongRow(done, row, text, *names, found.score, found.loss)
@@ -146,22 +144,6 @@ def _lines_until(step: int, text: str) -> Iterator[str]:
             continue  # a line that a kill truncated
 
 
-def _as_numbers(tokens: Ints) -> str:
-    return " ".join(map(str, tokens.tolist()))
-
-
-def decoder(job: TrainJob) -> Decode:
-    """Return a function from tokens to text; to numbers without the tokenizer."""
-    if job.tokenizer_file is None or job.vocabulary is None:
-        return _as_numbers
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(job.tokenizer_file)
-    if tokenizer.get_vocab_size() != job.vocabulary.size:
-        return _as_numbers
-    return lambda tokens: str(tokenizer.decode(tokens.tolist()))
-
-
 @torch.no_grad()
 def _judge(trainer: Trainer, done: int) -> list[tuple[int, Judged]]:
     """Return each row of a sample by its number. A row may be longer than all rows of
@@ -181,7 +163,7 @@ def _judge(trainer: Trainer, done: int) -> list[tuple[int, Judged]]:
             tensors = {n: t.to(runtime.device) for n, t in batch.tensors().items()}
             with runtime.autocast():
                 logits = trainer.model.logits(tensors).float()[: len(own)]
-            judged = job.task.judge(logits, tensors["labels"][: len(own)], _as_numbers)
+            judged = job.task.judge(logits, tensors["labels"][: len(own)], as_numbers)
             found += zip(ids[own].tolist(), judged, strict=True)
     return found
 

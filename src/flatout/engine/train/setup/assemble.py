@@ -33,6 +33,7 @@ from flatout.engine.tasks import brings_head, pooling_of
 from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
 from flatout.engine.train.flat_all_reduce import FlatAllReduce
 from flatout.engine.train.optimizer import Updater, build_optimizer
+from flatout.engine.train.recording.audit import RowAudit, check_audit
 from flatout.engine.train.setup.acceleration import Planned
 from flatout.engine.train.setup.budgets import takes_whole_steps
 from flatout.engine.train.setup.calibration import fit
@@ -94,6 +95,7 @@ def assemble(
     Raises SettingsError and ModelError before any step."""
     train = job.settings.train
     check_rows(job)
+    check_audit(job)
     sharded = group is not None and train.distributed.strategy == "fsdp"
     model = _seeded_model(job, runtime, group, sharded=sharded)
     check_ends(model, dict(splits_of(job)))
@@ -192,7 +194,7 @@ def _stepper(
     noise: Noise | None,
 ) -> Stepper:
     train, fused = job.settings.train, resolved.fused_optimizer
-    graphs = resolved.cuda_graphs
+    graphs, audits = resolved.cuda_graphs, train.audit
     optimizer = build_optimizer(task_model, train, fused=fused, capturable=graphs)
     updater = Updater(optimizer, train.max_grad_norm, fused=fused)
     flat = FlatAllReduce(updater.parameters) if resolved.flat_all_reduce else None
@@ -207,6 +209,7 @@ def _stepper(
         hits=job.task.hits,
         noise=noise,
         compare=job.task.loss if job.task.whole_batch else None,
+        audit=RowAudit(len(job.train), runtime.device) if audits else None,
     )
 
 

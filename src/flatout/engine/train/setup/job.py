@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ from flatout.engine.batches.global_batches import GlobalBatches
 from flatout.engine.batches.skipped import check_skipped, skipped_rows
 from flatout.engine.models.building import ModelError
 from flatout.engine.parameters import Settings, SettingsError
+from flatout.engine.rows.layout import Ints
 from flatout.engine.rows.rows import SplitRows
 from flatout.engine.rows.vocabulary import Vocabulary
 from flatout.engine.tasks import Task, check_options, loss_options, make_task
@@ -119,3 +120,20 @@ def splits_of(job: TrainJob) -> Sequence[tuple[str, SplitRows]]:
         ("validation", job.validation),
         ("test", job.test),
     ]
+
+
+def as_numbers(tokens: Ints) -> str:
+    """Return token numbers as text."""
+    return " ".join(map(str, tokens.tolist()))
+
+
+def decoder(job: TrainJob) -> Callable[[Ints], str]:
+    """Return a function from tokens to text; to numbers without the tokenizer."""
+    if job.tokenizer_file is None or job.vocabulary is None:
+        return as_numbers
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(job.tokenizer_file)
+    if tokenizer.get_vocab_size() != job.vocabulary.size:
+        return as_numbers
+    return lambda tokens: str(tokenizer.decode(tokens.tolist()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from flatout.engine.batches.collation import Collator, StepRows
@@ -25,6 +26,7 @@ def step_rows(
     settings = job.settings
     planner = make_planner(settings, runtime, resolved)
     collator = make_collator(job, runtime, resolved, config)
+    collator = replace(collator, names_rows=settings.train.audit)
     usual = job.task.texts.causal or family_of(config).causal
     causal = bool(getattr(config, "is_causal", usual))
     pairs = AttentionPairs.of(config, causal=causal)

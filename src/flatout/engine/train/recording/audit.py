@@ -1,0 +1,139 @@
+"""How well each train row is learnt, over all passes (`train.audit`).
+
+Sums by row number stay on the device; a step adds to them without waiting. The margin
+of a row is the logit of its label less the highest other logit; its mean over the
+passes is low for wrong labels (Pleiss et al. 2020, "Identifying Mislabeled Data using
+the Area Under the Margin Ranking").
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from flatout.engine.files.atomic_write import write_file
+from flatout.engine.models.trained_rows import row_hashes
+from flatout.engine.parameters import SettingsError
+from flatout.engine.tasks import names_classes
+from flatout.engine.train.setup.job import TrainJob, decoder
+
+FILE_NAME = "suspect_rows.parquet"
+MISLABELLED, AMBIGUOUS = "probably mislabelled", "ambiguous"
+NEVER_LEARNT, TWICE = "never learnt", "duplicate with another label"
+
+
+def check_audit(job: TrainJob) -> None:
+    """Raise SettingsError if the task's rows do not have one class each."""
+    task = job.settings.model.task
+    if job.settings.train.audit and not names_classes(task):
+        raise SettingsError(
+            f"train.audit: rows of {task} do not have one class each, which could be "
+            "wrong; set it to false. kedro flatout rows --step N --replay shows the "
+            "loss of each row"
+        )
+
+
+class RowAudit:
+    """Sums of the `num_rows` rows that this rank has trained since it started."""
+
+    def __init__(self, num_rows: int, device: torch.device) -> None:
+        # One more place for the padding of a micro-batch.
+        sums = torch.zeros(4, num_rows + 1, device=device)
+        self.seen, self.right, self.margin, self.steady = sums
+        self.sums = sums
+        self.likely = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
+
+    def reset(self) -> None:
+        """Forget the steps that measured memory."""
+        self.sums.zero_()
+        self.likely.zero_()
+
+    def add(self, rows: Tensor, logits: Tensor, labels: Tensor) -> None:
+        """Add rows (K,) with logits (K, classes) and labels (K,). Padding has the row
+        number `num_rows`."""
+        rows, labels = rows[: len(logits)], labels[: len(logits)].clamp(min=0)
+        found = logits.float()
+        own = found.gather(1, labels[:, None])
+        others = found.scatter(1, labels[:, None], -torch.inf)
+        highest, likely = found.max(1).values, found.argmax(1)
+        margin = own[:, 0] - others.max(1).values
+        ones = torch.ones_like(highest)
+        self.steady.index_add_(0, rows, (self.likely[rows] == likely).float())
+        self.seen.index_add_(0, rows, ones)
+        self.right.index_add_(0, rows, (likely == labels).float())
+        self.margin.index_add_(0, rows, margin)
+        self.likely.index_copy_(0, rows, likely)
+
+    def gathered(self, world_size: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Return the sums (4, rows) and the likely classes (rows,) of all ranks; all
+        ranks call it. A class is that of the rank with the most passes."""
+        sums, likely = self.sums[:, :-1].clone(), self.likely[:-1].clone()
+        if world_size > 1:
+            most = sums[0].clone()
+            torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX)
+            likely[sums[0] < most] = -1
+            torch.distributed.all_reduce(likely, op=torch.distributed.ReduceOp.MAX)
+            torch.distributed.all_reduce(sums)
+        return sums.cpu().numpy(), likely.cpu().numpy()
+
+
+def write_audit(job: TrainJob, audit: RowAudit, world_size: int, *, main: bool) -> str:
+    """Write the suspect rows next to the metrics, the worst first; all ranks call it.
+    Return a line for the log."""
+    sums, likely = audit.gathered(world_size)
+    if not main:
+        return ""
+    table = suspect_rows(job, sums, likely)
+    path = job.metrics_file.with_name(FILE_NAME)
+    write_file(path, lambda hidden: pq.write_table(table, hidden))
+    return (
+        f"{table.num_rows} of {len(job.train)} train rows are suspect: {path}. Correct "
+        f"their labels, or leave them out: train.skip_rows={path}"
+    )
+
+
+def suspect_rows(job: TrainJob, sums: Any, likely: Any) -> Any:
+    """Return the table of suspect rows, from sums (4, rows), classes (rows,)."""
+    seen, right, margin, steady = sums
+    labels = job.train.labels_of(np.arange(len(job.train)))
+    passes = np.maximum(seen, 1)
+    score, share = -margin / passes, right / passes
+    kinds = np.full(len(labels), "", dtype=object)
+    wrong = (seen > 0) & (likely != labels)
+    kinds[(seen > 0) & (share > 0) & (share < 1) & wrong] = AMBIGUOUS
+    kinds[(seen > 0) & (share == 0)] = NEVER_LEARNT
+    # Mostly the same other class from pass to pass.
+    kinds[wrong & (score > 0) & (share <= 0.5) & (steady >= passes / 2)] = MISLABELLED
+    kinds[_twice(job, labels)] = TWICE
+    rows = np.flatnonzero(kinds != "")
+    rows = rows[np.argsort(-score[rows], kind="stable")]
+    decode, names = decoder(job), job.label_names
+    return pa.table(
+        {
+            "row": rows,
+            "kind": pa.array(kinds[rows].tolist(), pa.string()),
+            "text": pa.array(
+                [job.train.readable(row, decode) for row in rows.tolist()], pa.string()
+            ),
+            "label": pa.array([names[n] for n in labels[rows]], pa.string()),
+            "likely_label": pa.array([names[n] for n in likely[rows]], pa.string()),
+            "score": score[rows],
+            "passes": seen[rows].astype(np.int64),
+        }
+    )
+
+
+def _twice(job: TrainJob, labels: Any) -> npt.NDArray[np.bool_]:
+    """Return (rows,) bool: the same inputs are there with another label."""
+    hashes = np.unique(row_hashes(job.train), return_inverse=True)[1]
+    low, high = np.full(len(labels), 2**62), np.full(len(labels), -1)
+    np.minimum.at(low, hashes, labels)
+    np.maximum.at(high, hashes, labels)
+    found: npt.NDArray[np.bool_] = (low != high)[hashes]
+    return found
