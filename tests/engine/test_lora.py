@@ -33,6 +33,7 @@ from flatout.engine.models.building import ModelError, build, load_pretrained
 from flatout.engine.models.flops import ModelFlops
 from flatout.engine.models.memory import count_parameters, estimate
 from flatout.engine.models.merged import AdapterFiles
+from flatout.engine.models.model import TaskModel
 from flatout.engine.models.model_keys import model_key_faults
 from flatout.engine.ops.attention import PACKED
 from flatout.engine.parameters import SettingsError, parse_settings
@@ -40,7 +41,7 @@ from flatout.engine.sweep.space import check_sweep
 from flatout.engine.train.loop import train
 from flatout.engine.train.setup import assemble as assembling
 from flatout.engine.train.setup.assemble import assemble, left_plain
-from tests.engine.families import task_model, task_of
+from tests.engine.families import built, step_rows, task_model, task_of
 from tests.engine.plain import (
     assert_same,
     job_for,
@@ -430,3 +431,34 @@ def test_frozen_matrices_are_kept_in_the_type_of_their_products(
     monkeypatch.setattr(assembling, "round_frozen", lambda model, dtype: None)
     other = lora_job(tmp_path / "o", "causal-lm", starts["causal-lm"], max_steps=3)
     assert curve(train(other, own_runtime("bf16"))) == curve(found)
+
+
+@pytest.mark.parametrize(
+    ("family", "task"),
+    [
+        ("bert", "masked-lm"),
+        ("roberta", "sequence-classification"),
+        ("distilbert", "token-classification"),
+        ("modernbert", "regression"),
+        ("gpt2", "causal-lm"),
+        ("mistral", "sequence-classification"),
+    ],
+)
+def test_packed_rows_and_targets_give_the_gradients_of_the_whole_model(family, task):
+    """Also of layers that store their matrices transposed (GPT-2)."""
+    found = []
+    for strategy, implementation in (("packed", PACKED), ("grouped", "sdpa")):
+        base, own_task = built(family, task, implementation), task_of(task)
+        given = {"name_or_path": "x", "task": task, "lora": LORA}
+        torch.manual_seed(0)
+        add_adapter(base, parse_settings({"model": given}).model, own_task)
+        model = TaskModel(base, own_task, 24, whole=strategy == "grouped").train()
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:  # else an adapter changes nothing
+                torch.nn.init.normal_(parameter, std=0.1)
+        for micro in step_rows(family, task, strategy)[0].micro_batches:
+            model(micro.tensors())[0].backward()
+        own = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        assert own.keys() == {n for n, p in model.named_parameters() if p.requires_grad}
+        found.append(own)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
