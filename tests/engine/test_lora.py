@@ -35,6 +35,7 @@ from flatout.engine.models.memory import count_parameters, estimate
 from flatout.engine.models.merged import AdapterFiles
 from flatout.engine.models.model import TaskModel
 from flatout.engine.models.model_keys import model_key_faults
+from flatout.engine.ops import joined_blocks
 from flatout.engine.ops.attention import PACKED
 from flatout.engine.parameters import SettingsError, parse_settings
 from flatout.engine.sweep.space import check_sweep
@@ -51,7 +52,8 @@ from tests.engine.plain import (
     save_start,
 )
 from tests.engine.runs import Crash, crash, curve, when_logged
-from tests.engine.test_compiled_parts import PLAN
+from tests.engine.test_compiled_parts import PLAN, by_row, packed_gradients
+from tests.engine.test_compiled_parts import assert_same as assert_alike
 
 TASKS = {
     "sequence-classification": AutoModelForSequenceClassification,
@@ -378,7 +380,7 @@ def test_a_language_model_without_its_head_has_no_adapter(tmp_path):
 @pytest.mark.parametrize(
     ("family", "targets", "left"),
     [
-        ("bert", ["query"], "joined query, key and value in 2 of 2 layers"),
+        ("bert", ["query"], ""),
         ("bert", ["layer.1.intermediate.dense"], ""),
         ("bert", ["layer.1.output.dense"], "output blocks in 2 of 2 layers"),
         ("qwen3", ["layers.0.mlp.up_proj"], "joined gate and up in 1 of 2 layers"),
@@ -462,3 +464,30 @@ def test_packed_rows_and_targets_give_the_gradients_of_the_whole_model(family, t
         assert own.keys() == {n for n, p in model.named_parameters() if p.requires_grad}
         found.append(own)
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("targets", [["query"], []])
+def test_adapted_query_key_and_value_are_joined_after_their_products(
+    targets, monkeypatch
+):
+    monkeypatch.setattr(joined_blocks, "joined_attention", by_row)
+    task = "sequence-classification"
+    model = built("bert", task, PACKED)
+    lora = LORA | {"targets": targets}
+    settings = parse_settings({"model": {"name_or_path": "x", "lora": lora}}).model
+    add_adapter(model, settings, task_of(task))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_()
+        if "lora_B" in name:  # else an adapter changes nothing
+            torch.nn.init.normal_(parameter, std=0.1)
+    expected = packed_gradients(model)
+    assert joined_blocks.fuse_bert(model) == 2
+    assert_alike(packed_gradients(model), expected)
+
+
+def test_adapted_decoders_are_turned_by_the_kernel():
+    model = built("qwen3", "causal-lm")
+    given = {"name_or_path": "x", "task": "causal-lm", "lora": LORA}
+    add_adapter(model, parse_settings({"model": given}).model, task_of("causal-lm"))
+    assert joined_blocks.fuse_decoder(model) == 2
+    assert joined_blocks.fuse_gates(model) == 0

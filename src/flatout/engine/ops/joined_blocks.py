@@ -17,7 +17,7 @@ from flatout.engine.ops.attention import (
     seen_span,
     window,
 )
-from flatout.engine.ops.plain import are_matrices, is_plain
+from flatout.engine.ops.plain import are_called, are_matrices, is_plain
 from flatout.engine.ops.projections import joined_product
 from flatout.engine.ops.row_by_row import Rule
 
@@ -160,14 +160,14 @@ def fuse_bert(model: Any) -> int:
     """Replace the attention of each layer; return the number of replacements."""
     heads = model.config.num_attention_heads
     layers = [layer.attention.self for layer in model.base_model.encoder.layer]
-    fitting = [m for m in layers if _fits(m, m.query, m.key, m.value)]
+    fitting = [m for m in layers if _joins(m, m.query, m.key, m.value)]
     return _replace(fitting, _BertAttention, heads)
 
 
 def fuse_distilbert(model: Any) -> int:
     """See `fuse_bert`; for DistilBERT."""
     layers = [layer.attention for layer in model.base_model.transformer.layer]
-    fitting = [m for m in layers if _fits(m, m.q_lin, m.k_lin, m.v_lin)]
+    fitting = [m for m in layers if _joins(m, m.q_lin, m.k_lin, m.v_lin)]
     return _replace(fitting, _DistilBertAttention, model.config.n_heads)
 
 
@@ -179,7 +179,7 @@ def fuse_decoder(model: Any) -> int:
     fitting = [
         attention
         for attention in found
-        if _fits(attention, attention.q_proj, attention.k_proj, attention.v_proj)
+        if _joins(attention, attention.q_proj, attention.k_proj, attention.v_proj)
         and is_plain(*filter(None, _norms(attention)))
     ]
     spans = [_span(attention) for attention in fitting]
@@ -207,6 +207,12 @@ def fuse_encoder(model: Any) -> int:
 
 def _fits(module: nn.Module, *layers: nn.Module) -> bool:
     return is_plain(module) and are_matrices(*layers)
+
+
+def _joins(attention: nn.Module, *layers: nn.Module) -> bool:
+    """Return whether the outputs of `layers` may be joined for attention, which its
+    kernels need in any case."""
+    return _fits(attention, *layers) or (is_plain(attention) and are_called(*layers))
 
 
 def _replace(

@@ -28,6 +28,16 @@ def are_matrices(*layers: Any) -> bool:
     return plain and len({layer.bias is None for layer in layers}) == 1
 
 
+def are_called(*layers: Any) -> bool:
+    """Return whether each is a Linear or has an adapter of peft, so that calling them
+    one by one gives the outputs of linear layers."""
+    return all(are_matrices(layer) or _is_adapted(layer) for layer in layers)
+
+
+def _is_adapted(layer: nn.Module) -> bool:
+    return type(layer).__module__.startswith("peft.tuners.lora.")
+
+
 def is_exact_gelu(layer: nn.Module) -> bool:
     """Return whether this is GELU with the error function, not an approximation."""
     from transformers.activations import GELUActivation
