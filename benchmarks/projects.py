@@ -15,7 +15,10 @@ from typing import Any
 
 import yaml
 
-from benchmarks.harness import PROJECT
+import flatout
+
+CHECKOUT = Path(flatout.__file__).resolve().parents[2]
+"""The checkout whose code is imported: its configuration belongs to its code."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Project:
         """`like`: an environment whose catalog `job` takes over; its parameters are
         those given, and `catalog` its only entries."""
         ignored = shutil.ignore_patterns("local", "tuned", "best")
-        shutil.copytree(PROJECT / "conf", folder / "conf", ignore=ignored)
+        shutil.copytree(CHECKOUT / "conf", folder / "conf", ignore=ignored)
         (folder / "conf" / "local").mkdir()
         job = folder / "conf" / "job"
         if like:
@@ -73,7 +76,7 @@ def timed(command: list[str], folder: Path) -> float:
     begin = time.perf_counter()
     done = subprocess.run(
         command,
-        cwd=PROJECT,
+        cwd=CHECKOUT,
         env={**os.environ, **caches},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -104,9 +104,14 @@ def token_table(shape: Shape, *, labels: bool) -> pa.Table:
 
 
 def flatout_job(
-    shape: Shape, task: str, table: pa.Table, folder: Path, train: Mapping[str, Any]
+    shape: Shape,
+    task: str,
+    table: pa.Table,
+    folder: Path,
+    train: Mapping[str, Any],
+    model: Mapping[str, Any] | None = None,
 ) -> Any:
-    """A training of flatout on these rows. `train`: further parameters."""
+    """A training of flatout on these rows. `train` and `model`: further parameters."""
     from flatout.engine.parameters import parse_settings
     from flatout.engine.rows.tokens import TokenRows
     from flatout.engine.rows.vocabulary import Vocabulary
@@ -124,7 +129,7 @@ def flatout_job(
     }
     settings = parse_settings(
         {
-            "model": {"task": task, "config": dict(shape.config)},
+            "model": {"task": task, "config": dict(shape.config), **(model or {})},
             "tokenize": {"max_length": shape.longest},
             "train": given,
         }
@@ -141,7 +146,13 @@ def flatout_job(
     return TrainJob(settings, rows, few, few, vocabulary, names, *places, "k")
 
 
-def flatout(shape: Shape, task: str, table: pa.Table, **train: Any) -> dict[str, Any]:
+def flatout(
+    shape: Shape,
+    task: str,
+    table: pa.Table,
+    model: Mapping[str, Any] | None = None,
+    **train: Any,
+) -> dict[str, Any]:
     """flatout's own loader, step and log points under the stopwatch."""
     from flatout.engine.batches.loader import StepLoader
     from flatout.engine.benchmark.measuring.driver import Driver
@@ -151,7 +162,7 @@ def flatout(shape: Shape, task: str, table: pa.Table, **train: Any) -> dict[str,
 
     with tempfile.TemporaryDirectory(prefix="flatout-") as name:
         train = {"max_steps": 1_000_000, **train}
-        job = flatout_job(shape, task, table, Path(name), train)
+        job = flatout_job(shape, task, table, Path(name), train, model)
         apply(job.settings.runtime)
         runtime = set_up(job.settings.runtime)
         watch = Stopwatch(shape)

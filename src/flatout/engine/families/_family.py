@@ -101,10 +101,6 @@ class Family:
         kind, known = config.model_type, ", ".join(packable())
         return f"model type {kind} has no tested packed path ({known} have)"
 
-    def precision_fault(self, precision: str, device_type: str) -> str | None:
-        """Reason why `runtime.precision` cannot be used here; None if it can."""
-        return None
-
     def position_offset(self, config: Any) -> int:
         """Position of a row's first token, for models with explicit positions."""
         return 0

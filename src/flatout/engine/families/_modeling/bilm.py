@@ -127,7 +127,7 @@ class BilmModel(BilmPreTrained):
         states: Tensor = self.embeddings(ids)
         found: list[Tensor] = []
         for lstm in stack:
-            read = lstm(self.dropout(states))[0]
+            read = _read(lstm, self.dropout(states))
             states = read + states if self.config.residual and found else read
             found.append(states)
         return found
@@ -175,6 +175,14 @@ def mirrored_places(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
 def _along(states: Tensor, places: Tensor) -> Tensor:
     """States (B, T, H) at `places` (B, T) of their row."""
     return states.gather(1, places.unsqueeze(-1).expand_as(states))
+
+
+def _read(lstm: nn.LSTM, states: Tensor) -> Tensor:
+    """Return outputs (B, T, output_size) in the type of the weights: under autocast to
+    bf16 a GPU would run the LSTM in fp16, in which gradients underflow."""
+    with torch.autocast(states.device.type, enabled=False):
+        found: Tensor = lstm(states.to(lstm.weight_ih_l0.dtype))[0]
+    return found
 
 
 def _stack(config: BilmConfig) -> nn.ModuleList:

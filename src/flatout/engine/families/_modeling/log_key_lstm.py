@@ -66,7 +66,7 @@ class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
         return only these: (1, K, hidden)."""
         window = self.config.window_keys
         if window is None or window >= input_ids.shape[1]:
-            states = self.lstm(self.embeddings(input_ids))[0]
+            states = self._read(self.embeddings(input_ids))
         elif input_ids.is_cuda or (self.training and self.lstm.dropout):
             states = self._states_of_windows(self.embeddings(input_ids), window)
         elif places is None:
@@ -76,12 +76,19 @@ class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
             states = self._states_at(places.unsqueeze(0), input_ids, window)
         return BaseModelOutput(last_hidden_state=states)
 
+    def _read(self, keys: Tensor) -> Tensor:
+        """Return outputs (B, T, hidden) in the type of the weights: under autocast to
+        bf16 a GPU would run the LSTM in fp16, in which gradients underflow."""
+        with torch.autocast(keys.device.type, enabled=False):
+            found: Tensor = self.lstm(keys.to(self.lstm.weight_ih_l0.dtype))[0]
+        return found
+
     def _states_of_windows(self, keys: Tensor, window: int) -> Tensor:
         """States of windows (of `window` keys) that are separate rows. The first keys
         have fewer before them: theirs are the states inside the first window."""
         batch, _, width = keys.shape
         windows = keys.unfold(1, window, 1).transpose(2, 3)  # (B, T - window + 1, ...)
-        found = self.lstm(windows.reshape(-1, window, width))[0]
+        found = self._read(windows.reshape(-1, window, width))
         found = found.view(batch, -1, window, width)
         return torch.cat([found[:, 0, :-1], found[:, :, -1]], dim=1)
 
@@ -95,7 +102,7 @@ class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
         distinct, of_each = torch.unique(windows, dim=0, return_inverse=True)
         # Key by key, so that the LSTM needs no copy of its inputs.
         inputs = self.embeddings(distinct.t()).transpose(0, 1)
-        found: Tensor = self.lstm(inputs)[0].transpose(0, 1).flatten(0, 1)
+        found = self._read(inputs).transpose(0, 1).flatten(0, 1)
         at = step.flatten() * len(distinct) + of_each
         return found.index_select(0, at).view(*places.shape, found.shape[-1])
 

@@ -78,9 +78,6 @@ def resolve(
     """Choose strategy, kernel, budget and compilation for this model, this device, and
     the work `planned`; None: an unlimited number of steps."""
     train, notes = job.settings.train, []
-    fault = family_of(config).precision_fault(runtime.precision, runtime.device.type)
-    if fault:
-        raise SettingsError(f"runtime.precision={runtime.precision}: {fault}")
     strategy, fault = _strategy(job, runtime, config)
     if fault:
         notes.append(fault)

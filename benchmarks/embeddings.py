@@ -1,0 +1,199 @@
+"""Embeddings from pairs, compared with the trainer of sentence-transformers.
+
+    python -m benchmarks.embeddings
+    python -m benchmarks.embeddings --small --turns 1
+
+Both train the same loss on the same pairs: a question of about 24 tokens and a passage
+of about 92. The negatives are all other passages of the global batch. The trainer of
+sentence-transformers tokenizes in its loader's processes, as it always does. It has the
+rows in random order and the whole global batch as one batch, because smaller batches
+have fewer negatives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from benchmarks import training
+from benchmarks.harness import Figures, Script, main
+from benchmarks.training import FIRST_ID, IS_CUDA, Shape, Stopwatch
+
+BERT = {"model_type": "bert", "vocab_size": 30_522}
+SIX_LAYERS = {
+    **BERT,
+    "hidden_size": 384,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 12,
+    "intermediate_size": 1536,
+}
+SMALL = {
+    **BERT,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 128,
+}
+SHAPES = {
+    "6 layers, batch 512": Shape(SIX_LAYERS, 512, token_budget=65_536),
+    "BERT-base, batch 512": Shape(BERT, 512, token_budget=65_536),
+}
+TEMPERATURE = 0.05
+QUESTION_TOKENS = 24
+
+
+def shape_of(given: argparse.Namespace) -> Shape:
+    shape = SHAPES[given.case]
+    if not given.small:
+        return shape
+    small = {"batch": 32, "steps": 8, "warm_steps": 4, "token_budget": "auto"}
+    return replace(shape, config=SMALL, **small)
+
+
+def pair_table(shape: Shape) -> pa.Table:
+    """Pairs as flatout's rows: both texts' tokens, and the length of each."""
+    short = replace(shape, mean_tokens=QUESTION_TOKENS, longest=64)
+    sides = [
+        training.token_table(one, labels=False)["input_ids"].to_pylist()
+        for one in (short, shape)
+    ]
+    pairs = list(zip(*sides, strict=True))
+    columns = {
+        "input_ids": [question + passage for question, passage in pairs],
+        "sequence_lengths": [[len(a), len(b)] for a, b in pairs],
+    }
+    lists = {name: pa.array(v, pa.list_(pa.int32())) for name, v in columns.items()}
+    return pa.table(lists)
+
+
+def flatout(given: argparse.Namespace) -> Figures:
+    shape = shape_of(given)
+    model = {"temperature": TEMPERATURE, "pooling": "mean"}
+    return training.flatout(shape, "embedding", pair_table(shape), model=model)
+
+
+def text_pairs(shape: Shape) -> Any:
+    """The same pairs as texts: a word is a token's number."""
+    from datasets import Dataset
+
+    words = np.array([f"w{number}" for number in range(shape.vocabulary)])
+    table = pair_table(shape).to_pydict()
+    columns: dict[str, list[str]] = {"anchor": [], "positive": []}
+    pairs = zip(table["input_ids"], table["sequence_lengths"], strict=True)
+    for ids, (question, _) in pairs:
+        columns["anchor"].append(" ".join(words[ids[:question]]))
+        columns["positive"].append(" ".join(words[ids[question:]]))
+    return Dataset.from_dict(columns)
+
+
+def save_model(shape: Shape, folder: Path, auto: Any, **config: Any) -> None:
+    """A model with random weights, and a tokenizer that knows the words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import AutoConfig, PreTrainedTokenizerFast
+
+    torch.manual_seed(0)
+    auto.from_config(AutoConfig.for_model(**shape.config, **config)).save_pretrained(
+        folder
+    )
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    words = names + [f"w{number}" for number in range(FIRST_ID, shape.vocabulary)]
+    numbers = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(numbers, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = dict(zip(["pad_token", "unk_token"], names, strict=False))
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=shape.longest, **special
+    ).save_pretrained(folder)
+
+
+def arguments(shape: Shape, flags: dict[str, Any]) -> dict[str, Any]:
+    """The flags of a training of sentence-transformers that are best for speed."""
+    return {
+        "per_device_train_batch_size": shape.batch,
+        "max_steps": 1_000_000,
+        "learning_rate": 1e-4,
+        "bf16": IS_CUDA,
+        "tf32": True if IS_CUDA else None,
+        "use_cpu": not IS_CUDA,
+        "optim": "adamw_torch_fused",
+        "dataloader_num_workers": 8 if IS_CUDA else 0,
+        "dataloader_persistent_workers": IS_CUDA,
+        "dataloader_drop_last": True,
+        "logging_nan_inf_filter": False,
+        "logging_strategy": "no",
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        **flags,
+    }
+
+
+def clock(watch: Stopwatch) -> Any:
+    """A callback that stops the training when the stopwatch has its windows."""
+    import transformers
+
+    class Clock(transformers.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+            control.should_training_stop = watch.step()
+
+    return Clock()
+
+
+def _sentence_transformers(given: argparse.Namespace, **flags: Any) -> Figures:
+    import sentence_transformers as st
+    from sentence_transformers.sentence_transformer import losses
+    from transformers import AutoModel
+
+    shape = shape_of(given)
+    pairs = text_pairs(shape)
+    with tempfile.TemporaryDirectory(prefix="sentences-") as name:
+        save_model(shape, Path(name), AutoModel)
+        model = st.SentenceTransformer(name, device=training.DEVICE.type)
+        watch = Stopwatch(shape)
+        st.SentenceTransformerTrainer(
+            model,
+            st.SentenceTransformerTrainingArguments(name, **arguments(shape, flags)),
+            train_dataset=pairs,
+            loss=losses.MultipleNegativesRankingLoss(model, scale=1 / TEMPERATURE),
+            callbacks=[clock(watch)],
+        ).train()
+    return watch.figures()
+
+
+def peer(given: argparse.Namespace) -> Figures:
+    """Both texts of all pairs in one forward pass, as is the default: a question is
+    padded to the longest passage."""
+    return _sentence_transformers(given, torch_compile=IS_CUDA)
+
+
+def peer_by_column(given: argparse.Namespace) -> Figures:
+    """A forward pass for the questions and one for the passages."""
+    from sentence_transformers.base.losses.merged_forward import (
+        column_merging_disabled,
+    )
+
+    with column_merging_disabled():
+        return _sentence_transformers(given, torch_compile=IS_CUDA)
+
+
+SIDES = {
+    "flatout": flatout,
+    "sentence-transformers, compiled": peer,
+    "sentence-transformers, by column, compiled": peer_by_column,
+}
+SCRIPT = Script(
+    "benchmarks.embeddings",
+    "embeddings compared with sentence-transformers",
+    dict.fromkeys(SHAPES, SIDES),
+    small_cases=("BERT-base, batch 512",),
+)
+
+if __name__ == "__main__":
+    raise SystemExit(main(SCRIPT))
