@@ -1,4 +1,4 @@
-"""Commands that answer questions about a training: `verify`, `rows`."""
+"""Commands that answer questions about a training: `verify`, `rows`, `gate`."""
 
 from __future__ import annotations
 
@@ -78,3 +78,39 @@ def rows(
 
         lines = row_lines(job, step=step, row=row, replays=replay, most=most)
     click.echo("\n".join(lines))
+
+
+@flatout.command()
+@env_option
+@PARAMS
+@click.option("--baseline", required=True, type=click.Path(path_type=Path))
+@click.option("--write", is_flag=True, help="Measure, and write the baseline.")
+@click.option("--steps", type=click.IntRange(min=2), default=100, show_default=True)
+def gate(
+    env: str | None, params: dict[str, Any], baseline: Path, write: bool, steps: int
+) -> None:
+    """Train three times a few steps; exit 1 if rate or loss are worse than BASELINE.
+
+    Accepts the options of the training. Its models, reports and checkpoints stay as
+    they are.
+    """
+    with plain_errors():
+        job = training_job(context_of(env, params))
+        from flatout.engine.answers.gate import (
+            Measured,
+            check_comparable,
+            faults,
+            measure,
+        )
+
+        before = None if write else Measured.read(baseline)
+        now = measure(job, steps)
+        if before is None:
+            now.write(baseline)
+            click.echo(f"{baseline} is written, {max(now.rates):.0f} samples/s")
+            return
+        check_comparable(now, before)
+    found = faults(now, before)
+    rate = f"gate: {max(now.rates):.0f} samples/s, as in the baseline"
+    click.echo(f"gate: failed, {'; '.join(found)}" if found else rate)
+    raise SystemExit(bool(found))

@@ -1,0 +1,94 @@
+"""`gate`: trainings that are slower or worse than a baseline are found."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from flatout.engine.answers import gate
+from flatout.engine.answers.gate import (
+    GateError,
+    Measured,
+    check_comparable,
+    faults,
+    measure,
+)
+from flatout.engine.parameters import SettingsError
+from flatout.engine.train.step import Stepper
+from tests.engine.test_audit import easy_job
+
+BASE = Measured(
+    100,
+    [1000.0, 980.0, 990.0],
+    [0.50, 0.52, 0.51],
+    {"train.learning_rate": "0.001"},
+    {"device": "CPU", "world_size": "1", "token_key": "k", "version.torch": "2.13"},
+)
+
+
+def job_of(folder, **train):
+    """64 rows, of which the validation has the same."""
+    job = easy_job(folder, rows=64, audit=False, **train)[0]
+    return replace(job, validation=job.train)
+
+
+def test_a_broken_rate_of_learning_and_a_slow_step_are_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(gate, "RUNS", 1)
+    before = measure(job_of(tmp_path), 30)
+    now = measure(job_of(tmp_path), 30)
+    check_comparable(now, before)
+    assert now.losses == before.losses and now.params == before.params
+    assert not list(tmp_path.iterdir())
+    broken = measure(job_of(tmp_path, learning_rate=1e-9), 30)
+    told = " ".join(faults(replace(broken, rates=before.rates), before))
+    assert "a validation loss of" in told
+    assert "what differs: train.learning_rate: 0.01 -> 1e-09" in told
+    right = Stepper.__call__
+
+    def slow(self, batch):
+        begin_s = time.perf_counter()
+        right(self, batch)
+        time.sleep(time.perf_counter() - begin_s)
+
+    monkeypatch.setattr(Stepper, "__call__", slow)
+    told = " ".join(faults(measure(job_of(tmp_path), 30), before))
+    assert "% of the baseline's" in told and "no setting or package" in told
+
+
+@pytest.mark.parametrize(
+    ("rates", "losses", "is_fault"),
+    [
+        ([930.0, 700.0, 500.0], [0.51] * 3, False),  # other programs ran
+        ([800.0, 790.0, 795.0], [0.51] * 3, True),
+        ([1500.0] * 3, [0.3] * 3, False),
+        ([1000.0] * 3, [0.53] * 3, False),
+        ([1000.0] * 3, [0.60] * 3, True),
+        ([1000.0] * 3, [float("nan")] * 3, True),
+    ],
+)
+def test_noise_is_no_fault(rates, losses, is_fault):
+    now = replace(BASE, rates=rates, losses=losses, tags={**BASE.tags})
+    assert bool(faults(now, BASE)) == is_fault
+
+
+def test_a_package_that_differs_is_named():
+    now = replace(BASE, rates=[1.0], tags={**BASE.tags, "version.torch": "2.14"})
+    assert faults(now, BASE)[-1] == "what differs: version.torch: 2.13 -> 2.14"
+
+
+def test_baselines_of_no_use_are_refused(tmp_path):
+    path = tmp_path / "gate.json"
+    with pytest.raises(GateError, match="is not there: make it on this machine with"):
+        Measured.read(path)
+    path.write_text("{}")
+    with pytest.raises(GateError, match=r"cannot be read \(.*--write"):
+        Measured.read(path)
+    BASE.write(path)
+    assert Measured.read(path) == BASE
+    other = replace(BASE, steps=50, tags={**BASE.tags, "device": "H100"})
+    with pytest.raises(GateError, match="--steps: 50 -> 100; device: H100 -> CPU"):
+        check_comparable(BASE, other)
+    with pytest.raises((GateError, SettingsError), match="too few for a window"):
+        measure(job_of(tmp_path), 2)
