@@ -84,8 +84,8 @@ def without_dropout(job: TrainJob) -> TrainJob:
     model, train = job.settings.model, job.settings.train
     key = "config" if model.name_or_path is None else "overrides"
     lora = model.lora.model_copy(update={"dropout": 0.0})
-    off = {key: {**getattr(model, key), **off}, "lora": lora}
-    model = model.model_copy(update=off)
+    changed = {key: {**getattr(model, key), **off}, "lora": lora}
+    model = model.model_copy(update=changed)
     train = train.model_copy(update={"resume": "never"})
     settings = job.settings.model_copy(update={"model": model, "train": train})
     return replace(job, settings=settings)

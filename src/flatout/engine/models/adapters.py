@@ -44,7 +44,7 @@ def add_adapter(
     `model.lora`. `new`: names of weights that the checkpoint does not have. Raises
     SettingsError for targets without a layer and models that cannot have one."""
     lora = settings.lora
-    if not lora.is_on:
+    if lora.rank is None:
         return
     if faults := adapter_faults(settings):
         raise SettingsError("; ".join(faults))
@@ -71,7 +71,8 @@ def add_adapter(
         }
     model.add_adapter(config)
     for layer in model.modules():
-        if isinstance(layer, LoraLayer):  # autocast casts what a product needs
+        # Autocast casts what a product needs. DoRA's norms are fp32 by this cast.
+        if isinstance(layer, LoraLayer) and not lora.use_dora:
             layer.cast_input_dtype_enabled = False
 
 

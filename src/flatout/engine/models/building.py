@@ -170,8 +170,8 @@ def _with_adapter(
             model = PeftModel.from_pretrained(model, folder).merge_and_unload()
     else:
         # transformers' load_adapter does not find DoRA's lengths (5.23).
-        model.add_adapter(PeftConfig.from_pretrained(folder))
-        set_peft_model_state_dict(model, own_names(load_peft_weights(folder)))
+        model.add_adapter(PeftConfig.from_pretrained(str(folder)))
+        set_peft_model_state_dict(model, own_names(load_peft_weights(str(folder))))
     model.config.name_or_path = str(folder)
     return model
 

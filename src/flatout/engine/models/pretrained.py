@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -137,7 +137,7 @@ def _shown(labels: Sequence[str]) -> str:
 
 def _loaded(auto: Any, name: str, **options: Any) -> tuple[Any, list[str]]:
     """Load the model; also return the names of weights missing in the checkpoint."""
-    kind, source = auto, name
+    kind, source = auto, cast("str | None", name)
     if "state_dict" in options:  # an automatic class accepts none without a name
         with torch.device("meta"):
             kind, source = type(auto.from_config(options["config"])), None

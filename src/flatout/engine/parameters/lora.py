@@ -21,7 +21,7 @@ class LoraSettings(SettingsModel):
 
     rank: Count | None = None
     """Inner size of the product. null: no adapter, all weights are trained."""
-    alpha: float = Field(16, gt=0)
+    alpha: int = Field(16, ge=1)
     """Scale of the product: it is multiplied by alpha / rank."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout of the product's input."""
