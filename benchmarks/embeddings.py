@@ -1,4 +1,4 @@
-"""Embeddings from pairs, compared with the trainer of sentence-transformers.
+"""Embeddings and rerankers, compared with the trainers of sentence-transformers.
 
     python -m benchmarks.embeddings
     python -m benchmarks.embeddings --small --turns 1
@@ -7,7 +7,7 @@ Both train the same loss on the same pairs: a question of about 24 tokens and a 
 of about 92. The negatives are all other passages of the global batch. The trainer of
 sentence-transformers tokenizes in its loader's processes, as it always does. It has the
 rows in random order and the whole global batch as one batch, because smaller batches
-have fewer negatives.
+have fewer negatives. A reranker reads a question and a passage as one row.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ SMALL = {
     "intermediate_size": 128,
 }
 SHAPES = {
-    "6 layers, batch 512": Shape(SIX_LAYERS, 512, token_budget=65_536),
+    "6 layers, batch 512": Shape(SIX_LAYERS, 512, token_budget=65_536, steps=100),
     "BERT-base, batch 512": Shape(BERT, 512, token_budget=65_536),
+    "reranker, BERT-base, batch 256": Shape(BERT, 256, steps=40),
 }
 TEMPERATURE = 0.05
 QUESTION_TOKENS = 24
@@ -183,16 +184,54 @@ def peer_by_column(given: argparse.Namespace) -> Figures:
         return _sentence_transformers(given, torch_compile=IS_CUDA)
 
 
-SIDES = {
+def rank_table(shape: Shape) -> pa.Table:
+    """Question and passage as one row, its score and the number of its question."""
+    pairs = pair_table(shape)
+    chance = np.random.default_rng(0)
+    labels = np.stack([chance.integers(0, 2, len(pairs)), np.arange(len(pairs)) // 4])
+    found = pa.FixedSizeListArray.from_arrays(labels.T.astype(np.float32).ravel(), 2)
+    return pa.table({"input_ids": pairs["input_ids"], "labels": found})
+
+
+def reranker(given: argparse.Namespace) -> Figures:
+    shape = shape_of(given)
+    return training.flatout(shape, "reranking", rank_table(shape))
+
+
+def reranker_peer(given: argparse.Namespace) -> Figures:
+    from sentence_transformers import cross_encoder as ce
+    from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
+    from transformers import AutoModelForSequenceClassification
+
+    shape = shape_of(given)
+    pairs = text_pairs(shape)
+    scores = [float(n % 2) for n in range(len(pairs))]
+    flags = arguments(shape, {"torch_compile": IS_CUDA})
+    with tempfile.TemporaryDirectory(prefix="sentences-") as name:
+        save_model(shape, Path(name), AutoModelForSequenceClassification, num_labels=1)
+        model = ce.CrossEncoder(name, device=training.DEVICE.type)
+        watch = Stopwatch(shape)
+        ce.CrossEncoderTrainer(
+            model,
+            ce.CrossEncoderTrainingArguments(name, **flags),
+            train_dataset=pairs.add_column("label", scores),
+            loss=BinaryCrossEntropyLoss(model),
+            callbacks=[clock(watch)],
+        ).train()
+    return watch.figures()
+
+
+EMBEDDINGS = {
     "flatout": flatout,
     "sentence-transformers, compiled": peer,
     "sentence-transformers, by column, compiled": peer_by_column,
 }
+RERANKERS = {"flatout": reranker, "sentence-transformers, compiled": reranker_peer}
 SCRIPT = Script(
     "benchmarks.embeddings",
-    "embeddings compared with sentence-transformers",
-    dict.fromkeys(SHAPES, SIDES),
-    small_cases=("BERT-base, batch 512",),
+    "embeddings and rerankers compared with sentence-transformers",
+    {name: RERANKERS if "reranker" in name else EMBEDDINGS for name in SHAPES},
+    small_cases=("BERT-base, batch 512", "reranker, BERT-base, batch 256"),
 )
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def shape_of(given: argparse.Namespace) -> Shape:
     return replace(shape, config=SMALL, **rows, **steps)
 
 
-def _model(shape: Shape) -> Any:
+def model_of(shape: Shape) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -76,7 +76,7 @@ def flatout(given: argparse.Namespace) -> Figures:
 def loop(given: argparse.Namespace) -> Figures:
     shape = shape_of(given)
     table = training.token_table(shape, labels=False)
-    return packed_loop(shape, _model(shape), table)
+    return packed_loop(shape, model_of(shape), table)
 
 
 def trainer_rebalanced(given: argparse.Namespace) -> Figures:
@@ -84,14 +84,14 @@ def trainer_rebalanced(given: argparse.Namespace) -> Figures:
     table = training.token_table(shape, labels=False)
     collator = training.padding_collator(causal=True)
     rebalanced = {"train_sampling_strategy": "batch_rebalance"}
-    return training.trainer(shape, _model(shape), table, collator, **rebalanced)
+    return training.trainer(shape, model_of(shape), table, collator, **rebalanced)
 
 
 def trainer_flattened(given: argparse.Namespace) -> Figures:
     from transformers import DataCollatorWithFlattening
 
     shape, liger = shape_of(given), find_spec("liger_kernel") is not None
-    model = _model(shape)
+    model = model_of(shape)
     model.set_attn_implementation(training.register_packed_attention())
     collator = DataCollatorWithFlattening(return_flash_attn_kwargs=True)
     table = training.token_table(shape, labels=False)

@@ -137,7 +137,7 @@ def flatout_job(
     few = TokenRows(table.slice(0, 64))
     names = (
         tuple(f"label {n}" for n in range(LABELS))
-        if "labels" in table.schema.names
+        if task == "sequence-classification"
         else ()
     )
     vocabulary = Vocabulary(shape.vocabulary, PAD, 4, (0, 1, 2, 3, 4))
