@@ -271,8 +271,10 @@ def test_what_holds_no_texts_is_refused(tmp_path, name, said):
 
 
 @pytest.mark.process
-def test_what_it_writes_trains(tmp_path):
+def test_what_it_writes_trains(tmp_path, empty_store):
     conf = tmp_path / "conf"
+    (tmp_path / "data").mkdir()
+    shutil.copy(empty_store, tmp_path / "data")
     shutil.copytree(PROJECT / "conf", conf, ignore=shutil.ignore_patterns("local"))
     assert init(conf, write(tmp_path / "reviews.csv", KINDS["reviews.csv"][0])).output
     params = f"data_dir={tmp_path / 'data'},train.max_steps=2"

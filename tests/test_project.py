@@ -165,7 +165,7 @@ def test_every_second_of_the_command_is_in_a_phase(finished):
     assert tracked["time/steps_s"] == pytest.approx(report["phases_s"]["steps"])
 
 
-def test_the_saved_model_predicts(finished, tmp_path):
+def test_the_saved_model_predicts(finished, store, tmp_path):
     """A row for each of the test split, as plain transformers answers them."""
     import pandas as pd
     from datasets import load_from_disk

@@ -37,6 +37,7 @@ QUICK = {
     "trial_timeout_s": 200,
 }
 KINDS = ("arrays", "images")
+SLOW = pytest.mark.slow
 
 
 def made(kind, folder, **train):
@@ -208,7 +209,7 @@ def files_of(job, folder) -> JobFiles:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["arrays", pytest.param("images", marks=SLOW)])
 def test_a_trial_of_the_benchmark(kind, tmp_path):
     job = made(kind, tmp_path / "job")
     dumped = job.settings.model_dump(mode="json")
@@ -232,7 +233,7 @@ def test_nothing_that_spares_padding_is_tried(tmp_path):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param("arrays", marks=SLOW), "images"])
 def test_a_sweep_of_one_rate(kind, tmp_path):
     job = made(kind, tmp_path / "job", max_steps=2, epochs=1)
     swept = {

@@ -32,9 +32,11 @@ ANIMALS = "cat dog horse cow bird fish snake frog bear wolf".split()
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(tmp_path_factory, empty_store) -> Path:
     """After a whole run, and a prediction of the anchors."""
     folder = tmp_path_factory.mktemp("pairs")
+    (folder / "data").mkdir()
+    shutil.copy(empty_store, folder / "data")
     chance, rows = random.Random(0), []
     for number in range(400):
         animal = chance.choice(ANIMALS)

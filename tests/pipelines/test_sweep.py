@@ -159,8 +159,9 @@ def test_the_winner_is_an_environment_over_that_of_the_sweep(tmp_path):
 
 
 @pytest.mark.process
-def test_a_sweep_without_a_winner_says_so(tmp_path):
+def test_a_sweep_without_a_winner_says_so(tmp_path, empty_store):
     data = write_tokens(tmp_path / "data")
+    shutil.copy(empty_store, data)
     asked = f"data_dir={data},runtime.threads=1,sweep.trial_timeout_s=0.01,{GRID}"
     done = kedro("run", "--env=test", "--pipelines=sweep", f"--params={asked}")
     assert done.returncode == 1, done.stdout
