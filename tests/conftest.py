@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ import hypothesis
 import pytest
 import yaml
 
+from flatout.engine.machine.garbage import collect_as_usual, collect_rarely
 from flatout.places import use_project
 from tests import warm
 
@@ -40,11 +42,23 @@ PROJECT = Path(__file__).parents[1]
 CORPUS = yaml.safe_load((PROJECT / "conf/test/parameters.yml").read_text())["corpus"]
 
 
+def pytest_configure() -> None:
+    collect_rarely()  # the imports of all tests
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files whose tests start processes first: they take longest, and a file goes to
-    one test process."""
-    slow = Counter(i.path for i in items if i.get_closest_marker("process"))
-    items.sort(key=lambda item: -slow[item.path])
+    """Files whose tests are slow or start processes first: they take longest, and a
+    file goes to one test process."""
+    cost: Counter[Path] = Counter()
+    for item in items:
+        cost[item.path] += bool(item.get_closest_marker("process"))
+        cost[item.path] += 10 * bool(item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -cost[item.path])
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what is imported stays: no collection scans it again
+    collect_as_usual()
 
 
 @pytest.fixture(scope="session")

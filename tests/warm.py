@@ -23,6 +23,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from flatout.engine.machine.garbage import collect_rarely
+
 PROJECT = Path(__file__).parents[1]
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """As conf/test has it: torch reads them when it is imported, here."""
@@ -122,6 +124,7 @@ def server() -> subprocess.Popen[str]:
 
 def serve() -> list[str] | None:
     """Answer requests until there are no more; in a fork, the command to run."""
+    collect_rarely()
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what an import prints is no reply
     for module in PRELOADED:

@@ -230,10 +230,10 @@ def check_equal(result, one_rank, world_size=2) -> None:
 
 @pytest.mark.process
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("strategy", "run"), [("ddp", run_job), ("fsdp", run_forked)])
-def test_two_ranks_go_on_from_a_checkpoint_of_one(tmp_path, one_rank, strategy, run):
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_ranks_go_on_from_a_checkpoint_of_one(tmp_path, one_rank, strategy):
     kept = one_rank[2]
-    result = run(two_ranks(tmp_path, strategy, resume=str(kept)))
+    result = run_forked(two_ranks(tmp_path, strategy, resume=str(kept)))
     assert result.report.resumed_from_step == read_manifest(kept).step in range(2, 7)
     check_equal(result, one_rank)
 

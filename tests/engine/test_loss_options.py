@@ -19,7 +19,7 @@ from flatout.engine.tasks import LossOptions, check_options, loss_options
 from flatout.engine.train.optimizer import Updater, build_optimizer
 from flatout.engine.train.step import Stepper
 from tests.engine.families import LABEL_NAMES, MAX_LENGTH, built, step_rows, task_of
-from tests.engine.runs import NO_DROPOUT, make_job
+from tests.engine.runs import NO_DROPOUT, make_job, run_forked
 from tests.engine.test_evaluate import CPU
 
 WEIGHTS = (0.5, 3.0, 1.25)
@@ -112,7 +112,8 @@ def test_two_ranks_train_as_one_does_and_evaluations_go_without(tmp_path):
     options = {"class_weights": "balanced", "label_smoothing": 0.1, "focal_gamma": 2.0}
     same = {"config": NO_DROPOUT, **options}
     one = run_job(make_job(tmp_path / "one", **same))
-    two = run_job(make_job(tmp_path / "two", **same, distributed={"num_processes": 2}))
+    ranks = {"num_processes": 2}
+    two = run_forked(make_job(tmp_path / "two", **same, distributed=ranks))
     losses = [[point.loss for point in result.history] for result in (one, two)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     chance = (2 / 3) ** 2 * torch.tensor(3.0).log().item()

@@ -15,7 +15,7 @@ from flatout.engine.launch.launch import run_job
 from flatout.engine.tasks import task_class, task_names
 from flatout.engine.tasks._shared.metrics import Classes, Numbers
 from flatout.engine.train.evaluate import gathered
-from tests.engine.runs import NO_DROPOUT, make_job
+from tests.engine.runs import NO_DROPOUT, make_job, run_forked
 from tests.forks import fork_two
 
 CPU = torch.device("cpu")
@@ -190,7 +190,7 @@ def test_two_ranks_find_the_figures_that_one_finds(tmp_path):
     same = {"config": NO_DROPOUT | {"initializer_range": 0.3}, "max_steps": 2}
     one = run_job(make_job(tmp_path / "one", **same)).report.as_dict()
     ranks = {"num_processes": 2}
-    two = run_job(make_job(tmp_path / "two", **same, distributed=ranks))
+    two = run_forked(make_job(tmp_path / "two", **same, distributed=ranks))
     figures = {name: v for name, v in one.items() if name.startswith("test_")}
     assert {"test_f1_macro", "test_auc", "test_matthews"} <= figures.keys()
     found = {name: two.report.as_dict()[name] for name in figures}
