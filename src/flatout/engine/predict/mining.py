@@ -83,8 +83,9 @@ class Triplets:
             known = negatives[rows] >= 0
             ends = np.append(0, np.cumsum(known.sum(1))).astype(np.int32)
             found = texts.take(negatives[rows][known]).cast(pa.string())
-            both = [texts.take(numbers[rows]) for numbers in pairs]
-            yield _batch(*both, pa.ListArray.from_arrays(ends, found), "train")
+            one, other = (texts.take(numbers[rows]) for numbers in pairs)
+            lists = pa.ListArray.from_arrays(ends, found)
+            yield _batch(one, other, lists, "train")
         for name, table in splits.items():
             for batch in table.to_batches(ROWS_AT_ONCE):
                 others = pc.list_slice(

@@ -113,9 +113,9 @@ def _with_columns(raw: RawTexts, settings: Settings) -> PredictSettings:
     that split writes if these are its rows."""
     chosen, split, present = settings.predict, settings.split, raw.column_names
     columns = {}
-    keys = (("text_column", "text", "query_column"),)
-    keys += (("text_pair_column", "text_pair", "passage_column"),)
-    for key, written, ranked in keys:
+    keys = ("text_column", "text_pair_column")
+    others = ("text", "text_pair"), ("query_column", "passage_column")
+    for key, written, ranked in zip(keys, *others, strict=True):
         column, found = getattr(chosen, key), f"predict.{key}"
         if column is None:
             own = ranked if split.query_column else key

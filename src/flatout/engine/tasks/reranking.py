@@ -74,7 +74,7 @@ class Reranking(RankedRows, Task):
         self, logits: Tensor, labels: Tensor, decode: Callable[[Ints], str]
     ) -> list[Judged]:
         """Return label and score; wrong if they are on different sides of 0.5."""
-        pairs = zip(logits.split(1), labels.split(1), strict=True)
+        pairs = zip(logits[:, None], labels[:, None], strict=True)
         losses = [self.loss(*pair).item() for pair in pairs]
         scores, wanted = logits[:, 0].float().sigmoid().tolist(), labels[:, 0].tolist()
         return [

@@ -49,10 +49,12 @@ def ranking_figures(
     ranks = np.arange(len(queries)) - starts[queries] + 1
     relevant = labels >= RELEVANT
     seen = np.cumsum(relevant)
-    hits = seen - (seen - relevant)[starts][queries]
+    hits: npt.NDArray[np.int64] = seen - (seen - relevant)[starts][queries]
 
     def sums(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        return np.bincount(queries, values, len(numbers))[known]
+        found = np.bincount(queries, values, len(numbers)).astype(np.float64)
+        result: npt.NDArray[np.float64] = found[known]
+        return result
 
     known = np.bincount(queries, relevant, len(numbers)) > 0
     if not known.any():
