@@ -107,9 +107,8 @@ def _trained(
         seed = job.settings.runtime.seed + number
         runtime = job.settings.runtime.model_copy(update={"seed": seed})
         settings = job.settings.model_copy(update={"train": train, "runtime": runtime})
-        folder = Path(name)
-        own = {"work_folder": folder / "run", "metrics_file": folder / "points.jsonl"}
-        result = run_job(replace(job, settings=settings, **own))
+        job = replace(job, settings=settings, metrics_file=Path(name, "points.jsonl"))
+        result = run_job(replace(job, work_folder=Path(name, "run")))
         return result.report, result.history
 
 
@@ -124,10 +123,10 @@ def _rate(report: TrainReport, history: Sequence[LogPoint]) -> float:
 
 def check_comparable(now: Measured, before: Measured) -> None:
     """Raise GateError for a baseline of another machine, data or number of steps."""
-    named = {"--steps": (before.steps, now.steps)}
     names = (*MACHINE_TAGS, "token_key")
-    named |= {name: (before.tags.get(name), now.tags.get(name)) for name in names}
-    other = [f"{name}: {a} -> {b}" for name, (a, b) in named.items() if a != b]
+    pairs = [(n, before.tags.get(n), now.tags.get(n)) for n in names]
+    pairs.insert(0, ("--steps", str(before.steps), str(now.steps)))
+    other = [f"{name}: {a} -> {b}" for name, a, b in pairs if a != b]
     if other:
         raise GateError(
             f"the baseline was not measured like this run (then -> now): "

@@ -109,7 +109,7 @@ def _started(job: TrainJob) -> Any:
             if fits(name):
                 parameter.requires_grad_(False)
     for name, module in model.named_modules():
-        if "drop" in type(module).__name__.lower() and getattr(module, "p", 0):
+        if "drop" in type(module).__name__.lower() and getattr(module, "p", None):
             raise SettingsError(
                 f"verify compares steps without dropout, and no key of the model's "
                 f"config sets that of {name}: set it to 0 in the model's code"
