@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 CONFIG = "adapter_config.json"
 MERGED = "merged"
-"""Sub-folder of the model with merged weights, and key of its config."""
+"""Folder of the merged model, below that of the adapter."""
 MARK = "flatout_merged_adapter"
+"""Key of a merged model's config."""
 PREFIX = "base_model.model."
 """Prefix of names in peft's files."""
 TASK_TYPES = {

@@ -20,7 +20,7 @@ from flatout.engine.families import (
 )
 from flatout.engine.machine.hub import where_to_look
 from flatout.engine.models.adapters import CONFIG as ADAPTER_CONFIG
-from flatout.engine.models.adapters import adapter_of, own_names
+from flatout.engine.models.adapters import MARK, adapter_of, own_names
 from flatout.engine.models.model_keys import inherited_names, override_faults
 from flatout.engine.models.pretrained import load_with_new_head, no_notes
 from flatout.engine.ops import attention
@@ -55,6 +55,7 @@ def build(
     families()  # registers their types with transformers
     import_own(settings)
     config = _config(settings, task, vocabulary, facts)
+    vars(config).pop(MARK, None)  # its weights will be others
     _check_positions(config, max_length)
     auto = getattr(transformers, task.auto_class)
     # Otherwise transformers uses the checkpoint's type, and a bf16 checkpoint would be
