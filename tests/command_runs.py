@@ -57,7 +57,7 @@ NOT_RUN = {
     "test_a_dead_tracking_server_hurts_nobody",
     r"kedro flatout doctor": "tests/test_doctor.py::"
     "test_a_fail_is_exit_code_1_and_a_table",
-    r"kedro flatout rows( --spike.*| --step N.*)?": "tests/engine/test_row_steps.py::"
+    r"kedro flatout rows( --spike.*)?": "tests/engine/test_row_steps.py::"
     "test_the_rows_behind_the_largest_rise",
     r"kedro flatout gate.*": "tests/engine/test_gate.py::"
     "test_a_broken_rate_of_learning_and_a_slow_step_are_found",
