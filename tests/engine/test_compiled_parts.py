@@ -209,7 +209,10 @@ def test_blocks_that_are_alike_are_compiled_once(monkeypatch):
         torch.testing.assert_close(mine[name], gradient, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "qwen3"])
+SLOW = (pytest.param(family, marks=pytest.mark.slow) for family in ("gpt2", "qwen3"))
+
+
+@pytest.mark.parametrize("family", ["bert", *SLOW])
 def test_no_block_is_traced_twice(family):
     """Dropout probabilities and the like were variables that had to be settled."""
     torch._dynamo.reset()

@@ -239,12 +239,17 @@ def assert_near(found, expected):
         )
 
 
+MODELS = [("bert", "mean", 0), ("bert", "first", 1), ("qwen3", "last", 0)]
+SLOW = pytest.mark.slow
+CUTS = [
+    pytest.param(*model, budget, marks=SLOW if n and budget != "8 pairs" else ())
+    for n, model in enumerate(MODELS)
+    for budget in BUDGETS
+]
+
+
 @pytest.mark.parametrize("batching", ["packed", "grouped"])
-@pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize(
-    ("family", "pooling", "negatives"),
-    [("bert", "mean", 0), ("bert", "first", 1), ("qwen3", "last", 0)],
-)
+@pytest.mark.parametrize(("family", "pooling", "negatives", "budget"), CUTS)
 def test_the_gradient_is_that_of_plain_pytorch(
     tmp_path, batching, budget, family, pooling, negatives
 ):

@@ -120,6 +120,7 @@ def test_a_hung_rank_is_named_with_its_stacks(tmp_path, no_orphans):
     assert hang.value.exit_code == 6
 
 
+@pytest.mark.slow
 def test_a_failing_rank_brings_its_own_error(tmp_path, no_orphans):
     job = two_ranks(tmp_path, learning_rate=1e30, warmup_fraction=0.0, log_every=2)
     with pytest.raises(NonFiniteError, match=r"step \d+: loss or gradient is not fin"):

@@ -271,6 +271,7 @@ def run_machines(folders):
 
 
 @pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.timeout(170)
 def test_two_machines_train_one_model_and_the_first_has_it(tmp_path):
     """Each with a disk of its own: only machine 0 writes."""
