@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import re
 import shutil
-import sys
 from collections.abc import Mapping
 from hashlib import sha256
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ import yaml
 from PIL import Image
 
 import flatout
+from tests import warm
 from tests.golden.points import read_points
 
 SMALL = {
@@ -99,45 +97,42 @@ COMMANDS: dict[str, dict[str, Any]] = {
 KEYS = {"arguments", "words"}
 
 
-def ran(names: list[str], folder: Path) -> dict[str, dict[str, Any]]:
-    """What each of the commands `names` left below `folder`, a project each."""
-    for module in ("datasets", "torch", "transformers", "mlflow") if names else ():
-        import_module(module)  # once, not in each fork
+OWN = {
+    "DO_NOT_TRACK": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+def ran(
+    names: list[str], folder: Path, store: Path | None = None
+) -> dict[str, dict[str, Any]]:
+    """What each of the commands `names` left below `folder`, a project each; `store`:
+    a tracking store without runs."""
+    os.environ.pop("MLFLOW_TRACKING_URI", None)
     return {
-        name: _entry(COMMANDS[name], folder / str(i)) for i, name in enumerate(names)
+        name: _entry(COMMANDS[name], folder / str(i), store)
+        for i, name in enumerate(names)
     }
 
 
-def _entry(asked: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _entry(
+    asked: Mapping[str, Any], folder: Path, store: Path | None
+) -> dict[str, Any]:
     make_project(folder, {k: v for k, v in asked.items() if k not in KEYS})
-    process = multiprocessing.get_context("fork").Process(
-        target=_kedro, args=(folder, ["run", *asked.get("arguments", [])])
-    )
-    process.start()
-    process.join()
-    text = (folder / "output").read_text(errors="replace")
+    if store:
+        (folder / "data").mkdir()
+        shutil.copy(store, folder / "data/mlflow.db")
+    output = folder / "output"
+    command = ["run", *asked.get("arguments", [])]
+    status = warm.start(command, output, folder, OWN).wait()
+    text = output.read_text(errors="replace")
     entry = {
-        "status": process.exitcode,
+        "status": status,
         "words": [word for word in asked.get("words", []) if word in text],
         "traceback": "Traceback (most recent call last)" in text,
     }
-    return entry | (_left(folder / "data") if process.exitcode == 0 else {})
-
-
-def _kedro(folder: Path, arguments: list[str]) -> None:
-    from kedro.framework.cli.cli import main
-
-    os.environ |= {"OMP_NUM_THREADS": "1", "DO_NOT_TRACK": "1", "COLUMNS": "200"}
-    os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "HF_HUB_OFFLINE": "1"}
-    os.environ.pop("MLFLOW_TRACKING_URI", None)
-    os.chdir(folder)
-    output = os.open("output", os.O_WRONLY | os.O_CREAT)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    # Under pytest both are other files than these descriptors.
-    sys.stdout, sys.stderr = open(1, "w"), open(2, "w")
-    sys.argv = ["kedro", *arguments]
-    main()
+    return entry | (_left(folder / "data") if status == 0 else {})
 
 
 # --- the project ---
