@@ -43,6 +43,10 @@ _NAMES = {
     "model.name_or_path": "base_model checkpoint_name model_id model_name "
     "model_name_or_path model_path pretrained pretrained_model "
     "pretrained_model_name_or_path",
+    "model.lora.alpha": "lora_alpha",
+    "model.lora.dropout": "lora_dropout",
+    "model.lora.rank": "lora_r lora_rank",
+    "model.lora.targets": "lora_target_modules target_modules",
     "model.task": "problem_type task_name task_type",
     "model.mask_probability": "mask_prob masking_probability mlm_probability",
     "runtime.attention": "attn_impl attn_implementation flash_attention "
