@@ -139,8 +139,10 @@ def test_scores_outside_of_the_range_are_rejected(tmp_path):
     assert sample.tolist() == np.arange(len(rows)).repeat(2).tolist()
 
 
-def test_a_column_label_is_the_score_of_pairs_and_may_be_absent():
+def test_a_column_label_is_the_score_of_pairs_and_may_be_absent(caplog):
+    caplog.set_level("INFO")
     rows, _ = split(frame_of(100, label=0.5), **PAIRS)
+    assert "pairs have the score 'label' (split.label_column" in caplog.text
     assert set(rows["label"]) == {0.5}
     rows, _ = split(frame_of(100, label=0.5), **PAIRS, label_column=None)
     assert "label" not in rows.column_names

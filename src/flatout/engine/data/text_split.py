@@ -43,6 +43,9 @@ class TextSplit(SplitPlan):
             kind="texts",
         )
         self.raw, self.columns = raw, columns
+        if columns.form == "pairs" and columns.label:
+            text = "pairs have the score %r (split.label_column; null: no score)"
+            logger.info(text, columns.label)
         self._number: str | None = None
         """The first text if every text is a number."""
         self._warned = False
