@@ -246,7 +246,7 @@ def test_two_ranks_with_sharded_weights_train_what_one_does(tmp_path, one_rank):
     job, kept = two_ranks(tmp_path / "whole", "fsdp", **LOOKS), tmp_path / "kept"
     keeper = threading.Thread(target=keep_first_checkpoint, args=(job, kept))
     keeper.start()
-    whole = run_job(job)
+    whole = run_forked(job)
     keeper.join()
     assert whole.report.samples == one_rank[0].report.samples
     check_equal(whole, one_rank)
@@ -255,7 +255,7 @@ def test_two_ranks_with_sharded_weights_train_what_one_does(tmp_path, one_rank):
     assert steps == [5] * 5 + [10] * 5 + [12] * 5
     manifest = read_manifest(kept)
     assert manifest.world_size == 2
-    again = run_job(two_ranks(tmp_path / "again", "fsdp", resume=str(kept)))
+    again = run_forked(two_ranks(tmp_path / "again", "fsdp", resume=str(kept)))
     assert again.report.resumed_from_step == manifest.step in range(2, 12)
     assert curve(again) == curve(whole)
     files = [r.last_model_folder / "model.safetensors" for r in (again, whole)]
@@ -284,7 +284,7 @@ def test_three_ranks_go_on_from_the_shards_of_two(tmp_path, one_rank, monkeypatc
     job, kept = two_ranks(tmp_path / "two", "fsdp"), tmp_path / "kept"
     keeper = threading.Thread(target=keep_first_checkpoint, args=(job, kept))
     keeper.start()
-    run_job(job)
+    run_forked(job)
     keeper.join()
     check_parts(kept)
     monkeypatch.setattr(environment, "usable_cores", lambda: 3)
