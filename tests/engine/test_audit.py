@@ -15,6 +15,7 @@ from flatout.engine.parameters import SettingsError
 from flatout.engine.rows.tokens import TokenRows
 from flatout.engine.train.recording.audit import RowAudit, suspect_rows
 from flatout.engine.train.step import Stepper
+from tests.engine import test_arrays, test_images
 from tests.engine.families import CONFIGS
 from tests.engine.plain import on_two_ranks
 from tests.engine.runs import NO_DROPOUT, curve, make_job
@@ -79,6 +80,15 @@ def test_each_row_is_seen_once_a_pass(tmp_path, monkeypatch, batching):
     job = make_job(tmp_path, audit=True, batching=batching, epochs=2)
     run_job(job)
     assert kept[-1].seen[:-1].tolist() == [2] * len(job.train)
+
+
+@pytest.mark.parametrize("module", [test_arrays, test_images])
+def test_samples_are_audited_too(tmp_path, module):
+    job = module.job_of(tmp_path)
+    train = job.settings.train.model_copy(update={"audit": True, "epochs": 2})
+    run_job(replace(job, settings=job.settings.model_copy(update={"train": train})))
+    found = found_in(job)
+    assert set(found["passes"]) <= {2} and found["text"].map(len).min() > 0
 
 
 @pytest.mark.process
