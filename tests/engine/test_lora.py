@@ -16,6 +16,7 @@ from peft import (
     get_peft_model,
 )
 from safetensors.torch import load_file
+from torch._dynamo.utils import counters
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -30,6 +31,7 @@ from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.models.adapters import add_adapter, has_adapter
 from flatout.engine.models.building import ModelError, build, load_pretrained
+from flatout.engine.models.compilation import compiled
 from flatout.engine.models.flops import ModelFlops
 from flatout.engine.models.memory import count_parameters, estimate
 from flatout.engine.models.merged import AdapterFiles
@@ -42,7 +44,7 @@ from flatout.engine.sweep.space import check_sweep
 from flatout.engine.train.loop import train
 from flatout.engine.train.setup import assemble as assembling
 from flatout.engine.train.setup.assemble import assemble, left_plain
-from tests.engine.families import built, step_rows, task_model, task_of
+from tests.engine.families import CONFIGS, built, step_rows, task_model, task_of
 from tests.engine.plain import (
     assert_same,
     job_for,
@@ -491,3 +493,19 @@ def test_adapted_decoders_are_turned_by_the_kernel():
     add_adapter(model, parse_settings({"model": given}).model, task_of("causal-lm"))
     assert joined_blocks.fuse_decoder(model) == 2
     assert joined_blocks.fuse_gates(model) == 0
+
+
+def test_adapted_blocks_share_whole_graphs(monkeypatch):
+    """The first block, whose input needs no gradient, has its own."""
+    monkeypatch.setitem(CONFIGS, "qwen3", {**CONFIGS["qwen3"], "num_hidden_layers": 4})
+    model = task_model("qwen3", "causal-lm", "sdpa")
+    given = {"name_or_path": "x", "task": "causal-lm", "lora": LORA}
+    settings = parse_settings({"model": given}).model
+    add_adapter(model.model, settings, task_of("causal-lm"))
+    torch._dynamo.reset()
+    counters.clear()
+    compiled(model, backend="aot_eager").train()
+    for micro in step_rows("qwen3", "causal-lm", "grouped")[0].micro_batches:
+        model(micro.tensors())[0].backward()
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] == 3
