@@ -6,12 +6,14 @@ from copy import deepcopy
 from dataclasses import replace
 from multiprocessing import get_context
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from flatout.engine.answers.step_check import verify
 from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.environment import apply
 from flatout.engine.machine.runtime import set_up
@@ -165,6 +167,28 @@ def test_fp16_trains_alike_with_and_without_the_fused_optimizer(tmp_path):
     assert losses[0][:5].mean() - losses[0][-5:].mean() > 0.01  # it learns
     for other in losses[1:]:
         torch.testing.assert_close(other, losses[0], rtol=5e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "options"),
+    [
+        ({}, {"cuda_graphs": True}),
+        ({}, {"cuda_graphs": False, "batching": "grouped", "audit": True}),
+        ({"precision": "fp16"}, {"compile": False}),
+        ({"precision": "fp32", "tf32": False}, {"compile": False}),
+    ],
+)
+def test_verify_finds_the_step_sound(tmp_path, runtime, options):
+    job = gpu_job(tmp_path, runtime=runtime, **options)
+    verdict = verify(job, set_up(job.settings.runtime))
+    assert verdict.is_sound, "\n".join(verdict.lines())
+
+
+def test_an_audit_counts_each_pass_in_replayed_steps(tmp_path):
+    job = gpu_job(tmp_path, cuda_graphs=True, audit=True, epochs=4)
+    train(job, set_up(job.settings.runtime))
+    path = job.metrics_file.with_name("suspect_rows.parquet")
+    assert set(pq.read_table(path).column("passes").to_pylist()) == {4}
 
 
 def test_an_evaluation_makes_few_logits_at_a_time(tmp_path):

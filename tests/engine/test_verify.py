@@ -80,6 +80,10 @@ def freeze_a_layer(patch):
     patch.setattr(assemble, "_seeded_model", frozen)
 
 
+def freeze_nothing(patch):
+    patch.setattr(assemble, "freeze", lambda model, patterns: None)
+
+
 def skip_a_row(patch):
     whole = Planner.plan
 
@@ -190,6 +194,7 @@ CLIPPED = {"optimizer": "sgd", "max_grad_norm": 1e-3}
 FAULTS = [
     (divide_by_micro_batch, {}, "loss"),
     (freeze_a_layer, {}, "16 trainable parameters received no gradient"),
+    (freeze_nothing, {"freeze": ["embeddings"]}, "frozen parameters are trained: bert"),
     (skip_a_row, {}, "targets is 15 and 16"),
     (shift_labels, {"task": "causal-lm", "family": "llama"}, "loss"),
     (unmask_padding, {"batching": "random"}, "gradients"),

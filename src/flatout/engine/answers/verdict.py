@@ -167,9 +167,8 @@ def _gradient_faults(pair: Pair) -> list[str]:
             f"{len(missing)} trainable parameters received no gradient: "
             f"{_some(missing)}"
         )
-    more = found.trained - plain.trained
-    extra = sorted(n for n in more if bool(found.gradients[n].any()))
-    if extra:
+    more = (found.trained - plain.trained) & found.gradients.keys()
+    if extra := sorted(n for n in more if bool(found.gradients[n].any())):
         faults.append(f"frozen parameters are trained: {_some(extra)}")
     if not found.ranks_agree:
         faults.append("the ranks have different weights after the step")
