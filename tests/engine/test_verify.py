@@ -15,6 +15,7 @@ from tokenizers.models import WordLevel
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
+from flatout.engine.answers.plain import Plain
 from flatout.engine.answers.saved_model import verify_model
 from flatout.engine.answers.step_check import verify
 from flatout.engine.answers.verdict import Verdict
@@ -255,6 +256,7 @@ MORE = {
     "recomputed layers": {"gradient_checkpointing": True},
     "unfused": {"fused_optimizer": False, "max_grad_norm": 0.1},
     "DeepLog": {"task": "next-key", "family": "log_key_lstm"},
+    "DeepLog, bf16": {"task": "next-key", "family": "log_key_lstm", **BF16},
     "ELMo": {"task": "bidirectional-lm", "family": "bilm"},
 }
 
@@ -327,10 +329,24 @@ def test_the_verdict_shows_both_sides_and_what_is_tolerated(tmp_path):
     assert "the module itself (LogKeyLstmForCausalLM) in fp32" in own[1]
 
 
-def test_what_the_training_refuses_is_refused_by_its_reason(tmp_path):
-    made = job(tmp_path, "next-key", "log_key_lstm")
-    with pytest.raises(SettingsError, match="LSTMs have no bf16 on this CPU"):
-        verify(made, replace(CPU, precision="bf16"))
+def test_what_the_training_refuses_is_refused_by_its_reason(tmp_path, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("no kernel for this")
+
+    monkeypatch.setattr(Plain, "parts", fails)
+    with pytest.raises(SettingsError, match="train.freeze: 'nope' matches no module"):
+        verify(job(tmp_path, freeze=["nope"]), CPU)
+    with pytest.raises(RuntimeError, match="no kernel for this"):
+        verify(job(tmp_path), CPU)
+
+
+def test_a_plain_step_without_memory_is_told(tmp_path, monkeypatch):
+    def fails(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Plain, "parts", fails)
+    with pytest.raises(SettingsError, match="does not fit this device's memory; ver"):
+        verify(job(tmp_path), CPU)
 
 
 def save_tokenizer(folder):

@@ -16,6 +16,8 @@ from flatout.engine.answers.verdict import Pair, Verdict, compare, floor_of
 from flatout.engine.batches.collation import StepBatch
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.machine.watchdog import heartbeat
+from flatout.engine.models.model import is_out_of_memory
+from flatout.engine.parameters import SettingsError
 from flatout.engine.train.optimizer import Updater, set_learning_rate
 from flatout.engine.train.process_group import ProcessGroup
 from flatout.engine.train.setup.assemble import Trainer, assemble, build_model
@@ -41,6 +43,11 @@ def verify(
         except RuntimeError as error:  # a training explains what a device cannot do
             fault = error
     trainer = assemble(job, runtime, group, partial(plan, job, runtime))
+    if fault is not None and is_out_of_memory(fault):
+        raise SettingsError(
+            "verify: the plain step in fp32 does not fit this device's memory; verify "
+            "with a smaller train.global_batch_size or tokenize.max_length"
+        ) from fault
     if fault is not None:
         raise fault
     found = own_step(trainer, group)
