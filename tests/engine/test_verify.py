@@ -334,7 +334,7 @@ def test_what_the_training_refuses_is_refused_by_its_reason(tmp_path, monkeypatc
         raise RuntimeError("no kernel for this")
 
     monkeypatch.setattr(Plain, "parts", fails)
-    with pytest.raises(SettingsError, match="train.freeze: 'nope' matches no module"):
+    with pytest.raises(SettingsError, match="'nope' matches no module"):
         verify(job(tmp_path, freeze=["nope"]), CPU)
     with pytest.raises(RuntimeError, match="no kernel for this"):
         verify(job(tmp_path), CPU)
