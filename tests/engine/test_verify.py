@@ -211,7 +211,12 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("plant", "own", "named"), FAULTS, ids=lambda v: str(v)[:30])
+def name_of(value):
+    """The same in each test process: no address of a function."""
+    return getattr(value, "__name__", str(value)[:30])
+
+
+@pytest.mark.parametrize(("plant", "own", "named"), FAULTS, ids=name_of)
 def test_planted_faults_are_found(tmp_path, monkeypatch, plant, own, named):
     plant(monkeypatch)
     faults = faults_of(job(tmp_path, **own))
