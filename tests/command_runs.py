@@ -39,6 +39,7 @@ NOT_RUN = {
     "test_what_it_writes_trains",
     r"kedro flatout benchmark .*": "minutes; tests/test_grid_command.py runs it with "
     "settings that are refused before the first trial",
+    r"kedro run --params=model\.name_or_path=answerdotai/.*": "downloads a checkpoint",
     r"kedro run --env=best": "after a sweep; "
     "tests/pipelines/test_sweep.py reads what it writes",
     r"kedro flatout deadline .*": "tests/test_deadline.py::"
