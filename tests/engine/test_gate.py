@@ -50,9 +50,10 @@ def test_a_broken_rate_of_learning_and_a_slow_step_are_found(tmp_path, monkeypat
     def slow(self, batch):
         begin_s = time.perf_counter()
         right(self, batch)
-        time.sleep(time.perf_counter() - begin_s)
+        time.sleep(4 * (time.perf_counter() - begin_s))
 
     monkeypatch.setattr(Stepper, "__call__", slow)
+    monkeypatch.setattr(gate, "LEAST_RATE", 0.3)  # of a machine with other programs
     told = " ".join(faults(measure(job_of(tmp_path), 30), before))
     assert "% of the baseline's" in told and "no setting or package" in told
 
@@ -60,7 +61,8 @@ def test_a_broken_rate_of_learning_and_a_slow_step_are_found(tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("rates", "losses", "is_fault"),
     [
-        ([930.0, 700.0, 500.0], [0.51] * 3, False),  # other programs ran
+        ([850.0, 700.0, 690.0], [0.51] * 3, False),  # other programs ran
+        ([500.0, 200.0, 100.0], [0.51] * 3, False),  # too noisy to be judged
         ([800.0, 790.0, 795.0], [0.51] * 3, True),
         ([1500.0] * 3, [0.3] * 3, False),
         ([1000.0] * 3, [0.53] * 3, False),

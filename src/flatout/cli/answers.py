@@ -97,10 +97,12 @@ def gate(
     with plain_errors():
         job = training_job(context_of(env, params))
         from flatout.engine.answers.gate import (
+            MOST_RATE,
             Measured,
             check_comparable,
             faults,
             measure,
+            tolerated,
         )
 
         before = None if write else Measured.read(baseline)
@@ -111,6 +113,10 @@ def gate(
             return
         check_comparable(now, before)
     found = faults(now, before)
-    rate = f"gate: {max(now.rates):.0f} samples/s, as in the baseline"
+    noise = tolerated(now, before)
+    judged = f"as in the baseline, within {100 * noise:.0f} %"
+    if noise > MOST_RATE:
+        judged = "not judged: equal trainings differ too much on this machine"
+    rate = f"gate: {max(now.rates):.0f} samples/s, {judged}"
     click.echo(f"gate: failed, {'; '.join(found)}" if found else rate)
     raise SystemExit(bool(found))
