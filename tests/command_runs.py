@@ -40,6 +40,8 @@ NOT_RUN = {
     r"kedro flatout benchmark .*": "minutes; tests/test_grid_command.py runs it with "
     "settings that are refused before the first trial",
     r"kedro run --params=model\.name_or_path=answerdotai/.*": "downloads a checkpoint",
+    r"kedro run --pipelines=mine": "tests/engine/test_mining.py::"
+    "test_negatives_are_those_of_all_products",
     r"kedro run --env=best": "after a sweep; "
     "tests/pipelines/test_sweep.py reads what it writes",
     r"kedro flatout deadline .*": "tests/test_deadline.py::"
