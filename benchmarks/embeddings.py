@@ -44,10 +44,10 @@ SMALL = {
 SHAPES = {
     "6 layers, batch 512": Shape(SIX_LAYERS, 512, token_budget=65_536, steps=100),
     "BERT-base, batch 512": Shape(BERT, 512, token_budget=65_536),
-    "reranker, BERT-base, batch 256": Shape(BERT, 256, steps=40),
+    "reranker, BERT-base, batch 256": Shape(BERT, 256, longest=384, steps=40),
 }
 TEMPERATURE = 0.05
-QUESTION_TOKENS = 24
+QUESTION_TOKENS, LONGEST_QUESTION = 24, 64
 
 
 def shape_of(given: argparse.Namespace) -> Shape:
@@ -60,7 +60,7 @@ def shape_of(given: argparse.Namespace) -> Shape:
 
 def pair_table(shape: Shape) -> pa.Table:
     """Pairs as flatout's rows: both texts' tokens, and the length of each."""
-    short = replace(shape, mean_tokens=QUESTION_TOKENS, longest=64)
+    short = replace(shape, mean_tokens=QUESTION_TOKENS, longest=LONGEST_QUESTION)
     sides = [
         training.token_table(one, labels=False)["input_ids"].to_pylist()
         for one in (short, shape)
@@ -184,9 +184,14 @@ def peer_by_column(given: argparse.Namespace) -> Figures:
         return _sentence_transformers(given, torch_compile=IS_CUDA)
 
 
+def passages_of(shape: Shape) -> Shape:
+    """The passages of rows that also contain a question."""
+    return replace(shape, longest=shape.longest - LONGEST_QUESTION)
+
+
 def rank_table(shape: Shape) -> pa.Table:
     """Question and passage as one row, its score and the number of its question."""
-    pairs = pair_table(shape)
+    pairs = pair_table(passages_of(shape))
     chance = np.random.default_rng(0)
     labels = np.stack([chance.integers(0, 2, len(pairs)), np.arange(len(pairs)) // 4])
     found = pa.FixedSizeListArray.from_arrays(labels.T.astype(np.float32).ravel(), 2)
@@ -204,7 +209,7 @@ def reranker_peer(given: argparse.Namespace) -> Figures:
     from transformers import AutoModelForSequenceClassification
 
     shape = shape_of(given)
-    pairs = text_pairs(shape)
+    pairs = text_pairs(passages_of(shape))
     scores = [float(n % 2) for n in range(len(pairs))]
     flags = arguments(shape, {"torch_compile": IS_CUDA})
     with tempfile.TemporaryDirectory(prefix="sentences-") as name:

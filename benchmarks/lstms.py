@@ -51,7 +51,7 @@ BILM = Shape(
         "dropout": 0.1,
     },
     batch=128,
-    mean_tokens=128,
+    mean_tokens=100_000,  # every row is a full block, as in the plain loop
     longest=128,
     steps=10,
     warm_steps=10,

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
@@ -177,11 +178,16 @@ def _along(states: Tensor, places: Tensor) -> Tensor:
     return states.gather(1, places.unsqueeze(-1).expand_as(states))
 
 
-def _read(lstm: nn.LSTM, states: Tensor) -> Tensor:
-    """Return outputs (B, T, output_size) in the type of the weights: under autocast to
-    bf16 a GPU would run the LSTM in fp16, in which gradients underflow."""
-    with torch.autocast(states.device.type, enabled=False):
-        found: Tensor = lstm(states.to(lstm.weight_ih_l0.dtype))[0]
+def _read(lstm: nn.Module, states: Tensor) -> Tensor:
+    """Return outputs (B, T, output_size). Under autocast PyTorch would run the LSTM in
+    fp16 on a GPU, in which gradients underflow. In bf16 it is as fast."""
+    kind = states.device.type
+    is_bf16 = torch.is_autocast_enabled(kind) and kind == "cuda"
+    is_bf16 = is_bf16 and torch.get_autocast_dtype(kind) == torch.bfloat16
+    dtype = torch.bfloat16 if is_bf16 else next(lstm.parameters()).dtype
+    weights = {name: weight.to(dtype) for name, weight in lstm.named_parameters()}
+    with torch.autocast(kind, enabled=False):
+        found: Tensor = functional_call(lstm, weights, (states.to(dtype),))[0]
     return found
 
 

@@ -79,8 +79,9 @@ class LogKeyLstmModel(LogKeyLstmPreTrainedModel):
     def _read(self, keys: Tensor) -> Tensor:
         """Return outputs (B, T, hidden) in the type of the weights: under autocast to
         bf16 a GPU would run the LSTM in fp16, in which gradients underflow."""
+        dtype = next(self.lstm.parameters()).dtype
         with torch.autocast(keys.device.type, enabled=False):
-            found: Tensor = self.lstm(keys.to(self.lstm.weight_ih_l0.dtype))[0]
+            found: Tensor = self.lstm(keys.to(dtype))[0]
         return found
 
     def _states_of_windows(self, keys: Tensor, window: int) -> Tensor:
