@@ -316,7 +316,12 @@ def observed(
     curve.norms = [point.grad_norm for point in result.history]
     curve.test_loss, curve.confusion = result.report.test_loss, result.confusion
     if runtime.ranks.is_main:
-        last = result.last_model
+        if job.settings.model.lora.rank:  # transformers loads no merged adapter here
+            last = result.last_model
+        else:
+            last = _auto(job.settings.model.task).from_pretrained(
+                result.last_model_folder
+            )
         curve.weights = {n: p.detach() for n, p in last.named_parameters()}
     return curve, result
 
