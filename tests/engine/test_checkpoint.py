@@ -335,6 +335,17 @@ def test_another_training_is_refused_before_its_model_is_built(tmp_path, monkeyp
         loop.train(job, set_up(job.settings.runtime))
 
 
+def test_a_stopped_run_may_be_made_longer_but_not_shorter(tmp_path, caplog):
+    now = {**identity(make_job(tmp_path)), "train.max_steps": 20, "train.epochs": 3.0}
+    manifest = Manifest(4, 12, 1, {**now, "train.max_steps": 12}, None)
+    check_identity(tmp_path, manifest, now)
+    assert "train.max_steps: 12 -> 20: the training goes on" in caplog.text
+    with pytest.raises(CheckpointError, match=r"train\.max_steps: 12 -> 8"):
+        check_identity(tmp_path, manifest, {**now, "train.max_steps": 8})
+    with pytest.raises(CheckpointError, match=r"train\.epochs: 3\.0 -> 2\.0\. Set"):
+        check_identity(tmp_path, manifest, {**now, "train.epochs": 2.0})
+
+
 def test_a_setting_that_an_earlier_version_did_not_have_was_at_its_default(tmp_path):
     now = identity(make_job(tmp_path))
     earlier = {n: v for n, v in now.items() if n != "train.focal_gamma"}

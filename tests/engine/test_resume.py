@@ -124,6 +124,16 @@ def test_settings_of_the_execution_may_change_on_the_way(tmp_path, undisturbed):
     assert curve(result)[:2] == undisturbed[0][:2]
 
 
+def test_a_stopped_run_goes_on_longer_like_one_that_was_always_longer(tmp_path):
+    """With a schedule that does not depend on the end."""
+    options = {"schedule": "constant", "evaluate_every": None, **EVERY_2}
+    crashed(make_job(tmp_path / "a", max_steps=9, **options), "step 6/9  loss")
+    longer = run_job(make_job(tmp_path / "a", max_steps=12, **options))
+    whole = run_job(make_job(tmp_path / "b", max_steps=12, **options))
+    assert longer.report.resumed_from_step in range(2, 9)
+    assert weights(longer) == weights(whole)
+
+
 def test_resume_takes_the_newest_sound_checkpoint(tmp_path, undisturbed, caplog):
     job = make_job(tmp_path, evaluate_every=3, **EVERY_2)
     crashed(job, "step 9/12  loss")

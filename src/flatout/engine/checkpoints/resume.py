@@ -28,6 +28,9 @@ from flatout.engine.parameters.common import by_path
 
 logger = logging.getLogger(__name__)
 
+LENGTHS = ("train.epochs", "train.max_steps")
+"""Settings that may be raised when a stopped run is resumed."""
+
 
 @dataclass(frozen=True)
 class Resume:
@@ -106,12 +109,23 @@ def check_identity(folder: Path, found: Manifest, identity: dict[str, Any]) -> N
     unknown = {n: defaults[n] for n in identity if n in defaults}
     # Earlier versions kept no digest of a custom task's code.
     unknown |= {n: v for n, v in identity.items() if n.startswith("code of ")}
-    if differences := differing({**unknown, **found.identity}, identity):
+    before = {**unknown, **found.identity}
+    raised = {n: identity[n] for n in LENGTHS if _is_raised(before[n], identity[n])}
+    for line in differing({n: before[n] for n in raised}, raised):
+        logger.warning(
+            "%s: the training goes on with the learning rate of its new number of steps",
+            line,
+        )
+    if differences := differing({**before, **raised}, identity):
         raise CheckpointError(
             f"{folder} was made by another training (then -> now): "
             f"{'; '.join(differences)}. Set these back to resume it, or set "
             "train.resume: never to start from the beginning"
         )
+
+
+def _is_raised(before: float | None, now: float | None) -> bool:
+    return before is not None and now is not None and now > before
 
 
 def glimpse(wanted: str, folder: Path) -> Checkpoint | None:
