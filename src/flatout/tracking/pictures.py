@@ -43,7 +43,18 @@ def _training(path: Path) -> Any:
         axis.set(xlabel="step", ylabel=column.replace("_per_s", "/s"))
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
+    if evaluations := _evaluations(path.with_name("train_metrics.jsonl")):
+        axes[0].plot(list(evaluations), list(evaluations.values()), "o-")
+        axes[0].legend(["training", "validation"])
     return figure
+
+
+def _evaluations(path: Path) -> dict[int, float]:
+    """Return the validation loss by step."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    points = [json.loads(line) for line in lines]
+    name = "validation_loss"
+    return {p["step"]: p["metrics"][name] for p in points if name in p["metrics"]}
 
 
 def _confusion(path: Path) -> Any | None:

@@ -113,7 +113,7 @@ def check_identity(folder: Path, found: Manifest, identity: dict[str, Any]) -> N
     raised = {n: identity[n] for n in LENGTHS if _is_raised(before[n], identity[n])}
     for line in differing({n: before[n] for n in raised}, raised):
         logger.warning(
-            "%s: the training goes on with the learning rate of its new number of steps",
+            "%s: training goes on, with the learning rate of the new number of steps",
             line,
         )
     if differences := differing({**before, **raised}, identity):
