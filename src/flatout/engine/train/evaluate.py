@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from flatout.engine.batches.global_batches import GlobalBatches, Planner
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.machine.watchdog import heartbeat
 from flatout.engine.models.model import TaskModel
+from flatout.engine.parameters import SettingsError
 from flatout.engine.rows.rows import SplitRows
 from flatout.engine.tasks import Task, without_options
 from flatout.engine.train.cached_gradients import Part, whole
@@ -83,14 +85,28 @@ class Sums:
                 "tokens alone): it has no loss"
             )
         loss = float(self._loss) / targets if targets else math.nan
-        found = {} if self._metrics is None else self._metrics.compute()
+        found = self._figures(runtime)
         confusion = found.pop("confusion", [])
         if PERPLEXITY in self._task.figures:
             found[PERPLEXITY] = float(np.exp(loss))
-        if runtime.ranks.world_size > 1:
-            found = _of_main_rank(found, runtime.device)
         known = {name: value for name, value in found.items() if math.isfinite(value)}
         return Evaluation(loss, confusion, known)
+
+    def _figures(self, runtime: Runtime) -> dict[str, Any]:
+        """Return the main rank's figures, so that all ranks decide by identical bits. A
+        custom metric may fail on one rank alone, so only that rank computes them."""
+        box: list[Any] = [{}]
+        if runtime.ranks.is_main and self._metrics is not None:
+            try:
+                box = [self._metrics.compute()]
+            except SettingsError as error:
+                box = [error]
+        if runtime.ranks.world_size > 1:
+            torch.distributed.broadcast_object_list(box, 0, device=runtime.device)
+        if isinstance(box[0], SettingsError):
+            raise box[0]
+        found: dict[str, Any] = box[0]
+        return found
 
     def _merge(self, world_size: int) -> None:
         own = [] if self._metrics is None else self._metrics.tensors()
@@ -98,13 +114,6 @@ class Sums:
             torch.distributed.all_reduce(tensor)
         for parts in [] if self._metrics is None else self._metrics.kept():
             parts[:] = gathered(torch.cat(parts), world_size)
-
-
-def _of_main_rank(found: dict[str, float], device: torch.device) -> dict[str, float]:
-    """Return the main rank's figures, so that all ranks decide by identical bits."""
-    values = torch.tensor(list(found.values()), dtype=torch.float64, device=device)
-    torch.distributed.broadcast(values, src=0)
-    return dict(zip(found, values.tolist(), strict=True))
 
 
 def gathered(own: Tensor, world_size: int) -> list[Tensor]:
