@@ -13,6 +13,8 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import mlflow
 import pandas as pd
@@ -23,6 +25,9 @@ from mlflow import MlflowClient
 from transformers import AutoTokenizer, pipeline
 
 from flatout import tracking
+from flatout.engine.files.calibration import CALIBRATION, Calibration
+from flatout.engine.parameters import Settings
+from flatout.project.hooks.tracking import TrackingHooks
 from flatout.project.saved_model import report_of, warn_where_worse
 from flatout.tracking import facts, follow, models, outcomes, program
 from flatout.tracking import store as stores
@@ -753,3 +758,29 @@ def test_a_training_that_has_not_begun_is_no_run(store, tmp_path, points):
     assert send(folder)[1] is None
     assert run_to_end(folder, "FAILED")
     assert MlflowClient(store).get_run(id_of(folder)).data.metrics == {}
+
+
+@pytest.mark.parametrize("group", ["evaluate", "model", None])
+def test_a_model_is_logged_after_its_calibration(tmp_path, monkeypatch, group):
+    """The description starts the upload; a calibration is written after the model."""
+    picks = {"label_threshold": "auto", "name_or_path": "some/model"}
+    asked = {"evaluate": {"calibrate": True}, "model": picks}
+    settings = Settings(**{group: asked[group]} if group else {})
+    found = SavedModel(str(tmp_path), 1, "text", None, None, 0.5, "k")
+    monkeypatch.setattr("flatout.project.hooks.tracking.saved_model", lambda *_: found)
+    folder, record = Mock(), SimpleNamespace(model=None, tags={}, status="FINISHED")
+    folder.record, folder.path = record, tmp_path
+    run = SimpleNamespace(tracked=folder, reused=False, settings=settings)
+    hooks = TrackingHooks(run)
+    hooks._catalog, hooks._program, hooks._described = Mock(), Mock(), None
+    hooks._trained = Mock(), {}
+    hooks.after_dataset_saved("model", Mock())
+    assert bool(record.model) is (group is None)
+    hooks._end("FINISHED", "finished")
+    assert record.model == asdict(found)
+
+    (tmp_path / "config.json").write_text("{}")
+    saved_ns = newest_ns(tmp_path)
+    Calibration(2.0).save(tmp_path)
+    os.utime(tmp_path / CALIBRATION, ns=(2 * saved_ns, 2 * saved_ns))
+    assert newest_ns(tmp_path) == saved_ns > 0

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.engine.files.atomic_write import write_text
+from flatout.engine.files.calibration import CALIBRATION
 from flatout.tracking.sent import Sent
 from flatout.tracking.store import process_lives
 
@@ -62,9 +63,10 @@ class SavedModel:
 
 
 def newest_ns(folder: Path) -> int:
-    """Return the time of the newest file in `folder`, in ns; 0 without any."""
-    times = (f.stat().st_mtime_ns for f in folder.glob("*") if f.is_file())
-    return max(times, default=0)
+    """Return the time of the newest file in `folder`, in ns; 0 without any. That of the
+    calibration does not count: evaluate writes it after the training."""
+    files = (f for f in folder.glob("*") if f.is_file() and f.name != CALIBRATION)
+    return max((f.stat().st_mtime_ns for f in files), default=0)
 
 
 @dataclass

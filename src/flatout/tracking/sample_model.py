@@ -18,13 +18,18 @@ class SampleModel:
 
     def __init__(self, model: Any) -> None:
         """`model`: result of `load_pretrained`. Raises ModelError."""
+        from flatout.engine.files.calibration import Calibration
         from flatout.engine.parameters import RuntimeSettings, Settings
         from flatout.engine.predict.predictor import Predictor
 
         settings = Settings(runtime=RuntimeSettings(precision="fp32"))
+        known = {}
         if named := getattr(model.config, "flatout_task", None):
-            known = settings.model.model_copy(update={"task": named})
-            settings = settings.model_copy(update={"model": known})
+            known["task"] = named
+        if Calibration.read(model.config.name_or_path).thresholds:
+            known["label_threshold"] = "auto"
+        options = settings.model.model_copy(update=known)
+        settings = settings.model_copy(update={"model": options})
         self._predictor = Predictor(model, None, settings)
 
     def predict(

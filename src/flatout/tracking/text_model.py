@@ -18,12 +18,21 @@ class TextModel:
     def __init__(self, path: str, task: str) -> None:
         import transformers
 
+        from flatout.engine.files.calibration import Calibration
+
         model: Any = path
         if _has_adapter(path):
             from flatout.engine.models.building import load_pretrained
 
             model = load_pretrained(Path(path))
         self.pipeline = transformers.pipeline(task, model=model, tokenizer=path)
+        self._calibration = Calibration.read(path)
+        if self._calibration.temperature != 1:
+            self.pipeline.model.register_forward_hook(self._scaled)
+
+    def _scaled(self, model: Any, inputs: Any, outputs: Any) -> Any:
+        outputs["logits"] = outputs["logits"] / self._calibration.temperature
+        return outputs
 
     def predict(self, texts: Any, params: dict[str, Any] | None = None) -> Any:
         """Return the pipeline's answers; for classes, a table of label and score with
@@ -32,7 +41,23 @@ class TextModel:
             texts = texts.iloc[:, 0]
         found = self.pipeline([str(text) for text in texts], **(params or {}))
         is_class = self.pipeline.task == "text-classification"
+        if is_class and not params:
+            found = [self._by_threshold(one) for one in found]
         return pd.DataFrame(found) if is_class else found
+
+    def _by_threshold(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """Return the class of two by the threshold of the second one."""
+        names = self.pipeline.model.config.id2label
+        thresholds = self._calibration.thresholds or {}
+        if len(names) != 2 or len(thresholds) != 1:
+            return answer
+        score = answer["score"]
+        second = score if answer["label"] == names[1] else 1 - score
+        is_second = second > thresholds[names[1]]
+        return {
+            "label": names[int(is_second)],
+            "score": second if is_second else 1 - second,
+        }
 
 
 def _load_pyfunc(path: str, model_config: dict[str, str]) -> TextModel:

@@ -119,6 +119,9 @@ class EvaluateSettings(SettingsModel):
     """Split that the saved model predicts."""
     wrong_rows: int = Field(100, ge=0)
     """Number of wrong rows saved with their texts, largest loss first."""
+    calibrate: bool = False
+    """Fit a temperature on validation, which makes probabilities agree with accuracy
+    (Guo et al. 2017), and save it to the model's folder."""
 
 
 class ArraySettings(SettingsModel):

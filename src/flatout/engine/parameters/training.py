@@ -94,8 +94,9 @@ class ModelSettings(SettingsModel):
     """image-classification: smallest share of an image that a random crop keeps."""
     flip_probability: float = Field(0.5, ge=0, le=1)
     """image-classification: share of images that are mirrored, left to right."""
-    label_threshold: float = Field(0.5, gt=0, lt=1)
-    """multi-label-classification: a label is predicted above this probability."""
+    label_threshold: Annotated[float, Field(gt=0, lt=1)] | Auto = 0.5
+    """A label, or the second of two classes, is predicted above this probability. auto:
+    evaluate picks one per label on validation, for the largest F1."""
     pooling: Literal["auto", "mean", "first", "last"] = "auto"
     """embedding: the tokens whose states form the vector of a text. auto: the setting
     of the checkpoint's 1_Pooling/config.json, else mean."""

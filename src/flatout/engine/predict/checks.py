@@ -5,10 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from flatout.engine.families import family_of, usable_positions
+from flatout.engine.files.calibration import Calibration
 from flatout.engine.models.building import ModelError
 from flatout.engine.parameters import ModelSettings, Settings, SettingsError
 from flatout.engine.rows.vocabulary import Vocabulary
-from flatout.engine.tasks import Task, make_task, task_of_model
+from flatout.engine.tasks import (
+    Calibrated,
+    Task,
+    make_task,
+    task_of_model,
+)
 from flatout.engine.tokenizing.token_keys import facts_of
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 
@@ -38,10 +44,23 @@ def answering_task(
     model: Any, settings: ModelSettings, vocabulary: Vocabulary | None
 ) -> Task:
     """Return the task like `task_of`. Raises ModelError if it has no answer per row."""
-    task = task_of(model, settings, vocabulary)
+    task = with_calibration(task_of(model, settings, vocabulary), model)
     if not task.answer_fields():
         name = model.config.name_or_path or "the model"
         raise no_answers(name, type(model).__name__)
+    return task
+
+
+def with_calibration(task: Task, model: Any) -> Task:
+    """Give `task` the calibration in the model's folder. Raises SettingsError if it has
+    no thresholds and `model.label_threshold` is auto."""
+    if isinstance(task, Calibrated):
+        task.calibration = Calibration.read(model.config.name_or_path)
+        if task.settings.label_threshold == "auto" and not task.calibration.thresholds:
+            raise SettingsError(
+                f"model.label_threshold: auto, but {model.config.name_or_path} has no "
+                "thresholds yet: run kedro run --pipelines=evaluate, or set a number"
+            )
     return task
 
 

@@ -67,7 +67,7 @@ class Predictions:
         named = {name: window.column(name) for name in window.column_names}
         task, answers = self.predictor.task, dict[str, Any]()
         if rows is not None:
-            answers |= task.row_answers(self.predictor.logits(rows), rows)
+            answers |= task.row_answers(self.predictor.calibrated_logits(rows), rows)
         # Number of each row's answer; null for a row without an answer.
         place = pa.array(np.cumsum(usable) - 1, mask=~usable)
         for field in task.answer_fields():

@@ -37,7 +37,7 @@ from flatout.engine.predict.checks import (
 )
 from flatout.engine.rows.layout import Ints, Layout
 from flatout.engine.rows.rows import SplitRows
-from flatout.engine.tasks import RowAnswers, Task
+from flatout.engine.tasks import Calibrated, RowAnswers, Task
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 from flatout.engine.train.evaluate import Judging, evaluate
 from flatout.engine.train.own_metrics import OwnMetrics
@@ -107,6 +107,13 @@ class Predictor:
             np.argsort(np.concatenate(rows), kind="stable")
         ]
         return result
+
+    def calibrated_logits(self, tokens: SplitRows) -> npt.NDArray[np.float32]:
+        """Return `logits` divided by the model's temperature."""
+        found, task = self.logits(tokens), self.task
+        if isinstance(task, Calibrated):
+            found /= np.float32(task.calibration.temperature)
+        return found
 
     def _outputs(self, batch: dict[str, Tensor]) -> Tensor:
         found: list[Tensor] = []

@@ -55,7 +55,9 @@ def _windows(source: ArraySource, predictor: Predictor) -> Iterator[Window]:
 
 def answers_to(predictor: Predictor, samples: npt.NDArray[Any]) -> Mapping[str, Any]:
     """Return the task's answers, by column, to `samples` (N, ...) of its shape."""
-    return predictor.task.answers(predictor.logits(_rows(predictor, samples)))
+    return predictor.task.answers(
+        predictor.calibrated_logits(_rows(predictor, samples))
+    )
 
 
 def _rows(predictor: Predictor, samples: npt.NDArray[Any]) -> ArrayRows:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pyarrow as pa
 import torch
 
 from flatout.engine.checkpoints.checkpoint_folder import file_hash
+from flatout.engine.files.calibration import Calibration
 from flatout.engine.files.content_key import ContentKey
 from flatout.engine.files.own_code import digest_of, source_of
 from flatout.engine.machine.environment import Ranks
@@ -29,18 +30,20 @@ from flatout.engine.predict.checks import (
     label_names_of,
     task_of,
     vocabulary_of,
+    with_calibration,
 )
 from flatout.engine.predict.predictor import Predictor
 from flatout.engine.rows.opening import rows_from_dataset
 from flatout.engine.rows.rows import SplitRows
-from flatout.engine.tasks import Judged, Task
+from flatout.engine.tasks import Calibrated, Judged, Task
+from flatout.engine.tasks._shared.reliability import calibration_figures
 from flatout.engine.tokenizing.token_keys import token_key
 from flatout.engine.tokenizing.tokenizer import TokenizerFile
 from flatout.engine.train.evaluate import Sums
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Increase it when the same input would give other predictions."""
 ROWS_AT_ONCE = 4_096
 """Rows evaluated together: limits the memory of Python's objects."""
@@ -71,24 +74,28 @@ class SplitPredictions:
     @cached_property
     def key(self) -> ContentKey:
         """Key of everything that decides the predictions."""
+        calibration = Calibration.read(self.model.config.name_or_path)
+        return ContentKey({**self.inputs, "calibration": asdict(calibration)})
+
+    @cached_property
+    def inputs(self) -> dict[str, Any]:
+        """Everything that decides the logits, and the task's options."""
         settings = self.settings
-        return ContentKey(
-            {
-                "format": FORMAT_VERSION,
-                "model": _files_of(self.model.config),
-                "tokens": token_key(self.tokens),
-                "train": token_key(self.train) if self.trained else None,
-                "label_names": list(self.label_names),
-                "evaluate.split": settings.evaluate.split,
-                "runtime.precision": settings.runtime.precision,
-                "seed": self.seed,
-                "model.label_threshold": settings.model.label_threshold,
-                "model.mask_probability": settings.model.mask_probability,
-                "model.temperature": settings.model.temperature,
-                "model.matryoshka": settings.model.matryoshka,
-                **self._own_metrics(),
-            }
-        )
+        return {
+            "format": FORMAT_VERSION,
+            "model": _files_of(self.model.config),
+            "tokens": token_key(self.tokens),
+            "train": token_key(self.train) if self.trained else None,
+            "label_names": list(self.label_names),
+            "evaluate.split": settings.evaluate.split,
+            "runtime.precision": settings.runtime.precision,
+            "seed": self.seed,
+            "model.label_threshold": settings.model.label_threshold,
+            "model.mask_probability": settings.model.mask_probability,
+            "model.temperature": settings.model.temperature,
+            "model.matryoshka": settings.model.matryoshka,
+            **self._own_metrics(),
+        }
 
     def _own_metrics(self) -> dict[str, str | None]:
         """Return name and digest of a custom metrics function, if there is one."""
@@ -107,8 +114,8 @@ class SplitPredictions:
         return self.trained.seed if self.trained else self.settings.runtime.seed
 
     @cached_property
-    def _found(self) -> tuple[Any, dict[str, Any]]:
-        """Return the table of predictions, and the figures."""
+    def opened(self) -> tuple[Predictor, SplitRows, int | None]:
+        """The model and the rows, checked, and how many rows it was trained on."""
         settings, tokenizer = self.settings, self.tokenizer
         vocabulary = vocabulary_of(tokenizer)
         task = task_of(self.model, settings.model, vocabulary, self.seed)
@@ -117,7 +124,14 @@ class SplitPredictions:
         predictor = Predictor(self.model, tokenizer, settings, task)
         rows = rows_from_dataset(self.tokens)
         _check_length(rows, predictor.max_length)
-        named = {"task": task.settings.task, "trained_on": self._trained_on(rows, task)}
+        return predictor, rows, self._trained_on(rows, task)
+
+    @cached_property
+    def _found(self) -> tuple[Any, dict[str, Any]]:
+        """Return the table of predictions, and the figures."""
+        predictor, rows, trained_on = self.opened
+        task = with_calibration(predictor.task, self.model)
+        named = {"task": task.settings.task, "trained_on": trained_on}
         answers = task.head_kind.one_a_row and task.answer_fields()
         if answers and not task.whole_batch:
             table, figures = _answered(predictor, rows)
@@ -202,12 +216,19 @@ def _check_length(rows: SplitRows, most: int) -> None:
 def _answered(predictor: Predictor, rows: Any) -> tuple[Any, dict[str, Any]]:
     task, logits = predictor.task, predictor.logits(rows)
     labels = rows.labels_of(np.arange(len(rows))).astype(task.label_dtype)
+    further = {}
+    if isinstance(task, Calibrated):
+        temperature = task.calibration.temperature
+        further = calibration_figures(logits, labels, temperature, task.label_names)
+        if task.settings.label_threshold == "auto":
+            further["label_thresholds"] = task.calibration.thresholds
+        logits = logits / np.float32(temperature)
     tensors = torch.from_numpy(logits), torch.from_numpy(labels)
     sums = Sums(task, torch.device("cpu"), predictor.judging.own)
     sums.add(*tensors)
     found = sums.read(replace(predictor.runtime, ranks=Ranks()))
     judged = list(_judged(task, *tensors))
-    figures = {"loss": found.loss, **found.metrics}
+    figures = {"loss": found.loss, **found.metrics, **further}
     return _table(judged, task.answers(logits), task), figures
 
 

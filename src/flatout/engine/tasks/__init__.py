@@ -24,6 +24,7 @@ from flatout.engine.parameters import (
 )
 from flatout.engine.parameters.own_parts import own_part
 from flatout.engine.rows.vocabulary import Vocabulary
+from flatout.engine.tasks._calibration import Calibrated, calibration_faults
 from flatout.engine.tasks._options import (
     figures_of,
     higher_is_better,
@@ -50,6 +51,7 @@ from flatout.engine.tasks._task import (
 )
 
 __all__ = [
+    "Calibrated",
     "HeadKind",
     "IGNORED",
     "Judged",
@@ -63,6 +65,7 @@ __all__ = [
     "TaskError",
     "Texts",
     "brings_head",
+    "calibration_faults",
     "ignored_label",
     "pooling_of",
     "without_options",

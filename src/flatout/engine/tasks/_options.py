@@ -13,6 +13,7 @@ from flatout.engine.parameters import (
     near_or_all,
 )
 from flatout.engine.parameters.own_parts import own_part_faults
+from flatout.engine.tasks._calibration import calibration_faults
 from flatout.engine.tasks._task import HeadKind, LossOptions, OwnPooling, Task
 
 MAX_SHOWN = 5
@@ -30,7 +31,8 @@ def option_faults(settings: Settings, task: type[Task]) -> list[str]:
     ]
     checks = (_metric_fault, _predictions_fault, _batch_fault)
     found = (check(settings, task) for check in checks)
-    return [*faults, *filter(None, found), *own_part_faults(settings.train)]
+    faults += [*filter(None, found), *calibration_faults(settings, task)]
+    return [*faults, *own_part_faults(settings.train)]
 
 
 def figures_of(model: ModelSettings, task: type[Task]) -> dict[str, bool]:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flatout.engine.rows.layout import Ints
+from flatout.engine.tasks._calibration import Calibrated
 from flatout.engine.tasks._shared.label_lists import named_labels, unknown_label
 from flatout.engine.tasks._task import Judged, Metrics, Task
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class MultiLabelClassification(Task):
+class MultiLabelClassification(Calibrated, Task):
     """Binary cross entropy of logits (K, L) and labels (K, L) of 0 and 1, summed over
     the L labels; NaN without a target. A label is predicted if its probability is above
     `model.label_threshold`."""
@@ -90,16 +91,12 @@ class MultiLabelClassification(Task):
         """Return F1 over all labels and the mean of theirs; accuracy of whole rows."""
         from flatout.engine.tasks._shared.label_counts import LabelCounts
 
-        return LabelCounts(len(self.label_names), self._cut, device)
-
-    @property
-    def _cut(self) -> float:
-        """The threshold as a logit."""
-        share = self.settings.label_threshold
-        return math.log(share / (1 - share))
+        return LabelCounts(len(self.label_names), self._given, device)
 
     def _given(self, logits: Tensor) -> Tensor:
-        return logits.float() > self._cut
+        logits, cuts = logits.float(), self.cuts()
+        # A training has one for all, which needs no copy to the device.
+        return logits > (cuts[0] if len({*cuts}) == 1 else logits.new_tensor(cuts))
 
     def chance_loss(self, num_outputs: int) -> float | None:
         """Return L ln(2)."""
@@ -141,9 +138,10 @@ class MultiLabelClassification(Task):
     def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
         """Return the columns from logits (N, L)."""
         shares = 1 / (1 + np.exp(-logits))
+        given = logits > np.array(self.cuts(), np.float32)
         named = zip(self.label_names, shares.T, strict=True)
         return {
-            "label": [self._chosen(row) for row in (logits > self._cut).tolist()],
+            "label": [self._chosen(row) for row in given.tolist()],
             **{f"probability_{name}": share for name, share in named},
         }
 

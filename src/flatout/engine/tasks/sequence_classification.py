@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from flatout.engine.tasks._calibration import Calibrated
 from flatout.engine.tasks._shared.cross_entropy import CrossEntropy
 from flatout.engine.tasks._task import Metrics
 
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
     import torch
 
 
-class SequenceClassification(CrossEntropy):
-    """Cross entropy over the classes of train."""
+class SequenceClassification(Calibrated, CrossEntropy):
+    """Cross entropy over the classes of train. Of two classes the second is predicted
+    if its probability is above `model.label_threshold`."""
 
     label_type = pa.string()
     takes_options = CrossEntropy.takes_options | {"class_weights"}
@@ -65,7 +67,7 @@ class SequenceClassification(CrossEntropy):
         """Return counts of the classes, and figures derived from them."""
         from flatout.engine.tasks._shared.metrics import Classes
 
-        return Classes(len(self.label_names), device)
+        return Classes(len(self.label_names), device, self.chosen)
 
     @classmethod
     def fits(cls, config: Any, kind: type) -> bool:
@@ -73,6 +75,17 @@ class SequenceClassification(CrossEntropy):
         many = config.problem_type == "multi_label_classification"
         named = kind.__name__.endswith(cls.architectures)
         return named and config.num_labels > 1 and not many
+
+    @property
+    def thresholded(self) -> tuple[str, ...]:
+        """The second of two classes."""
+        return self.label_names[1:] if len(self.label_names) == 2 else ()
+
+    def chosen(self, logits: Any) -> Any:
+        """Return the predicted classes (...) of logits (..., C)."""
+        if not any(cuts := self.cuts()):
+            return logits.argmax(-1)
+        return (logits[..., 1] - logits[..., 0] > cuts[0]) * 1
 
     def answer_fields(self) -> list[Any]:
         """Label, its score, a probability per class."""
@@ -85,7 +98,7 @@ class SequenceClassification(CrossEntropy):
     def answers(self, logits: npt.NDArray[np.float32]) -> Mapping[str, Any]:
         """Return the columns from logits (N, C)."""
         shares = softmax(logits)
-        best = shares.argmax(1)
+        best = self.chosen(logits)
         named = zip(self.label_names, shares.T, strict=True)
         return {
             "label": pa.array(self.label_names, pa.string()).take(pa.array(best)),

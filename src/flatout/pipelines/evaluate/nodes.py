@@ -29,8 +29,10 @@ def predict_split(
     tokenizer: Any | None = None,
 ) -> dict[str, Any]:
     """Predict the rows of `evaluate.split`, and compute the task's figures; kept if
-    this model has made them already."""
+    this model has made them already. Before it, calibrate the model if settings ask for
+    it, and save the calibration to its folder."""
     # Imports torch, which other pipelines in the same registry do not need.
+    from flatout.engine.predict.calibrating import calibrate
     from flatout.engine.predict.split_predictions import SplitPredictions
 
     settings = Settings(
@@ -40,6 +42,7 @@ def predict_split(
         model=options,
         train=training,
     )
+    calibrate(model, tokenizer, validation, train, label_names, settings)
     rows = {"train": train, "validation": validation, "test": test}[evaluate.split]
     found = SplitPredictions(model, tokenizer, rows, train, label_names, settings)
     return {"predictions": found, "figures": found}
@@ -81,6 +84,13 @@ def judge_predictions(
         "confusion": confusion if counts.confusion else {},
         "wrong": wrong_rows(predictions, rows, tokenizer, evaluate.wrong_rows),
     }
+
+
+def show_reliability(report: dict[str, Any]) -> Any:
+    """Show how often predictions come true, by their probability, as Plotly figure."""
+    from flatout.reports.pictures.reliability import reliability_figure
+
+    return reliability_figure(report)
 
 
 def show_wrong_images(

@@ -9,6 +9,7 @@ from kedro.pipeline import Node, Pipeline
 from flatout.pipelines.evaluate.nodes import (
     judge_predictions,
     predict_split,
+    show_reliability,
     show_wrong_images,
 )
 
@@ -52,6 +53,12 @@ def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
                 "wrong": "wrong_predictions",
             },
             name="judge_predictions",
+        ),
+        Node(
+            func=show_reliability,
+            inputs="evaluation_report",
+            outputs="reliability_figure",
+            name="show_reliability",
         ),
     ]
     if rows == "images":

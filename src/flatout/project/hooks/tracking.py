@@ -45,6 +45,7 @@ class TrackingHooks:
         SettingsError."""
         run = self._run
         self._trained: tuple[Any, dict[str, Any]] | None = None
+        self._described: dict[str, Any] | None = None
         self._guard, self._catalog = Guard(run.settings), catalog
         if run.is_main and run.options.tracks(run_params["pipeline_names"]):
             run.options.check()
@@ -99,8 +100,11 @@ class TrackingHooks:
         if dataset_name == "model" and self._trained:
             entry, settings = self._catalog.get("model"), self._run.settings
             saved = saved_model(entry, data, folder.path, settings, *self._trained)
-            folder.record.model = asdict(saved)
-            folder.save()
+            self._described = asdict(saved)
+            picks = settings.model.label_threshold == "auto"
+            if not (picks or settings.evaluate.calibrate):  # evaluate adds a file
+                folder.record.model = self._described
+                folder.save()
 
     @hook_impl
     def after_pipeline_run(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
@@ -156,6 +160,7 @@ class TrackingHooks:
         if folder is None:
             return
         atexit.unregister(self._end)
+        folder.record.model = folder.record.model or self._described
         if folder.record.tags.get("exit_reason") == "running":  # no better reason
             folder.record.tags["exit_reason"] = reason
         folder.end(DROPPED if self._run.reused and folder.earlier else status)

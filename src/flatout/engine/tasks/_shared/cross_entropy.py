@@ -77,7 +77,11 @@ class CrossEntropy(Task):
 
     def hits(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return the numbers of right predictions and of predictions, () each."""
-        return (logits.argmax(-1) == labels).sum(), (labels != IGNORED).sum()
+        return (self.chosen(logits) == labels).sum(), (labels != IGNORED).sum()
+
+    def chosen(self, logits: Any) -> Any:
+        """Return the predicted classes (...) of logits (..., C), tensors or arrays."""
+        return logits.argmax(-1)
 
     def metrics(self, device: torch.device) -> Metrics:
         """Return only the accuracy."""
@@ -97,7 +101,8 @@ class CrossEntropy(Task):
         from torch.nn.functional import cross_entropy
 
         losses = cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
-        scores, predictions = logits.softmax(-1).max(-1)
+        predictions = self.chosen(logits)
+        scores = logits.softmax(-1).gather(-1, predictions[:, None]).squeeze(-1)
         columns = (losses, labels, predictions, scores)
         found = zip(*(column.tolist() for column in columns), strict=True)
         return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,9 +14,14 @@ from flatout.engine.tasks._task import Metrics
 class LabelCounts(Metrics):
     """Right, predicted and true labels, and rows in which all labels are right."""
 
-    def __init__(self, num_labels: int, cut: float, device: torch.device) -> None:
-        """A label is predicted if its logit is above `cut`."""
-        self._cut = cut
+    def __init__(
+        self,
+        num_labels: int,
+        given: Callable[[Tensor], Tensor],
+        device: torch.device,
+    ) -> None:
+        """`given`: logits (k, L) -> which labels are predicted (k, L)."""
+        self._given = given
         self._counts = torch.zeros((3, num_labels), dtype=torch.int64, device=device)
         self._rows = torch.zeros(2, dtype=torch.int64, device=device)
 
@@ -23,7 +29,7 @@ class LabelCounts(Metrics):
         """Add logits (k, L) and labels (k, L) of 0 and 1; NaN without a target."""
         real = ~labels.isnan().any(-1)
         true = labels == 1
-        given = (logits.float() > self._cut) & real.unsqueeze(-1)
+        given = self._given(logits) & real.unsqueeze(-1)
         self._counts += torch.stack([(true & given).sum(0), given.sum(0), true.sum(0)])
         right = (true == given).all(-1) & real
         self._rows += torch.stack([right.sum(), real.sum()])

@@ -6,6 +6,8 @@ Values that must be ranked are kept whole and gathered from all ranks once, at t
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from flatout.engine.tasks._task import IGNORED, Metrics
 
+LIKELIEST = partial(torch.argmax, dim=-1)
 TOP_K = 5
 MOST_CONFUSED = 1_000
 """Most classes of a confusion matrix, which grows with their square."""
@@ -48,7 +51,14 @@ class Classes(Metrics):
     """Counts of classes, and figures derived from them; top 5; the area under the
     curve; the confusion matrix if it has at most MOST_CONFUSED rows."""
 
-    def __init__(self, num_classes: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        num_classes: int,
+        device: torch.device,
+        chosen: Callable[[Tensor], Tensor] = LIKELIEST,
+    ) -> None:
+        """`chosen`: logits (k, C) -> predicted classes (k,)."""
+        self._chosen = chosen
         self._num_classes = num_classes
         wide = num_classes if num_classes <= MOST_CONFUSED else 0
         self._cells = torch.zeros(wide * wide, dtype=torch.int64, device=device)
@@ -60,7 +70,7 @@ class Classes(Metrics):
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Add logits (k, C) and labels (k,)."""
-        real, predicted = labels != IGNORED, logits.argmax(-1)
+        real, predicted = labels != IGNORED, self._chosen(logits)
         # Rows without a target add 0 to class 0: no shape depends on the data.
         known, right = torch.where(real, labels, 0), labels == predicted
         for row, (kinds, chosen) in enumerate(

@@ -1,0 +1,115 @@
+"""Temperature and thresholds of a saved model, fitted on the validation split."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flatout.engine.files.calibration import Calibration
+from flatout.engine.files.content_key import ContentKey
+from flatout.engine.models.building import ModelError
+from flatout.engine.parameters import Settings, SettingsError
+from flatout.engine.predict.split_predictions import SplitPredictions
+from flatout.engine.tasks import Calibrated, calibration_faults
+from flatout.engine.tasks._shared.reliability import (
+    MOST_SCALED,
+    best_threshold,
+    fitted_temperature,
+    outcomes,
+)
+from flatout.engine.tokenizing.tokenizer import TokenizerFile
+
+logger = logging.getLogger(__name__)
+
+LEAST_ROWS = 100
+"""Fewest validation rows of a fit."""
+
+
+def calibrate(
+    model: Any,
+    tokenizer: TokenizerFile | None,
+    validation: Any,
+    train: Any,
+    label_names: list[str],
+    settings: Settings,
+) -> None:
+    """Save what `evaluate.calibrate` and `model.label_threshold: auto` ask for to the
+    model's folder, unless it has that of the same model, rows and settings. Raises
+    SettingsError, ModelError."""
+    calibrates = settings.evaluate.calibrate
+    picks = settings.model.label_threshold == "auto"
+    if not calibrates and not picks:
+        return
+    _check_rows(len(validation), "evaluate.calibrate" if calibrates else "")
+    chosen = settings.evaluate.model_copy(update={"split": "validation"})
+    found = SplitPredictions(
+        model,
+        tokenizer,
+        validation,
+        train,
+        label_names,
+        settings.model_copy(update={"evaluate": chosen}),
+    )
+    folder = Path(model.config.name_or_path)
+    if not folder.is_dir():
+        raise ModelError(
+            f"{folder} is not a folder, in which a calibration could be saved: let the "
+            "entry model of the catalog name the folder of a model"
+        )
+    key = ContentKey({**found.inputs, "calibrate": calibrates}).digest
+    if Calibration.read(folder).key != key:
+        _fitted(found, calibrates=calibrates, picks=picks, key=key).save(folder)
+
+
+def _fitted(
+    found: SplitPredictions, *, calibrates: bool, picks: bool, key: str
+) -> Calibration:
+    predictor, rows, _ = found.opened
+    task = predictor.task
+    if not isinstance(task, Calibrated):
+        raise SettingsError("; ".join(calibration_faults(found.settings, type(task))))
+    if picks and not task.thresholded:
+        raise SettingsError(
+            "model.label_threshold: auto is for two classes or several labels, and the "
+            f"model has {len(task.label_names)} classes: set it to 0.5"
+        )
+    logits, labels = predictor.logits(rows), rows.labels_of(np.arange(len(rows)))
+    temperature = fitted_temperature(logits, labels) if calibrates else 1.0
+    if temperature in (MOST_SCALED, 1 / MOST_SCALED):
+        logger.warning(
+            "the temperature has reached its bound: the model is right on all "
+            "validation rows, or no better than chance"
+        )
+    thresholds = None
+    if picks:
+        columns = (part.T for part in outcomes(logits / temperature, labels))
+        each = zip(task.thresholded, *columns, strict=True)
+        thresholds = {name: _threshold(name, *column) for name, *column in each}
+    logger.info(
+        "calibrated on %s validation rows: temperature %.4g, thresholds %s",
+        f"{len(rows):,}",
+        temperature,
+        thresholds,
+    )
+    return Calibration(temperature, thresholds, key)
+
+
+def _threshold(name: str, shares: Any, positive: Any) -> float:
+    found = best_threshold(shares, positive)
+    if found is None:
+        logger.warning("no validation row has the label %r: its threshold is 0.5", name)
+    return 0.5 if found is None else found
+
+
+def _check_rows(count: int, parameter: str) -> None:
+    """Raise SettingsError if validation is too small."""
+    if count < LEAST_ROWS:
+        asked = f"{parameter}: true" if parameter else "model.label_threshold: auto"
+        raise SettingsError(
+            f"{asked} needs at least {LEAST_ROWS} validation rows, and there are "
+            f"{count}: enlarge split.fractions.validation (or the rows of "
+            f"raw_validation_texts), or set it to {'false' if parameter else 0.5}"
+        )

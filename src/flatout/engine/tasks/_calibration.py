@@ -1,0 +1,54 @@
+"""Classes and labels by probabilities that a saved model's calibration corrects."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from flatout.engine.files.calibration import Calibration
+
+if TYPE_CHECKING:
+    from flatout.engine.parameters import ModelSettings, Settings
+
+
+class Calibrated:
+    """Second base class of a task whose rows have a probability for each class or
+    label."""
+
+    settings: ModelSettings
+    label_names: tuple[str, ...]
+    calibration: Calibration = Calibration()
+    """That of a saved model; a training uses the defaults."""
+
+    @property
+    def thresholded(self) -> tuple[str, ...]:
+        """Names with a threshold: all labels, or the second of two classes."""
+        return self.label_names
+
+    def cuts(self) -> list[float]:
+        """Return for each of `thresholded` the calibrated logit above which it is
+        predicted. `auto` in a training: that of 0.5."""
+        given, found = self.settings.label_threshold, self.calibration
+        if given != "auto":  # a temperature never changes the predicted class
+            return [_logit(given) / found.temperature] * len(self.thresholded)
+        return [_logit((found.thresholds or {}).get(n, 0.5)) for n in self.thresholded]
+
+
+def calibration_faults(settings: Settings, task: type) -> list[str]:
+    """Return a line for each parameter that needs probabilities `task` lacks."""
+    if issubclass(task, Calibrated):
+        return []
+    asked = {
+        "evaluate.calibrate: true": (settings.evaluate.calibrate, "false"),
+        "model.label_threshold: auto": (settings.model.label_threshold == "auto", 0.5),
+    }
+    return [
+        f"{name} needs a probability for each class, which {settings.model.task} does "
+        f"not have: set it to {default}"
+        for name, (is_asked, default) in asked.items()
+        if is_asked
+    ]
+
+
+def _logit(share: float) -> float:
+    return math.log(share / (1 - share))

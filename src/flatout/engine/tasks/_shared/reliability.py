@@ -1,0 +1,113 @@
+"""Agreement of probabilities with outcomes: calibration error, temperature, thresholds.
+
+Logits (N, L) with labels (N, L) of 0 and 1 are labels by sigmoid; logits (N, C) with
+labels (N,) are classes by softmax. Everything is computed in fp64 with numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import brentq
+from scipy.special import expit, softmax
+
+NUM_BINS = 15
+"""Bins of equal width in [0, 1]."""
+MOST_SCALED = 100.0
+"""Largest temperature, and inverse of the smallest."""
+NARROWEST = 1e-12
+"""Smallest distance of a threshold to 0 and 1."""
+Floats = npt.NDArray[np.float64]
+Outcomes = tuple[Floats, npt.NDArray[np.bool_]]
+"""Probabilities (N, L), and which of them came true (N, L)."""
+
+
+def outcomes(logits: npt.NDArray[Any], labels: npt.NDArray[Any]) -> Outcomes:
+    """Return those of each label; of two classes those of the second (L = 1), of more
+    classes those of the predicted one (L = 1)."""
+    logits = logits.astype(np.float64)
+    if labels.ndim == 2:
+        return expit(logits), labels == 1
+    if logits.shape[1] == 2:
+        return expit(logits[:, 1:] - logits[:, :1]), labels[:, None] == 1
+    shares = softmax(logits, axis=1)
+    return shares.max(1, keepdims=True), (shares.argmax(1) == labels)[:, None]
+
+
+def bins_of(shares: Floats, hits: npt.NDArray[np.bool_]) -> Floats:
+    """Return (NUM_BINS, 3) of (N,): rows, sum of probabilities, rows that came true."""
+    place = np.searchsorted(np.linspace(0, 1, NUM_BINS + 1)[1:-1], shares, "right")
+    weights = (None, shares, hits)
+    sums = [np.bincount(place, weight, NUM_BINS) for weight in weights]
+    return np.stack(sums, 1).astype(np.float64)
+
+
+def calibration_errors(shares: Floats, hits: npt.NDArray[np.bool_]) -> list[float]:
+    """Return the expected calibration error of each label (Naeini et al. 2015)."""
+    found = [bins_of(*label) for label in zip(shares.T, hits.T, strict=True)]
+    return [float(np.abs(b[:, 1] - b[:, 2]).sum() / max(1, len(hits))) for b in found]
+
+
+def calibration_figures(
+    logits: npt.NDArray[Any],
+    labels: npt.NDArray[Any],
+    temperature: float,
+    names: Sequence[str],
+) -> dict[str, Any]:
+    """Return the error, the mean over labels, before and after `temperature`; the
+    errors of several labels by name, and lines (rows, mean probability, share that came
+    true) of the bins with rows, over all labels."""
+    figures: dict[str, Any] = {"reliability": {}}
+    for suffix, divisor in (("_uncalibrated", 1.0), ("", temperature)):
+        shares, hits = outcomes(logits / divisor, labels)
+        errors = calibration_errors(shares, hits)
+        figures[f"calibration_error{suffix}"] = sum(errors) / len(errors)
+        if len(errors) == len(names):
+            figures[f"calibration_errors{suffix}"] = dict(
+                zip(names, errors, strict=True)
+            )
+        lines = [
+            [int(rows), total / rows, true / rows]
+            for rows, total, true in bins_of(shares.ravel(), hits.ravel()).tolist()
+            if rows
+        ]
+        figures["reliability"][f"T = {divisor:.3g}"] = lines
+    return figures | {"temperature": temperature}
+
+
+def fitted_temperature(logits: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:
+    """Return the divisor of the logits with the smallest negative log likelihood (Guo
+    et al. 2017). The likelihood is concave in its inverse: the slope has one root."""
+    logits = logits.astype(np.float64)
+    wanted = labels
+    if labels.ndim == 1:
+        wanted = labels[:, None] == np.arange(logits.shape[1])
+
+    def slope(inverse: float) -> float:
+        scaled = logits * inverse
+        shares = expit(scaled) if labels.ndim == 2 else softmax(scaled, axis=1)
+        return float((logits * (shares - wanted)).sum())
+
+    if slope(1 / MOST_SCALED) >= 0:
+        return MOST_SCALED
+    if slope(MOST_SCALED) <= 0:
+        return 1 / MOST_SCALED
+    return float(1 / brentq(slope, 1 / MOST_SCALED, MOST_SCALED, xtol=1e-12))
+
+
+def best_threshold(shares: Floats, positive: npt.NDArray[np.bool_]) -> float | None:
+    """Return the threshold of (N,) with the largest F1, halfway between neighbouring
+    probabilities; of equals the nearest to 0.5. None without a positive row."""
+    if not positive.any():
+        return None
+    values, groups = np.unique(shares, return_inverse=True)
+    cuts = (np.concatenate([[0.0], values[:-1]]) + values) / 2
+    counts = np.bincount(groups), np.bincount(groups, positive)
+    given, right = (count[::-1].cumsum()[::-1] for count in counts)
+    f1 = 2 * right / (given + positive.sum())
+    best = cuts[f1 == f1.max()]
+    chosen = best[np.abs(best - 0.5).argmin()]
+    return float(np.clip(chosen, NARROWEST, 1 - NARROWEST))
