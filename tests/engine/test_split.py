@@ -69,6 +69,9 @@ def test_a_text_with_several_numbers_is_said_too(caplog):
     _, report, _ = split(rows, columns)
     assert (report["duplicates"], report["texts_with_several_labels"]) == (2, 1)
     assert "1 (1.375 in row 11 and 9.5 in row 301). The first" in caplog.text
+    caplog.clear()
+    assert split(rows, columns, keep_duplicates=True)[1]["duplicates"] == 0
+    assert "9.5 in row 301). All of these rows are used: give" in caplog.text
 
 
 def test_every_text_with_both_labels_is_no_wrong_column():

@@ -128,10 +128,12 @@ def label_warnings(report: Mapping[str, Any]) -> Iterator[str]:
     if several:
         shown = [" and ".join(pair) for pair in report["several_labels_at"]]
         more = "; ..." if several > len(shown) else ""
+        used = "All of these rows are used"  # given splits, split.keep_duplicates
+        if report["duplicates"]:
+            used = "The first row of each is used, the others count as duplicates"
         yield (
             f"texts that came with several labels: {several:,} ({'; '.join(shown)}"
-            f"{more}). The first row of each is used, the others count as duplicates: "
-            "give each text one label"
+            f"{more}). {used}: give each text one label"
         )
     once = report.get("labels_seen_once", {})
     if once:
