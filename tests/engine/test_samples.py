@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import mlflow
@@ -15,6 +16,7 @@ from PIL import Image
 from flatout.engine.arrays import sources
 from flatout.engine.benchmark.rungs import rungs
 from flatout.engine.benchmark.runner import Bench
+from flatout.engine.files.calibration import Calibration
 from flatout.engine.launch.job_files import JobFiles
 from flatout.engine.launch.launch import run_job
 from flatout.engine.models.building import ModelError, load_pretrained
@@ -22,7 +24,7 @@ from flatout.engine.parameters import parse_settings
 from flatout.engine.predict.sample_predictions import predict_samples
 from flatout.engine.rows import array_facts
 from flatout.engine.sweep.sweep import run_sweep
-from flatout.tracking.sample_model import log_sample_model
+from flatout.tracking.sample_model import _load_pyfunc, log_sample_model
 from flatout.tracking.store import connect
 from tests.engine import test_arrays as arrays
 from tests.engine import test_images as images
@@ -201,6 +203,23 @@ def test_mlflow_loads_the_model_and_predicts(trained, store, tmp_path):
     np.testing.assert_allclose(shares_of(answers), expected, atol=1e-5)
     with pytest.raises(mlflow.MlflowException, match="Failed to enforce schema"):
         model.predict(samples[:, :1])
+
+
+def test_mlflow_answers_by_the_calibration(trained, tmp_path):
+    _, job, folder = trained
+    shutil.copytree(folder, tmp_path / "model")
+    names, thresholds = job.label_names, None
+    samples = np.stack(job.test.views(np.arange(6)))
+    powers = plain_shares(folder, job, samples) ** 0.25
+    expected = powers / powers.sum(1, keepdims=True)
+    chosen = expected.argmax(1)
+    if len(names) == 2:
+        middle = float(np.median(expected[:, 1]))
+        thresholds, chosen = {names[1]: middle}, (expected[:, 1] > middle) * 1
+    Calibration(4.0, thresholds).save(tmp_path / "model")
+    answers = _load_pyfunc(str(tmp_path / "model")).predict(samples)
+    np.testing.assert_allclose(shares_of(answers), expected, atol=1e-5)
+    assert answers["label"].tolist() == [names[number] for number in chosen]
 
 
 def files_of(job, folder) -> JobFiles:
