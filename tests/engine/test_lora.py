@@ -7,8 +7,10 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from peft import (
     AutoPeftModelForSequenceClassification,
     LoraConfig,
@@ -17,6 +19,7 @@ from peft import (
 )
 from safetensors.torch import load_file
 from torch._dynamo.utils import counters
+from torch.nn.utils import get_total_norm
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -25,6 +28,8 @@ from transformers import (
 )
 
 from flatout.datasets import TransformersModel
+from flatout.engine.answers.replay import replay
+from flatout.engine.answers.row_steps import readable
 from flatout.engine.answers.step_check import verify
 from flatout.engine.checkpoints.checkpoint_folder import CheckpointError, step_folders
 from flatout.engine.launch.launch import run_job
@@ -509,3 +514,22 @@ def test_adapted_blocks_share_whole_graphs(monkeypatch):
         model(micro.tensors())[0].backward()
     assert not counters["graph_break"]
     assert counters["stats"]["unique_graphs"] == 3
+
+
+def test_rows_are_replayed_with_the_adapter_and_its_gradient(tmp_path):
+    """Of a finished training: loss and gradient norm of one row, by peft."""
+    task = "sequence-classification"
+    start = save_start(tmp_path / "start", task)
+    job = lora_job(tmp_path, task, start, max_steps=3, learning_rate=0.05)
+    train(job, own_runtime())
+    name, (found,) = replay(job, own_runtime(), readable(job, [5]), 10**9)
+    folder = job.work_folder / name
+    base = TASKS[task].from_pretrained(start)
+    model = PeftModel.from_pretrained(base, folder, is_trainable=True).eval()
+    ids = torch.from_numpy(job.train.views(np.array([5]))[0].copy()).long()[None]
+    label = torch.tensor(job.train.labels_of(np.array([5])))
+    loss = F.cross_entropy(model(input_ids=ids).logits, label)
+    loss.backward()
+    assert found.loss == pytest.approx(loss.item(), rel=1e-4)
+    norm = get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    assert found.gradient_norm == pytest.approx(norm.item(), rel=1e-3)

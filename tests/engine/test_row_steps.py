@@ -149,6 +149,19 @@ def test_a_run_on_other_rows_is_told_apart(tmp_path):
         row_lines(job, step=1, row=None, replays=True, most=1)
 
 
+def test_a_row_that_the_run_does_not_reach(tmp_path):
+    job = make_job(tmp_path, max_steps=1)
+    row = next(n for n in range(60) if n not in job.batches.rows(0))
+    told = row_lines(job, step=None, row=row, replays=False, most=1)
+    assert told[0].endswith("in steps none: the run ends at step 1, before it")
+
+
+def test_a_run_that_skipped_other_rows_is_told_apart(tmp_path):
+    run_job(make_job(tmp_path, max_steps=2, skip_rows=[4]))
+    told = row_lines(make_job(tmp_path), step=1, row=None, replays=False, most=1)
+    assert told[1].endswith("the last run: skipped rows: [4] -> []")
+
+
 # train.skip_rows
 
 

@@ -17,7 +17,7 @@ from flatout.engine.answers.row_steps import Row, RowsError
 from flatout.engine.checkpoints.checkpoint_folder import read_manifest, step_folders
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.building import load_pretrained
-from flatout.engine.train.setup.assemble import build_model
+from flatout.engine.train.setup.assemble import seeded_model
 from flatout.engine.train.setup.job import TrainJob
 
 MODEL = "model.safetensors"
@@ -84,16 +84,26 @@ def _saved(folder: Path) -> Iterator[tuple[float, Path]]:
 
 
 def _loaded(job: TrainJob, folder: Path) -> Any:
+    """Return the model of the training, with its adapter and frozen parts, with the
+    weights in `folder`. Raises RowsError if they are not those of this model."""
+    model = seeded_model(job)
     if (folder / "config.json").is_file():
         trusted = job.settings.model.trust_remote_code
-        return load_pretrained(folder, trust_remote_code=trusted)
-    if not (folder / MODEL).is_file():
+        found = load_pretrained(folder, trust_remote_code=trusted, merge=False)
+        weights = found.state_dict()
+    elif (folder / MODEL).is_file():
+        file = load_file(folder / MODEL)
+        weights = {name.removeprefix("model."): value for name, value in file.items()}
+    else:
         raise RowsError(
             f"--replay: {folder} is in parts of several ranks (fsdp); let the training "
             "end, then its model is used"
         )
-    model = build_model(job)
-    values = load_file(folder / MODEL)
-    stripped = {name.removeprefix("model."): value for name, value in values.items()}
-    model.load_state_dict(stripped, strict=False)  # tied weights are stored once
+    # Tied weights, and those below an adapter, are not stored.
+    unknown = model.load_state_dict(weights, strict=False).unexpected_keys
+    if unknown:
+        raise RowsError(
+            f"--replay: {folder} has weights that the configured model lacks, for "
+            f"example {unknown[0]}: set the model as in that run"
+        )
     return model

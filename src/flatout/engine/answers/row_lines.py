@@ -13,6 +13,7 @@ from flatout.engine.answers.row_steps import (
     readable,
     rows_of_steps,
     steps_of_row,
+    total_steps,
 )
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.train.setup.job import TrainJob
@@ -30,8 +31,11 @@ def row_lines(
         note = [f"These are not the rows of the last run: {'; '.join(found)}"]
     if row is not None:
         steps = steps_of_row(job, row)
-        shown = ", ".join(map(str, steps)) or "none: train.skip_rows leaves it out"
-        at = steps[-1] if steps else 0
+        shown, at = ", ".join(map(str, steps)), steps[-1] if steps else 0
+        if row in job.batches.skipped:
+            shown = "none: train.skip_rows leaves it out"
+        elif not steps:
+            shown = f"none: the run ends at step {total_steps(job)}, before it"
         table = _table(job, readable(job, [row]), at, replays=replays, most=most)
         return [f"row {row} is trained in steps {shown}", *note, *table]
     if step is not None:

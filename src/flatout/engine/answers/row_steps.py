@@ -18,7 +18,8 @@ import numpy as np
 
 from flatout.engine.checkpoints.checkpoint_folder import FINISHED, RESULT
 from flatout.engine.checkpoints.resume import differing, glimpse
-from flatout.engine.train.setup.identity import identity
+from flatout.engine.tasks import RankedRows
+from flatout.engine.train.setup.identity import SKIPPED, result_identity
 from flatout.engine.train.setup.job import TrainJob, decoder
 from flatout.engine.train.wrong_rows import cut, printable
 
@@ -109,6 +110,8 @@ def _label(job: TrainJob, number: Any) -> str:
     if not rows.has_labels or rows.has_token_labels:
         return ""
     label = rows.labels_of(number)[0]
+    if isinstance(job.task, RankedRows):
+        label = label[0]  # the other number is the query's
     if label.ndim:
         return " ".join(n for n, on in zip(names, label, strict=False) if on)
     return names[int(label)] if names else f"{float(label):g}"
@@ -117,20 +120,21 @@ def _label(job: TrainJob, number: Any) -> str:
 def differences(job: TrainJob) -> list[str]:
     """Return what decides the rows of a step and was different in the last run that
     left a record in the job's folder; empty if nothing was."""
-    folder = job.work_folder
+    now, before = result_identity(job), _last_identity(job.work_folder)
+    if before is None:
+        return []
+    names = [name for name in (*DECIDE, SKIPPED) if name in before]
+    return differing({n: before[n] for n in names}, {n: now.get(n, []) for n in names})
+
+
+def _last_identity(folder: Path) -> dict[str, Any] | None:
     for name in (RESULT, FINISHED):
         path = folder / name
         if path.is_file():
-            before = json.loads(path.read_text(encoding="utf-8"))["identity"]
-            break
-    else:
-        found = glimpse("auto", folder)
-        before = found.manifest.identity if found else None
-    if before is None:
-        return []
-    now = identity(job)
-    names = [name for name in DECIDE if name in before]
-    return differing({n: before[n] for n in names}, {n: now[n] for n in names})
+            found = json.loads(path.read_text(encoding="utf-8"))["identity"]
+            return {SKIPPED: [], **found}
+    checkpoint = glimpse("auto", folder)  # does not tell which rows were skipped
+    return checkpoint.manifest.identity if checkpoint else None
 
 
 def check_unchanged(job: TrainJob) -> None:

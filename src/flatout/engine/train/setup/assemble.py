@@ -97,7 +97,7 @@ def assemble(
     check_rows(job)
     check_audit(job)
     sharded = group is not None and train.distributed.strategy == "fsdp"
-    model = _seeded_model(job, runtime, group, sharded=sharded)
+    model = seeded_model(job, group, empty=sharded and not runtime.ranks.is_main)
     check_ends(model, dict(splits_of(job)))
     if job.vocabulary:
         check_padding(model, job.task)
@@ -129,12 +129,11 @@ def assemble(
     )
 
 
-def _seeded_model(
-    job: TrainJob, runtime: Runtime, group: RanksTogether | None, *, sharded: bool
+def seeded_model(
+    job: TrainJob, group: RanksTogether | None = None, *, empty: bool = False
 ) -> Any:
-    """Build the same weights on all ranks; sharded ones come from rank 0, and no other
-    rank ever has all of them."""
-    empty = sharded and not runtime.ranks.is_main
+    """Build the same weights on all ranks. `empty`: sharded ones come from rank 0, and
+    no other rank ever has all of them."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.settings.runtime.seed)
         model = build_model(job, empty=empty)

@@ -19,6 +19,8 @@ from flatout.engine.parameters.own_parts import is_own
 from flatout.engine.parameters.roles import in_role, is_in
 from flatout.engine.train.setup.job import TrainJob
 
+SKIPPED = "skipped rows"
+
 
 def identity(job: TrainJob) -> dict[str, Any]:
     """Settings that decide the result, by dotted name, and the data."""
@@ -64,7 +66,7 @@ def _own_code(settings: Settings) -> dict[str, str]:
 def result_identity(job: TrainJob) -> dict[str, Any]:
     """Values that must be equal for a finished training to replace `job`: also the
     choice of the best model, and the code version."""
-    skipped = {"skipped rows": list(job.batches.skipped)} if job.batches.skipped else {}
+    skipped = {SKIPPED: list(job.batches.skipped)} if job.batches.skipped else {}
     return (
         identity(job)
         | skipped
