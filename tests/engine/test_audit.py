@@ -13,7 +13,7 @@ import torch
 from flatout.engine.launch.launch import run_job
 from flatout.engine.parameters import SettingsError
 from flatout.engine.rows.tokens import TokenRows
-from flatout.engine.train.recording.audit import RowAudit, suspect_rows
+from flatout.engine.train.recording.audit import RowAudit, suspect_rows, write_audit
 from flatout.engine.train.step import Stepper
 from tests.engine import test_arrays, test_images
 from tests.engine.families import CONFIGS
@@ -131,10 +131,33 @@ def test_equal_rows_of_two_labels_are_named(tmp_path):
     ids = pa.array([[1, 7, 2], [1, 8, 2], [1, 7, 2]], pa.list_(pa.int32()))
     rows = TokenRows(pa.table({"input_ids": ids, "labels": [0, 1, 2]}))
     job = replace(make_job(tmp_path), train=rows)
-    found = suspect_rows(job, np.zeros((4, 3)), np.zeros(3, np.int64)).to_pylist()
+    found = suspect_rows(job, np.zeros((4, 3)), np.full(3, -1)).to_pylist()
     assert [row["row"] for row in found] == [0, 2]
     assert {row["kind"] for row in found} == {"duplicate with another label"}
-    assert found[0]["text"] == "1 7 2"
+    assert found[0]["text"] == "1 7 2" and found[0]["likely_label"] is None
+
+
+def test_the_first_pass_is_like_no_pass_before():
+    audit, row = RowAudit(1, torch.device("cpu")), torch.tensor([0])
+    for likely in (0, 1, 1):
+        audit.add(row, torch.eye(3)[[likely]], torch.tensor([2]))
+    assert audit.steady[0] == 1
+    audit.reset()
+    assert audit.likely[0] == -1
+
+
+@pytest.mark.parametrize("learnt", [True, False])
+def test_a_model_that_learnt_little_is_no_judge_of_labels(tmp_path, caplog, learnt):
+    caplog.set_level("INFO")
+    job = make_job(tmp_path)
+    audit, rows = RowAudit(len(job.train), torch.device("cpu")), len(job.train)
+    labels = torch.from_numpy(job.train.labels_of(np.arange(rows)))
+    likely = labels if learnt else torch.zeros_like(labels)
+    for _ in range(3):
+        audit.add(torch.arange(rows), torch.eye(3)[likely], labels)
+    write_audit(job, audit, 1, main=True)
+    assert ("has not learnt enough for an audit" in caplog.messages[-1]) != learnt
+    assert ("train.skip_rows=" in caplog.messages[-1]) == learnt
 
 
 @pytest.mark.parametrize("task", ["masked-lm", "regression", "token-classification"])

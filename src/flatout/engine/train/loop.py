@@ -281,9 +281,7 @@ def finish(trainer: Trainer, recorder: Recorder, session: Session) -> Evaluation
     if (audit := trainer.stepper.audit) is not None:
         ranks = trainer.runtime.ranks
         with recorder.paused("error_analysis"):
-            told = write_audit(trainer.job, audit, ranks.world_size, main=ranks.is_main)
-        if ranks.is_main:
-            logger.info(told)
+            write_audit(trainer.job, audit, ranks.world_size, main=ranks.is_main)
     with recorder.paused("checkpoint"):
         session.end_with_best()
     with recorder.paused("evaluate"):

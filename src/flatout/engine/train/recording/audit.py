@@ -8,6 +8,7 @@ the Area Under the Margin Ranking").
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,13 @@ from flatout.engine.parameters import SettingsError
 from flatout.engine.tasks import names_classes
 from flatout.engine.train.setup.job import TrainJob, decoder
 
+logger = logging.getLogger(__name__)
+
 FILE_NAME = "suspect_rows.parquet"
 MISLABELLED, AMBIGUOUS = "probably mislabelled", "ambiguous"
 NEVER_LEARNT, TWICE = "never learnt", "duplicate with another label"
+MOST_SUSPECT = 0.2
+"""Share of suspect rows above which the model, not the labels, is at fault."""
 
 
 def check_audit(job: TrainJob) -> None:
@@ -47,12 +52,13 @@ class RowAudit:
         sums = torch.zeros(4, num_rows + 1, device=device)
         self.seen, self.right, self.margin, self.steady = sums
         self.sums = sums
-        self.likely = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
+        # -1: not seen, which differs from every class.
+        self.likely = torch.full((num_rows + 1,), -1, device=device)
 
     def reset(self) -> None:
         """Forget the steps that measured memory."""
         self.sums.zero_()
-        self.likely.zero_()
+        self.likely.fill_(-1)
 
     def add(self, rows: Tensor, logits: Tensor, labels: Tensor) -> None:
         """Add rows (K,) with logits (K, classes) and labels (K,). Padding has the row
@@ -83,19 +89,28 @@ class RowAudit:
         return sums.cpu().numpy(), likely.cpu().numpy()
 
 
-def write_audit(job: TrainJob, audit: RowAudit, world_size: int, *, main: bool) -> str:
-    """Write the suspect rows next to the metrics, the worst first; all ranks call it.
-    Return a line for the log."""
+def write_audit(job: TrainJob, audit: RowAudit, world_size: int, *, main: bool) -> None:
+    """Write the suspect rows next to the metrics, the worst first, and log how many
+    there are; all ranks call it."""
     sums, likely = audit.gathered(world_size)
     if not main:
-        return ""
+        return
     table = suspect_rows(job, sums, likely)
     path = job.metrics_file.with_name(FILE_NAME)
     write_file(path, lambda hidden: pq.write_table(table, hidden))
-    return (
-        f"{table.num_rows} of {len(job.train)} train rows are suspect: {path}. Correct "
-        f"their labels, or leave them out: train.skip_rows={path}"
-    )
+    found = f"{table.num_rows} of {len(job.train)} train rows are suspect: {path}"
+    if table.num_rows > MOST_SUSPECT * len(job.train):
+        logger.warning(
+            "%s. These are too many: the model has not learnt enough for an audit. "
+            "Train longer or with another learning rate before you leave rows out",
+            found,
+        )
+    else:
+        logger.info(
+            "%s. Correct their labels, or leave them out: train.skip_rows=%s",
+            found,
+            path,
+        )
 
 
 def suspect_rows(job: TrainJob, sums: Any, likely: Any) -> Any:
@@ -122,7 +137,9 @@ def suspect_rows(job: TrainJob, sums: Any, likely: Any) -> Any:
                 [job.train.readable(row, decode) for row in rows.tolist()], pa.string()
             ),
             "label": pa.array([names[n] for n in labels[rows]], pa.string()),
-            "likely_label": pa.array([names[n] for n in likely[rows]], pa.string()),
+            "likely_label": pa.array(
+                [None if n < 0 else names[n] for n in likely[rows]], pa.string()
+            ),
             "score": score[rows],
             "passes": seen[rows].astype(np.int64),
         }
