@@ -71,14 +71,14 @@ def divide_by_micro_batch(patch):
 
 
 def freeze_a_layer(patch):
-    built = assemble._seeded_model
+    built = assemble.seeded_model
 
     def frozen(*args, **options):
         model = built(*args, **options)
         model.bert.encoder.layer[0].requires_grad_(False)
         return model
 
-    patch.setattr(assemble, "_seeded_model", frozen)
+    patch.setattr(assemble, "seeded_model", frozen)
 
 
 def freeze_nothing(patch):

@@ -134,6 +134,12 @@ def compare(pair: Pair, facts: Mapping[str, Any]) -> Verdict:
             f"{len(silent)} trainable parameters get no gradient from this loss, here "
             f"and in plain PyTorch: {_some(silent)}"
         )
+    zero = sorted(n for n, g in pair.plain.gradients.items() if not g.any())
+    if zero:  # the first matrix of an adapter, while its second one is zero
+        notes.append(
+            f"{len(zero)} parameters have a gradient of zero in this step, in which no "
+            f"fault can be seen: {_some(zero)}"
+        )
     step, reference = facts["step"], facts["reference"]
     return Verdict(step, reference, checks, modules[:SHOWN], faults, notes)
 
