@@ -101,6 +101,12 @@ def test_a_command_that_is_gone_names_what_does_its_work():
     assert "benchmark.mode=ladder" in done.output
 
 
+def test_rows_shows_at_least_one_row():
+    done = CliRunner().invoke(flatout, ["rows", "--step=1", "--most=-3"])
+    assert done.exit_code == 2
+    assert "-3 is not in the range x>=1" in done.output
+
+
 def test_environments_and_pipelines_that_there_are():
     for env in (None, "local", "base", "slow", "tuned"):
         check_environment(env)

@@ -82,6 +82,24 @@ def test_each_row_is_seen_once_a_pass(tmp_path, monkeypatch, batching):
     assert kept[-1].seen[:-1].tolist() == [2] * len(job.train)
 
 
+def test_a_repeated_step_is_counted_once(tmp_path, monkeypatch):
+    """Memory runs out in the second micro-batch of the first step."""
+    calls, right = [], Stepper._run
+
+    def full_once(self, tensors, *, is_last):
+        calls.append((self.audit, is_last))
+        if len(calls) == 2:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return right(self, tensors, is_last=is_last)
+
+    monkeypatch.setattr(Stepper, "_run", full_once)
+    job = make_job(tmp_path, audit=True, on_oom="shrink", token_budget=60, epochs=2)
+    run_job(job)
+    audit, was_whole_step = calls[0]
+    assert not was_whole_step
+    assert audit.seen[:-1].tolist() == [2] * len(job.train)
+
+
 @pytest.mark.parametrize("module", [test_arrays, test_images])
 def test_samples_are_audited_too(tmp_path, module):
     job = module.job_of(tmp_path)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from flatout.engine.answers.gate import (
     check_comparable,
     faults,
     measure,
+    prepare_file,
 )
 from flatout.engine.parameters import SettingsError
 from flatout.engine.train.step import Stepper
@@ -87,6 +89,11 @@ def test_baselines_of_no_use_are_refused(tmp_path):
     path.write_text("{}")
     with pytest.raises(GateError, match=r"cannot be read \(.*--write"):
         Measured.read(path)
+    for change in ({"rates": []}, {"losses": "0.5"}, {"rates": [0.0]}, {"tags": 3}):
+        path.write_text(json.dumps({**asdict(BASE), **change}))
+        (name,) = change
+        with pytest.raises(GateError, match=rf"cannot be read \({name}.*--write"):
+            Measured.read(path)
     BASE.write(path)
     assert Measured.read(path) == BASE
     other = replace(BASE, steps=50, tags={**BASE.tags, "device": "H100"})
@@ -94,3 +101,15 @@ def test_baselines_of_no_use_are_refused(tmp_path):
         check_comparable(BASE, other)
     with pytest.raises((GateError, SettingsError), match="too few for a window"):
         measure(job_of(tmp_path), 2)
+
+
+def test_a_baseline_that_cannot_be_written_is_refused_before_the_trainings(tmp_path):
+    path = tmp_path / "new" / "gate.json"
+    prepare_file(path)
+    assert path.parent.is_dir() and not path.exists()
+    BASE.write(path)
+    prepare_file(path)
+    assert Measured.read(path) == BASE
+    for use in (prepare_file, BASE.write):
+        with pytest.raises(GateError, match=r"cannot be written .*: name another file"):
+            use(path / "below_a_file.json")

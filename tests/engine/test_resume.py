@@ -630,6 +630,15 @@ def test_the_best_model_of_other_evaluations_is_another_result(tmp_path):
     assert weights(again) == weights(expected)
 
 
+def test_an_audit_of_a_finished_training_trains_again(tmp_path):
+    first = collect(make_job(tmp_path))
+    audited = make_job(tmp_path, audit=True)
+    assert take_over(audited) is None
+    assert weights(collect(audited)) == weights(first)
+    assert audited.metrics_file.with_name("suspect_rows.parquet").is_file()
+    assert take_over(audited) is not None
+
+
 def test_several_machines_do_not_disagree_on_a_finished_training(tmp_path, caplog):
     several = {"num_machines": 2, "rendezvous_endpoint": "node0:29500"}
     job = make_job(tmp_path)

@@ -55,7 +55,13 @@ def verify(env: str | None, params: dict[str, Any], folder: Path | None) -> None
 @click.option(
     "--replay", is_flag=True, help="With the loss of each row, the largest first."
 )
-@click.option("--most", default=50, show_default=True, help="Rows that are shown.")
+@click.option(
+    "--most",
+    type=click.IntRange(min=1),
+    default=50,
+    show_default=True,
+    help="Rows that are shown.",
+)
 def rows(
     env: str | None,
     params: dict[str, Any],
@@ -102,9 +108,12 @@ def gate(
             check_comparable,
             faults,
             measure,
+            prepare_file,
             tolerated,
         )
 
+        if write:
+            prepare_file(baseline)
         before = None if write else Measured.read(baseline)
         now = measure(job, steps)
         if before is None:

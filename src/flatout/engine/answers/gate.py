@@ -9,10 +9,14 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import Annotated
+
+from pydantic import Field, PositiveFloat, PositiveInt, TypeAdapter, ValidationError
 
 from flatout.engine.guard.differences import TrackedRun, differences
 from flatout.engine.launch.launch import run_job
@@ -41,11 +45,11 @@ class GateError(ValueError):
 class Measured:
     """What the trainings of one gate gave."""
 
-    steps: int
-    rates: list[float]
+    steps: PositiveInt
+    rates: Annotated[list[PositiveFloat], Field(min_length=1)]
     """Samples/s of each training: in its best window, and on a CPU in the time in which
     it had a core."""
-    losses: list[float]
+    losses: Annotated[list[float], Field(min_length=1)]
     """Validation loss at the end of each."""
     params: dict[str, str]
     tags: dict[str, str]
@@ -58,19 +62,46 @@ class Measured:
     def read(cls, path: Path) -> Measured:
         """Raises GateError without a usable file."""
         try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
+            return TypeAdapter(cls).validate_json(path.read_bytes())
         except FileNotFoundError:
             why = "is not there"
-        except (OSError, ValueError, TypeError) as error:
+        except OSError as error:
             why = f"cannot be read ({error})"
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"])) or "the file"
+            why = f"cannot be read ({place}: {first['msg']})"
         raise GateError(
             f"--baseline: {path} {why}: make it on this machine with --write, and "
             "commit it"
         )
 
     def write(self, path: Path) -> None:
+        """Raises GateError if the file cannot be written."""
         text = json.dumps(asdict(self), indent=1, sort_keys=True)
-        path.write_text(f"{text}\n", encoding="utf-8")
+        with _writing(path):
+            path.write_text(f"{text}\n", encoding="utf-8")
+
+
+def prepare_file(path: Path) -> None:
+    """Create the folder of a baseline, before the trainings. Raises GateError if the
+    file could not be written."""
+    with _writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not path.exists()
+        path.open("a").close()
+        if is_new:
+            path.unlink()
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise GateError(
+            f"--baseline: {path} cannot be written ({error}): name another file"
+        ) from error
 
 
 def measure(job: TrainJob, steps: int) -> Measured:

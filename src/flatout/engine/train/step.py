@@ -175,6 +175,7 @@ class Stepper:
         if self.compare is not None and not self._is_alone(batch):
             return self._compare_samples(batch, self.compare)
         total = torch.zeros((), device=self.runtime.device)
+        audited = []
         micro_batches = batch.micro_batches
         for index, micro in enumerate(micro_batches, 1):
             self._draw()
@@ -184,7 +185,11 @@ class Stepper:
             if logits is not None and self._counts_hits(batch.step):
                 self._count_hits(logits, micro.labels)
             if logits is not None and self.audit is not None:
-                self.audit.add(micro.inputs[ROW], logits, micro.labels)
+                audited.append((micro.inputs[ROW], logits.detach(), micro.labels))
+        # After the last: a step that runs out of memory is repeated from its first.
+        if self.audit is not None:
+            for rows, logits, labels in audited:
+                self.audit.add(rows, logits, labels)
         return total
 
     def _is_alone(self, batch: StepBatch) -> bool:

@@ -65,13 +65,14 @@ def _own_code(settings: Settings) -> dict[str, str]:
 
 def result_identity(job: TrainJob) -> dict[str, Any]:
     """Values that must be equal for a finished training to replace `job`: also the
-    choice of the best model, and the code version."""
+    choice of the best model, the audit's file, and the code version."""
     skipped = {SKIPPED: list(job.batches.skipped)} if job.batches.skipped else {}
     return (
         identity(job)
         | skipped
         | {
             "train.evaluate_every": job.settings.train.evaluate_every,
+            "train.audit": job.settings.train.audit,
             "flatout": __version__,
         }
     )
@@ -79,7 +80,7 @@ def result_identity(job: TrainJob) -> dict[str, Any]:
 
 def execution(job: TrainJob) -> dict[str, Any]:
     """Settings that do not affect the result of `job`, by dotted name."""
-    kept_apart = ("train.resume", "train.evaluate_every")
+    kept_apart = ("train.resume", "train.evaluate_every", "train.audit")
     return {
         name: value
         for name, value in by_path(job.settings.model_dump(mode="json"))
