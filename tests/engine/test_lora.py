@@ -33,6 +33,7 @@ from flatout.engine.answers.row_steps import readable
 from flatout.engine.answers.step_check import verify
 from flatout.engine.checkpoints.checkpoint_folder import CheckpointError, step_folders
 from flatout.engine.launch.launch import run_job
+from flatout.engine.launch.results import take_over, write_result
 from flatout.engine.machine.runtime import set_up
 from flatout.engine.models.adapters import add_adapter, has_adapter
 from flatout.engine.models.building import ModelError, build, load_pretrained
@@ -232,6 +233,21 @@ def test_the_catalog_saves_the_adapter_and_the_merged_model(trained, tmp_path):
     second = settings.model_copy(update={"name_or_path": str(merged)})
     (fault,) = model_key_faults(second)
     assert "has an adapter merged into it" in fault
+
+
+def test_a_finished_training_is_saved_merged_without_another_one(trained, tmp_path):
+    job, result = trained
+    kept = job.settings.train.model_copy(update={"resume": "auto"})
+    job = replace(job, settings=job.settings.model_copy(update={"train": kept}))
+    write_result(job, result)
+    merging = with_lora(job, LORA | {"merged": True})
+    again = take_over(merging)
+    entry = TransformersModel(filepath=str(tmp_path / "model"))
+    files = AdapterFiles.of(again.model, (), merging.settings.model)
+    entry.save((again.model, *files))
+    plain = AutoModelForSequenceClassification.from_pretrained(entry.path / "merged")
+    expected = logits_of(result.model)
+    torch.testing.assert_close(logits_of(plain), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_training_starts_from_a_saved_adapter(trained):
