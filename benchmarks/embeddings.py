@@ -23,23 +23,16 @@ import pyarrow as pa
 import torch
 
 from benchmarks import training
+from benchmarks.encoders import BERT, SMALL
 from benchmarks.harness import Figures, Script, main
 from benchmarks.training import FIRST_ID, IS_CUDA, Shape, Stopwatch
 
-BERT = {"model_type": "bert", "vocab_size": 30_522}
 SIX_LAYERS = {
     **BERT,
     "hidden_size": 384,
     "num_hidden_layers": 6,
     "num_attention_heads": 12,
     "intermediate_size": 1536,
-}
-SMALL = {
-    **BERT,
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 128,
 }
 SHAPES = {
     "6 layers, batch 512": Shape(SIX_LAYERS, 512, token_budget=65_536, steps=100),
@@ -114,28 +107,6 @@ def save_model(shape: Shape, folder: Path, auto: Any, **config: Any) -> None:
     ).save_pretrained(folder)
 
 
-def arguments(shape: Shape, flags: dict[str, Any]) -> dict[str, Any]:
-    """The flags of a training of sentence-transformers that are best for speed."""
-    return {
-        "per_device_train_batch_size": shape.batch,
-        "max_steps": 1_000_000,
-        "learning_rate": 1e-4,
-        "bf16": IS_CUDA,
-        "tf32": True if IS_CUDA else None,
-        "use_cpu": not IS_CUDA,
-        "optim": "adamw_torch_fused",
-        "dataloader_num_workers": 8 if IS_CUDA else 0,
-        "dataloader_persistent_workers": IS_CUDA,
-        "dataloader_drop_last": True,
-        "logging_nan_inf_filter": False,
-        "logging_strategy": "no",
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-        **flags,
-    }
-
-
 def clock(watch: Stopwatch) -> Any:
     """A callback that stops the training when the stopwatch has its windows."""
     import transformers
@@ -160,7 +131,9 @@ def _sentence_transformers(given: argparse.Namespace, **flags: Any) -> Figures:
         watch = Stopwatch(shape)
         st.SentenceTransformerTrainer(
             model,
-            st.SentenceTransformerTrainingArguments(name, **arguments(shape, flags)),
+            st.SentenceTransformerTrainingArguments(
+                name, **training.best_flags(shape), **flags
+            ),
             train_dataset=pairs,
             loss=losses.MultipleNegativesRankingLoss(model, scale=1 / TEMPERATURE),
             callbacks=[clock(watch)],
@@ -211,7 +184,7 @@ def reranker_peer(given: argparse.Namespace) -> Figures:
     shape = shape_of(given)
     pairs = text_pairs(passages_of(shape))
     scores = [float(n % 2) for n in range(len(pairs))]
-    flags = arguments(shape, {"torch_compile": IS_CUDA})
+    flags = {**training.best_flags(shape), "torch_compile": IS_CUDA}
     with tempfile.TemporaryDirectory(prefix="sentences-") as name:
         save_model(shape, Path(name), AutoModelForSequenceClassification, num_labels=1)
         model = ce.CrossEncoder(name, device=training.DEVICE.type)

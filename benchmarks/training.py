@@ -180,22 +180,10 @@ def flatout(
     return {**watch.figures(), **chosen, "graphs": resolved.cuda_graphs}
 
 
-def trainer(
-    shape: Shape, model: Any, table: pa.Table, collator: Any, **flags: Any
-) -> dict[str, Any]:
-    """transformers' Trainer at the flags that are best for speed, and `flags`. Rows
-    come in random order if no flag says otherwise."""
-    import transformers
-    from datasets import Dataset
-
-    watch = Stopwatch(shape)
-
-    class Clocked(transformers.TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
-            control.should_training_stop = watch.step()
-
+def best_flags(shape: Shape) -> dict[str, Any]:
+    """Flags of a Trainer, also of sentence-transformers', that are best for speed."""
     micro = shape.micro_batch or shape.batch
-    best = {
+    return {
         "per_device_train_batch_size": micro,
         "gradient_accumulation_steps": shape.batch // micro,
         "max_steps": 1_000_000,
@@ -213,10 +201,26 @@ def trainer(
         "report_to": "none",
         "disable_tqdm": True,
     }
+
+
+def trainer(
+    shape: Shape, model: Any, table: pa.Table, collator: Any, **flags: Any
+) -> dict[str, Any]:
+    """transformers' Trainer with the best flags for speed, and `flags`. Rows
+    come in random order if no flag says otherwise."""
+    import transformers
+    from datasets import Dataset
+
+    watch = Stopwatch(shape)
+
+    class Clocked(transformers.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+            control.should_training_stop = watch.step()
+
     with tempfile.TemporaryDirectory(prefix="trainer-") as name:
         transformers.Trainer(
             model,
-            transformers.TrainingArguments(name, **{**best, **flags}),
+            transformers.TrainingArguments(name, **{**best_flags(shape), **flags}),
             train_dataset=Dataset(table),
             data_collator=collator,
             callbacks=[Clocked()],

@@ -39,6 +39,9 @@ def finished(tmp_path_factory, empty_store) -> Path:
     for more in ((), ("--pipelines=predict",)):
         done = kedro("run", "--env=images", params, *more)
         assert done.returncode == 0, done.stdout
+    # On a slow machine a command ends before the model is sent.
+    done = kedro("flatout", "sync", f"--data-dir={data}")
+    assert done.returncode == 0, done.stdout
     return data
 
 
