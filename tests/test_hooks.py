@@ -37,13 +37,13 @@ def test_only_nodes_that_start_processes_need_the_sequential_runner(runner, node
             check_run(settings, run_params, pipeline)
 
 
-@pytest.mark.parametrize("read", ["params:mine", "params:mine.size", "parameters"])
+@pytest.mark.parametrize("read", ["params:extra", "params:extra.size", "parameters"])
 def test_parameters_of_ones_own_nodes_pass_where_a_node_reads_them(read):
-    settings = parse_settings({"mine": {"size": 3}})
-    given = {"mine": {"size": 4}, "train": {"epochs": 1}}
+    settings = parse_settings({"extra": {"size": 3}})
+    given = {"extra": {"size": 4}, "train": {"epochs": 1}}
     run_params = {"runner": "SequentialRunner", "runtime_params": given}
     check_run(settings, run_params, Pipeline([Node(identity, read, "b")]))
-    with pytest.raises(SettingsError, match="mine: unknown parameter, no node of this"):
+    with pytest.raises(SettingsError, match="extra: unknown parameter, no node of this"):
         check_run(settings, run_params, Pipeline([Node(identity, "a", "b")]))
 
 
@@ -151,7 +151,7 @@ def test_a_default_run_makes_fewer_than_200_hook_calls():
         n for hooks in HOOKS for n in dir(hooks) if n.startswith(("before", "after"))
     ]
     calls = [times.get(name.partition("_")[2], 1) for name in names]
-    assert len(nodes) == 8 and sum(calls) < 200
+    assert len(nodes) == 9 and sum(calls) < 200
     assert [type(h).__name__ for h in reversed(HOOKS)] == [
         *("ClockHooks", "SettingsHooks", "DataHooks", "TrackingHooks")
     ]
