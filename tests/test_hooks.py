@@ -37,13 +37,13 @@ def test_only_nodes_that_start_processes_need_the_sequential_runner(runner, node
             check_run(settings, run_params, pipeline)
 
 
-@pytest.mark.parametrize("read", ["params:extra", "params:extra.size", "parameters"])
+@pytest.mark.parametrize("read", ["params:own", "params:own.size", "parameters"])
 def test_parameters_of_ones_own_nodes_pass_where_a_node_reads_them(read):
-    settings = parse_settings({"extra": {"size": 3}})
-    given = {"extra": {"size": 4}, "train": {"epochs": 1}}
+    settings = parse_settings({"own": {"size": 3}})
+    given = {"own": {"size": 4}, "train": {"epochs": 1}}
     run_params = {"runner": "SequentialRunner", "runtime_params": given}
     check_run(settings, run_params, Pipeline([Node(identity, read, "b")]))
-    with pytest.raises(SettingsError, match="extra: unknown parameter, no node of this"):
+    with pytest.raises(SettingsError, match="own: unknown parameter, no node of this"):
         check_run(settings, run_params, Pipeline([Node(identity, "a", "b")]))
 
 
