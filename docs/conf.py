@@ -25,7 +25,7 @@ nb_execution_timeout = 300
 
 SIDEBAR = {
     "Start": [
-        *("docs/README", "docs/tasks", "docs/lora"),
+        *("docs/README", "docs/tasks", "docs/lora", "docs/answers"),
         *("docs/troubleshooting", "docs/parameters"),
     ],
     "Guides": [
