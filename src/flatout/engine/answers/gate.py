@@ -30,7 +30,7 @@ RUNS = 3
 WINDOWS = 10
 LEAST_RATE, MOST_RATE = 0.08, 0.4
 """Tolerated loss of rate: twice the spread between the trainings of one gate, at least
-the first; beyond the second the machine is too noisy, and rates are not judged."""
+the first; beyond the second the machine is too noisy to compare rates."""
 LEAST_LOSS = 0.01
 """Least tolerated rise of the validation loss, as a share of it."""
 MACHINE_TAGS = ("device", "world_size")
@@ -38,7 +38,7 @@ UNCOMPARED = ("runtime.seed", "train.resume")
 
 
 class GateError(ValueError):
-    """A baseline that nothing can be compared with; the text has the remedy."""
+    """A baseline that cannot be compared; the text has the remedy."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def measure(job: TrainJob, steps: int) -> Measured:
-    """Train `RUNS` times `steps` steps, in a folder of its own that is removed."""
+    """Train `RUNS` times `steps` steps, in a temporary folder."""
     found = [_trained(job, steps, number) for number in range(RUNS)]
     reports = [report for report, _ in found]
     rates = [_rate(report, history) for report, history in found]
@@ -167,7 +167,7 @@ def check_comparable(now: Measured, before: Measured) -> None:
 
 
 def tolerated(now: Measured, before: Measured) -> float:
-    """Return the share of the baseline's rate that noise may take."""
+    """Return the share of the baseline's rate that may be lost to noise."""
     spread = max(1 - min(one.rates) / max(one.rates) for one in (now, before))
     return max(LEAST_RATE, 2 * spread)
 

@@ -1,6 +1,6 @@
 """Losses of rows as one writes them by hand: transformers' model and PyTorch's losses.
 
-Rows of one length share a forward pass, so that nothing is padded and nothing masked.
+Rows of the same length share a forward pass, without padding and without masks.
 Tasks and models without a counterpart in transformers run their own module, in the same
 way; `Plain.described` names what is compared with.
 """

@@ -36,8 +36,8 @@ def replay(
     job: TrainJob, runtime: Runtime, rows: Sequence[Row], step: int
 ) -> tuple[str, list[Replayed]]:
     """Return the name of the weights nearest to `step`, and the rows in fp32, largest
-    loss first. Raises RowsError if rows have no loss of their own, or nothing is saved.
-    """
+    loss first. Raises RowsError for a task whose rows have no separate loss, and
+    without saved weights."""
     if job.task.whole_batch:
         raise RowsError(
             f"--replay: a row of {job.settings.model.task} has no loss of its own, it "

@@ -31,8 +31,9 @@ OVERFLOWS = 20
 def verify(
     job: TrainJob, runtime: Runtime, group: ProcessGroup | None = None
 ) -> Verdict | None:
-    """Take the first step of `job` without dropout, and compare it; the verdict is on
-    the main rank. Nothing is written. Raises what a training raises at its start."""
+    """Compute the first step of `job` without dropout, and compare it. Return the
+    verdict on the main rank, None on others. Writes no file. Raises SettingsError and
+    the other errors of a training's start."""
     begin_s = time.perf_counter()
     job = without_dropout(job)
     plain = fault = None

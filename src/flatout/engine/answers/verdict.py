@@ -48,7 +48,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Check:
-    """A figure beside the plain one."""
+    """A figure and the plain one."""
 
     name: str
     found: str

@@ -1,5 +1,5 @@
 """LoRA adapters by peft: weights of a checkpoint that stay as they are, and two small
-trained matrices beside each target layer."""
+trained matrices next to each target layer."""
 
 from __future__ import annotations
 

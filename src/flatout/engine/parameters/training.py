@@ -284,7 +284,7 @@ class TrainSettings(SlowHabits):
     metrics_every: int = parameter(10, EXECUTION, ge=1)
     """Steps between two updates of the training accuracy (kept on the device)."""
     audit: bool = parameter(False, EXECUTION)
-    """Keep how well each train row is learnt, on the device, and write suspect labels
+    """Count on the device how well each train row is learned, and write suspect labels
     to suspect_rows.parquet at the end; for tasks with one class per row."""
     error_analysis_every: int | None = parameter(1000, EXECUTION, BESIDE, ge=1)
     """Steps between two reports of five wrong validation rows, for tasks with one

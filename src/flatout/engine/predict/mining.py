@@ -1,4 +1,4 @@
-"""Hard negatives: passages that a model takes for the answer of an anchor.
+"""Hard negatives: passages that a model confuses with the answer of an anchor.
 
 All passages of a corpus are ranked for each anchor by the exact product of the vectors,
 in blocks. A passage that scores above the positive less a margin is more likely another

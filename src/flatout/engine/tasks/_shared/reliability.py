@@ -22,7 +22,7 @@ NARROWEST = 1e-12
 """Smallest distance of a threshold to 0 and 1."""
 Floats = npt.NDArray[np.float64]
 Outcomes = tuple[Floats, npt.NDArray[np.bool_]]
-"""Probabilities (N, L), and which of them came true (N, L)."""
+"""Probabilities (N, L), and whether each label is true (N, L)."""
 
 
 def outcomes(logits: npt.NDArray[Any], labels: npt.NDArray[Any]) -> Outcomes:
