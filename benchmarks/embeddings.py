@@ -40,6 +40,8 @@ SHAPES = {
     "reranker, BERT-base, batch 256": Shape(BERT, 256, longest=384, steps=40),
 }
 TEMPERATURE = 0.05
+FLAGS = {"torch_compile": IS_CUDA, "dataloader_num_workers": 8 if IS_CUDA else 0}
+"""Further flags of sentence-transformers, whose loader tokenizes."""
 QUESTION_TOKENS, LONGEST_QUESTION = 24, 64
 
 
@@ -118,43 +120,26 @@ def clock(watch: Stopwatch) -> Any:
     return Clock()
 
 
-def _sentence_transformers(given: argparse.Namespace, **flags: Any) -> Figures:
+def peer(given: argparse.Namespace) -> Figures:
     import sentence_transformers as st
     from sentence_transformers.sentence_transformer import losses
     from transformers import AutoModel
 
     shape = shape_of(given)
     pairs = text_pairs(shape)
+    flags = {**training.best_flags(shape), **FLAGS}
     with tempfile.TemporaryDirectory(prefix="sentences-") as name:
         save_model(shape, Path(name), AutoModel)
         model = st.SentenceTransformer(name, device=training.DEVICE.type)
         watch = Stopwatch(shape)
         st.SentenceTransformerTrainer(
             model,
-            st.SentenceTransformerTrainingArguments(
-                name, **training.best_flags(shape), **flags
-            ),
+            st.SentenceTransformerTrainingArguments(name, **flags),
             train_dataset=pairs,
             loss=losses.MultipleNegativesRankingLoss(model, scale=1 / TEMPERATURE),
             callbacks=[clock(watch)],
         ).train()
     return watch.figures()
-
-
-def peer(given: argparse.Namespace) -> Figures:
-    """Both texts of all pairs in one forward pass, as is the default: a question is
-    padded to the longest passage."""
-    return _sentence_transformers(given, torch_compile=IS_CUDA)
-
-
-def peer_by_column(given: argparse.Namespace) -> Figures:
-    """A forward pass for the questions and one for the passages."""
-    from sentence_transformers.base.losses.merged_forward import (
-        column_merging_disabled,
-    )
-
-    with column_merging_disabled():
-        return _sentence_transformers(given, torch_compile=IS_CUDA)
 
 
 def passages_of(shape: Shape) -> Shape:
@@ -184,7 +169,7 @@ def reranker_peer(given: argparse.Namespace) -> Figures:
     shape = shape_of(given)
     pairs = text_pairs(passages_of(shape))
     scores = [float(n % 2) for n in range(len(pairs))]
-    flags = {**training.best_flags(shape), "torch_compile": IS_CUDA}
+    flags = {**training.best_flags(shape), **FLAGS}
     with tempfile.TemporaryDirectory(prefix="sentences-") as name:
         save_model(shape, Path(name), AutoModelForSequenceClassification, num_labels=1)
         model = ce.CrossEncoder(name, device=training.DEVICE.type)
@@ -199,11 +184,7 @@ def reranker_peer(given: argparse.Namespace) -> Figures:
     return watch.figures()
 
 
-EMBEDDINGS = {
-    "flatout": flatout,
-    "sentence-transformers, compiled": peer,
-    "sentence-transformers, by column, compiled": peer_by_column,
-}
+EMBEDDINGS = {"flatout": flatout, "sentence-transformers, compiled": peer}
 RERANKERS = {"flatout": reranker, "sentence-transformers, compiled": reranker_peer}
 SCRIPT = Script(
     "benchmarks.embeddings",
