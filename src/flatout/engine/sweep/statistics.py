@@ -1,0 +1,72 @@
+"""Paired comparisons of figures that differ from training to training."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+ERROR_RATE = 0.05
+"""Share of comparisons of equal settings that may be called different."""
+POWER = 0.8
+"""Share of comparisons that show a difference for which the seeds suffice."""
+MAX_SEEDS = 1_000
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean of paired differences with its interval: numbers, or arrays (...) of several
+    comparisons at once."""
+
+    mean: Any
+    low: Any
+    high: Any
+    spread: Any
+    """Standard deviation of the differences."""
+
+    @property
+    def is_distinct(self) -> Any:
+        """Return whether the interval excludes zero."""
+        return (self.low > 0) | (self.high < 0)
+
+
+def paired_difference(
+    a: Any, b: Any, comparisons: int = 1, test_to_train: float = 0.0
+) -> Difference:
+    """Return `a` - `b`, the figures (..., N) of two settings under the same N >= 2
+    seeds or folds.
+
+    The interval is Student's, by Bonferroni at 95 % for all `comparisons` together.
+    Folds share train rows: `test_to_train`, test rows by train rows of a fold, corrects
+    the variance for that (Nadeau and Bengio 2003); it is 0 for seeds.
+    """
+    a, b = np.asarray(a, float), np.asarray(b, float)
+    differences, count = a - b, a.shape[-1]
+    mean = differences.mean(-1)
+    spread = np.maximum(differences.std(-1, ddof=1), _rounding(a, b))
+    half = stats.t.ppf(1 - ERROR_RATE / (2 * comparisons), count - 1)
+    half = half * spread * math.sqrt(1 / count + test_to_train)
+    return Difference(mean, mean - half, mean + half, spread)
+
+
+def _rounding(a: Any, b: Any) -> Any:
+    """Return the standard deviation (...) that rounding alone gives to differences. An
+    accuracy on few rows has few values: equal differences are then no sign of a small
+    spread."""
+    gaps = np.diff(np.sort(np.concatenate([a, b], -1), -1), axis=-1)
+    step = np.where(gaps > 0, gaps, np.inf).min(-1)
+    return np.where(np.isfinite(step), step, 0) / math.sqrt(6)
+
+
+def seeds_needed(spread: float, difference: float, comparisons: int = 1) -> int | None:
+    """Return the number of seeds that show a true `difference`, above 0, in 80 % of
+    comparisons; None for more than 1,000."""
+    counts = np.arange(2, MAX_SEEDS + 1)
+    freedom = counts - 1
+    quantiles = stats.t.ppf(1 - ERROR_RATE / (2 * comparisons), freedom)
+    quantiles = quantiles + stats.t.ppf(POWER, freedom)
+    enough = counts[quantiles * spread / np.sqrt(counts) <= difference]
+    return int(enough[0]) if len(enough) else None

@@ -1,0 +1,104 @@
+"""Comparisons under noise: rates of error by simulation, and equality with scipy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from flatout.engine.sweep.statistics import paired_difference, seeds_needed
+
+MOST_FALSE, LEAST_HELD, COMPARISONS = 0.065, 0.93, 2_000
+
+
+def simulated(seeds, settings=2, planted=0.0, step=0.0):
+    """Figures (settings, 2,000, seeds): what a seed gives to all, and noise of each."""
+    draws = np.random.default_rng(0)
+    common = draws.normal(0, 0.02, (1, COMPARISONS, seeds))
+    figures = 0.9 + common + draws.normal(0, 0.01, (settings, COMPARISONS, seeds))
+    figures[0] += planted
+    return np.round(figures / step) * step if step else figures
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5, 10])
+@pytest.mark.parametrize("step", [0.0, 0.001, 0.01])
+def test_equal_settings_are_seldom_called_different(seeds, step):
+    """Also if the figure is an accuracy on 1,000 or on 100 rows."""
+    found = paired_difference(*simulated(seeds, step=step))
+    assert found.is_distinct.mean() <= MOST_FALSE
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5, 10])
+def test_the_interval_holds_a_planted_difference(seeds):
+    found = paired_difference(*simulated(seeds, planted=0.015))
+    held = (found.low <= 0.015) & (found.high >= 0.015)
+    assert held.mean() >= LEAST_HELD
+    assert (found.mean.mean() - 0.015) < 0.001
+
+
+def test_the_best_of_several_equal_settings_is_seldom_a_winner():
+    figures = simulated(5, settings=4)
+    best = figures[figures.mean(-1).argmax(0), np.arange(COMPARISONS)]
+    others = [paired_difference(best, one, comparisons=6) for one in figures]
+    false = np.any([one.is_distinct for one in others], axis=0)
+    assert false.mean() <= MOST_FALSE
+
+
+def correlated_folds(planted=0.0, folds=5):
+    """Mean errors (2, 2,000, folds) of two estimates by 5-fold cross-validation: the
+    mean, and the mean of another half of the columns, of 25 rows."""
+    draws = np.random.default_rng(1)
+    rows = draws.normal(size=(2, COMPARISONS, folds, 5))
+    figures = np.empty((2, COMPARISONS, folds))
+    for fold in range(folds):
+        train = np.delete(rows, fold, axis=2).mean((2, 3))
+        figures[..., fold] = ((rows[:, :, fold] - train[..., None]) ** 2).mean(-1)
+    figures[0] += planted
+    return figures
+
+
+def test_folds_that_share_rows_are_compared_with_the_corrected_variance():
+    found = paired_difference(*correlated_folds(), test_to_train=1 / 4)
+    assert found.is_distinct.mean() <= MOST_FALSE
+    found = paired_difference(*correlated_folds(planted=0.5), test_to_train=1 / 4)
+    assert ((found.low <= 0.5) & (found.high >= 0.5)).mean() >= LEAST_HELD
+
+
+def test_it_is_students_paired_interval():
+    a, b = simulated(6)[:, 0]
+    found = paired_difference(a, b)
+    known = stats.ttest_rel(a, b).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((known.low, known.high))
+    known = stats.ttest_rel(a, b).confidence_interval(1 - 0.05 / 3)
+    found = paired_difference(a, b, comparisons=3)
+    assert (found.low, found.high) == pytest.approx((known.low, known.high))
+
+
+def test_the_correction_is_that_of_nadeau_and_bengio():
+    a, b = simulated(5)[:, 0]
+    plain, corrected = (paired_difference(a, b, test_to_train=r) for r in (0, 0.25))
+    ratio = (corrected.high - corrected.low) / (plain.high - plain.low)
+    assert ratio == pytest.approx(math.sqrt((1 / 5 + 1 / 4) / (1 / 5)))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "distinct"),
+    [
+        ([0.9, 0.9, 0.9], [0.9, 0.9, 0.9], False),  # no spread, no difference
+        ([0.91, 0.91], [0.90, 0.90], False),  # one row more, twice
+        ([1.0] * 5, [0.5] * 5, True),
+    ],
+)
+def test_equal_differences_are_no_proof_by_themselves(a, b, distinct):
+    assert bool(paired_difference(a, b).is_distinct) == distinct
+
+
+def test_as_many_seeds_as_needed_show_the_difference_in_four_of_five():
+    spread, planted = 0.01 * math.sqrt(2), 0.01
+    seeds = seeds_needed(spread, planted)
+    shown = paired_difference(*simulated(seeds, planted=planted)).is_distinct.mean()
+    assert 0.75 <= shown <= 0.87
+    assert seeds_needed(spread, planted, comparisons=6) > seeds
+    assert seeds_needed(spread, 1e-9) is None
