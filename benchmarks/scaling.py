@@ -1,10 +1,11 @@
-"""BERT-base on 1, 2, 4, ... devices, with as many rows a device.
+"""Trainings on 1, 2, ... devices with the same number of rows per device.
 
     python -m benchmarks.scaling --devices 1 2 4
     python -m benchmarks.scaling --small --turns 1
 
-Without a GPU, devices are processes that share the cores: their rates say nothing of
-machines with a device for each process.
+Several devices run with DDP and with FSDP. Without a GPU, devices are processes that
+share the cores: their rates do not predict those of machines with one device per
+process.
 """
 
 from __future__ import annotations
@@ -16,32 +17,40 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from benchmarks import training
-from benchmarks.encoders import BERT, SMALL
+from benchmarks import encoders, language_models, training
+from benchmarks.encoders import BERT
 from benchmarks.harness import Figures, Script, Side, main, parser_of
+from benchmarks.language_models import QWEN3
 from benchmarks.training import Shape
 
-EACH = Shape(BERT, 704, token_budget=65_536, steps=20)
-"""Rows of one device."""
-SMALL_EACH = replace(EACH, config=SMALL, batch=16, token_budget="auto", steps=8)
+SHAPES = {
+    "BERT-base, 1,408 rows": Shape(BERT, 1_408, token_budget=65_536, steps=10),
+    "BERT-base, 64 rows": Shape(BERT, 64, token_budget=65_536, steps=60),
+    "Qwen3-0.6B's shape, 128 rows": Shape(QWEN3, 128, token_budget=32_768, steps=8),
+}
+"""Shapes with the rows of one device."""
 
 
-def flatout(devices: int, given: argparse.Namespace) -> Figures:
-    """Samples/s over all devices, by the report of a training."""
+def flatout(devices: int, strategy: str, given: argparse.Namespace) -> Figures:
+    """Samples/s over all devices, from the report of a training."""
     from flatout.engine.launch.launch import run_job
 
-    each = SMALL_EACH if given.small else EACH
+    each = SHAPES[given.case]
+    causal = each.config["model_type"] == "qwen3"
+    if given.small:
+        config = (language_models if causal else encoders).SMALL
+        each = replace(each, config=config, batch=16, token_budget="auto", steps=8)
     shape = replace(each, batch=each.batch * devices)
-    table = training.token_table(each, labels=True)
+    table = training.token_table(each, labels=not causal)
     train = {
         "max_steps": 6 * each.steps,
         "log_every": each.steps,
         "evaluate_every": None,
         "resume": "never",
-        "distributed": {"num_processes": devices},
+        "distributed": {"num_processes": devices, "strategy": strategy},
     }
+    task = "causal-lm" if causal else "sequence-classification"
     with tempfile.TemporaryDirectory(prefix="flatout-") as name:
-        task = "sequence-classification"
         job = training.flatout_job(shape, task, table, Path(name), train)
         report = run_job(job).report
     return {
@@ -49,16 +58,26 @@ def flatout(devices: int, given: argparse.Namespace) -> Figures:
         "samples_per_s_each": report.samples_per_s / devices,
         "loader_wait_pct": report.loader_wait_pct,
         "step_ms_p50": report.step_ms_p50,
+        "peak_allocated_gib": report.peak_allocated_gib,
+        "peak_reserved_gib": report.peak_reserved_gib,
+        "compile_s": report.compile_s,
     }
 
 
 def _sides(counts: list[int]) -> dict[str, Side]:
-    return {f"{count} devices": partial(flatout, count) for count in counts}
+    strategies = {count: ("ddp", "fsdp") if count > 1 else ("ddp",) for count in counts}
+    return {
+        f"{count} devices, {strategy}": partial(flatout, count, strategy)
+        for count in counts
+        for strategy in strategies[count]
+    }
 
 
 def _script(counts: list[int]) -> Script:
-    cases = {"same rows a device": _sides(counts)}
-    return Script("benchmarks.scaling", "rates by number of devices", cases)
+    cases = dict.fromkeys(SHAPES, _sides(counts))
+    return Script(
+        "benchmarks.scaling", "rates per device", cases, figure="samples_per_s_each"
+    )
 
 
 def run() -> int:

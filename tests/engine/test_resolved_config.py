@@ -11,6 +11,7 @@ from flatout.engine.families import family_of_type
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.parameters import ModelSettings, SettingsError
+from flatout.engine.train.setup.device_rates import slow_devices
 from flatout.engine.train.setup.resolved_config import resolve, resolve_together
 from flatout.engine.train.setup.step_data import make_collator, make_planner
 from tests.engine.families import joined_rows, token_rows
@@ -144,6 +145,12 @@ def test_unlike_gpus_take_what_all_of_them_take(tmp_path):
     assert resolve_together(job, PAIR, own[0], alike) == own[0]
     padded = replace(own[0], strategy="grouped")
     assert padded.agreed() != own[0].agreed()
+
+
+def test_a_gpu_that_is_slower_than_the_others_is_named():
+    assert slow_devices([700.0, 690.0, 650.0, 705.0]) == ()
+    (note,) = slow_devices([700.0, 690.0, 400.0, 705.0])
+    assert "rank 2 computes 400 TFLOP/s, the median of all ranks is 695" in note
 
 
 def test_gpus_that_wait_for_the_host_are_told_of(tmp_path):

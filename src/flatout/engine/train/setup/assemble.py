@@ -19,6 +19,7 @@ from flatout.engine.machine.runtime import Runtime, has_triton, let_segments_gro
 from flatout.engine.models.adapters import add_adapter, has_adapter, round_frozen
 from flatout.engine.models.building import build
 from flatout.engine.models.compilation import compiled
+from flatout.engine.models.flops import measured_tflops
 from flatout.engine.models.frozen import freeze
 from flatout.engine.models.memory import Demand
 from flatout.engine.models.model import TaskModel
@@ -37,6 +38,7 @@ from flatout.engine.train.recording.audit import RowAudit, check_audit
 from flatout.engine.train.setup.acceleration import Planned
 from flatout.engine.train.setup.budgets import takes_whole_steps
 from flatout.engine.train.setup.calibration import fit
+from flatout.engine.train.setup.device_rates import PROBE_S, slow_devices
 from flatout.engine.train.setup.job import TrainJob, check_rows, splits_of
 from flatout.engine.train.setup.memory_fit import Fit, together
 from flatout.engine.train.setup.resolved_config import (
@@ -158,6 +160,9 @@ def _resolved(
     resolved = resolve(job, runtime, config, planned)
     if group:
         resolved = resolve_together(job, runtime, resolved, group.all_gather(resolved))
+        if runtime.is_cuda:
+            rates = group.all_gather(measured_tflops(runtime, PROBE_S))
+            resolved = replace(resolved, notes=resolved.notes + slow_devices(rates))
         precision = {"runtime.precision (auto)": runtime.precision}
         group.check_equal(resolved.agreed() | precision)
     return resolved
