@@ -17,6 +17,7 @@ import hypothesis
 import pytest
 import yaml
 
+from flatout.engine.benchmark.trials import processes as trials
 from flatout.engine.machine.garbage import collect_as_usual, collect_rarely
 from flatout.places import use_project
 from tests import warm
@@ -138,6 +139,12 @@ def store(empty_store: Path, tmp_path: Path) -> str:
     """URI of a fresh tracking store."""
     shutil.copy(empty_store, tmp_path / "mlflow.db")
     return f"sqlite:///{tmp_path}/mlflow.db"
+
+
+@pytest.fixture
+def warm_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials are forks of a process that has imported all."""
+    monkeypatch.setattr(trials, "_start", warm.start_trial)
 
 
 def kedro(

@@ -16,6 +16,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from functools import cache
@@ -23,11 +24,14 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from flatout.engine.benchmark.trials import processes as trials
+from flatout.engine.benchmark.trials.trial_spec import TrialSpec
 from flatout.engine.machine.garbage import collect_rarely
 
 PROJECT = Path(__file__).parents[1]
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """As conf/test has it: torch reads them when it is imported, here."""
+ONE_AT_A_TIME = threading.Lock()
 BOUND_BY_PERMISSIONS = "FLATOUT_TESTS_BOUND_BY_PERMISSIONS"
 """Variable with which a command may write only what permissions allow, as root too."""
 PRELOADED = (
@@ -65,7 +69,7 @@ class Process:
         end = time.monotonic() + timeout_s
         while self.poll() is None:
             if time.monotonic() > end:
-                raise TimeoutError(f"process {self.pid} did not end in {timeout_s} s")
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout_s)
             time.sleep(0.03)
         return int(self.returncode or 0)
 
@@ -91,6 +95,12 @@ def start(
     )
 
 
+def start_trial(spec: TrialSpec, folder: Path, variables: Mapping[str, str]) -> Process:
+    """The process of a trial, without the seconds of its imports."""
+    _, *arguments = trials.command(spec, folder)
+    return start(arguments, folder / "log.txt", PROJECT, variables)
+
+
 def not_activated() -> dict[str, str]:
     """Variables of a shell in which this environment was never activated."""
     own = str(Path(sys.executable).parent)
@@ -101,10 +111,11 @@ def not_activated() -> dict[str, str]:
 
 
 def ask(**request: Any) -> Any:
-    process = server()
-    process.stdin.write(json.dumps(request) + "\n")
-    process.stdin.flush()
-    return json.loads(process.stdout.readline())
+    with ONE_AT_A_TIME:
+        process = server()
+        process.stdin.write(json.dumps(request) + "\n")
+        process.stdin.flush()
+        return json.loads(process.stdout.readline())
 
 
 @cache
@@ -176,6 +187,9 @@ class Fork(Process):
         self.send_signal(signal.SIGKILL)
 
 
+OUTPUT = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+
+
 def _become(request: dict[str, Any]) -> None:
     os.setsid()
     # As in a terminal: a shell that starts the tests in the background ignores it.
@@ -183,7 +197,8 @@ def _become(request: dict[str, Any]) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["variables"])
-    files = (os.devnull, os.O_RDONLY), (request["output"], os.O_WRONLY | os.O_CREAT)
+    sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    files = (os.devnull, os.O_RDONLY), (request["output"], OUTPUT)
     for stream, (name, mode) in zip((0, 1), files, strict=True):
         os.dup2(os.open(name, mode), stream)
     os.dup2(1, 2)

@@ -229,7 +229,7 @@ def files_of(job, folder) -> JobFiles:
 
 @pytest.mark.process
 @pytest.mark.parametrize("kind", ["arrays", pytest.param("images", marks=SLOW)])
-def test_a_trial_of_the_benchmark(kind, tmp_path):
+def test_a_trial_of_the_benchmark(kind, tmp_path, warm_trials):
     job = made(kind, tmp_path / "job")
     dumped = job.settings.model_dump(mode="json")
     settings = parse_settings({**dumped, "benchmark": QUICK})
@@ -253,7 +253,7 @@ def test_nothing_that_spares_padding_is_tried(tmp_path):
 
 @pytest.mark.process
 @pytest.mark.parametrize("kind", [pytest.param("arrays", marks=SLOW), "images"])
-def test_a_sweep_of_one_rate(kind, tmp_path):
+def test_a_sweep_of_one_rate(kind, tmp_path, warm_trials):
     job = made(kind, tmp_path / "job", max_steps=2, epochs=1)
     swept = {
         "folder": str(tmp_path / "sweep"),

@@ -29,7 +29,7 @@ def settings(folder=".", **sweep):
 
 
 @pytest.fixture
-def formula(monkeypatch, tmp_path):
+def formula(monkeypatch, tmp_path, warm_trials):
     """Trials of tests/engine/sweep_trial.py; the lines of those that ran."""
     monkeypatch.setattr(trials, "MODULE", "tests.engine.sweep_trial")
     monkeypatch.setenv("PYTHONPATH", f"{PROJECT}:{PROJECT}/src")

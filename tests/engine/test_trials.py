@@ -34,8 +34,18 @@ COLUMNS = (
 
 
 @pytest.fixture
-def bad_trials(monkeypatch):
-    """Trials run tests/engine/bad_trial.py."""
+def bad_trials(monkeypatch, warm_trials):
+    """Trials run tests/engine/bad_trial.py, in forks of a process that imports it."""
+    bad(monkeypatch)
+
+
+@pytest.fixture
+def bad_commands(monkeypatch):
+    """Trials run `python -m tests.engine.bad_trial`."""
+    bad(monkeypatch)
+
+
+def bad(monkeypatch):
     monkeypatch.setattr(trials, "MODULE", "tests.engine.bad_trial")
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
 
@@ -54,7 +64,7 @@ def test_a_line_has_the_columns_that_scripts_rely_on_in_order():
 
 
 @pytest.mark.process
-def test_two_configurations_by_turns_on_real_rows(tmp_path):
+def test_two_configurations_by_turns_on_real_rows(tmp_path, warm_trials):
     bench = Bench(settings(repeats=2), job_files(tmp_path), tmp_path / "sweep")
     bench.start()
     below = with_changes(bench.settings, {"train.batching": "fixed"})
@@ -165,7 +175,7 @@ def test_a_trial_that_hangs_is_ended(bad_trials, tmp_path):
 
 
 @pytest.mark.process
-def test_a_trial_that_fills_the_memory_is_ended(bad_trials, tmp_path):
+def test_a_trial_that_fills_the_memory_is_ended(bad_commands, tmp_path):
     found = answer(tmp_path, "grow", limit=600 * 2**20)
     assert (found.status, found.note) == ("oom", "stopped at 0.6 GiB resident")
 
@@ -185,7 +195,7 @@ def by_hand(folder):
 
 @pytest.mark.process
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_trial_again_by_hand_is_the_same(bad_trials, tmp_path, ranks):
+def test_a_trial_again_by_hand_is_the_same(bad_commands, tmp_path, ranks):
     assert answer(tmp_path, "fine", ranks=ranks).status == "ok"
     result = tmp_path / "result.json"
     first = json.loads(result.read_text())
@@ -259,7 +269,7 @@ def wait_for(condition, seconds=30.0):
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_a_killed_sweep_goes_on_and_leaves_no_process(bad_trials, tmp_path):
+def test_a_killed_sweep_goes_on_and_leaves_no_process(bad_commands, tmp_path):
     sweep = start_sweep(tmp_path)
     assert sweep.stdout.readline() == "ok\n"
     wait_for(lambda: len(list(tmp_path.glob("sweep/*/*.pid"))) == 3)
