@@ -48,19 +48,19 @@ ENVIRONMENTS = (
         ),
         (
             ("run", "--env=test", "--pipelines=split", "--nodes=foo"),
-            "in split: no node foo; valid: ['split_rows']",
+            "Pipeline does not contain nodes named ['foo']",
         ),
         (
             ("run", "--env=test", "--pipeline=split", "--nodes=foo"),
-            "in split: no node foo; valid: ['split_rows']",
+            "Pipeline does not contain nodes named ['foo']",
         ),
         (
             ("run", "--env=test", "--pipelines=split", "--to-outputs=trainrows"),
-            "in split: no data set trainrows; did you mean train_rows?",
+            "Pipeline does not contain datasets named ['trainrows']",
         ),
         (
             ("run", "--env=test", "--pipelines=split", "--tags=mine"),
-            "no node is left to run: --tags and the like drop them all",
+            "Pipeline contains no nodes after applying all provided filters",
         ),
         (
             ("flatout", "deadline", "log", "--hours=1", "--steps=0"),
@@ -127,38 +127,26 @@ def test_a_data_folder_that_is_not_there_is_not_made(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "line"),
     [
-        (
-            "raw_texts:\n  type: a\n filepath: b\n",
-            "{file}, line 3: no valid YAML: did not find expected key.",
-        ),
-        (
-            "raw_texts: {{type: a\n",
-            "{file}, line 2: no valid YAML: did not find expected ',' or '}}'.",
-        ),
-        (
-            "raw_texts:\n  type: a\n  type: b\n",
-            "a file in conf/, line 3: no valid YAML: found duplicate key type.",
-        ),
+        ("raw_texts:\n  type: a\n filepath: b\n", "line 3"),
+        ("raw_texts: {type: a\n", "line 2"),
+        ("raw_texts:\n  type: a\n  type: b\n", "line 3"),
     ],
 )
-def test_a_slip_in_a_file_names_the_line(tmp_path, text, said):
+def test_a_slip_in_a_file_names_the_line(tmp_path, text, line):
     file = tmp_path / "base" / "catalog.yml"
     file.parent.mkdir()
-    file.write_text(text.replace("{{", "{"))
+    file.write_text(text)
     loader = OmegaConfigLoader(str(tmp_path), base_env="base", default_run_env="base")
     with pytest.raises(yaml.MarkedYAMLError) as caught:
         loader["catalog"]
-    assert str(plain_error(caught.value, {})) == (
-        said.format(file=file) + " Look at the indentation, the quotes and the colons "
-        "there and one line above"
-    )
+    assert line in str(plain_error(caught.value))
 
 
 def test_what_only_a_traceback_explains():
-    assert plain_error(ValueError("of somebody's node"), {}) is None
-    assert plain_error(ZeroDivisionError("division by zero"), {}) is None
+    assert plain_error(ValueError("of somebody's node")) is None
+    assert plain_error(ZeroDivisionError("division by zero")) is None
 
 
 def test_an_error_is_cut_between_words_in_a_terminal(monkeypatch, capsys):

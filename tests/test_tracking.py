@@ -19,8 +19,6 @@ from unittest.mock import Mock
 import mlflow
 import pandas as pd
 import pytest
-from kedro.io import DataCatalog
-from kedro_datasets.json import JSONDataset
 from mlflow import MlflowClient
 from transformers import AutoTokenizer, pipeline
 
@@ -28,7 +26,6 @@ from flatout import tracking
 from flatout.engine.files.calibration import CALIBRATION, Calibration
 from flatout.engine.parameters import Settings
 from flatout.project.hooks.tracking import TrackingHooks
-from flatout.project.saved_model import report_of, warn_where_worse
 from flatout.tracking import facts, follow, models, outcomes, program
 from flatout.tracking import store as stores
 from flatout.tracking.record import SavedModel, newest_ns
@@ -638,26 +635,6 @@ def test_the_champion_is_the_best_on_the_latest_data(store, tmp_path, caplog):
         "0.8500"
     )
     assert client.get_registered_model("flatout").aliases.keys() == {"champion"}
-
-
-@pytest.mark.parametrize(
-    ("before", "told"),
-    [
-        ({"validation_loss": 0.5, "token_key": "t"}, True),
-        ({"validation_loss": 0.7, "token_key": "t"}, False),
-        ({"validation_loss": 0.5, "token_key": "other"}, False),
-        ({}, False),
-    ],
-)
-def test_a_worse_model_in_the_catalog_is_told_of(tmp_path, caplog, before, told):
-    report = JSONDataset(filepath=str(tmp_path / "report.json"))
-    report.save(before)
-    model = JSONDataset(filepath=str(tmp_path / "model.json"))
-    model.save({})
-    catalog = DataCatalog({"train_report": report, "model": model})
-    warn_where_worse(report_of(catalog), {"validation_loss": 0.6, "token_key": "t"})
-    assert len(caplog.messages) == int(told)
-    assert not told or "(loss 0.6000, before 0.5000)" in caplog.text
 
 
 def test_runs_of_dead_processes_are_closed(store, tmp_path):

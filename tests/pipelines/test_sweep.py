@@ -140,8 +140,7 @@ def test_the_winner_is_an_environment_over_that_of_the_sweep(tmp_path):
     }
     entry = TunedParameters(
         filepath=str(tmp_path / "conf/best/parameters.yml"),
-        fallback=str(tmp_path / "best.yml"),
-        measured_in={"environment": "images", "params": {}},
+        measured_in={"environment": "images"},
     )
     with pytest.raises(DatasetError, match="--pipelines=sweep writes it"):
         entry.load()

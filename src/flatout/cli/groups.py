@@ -48,12 +48,12 @@ class Fault(click.ClickException):
 
 
 @contextmanager
-def plain_errors(**options: Any) -> Iterator[None]:
+def plain_errors() -> Iterator[None]:
     """Replace a traceback by a sentence, if that explains the error."""
     try:
         yield
     except Exception as error:
-        plain = plain_error(error, options)
+        plain = plain_error(error)
         if plain is None:
             raise
         logger.debug("traceback of the error below", exc_info=True)

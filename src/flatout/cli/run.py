@@ -37,6 +37,6 @@ def run(verbose: bool, **options: Any) -> Any:
     if options["pipeline"] and not options["pipelines"]:
         # One name is one of several: Kedro accepts both options, but warns of this one.
         options |= {"pipelines": [options["pipeline"]], "pipeline": None}
-    with plain_errors(**options):
+    with plain_errors():
         check_command(options)
         return kedro_run.callback(**options)

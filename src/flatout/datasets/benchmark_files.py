@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import logging
-import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 from kedro_datasets._typing import TablePreview
 
 from flatout.datasets._entry import PathDataset
 from flatout.engine.files.atomic_write import write_text
-from flatout.engine.parameters.common import by_path
-from flatout.places import project_path
 
 logger = logging.getLogger(__name__)
-
-UNWRITABLE = frozenset(
-    {errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR}
-)
-"""Errors of read-only places, and of a file with the name of a folder."""
 
 
 class CsvTable(PathDataset):
@@ -60,23 +49,18 @@ class KeptTable(CsvTable):
 
 class TunedParameters(PathDataset):
     """The parameters file of a Kedro environment, as text. An empty text leaves the
-    file unchanged. If it cannot be written (a read-only conf/, a file conf/tuned),
-    the text goes to `fallback` with a warning, so that a benchmark's figures are not
-    lost."""
+    file unchanged."""
 
     def __init__(
         self,
         *,
         filepath: str,
-        fallback: str,
         measured_in: dict[str, Any] | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> None:
-        """`measured_in`: `environment` and `params` of the run that saves it."""
+        """`measured_in`: `environment` of the run that saves it."""
         super().__init__(filepath=filepath, metadata=metadata)
-        self._fallback = Path(fallback)
         self._environment = (measured_in or {}).get("environment")
-        self._params = (measured_in or {}).get("params") or {}
 
     def load(self) -> str:
         self._check_there()
@@ -86,56 +70,20 @@ class TunedParameters(PathDataset):
         if not data:
             logger.info("%s: nothing recommended, left as it is", self._path)
             return
-        how = self._how_to_train(yaml.safe_load(data))
         if self._environment:  # the group `environment` is in is the last one
             data += f"  environment: {self._environment}\n"
-        try:
-            _write(self._path, data)
-        except OSError as error:
-            if error.errno not in UNWRITABLE:
-                raise
-            _write(self._fallback, data)
-            logger.warning(
-                "%s cannot be written (%s). The recommended parameters are in %s: copy "
-                "it there, or make %s a folder that can be written",
-                self._path,
-                error.strerror,
-                self._fallback,
-                self._path.parent,
-            )
-            return
-        logger.info("%s: written; %s", self._path, how)
-
-    def _how_to_train(self, tuned: Mapping[str, Any]) -> str:
-        """Return the command; only a folder next to `base` is an environment."""
-        conf = self._path.parent.parent
-        name = self._path.parent.name
-        command = f"kedro run --env={name}{self._given(tuned)}"
-        if conf.resolve() == Path(project_path("conf")).resolve():
-            return f"{command} trains with it"
-        if (conf / "base").is_dir():
-            return f"{command} --conf-source={shlex.quote(str(conf))} trains with it"
-        return f"copied to conf/{name}, {command} trains with it"
-
-    def _given(self, tuned: Mapping[str, Any]) -> str:
-        """Parameters of this command line, without those of the pipeline and those in
-        `tuned`."""
-        found = dict(by_path(tuned))
-        given = [
-            f"{path}={value}"
-            for path, value in by_path(self._params)
-            if not path.startswith(("benchmark.", "sweep.")) and path not in found
-        ]
-        return f" --params={shlex.quote(','.join(given))}" if given else ""
+        _write(self._path, data)
+        logger.info(
+            "%s: written; kedro run --env=%s, with the same --params, trains with it",
+            self._path,
+            self._path.parent.name,
+        )
 
     def _missing(self) -> str:
         writer = "sweep" if self._path.parent.name == "best" else "benchmark"
         return (
             f"{self._path} is not there yet: kedro run --pipelines={writer} writes it"
         )
-
-    def _describe(self) -> dict[str, Any]:
-        return {"filepath": str(self._path), "fallback": str(self._fallback)}
 
 
 def _write(path: Path, text: str) -> None:

@@ -13,25 +13,22 @@ from kedro.io import AbstractDataset
 from flatout.datasets._entry import dataset_errors
 from flatout.engine.data.raw_texts import SPLITS
 
-READ_AGAIN = frozenset(
-    f"{split}_{kind}" for split in SPLITS for kind in ("rows", "tokens")
-)
-"""Tables that another pipeline reads, which must be unchanged."""
-OURS_ALONE = frozenset({"tokenizer", "tokenizer_file", "token_figure"})
-RECIPES = (
-    READ_AGAIN
-    | OURS_ALONE
-    | {
-        "predictions",
-        "rejected_rows",
-        "split_report",
-        "test_figures",
-        "test_predictions",
-        "token_report",
-        "triplets",
+OURS_ALONE = frozenset(
+    {
+        *(f"{split}_{kind}" for split in SPLITS for kind in ("rows", "tokens")),
+        *("tokenizer", "tokenizer_file", "token_figure"),
     }
 )
-KEEP_TYPES = ("ArrowDataset", "ParquetDataset", "FeatherDataset")
+"""Entries that another pipeline reads, in the form in which flatout writes them."""
+RECIPES = OURS_ALONE | {
+    "predictions",
+    "rejected_rows",
+    "split_report",
+    "test_figures",
+    "test_predictions",
+    "token_report",
+    "triplets",
+}
 
 
 def is_generic(dataset: AbstractDataset[Any, Any]) -> bool:
@@ -39,33 +36,25 @@ def is_generic(dataset: AbstractDataset[Any, Any]) -> bool:
 
 
 def fault_of(name: str, dataset: AbstractDataset[Any, Any]) -> str | None:
-    """Why the entry `name` cannot have this type, and the type to use instead."""
-    if not is_generic(dataset):
+    """Why the entry `name` cannot have this type; None if it can."""
+    if name not in OURS_ALONE or not is_generic(dataset):
         return None
-    kind = type(dataset).__name__
-    entry = f"{name}: {_package(dataset)}.{kind}"
-    if name in OURS_ALONE:
-        return f"{entry} cannot hold it; leave out this entry: conf/base has one"
-    if name in READ_AGAIN and kind not in KEEP_TYPES:
-        return (
-            f"{entry} loses the types of columns, and texts as NA and null, which the "
-            "next pipeline reads; write type: pandas.ParquetDataset (or "
-            "huggingface.ArrowDataset), or leave out this entry: conf/base has one"
-        )
-    return None
+    return (
+        f"{name}: {_package(dataset)}.{type(dataset).__name__} cannot hold it; leave "
+        "out this entry: conf/base has one"
+    )
 
 
 class GenericEntry(AbstractDataset[Any, Any]):
     """An entry of one of Kedro's types that saves the result of a recipe in the form
-    that the type accepts, and loads rows as a `datasets.Dataset`."""
+    that the type accepts."""
 
-    def __init__(self, name: str, dataset: AbstractDataset[Any, Any]) -> None:
-        self._name, self._dataset = name, dataset
+    def __init__(self, dataset: AbstractDataset[Any, Any]) -> None:
+        self._dataset = dataset
         self.metadata = getattr(dataset, "metadata", None)
 
     def load(self) -> Any:
-        data = self._dataset.load()
-        return _rows(data) if self._name in READ_AGAIN else data
+        return self._dataset.load()
 
     def save(self, data: Any) -> None:
         with dataset_errors():
@@ -97,13 +86,3 @@ def _plain(data: Any, package: str) -> Any:
 
         return Dataset(table)
     return table.to_pandas()
-
-
-def _rows(data: Any) -> Any:
-    from datasets import Dataset
-
-    if isinstance(data, dict):  # the Hub's readers return splits by name
-        (data,) = data.values()
-    if isinstance(data, Dataset):
-        return data
-    return Dataset(pa.Table.from_pandas(data, preserve_index=False))

@@ -78,11 +78,10 @@ class ProjectConfigLoader(OmegaConfigLoader):
         return str(self._parameter("data_dir", "data"))
 
     def this_run(self) -> dict[str, Any]:
-        """Return the facts that another command needs to read the same data: the name
-        of the environment that sets it, if any, and the command line's parameters."""
+        """Return the name of the environment that sets the data, if any."""
         env = self._measured_in() if self.env in SETTINGS_OF_TRAINING else self.env
         named = None if env in (None, self.base_env, self.default_run_env) else env
-        return {"environment": named, "params": self.runtime_params or {}}
+        return {"environment": named}
 
     def _check_tuned(self) -> None:
         """Kedro reads an archive of conf/, without this check."""

@@ -1,12 +1,10 @@
-"""The record of a trained model for MLflow, and a warning if the model got worse."""
+"""The record of a trained model for MLflow."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
 from typing import Any
-
-from kedro.io import DataCatalog, DatasetError
 
 from flatout.datasets import TransformersModel
 from flatout.engine.parameters import Settings
@@ -81,28 +79,3 @@ def _sample_file(rows: Any, folder: Path) -> str:
     views = rows_from_dataset(rows).views(np.zeros(1, np.int64))
     np.save(folder / "example.npy", np.array(views[0]))
     return str(folder / "example.npy")
-
-
-def warn_where_worse(before: dict[str, Any], report: dict[str, Any]) -> None:
-    """Warn if a worse model overwrites the one in the catalog."""
-    loss = report["validation_loss"]
-    if before.get("token_key") != report["token_key"]:
-        return
-    if before["validation_loss"] < loss:
-        logger.warning(
-            "the model validates worse than the one before it on the same data (loss "
-            "%.4f, before %.4f), and takes its place in the catalog. MLflow's champion "
-            "(tracking.registered_model) is the best on this data",
-            loss,
-            before["validation_loss"],
-        )
-
-
-def report_of(catalog: DataCatalog) -> dict[str, Any]:
-    """Return the report of the model in the catalog; empty without one."""
-    try:
-        known = catalog.exists("model") and catalog.exists("train_report")
-        report: dict[str, Any] = catalog.get("train_report").load() if known else {}
-    except DatasetError:
-        return {}
-    return report

@@ -49,17 +49,4 @@ def tuned_mismatches(settings: Settings, trained_on: Any) -> list[str]:
         resolve_processes(settings.train.distributed),
         token_key(rows_from_dataset(trained_on)),
     )
-    return mismatches(_sound(settings.tuned), here)
-
-
-def _sound(tuned: dict[str, Any]) -> dict[str, Any]:
-    """Drop versions in a form that the benchmark does not write, after a warning."""
-    versions = tuned.get("versions", {})
-    if isinstance(versions, dict):
-        return tuned
-    logger.warning(
-        "tuned.versions in conf/tuned/parameters.yml is %r, not a version by package: "
-        "not compared; kedro run --pipelines=benchmark writes the file again",
-        versions,
-    )
-    return {key: value for key, value in tuned.items() if key != "versions"}
+    return mismatches(settings.tuned, here)

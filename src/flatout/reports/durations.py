@@ -22,22 +22,4 @@ def time_to_train_text(summary: Mapping[str, Any]) -> str:
     }
     note = "Steps alone; evaluation, checkpoints and start-up come on top."
     title = f"Time to train {counted(epochs, 'epoch')}"
-    return section(title, table(times, columns), note + _of_max_steps(summary))
-
-
-def _of_max_steps(summary: Mapping[str, Any]) -> str:
-    """Describe the time of train.max_steps, which replaces epochs."""
-    steps, times = summary["max_steps"], summary["time_to_train"][0]
-    whole = times["rows"] * times["epochs"]
-    samples = (steps or 0) * summary["global_batch_size"]
-    if not steps or samples == whole:
-        return ""
-    share = samples / whole
-    before, after = (
-        time_text(share * hours if hours else None)
-        for hours in (times["hours_before"], times["hours_after"])
-    )
-    return (
-        f" train.max_steps={steps} counts in place of epochs, {samples:,} samples in "
-        f"place of {whole:,.0f}: {before} before, {after} after."
-    )
+    return section(title, table(times, columns), note)

@@ -136,9 +136,7 @@ def _advice(summary: Mapping[str, Any]) -> str:
 
 
 TRAIN_WITH_IT = (
-    "Train with it: `kedro run --env=tuned`. The log has the whole command, with "
-    "`--params` where your data need some, and where the parameters were written. "
-    "Where that is not `conf/tuned`, copy them there first."
+    "Train with it: `kedro run --env=tuned`, with the same `--params` as this command."
 )
 NOTHING_GAINED = (
     "Nothing was gained: no settings are faster than the configured ones by more than "

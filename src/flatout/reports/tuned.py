@@ -12,10 +12,7 @@ from flatout.reports.markdown import number_text
 HEAD = """\
 # Written by the benchmark; the next one that recommends something writes it again.
 """
-TRAIN_WITH_IT = (
-    "# Train with it, once it is in conf/tuned: kedro run --env=tuned. The log of the\n"
-    "# benchmark has the whole command, with --params where your data need some.\n"
-)
+TRAIN_WITH_IT = "# Train with it: kedro run --env=tuned, with the same --params.\n"
 RATES = (
     "samples_per_s_before",
     "samples_per_s",

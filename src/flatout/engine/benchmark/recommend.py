@@ -177,7 +177,8 @@ def mismatches(tuned: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
         for name, word in _WORDS.items()
         if name in tuned and tuned[name] != here[name]
     ]
-    for name, measured in (tuned.get("versions") or {}).items():
+    versions = tuned.get("versions")
+    for name, measured in versions.items() if isinstance(versions, Mapping) else ():
         if here["versions"].get(name) != measured:
             found.append(f"{name} {measured}, here {here['versions'].get(name)}")
     return found

@@ -29,7 +29,7 @@ def adapt(catalog: DataCatalog, conf_catalog: Mapping[str, Any]) -> dict[str, st
         if fault := fault_of(name, dataset):
             faults[name] = fault
         elif is_generic(dataset):
-            catalog[name] = GenericEntry(name, dataset)
+            catalog[name] = GenericEntry(dataset)
     return faults
 
 

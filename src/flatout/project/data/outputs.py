@@ -26,13 +26,13 @@ INPUTS = frozenset(
     {
         *(f"{use}_{kind}" for use in ("raw", "predict") for kind in KINDS),
         *map(entry_of, SPLITS),
+        *("tuned_parameters", "best_parameters"),
     }
 )
+"""Entries that are inputs, or in conf/: not checked unless a run writes them."""
 
-FALLBACK = "fallback"
-"""Option of an entry with a second place if the first is not writable."""
 PLACES = ("filepath", "path")
-KEYS = ("type", *PLACES, FALLBACK)
+KEYS = ("type", *PLACES)
 IN_MEMORY = {"{default}": {"type": "kedro.io.MemoryDataset"}}
 
 
@@ -75,6 +75,5 @@ def local_paths(context: KedroContext, names: Iterable[str] = ()) -> list[Path]:
     known = CatalogConfigResolver(entries, default_runtime_patterns=IN_MEMORY)
     chosen = names or entries.keys() - INPUTS
     found = [known.resolve_pattern(name) for name in sorted(chosen)]
-    own = [entry for entry in found if FALLBACK not in entry]
-    paths = [str(e[key]) for e in own for key in PLACES if e.get(key)]
+    paths = [str(e[key]) for e in found for key in PLACES if e.get(key)]
     return [context.project_path / path for path in paths if "://" not in path]

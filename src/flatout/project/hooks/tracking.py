@@ -25,7 +25,7 @@ from flatout.project.fitting import TRAINING_NODES, raw_entry, short_names
 from flatout.project.guard import Guard
 from flatout.project.hooks.run import Run
 from flatout.project.mlflow_options import login
-from flatout.project.saved_model import report_of, saved_model, warn_where_worse
+from flatout.project.saved_model import saved_model
 from flatout.tracking import RunFolder, RunRecord, begin, facts, outcomes
 from flatout.tracking.program import Program
 from flatout.tracking.record import DROPPED
@@ -78,8 +78,6 @@ class TrackingHooks:
         if is_training := node.short_name == "train_model":
             report, rows = outputs["train_report"], run.settings.train.rows
             run.reused = not was_trained_now(run.checkpoints)
-            if not run.reused:
-                warn_where_worse(report_of(catalog), report)
             if run.settings.tracking.log_model:
                 self._trained = inputs[f"test_{rows}"], report
         if (folder := run.tracked) is None:
