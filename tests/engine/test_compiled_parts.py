@@ -15,7 +15,7 @@ from torch._dynamo.utils import (
 
 from flatout.engine.families import FusePlan, family_of
 from flatout.engine.families.decoders import Llama
-from flatout.engine.models import compile_cache
+from flatout.engine.models import compilation
 from flatout.engine.models.compilation import compiled
 from flatout.engine.ops import blocks, joined_blocks
 from flatout.engine.ops.attention import PACKED
@@ -33,7 +33,7 @@ from flatout.engine.parameters import TrainSettings
 from flatout.engine.train.setup.assemble import may_fuse_projections
 from tests.engine.families import CONFIGS, DECODERS, task_model
 
-ENGINE = Path(compile_cache.__file__).parents[1]
+ENGINE = Path(compilation.__file__).parents[1]
 IDS = torch.tensor([[1, 7, 9, 55, 2], [1, 80, 6, 14, 2]])
 
 
@@ -262,7 +262,7 @@ def test_the_name_of_kept_graphs_holds_our_sources():
         for _ in range(2):
             compiled(model, backend="eager")
         tag = torch.compiler.config.cache_key_tag
-    assert tag == f"mine-flatout-{compile_cache.sources_digest()}"
+    assert tag == f"mine-flatout-{compilation.sources_digest()}"
 
 
 @pytest.mark.parametrize(
@@ -275,11 +275,11 @@ def test_the_name_of_kept_graphs_holds_our_sources():
     ],
 )
 def test_another_version_finds_no_graphs_of_this_one(monkeypatch, tmp_path, changed):
-    mine = compile_cache.sources_digest()
+    mine = compilation.sources_digest()
     for folder in ("models", "ops"):
         shutil.copytree(ENGINE / folder, tmp_path / folder)
-    monkeypatch.setattr(compile_cache, "__file__", str(tmp_path / "models" / "any.py"))
-    digest = compile_cache.sources_digest.__wrapped__
+    monkeypatch.setattr(compilation, "__file__", str(tmp_path / "models" / "any.py"))
+    digest = compilation.sources_digest.__wrapped__
     assert digest() == mine
     with (tmp_path / changed).open("a") as file:
         file.write("changed")

@@ -17,8 +17,7 @@ from flatout.engine.parameters import RuntimeSettings
 from flatout.engine.train.recording import recorder
 from flatout.engine.train.recording.health import HealthWatch
 from flatout.engine.train.recording.report import LogPoint
-from tests.engine.families import rows_of
-from tests.engine.runs import NO_DROPOUT, make_job, run_forked
+from tests.engine.runs import NO_DROPOUT, make_job
 
 LARGE = {"initializer_range": 3.0, **NO_DROPOUT}
 STEPS = 40
@@ -88,19 +87,6 @@ def test_small_gradients_of_a_model_that_has_learnt_are_no_illness(losses, warne
     watch = HealthWatch(CPU, chance_loss=math.log(3), num_workers=0)
     watch.look(losses[0], points, [], None)
     assert any("unusually low" in text for text in watch.warnings) is warned
-
-
-def test_a_rank_with_fewer_tokens_is_named_at_the_first_log_points(tmp_path):
-    """Two ranks share two rows a step, of 24 or 4 tokens; rank 0 gets the longer one.
-    Its one window, of steps 4 to 6, is the first behind the warm-up."""
-    ranks = {"num_processes": 2, "strategy": "ddp"}
-    options = {"global_batch_size": 2, "batching": "packed", "epochs": 1}
-    job = make_job(tmp_path, max_steps=6, distributed=ranks, **options)
-    rows = [[1, *[5] * (22 if n % 2 else 2), 2] for n in range(24)]
-    job = replace(job, train=rows_of("sequence-classification", rows))
-    reported = run_forked(job).report.warnings
-    [told] = [text for text in reported if text.startswith("rank ")]
-    assert re.match(r"rank 1 idles \d\d % of each step: it has fewer tokens", told)
 
 
 def test_a_starved_loader_is_told_of_with_what_to_do(told, monkeypatch):

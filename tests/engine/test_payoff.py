@@ -7,7 +7,6 @@ from types import ModuleType
 
 import pytest
 import torch
-from torch._inductor.runtime.cache_dir_utils import cache_dir
 from transformers import AutoConfig, AutoModel, BertConfig
 
 from flatout.engine.checkpoints.checkpoint_folder import (
@@ -18,10 +17,9 @@ from flatout.engine.checkpoints.checkpoint_folder import (
 )
 from flatout.engine.families.vision import VisionTransformer
 from flatout.engine.launch.launch import run_job
-from flatout.engine.machine.environment import Ranks, compile_cache_folder
+from flatout.engine.machine.environment import Ranks
 from flatout.engine.machine.runtime import Runtime, has_triton
 from flatout.engine.models.compilation import distinct_parts
-from flatout.engine.models.compile_cache import is_marked, leave_mark, mark_of
 from flatout.engine.ops.attention import PACKED
 from flatout.engine.parameters import SettingsError
 from flatout.engine.train.setup.acceleration import Planned
@@ -68,11 +66,9 @@ def least_steps(work: Work) -> int:
     )
 
 
-def test_a_long_run_is_and_a_filled_cache_makes_it_sooner():
-    """256 / 5,553 - 256 / 7,821 s are 13.4 ms a step: 33 s are 2,470 of them, 6.6 s
-    are 494."""
+def test_a_long_run_is():
+    """256 / 5,553 - 256 / 7,821 s are 13.4 ms a step: 33 s are 2,470 of them."""
     assert least_steps(BERT_BASE) == pytest.approx(2_470, rel=0.02)
-    assert least_steps(replace(BERT_BASE, cached=True)) == pytest.approx(494, rel=0.02)
 
 
 def test_few_steps_are_not_recorded():
@@ -108,7 +104,6 @@ def test_auto_weighs_the_work_planned_and_yes_or_no_wins(tmp_path):
     short, long = Planned(1_000, parts=2), Planned(3_000, parts=2)
     assert not short_and_long(tmp_path, short).compile
     assert short_and_long(tmp_path, long).compile
-    assert short_and_long(tmp_path, replace(short, cached=True)).compile
     assert short_and_long(tmp_path, short, compile=True).compile
     assert not short_and_long(tmp_path, long, compile=False).compile
     reason = short_and_long(tmp_path, short).compile_reason
@@ -152,7 +147,7 @@ def test_samples_have_the_time_of_layers_with_as_many_products(tmp_path):
 
 
 def test_a_resumed_run_chooses_as_the_one_it_continues(tmp_path):
-    """Although the cache is filled by now, and fewer steps are left."""
+    """Although fewer steps are left."""
     job = make_job(tmp_path, global_batch_size=16)
     model = build_model(job)
     kept = {"compile": True, "cuda_graphs": False, "reason": "as weighed then"}
@@ -209,30 +204,6 @@ def test_a_graph_of_one_shape_grows_with_its_layers(layers, parts):
     sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
     config = AutoConfig.for_model("vit", num_hidden_layers=layers, **sizes)
     assert distinct_parts(AutoModel.from_config(config)) == parts
-
-
-def test_the_mark_lies_in_pytorchs_cache_and_goes_with_another_shape(
-    tmp_path, monkeypatch
-):
-    assert str(compile_cache_folder()) == cache_dir()
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    assert str(compile_cache_folder()) == cache_dir() == str(tmp_path)
-    config, how = BertConfig(hidden_size=64), {"device": "NVIDIA H200"}
-    mark = mark_of(config, how)
-    assert mark.is_relative_to(tmp_path) and not is_marked(mark)
-    leave_mark(mark)
-    assert is_marked(mark_of(BertConfig(hidden_size=64), how))
-    assert not is_marked(mark_of(BertConfig(hidden_size=128), how))
-    assert not is_marked(mark_of(config, {"device": "NVIDIA A100"}))
-    job = make_job(tmp_path / "job")
-    model = build_model(job)
-    assert not plan(job, H200, model).cached
-
-
-def test_a_mark_that_cannot_be_left_costs_nothing(tmp_path):
-    (tmp_path / "file").write_text("")
-    leave_mark(tmp_path / "file" / "flatout" / "mark")
-    assert not is_marked(tmp_path / "file" / "flatout" / "mark")
 
 
 @pytest.fixture

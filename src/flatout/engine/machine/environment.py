@@ -5,14 +5,11 @@ MKL and OpenMP read theirs once, when torch is imported, so call `apply` first.
 
 from __future__ import annotations
 
-import getpass
 import logging
 import math
 import os
-import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -185,18 +182,6 @@ def allocator_is_set() -> bool:
 def tracking_uri() -> str | None:
     """Tracking store from the environment; None if it is not set."""
     return os.environ.get("MLFLOW_TRACKING_URI") or None
-
-
-def compile_cache_folder() -> Path:
-    """Folder of PyTorch's compiled graphs; asking PyTorch costs seconds of imports."""
-    if named := os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
-        return Path(named)
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name, in a container
-        user = f"uid_{os.getuid()}"
-    name = "torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user)
-    return Path(tempfile.gettempdir(), name)
 
 
 def c_compiler() -> str | None:

@@ -8,13 +8,15 @@ buckets, each block provides its gradients early, while the next blocks compute 
 
 from __future__ import annotations
 
+import hashlib
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from flatout.engine.families import family_of
-from flatout.engine.models.compile_cache import sources_digest
 from flatout.engine.models.one_shape import OneShape
 
 MOST_VARIANTS = 16
@@ -82,6 +84,16 @@ def distinct_parts(model: Any) -> int:
 def block_names(model: Any) -> set[str]:
     """Class names of the Hugging Face model's blocks."""
     return set(getattr(model.model, "_no_split_modules", None) or ())
+
+
+@cache
+def sources_digest() -> str:
+    """Digest of the sources of kernels and graphs."""
+    digest = hashlib.blake2s(digest_size=8)
+    engine = Path(__file__).parents[1]
+    for file in sorted([*engine.glob("models/*.py"), *engine.glob("ops/**/*.py")]):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def _configure() -> None:

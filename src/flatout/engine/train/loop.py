@@ -39,7 +39,7 @@ from flatout.engine.train.schedule import check_schedule, learning_rate
 from flatout.engine.train.setup.assemble import Trainer, assemble
 from flatout.engine.train.setup.identity import agreed, identity
 from flatout.engine.train.setup.job import TrainJob
-from flatout.engine.train.setup.planned import note_compiled, plan
+from flatout.engine.train.setup.planned import plan
 from flatout.engine.train.setup.step_data import make_collator, make_planner
 from flatout.engine.train.wrong_rows import WrongRows
 
@@ -287,7 +287,4 @@ def finish(trainer: Trainer, recorder: Recorder, session: Session) -> Evaluation
     with recorder.paused("evaluate"):
         test = evaluate_split(trainer, trainer.job.test)
     recorder.metrics.write(trainer.total_steps, test.named("test"))
-    note_compiled(
-        trainer.job, trainer.runtime, trainer.resolved, trainer.model.model.config
-    )
     return test

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.json as pajson
 
 from flatout.engine.data.raw_texts import (
     BrokenRow,
@@ -18,8 +16,6 @@ from flatout.engine.data.raw_texts import (
     column_of_mixed,
 )
 from flatout.engine.data.readers.file_reader import FileReader
-
-# Arrow reads valid blocks; of a bad line it gives neither number nor error.
 
 BLOCK_BYTES = 16 << 20
 HEAD_BYTES = 64 << 10
@@ -56,8 +52,7 @@ class JsonReader(FileReader):
     def batches(self, columns: list[str]) -> Iterator[RawBatch]:
         start = 0
         for block in self._blocks(BLOCK_BYTES):
-            fast = self._fast(block, columns, start)
-            batch = fast or self._slow(block, columns, start)
+            batch = self._parsed(block, columns, start)
             start += len(batch.rows) + len(batch.broken)
             yield batch
 
@@ -73,30 +68,7 @@ class JsonReader(FileReader):
             if rest.strip():
                 yield rest
 
-    def _fast(self, block: bytes, columns: list[str], start: int) -> RawBatch | None:
-        """Parse with Arrow; None if a line does not match the types of the first."""
-        first = _parsed(block[: block.find(b"\n") % (len(block) + 1)])
-        types = {str: pa.string(), int: pa.int64(), float: pa.float64()}
-        if not isinstance(first, dict) or any(
-            type(first.get(name)) not in types for name in columns
-        ):
-            return None
-        schema = pa.schema([(name, types[type(first[name])]) for name in columns])
-        try:
-            table = pajson.read_json(
-                pa.BufferReader(block),
-                pajson.ReadOptions(block_size=len(block) + 1),
-                pajson.ParseOptions(
-                    explicit_schema=schema, unexpected_field_behavior="ignore"
-                ),
-            )
-        except pa.ArrowInvalid:
-            return None
-        arrays = {name: table.column(name).combine_chunks() for name in columns}
-        rows = np.arange(start, start + table.num_rows)
-        return RawBatch(self.source, rows, arrays)
-
-    def _slow(self, block: bytes, columns: list[str], start: int) -> RawBatch:
+    def _parsed(self, block: bytes, columns: list[str], start: int) -> RawBatch:
         """Parse line by line, so that a bad line rejects only itself."""
         rows, values, broken = [], [], []
         for row, line in enumerate(_lines(block), start):

@@ -22,7 +22,6 @@ from flatout.engine.tasks import IGNORED, RankedRows, Task
 from flatout.engine.tokenizing.encoders.chat import ChatEncoder
 from flatout.engine.tokenizing.encoders.encoded import Encoded, TokensError
 from flatout.engine.tokenizing.encoders.encoder import (
-    CHARACTERS_PER_TOKEN,
     EncodeOptions,
     Encoder,
 )
@@ -135,7 +134,7 @@ class TokensRecipe(ArrowRecipe):
     def _pair_batches(self) -> Iterator[Any]:
         table, cut = self.rows.data.table, 0
         encoder = Encoder(self.tokenizer.backend, self.options)
-        for start, stop in unit_bounds(table, self.options):
+        for start, stop in unit_bounds(table, paired=True):
             texts, counts = texts_of(table.slice(start, stop - start))
             with tokenizer_parallelism(True):
                 part = encoder.encode(texts)
@@ -154,7 +153,7 @@ class TokensRecipe(ArrowRecipe):
         """Encode all rows part by part, which bounds memory."""
         table = self.rows.data.table
         encode = self._encoder()
-        for start, stop in unit_bounds(table, self.options):
+        for start, stop in unit_bounds(table):
             with tokenizer_parallelism(True):
                 yield encode(table.slice(start, stop - start), start)
 
@@ -224,13 +223,13 @@ def _spread_words(
     return labels
 
 
-def unit_bounds(table: Any, options: EncodeOptions) -> Iterator[tuple[int, int]]:
+def unit_bounds(table: Any, *, paired: bool = False) -> Iterator[tuple[int, int]]:
     """Start and end of parts of a table with about UNIT_BYTES of text to encode."""
     names = [name for name in TEXTS if name in table.column_names]
-    costs = [_cost_bytes(table.column(n), options) for n in names]
-    if options.form == "pairs":
-        costs.append(passage_bytes(table, CHARACTERS_PER_TOKEN * options.max_length))
-    ends = np.cumsum(sum(costs))
+    costs = [pc.binary_length(table.column(name)).to_numpy() for name in names]
+    if paired:
+        costs.append(passage_bytes(table))
+    ends = np.cumsum(sum(costs), dtype=np.int64)
     start = 0
     while start < len(ends):
         done = ends[start - 1] if start else 0
@@ -238,14 +237,6 @@ def unit_bounds(table: Any, options: EncodeOptions) -> Iterator[tuple[int, int]]
         stop = min(max(stop, start + 1), start + UNIT_ROWS)
         yield start, stop
         start = stop
-
-
-def _cost_bytes(texts: Any, options: EncodeOptions) -> npt.NDArray[np.int64]:
-    """Number of bytes (N,) of each text that will be read."""
-    lengths: npt.NDArray[np.int64] = pc.binary_length(texts).to_numpy().astype(np.int64)
-    if options.join:
-        return lengths
-    return np.minimum(lengths, CHARACTERS_PER_TOKEN * options.max_length)
 
 
 def _column(table: Any, name: str) -> Any:

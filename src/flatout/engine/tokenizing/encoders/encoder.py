@@ -12,11 +12,8 @@ from tokenizers import Tokenizer
 
 from flatout.engine.tokenizing.encoders.encoded import Encoded, flat
 
-CHARACTERS_PER_TOKEN = 6
-"""A text longer than this times `max_length` is encoded from its head at first."""
-SPARE_TOKENS = 8
-"""Surplus tokens that the head of a text must give: its last few tokens may differ
-from those of the whole text. With fewer, a longer head is encoded."""
+MOST_CHARACTERS = 1_000
+"""Characters that are read for each token of a row: bounds memory for huge texts."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,6 @@ class Encoder:
     def __init__(self, tokenizer: Tokenizer, options: EncodeOptions) -> None:
         self.options = options
         self._tokenizer = tokenizer
-        self._added = tokenizer.num_special_tokens_to_add(options.has_pair)
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self._before, self._after = special_around(tokenizer) or ([], [])
@@ -63,7 +59,8 @@ class Encoder:
             return self._encode_words(texts)
         if self.options.join:
             return self._encode_to_join(texts)
-        return self._collect(self._encode_heads(texts))
+        heads = pc.utf8_slice_codeunits(texts, 0, MOST_CHARACTERS * self._size)
+        return self._collect(self._tokenizer.encode_batch_fast(heads.to_pylist()))
 
     def _encode_pairs(self, texts: Any, pairs: Any) -> Encoded:
         inputs = list(zip(texts.to_pylist(), pairs.to_pylist(), strict=True))
@@ -112,41 +109,6 @@ class Encoder:
             )
         return _encoded([row or [self.options.empty_id] for row in rows], cut)
 
-    def _encode_heads(self, texts: Any) -> list[Any]:
-        """Encodings; long texts are read only up to the tokens that are needed."""
-        limit = CHARACTERS_PER_TOKEN * self.options.max_length
-        long = np.flatnonzero(pc.greater(pc.utf8_length(texts), limit).to_numpy(False))
-        inputs = (
-            pc.utf8_slice_codeunits(texts, 0, limit) if len(long) else texts
-        ).to_pylist()
-        for index in long.tolist():
-            inputs[index] = up_to_space(inputs[index])
-        encodings: list[Any] = self._tokenizer.encode_batch_fast(inputs)
-        self._encode_longer_heads(texts, limit, long.tolist(), encodings)
-        return encodings
-
-    def _encode_longer_heads(
-        self, texts: Any, limit: int, rows: list[int], encodings: list[Any]
-    ) -> None:
-        """Encode increasingly long heads until each of `rows` has its tokens."""
-        while rows := [row for row in rows if not self._is_safe(encodings[row])]:
-            limit *= 4
-            heads = [texts[row].as_py() for row in rows]
-            whole = [len(head) <= limit for head in heads]
-            heads = [
-                head if is_whole else up_to_space(head[:limit])
-                for head, is_whole in zip(heads, whole, strict=True)
-            ]
-            found = self._tokenizer.encode_batch_fast(heads)
-            for row, encoding in zip(rows, found, strict=True):
-                encodings[row] = encoding
-            rows = [row for row, done in zip(rows, whole, strict=True) if not done]
-
-    def _is_safe(self, encoding: Any) -> bool:
-        """True if the head of a text gave the same tokens as the whole text."""
-        rest = encoding.overflowing
-        return bool(rest) and len(rest[0]) - self._added >= SPARE_TOKENS
-
     def _encode_to_join(self, texts: Any) -> Encoded:
         """Encode whole texts, each followed by `end_id` if it is set."""
         end = [] if self.options.end_id is None else [self.options.end_id]
@@ -165,12 +127,6 @@ def _first_pieces(words: list[int | None]) -> list[int]:
     before = [None, *words]
     pairs = zip(words, before, strict=False)
     return [-1 if word is None or word == last else word for word, last in pairs]
-
-
-def up_to_space(text: str) -> str:
-    """`text` cut before its last space; empty if it has no space, since a word that is
-    cut may have other tokens than its head."""
-    return text.rpartition(" ")[0]
 
 
 def special_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:

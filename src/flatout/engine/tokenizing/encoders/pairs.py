@@ -34,12 +34,12 @@ def texts_of(table: Any) -> tuple[Any, npt.NDArray[np.int32]]:
     return pa.array(texts, pa.string()), counts
 
 
-def passage_bytes(table: Any, most: int) -> npt.NDArray[np.int64]:
-    """Bytes (N,) of each sample's passages; at most `most` bytes of one are counted."""
+def passage_bytes(table: Any) -> npt.NDArray[np.int64]:
+    """Bytes (N,) of each sample's passages."""
     lists = table.column(PASSAGES)
     ends = np.cumsum(pc.list_value_length(lists).to_numpy())
     sizes = pc.binary_length(pc.list_flatten(lists)).to_numpy().astype(np.int64)
-    sums = np.append(0, np.cumsum(np.minimum(sizes, most)))
+    sums = np.append(0, np.cumsum(sizes))
     found: npt.NDArray[np.int64] = np.diff(sums[np.append(0, ends)])
     return found
 

@@ -23,8 +23,6 @@ thread trained two to six times as fast as two."""
 LOADER_WAIT_LIMIT_PCT = 25.0
 """Share of step time spent waiting for batches. On two cores, which workers share with
 the steps, 2 to 15 is usual."""
-IDLE_RANK_LIMIT_PCT = 25.0
-"""Share of the tokens of each step's busiest rank, for which the others wait."""
 ROWS_SHOWN = 8
 FEW_ROWS = 5
 """Minimum test rows per class: below, one row changes accuracy by over a fifth."""
@@ -115,25 +113,6 @@ def loader_wait_warning(wait_pct: float, num_workers: int) -> str | None:
     )
 
 
-def idle_rank_warning(windows: Sequence[Window]) -> str | None:
-    """Warn if one rank has few tokens and waits for the others."""
-    busiest = sum(window.busiest_tokens for window in windows)
-    shares = [window.rank_tokens for window in windows if window.rank_tokens]
-    if not busiest or not shares:
-        return None
-    tokens = [sum(of_rank) for of_rank in zip(*shares, strict=True)]
-    rank = tokens.index(min(tokens))
-    idle_pct = 100 * (1 - tokens[rank] / busiest)
-    if idle_pct < IDLE_RANK_LIMIT_PCT:
-        return None
-    return (
-        f"rank {rank} idles {idle_pct:.0f} % of each step: it has fewer tokens than "
-        f"the busiest of {len(tokens)} ranks, and waits for it. A global batch has too "
-        "few rows to share evenly: use fewer processes "
-        "(train.distributed.num_processes), or raise train.global_batch_size"
-    )
-
-
 def few_rows_warning(
     counts: Mapping[str, int], label_names: Sequence[str]
 ) -> str | None:
@@ -213,7 +192,6 @@ class HealthWatch:
             "loader": loader_wait_warning(
                 waits if len(windows) >= FEWEST_POINTS else 0.0, self._num_workers
             ),
-            "rank": idle_rank_warning(windows),
         }
         for kind, text in found.items():
             if text:

@@ -42,10 +42,6 @@ class Window:
     """No compilation or graph capture during the window."""
     loader_s: float = 0.0
     """Seconds that the loader's workers need for this number of batches."""
-    rank_tokens: tuple[int, ...] = ()
-    """Padded tokens computed by each rank."""
-    busiest_tokens: int = 0
-    """Sum over steps of the busiest rank's tokens, for which the others waited."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +65,6 @@ class WindowClock:
         """Start a new window; the device must be idle."""
         self._steps: list[_StepMarks] = []
         self._counts = [0] * len(COUNTED)
-        self._rank_tokens: list[int] = []
-        self._busiest_tokens = 0
         self._wall_s = 0.0
         self._compiles = compile_clock.count
         self.resume()
@@ -100,9 +94,6 @@ class WindowClock:
             batch.num_targets,
         )
         self._counts = list(map(add, self._counts, found))
-        before = self._rank_tokens or [0] * len(batch.rank_tokens)
-        self._rank_tokens = list(map(add, before, batch.rank_tokens))
-        self._busiest_tokens += max(batch.rank_tokens)
 
     @property
     def compiles(self) -> int:
@@ -128,8 +119,6 @@ class WindowClock:
             step_ms=[1000 * self._elapsed_s(s.before, s.end) for s in self._steps],
             clean=clean,
             loader_s=len(self._steps) * batch_s,
-            rank_tokens=tuple(self._rank_tokens),
-            busiest_tokens=self._busiest_tokens,
         )
 
     def _loader_wait_s(self, step: _StepMarks) -> float:

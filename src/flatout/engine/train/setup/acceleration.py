@@ -48,8 +48,6 @@ class Planned:
     """Number of distinct parts that are compiled."""
     sample_flops: int = 0
     """FLOPs of forward and backward for samples of one shape; 0 for tokens."""
-    cached: bool = False
-    """True if the compiled parts are in the main rank's disk cache."""
     earlier: Choice | None = None
     """Choice of the run that is resumed, which this one repeats bit for bit."""
     token_budget: int | None = None
@@ -102,7 +100,6 @@ def _work(
         peak_tflops=peak,
         parts=planned.parts,
         shapes=_shapes(job, runtime),
-        cached=planned.cached,
     )
 
 

@@ -17,9 +17,8 @@ HOST_S = 2.2e-3
 """Time to launch a layer, forward and backward: 24 ms for 12 (661 samples/s at 16).
 Steps with less computation per layer wait for the host, compiled or not."""
 PART_S = 11.0
-"""Seconds to compile a distinct part, and to start: 25 to 42 for BERT's two."""
-CACHED_SHARE = 0.2
-"""Share of these seconds if the disk cache is filled: 4 to 7."""
+"""Seconds to compile a distinct part, and to start: 25 to 42 for BERT's two. With a
+filled disk cache it takes 4 to 7; that does not count, so that a choice is repeated."""
 STEPS_A_SHAPE = 2
 """Number of slow steps per shape: the first is launched and the second recorded, each
 as slow as a step without graphs."""
@@ -39,8 +38,6 @@ class Work:
     """Number of distinct compiled parts."""
     shapes: int
     """Number of shapes of a step's tensors, each of which is recorded once."""
-    cached: bool = False
-    """True if compiled parts are in the disk cache."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ def choose_compilation(
     work: Work, compiled: bool | None = None, recorded: bool | None = None
 ) -> Choice:
     """Keep the settings `compiled` and `recorded`; for None choose the faster run."""
-    cost_s = PART_S * (1 + work.parts) * (CACHED_SHARE if work.cached else 1)
+    cost_s = PART_S * (1 + work.parts)
     graphs = recorded
     if graphs is None:
         graphs = work.steps > STEPS_A_SHAPE * work.shapes

@@ -1,16 +1,14 @@
-"""Facts about a training before it begins: its steps, cached compilation, and the
-choices of the run that it resumes."""
+"""Facts about a training before it begins: its steps, and the choices of the run that
+it resumes."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from flatout.engine.checkpoints.checkpoint_folder import Manifest
 from flatout.engine.checkpoints.resume import glimpse
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.models.compilation import distinct_parts
-from flatout.engine.models.compile_cache import is_marked, leave_mark, mark_of
 from flatout.engine.models.flops import ModelFlops
 from flatout.engine.train.setup.acceleration import Planned
 from flatout.engine.train.setup.job import TrainJob
@@ -19,10 +17,8 @@ from flatout.engine.train.setup.resolved_config import ResolvedConfig
 
 
 def plan(job: TrainJob, runtime: Runtime, model: Any) -> Planned:
-    """Plan a training of a Hugging Face `model`. Deterministic runs ignore the compile
-    cache, because another choice in the next run would change roundings."""
+    """Plan a training of a Hugging Face `model`."""
     train, batches = job.settings.train, job.batches
-    asks = runtime.is_cuda and not runtime.deterministic
     checkpoint = glimpse(train.resume, job.work_folder)
     found = checkpoint.manifest if checkpoint else None
     earlier = _earlier(found, runtime)
@@ -31,7 +27,6 @@ def plan(job: TrainJob, runtime: Runtime, model: Any) -> Planned:
         steps=max(1, batches.total_steps(train.epochs, train.max_steps) - done),
         parts=distinct_parts(model),
         sample_flops=_sample_flops(job, model) if runtime.is_cuda else 0,
-        cached=asks and is_marked(_mark(job, runtime, model.config)),
         earlier=earlier,
         token_budget=found.accelerated.get("token_budget")
         if found and earlier
@@ -57,14 +52,6 @@ def as_kept(resolved: ResolvedConfig, runtime: Runtime) -> dict[str, Any]:
     }
 
 
-def note_compiled(
-    job: TrainJob, runtime: Runtime, resolved: ResolvedConfig, config: Any
-) -> None:
-    """Note after a training that its parts are in the main rank's disk cache."""
-    if runtime.is_cuda and runtime.ranks.is_main and resolved.compile:
-        leave_mark(_mark(job, runtime, config))
-
-
 def _earlier(found: Manifest | None, runtime: Runtime) -> Choice | None:
     """Earlier choice; None for another device or number of them, which choose again."""
     kept = found.accelerated if found else {}
@@ -75,18 +62,3 @@ def _earlier(found: Manifest | None, runtime: Runtime) -> Choice | None:
 
 def _where(runtime: Runtime) -> dict[str, Any]:
     return {"device": runtime.device_name, "world_size": runtime.ranks.world_size}
-
-
-def _mark(job: TrainJob, runtime: Runtime, config: Any) -> Path:
-    settings = job.settings
-    how = {
-        "device": runtime.device_name,
-        "precision": runtime.precision,
-        "attention": settings.runtime.attention,
-        "residual": settings.runtime.residual,
-        "batching": settings.train.batching,
-        "task": settings.model.task,
-        "strategy": settings.train.distributed.strategy,
-        "gradient_checkpointing": settings.train.gradient_checkpointing,
-    }
-    return mark_of(config, how)
