@@ -21,6 +21,8 @@ NOT_RUN = {
     r"docker .*": "needs docker; tests/test_packaging.py follows the Dockerfile",
     r"nvidia-smi": "needs an NVIDIA GPU",
     r"sbatch .*|kubectl .*": "needs a cluster",
+    r".*checkpoint\.mirror=.*": "tests/engine/test_mirror.py::"
+    "test_a_new_machine_goes_on_from_the_mirror",
     r"torchrun .*": "tests/engine/test_launch.py::"
     "test_inside_torchrun_only_rank_0_runs_the_project",
     r"accelerate launch .*": "starts ranks as torchrun does, which a test runs",

@@ -18,13 +18,13 @@ import torch
 from flatout.engine.checkpoints.checkpoint_folder import (
     CheckpointError,
     Manifest,
-    file_hash,
     finish,
     is_interrupted,
     read_manifest,
     step_folders,
     was_trained_now,
 )
+from flatout.engine.files.content_key import file_hash
 from flatout.engine.launch.launch import collect, run_job
 from flatout.engine.launch.results import take_over, write_result
 from flatout.engine.machine.environment import Ranks

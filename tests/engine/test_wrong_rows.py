@@ -15,7 +15,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import AutoModelForSequenceClassification
 
-from flatout.engine.checkpoints.checkpoint_folder import file_hash
+from flatout.engine.files.content_key import file_hash
 from flatout.engine.guard.differences import differences
 from flatout.engine.launch.launch import run_job
 from flatout.engine.machine.runtime import set_up

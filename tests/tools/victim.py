@@ -114,7 +114,7 @@ def make_job(victim: Victim, folder: Path) -> Any:
 
 def outcome(result: Any) -> dict[str, Any]:
     """Curves as hexadecimal floats, and hashes of the weights."""
-    from flatout.engine.checkpoints.checkpoint_folder import file_hash
+    from flatout.engine.files.content_key import file_hash
 
     return {
         "history": [

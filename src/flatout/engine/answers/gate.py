@@ -140,7 +140,7 @@ def _trained(
         runtime = job.settings.runtime.model_copy(update={"seed": seed})
         settings = job.settings.model_copy(update={"train": train, "runtime": runtime})
         job = replace(job, settings=settings, metrics_file=Path(name, "points.jsonl"))
-        result = run_job(replace(job, work_folder=Path(name, "run")))
+        result = run_job(job.apart(Path(name, "run")))
         return result.report, result.history
 
 

@@ -28,6 +28,7 @@ from flatout.engine.files.atomic_write import (
     replace_atomically,
     sync,
 )
+from flatout.engine.files.content_key import file_hash
 from flatout.engine.parameters.faults import first_line
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,6 @@ RESULT = "result.json"
 FINISHED = "finished.json"
 """The same after that; a repeated run of the same training returns it."""
 FORMAT = 1
-CHUNK_BYTES = 1 << 24
 
 
 class CheckpointError(ValueError):
@@ -170,15 +170,6 @@ def _seal(hidden: Path, manifest: Manifest, answers: list[Any]) -> None:
     (hidden / MANIFEST).write_text(manifest.text(), encoding="utf-8")
     sync(hidden / MANIFEST)
     sync(hidden)
-
-
-def file_hash(path: Path) -> str:
-    """xxh3 (128 bits, hexadecimal) of a file; detects damage, not attacks."""
-    state = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            state.update(chunk)
-    return state.hexdigest()
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -23,9 +23,17 @@ class CheckpointWriter:
     """Writes each checkpoint in a thread. If the disk is full or gone, a checkpoint is
     lost with a warning, but the run continues; older checkpoints stay."""
 
-    def __init__(self, folder: Path, keep: int, ranks: Alone | None = None) -> None:
-        """`ranks`: all that write a part, if there are several."""
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        ranks: Alone | None = None,
+        sealed: Callable[[Checkpoint], None] = lambda _: None,
+    ) -> None:
+        """`ranks`: all that write a part, if there are several. `sealed` is called on
+        the main rank with each checkpoint."""
         self._folder = folder
+        self._sealed = sealed
         self._ranks = ranks
         self._keep = keep
         self._thread: threading.Thread | None = None
@@ -61,6 +69,7 @@ class CheckpointWriter:
         if written is None:  # only the main rank gets it
             return
         self.newest = written
+        self._sealed(written)
         try:
             prune(self._folder, self._keep, manifest.best)
         except OSError as error:

@@ -103,25 +103,30 @@ class Resume:
 
 
 def check_identity(folder: Path, found: Manifest, identity: dict[str, Any]) -> None:
-    """Raises CheckpointError if `folder` has a checkpoint of another training. Settings
-    that its version did not have count as today's default."""
+    """Raises CheckpointError if `folder` has a checkpoint of another training."""
+    if differences := identity_faults(found.identity, identity):
+        raise CheckpointError(
+            f"{folder} was made by another training (then -> now): "
+            f"{'; '.join(differences)}. Set these back to resume it, or set "
+            "train.resume: never to start from the beginning"
+        )
+
+
+def identity_faults(found: dict[str, Any], identity: dict[str, Any]) -> list[str]:
+    """Return the differences to the training that was `found`; a larger number of steps
+    is none. Settings that its version did not have count as today's default."""
     defaults = dict(by_path(Settings().model_dump(mode="json")))
     unknown = {n: defaults[n] for n in identity if n in defaults}
     # Earlier versions kept no digest of a custom task's code.
     unknown |= {n: v for n, v in identity.items() if n.startswith("code of ")}
-    before = {**unknown, **found.identity}
+    before = {**unknown, **found}
     raised = {n: identity[n] for n in LENGTHS if _is_raised(before[n], identity[n])}
     for line in differing({n: before[n] for n in raised}, raised):
         logger.warning(
             "%s: training goes on, with the learning rate of the new number of steps",
             line,
         )
-    if differences := differing({**before, **raised}, identity):
-        raise CheckpointError(
-            f"{folder} was made by another training (then -> now): "
-            f"{'; '.join(differences)}. Set these back to resume it, or set "
-            "train.resume: never to start from the beginning"
-        )
+    return differing({**before, **raised}, identity)
 
 
 def _is_raised(before: float | None, now: float | None) -> bool:

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+CHUNK_BYTES = 1 << 24
 FILES, STATE = "files", "files_state"
 """Fields of a FilesKey: a digest of the bytes, and one of sizes, times and inodes."""
 
@@ -97,6 +99,15 @@ def _says_nothing(then: str, now: str) -> bool:
 
 def _shown(fields: Mapping[str, Any], name: str) -> str:
     return json.dumps(fields[name], ensure_ascii=False) if name in fields else "absent"
+
+
+def file_hash(path: Path) -> str:
+    """xxh3 (128 bits, hexadecimal) of a file; detects damage, not attacks."""
+    state = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            state.update(chunk)
+    return state.hexdigest()
 
 
 def arrow_digest(batches: Iterable[Any]) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 import xxhash
 
 from flatout.engine.checkpoints.checkpoint_folder import finish
+from flatout.engine.checkpoints.checkpoint_mirror import fetch_newest
 from flatout.engine.checkpoints.resume import open_named
 from flatout.engine.launch.job_files import JobFiles, token_key, tokenizer_file
 from flatout.engine.launch.results import read_result, take_over, write_result
@@ -31,6 +32,7 @@ from flatout.engine.rows.vocabulary import Vocabulary
 from flatout.engine.train.keeping.oom import OutOfMemory
 from flatout.engine.train.loop import TrainResult, train
 from flatout.engine.train.process_group import ProcessGroup
+from flatout.engine.train.setup.identity import identity
 from flatout.engine.train.setup.job import TrainJob
 
 logger = logging.getLogger(__name__)
@@ -76,6 +78,7 @@ def run_job(job: TrainJob) -> TrainResult:
 def launch(job: TrainJob) -> TrainResult:
     """Train `job` in this process, or in one process per device."""
     distributed = job.settings.train.distributed
+    _fetch_mirrored(job)
     if environment.launched_from_outside():
         return _train_with_launcher(job)
     if job.settings.train.resume not in ("auto", "never"):
@@ -86,6 +89,14 @@ def launch(job: TrainJob) -> TrainResult:
     result = train(job, set_up(job.settings.runtime))
     write_result(job, result)
     return result
+
+
+def _fetch_mirrored(job: TrainJob) -> None:
+    """Download the newest checkpoint of the mirror, if it is newer than those here."""
+    settings = job.settings.train
+    url, machine = settings.checkpoint.mirror, settings.distributed.machine_rank
+    if url and settings.resume == "auto" and machine == 0:
+        fetch_newest(url, job.work_folder, identity(job))
 
 
 def resolve_processes(settings: DistributedSettings) -> int:

@@ -17,12 +17,12 @@ from flatout.engine.checkpoints.checkpoint_folder import (
     RESULT,
     CheckpointError,
     discard,
-    file_hash,
     inside,
     step_folders,
 )
 from flatout.engine.checkpoints.resume import differing
 from flatout.engine.files.atomic_write import child, write_text
+from flatout.engine.files.content_key import file_hash
 from flatout.engine.train.loop import TrainResult
 from flatout.engine.train.recording.report import LogPoint, TrainReport
 from flatout.engine.train.setup.identity import execution, result_identity

@@ -173,6 +173,9 @@ class CheckpointSettings(SettingsModel):
     """Minutes between checkpoints; the first after one minute. null: not by time."""
     keep: int = parameter(2, MACHINE, ge=1)
     """Number of newest checkpoints kept, in addition to the best."""
+    mirror: str | None = parameter(None, MACHINE)
+    """URL (s3://bucket/run, or another of fsspec) for copies of the checkpoints. A new
+    machine with an empty folder resumes from there. null: none."""
 
 
 class DistributedSettings(SettingsModel):

@@ -17,9 +17,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from flatout.engine.checkpoints.checkpoint_folder import file_hash
 from flatout.engine.files.calibration import Calibration
-from flatout.engine.files.content_key import ContentKey
+from flatout.engine.files.content_key import ContentKey, file_hash
 from flatout.engine.files.own_code import digest_of, source_of
 from flatout.engine.machine.environment import Ranks
 from flatout.engine.models.building import ModelError

@@ -11,7 +11,6 @@ import logging
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,7 +88,7 @@ def train_whole(spec: TrialSpec, job: TrainJob, folder: Path) -> Figures:
     resumes from its newest checkpoint."""
     from flatout.engine.launch.launch import collect
 
-    return collect(replace(job, work_folder=folder / TRAINING)).report.as_dict()
+    return collect(job.apart(folder / TRAINING)).report.as_dict()
 
 
 if __name__ == "__main__":

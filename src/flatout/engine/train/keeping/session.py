@@ -16,8 +16,10 @@ from flatout.engine.checkpoints.checkpoint_folder import (
     clear_all_leftovers,
     prune,
 )
+from flatout.engine.checkpoints.checkpoint_mirror import CheckpointMirror
 from flatout.engine.checkpoints.checkpoint_writer import CheckpointWriter
 from flatout.engine.checkpoints.resume import Resume, resume_line
+from flatout.engine.files.mirror import MirrorError
 from flatout.engine.machine.signals import Interrupted, StopSignals
 from flatout.engine.machine.watchdog import heartbeat
 from flatout.engine.train.keeping.saved_model import SaveError, load_weights, save_model
@@ -57,8 +59,12 @@ class Session:
         self._lock = FileLock(self.folder / ".lock")
         self._signals = StopSignals()
         self._snapshots = Snapshots(trainer, recorder, self._control)
+        self._mirror = self._make_mirror()
         self._writer = CheckpointWriter(
-            self.folder, settings.checkpoint.keep, group.writers if group else None
+            self.folder,
+            settings.checkpoint.keep,
+            group.writers if group else None,
+            self._mirror.offer if self._mirror else lambda _: None,
         )
         every = settings.checkpoint.every_steps
         self._agreement = Agreement(self._ranks, self._control, every)
@@ -77,6 +83,7 @@ class Session:
     def __exit__(self, kind: object, *_: object) -> None:
         heartbeat.watch_alone(None)
         self._writer.wait()
+        self._wait_for_mirror()
         (self._tell_saved if kind is None else self._note_saved)()
         self._lock.release()
         self._signals.__exit__()
@@ -141,6 +148,20 @@ class Session:
     def best_model(self) -> Path:
         return self.folder / (self.recorder.best_folder or "last")
 
+    def _make_mirror(self) -> CheckpointMirror | None:
+        wanted = self._settings.checkpoint
+        if wanted.mirror is None or not self._ranks.is_main:
+            return None
+        return CheckpointMirror(wanted.mirror, self.folder, wanted.keep)
+
+    def _wait_for_mirror(self) -> str | None:
+        """Wait for the upload; return the reason if it has failed."""
+        fault = self._mirror.wait(heartbeat.beat) if self._mirror else None
+        if fault and fault not in self._faults:
+            logger.warning(fault)
+            self._faults.append(fault)
+        return fault
+
     def _claim_folder(self) -> None:
         """Raises CheckpointError if it is not writable or used by another run."""
         try:
@@ -166,7 +187,10 @@ class Session:
                 found = Resume(
                     self._settings.resume, self.folder, self._identity
                 ).find()
-            except CheckpointError as error:
+                if self._mirror:
+                    step = found.manifest.step if found else 0
+                    self._mirror.claim(self._identity, step)
+            except (CheckpointError, MirrorError) as error:
                 reason = str(error)
             except OSError as error:  # the other ranks wait for an answer
                 reason = (
@@ -221,11 +245,14 @@ class Session:
         with heartbeat.phase("checkpoint"):
             self._save(done)
             self._writer.wait()
+            fault = self._wait_for_mirror()
         newest = self._writer.newest
         if newest is not None and newest.manifest.step == done:
             text = f"saved {newest.folder}; the same command resumes there"
         else:
             text = f"NOT saved; the newest checkpoint is {newest and newest.folder}"
+        if self._mirror:
+            text += " (NOT in the mirror)" if fault else " (also in the mirror)"
         message = f"stopped after step {done} of {self.trainer.total_steps}: {text}"
         if self._ranks.is_main:
             logger.warning(message)

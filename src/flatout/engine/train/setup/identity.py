@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout import __version__
-from flatout.engine.checkpoints.checkpoint_folder import file_hash
+from flatout.engine.files.content_key import file_hash
 from flatout.engine.files.own_code import digest_of, source_of
 from flatout.engine.parameters import Settings
 from flatout.engine.parameters.common import EXECUTION, MACHINE, by_path

@@ -37,6 +37,14 @@ class TrainJob:
     tokenizer_file: str | None = None
     """A tokenizer.json for readable rows; None: rows are shown as token numbers."""
 
+    def apart(self, folder: Path) -> TrainJob:
+        """Return the job in another work folder, without a mirror."""
+        train = self.settings.train
+        checkpoint = train.checkpoint.model_copy(update={"mirror": None})
+        train = train.model_copy(update={"checkpoint": checkpoint})
+        settings = self.settings.model_copy(update={"train": train})
+        return replace(self, settings=settings, work_folder=folder)
+
     @cached_property
     def task(self) -> Task:
         """The task of the model. Raises SettingsError, TaskError."""

@@ -1,0 +1,236 @@
+"""Uploads sealed checkpoints in the background, and downloads the newest one.
+
+The run that writes to a mirror is named in OWNER. One that finds another name there
+uploads no more, so that a new machine can take over from one that may be lost.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from flatout.engine.checkpoints.checkpoint_folder import MANIFEST, Checkpoint, Manifest
+from flatout.engine.checkpoints.resume import glimpse, identity_faults
+from flatout.engine.files.atomic_write import hidden_path, remove
+from flatout.engine.files.mirror import DamagedCopyError, Mirror, MirrorError
+from flatout.engine.files.owner import runs_since
+from flatout.engine.parameters.faults import first_line
+
+logger = logging.getLogger(__name__)
+
+PARAMETER = "train.checkpoint.mirror"
+OWNER = "owner.json"
+STEP, BEST = "step-", "best-"
+END_S = 60.0
+"""At the end of a run, uploads that fail are tried again for this time."""
+LONGEST_PAUSE_S = 30.0
+POLL_S = 0.2
+
+
+class TakenOverError(RuntimeError):
+    """Another run writes to this mirror now."""
+
+
+class CheckpointMirror:
+    """Uploads the newest checkpoint whenever the previous upload has ended. A store
+    that fails is tried again and again, and never stops the training."""
+
+    def __init__(self, url: str, folder: Path, keep: int) -> None:
+        """`folder`: of the checkpoints. `keep`: number of newest copies to keep."""
+        self._mirror = Mirror(url, PARAMETER)
+        self._folder, self._keep = folder, keep
+        self._run = uuid.uuid4().hex
+        self._turn = threading.Condition()
+        self._waiting: Path | None = None
+        self._thread: threading.Thread | None = None
+        self._failing_s: float | None = None
+        self._reason = ""
+
+    def claim(self, identity: dict[str, Any], step: int) -> None:
+        """Make this run, which begins at `step`, the owner; remove unfinished and later
+        copies. Raises MirrorError if another run or training uses the mirror."""
+        check_owner(self._mirror, identity)
+        self._mirror.patiently(lambda: self._claim(identity, step))
+
+    def _claim(self, identity: dict[str, Any], step: int) -> None:
+        process = {"pid": os.getpid(), "begin_s": psutil.Process().create_time()}
+        owner = {"run": self._run, "host": socket.gethostname(), **process}
+        self._mirror.write(OWNER, json.dumps({**owner, "identity": identity}))
+        for name, complete in self._mirror.copies().items():
+            is_ours = name.startswith((STEP, BEST))
+            if is_ours and not (complete and int(name[len(STEP) :]) <= step):
+                self._mirror.remove(name)
+
+    def offer(self, checkpoint: Checkpoint) -> None:
+        """Upload a sealed checkpoint and its best model, instead of one that waits."""
+        # Links, which stay when old checkpoints are removed.
+        linked = hidden_path(self._folder / "mirror")
+        try:
+            for name in filter(
+                None, (checkpoint.manifest.best, checkpoint.folder.name)
+            ):
+                source = self._folder / name
+                shutil.copytree(source, linked / name, copy_function=_link_or_copy)
+        except OSError as error:
+            self._note(error)
+            remove(linked)
+            return
+        with self._turn:
+            replaced, self._waiting = self._waiting, linked
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, daemon=True)
+                self._thread.start()
+            self._turn.notify()
+        if replaced is not None:
+            remove(replaced)
+
+    def wait(self, beat: Callable[[], None]) -> str | None:
+        """Wait for the current upload, calling `beat` meanwhile. Return the reason if
+        the newest checkpoint could not be uploaded."""
+        begin_s = time.monotonic()
+        with self._turn:
+            self._turn.notify()
+        while self._thread is not None:
+            beat()
+            failing_s = self._failing_s
+            if failing_s and time.monotonic() - max(begin_s, failing_s) > END_S:
+                break
+            time.sleep(POLL_S)
+        if not self._reason:
+            return None
+        lacks = f"{PARAMETER}: {self._mirror.shown} lacks the newest checkpoint"
+        return f"{lacks} ({self._reason})"
+
+    def _work(self) -> None:
+        while True:
+            with self._turn:
+                linked, self._waiting = self._waiting, None
+                if linked is None:
+                    self._thread = None
+                    return
+            try:
+                self._deliver(linked)
+            finally:
+                remove(linked)
+
+    def _deliver(self, linked: Path) -> None:
+        """Upload until it succeeds, a newer checkpoint waits, or the mirror is lost."""
+        pause_s = 1.0
+        while self._waiting is None:
+            try:
+                self._upload(linked)
+                self._failing_s, self._reason = None, ""
+                return
+            except TakenOverError as error:
+                self._note(error)
+                return
+            except Exception as error:  # each store has errors of its own
+                self._failing_s = self._failing_s or time.monotonic()
+                self._note(error)
+            with self._turn:
+                self._turn.wait(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _note(self, error: Exception) -> None:
+        """Log a reason that is new."""
+        if self._reason != (reason := first_line(error)):
+            self._reason = reason
+            text = "%s: no upload to %s (%s); the training continues"
+            logger.warning(text, PARAMETER, self._mirror.shown, reason)
+
+    def _upload(self, linked: Path) -> None:
+        self._check_mine()
+        present = self._mirror.copies()
+        for folder in sorted(linked.iterdir()):  # the best model, then the checkpoint
+            if not present.get(folder.name):
+                self._mirror.upload(folder, folder.name, self._check_mine)
+        self._prune()
+
+    def _check_mine(self) -> None:
+        owner = json.loads(self._mirror.read(OWNER) or "{}")
+        if owner.get("run") != self._run:
+            raise TakenOverError(
+                f"a run on {owner.get('host')} uses it now: give each run its own URL"
+            )
+
+    def _prune(self) -> None:
+        """Remove old checkpoints, and best models that no newer one names."""
+        names = self._mirror.copies()
+        kept = _steps(names)[-self._keep :]
+        wanted = {*kept, *(_manifest(self._mirror, name).best for name in kept)}
+        for name in names:
+            if name.startswith((STEP, BEST)) and name not in wanted:
+                self._mirror.remove(name)
+
+
+def _steps(copies: dict[str, bool]) -> list[str]:
+    """Complete checkpoints, the newest last."""
+    return [n for n, complete in copies.items() if complete and n.startswith(STEP)]
+
+
+def _manifest(mirror: Mirror, name: str) -> Manifest:
+    return Manifest.parse(mirror.read(f"{name}/{MANIFEST}") or "")
+
+
+def fetch_newest(url: str, folder: Path, identity: dict[str, Any]) -> None:
+    """Download the newest sound checkpoint of this training to `folder`, unless that
+    has a newer one. Raises MirrorError for a mirror of another training."""
+    mirror = Mirror(url, PARAMETER)
+    check_owner(mirror, identity)
+    local = glimpse("auto", folder)
+    for name in reversed(_steps(mirror.patiently(mirror.copies))):
+        if local is not None and name <= local.folder.name:
+            return
+        try:
+            _fetch(mirror, name, folder)
+        except (DamagedCopyError, json.JSONDecodeError) as error:
+            logger.warning("checkpoint skipped: %s", error)
+            continue
+        logger.info("%s was downloaded from %s", name, mirror.shown)
+        return
+
+
+def _fetch(mirror: Mirror, name: str, folder: Path) -> None:
+    """Download a checkpoint, after its best model."""
+    best = mirror.patiently(lambda: _manifest(mirror, name)).best
+    if best and mirror.patiently(mirror.copies).get(best):
+        mirror.patiently(partial(mirror.download, best, folder / best))
+    mirror.patiently(partial(mirror.download, name, folder / name))
+
+
+def check_owner(mirror: Mirror, identity: dict[str, Any]) -> None:
+    """Raise MirrorError if another training, or a process of this machine, uses it."""
+    owner = json.loads(mirror.patiently(lambda: mirror.read(OWNER)) or "null")
+    if owner is None:
+        return
+    if faults := identity_faults(owner["identity"], identity):
+        raise MirrorError(
+            f"{mirror.shown} has checkpoints of another training (then -> now): "
+            f"{'; '.join(faults)}. Set {PARAMETER} to another URL, or set these back"
+        )
+    pid, here = owner["pid"], owner["host"] == socket.gethostname()
+    if here and pid != os.getpid() and runs_since(pid, owner["begin_s"]):
+        raise MirrorError(
+            f"another run (process {pid}) writes its checkpoints to {mirror.shown}: "
+            f"wait for its end, or set {PARAMETER} to another URL"
+        )
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    with suppress(OSError):  # a file system without hard links
+        os.link(source, target)
+        return
+    shutil.copy2(source, target)

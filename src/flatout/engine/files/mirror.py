@@ -1,0 +1,142 @@
+"""Copies of folders in an object store, or in any other file system of fsspec.
+
+A copy has the files of a folder and, written last, a list of their sizes and hashes. A
+copy without this list is an unfinished upload, and is never read.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from flatout.engine.files.atomic_write import child, write_folder
+from flatout.engine.files.content_key import file_hash
+from flatout.engine.parameters.faults import first_line
+from flatout.engine.parameters.secrets import without_password
+
+logger = logging.getLogger(__name__)
+
+COMPLETE = "complete.json"
+RETRY_S = 60.0
+"""A store that does not answer is tried again for this time."""
+LASTING = (ImportError, FileNotFoundError, PermissionError, ValueError)
+NO_LOGIN = ("NoCredentialsError", "PartialCredentialsError")
+
+Found = TypeVar("Found")
+
+
+class MirrorError(ValueError):
+    """A store that cannot be used; the message has the cause and the remedy."""
+
+    exit_code = 2
+
+
+class DamagedCopyError(MirrorError):
+    """A copy whose files are not those that were uploaded."""
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """The copies below one URL, such as s3://bucket/run, by name."""
+
+    url: str
+    parameter: str
+    """Name of the parameter with the URL, for messages."""
+
+    @property
+    def shown(self) -> str:
+        return without_password(self.url)
+
+    def copies(self) -> dict[str, bool]:
+        """Return the names of all copies, sorted; False for unfinished ones."""
+        files, root = self._place
+        files.invalidate_cache()
+        found: dict[str, bool] = {}
+        for path in sorted(files.find(root)):
+            name, _, file = path.removeprefix(f"{root}/").partition("/")
+            if file:
+                found[name] = found.get(name, False) or file == COMPLETE
+        return found
+
+    def upload(
+        self, folder: Path, name: str, seal: Callable[[], None] = lambda: None
+    ) -> None:
+        """Copy the files of `folder`. `seal` is called before the copy is complete, and
+        may raise."""
+        sizes = {}
+        for path in sorted(path for path in folder.iterdir() if path.is_file()):
+            self._place[0].put_file(str(path), self._path(f"{name}/{path.name}"))
+            sizes[path.name] = [path.stat().st_size, file_hash(path)]
+        seal()
+        self.write(f"{name}/{COMPLETE}", json.dumps(sizes))
+
+    def download(self, name: str, folder: Path) -> None:
+        """Write a copy to `folder`, atomically. Raises DamagedCopyError."""
+        sizes = json.loads(self.read(f"{name}/{COMPLETE}") or "{}")
+        write_folder(folder, lambda hidden: self._fetch(name, sizes, hidden))
+
+    def _fetch(self, name: str, sizes: dict[str, Any], folder: Path) -> None:
+        for file, facts in sizes.items():
+            path = child(folder, file)
+            with suppress(FileNotFoundError):
+                self._place[0].get_file(self._path(f"{name}/{file}"), str(path))
+            if not path.exists() or [path.stat().st_size, file_hash(path)] != facts:
+                raise DamagedCopyError(f"{self.shown}/{name}/{file} is damaged")
+
+    def remove(self, name: str) -> None:
+        """Remove a copy; during that it counts as unfinished."""
+        for path in (f"{name}/{COMPLETE}", name):
+            with suppress(FileNotFoundError):
+                self._place[0].rm(self._path(path), recursive=True)
+
+    def read(self, file: str) -> str | None:
+        """Return the text of a file below the URL; None if it does not exist."""
+        try:
+            return str(self._place[0].cat_file(self._path(file)).decode())
+        except FileNotFoundError:
+            return None
+
+    def write(self, file: str, text: str) -> None:
+        self._place[0].pipe_file(self._path(file), text.encode())
+
+    def patiently(self, work: Callable[[], Found]) -> Found:
+        """Return the result of `work`; repeat it for RETRY_S if the store does not
+        answer. Raises MirrorError."""
+        begin_s, pause_s = time.monotonic(), 1.0
+        while True:
+            try:
+                return work()
+            except MirrorError:
+                raise
+            except Exception as error:  # each store has errors of its own
+                reason = f"{self.shown} ({type(error).__name__}: {first_line(error)})"
+                lasts = isinstance(error, LASTING) or type(error).__name__ in NO_LOGIN
+                if lasts or time.monotonic() - begin_s > RETRY_S:
+                    raise MirrorError(
+                        f"{self.parameter}: no access to {reason}: check the address, "
+                        "the network and this user's credentials, or set it to null"
+                    ) from error
+            logger.warning("no access to %s; trying again", reason)
+            time.sleep(pause_s)
+            pause_s *= 2
+
+    @cached_property
+    def _place(self) -> tuple[Any, str]:
+        """File system, and path in it."""
+        import fsspec
+
+        is_local = urlsplit(self.url).scheme in ("", "file", "local")
+        options = {"auto_mkdir": True} if is_local else {}
+        files, root = fsspec.url_to_fs(self.url, **options)
+        return files, root.rstrip("/")
+
+    def _path(self, file: str) -> str:
+        return f"{self._place[1]}/{file}"
