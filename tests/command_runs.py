@@ -23,6 +23,8 @@ NOT_RUN = {
     r"sbatch .*|kubectl .*": "needs a cluster",
     r".*checkpoint\.mirror=.*": "tests/engine/test_mirror.py::"
     "test_a_new_machine_goes_on_from_the_mirror",
+    r".*predict\.shard=.*": "tests/engine/test_predict.py::"
+    "test_the_shards_in_order_are_the_whole_bit_for_bit",
     r"torchrun .*": "tests/engine/test_launch.py::"
     "test_inside_torchrun_only_rank_0_runs_the_project",
     r"accelerate launch .*": "starts ranks as torchrun does, which a test runs",

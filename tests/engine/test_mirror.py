@@ -13,12 +13,14 @@ import time
 from pathlib import Path
 
 import fsspec
+import pyarrow as pa
 import pytest
 
 from flatout.engine.checkpoints import checkpoint_mirror
 from flatout.engine.checkpoints.checkpoint_folder import CheckpointError, step_folders
 from flatout.engine.checkpoints.checkpoint_mirror import OWNER
 from flatout.engine.files import mirror as store
+from flatout.engine.files.arrow_folder import TableRecipe, write_recipe
 from flatout.engine.files.content_key import file_hash
 from flatout.engine.files.mirror import COMPLETE, Mirror, MirrorError
 from flatout.engine.launch.launch import run_job
@@ -271,6 +273,35 @@ def test_a_signal_ends_the_step_and_uploads(tmp_path, url, undisturbed):
     result = run_job(job_of(tmp_path / "b", url))
     assert result.report.resumed_from_step == 9
     assert weights(result) == undisturbed[1]
+
+
+class Rows(TableRecipe):
+    made = 0
+
+    def batches(self):
+        Rows.made += 1
+        return super().batches()
+
+
+def test_token_rows_are_downloaded_by_their_key(tmp_path, url, caplog):
+    def recipe(text: str) -> Rows:
+        made = Rows(pa.table({"text": [text] * 3}))
+        object.__setattr__(made, "mirror", url)
+        return made
+
+    for machine, text in (("a", "one"), ("b", "one"), ("c", "two")):
+        assert write_recipe(tmp_path / machine / "tokens", recipe(text)) == 3
+    assert Rows.made == 2
+    first, second, third = (
+        {f.name: file_hash(f) for f in (tmp_path / machine / "tokens").iterdir()}
+        for machine in "abc"
+    )
+    assert first == second != third
+    (name,) = (n for n in Mirror(url, "").copies() if recipe("one").key.digest in n)
+    Path(url.removeprefix("file://"), name, "dataset_info.json").write_text("{")
+    write_recipe(tmp_path / "d" / "tokens", recipe("one"))
+    assert "dataset_info.json is damaged" in caplog.text
+    assert Rows.made == 3
 
 
 def test_trials_and_gates_have_no_mirror(tmp_path, url):

@@ -30,7 +30,7 @@ from flatout.engine.parameters import (
     parse_settings,
 )
 from flatout.engine.predict.predicting import predict
-from flatout.engine.predict.predictor import made_ahead
+from flatout.engine.predict.predictor import Predictor, made_ahead
 from flatout.engine.predict.split_predictions import SplitPredictions
 from flatout.engine.tasks import make_task
 from flatout.engine.tokenizing.tokenizer import TokenizerFile, tokenizer_recipe
@@ -214,6 +214,40 @@ def test_windows_do_not_change_predictions(saved):
     assert parts["row"].tolist() == whole["row"].tolist()
     assert parts["label"].tolist() == whole["label"].tolist()
     assert np.abs(parts["score"] - whole["score"]).max() < 1e-5
+
+
+@pytest.mark.parametrize("count", [2, 3, 9])
+def test_the_shards_in_order_are_the_whole_bit_for_bit(saved, count):
+    """9: some of the 6 windows' shards are empty."""
+    rows = pd.DataFrame({"text": [*texts(39), None]})
+    whole = predicted(saved(), rows, window_rows=7)
+    parts = [
+        predicted(saved(), rows, window_rows=7, shard=f"{number}/{count}")
+        for number in range(1, count + 1)
+    ]
+    assert max(len(part) for part in parts) < len(whole)
+    found = pd.concat([part for part in parts if len(part)], ignore_index=True)
+    pd.testing.assert_frame_equal(found, whole, check_exact=True)
+
+
+@pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "1/0", "a/b", "1/2/3"])
+def test_a_shard_that_does_not_exist_is_refused(shard):
+    with pytest.raises(SettingsError, match=r"predict\.shard"):
+        parse_settings({"predict": {"shard": shard}})
+
+
+def test_devices_share_the_micro_batches_and_change_nothing(saved, monkeypatch):
+    """Two copies of the model on one CPU stand for two GPUs."""
+    rows = pd.DataFrame({"text": texts(40)})
+    whole = predicted(saved(), rows, token_budget=64)
+    devices = [torch.device("cpu"), torch.device("cpu", 0)]
+    monkeypatch.setattr(Predictor, "_all_devices", lambda _: devices)
+    made = recipe(saved(), rows, token_budget=64)
+    found = pa.Table.from_batches(made.batches(), made.schema).to_pandas()
+    pd.testing.assert_frame_equal(found, whole, check_exact=True)
+    one, other = (made.predictor._models[device] for device in devices)
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    assert all(a is not b and a.equal(b) for a, b in pairs)
 
 
 def test_a_regression_gives_values(saved):

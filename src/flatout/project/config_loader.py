@@ -51,6 +51,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
         OmegaConf.register_new_resolver("this_run", self.this_run, replace=True)
         OmegaConf.register_new_resolver("parameter", self._parameter, replace=True)
         OmegaConf.register_new_resolver("data_dir", self._data_dir, replace=True)
+        OmegaConf.register_new_resolver("shard", self._shard, replace=True)
         if self.env == TUNED:
             self._check_tuned()
 
@@ -76,6 +77,11 @@ class ProjectConfigLoader(OmegaConfigLoader):
     def _data_dir(self) -> str:
         """Resolve `${data_dir:}`: the folder of all files that a run writes."""
         return str(self._parameter("data_dir", "data"))
+
+    def _shard(self) -> str:
+        """Resolve `${shard:}` in a file name: `-2-of-8` for predict.shard 2/8."""
+        found = self._parameter("predict.shard")
+        return f"-{found}".replace("/", "-of-") if found else ""
 
     def this_run(self) -> dict[str, Any]:
         """Return the name of the environment that sets the data, if any."""

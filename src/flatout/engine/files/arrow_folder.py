@@ -7,6 +7,7 @@ shard's writer is open at a time.
 from __future__ import annotations
 
 import json
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,8 +16,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from flatout.engine.files.atomic_folder import write_whole
+from flatout.engine.files.atomic_folder import stored_facts, write_whole
 from flatout.engine.files.content_key import ContentKey, arrow_digest
+from flatout.engine.files.mirror import Mirror, MirrorError
+
+logger = logging.getLogger(__name__)
 
 MERGE_BYTES = 32 << 20
 """Small record batches are merged up to this size before they are written."""
@@ -27,6 +31,8 @@ class ArrowRecipe(ABC):
     """Recipe of a table, with the key of its contents."""
 
     key: ContentKey
+    mirror: str | None = None
+    """URL of a store with copies of such folders, by key (`tokenize.mirror`)."""
 
     @property
     @abstractmethod
@@ -76,7 +82,28 @@ def without_indices(dataset: Any) -> Any:
 
 
 def write_recipe(folder: Path, recipe: ArrowRecipe) -> int:
-    """Write the rows of `recipe` to `folder` atomically; return their number."""
+    """Write the rows of `recipe` to `folder` atomically, or a copy that its mirror has;
+    return their number. A mirror that cannot be used causes a warning."""
+    if recipe.mirror is None:
+        return _make(folder, recipe)
+    mirror = Mirror(recipe.mirror, "tokenize.mirror")
+    name = f"{folder.name}-{recipe.key.digest}"
+    try:
+        if mirror.patiently(mirror.copies).get(name):
+            mirror.patiently(lambda: mirror.download(name, folder))
+            logger.info("%s: downloaded from %s", folder.name, mirror.shown)
+            return int(stored_facts(folder)["rows"])
+    except MirrorError as error:
+        logger.warning("%s", error)
+    rows = _make(folder, recipe)
+    try:
+        mirror.patiently(lambda: mirror.upload(folder, name))
+    except MirrorError as error:
+        logger.warning("%s", error)
+    return rows
+
+
+def _make(folder: Path, recipe: ArrowRecipe) -> int:
     rows = 0
 
     def fill(target: Path) -> dict[str, Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from flatout.engine.parameters.common import (
     EXECUTION,
+    MACHINE,
     Auto,
     Count,
     SettingsModel,
@@ -110,6 +111,9 @@ class TokenizeSettings(SettingsModel):
     """Number of word pieces of a tokenizer trained here (`name_or_path: null`)."""
     join_texts: bool = parameter(False, EXECUTION)
     """Language models: join texts end to end in blocks of `max_length`."""
+    mirror: str | None = parameter(None, EXECUTION, MACHINE)
+    """URL (s3://bucket/tokens, or another of fsspec) for copies of the token rows. A
+    machine without them downloads those with the same key. null: none."""
 
 
 class EvaluateSettings(SettingsModel):
@@ -202,3 +206,13 @@ class PredictSettings(SettingsModel):
     """Maximum tokens, padding included, of one forward pass."""
     window_rows: int = Field(4_096, ge=1)
     """Number of rows in memory at a time, sorted by length together."""
+    shard: str | None = Field(None, pattern="^[1-9][0-9]*/[1-9][0-9]*$")
+    """i/n: predict only the i-th of n parts, into a file with the numbers in its name.
+    null: all rows."""
+
+    @field_validator("shard")
+    @classmethod
+    def _within(cls, given: str | None) -> str | None:
+        if given is not None and int(given.split("/")[0]) > int(given.split("/")[1]):
+            raise ValueError(f"{given}: the first number is at most the second")
+        return given

@@ -12,7 +12,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from itertools import islice
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 SHOWN_REASONS = 5
 REASON = pa.field("reason", pa.string())
+Item = TypeVar("Item")
 Window = tuple[Any, SplitRows | None]
 """(table with `reason` and copied columns of each row, rows without a reason)."""
 
@@ -101,11 +104,24 @@ def predict(
 
     def windows() -> Iterator[Window]:
         form = predictor.task.texts.form
-        return map(encoded, text_windows(raw, columns, form))
+        read = partial(text_windows, raw, columns, form)
+        return map(encoded, windows_of(columns.shard, read))
 
     fields = list(window_schema(columns))[:-1]
     kept = [f for f in fields if columns.keep_text or not _is_text(f.name)]
     return Predictions(windows, kept, predictor)
+
+
+def windows_of(shard: str | None, read: Callable[[], Iterator[Item]]) -> Iterator[Item]:
+    """Yield the windows of `predict.shard` (i/n): consecutive ones, so that the shards
+    in their order give all windows. `read` is called twice, first to count them."""
+    if shard is None:
+        return read()
+    number, count = map(int, shard.split("/"))
+    total = sum(1 for _ in read())
+    start, stop = total * (number - 1) // count, total * number // count
+    logger.info("shard %s: windows %d to %d of %d", shard, start + 1, stop, total)
+    return islice(read(), start, stop)
 
 
 def _with_columns(raw: RawTexts, settings: Settings) -> PredictSettings:
@@ -137,10 +153,11 @@ def _log_rate(
 ) -> None:
     unused, rate = sum(reasons.values()), rows / max(elapsed_s, 1e-9)
     logger.info(
-        "%s rows predicted, %s rows/s (%s, %s, %s)",
+        "%s rows predicted, %s rows/s (%s x %d, %s, %s)",
         f"{rows - unused:,}",
         f"{rate:,.0f}",
         predictor.runtime.device_name,
+        len(predictor.devices),
         predictor.runtime.precision,
         predictor.strategy,
     )

@@ -1,4 +1,4 @@
-"""A saved model: rows in, logits out, at the full speed of the device.
+"""A saved model: rows in, logits out, at the full speed of all devices.
 
 There is no randomness and no avoidable padding: rows are sorted by length, and
 concatenated (packed) or divided to minimise padding (grouped). The forward pass is that
@@ -10,7 +10,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import replace
+from itertools import cycle
 from typing import Any, TypeVar
 
 import numpy as np
@@ -58,9 +61,10 @@ Item = TypeVar("Item")
 
 
 class Predictor:
-    """`model` (of `from_pretrained`) on this machine's device.
+    """`model` (of `from_pretrained`) on this machine's devices.
 
-    The model is changed in place: its attention, its device. Raises ModelError if it
+    The model is changed in place: its attention, its device; further devices have
+    copies. Raises ModelError if it
     has no answer per row, SettingsError if parameters do not fit it.
     """
 
@@ -89,22 +93,24 @@ class Predictor:
         self._collator = self._make_collator(model.config, tokenizer)
         self._planner = self._make_planner(model.config)
         self._model = self._prepare(model)
+        self.devices = self._all_devices()
+        self._models = {self.devices[0]: self._model}
 
     def logits(self, tokens: SplitRows) -> npt.NDArray[np.float32]:
         """Return (K, classes) of the targets of N rows, in their order; most tasks have
-        one per row. For a task that `answers_rows`, its outputs (N, ...). Waits for the
-        device once."""
-        rows, parts = [], []
+        one per row. For a task that `answers_rows`, its outputs (N, ...). The devices
+        get micro-batches in turn; each is waited for once."""
+        found: list[list[tuple[Ints, Tensor]]] = [[] for _ in self.devices]
         with torch.inference_mode():
-            for own, inputs in self.ahead(self._micro_batches(tokens)):
-                with self.runtime.autocast():
-                    batch = self._on_device(inputs)
-                    found = self._outputs(batch)
-                rows.append(own)
-                parts.append(found[: len(own)].float())
-            outputs = torch.cat(parts).cpu().numpy()
-        result: npt.NDArray[np.float32] = outputs[
-            np.argsort(np.concatenate(rows), kind="stable")
+            batches = self.ahead(self._micro_batches(tokens))
+            for (own, inputs), at in zip(batches, cycle(range(len(found)))):
+                outputs = self._outputs(inputs, self.devices[at])
+                found[at].append((own, outputs[: len(own)].float()))
+        used = [part for part in found if part]
+        outputs = [torch.cat([t for _, t in part]).cpu().numpy() for part in used]
+        rows = np.concatenate([own for part in used for own, _ in part])
+        result: npt.NDArray[np.float32] = np.concatenate(outputs)[
+            np.argsort(rows, kind="stable")
         ]
         return result
 
@@ -115,16 +121,21 @@ class Predictor:
             found /= np.float32(task.calibration.temperature)
         return found
 
-    def _outputs(self, batch: dict[str, Tensor]) -> Tensor:
+    def _outputs(self, tensors: dict[str, Tensor], device: torch.device) -> Tensor:
+        if device not in self._models:
+            self._models[device] = deepcopy(self._model).to(device)
         found: list[Tensor] = []
         one = self.task if isinstance(self.task, RowAnswers) else None
 
         def take(logits: Tensor, labels: Tensor) -> None:
             found.append(one.target_outputs(logits, labels) if one else logits)
 
-        self._model.logits_in_parts(batch, take)
-        outputs = torch.cat(found)
-        return one.row_outputs(outputs, batch) if one else outputs
+        current = torch.cuda.device(device) if self.runtime.is_cuda else nullcontext()
+        with current, self.runtime.autocast():
+            batch = {n: t.to(device, non_blocking=True) for n, t in tensors.items()}
+            self._models[device].logits_in_parts(batch, take)
+            outputs = torch.cat(found)
+            return one.row_outputs(outputs, batch) if one else outputs
 
     def evaluate(self, rows: SplitRows) -> Evaluation:
         """Return loss and figures of the task over all rows, in this process."""
@@ -160,9 +171,13 @@ class Predictor:
         found = self.task.targets(tokens, rows, 0, pools_last=self._collator.pools_last)
         return np.repeat(rows, [len(places) for places in found.places])
 
-    def _on_device(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        device = self.runtime.device
-        return {name: t.to(device, non_blocking=True) for name, t in tensors.items()}
+    def _all_devices(self) -> list[torch.device]:
+        """Return all visible GPUs, this process's first; its device if it is a rank."""
+        own = self.runtime.device
+        if own.type != "cuda" or self.runtime.ranks.world_size > 1:
+            return [own]
+        every = [torch.device("cuda", n) for n in range(torch.cuda.device_count())]
+        return [own, *(device for device in every if device != own)]
 
     def _choose(self, model: Any, settings: Settings) -> tuple[str, str]:
         """Choose strategy and attention kernel; grouped if packing is not exact."""

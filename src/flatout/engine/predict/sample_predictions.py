@@ -15,7 +15,7 @@ from flatout.engine.arrays.opening import open_source
 from flatout.engine.arrays.sources import ArraySource
 from flatout.engine.parameters import Settings
 from flatout.engine.predict.checks import shape_of
-from flatout.engine.predict.predicting import REASON, Predictions, Window
+from flatout.engine.predict.predicting import REASON, Predictions, Window, windows_of
 from flatout.engine.predict.predictor import Predictor
 from flatout.engine.rows.arrays import ArrayRows
 from flatout.engine.rows.fixed_lists import array_of
@@ -39,7 +39,7 @@ def predict_samples(
 
 
 def _windows(source: ArraySource, predictor: Predictor) -> Iterator[Window]:
-    for window in source.windows():
+    for window in windows_of(predictor.settings.shard, source.windows):
         faults = window.faults_for(predictor.shape)
         places = [window.place(number) for number in range(len(window.values))]
         table = pa.Table.from_pylist(

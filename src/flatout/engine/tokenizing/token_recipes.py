@@ -58,6 +58,7 @@ def tokens_recipe(
         tokenizer=tokenizer,
         options=options,
         task=task,
+        mirror=tokenize.mirror,
     )
 
 

@@ -58,6 +58,7 @@ class TokensRecipe(ArrowRecipe):
     tokenizer: TokenizerFile
     options: EncodeOptions
     task: Task
+    mirror: str | None = None
     _facts: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def facts(self) -> dict[str, Any]:
