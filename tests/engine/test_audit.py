@@ -57,6 +57,9 @@ def test_wrong_labels_are_the_worst_rows(tmp_path):
     first = found.iloc[0]
     assert first["kind"] == "probably mislabelled" and first["passes"] == 4
     assert first["label"] != first["likely_label"]
+    page = job.metrics_file.with_name("suspect_rows.md").read_text()
+    assert page.count("\n| ") == min(len(found), 50) + 2
+    assert f"| {first['row']} | probably mislabelled | 1 " in page
     path = str(job.metrics_file.with_name("suspect_rows.parquet"))
     assert set(found["row"]) == {*make_job_skipping(job, path).batches.skipped}
 
@@ -175,7 +178,7 @@ def test_a_model_that_learnt_little_is_no_judge_of_labels(tmp_path, caplog, lear
         audit.add(torch.arange(rows), torch.eye(3)[likely], labels)
     write_audit(job, audit, 1, main=True)
     assert ("has not learnt enough for an audit" in caplog.messages[-1]) != learnt
-    assert ("train.skip_rows=" in caplog.messages[-1]) == learnt
+    assert ("set split.drop_rows to" in caplog.messages[-1]) == learnt
 
 
 @pytest.mark.parametrize("task", ["masked-lm", "regression", "token-classification"])

@@ -98,6 +98,7 @@ def test_ids_labels_and_lengths_of_each_row(word_pieces):
     assert kinds == {
         "input_ids": "list<item: int32>",
         "labels": "int64",
+        "text_hash": "uint64",
         "length": "int32",
     }
 

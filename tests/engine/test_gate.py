@@ -9,14 +9,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from flatout.engine.answers import gate
-from flatout.engine.answers.gate import (
-    GateError,
-    Measured,
-    check_comparable,
-    faults,
-    measure,
-    prepare_file,
-)
+from flatout.engine.answers.gate import Measured, check_comparable, judge, measure
 from flatout.engine.parameters import SettingsError
 from flatout.engine.train.step import Stepper
 from tests.engine.test_audit import easy_job
@@ -44,26 +37,28 @@ def test_a_broken_rate_of_learning_and_a_slow_step_are_found(tmp_path, monkeypat
     assert now.losses == before.losses and now.params == before.params
     assert not list(tmp_path.iterdir())
     broken = measure(job_of(tmp_path, learning_rate=1e-9), 30)
-    told = " ".join(faults(replace(broken, rates=before.rates), before))
+    told = " ".join(judge(replace(broken, rates=before.rates), before)[1])
     assert "a validation loss of" in told
     assert "what differs: train.learning_rate: 0.01 -> 1e-09" in told
     right = Stepper.__call__
 
     def slow(self, batch):
-        begin_s = time.perf_counter()
+        begin_s = time.process_time()
         right(self, batch)
-        time.sleep(4 * (time.perf_counter() - begin_s))
+        end_s = time.process_time()
+        while time.process_time() < end_s + end_s - begin_s:
+            pass
 
     monkeypatch.setattr(Stepper, "__call__", slow)
-    monkeypatch.setattr(gate, "LEAST_RATE", 0.3)  # of a machine with other programs
-    told = " ".join(faults(measure(job_of(tmp_path), 30), before))
+    told = " ".join(judge(measure(job_of(tmp_path), 30), before)[1])
     assert "% of the baseline's" in told and "no setting or package" in told
 
 
 @pytest.mark.parametrize(
     ("rates", "losses", "is_fault"),
     [
-        ([850.0, 700.0, 690.0], [0.51] * 3, False),  # other programs ran
+        ([930.0, 910.0, 960.0], [0.51] * 3, False),
+        ([850.0, 930.0, 700.0], [0.51] * 3, False),  # as noisy as it is slower
         ([500.0, 200.0, 100.0], [0.51] * 3, False),  # too noisy to be judged
         ([800.0, 790.0, 795.0], [0.51] * 3, True),
         ([1500.0] * 3, [0.3] * 3, False),
@@ -74,42 +69,29 @@ def test_a_broken_rate_of_learning_and_a_slow_step_are_found(tmp_path, monkeypat
 )
 def test_noise_is_no_fault(rates, losses, is_fault):
     now = replace(BASE, rates=rates, losses=losses, tags={**BASE.tags})
-    assert bool(faults(now, BASE)) == is_fault
+    told, faults = judge(now, BASE)
+    assert bool(faults) == is_fault
+    assert ("not judged" in told) == (rates[0] == 500)
 
 
 def test_a_package_that_differs_is_named():
     now = replace(BASE, rates=[1.0], tags={**BASE.tags, "version.torch": "2.14"})
-    assert faults(now, BASE)[-1] == "what differs: version.torch: 2.13 -> 2.14"
+    assert judge(now, BASE)[1][-1] == "what differs: version.torch: 2.13 -> 2.14"
 
 
 def test_baselines_of_no_use_are_refused(tmp_path):
-    path = tmp_path / "gate.json"
-    with pytest.raises(GateError, match="is not there: make it on this machine with"):
+    path = tmp_path / "new" / "gate.json"
+    with pytest.raises(SettingsError, match=r"No such file .* make it on this"):
         Measured.read(path)
-    path.write_text("{}")
-    with pytest.raises(GateError, match=r"cannot be read \(.*--write"):
-        Measured.read(path)
+    BASE.write(path)
+    assert Measured.read(path) == BASE
     for change in ({"rates": []}, {"losses": "0.5"}, {"rates": [0.0]}, {"tags": 3}):
         path.write_text(json.dumps({**asdict(BASE), **change}))
         (name,) = change
-        with pytest.raises(GateError, match=rf"cannot be read \({name}.*--write"):
+        with pytest.raises(SettingsError, match=rf"cannot be read .*{name}.*--write"):
             Measured.read(path)
-    BASE.write(path)
-    assert Measured.read(path) == BASE
     other = replace(BASE, steps=50, tags={**BASE.tags, "device": "H100"})
-    with pytest.raises(GateError, match="--steps: 50 -> 100; device: H100 -> CPU"):
+    with pytest.raises(SettingsError, match="--steps: 50 -> 100; device: H100 -> CPU"):
         check_comparable(BASE, other)
-    with pytest.raises((GateError, SettingsError), match="too few for a window"):
+    with pytest.raises(SettingsError, match="too few for a window"):
         measure(job_of(tmp_path), 2)
-
-
-def test_a_baseline_that_cannot_be_written_is_refused_before_the_trainings(tmp_path):
-    path = tmp_path / "new" / "gate.json"
-    prepare_file(path)
-    assert path.parent.is_dir() and not path.exists()
-    BASE.write(path)
-    prepare_file(path)
-    assert Measured.read(path) == BASE
-    for use in (prepare_file, BASE.write):
-        with pytest.raises(GateError, match=r"cannot be written .*: name another file"):
-            use(path / "below_a_file.json")

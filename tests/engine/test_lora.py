@@ -29,7 +29,6 @@ from transformers import (
 
 from flatout.datasets import TransformersModel
 from flatout.engine.answers.replay import replay
-from flatout.engine.answers.row_steps import readable
 from flatout.engine.answers.step_check import verify
 from flatout.engine.checkpoints.checkpoint_folder import CheckpointError, step_folders
 from flatout.engine.launch.launch import run_job
@@ -429,7 +428,7 @@ def test_the_first_step_is_verified(tmp_path, starts, precision):
     task = "sequence-classification"
     job = lora_job(tmp_path, task, starts[task], LORA | {"dropout": 0.5})
     verdict = verify(job, own_runtime(precision))
-    assert "parameters have a gradient of zero" in " ".join(verdict.notes)
+    assert "parameters have a gradient of zero or none" in " ".join(verdict.notes)
     assert verdict is not None
     assert verdict.faults == []
 
@@ -539,7 +538,7 @@ def test_rows_are_replayed_with_the_adapter_and_its_gradient(tmp_path):
     start = save_start(tmp_path / "start", task)
     job = lora_job(tmp_path, task, start, max_steps=3, learning_rate=0.05)
     train(job, own_runtime())
-    name, (found,) = replay(job, own_runtime(), readable(job, [5]), 10**9)
+    name, ((found_loss, found_norm),) = replay(job, own_runtime(), [5], 10**9)
     folder = job.work_folder / name
     base = TASKS[task].from_pretrained(start)
     model = PeftModel.from_pretrained(base, folder, is_trainable=True).eval()
@@ -547,6 +546,6 @@ def test_rows_are_replayed_with_the_adapter_and_its_gradient(tmp_path):
     label = torch.tensor(job.train.labels_of(np.array([5])))
     loss = F.cross_entropy(model(input_ids=ids).logits, label)
     loss.backward()
-    assert found.loss == pytest.approx(loss.item(), rel=1e-4)
+    assert found_loss == pytest.approx(loss.item(), rel=1e-4)
     norm = get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-    assert found.gradient_norm == pytest.approx(norm.item(), rel=1e-3)
+    assert found_norm == pytest.approx(norm.item(), rel=1e-3)

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from flatout.engine.answers.row_lines import row_lines
 from flatout.engine.answers.row_steps import (
-    RowsError,
-    largest_jump,
+    largest_rise,
     rows_of_steps,
     steps_of_row,
 )
@@ -78,9 +77,7 @@ def test_rows_of_a_run_that_was_resumed_twice(tmp_path, seen):
     run_job(job)
     assert sorted(seen) == list(range(1, 13))
     for step, (rows, _) in seen.items():
-        told = rows_of_steps(job, [step])
-        assert [row.row for row in told] == rows
-        assert {step} == {row.step for row in told}
+        assert rows_of_steps(job, [step]) == [(row, step) for row in rows]
     for row in range(len(job.train)):
         expected = [step for step, (rows, _) in seen.items() if row in rows]
         assert steps_of_row(job, row) == sorted(expected)
@@ -115,28 +112,27 @@ def test_the_rows_behind_the_largest_rise(tmp_path):
         for step, loss in points[:4]
     ]
     job.metrics_file.write_text("\n".join([*lines, '{"step": 9, "met']))
-    jump = largest_jump(job.metrics_file)
-    assert list(jump.steps) == [7, 8]
+    assert list(largest_rise(job.metrics_file)[0]) == [7, 8]
     told = row_lines(job, step=None, row=None, replays=False, most=50)
     assert told[0] == "loss 0.9000 at step 6, 2.5000 at step 8: 28 rows"
     expected = [*job.batches.rows(6), *job.batches.rows(7)]
     assert [int(line.split()[0]) for line in told[2:]] == expected
     assert "[a]" in " ".join(told) and told[2].split()[1] == "7"
     job.metrics_file.unlink()
-    with pytest.raises(RowsError, match="has no loss that rises"):
-        largest_jump(job.metrics_file)
+    with pytest.raises(SettingsError, match="has no loss that rises"):
+        largest_rise(job.metrics_file)
 
 
 def test_questions_about_what_is_not_there(tmp_path):
     job = make_job(tmp_path)
-    with pytest.raises(RowsError, match="the run has the steps 1 to 12"):
+    with pytest.raises(SettingsError, match="the run has the steps 1 to 12"):
         rows_of_steps(job, [13])
-    with pytest.raises(RowsError, match="have the numbers 0 to 59"):
+    with pytest.raises(SettingsError, match="have the numbers 0 to 59"):
         row_lines(job, step=None, row=60, replays=False, most=5)
-    with pytest.raises(RowsError, match="no checkpoint and no model"):
+    with pytest.raises(SettingsError, match="no checkpoint and no model"):
         row_lines(job, step=1, row=None, replays=True, most=5)
     pairs = task_job(tmp_path, "embedding", {"model_type": "bert"})
-    with pytest.raises(RowsError, match="has no loss of its own"):
+    with pytest.raises(SettingsError, match="has no loss of its own"):
         row_lines(pairs, step=1, row=None, replays=True, most=5)
 
 
@@ -145,7 +141,7 @@ def test_a_run_on_other_rows_is_told_apart(tmp_path):
     job = make_job(tmp_path)
     told = row_lines(job, step=1, row=None, replays=False, most=1)
     assert told[1] == "These are not the rows of the last run: runtime.seed: 3 -> 0"
-    with pytest.raises(RowsError, match=r"\(then -> now\): runtime.seed: 3 -> 0"):
+    with pytest.raises(SettingsError, match=r"\(then -> now\): runtime.seed: 3 -> 0"):
         row_lines(job, step=1, row=None, replays=True, most=1)
 
 

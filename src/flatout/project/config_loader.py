@@ -239,10 +239,14 @@ def rooted(settings: Settings) -> Settings:
     }
     swept = {"folder": project_path(sweep.folder), "storage": storage}
     trials = {"folder": project_path(settings.benchmark.folder)}
-    changed = {
+    changed: dict[str, Any] = {
         "model": model,
         "paths": settings.paths.model_copy(update=paths),
         "sweep": sweep.model_copy(update=swept),
         "benchmark": settings.benchmark.model_copy(update=trials),
     }
+    for group, key in (("split", "drop_rows"), ("train", "skip_rows")):
+        own = getattr(settings, group)
+        if isinstance(path := getattr(own, key), str):
+            changed[group] = own.model_copy(update={key: project_path(path)})
     return settings.model_copy(update=changed)

@@ -31,6 +31,7 @@ ARTIFACTS = (
     "confusion_matrix.json",
     "wrong_images.png",
     "wrong_rows.jsonl",
+    "suspect_rows.md",
     "guard.json",
     "split_report.json",
 )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from flatout.engine.answers.plain import Plain
 from flatout.engine.answers.verdict import ROUNDOFF
-from flatout.engine.machine.runtime import Runtime
+from flatout.engine.machine.runtime import Runtime, exact_products
 from flatout.engine.models.adapters import add_adapter
 from flatout.engine.parameters import SettingsError
 from flatout.engine.train.optimizer import (
@@ -37,14 +37,12 @@ class Step:
     """Mean over the targets of the global batch."""
     targets: tuple[int, ...]
     """Numbers of targets, which must all be equal."""
-    divisor: float
     gradients: Weights
     """Of the parameters that received one, before clipping."""
-    weights: Weights
-    trained: frozenset[str] = frozenset()
+    trained: frozenset[str]
     """Parameters that the optimizer has."""
+    weights: Weights = field(default_factory=dict)
     ranks_agree: bool = True
-    finite: bool = True
 
 
 @dataclass
@@ -72,7 +70,7 @@ class PlainStep:
         take = partial(_plain_step, plain, job.batches.rows(0))
         with exact_products():
             found = take(nullcontext)
-        if runtime.precision == "fp32" and not has_tf32(runtime):
+        if roundoff_of(runtime) == ROUNDOFF["fp32"]:
             _change_last_bits(model)
         rounded = take(runtime.autocast)
         model.zero_grad(set_to_none=True)
@@ -145,7 +143,7 @@ def _plain_step(
         if p.grad is not None
     }
     trained = (n for n, p in plain.model.named_parameters() if p.requires_grad)
-    return Step(loss / divisor, (targets,), divisor, gradients, {}, frozenset(trained))
+    return Step(loss / divisor, (targets,), gradients, frozenset(trained))
 
 
 def _plain_optimizer(model: nn.Module, job: TrainJob) -> torch.optim.Optimizer:
@@ -156,33 +154,22 @@ def _plain_optimizer(model: nn.Module, job: TrainJob) -> torch.optim.Optimizer:
         optimizer = build_optimizer(model, train, fused=False, capturable=False)
         set_learning_rate(optimizer, rate)
         return optimizer
-    trained = [p for p in model.parameters() if p.requires_grad]
-    matrices = [p for p in trained if p.dim() > NO_DECAY_DIMENSIONS]
-    others = [p for p in trained if p.dim() <= NO_DECAY_DIMENSIONS]
-    groups = [
-        {"params": own, "weight_decay": decay}
-        for own, decay in ((matrices, train.weight_decay), (others, 0.0))
-        if own
+    groups: dict[bool, list[Tensor]] = {}
+    for parameter in filter(lambda p: p.requires_grad, model.parameters()):
+        groups.setdefault(parameter.dim() > NO_DECAY_DIMENSIONS, []).append(parameter)
+    decayed = [
+        {"params": own, "weight_decay": train.weight_decay * is_matrix}
+        for is_matrix, own in groups.items()
     ]
     if train.optimizer == "sgd":
         momentum = SGD_MOMENTUM if train.momentum is None else train.momentum
-        return torch.optim.SGD(groups, lr=rate, momentum=momentum)
+        return torch.optim.SGD(decayed, lr=rate, momentum=momentum)
     betas, eps = (train.adam_beta1, train.adam_beta2), train.adam_epsilon
-    return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=eps)
+    return torch.optim.AdamW(decayed, lr=rate, betas=betas, eps=eps)
 
 
-def has_tf32(runtime: Runtime) -> bool:
-    return runtime.is_cuda and torch.get_float32_matmul_precision() != "highest"
-
-
-@contextmanager
-def exact_products() -> Iterator[None]:
-    """Compute products in fp32, without TF32."""
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
+def roundoff_of(runtime: Runtime) -> float:
+    """Return half the distance from 1 to the next number, in matrix products."""
+    tf32 = runtime.is_cuda and torch.get_float32_matmul_precision() != "highest"
+    name = "tf32" if tf32 and runtime.precision == "fp32" else runtime.precision
+    return ROUNDOFF[name]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,16 @@ import torch
 from torch import Tensor
 
 from flatout.engine.answers.plain import Plain
-from flatout.engine.answers.plain_step import exact_products, has_tf32
-from flatout.engine.answers.verdict import TIMES, Check, Verdict, floor_of, judged
+from flatout.engine.answers.plain_step import roundoff_of
+from flatout.engine.answers.verdict import (
+    LEAST,
+    TIMES,
+    Verdict,
+    compared,
+    compared_loss,
+    wrong,
+)
+from flatout.engine.machine.runtime import exact_products
 from flatout.engine.models.building import ModelError, load_pretrained
 from flatout.engine.parameters import Settings
 from flatout.engine.predict.checks import check_tokens, task_of, vocabulary_of
@@ -54,17 +61,24 @@ def verify_model(folder: Path, tokens: Any, settings: Settings) -> Verdict:
     with exact_products():
         theirs, answers = _outputs(reference, nullcontext)
     rounded, rounded_answers = _outputs(reference, runtime.autocast)
-    floor = floor_of(runtime.precision, tf32=has_tf32(runtime))
-    checks = [_check("loss", loss, theirs, rounded, floor)]
+    roundoff = roundoff_of(runtime)
+    checks = [compared_loss(loss, theirs, rounded, roundoff)]
     if task.head_kind.one_a_row and not isinstance(task, RowAnswers):
-        own_answers = torch.from_numpy(predictor.logits(rows))
-        checks.append(_answers(own_answers, answers, rounded_answers, floor))
+        own_answers, mean = torch.from_numpy(predictor.logits(rows)), answers.mean()
+        outputs = ([o - mean] for o in (own_answers, answers, rounded_answers))
+        checks.append(compared("outputs", *outputs, max(LEAST, TIMES * roundoff)))
     step = (
         f"{len(rows)} rows of the test split by {folder} on {runtime.device_name}, "
         f"{runtime.precision}, {predictor.strategy}"
     )
-    verdict = judged("the predictions", step, reference.described, checks)
-    return replace(verdict, seconds=time.perf_counter() - begin_s)
+    return Verdict(
+        step,
+        reference.described,
+        checks,
+        wrong(checks),
+        seconds=time.perf_counter() - begin_s,
+        subject="the predictions are those",
+    )
 
 
 @torch.no_grad()
@@ -83,18 +97,3 @@ def _outputs(
         loss / max(1, sum(part.targets for part in parts)),
         logits[torch.from_numpy(order)] if one_a_row else logits,
     )
-
-
-def _answers(own: Tensor, plain: Tensor, rounded: Tensor, floor: float) -> Check:
-    size = float(plain.std(correction=0)) or 1.0
-    error, rounding = (float((o - plain).abs().max()) / size for o in (own, rounded))
-    shown = f"{float(own.std(correction=0)):.6f}", f"{size:.6f}"
-    tolerance = max(floor, TIMES * rounding)
-    return Check("outputs (deviation)", *shown, error, tolerance)
-
-
-def _check(name: str, own: float, plain: float, rounded: float, floor: float) -> Check:
-    size = abs(plain) or 1.0
-    tolerance = max(floor / TIMES, TIMES * abs(rounded - plain) / size)
-    error = abs(own - plain) / size
-    return Check(name, f"{own:.6f}", f"{plain:.6f}", error, tolerance)

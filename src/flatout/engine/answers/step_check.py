@@ -11,8 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatout.engine.answers.plain_step import PlainStep, Step, has_tf32
-from flatout.engine.answers.verdict import Pair, Verdict, compare, floor_of
+from flatout.engine.answers.plain_step import PlainStep, Step, roundoff_of
+from flatout.engine.answers.verdict import (
+    ROUNDOFF,
+    TIMES,
+    Check,
+    Verdict,
+    compare,
+    compared,
+)
 from flatout.engine.batches.collation import StepBatch
 from flatout.engine.machine.runtime import Runtime
 from flatout.engine.machine.watchdog import heartbeat
@@ -54,31 +61,37 @@ def verify(
     found = own_step(trainer, group)
     if plain is None:
         return None
-    after = plain.weights_after(found.gradients)
-    before, after = (_as_stored(trainer, own) for own in (plain.before, after))
-    pair = Pair(found, plain.found, plain.rounded, before, after)
-    verdict = compare(pair, _facts(trainer, plain))
-    return replace(verdict, seconds=time.perf_counter() - begin_s)
+    change = _change(trainer, plain, found)
+    times = TIMES * (2.0 if trainer.resolved.residual == "bf16" else 1.0)
+    judged = compare(plain, found, change, roundoff_of(runtime), times)
+    seconds = time.perf_counter() - begin_s
+    return Verdict(_told(trainer), plain.described, *judged, seconds)
 
 
-def _as_stored(trainer: Trainer, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Round `weights` to the types in which the training has them."""
+def _change(trainer: Trainer, plain: PlainStep, found: Step) -> Check:
+    """Compare the change of weights with that of a plain update by the same gradients,
+    both in the types in which the training has them. What fp32 rounds is tolerated."""
     named = trainer.model.model.named_parameters()
     types = {_plain_name(name): parameter.dtype for name, parameter in named}
-    return {name: own.to(types[name]).float() for name, own in weights.items()}
+    after = plain.weights_after(found.gradients)
+    before = {n: w.to(types[n]).float() for n, w in plain.before.items()}
+    own = [found.weights[n] - w for n, w in before.items()]
+    theirs = [after[n].to(types[n]).float() - w for n, w in before.items()]
+    rounded = [
+        c + TIMES * ROUNDOFF["fp32"] * w
+        for c, w in zip(theirs, before.values(), strict=True)
+    ]
+    return compared("change of weights", own, theirs, rounded, 1e-3, times=1.0)
 
 
-def _facts(trainer: Trainer, plain: PlainStep) -> dict[str, Any]:
+def _told(trainer: Trainer) -> str:
     runtime, resolved = trainer.runtime, trainer.resolved
-    step = (
+    return (
         f"step 1 of {trainer.total_steps}: {trainer.data[0].num_samples} rows on "
         f"{runtime.device_name} x {runtime.ranks.world_size}, {runtime.precision}, "
         f"{resolved.strategy}, attention {resolved.attention}, compile "
         f"{resolved.compile}, graphs {resolved.cuda_graphs}"
     )
-    noise = 2.0 if resolved.residual == "bf16" else 1.0
-    floor = floor_of(runtime.precision, tf32=has_tf32(runtime))
-    return {"step": step, "reference": plain.described, "floor": floor, "noise": noise}
 
 
 def without_dropout(job: TrainJob) -> TrainJob:
@@ -140,7 +153,6 @@ def own_step(trainer: Trainer, group: ProcessGroup | None) -> Step:
     return Step(
         loss=sum(loss for loss, _, _ in ranks),
         targets=(sum(count for _, count, _ in ranks), batch.num_targets),
-        divisor=float(batch.divisor),
         gradients={
             name: _whole(gradient).float().cpu()
             for name, gradient in noted.gradients.items()
@@ -149,7 +161,6 @@ def own_step(trainer: Trainer, group: ProcessGroup | None) -> Step:
         weights=weights,
         trained=frozenset(trained),
         ranks_agree=len({digest for _, _, digest in ranks}) == 1,
-        finite=bool(torch.isfinite(sums.last_norm)),
     )
 
 

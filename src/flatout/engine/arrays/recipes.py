@@ -11,6 +11,7 @@ from typing import Any
 from flatout.engine.arrays.opening import source_of
 from flatout.engine.arrays.sample_split import SampleSplit, label_names_of
 from flatout.engine.arrays.sources import ArraySource
+from flatout.engine.data.dropped import drop_key
 from flatout.engine.data.raw_texts import SPLITS
 from flatout.engine.data.split import SplitError, one_label_text
 from flatout.engine.data.split_recipes import PlanRecipe, RejectedRecipe, ReportRecipe
@@ -98,4 +99,6 @@ def _key(
         "split.fractions": split.fractions.model_dump(),
         "split.seed": split.seed,
     }
+    if split.drop_rows:
+        options["split.drop_rows"] = drop_key(split.drop_rows)
     return FilesKey(options, source.files)

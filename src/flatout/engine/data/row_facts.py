@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from flatout.engine.data.row_hashes import Hashes
 
-REJECTED, DUPLICATE = -1, -2
+REJECTED, DUPLICATE, DROPPED = -1, -2, -3
 """Codes of rows that are in no split. Codes of splits are their indices in SPLITS."""
 Codes = npt.NDArray[np.int8]
 

@@ -12,24 +12,39 @@ import xxhash
 from flatout.engine.data.raw_texts import name_of
 
 Hashes = npt.NDArray[np.uint64]
+TEXT_HASH = "text_hash"
+"""Column of token rows that names their text: the first word of its exact hash."""
 
 
 def content_hashes(table: Any) -> tuple[Hashes, Hashes]:
     """Return exact (N, 2) and near (N,) hashes of the texts of N rows."""
-    texts = table.column("text").to_pylist()
-    for name in ("text_pair", "completion"):
-        if name not in table.schema.names:
-            continue
-        pairs = table.column(name).to_pylist()
-        texts = [f"{a}\x1f{b}" for a, b in zip(texts, pairs, strict=True)]
+    texts = _texts(table)
     # All pairs and triplets of one anchor belong to one split.
     near = [xxhash.xxh3_64_intdigest(one_form(text).encode()) for text in texts]
     if "passages" in table.schema.names:
         lists = table.column("passages").to_pylist()
         texts = ["\x1f".join((a, *own)) for a, own in zip(texts, lists, strict=True)]
+    return _exact(texts), np.array(near, np.uint64)
+
+
+def text_hashes(table: Any) -> Hashes:
+    """Return (N,) the values of TEXT_HASH for N rows."""
+    return _exact(_texts(table))[:, 0]
+
+
+def _texts(table: Any) -> list[str]:
+    """Return the texts of rows, each with the second one."""
+    texts: list[str] = table.column("text").to_pylist()
+    for name in ("text_pair", "completion"):
+        if name in table.schema.names:
+            pairs = table.column(name).to_pylist()
+            texts = [f"{a}\x1f{b}" for a, b in zip(texts, pairs, strict=True)]
+    return texts
+
+
+def _exact(texts: list[str]) -> Hashes:
     digests = b"".join([xxhash.xxh3_128_digest(text.encode()) for text in texts])
-    exact = np.frombuffer(digests, np.uint64).reshape(-1, 2)
-    return exact, np.array(near, np.uint64)
+    return np.frombuffer(digests, np.uint64).reshape(-1, 2)
 
 
 def one_form(text: str) -> str:

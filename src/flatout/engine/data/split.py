@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from flatout.engine.data.dropped import drop
 from flatout.engine.data.labels import reject_labels
 from flatout.engine.data.raw_texts import SPLITS
 from flatout.engine.data.row_facts import DUPLICATE, Codes, FactCollector, RowFacts
@@ -92,13 +93,15 @@ class SplitPlan(ABC):
             codes[repeats(facts.exact)] = DUPLICATE
         elif facts.are_given and self.settings.on_leak == "drop":
             codes[_leaked(facts, codes)] = DUPLICATE
+        if given := self.settings.drop_rows:
+            drop(codes, facts, given, self.raw_name)
         late = reject_labels(facts, codes) if self.has_names else []
         batches = [*self._read[0].rejected, *late]
         return codes, pa.Table.from_batches(batches, REJECTED_SCHEMA)
 
     @property
     def codes(self) -> Codes:
-        """(N,) indices of usable rows' splits; DUPLICATE and REJECTED: no split."""
+        """(N,) indices of usable rows' splits; negative codes: no split."""
         return self._decided[0]
 
     @property

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.engine.data.columns import Columns
+from flatout.engine.data.dropped import drop_key
 from flatout.engine.data.raw_texts import SPLITS, RawTexts
 from flatout.engine.data.split import SplitPlan
 from flatout.engine.data.text_split import TextSplit
@@ -96,7 +97,9 @@ def plan_split(
 
 def split_options(columns: Columns, settings: SplitSettings) -> dict[str, Any]:
     """Return the options that determine the rows in addition to the raw data."""
-    options = settings.model_dump(mode="json")
+    options = settings.model_dump(mode="json", exclude={"drop_rows"})
+    if settings.drop_rows:  # absent in keys of earlier versions
+        options["drop_rows"] = drop_key(settings.drop_rows)
     if not columns.label:
         options["label_column"] = None
     kind = str(columns.label_type) if columns.has_labels else None

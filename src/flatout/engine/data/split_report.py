@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from flatout.engine.data.raw_texts import SOURCE, SPLITS, place
-from flatout.engine.data.row_facts import DUPLICATE, Codes, RowFacts
+from flatout.engine.data.row_facts import DROPPED, DUPLICATE, Codes, RowFacts
 from flatout.engine.data.row_hashes import in_two_splits
 from flatout.engine.data.rows import NOTHING
 
@@ -38,7 +38,7 @@ def split_report(
         **labels,
     }
     out = sum(report["rows_out"].values())
-    accounted = out + report["rejected"] + report["duplicates"]
+    accounted = out + sum(report[n] for n in ("rejected", "duplicates", "dropped"))
     if accounted != facts.num_raw:
         raise AssertionError(f"{facts.num_raw} rows in, {accounted} accounted for")
     leaks = 0 if repeats else report["texts_in_two_splits"]
@@ -54,6 +54,7 @@ def row_counts(facts: RowFacts, codes: Codes, rejected: Any) -> dict[str, Any]:
         "rows_in": facts.num_raw,
         "rows_out": out,
         "rejected": rejected.num_rows,
+        "dropped": int((codes == DROPPED).sum()),
         "rejected_by_reason": _counts(rejected),
     }
 
@@ -92,6 +93,8 @@ def summary_text(report: Mapping[str, Any], rejected: Any) -> str:
         f"{report['rows_in']:,} rows in: {parts}; {report['rejected']:,} rejected, "
         f"{report['duplicates']:,} duplicates"
     )
+    if report["dropped"]:
+        counts += f", {report['dropped']:,} left out by split.drop_rows"
     reasons = _reason_lines(report, rejected, LOGGED_REASONS)
     return "\n".join([counts, *(f"  rejected {line}" for line in reasons)])
 

@@ -5,13 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+)
 
 Strategy = Literal["fixed", "random", "grouped", "packed"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Auto = Literal["auto"]
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
+RowNumbers = Annotated[
+    list[CountOrZero] | str,
+    BeforeValidator(lambda given: [given] if isinstance(given, int) else given),
+]
+"""Row numbers, a single one (--params has no lists), or a file of them."""
 
 
 EXECUTION = "execution"

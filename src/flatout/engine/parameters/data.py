@@ -11,6 +11,7 @@ from flatout.engine.parameters.common import (
     MACHINE,
     Auto,
     Count,
+    RowNumbers,
     SettingsModel,
     parameter,
 )
@@ -79,6 +80,9 @@ class SplitSettings(SettingsModel):
     keep_duplicates: bool = False
     """Keep rows that repeat an earlier one, such as sessions of a log; a text may then
     be in two splits, unless its rows are one group."""
+    drop_rows: RowNumbers = []
+    """Raw rows that are left out: their numbers, or suspect_rows.parquet of an audit,
+    whose rows are found by their texts."""
     fractions: Fractions = Fractions()
     max_rejected_fraction: float = Field(0.01, ge=0, le=1)
     """Largest share of unusable rows; more stop the run."""

@@ -18,6 +18,7 @@ from flatout.engine.parameters.common import (
     Count,
     CountOrZero,
     Precision,
+    RowNumbers,
     SettingsModel,
     Strategy,
     parameter,
@@ -231,7 +232,7 @@ class TrainSettings(SlowHabits):
     """Passes over the training rows, if max_steps is null; fractions are allowed."""
     max_steps: int | None = parameter(None, BESIDE, ge=1)
     """Optimizer steps, instead of `epochs`. null: the number that `epochs` needs."""
-    skip_rows: list[CountOrZero] | str = parameter([], EXECUTION, BESIDE)
+    skip_rows: RowNumbers = parameter([], EXECUTION, BESIDE)
     """Numbers of train rows that are left out, or a file of them: a text with a number
     per line, or a Parquet file with a column row. Their global batches are smaller. May
     change when a run resumes; then it is for the steps to come."""
@@ -341,12 +342,6 @@ class TrainSettings(SlowHabits):
     def _one_or_several(cls, given: Any) -> Any:
         """Accept a single text: --params has no lists."""
         return [given] if isinstance(given, str) else given
-
-    @field_validator("skip_rows", mode="before")
-    @classmethod
-    def _row_or_rows(cls, given: Any) -> Any:
-        """Accept a single number: --params has no lists."""
-        return [given] if isinstance(given, int) else given
 
     @field_validator("freeze")
     @classmethod

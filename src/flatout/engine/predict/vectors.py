@@ -4,8 +4,7 @@ the best of them for some queries."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import xxhash
 
 from flatout.engine.files.atomic_write import clear_leftovers, write_file
 from flatout.engine.files.content_key import arrow_digest
+from flatout.engine.machine.runtime import exact_products
 from flatout.engine.rows.layout import Ints
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ def best(
     own = torch.from_numpy(queries).to(device)
     scores = own.new_full((len(queries), most), -torch.inf)
     numbers = torch.zeros_like(scores, dtype=torch.int64)
-    with _exact_products():
+    with exact_products():
         for start in range(0, size, TEXTS_A_FILE):
             part = parts[start // TEXTS_A_FILE][: size - start]
             found = own @ torch.from_numpy(np.array(part)).to(device).T
@@ -98,14 +98,3 @@ def best(
             scores, order = torch.cat([scores, top], 1).topk(most)
             numbers = torch.cat([numbers, at + start], 1).gather(1, order)
     return scores.cpu().numpy(), numbers.cpu().numpy()
-
-
-@contextmanager
-def _exact_products() -> Iterator[None]:
-    """Compute matrix products of fp32 without TF32."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)

@@ -20,6 +20,7 @@ from flatout.engine.rows.layout import Ints
 from flatout.engine.tasks import Judged
 from flatout.engine.train.evaluate import EVALUATION_EPOCH, evaluating
 from flatout.engine.train.keeping.oom import evaluate_within_memory, evaluation_budget
+from flatout.engine.train.recording.one_line import cut, printable
 from flatout.engine.train.recording.progress import evaluations
 from flatout.engine.train.setup.assemble import Trainer
 from flatout.engine.train.setup.job import TrainJob, as_numbers, decoder
@@ -124,15 +125,6 @@ def _shown(name: str | float) -> str:
     if isinstance(name, float):
         return f"{name:.4g}"
     return f"'{cut(printable(name), NAME_CHARACTERS)}'" if name else "no label"
-
-
-def cut(text: str, room: int) -> str:
-    return text if len(text) <= room else f"{text[: room - 1]}…"
-
-
-def printable(text: str) -> str:
-    """Return one line, without characters that control a terminal."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def _lines_until(step: int, text: str) -> Iterator[str]:

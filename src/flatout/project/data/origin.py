@@ -72,11 +72,15 @@ def stale_fault(
     kind, inputs = settings.train.rows, pipeline.inputs()
     if not TRAINING_NODES & short_names(pipeline):
         return None
-    if f"train_{kind}" in inputs and kind != "tokens":
-        return samples_fault(catalog, settings)
-    if "train_tokens" in inputs:
-        return tokens_fault(catalog, settings)
+    if f"train_{kind}" in inputs:
+        return data_fault(catalog, settings)
     return rows_fault(catalog, settings) if "train_rows" in inputs else None
+
+
+def data_fault(catalog: DataCatalog, settings: Settings) -> str | None:
+    """Return why the rows to train on differ from the raw data; None if they do not."""
+    is_text = settings.train.rows == "tokens"
+    return (tokens_fault if is_text else samples_fault)(catalog, settings)
 
 
 def samples_fault(catalog: DataCatalog, settings: Settings) -> str | None:
@@ -181,7 +185,7 @@ def _told(then: str | None, here: str, raw: str, columns: str) -> str:
 def _changed_options(
     key: ContentKey, columns: Columns, settings: Settings
 ) -> list[str]:
-    wanted = {
+    wanted = {"split.drop_rows": None} | {
         f"split.{name}": value
         for name, value in split_options(columns, settings.split).items()
         if name not in DECIDES_NO_ROW

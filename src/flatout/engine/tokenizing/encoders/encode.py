@@ -14,11 +14,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from flatout.engine.data.row_hashes import TEXT_HASH, text_hashes
 from flatout.engine.files.arrow_folder import ArrowRecipe
 from flatout.engine.files.content_key import ContentKey
 from flatout.engine.machine.environment import tokenizer_parallelism
 from flatout.engine.rows.token_facts import TokenFacts
-from flatout.engine.tasks import IGNORED, RankedRows, Task
+from flatout.engine.tasks import IGNORED, RankedRows, Task, names_classes
 from flatout.engine.tokenizing.encoders.chat import ChatEncoder
 from flatout.engine.tokenizing.encoders.encoded import Encoded, TokensError
 from flatout.engine.tokenizing.encoders.encoder import (
@@ -79,6 +80,8 @@ class TokensRecipe(ArrowRecipe):
             fields.append(("labels", self.task.token_label_type()))
         elif self.options.form in WRITTEN:
             fields.append(("labels", pa.list_(pa.int32())))
+        if names_classes(self.task.settings.task):
+            fields.append((TEXT_HASH, pa.uint64()))
         return pa.schema([*fields, ("length", pa.int32())])
 
     @property
@@ -122,6 +125,9 @@ class TokensRecipe(ArrowRecipe):
                 targets_seen += int((part.marks >= 0).sum())
             if (targets := self._targets(start, stop)) is not None:
                 columns.append(self._spread(targets, part))
+            if TEXT_HASH in self.schema.names:
+                texts = self.rows.data.table.slice(start, stop - start)
+                columns.append(pa.array(text_hashes(texts)))
             columns.append(pa.array(part.lengths))
             start, cut = stop, cut + int(part.cut.sum())
             self._facts["cut_rows"] = cut

@@ -18,10 +18,12 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from flatout.engine.files.atomic_write import write_file
+from flatout.engine.data.row_hashes import TEXT_HASH
+from flatout.engine.files.atomic_write import write_file, write_text
 from flatout.engine.models.trained_rows import row_hashes
 from flatout.engine.parameters import SettingsError
 from flatout.engine.tasks import names_classes
+from flatout.engine.train.recording.one_line import cut, printable
 from flatout.engine.train.setup.job import TrainJob, decoder
 
 logger = logging.getLogger(__name__)
@@ -29,6 +31,8 @@ logger = logging.getLogger(__name__)
 FILE_NAME = "suspect_rows.parquet"
 MISLABELLED, AMBIGUOUS = "probably mislabelled", "ambiguous"
 NEVER_LEARNT, TWICE = "never learnt", "duplicate with another label"
+SHOWN, CHARACTERS = 50, 200
+"""Rows of the page, and most characters of a text in it."""
 MOST_SUSPECT = 0.2
 """Share of suspect rows above which the model, not the labels, is at fault."""
 
@@ -90,27 +94,44 @@ class RowAudit:
 
 
 def write_audit(job: TrainJob, audit: RowAudit, world_size: int, *, main: bool) -> None:
-    """Write the suspect rows next to the metrics, the worst first, and log how many
-    there are; all ranks call it."""
+    """Write the suspect rows and a page with the worst next to the metrics, and log how
+    many there are; all ranks call it."""
     sums, likely = audit.gathered(world_size)
     if not main:
         return
     table = suspect_rows(job, sums, likely)
     path = job.metrics_file.with_name(FILE_NAME)
     write_file(path, lambda hidden: pq.write_table(table, hidden))
-    found = f"{table.num_rows} of {len(job.train)} train rows are suspect: {path}"
+    found = f"{table.num_rows} of {len(job.train)} train rows are suspect"
+    write_text(path.with_suffix(".md"), _page(table.slice(0, SHOWN), found))
     if table.num_rows > MOST_SUSPECT * len(job.train):
         logger.warning(
-            "%s. These are too many: the model has not learnt enough for an audit. "
+            "%s: %s. These are too many: the model has not learnt enough for an audit. "
             "Train longer or with another learning rate before you leave rows out",
-            found,
+            *(found, path),
         )
     else:
         logger.info(
-            "%s. Correct their labels, or leave them out: train.skip_rows=%s",
-            found,
-            path,
+            "%s: %s. Correct their labels, or leave them out: copy the file, and set "
+            "split.drop_rows to the copy",
+            *(found, path),
         )
+
+
+def _page(table: Any, found: str) -> str:
+    """Return the rows of `table` in Markdown."""
+    names = [name for name in table.column_names if name != TEXT_HASH]
+    rows = [
+        [
+            printable(f"{row[name]:.3g}" if name == "score" else str(row[name]))
+            for name in names
+        ]
+        for row in table.to_pylist()
+    ]
+    lines = [names, ["---"] * len(names), *rows]
+    cells = ([cut(c.replace("|", "\\|"), CHARACTERS) for c in line] for line in lines)
+    body = "".join(f"| {' | '.join(line)} |\n" for line in cells)
+    return f"# Suspect rows\n\n{found}; the worst {len(rows)}:\n\n{body}"
 
 
 def suspect_rows(job: TrainJob, sums: Any, likely: Any) -> Any:
@@ -128,22 +149,19 @@ def suspect_rows(job: TrainJob, sums: Any, likely: Any) -> Any:
     kinds[_twice(job, labels)] = TWICE
     rows = np.flatnonzero(kinds != "")
     rows = rows[np.argsort(-score[rows], kind="stable")]
-    decode, names = decoder(job), job.label_names
-    return pa.table(
-        {
-            "row": rows,
-            "kind": pa.array(kinds[rows].tolist(), pa.string()),
-            "text": pa.array(
-                [job.train.readable(row, decode) for row in rows.tolist()], pa.string()
-            ),
-            "label": pa.array([names[n] for n in labels[rows]], pa.string()),
-            "likely_label": pa.array(
-                [None if n < 0 else names[n] for n in likely[rows]], pa.string()
-            ),
-            "score": score[rows],
-            "passes": seen[rows].astype(np.int64),
-        }
-    )
+    decode, names = decoder(job), (*job.label_names, None)  # -1 is the last
+    columns = {
+        "row": rows,
+        "kind": pa.array(kinds[rows], pa.string()),
+        "text": pa.array([job.train.readable(r, decode) for r in rows.tolist()]),
+        "label": pa.array([names[n] for n in labels[rows]], pa.string()),
+        "likely_label": pa.array([names[n] for n in likely[rows]], pa.string()),
+        "score": score[rows],
+        "passes": seen[rows].astype(np.int64),
+    }
+    if TEXT_HASH in job.train.column_names:
+        columns[TEXT_HASH] = job.train.table.column(TEXT_HASH).take(pa.array(rows))
+    return pa.table(columns)
 
 
 def _twice(job: TrainJob, labels: Any) -> npt.NDArray[np.bool_]:

@@ -1,0 +1,73 @@
+"""Raw rows that a split leaves out (`split.drop_rows`), by number or by their text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
+import xxhash
+
+from flatout.engine.data.row_facts import DROPPED, Codes, RowFacts
+from flatout.engine.data.row_hashes import TEXT_HASH, Hashes
+from flatout.engine.parameters import SettingsError
+from flatout.engine.parameters.faults import first_line
+
+Given = Sequence[int] | str
+KNOWN = 0.5
+"""Least share of the rows of a file that the raw data must have."""
+
+
+def drop_key(given: Given) -> Any:
+    """Return the rows of `split.drop_rows` for a content key. Raises SettingsError."""
+    if isinstance(given, str):
+        return xxhash.xxh3_128_hexdigest(np.sort(_hashes(given)).tobytes())
+    return sorted(given)
+
+
+def drop(codes: Codes, facts: RowFacts, given: Given, raw_name: str) -> None:
+    """Give the rows of `split.drop_rows` the code DROPPED in `codes` (N,); a file is
+    about rows of train. Raises SettingsError for rows that the data does not have."""
+    if not isinstance(given, str):
+        codes[np.isin(facts.rows, _numbers(facts, given, raw_name))] = DROPPED
+        return
+    hashes, known = _hashes(given), facts.exact[:, 0]
+    found = int(np.isin(hashes, known).sum())
+    if found < KNOWN * len(hashes):
+        raise SettingsError(
+            f"split.drop_rows: {given} belongs to other data: {raw_name} has the texts "
+            f"of {found} of its {len(hashes)} rows. Name the file of an audit of this "
+            "data, or numbers of rows"
+        )
+    codes[np.isin(known, hashes) & (codes == 0)] = DROPPED
+
+
+def _numbers(facts: RowFacts, given: Sequence[int], raw: str) -> npt.NDArray[np.int64]:
+    if len(facts.source_names) > 1:
+        raise SettingsError(
+            f"split.drop_rows: {raw} has several files, so that numbers do not name "
+            "rows: name the suspect_rows.parquet of an audit of texts, or take the "
+            "rows out of the files"
+        )
+    numbers = np.array(given, np.int64)
+    if len(outside := numbers[numbers >= facts.num_raw]):
+        raise SettingsError(
+            f"split.drop_rows: there is no row {outside[0]}; {raw} has the rows 0 to "
+            f"{facts.num_raw - 1}"
+        )
+    return numbers
+
+
+def _hashes(path: str) -> Hashes:
+    try:
+        found = pq.read_table(path, columns=[TEXT_HASH]).column(TEXT_HASH)
+        hashes: Hashes = found.to_numpy().astype(np.uint64)
+        return hashes
+    except (OSError, KeyError, ValueError) as error:
+        raise SettingsError(
+            f"split.drop_rows: {path} cannot be read ({first_line(error)}): name the "
+            f"suspect_rows.parquet of an audit of texts, which has the column "
+            f"{TEXT_HASH}, or numbers of raw rows"
+        ) from error
