@@ -46,6 +46,16 @@ SHAPES = {
     "1,200 tokens, batch 16": Shape(
         QWEN3, 16, 1_200, 2_048, token_budget=32_768, steps=8, warm_steps=12
     ),
+    "blocks of 8,192 tokens, batch 8": Shape(
+        QWEN3,
+        8,
+        mean_tokens=1_000_000,  # every row is a full block
+        longest=8_192,
+        token_budget=32_768,
+        steps=8,
+        warm_steps=12,
+        micro_batch=4,
+    ),
 }
 
 
@@ -87,7 +97,7 @@ def trainer_rebalanced(given: argparse.Namespace) -> Figures:
     return training.trainer(shape, model_of(shape), table, collator, **rebalanced)
 
 
-def trainer_flattened(given: argparse.Namespace) -> Figures:
+def trainer_flattened(given: argparse.Namespace, **flags: Any) -> Figures:
     from transformers import DataCollatorWithFlattening
 
     shape, liger = shape_of(given), find_spec("liger_kernel") is not None
@@ -95,20 +105,26 @@ def trainer_flattened(given: argparse.Namespace) -> Figures:
     model.set_attn_implementation(training.register_packed_attention())
     collator = DataCollatorWithFlattening(return_flash_attn_kwargs=True)
     table = training.token_table(shape, labels=False)
-    flags = {"use_liger_kernel": liger and training.IS_CUDA}
+    uses_liger = liger and training.IS_CUDA and not flags
+    flags["use_liger_kernel"] = uses_liger
     found = training.trainer(shape, model, table, collator, **flags)
-    return {**found, "liger": flags["use_liger_kernel"]}
+    return {**found, "liger": uses_liger}
+
+
+def trainer_flattened_compiled(given: argparse.Namespace) -> Figures:
+    return trainer_flattened(given, torch_compile=training.IS_CUDA)
 
 
 SIDES = {
     "flatout": flatout,
     "packed, compiled loop": loop,
     "Trainer, flattened": trainer_flattened,
+    "Trainer, flattened, compiled": trainer_flattened_compiled,
     "Trainer, batch_rebalance": trainer_rebalanced,
 }
 SCRIPT = Script(
     "benchmarks.language_models",
-    "Qwen3-0.6B's shape beside the Trainer and a packed loop",
+    "Qwen3-0.6B's shape compared with the Trainer and a packed loop",
     dict.fromkeys(SHAPES, SIDES),
     small_cases=("96 tokens, batch 256",),
 )
