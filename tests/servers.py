@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import socket
 import time
 import urllib.request
@@ -55,9 +54,16 @@ def served(
         wait_for(address + path, process, log)
         yield address
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        end_all(process.pid)
         process.wait()
+
+
+def end_all(leader: int) -> None:
+    """Kill `leader` and what it started: MLflow's server has a session of its own."""
+    with suppress(psutil.NoSuchProcess):
+        found = psutil.Process(leader)
+        for one in (*found.children(recursive=True), found):
+            one.kill()
 
 
 def of_session(leader: int) -> list[psutil.Process]:

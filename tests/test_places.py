@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -16,6 +13,7 @@ from flatout.engine.parameters import SettingsError, parse_settings
 from flatout.places import check_store, project_path, tracking_store, use_project
 from flatout.project.config_loader import rooted
 from tests.command_runs import small_project
+from tests.conftest import kedro
 
 CODE = """
 import sys
@@ -42,16 +40,8 @@ def test_a_session_started_elsewhere_writes_into_its_project(tmp_path, data):
     project = small_project(tmp_path / "my project #1 ä", data)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, str(project)],
-        cwd=elsewhere,
-        env={**os.environ, "PYTHONPATH": str(project / "src")},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = kedro("-c", CODE, str(project), cwd=elsewhere)
+    assert done.returncode == 0, done.stdout
     assert not [*elsewhere.iterdir()]
     for name in WRITTEN:
         assert (project / "data" / name).exists(), name

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -14,13 +13,7 @@ import pytest
 
 from tests import warm
 from tests.conftest import PROJECT
-from tests.servers import (
-    QUICKER,
-    free_port,
-    listening,
-    of_session,
-    wait_for,
-)
+from tests.servers import QUICKER, end_all, free_port, listening, of_session, wait_for
 
 pytestmark = pytest.mark.process
 
@@ -63,5 +56,4 @@ def test_a_make_target_serves_in_a_shell_that_activated_nothing(
         for one in {*of_session(process.pid), *others}:
             one.wait(60)
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        end_all(process.pid)

@@ -81,8 +81,8 @@ class Process:
 def start(
     arguments: list[str], output: Path, cwd: Path, variables: Mapping[str, str]
 ) -> Process:
-    """`kedro ARGUMENTS`, or `python -m MODULE ...` if they begin with `-m`; it leads a
-    process group of its own."""
+    """`kedro ARGUMENTS`, or what Python does with them if they begin with `-m` or `-c`;
+    it leads a process group of its own."""
     environment = {**not_activated(), "COLUMNS": "200", **ONE_THREAD, **variables}
     return Process(
         ask(
@@ -235,9 +235,12 @@ if __name__ == "__main__":
 
     sys.argv = ["kedro", *command]
     try:
-        if command[0] == "-m":
+        if command[0] in ("-m", "-c"):
             sys.argv = command[1:]
-            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+            if command[0] == "-c":
+                exec(command[1], {"__name__": "__main__"})  # noqa: S102
+            else:
+                runpy.run_module(command[1], run_name="__main__", alter_sys=True)
         else:
             main()
         status.append(0)
