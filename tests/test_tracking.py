@@ -637,6 +637,37 @@ def test_the_champion_is_the_best_on_the_latest_data(store, tmp_path, caplog):
     assert client.get_registered_model("flatout").aliases.keys() == {"champion"}
 
 
+@pytest.mark.parametrize(
+    ("trained", "champion", "told"),
+    [
+        # (setting, seed, loss): one seed, two that differ by noise, three that do not
+        ([("a", 1, 0.9), ("b", 1, 0.2)], 1, "runtime.seed"),
+        ([("a", 1, 0.9), ("a", 2, 0.7), ("b", 1, 0.8), ("b", 2, 0.69)], 2, "seed"),
+        (
+            [("a", n, 0.9 + n / 100) for n in range(3)]
+            + [("b", n, 0.5 + n / 90) for n in range(3)],
+            4,
+            "stays the champion",
+        ),
+        ([("a", 1, float("nan")), ("b", 1, 0.8)], 2, "before it version 1"),
+    ],
+)
+def test_another_setting_is_champion_only_beyond_noise(
+    store, tmp_path, caplog, trained, champion, told
+):
+    caplog.set_level(logging.INFO)
+    client = stores.connect(store)
+    client.create_experiment("models", str(tmp_path / "artifacts"))
+    mlflow.set_experiment("models")
+    for setting, seed, loss in trained:
+        uri = mlflow.initialize_logged_model("model").model_uri
+        facts = {**described(tmp_path, loss), "setting": setting, "seed": seed}
+        models.register(client, uri, SavedModel(**facts))
+    version = client.get_model_version_by_alias("flatout", "champion")
+    assert int(version.version) == champion
+    assert told in caplog.messages[-1]
+
+
 def test_runs_of_dead_processes_are_closed(store, tmp_path):
     client = MlflowClient(store)
     experiment = client.create_experiment("flatout")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
+import numpy as np
 import pytest
 from optuna.trial import create_trial
 
@@ -12,12 +13,14 @@ from flatout.engine.benchmark.trials import processes as trials
 from flatout.engine.parameters import SettingsError, SweepSettings, parse_settings
 from flatout.engine.sweep import study
 from flatout.engine.sweep.best import SweepError, choose_best
+from flatout.engine.sweep.folds import fold_files
 from flatout.engine.sweep.queued import ANSWER, PLACE
 from flatout.engine.sweep.space import check_sweep, combinations
 from flatout.engine.sweep.sweep import run_sweep
 from flatout.engine.sweep.table import one_a_place
 from tests.conftest import PROJECT
 from tests.engine import benches
+from tests.engine.test_folds import splits_of
 
 RATE, BATCH = "train.learning_rate", "train.global_batch_size"
 
@@ -161,6 +164,26 @@ def test_trials_that_fail_cost_the_others_nothing(tmp_path, formula):
 
 
 @pytest.mark.process
+def test_each_setting_is_trained_with_every_seed_or_fold(tmp_path, formula):
+    folder, files = tmp_path / "sweep", benches.job_files(tmp_path)
+    grid = {RATE: [0.02, 0.03]}
+    rows = run_sweep(settings(folder, grid=grid, seeds=2), files)
+    asked = [(row[RATE], row["runtime.seed"], row["status"]) for row in rows]
+    assert asked == [(r, seed, "ok") for r in grid[RATE] for seed in (42, 43)]
+    best = choose_best(rows, settings(folder, grid=grid, seeds=2))
+    assert best["settings"] == {RATE: 0.02}
+
+    splits = splits_of(np.arange(72) % 2, [48, 60])
+    folds = fold_files(files, splits, 2, folder / "rows")
+    rows = run_sweep(settings(folder, grid={RATE: [0.02]}), files, folds)
+    assert [(row["fold"], row["test_loss"]) for row in rows] == [(1, 0.5), (2, 0.5)]
+    asked = [
+        json.loads((folder / row["key"] / "spec.json").read_text()) for row in rows
+    ]
+    assert [one["job"]["test"] for one in asked] == [one.test for one in folds]
+
+
+@pytest.mark.process
 def test_each_gpu_takes_the_next_trial(tmp_path, formula, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-ab")
     grid = {RATE: [0.1, 0.2, 0.3]}
@@ -294,6 +317,7 @@ def test_the_best_by_loss_or_by_accuracy():
         "validation_loss": 1.0,
         "validation_accuracy": 0.4,
         "samples_per_s": 9.0,
+        "is_winner": False,
         "trials": {"ok": 2, "oom": 1},
         "command": f"kedro run --pipelines=train --params={RATE}=0.2,{BATCH}=8",
         "environment": None,

@@ -46,6 +46,7 @@ def test_wiring():
         "sweep_trials",
         "sweep_best",
         "best_parameters",
+        "sweep_comparison",
         *figures,
     }
 

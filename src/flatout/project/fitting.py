@@ -10,9 +10,9 @@ from kedro.pipeline import Pipeline
 from flatout.engine.parameters import Settings
 from flatout.pipelines import boxed
 
-OF_ROWS = ("train", "evaluate", "predict", "benchmark", "sweep")
+OF_ROWS = ("train", "evaluate", "predict", "benchmark", "sweep", "crossvalidate")
 """Pipelines whose inputs are named after the kind of rows, `train.rows`."""
-TRAINING_NODES = frozenset({"train_model", "run_trials", "run_sweep"})
+TRAINING_NODES = frozenset({"train_model", "run_trials", "run_sweep", "cross_validate"})
 """Nodes that start processes and must not run in a runner's process."""
 OF_SESSIONS = "next-key"
 """The task that learns from sessions instead of texts."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from flatout.datasets import TransformersModel
 from flatout.engine.parameters import Settings
+from flatout.engine.parameters.common import EXECUTION, by_path
+from flatout.engine.parameters.roles import in_role, is_in
 from flatout.tracking.record import SavedModel, newest_ns
 
 logger = logging.getLogger(__name__)
@@ -46,7 +51,16 @@ def saved_model(
         registered_model=settings.tracking.registered_model,
         validation_loss=report["validation_loss"],
         token_key=report["token_key"],
+        setting=_setting(settings),
+        seed=settings.runtime.seed,
     )
+
+
+def _setting(settings: Settings) -> str:
+    groups = settings.model_dump(mode="json", include={"runtime", "model", "train"})
+    decides = {n: v for n, v in by_path(groups) if not is_in(n, in_role(EXECUTION))}
+    decides.pop("runtime.seed", None)
+    return xxhash.xxh3_64_hexdigest(json.dumps(decides, sort_keys=True).encode())
 
 
 def _text_example(

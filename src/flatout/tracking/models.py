@@ -11,6 +11,7 @@ from typing import Any
 
 from mlflow import MlflowClient
 
+from flatout.engine.sweep.statistics import paired_difference
 from flatout.tracking.record import SavedModel, newest_ns
 from flatout.tracking.sample_model import log_sample_model
 from flatout.tracking.text_model import log_text_model
@@ -19,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 CHAMPION = "champion"
 LOGGED = "models:/"
+MORE_SEEDS = (
+    ": that may be noise, train both settings with the same 3 values of runtime.seed"
+)
 LOST = "lost"
 """Result instead of a URI if another training has replaced the model's files."""
 
@@ -57,8 +61,9 @@ def _logged(client: MlflowClient, run_id: str) -> list[str]:
 
 
 def register(client: MlflowClient, uri: str, found: SavedModel) -> None:
-    """Make `uri` a version of the model, unless it is one. The alias `champion` is set
-    to the version of the lowest validation loss on these tokens, the latest."""
+    """Make `uri` a version of the model, unless it is one. The alias `champion` stays
+    with the first version on these tokens, the latest, until another setting has a
+    lower validation loss under the same seeds beyond noise."""
     import mlflow
 
     name = str(found.registered_model)
@@ -70,7 +75,7 @@ def register(client: MlflowClient, uri: str, found: SavedModel) -> None:
             made = mlflow.register_model(uri, name, tags=found.tags)
         versions = [*versions, made]
     alike = [one for one in versions if one.tags.get("token_key") == found.token_key]
-    best = min(alike, key=_loss)  # the first of equals
+    best = _champion(alike)
     client.set_registered_model_alias(name, CHAMPION, best.version)
     rivals = [one for one in alike if str(one.version) != str(made.version)]
     verdict = _verdict(made, best, rivals)
@@ -91,6 +96,31 @@ def _loss(version: Any) -> float:
     return math.inf if math.isnan(loss) else loss
 
 
+def _champion(versions: list[Any]) -> Any:
+    """Return the champion of the versions on the same tokens, in their order."""
+    settings: dict[Any, list[Any]] = {}
+    for one in versions:
+        settings.setdefault(one.tags.get("setting"), []).append(one)
+    best, *others = settings.values()
+    pairs = math.comb(len(settings), 2)
+    for other in others:
+        if _is_better(other, best, pairs):
+            best = other
+    return min(best, key=_loss)  # the first of equals
+
+
+def _is_better(versions: list[Any], best: list[Any], pairs: int) -> bool:
+    new, old = (
+        {one.tags.get("seed"): _loss(one) for one in group if _loss(one) < math.inf}
+        for group in (versions, best)
+    )
+    seeds = sorted(new.keys() & old.keys(), key=str)
+    if len(seeds) < 2:
+        return bool(new) and not old
+    figures = ([group[seed] for seed in seeds] for group in (new, old))
+    return bool(paired_difference(*figures, comparisons=pairs).high < 0)
+
+
 def _verdict(made: Any, best: Any, rivals: list[Any]) -> str:
     if not rivals:
         return "champion, the first on this data"
@@ -103,4 +133,5 @@ def _verdict(made: Any, best: Any, rivals: list[Any]) -> str:
     return (
         f"version {best.version} stays the champion on this data, validation loss "
         f"{_loss(best):.4f} against {_loss(made):.4f}"
+        f"{MORE_SEEDS if _loss(made) < _loss(best) else ''}"
     )

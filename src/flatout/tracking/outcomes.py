@@ -83,8 +83,8 @@ def note_outputs(record: RunRecord, outputs: dict[str, Any]) -> None:
         record.tags[DESCRIPTION] = outputs["benchmark_summary"].get("answer", "")
     if "benchmark_ladder" in outputs:
         record.metrics.update(ladder_metrics(outputs["benchmark_ladder"]))
-    if "sweep_trials" in outputs:
-        record.trials = nested_runs(outputs["sweep_trials"])
+    for name in outputs.keys() & {"sweep_trials", "crossvalidation_trials"}:
+        record.trials = nested_runs(outputs[name])
     if best := outputs.get("sweep_best"):
         record.metrics.update(best_metrics(best))
         record.tags[DESCRIPTION] = sweep_answer(best)
@@ -170,7 +170,8 @@ def sweep_answer(best: dict[str, Any]) -> str:
     """Return the run's description."""
     chosen = ", ".join(f"{name} = {value}" for name, value in best["settings"].items())
     name = best["chosen_by"]
-    return f"Trial {best['trial_id']} won: {name} {best[name]:.6g} with {chosen}."
+    what = "won" if best["is_winner"] else "has the best mean, no winner"
+    return f"Trial {best['trial_id']} {what}: {name} {best[name]:.6g} with {chosen}."
 
 
 def best_metrics(best: dict[str, Any]) -> dict[str, float]:

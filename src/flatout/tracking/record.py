@@ -54,13 +54,15 @@ class SavedModel:
     validation_loss: float
     token_key: str
     """Versions compete if they were trained and validated on the same tokens."""
+    setting: str | None = None
+    """Digest of the parameters that decide the training, without its seed."""
+    seed: int | None = None
 
     @property
     def tags(self) -> dict[str, str]:
-        return {
-            "validation_loss": str(self.validation_loss),
-            "token_key": self.token_key,
-        }
+        names = ("validation_loss", "token_key", "setting", "seed")
+        found = {name: getattr(self, name) for name in names}
+        return {name: str(value) for name, value in found.items() if value is not None}
 
 
 def newest_ns(folder: Path) -> int:

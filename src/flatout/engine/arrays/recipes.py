@@ -98,6 +98,7 @@ def _key(
         "model.task": model.task,
         "split.fractions": split.fractions.model_dump(),
         "split.seed": split.seed,
+        **({"split.folds": split.folds} if split.folds else {}),
     }
     if split.drop_rows:
         options["split.drop_rows"] = drop_key(split.drop_rows)

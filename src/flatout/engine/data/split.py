@@ -23,6 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from flatout.engine.data.dropped import drop
+from flatout.engine.data.folds import FOLD, assign_folds, folds_fault
 from flatout.engine.data.labels import reject_labels
 from flatout.engine.data.raw_texts import SPLITS
 from flatout.engine.data.row_facts import DUPLICATE, Codes, FactCollector, RowFacts
@@ -104,6 +105,12 @@ class SplitPlan(ABC):
         """(N,) indices of usable rows' splits; negative codes: no split."""
         return self._decided[0]
 
+    @cached_property
+    def folds(self) -> npt.NDArray[np.int8]:
+        """(N,) fold of each usable row (`split.folds`)."""
+        settings = self.settings
+        return assign_folds(self.facts, self.codes, settings.folds or 1, settings.seed)
+
     @property
     def rejected(self) -> Any:
         """Table with REJECTED_SCHEMA of every unusable row."""
@@ -115,9 +122,13 @@ class SplitPlan(ABC):
         self.check_usable()
         start = 0
         for batch in self._read[1]:
-            codes = self.codes[start : start + batch.num_rows]
+            part = slice(start, start + batch.num_rows)
             start += batch.num_rows
-            yield self._chosen(batch, codes == SPLITS.index(split))
+            mask = self.codes[part] == SPLITS.index(split)
+            rows = self._chosen(batch, mask)
+            if self.settings.folds:
+                rows = rows.append_column(FOLD, pa.array(self.folds[part][mask]))
+            yield rows
 
     def _chosen(self, batch: Any, mask: npt.NDArray[np.bool_]) -> Any:
         """Return the rows of `batch` that `mask` (n,) selects."""
@@ -148,6 +159,8 @@ class SplitPlan(ABC):
                 f"no row fell into {' and '.join(empty)}: {report['rows_in']} rows are "
                 "too few for split.fractions. Give more rows or raise the fraction"
             )
+        if self.settings.folds and (fault := folds_fault(self.facts, self.folds)):
+            raise SplitError(fault)
 
     def _numbers_hint(self) -> str:
         """Return advice for numeric labels that are unlikely to be classes."""

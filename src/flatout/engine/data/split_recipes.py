@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from flatout.engine.data.columns import Columns
 from flatout.engine.data.dropped import drop_key
+from flatout.engine.data.folds import FOLD
 from flatout.engine.data.raw_texts import SPLITS, RawTexts
 from flatout.engine.data.split import SplitPlan
 from flatout.engine.data.text_split import TextSplit
@@ -19,6 +22,7 @@ from flatout.engine.parameters import SplitSettings
 FORMAT_VERSION = 4
 """Increase it if the same input would give other rows."""
 ROWS_DIGEST = "rows_digest"
+FOLD_FIELD = pa.field(FOLD, pa.int8())
 
 
 @dataclass(frozen=True)
@@ -46,14 +50,16 @@ class TextsRecipe(PlanRecipe, ArrowRecipe):
 
     @property
     def schema(self) -> Any:
-        return self.plan.columns.row_schema
+        schema = self.plan.columns.row_schema
+        return schema.append(FOLD_FIELD) if self.plan.settings.folds else schema
 
     def batches(self) -> Iterator[Any]:
         """Yield RecordBatches with `text`, the optional `text_pair` and `label`, and
         the row number in the source. Raises SplitError if the rows are not usable."""
         digest = ArrowDigest()
         for rows in self.plan.rows(self.split):
-            digest.update(rows.select(self.schema.names[:-1]))  # without row numbers
+            # Without row numbers and folds, which change no token.
+            digest.update(rows.select(self.plan.columns.row_schema.names[:-1]))
             yield rows
         self._facts[ROWS_DIGEST] = digest.hexdigest()
 
@@ -102,5 +108,7 @@ def split_options(columns: Columns, settings: SplitSettings) -> dict[str, Any]:
         options["drop_rows"] = drop_key(settings.drop_rows)
     if not columns.label:
         options["label_column"] = None
+    if not settings.folds:  # rows of earlier versions have no such option
+        del options["folds"]
     kind = str(columns.label_type) if columns.has_labels else None
     return {"label_type": kind, "form": columns.form, **options}

@@ -84,6 +84,9 @@ class SplitSettings(SettingsModel):
     """Raw rows that are left out: their numbers, or suspect_rows.parquet of an audit,
     whose rows are found by their texts."""
     fractions: Fractions = Fractions()
+    folds: int | None = Field(None, ge=2, le=100)
+    """Number of folds for `kedro run --pipelines=crossvalidate`; each row is tested in
+    one of them."""
     max_rejected_fraction: float = Field(0.01, ge=0, le=1)
     """Largest share of unusable rows; more stop the run."""
     seed: int = Field(0, ge=0, lt=2**63)

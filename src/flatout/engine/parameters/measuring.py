@@ -148,6 +148,9 @@ class SweepSettings(SettingsModel):
     """Values of each setting: all combinations, or those that tpe chooses."""
     ranges: dict[str, SweepRange] = {}
     """sampler tpe: bounds instead of a list."""
+    seeds: int | None = Field(None, ge=2)
+    """Number of seeds with which each setting of the grid is trained on the same rows,
+    better 3 or more; a table compares the settings. null: one training each."""
     n_trials: int = Field(20, ge=1)
     """Number of trainings of sampler tpe, over all machines and restarts."""
     choose_by: str | None = None

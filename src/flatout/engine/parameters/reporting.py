@@ -17,8 +17,8 @@ class TrackingSettings(SettingsModel):
     system_metrics: bool = True
     """Log the load of cores, memory, disk, network, GPUs to `system/` every 10 s."""
     registered_model: str | None = "flatout"
-    """Name in the model registry; the best model by validation on the latest data has
-    the alias champion."""
+    """Name in the model registry. On the latest data, the setting that no other beats
+    beyond noise has the alias champion."""
 
 
 class GuardSettings(SettingsModel):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-import math
 import shlex
 from collections import Counter
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from flatout.engine.parameters import Settings
-from flatout.engine.sweep.space import objective
+from flatout.engine.sweep import comparison
+from flatout.engine.sweep.comparison import WINNER, compared, figures, settings_of
+from flatout.engine.sweep.space import FOLD, objective
 from flatout.engine.sweep.table import FIGURES, Row, shown
 
 logger = logging.getLogger(__name__)
@@ -22,40 +24,51 @@ class SweepError(RuntimeError):
     exit_code = 1
 
 
+def compare(rows: Sequence[Row], settings: Settings) -> list[Row]:
+    """Return and log a row per setting, the best first. Raises SweepError."""
+    name, groups = _ranked(rows, settings)
+    found = compared(groups, name)
+    for row in found if found[0]["trainings"] > 1 else ():
+        logger.info("%s", shown(row))
+    return found
+
+
 def choose_best(
     rows: Sequence[Row], settings: Settings, environment: str | None = None
 ) -> dict[str, Any]:
-    """Return settings and figures of the trial with the best `sweep.choose_by`;
-    `environment` is that of the sweep. Raises SweepError without such a trial."""
-    name, higher = objective(settings)
-    sign = -1 if higher else 1
-    rated = [row for row in rows if row["status"] == "ok" and _is_number(row[name])]
-    if not rated:
-        raise SweepError(_nothing(rows, name))
-    best = min(rated, key=lambda row: sign * row[name])
-    chosen = {path: value for path, value in best.items() if "." in path}
+    """Return the setting with the best mean `sweep.choose_by`, its first trial and mean
+    figures, and whether no other is as good within noise; `environment` is that of the
+    sweep. Raises SweepError without a result."""
+    name, groups = _ranked(rows, settings)
+    best = next(iter(groups[0].values()))
+    chosen = settings_of(best)
     given = ",".join(f"{path}={value}" for path, value in chosen.items())
     env = f" --env={shlex.quote(environment)}" if environment else ""
     command = f"kedro run --pipelines=train{env} --params={shlex.quote(given)}"
-    figures = {
-        n: best[n] if _is_number(best[n]) else None
-        for n in dict.fromkeys([name, *FIGURES])
-    }
-    logger.info("best is trial %s: %s", best["trial_id"], shown(figures))
+    names = dict.fromkeys([name, *FIGURES])
+    found = {n: figures(groups[0].values(), n) for n in names}
+    means = {n: fmean(values) if values else None for n, values in found.items()}
+    logger.info("best is trial %s: %s", best["trial_id"], shown(means))
     logger.info("train with it: %s", command)
     return {
         "trial_id": best["trial_id"],
         "settings": chosen,
         "chosen_by": name,
-        **figures,
+        **means,
+        "is_winner": compared(groups, name)[0]["verdict"] == WINNER,
         "trials": dict(Counter(row["status"] for row in rows)),
         "command": command,
         "environment": environment,
     }
 
 
-def _is_number(figure: float | None) -> bool:
-    return figure is not None and math.isfinite(figure)
+def _ranked(rows: Sequence[Row], settings: Settings) -> tuple[str, Any]:
+    name, higher = objective(settings)
+    if rows and FOLD in rows[0]:
+        name = name.replace("validation_", "test_", 1)
+    if groups := comparison.ranked(rows, name, higher=higher):
+        return name, groups
+    raise SweepError(_nothing(rows, name))
 
 
 def _nothing(rows: Sequence[Row], name: str) -> str:

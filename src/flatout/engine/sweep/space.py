@@ -26,6 +26,8 @@ Changes = Mapping[str, SweptValue]
 """Value of each swept setting, by path."""
 
 SWEPT = ("train.", "model.", "runtime.")
+SEED, FOLD = "runtime.seed", "fold"
+"""Axes of the grid that repeat each setting."""
 FIXED = ("train.distributed", "train.resume")
 """sweep.devices_per_trial sets a trial's devices; a trial resumes automatically."""
 
@@ -46,10 +48,34 @@ def objective(settings: Settings) -> tuple[str, bool]:
     return name, higher_is_better(settings, task, name.removeprefix("validation_"))
 
 
-def check_sweep(settings: Settings) -> None:
-    """Raise SettingsError for an unknown setting, an invalid value, or an invalid
-    storage."""
+def repeated(settings: Settings, folds: int | None = None) -> Settings:
+    """Return `settings` whose grid has every seed of `sweep.seeds`, or every fold; with
+    folds, the default grid is no grid. Raises SettingsError if they cannot be
+    compared."""
+    sweep, grid = settings.sweep, dict(settings.sweep.grid)
+    if not (folds or sweep.seeds):
+        return settings
+    name = "split.folds" if folds else "sweep.seeds"
+    if sweep.sampler != "grid" or sweep.pruner != "none" or (folds and sweep.seeds):
+        raise SettingsError(
+            f"{name} compares whole trainings of a grid: set sweep.sampler to grid and "
+            "sweep.pruner to none, and leave sweep.seeds out of a cross-validation"
+        )
+    if folds:
+        grid = {} if grid == SweepSettings().grid else grid
+        grid[FOLD] = list(range(1, folds + 1))
+    else:
+        first = settings.runtime.seed
+        grid[SEED] = list(range(first, first + (sweep.seeds or 0)))
+    swept = sweep.model_copy(update={"grid": grid})
+    return settings.model_copy(update={"sweep": swept})
+
+
+def check_sweep(settings: Settings, folds: int | None = None) -> None:
+    """Raise SettingsError for an unknown setting, an invalid value, an invalid storage,
+    or seeds and folds that cannot be compared."""
     objective(settings)
+    repeated(settings, folds)
     check_place(settings.sweep.storage)
     options = settings.sweep
     listed: dict[str, list[SweptValue]] = dict(options.grid)

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
 
-ERROR_RATE = 0.05
-"""Share of comparisons of equal settings that may be called different."""
-POWER = 0.8
-"""Share of comparisons that show a difference for which the seeds suffice."""
+ERROR_RATE, POWER = 0.05, 0.8
+"""Share of comparisons of equal settings that may be called different, and share of
+those that show a difference if the seeds suffice."""
 MAX_SEEDS = 1_000
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Mean of paired differences with its interval: numbers, or arrays (...) of several
-    comparisons at once."""
+class Difference(NamedTuple):
+    """Mean of paired differences, its interval and their standard deviation: numbers,
+    or arrays (...) of several comparisons at once."""
 
     mean: Any
     low: Any
     high: Any
     spread: Any
-    """Standard deviation of the differences."""
 
     @property
     def is_distinct(self) -> Any:
@@ -46,27 +42,22 @@ def paired_difference(
     a, b = np.asarray(a, float), np.asarray(b, float)
     differences, count = a - b, a.shape[-1]
     mean = differences.mean(-1)
-    spread = np.maximum(differences.std(-1, ddof=1), _rounding(a, b))
-    half = stats.t.ppf(1 - ERROR_RATE / (2 * comparisons), count - 1)
-    half = half * spread * math.sqrt(1 / count + test_to_train)
-    return Difference(mean, mean - half, mean + half, spread)
-
-
-def _rounding(a: Any, b: Any) -> Any:
-    """Return the standard deviation (...) that rounding alone gives to differences. An
-    accuracy on few rows has few values: equal differences are then no sign of a small
-    spread."""
+    # An accuracy on few rows has few values: equal differences do not show that the
+    # spread is 0. Rounding alone gives them this standard deviation.
     gaps = np.diff(np.sort(np.concatenate([a, b], -1), -1), axis=-1)
     step = np.where(gaps > 0, gaps, np.inf).min(-1)
-    return np.where(np.isfinite(step), step, 0) / math.sqrt(6)
+    rounding = np.where(np.isfinite(step), step, 0) / math.sqrt(6)
+    spread = np.maximum(differences.std(-1, ddof=1), rounding)
+    half = stats.t.ppf(1 - ERROR_RATE / (2 * comparisons), count - 1) * spread
+    half = half * math.sqrt(1 / count + test_to_train)
+    return Difference(mean, mean - half, mean + half, spread)
 
 
 def seeds_needed(spread: float, difference: float, comparisons: int = 1) -> int | None:
     """Return the number of seeds that show a true `difference`, above 0, in 80 % of
     comparisons; None for more than 1,000."""
     counts = np.arange(2, MAX_SEEDS + 1)
-    freedom = counts - 1
-    quantiles = stats.t.ppf(1 - ERROR_RATE / (2 * comparisons), freedom)
-    quantiles = quantiles + stats.t.ppf(POWER, freedom)
+    quantiles = stats.t.ppf(1 - ERROR_RATE / (2 * comparisons), counts - 1)
+    quantiles = quantiles + stats.t.ppf(POWER, counts - 1)
     enough = counts[quantiles * spread / np.sqrt(counts) <= difference]
     return int(enough[0]) if len(enough) else None

@@ -40,10 +40,12 @@ from flatout.engine.sweep.queued import (
     running,
 )
 from flatout.engine.sweep.space import (
+    FOLD,
     Changes,
     check_sweep,
     combinations,
     objective,
+    repeated,
     suggested,
 )
 from flatout.engine.sweep.storage import FAULTS, StorageError, opened
@@ -71,17 +73,21 @@ class NoValueError(Exception):
     """A trial without a figure to compare; the others continue."""
 
 
-def run_sweep(settings: Settings, files: JobFiles) -> list[Row]:
-    """Return a row per trial, of all machines. Raises SettingsError, StorageError, and
-    Interrupted at SIGTERM or Ctrl-C."""
-    check_sweep(settings)
+def run_sweep(
+    settings: Settings, files: JobFiles, folds: Sequence[JobFiles] = ()
+) -> list[Row]:
+    """Return a row per trial, of all machines, or per fold, with figures of its test
+    split. Raises SettingsError, StorageError, and Interrupted at SIGTERM or Ctrl-C."""
+    check_sweep(settings, len(folds))
+    settings = repeated(settings, len(folds))
     devices = sets_of(settings.sweep.devices_per_trial)
     folder = Path(settings.sweep.folder)
     folder.mkdir(parents=True, exist_ok=True)
     with opened(settings.sweep, requeue) as storage:
         study = open_study(files.open(settings, folder), storage)
         with StopSignals("ending the trials") as signals:
-            return Sweep(settings, files, folder, study, devices, signals).run()
+            sweep = Sweep(settings, files, folder, study, devices, signals, folds)
+            return sweep.run()
 
 
 @dataclass
@@ -93,13 +99,15 @@ class Sweep:
     study: Study
     devices: Sequence[Devices]
     signals: StopSignals
+    folds: Sequence[JobFiles] = ()
     lost: str = ""
     """The reason why a trial's answer was late."""
     _free: Queue[Devices] = field(default_factory=Queue)
 
     def __post_init__(self) -> None:
         self.options = self.settings.sweep
-        self.metric, _ = objective(self.settings)
+        name, _ = objective(self.settings)
+        self.metric = name.replace("validation_", "test_", 1) if self.folds else name
         self.figures = list(dict.fromkeys([self.metric, *FIGURES]))
         self.total = (
             len(combinations(self.options))
@@ -179,7 +187,8 @@ class Sweep:
         spec, one_rank = self._spec(changes, ranks), self._spec(changes, 1)
         by = trained_by(spec.settings.model)
         # Machines with other sets of devices share a trial's folder.
-        key = one_rank.key({"data": self.files.data_key, "format": FORMAT, "by": by})
+        data = self._files_of(changes).data_key
+        key = one_rank.key({"data": data, "format": FORMAT, "by": by})
         folder = self.folder / key
         folder.mkdir(exist_ok=True)
         with FileLock(folder / ".lock"):  # tpe may draw the same twice at once
@@ -193,8 +202,12 @@ class Sweep:
 
     def _spec(self, changes: Changes, ranks: int) -> TrialSpec:
         fixed = {"train.distributed.num_processes": ranks, "train.resume": "auto"}
-        settings = with_changes(self.settings, {**changes, **fixed})
+        own = {path: value for path, value in changes.items() if path != FOLD}
+        settings = with_changes(self.settings, {**own, **fixed})
         return TrialSpec("train", "sweep", settings)
+
+    def _files_of(self, changes: Changes) -> JobFiles:
+        return self.folds[int(changes[FOLD]) - 1] if FOLD in changes else self.files
 
     def _answer(
         self, spec: TrialSpec, folder: Path, devices: Devices, trial: Trial
@@ -206,7 +219,7 @@ class Sweep:
         pruning = Pruning(trial, folder, self.metric)
         answer = ask(
             spec,
-            self.files,
+            self._files_of(trial.params),
             folder,
             self.options.trial_timeout_s or math.inf,
             self.settings.benchmark.memory_headroom,

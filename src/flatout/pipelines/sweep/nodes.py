@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -11,6 +12,7 @@ from flatout.engine.parameters import (
     ModelSettings,
     RuntimeSettings,
     Settings,
+    SplitSettings,
     SweepSettings,
     TokenizeSettings,
     TrainSettings,
@@ -29,8 +31,13 @@ def run_sweep(
     training: TrainSettings,
     sweep: SweepSettings,
     tokenizer: Any | None = None,
+    split: SplitSettings | None = None,
+    train_rows: Any = None,
+    validation_rows: Any = None,
+    test_rows: Any = None,
 ) -> pd.DataFrame:
-    """Return one line per trial; logs and the state to resume a stopped sweep are in
+    """Return one line per trial; with `split`, one per fold in the column `fold` of
+    `train_rows` and the others. Logs and the state to resume a stopped sweep are in
     `sweep.folder`.
 
     The splits are `datasets.Dataset`s of rows, `tokenizer` is, for rows of tokens, a
@@ -50,7 +57,13 @@ def run_sweep(
     splits = {"train": train, "validation": validation, "test": test}
     folder = settings.sweep.folder
     files = JobFiles.checked(settings, splits, tokenizer, label_names, folder)
-    return pd.DataFrame(trials.run_sweep(settings, files))
+    if split is None:
+        return pd.DataFrame(trials.run_sweep(settings, files))
+    from flatout.engine.sweep.folds import fold_files
+
+    rows = [train_rows, validation_rows, test_rows]
+    folds = fold_files(files, rows, split.folds, Path(folder) / "rows")
+    return pd.DataFrame(trials.run_sweep(settings, files, folds))
 
 
 def choose_best(
@@ -70,6 +83,19 @@ def choose_best(
     settings = Settings(model=model, train=training, sweep=sweep)
     found = best.choose_best(rows, settings, this_run["environment"])
     return {"best": found, "parameters": parameters_text(found)}
+
+
+def compare_settings(
+    trials: pd.DataFrame,
+    model: ModelSettings,
+    training: TrainSettings,
+    sweep: SweepSettings,
+) -> pd.DataFrame:
+    """Return one line per setting: mean, deviation, and difference from the best."""
+    from flatout.engine.sweep.best import compare
+
+    settings = Settings(model=model, train=training, sweep=sweep)
+    return pd.DataFrame(compare(trials.to_dict("records"), settings))
 
 
 def show_sweep(

@@ -7,7 +7,19 @@ from typing import Any
 from kedro.pipeline import Node, Pipeline
 
 from flatout.pipelines import inputs_of
-from flatout.pipelines.sweep.nodes import choose_best, run_sweep, show_sweep
+from flatout.pipelines.sweep.nodes import (
+    choose_best,
+    compare_settings,
+    run_sweep,
+    show_sweep,
+)
+
+COMPARED = {
+    "model": "params:model",
+    "training": "params:train",
+    "sweep": "params:sweep",
+}
+"""Parameters that decide which trial is the best."""
 
 
 def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
@@ -24,22 +36,21 @@ def create_pipeline(rows: str = "tokens", **_: Any) -> Pipeline:
                 func=choose_best,
                 inputs={
                     "trials": "sweep_trials",
-                    "model": "params:model",
-                    "training": "params:train",
-                    "sweep": "params:sweep",
+                    **COMPARED,
                     "this_run": "this_run",
                 },
                 outputs={"best": "sweep_best", "parameters": "best_parameters"},
                 name="choose_best",
             ),
             Node(
+                func=compare_settings,
+                inputs={"trials": "sweep_trials", **COMPARED},
+                outputs="sweep_comparison",
+                name="compare_settings",
+            ),
+            Node(
                 func=show_sweep,
-                inputs={
-                    "trials": "sweep_trials",
-                    "model": "params:model",
-                    "training": "params:train",
-                    "sweep": "params:sweep",
-                },
+                inputs={"trials": "sweep_trials", **COMPARED},
                 outputs={
                     "parallel": "sweep_parallel",
                     "importance": "sweep_importance",

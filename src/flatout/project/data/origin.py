@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 ORIGIN = "raw_texts"
 """Name of the fact, in a folder, that contains the state of the raw data."""
-DECIDES_NO_ROW = ("max_rejected_fraction", "label_type")
+DECIDES_NO_ROW = ("max_rejected_fraction", "label_type", "folds")
 """Options of split that change no row."""
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """The address of an object in memory, which differs at each start."""

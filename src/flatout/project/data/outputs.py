@@ -19,6 +19,7 @@ WORK: dict[str, Callable[[Settings], tuple[str, ...]]] = {
     "train_model": lambda found: (found.paths.checkpoints, found.paths.metrics),
     "run_trials": lambda found: (found.benchmark.folder,),
     "run_sweep": lambda found: (found.sweep.folder,),
+    "cross_validate": lambda found: (found.sweep.folder,),
 }
 """Files that nodes write in addition to their outputs."""
 KINDS = ("texts", "arrays", "images")

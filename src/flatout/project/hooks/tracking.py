@@ -148,8 +148,9 @@ class TrackingHooks:
         if "run_trials" in nodes:
             kind = f"benchmark-{settings.benchmark.mode}"
             return facts.run_name(data, settings, kind)
-        if "run_sweep" in nodes:
-            return facts.run_name(data, settings, "sweep")
+        for node in ("run_sweep", "cross_validate"):
+            if node in nodes:
+                return facts.run_name(data, settings, node.replace("run_", ""))
         return facts.run_name(data, settings if "train_model" in nodes else None)
 
     def _end(self, status: str, reason: str) -> None:

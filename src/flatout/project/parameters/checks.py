@@ -88,6 +88,8 @@ def check_run(
     names = short_names(pipeline)
     if "run_sweep" in names:
         check_sweep(settings)
+    if "cross_validate" in names:
+        check_sweep(settings, settings.split.folds)
     if "params:model" in pipeline.inputs():
         check_model_keys(settings.model)
     if "model" in pipeline.inputs():  # loaded before a node could import its class

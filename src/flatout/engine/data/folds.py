@@ -1,0 +1,54 @@
+"""Folds of a cross-validation: each row is in the test part of exactly one."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from flatout.engine.data.row_facts import Codes, RowFacts
+from flatout.engine.data.row_hashes import scrambled
+
+FOLD = "fold"
+"""Column of the rows, from 0."""
+
+
+def assign_folds(
+    facts: RowFacts, codes: Codes, folds: int, seed: int
+) -> npt.NDArray[np.int8]:
+    """Return the fold (N,) of each row; -1 for rows that are in no split.
+
+    Rows are distributed label by label, as in scikit-learn's StratifiedKFold. A group,
+    or texts that differ only in case and white space, are one unit, with the label of
+    their first row.
+    """
+    used = np.flatnonzero(codes >= 0)
+    hashes = (facts.near if facts.groups is None else facts.groups)[used]
+    units, first, unit, sizes = np.unique(hashes, True, True, True)
+    labels = facts.labels[used][first]
+    order = np.lexsort((scrambled(units, seed), sizes, labels))
+    folded = np.empty(len(units), np.int8)
+    folded[order] = np.arange(len(units)) % folds
+    found = np.full(len(codes), -1, np.int8)
+    found[used] = folded[unit]
+    return found
+
+
+def folds_fault(facts: RowFacts, assigned: npt.NDArray[np.int8]) -> str | None:
+    """Return why the folds (N,) cannot be compared; None if they can. A label of the
+    rarest rows must be in each."""
+    if facts.are_given:
+        return (
+            "split.folds: the data gives the split of each row. Set split.folds: null, "
+            "or take out split.split_column or the entries raw_validation_texts and "
+            "raw_test_texts"
+        )
+    for code, names in enumerate(facts.label_sets or [()]):
+        present = np.unique(assigned[(facts.labels == code) & (assigned >= 0)])
+        if 0 < len(present) < assigned.max() + 1:
+            label = f"the label {', '.join(names)!r}" if names else "the data"
+            return (
+                f"split.folds={assigned.max() + 1}: {label} has different texts or "
+                f"groups for only {len(present)} folds. Set split.folds to at most "
+                f"{max(2, len(present))}, or give it more rows"
+            )
+    return None

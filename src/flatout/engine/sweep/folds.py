@@ -1,0 +1,56 @@
+"""Rows of each fold of a cross-validation, as the files of a training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from flatout.engine.launch.job_files import JobFiles
+from flatout.engine.parameters import SettingsError
+from flatout.engine.rows.opening import open_rows
+from flatout.engine.sweep.space import FOLD
+
+
+def fold_files(
+    files: JobFiles, splits: Sequence[Any], folds: int | None, folder: Path
+) -> list[JobFiles]:
+    """Write the rows of each fold under `folder`: the fold itself is the test split, of
+    all other rows those of the validation split validate, and the rest trains.
+    `splits`: `datasets.Dataset`s with the column `fold`. Raises SettingsError."""
+    has_folds = all(FOLD in split.column_names for split in splits)
+    fold = np.concatenate([split[FOLD][:] if has_folds else [-1] for split in splits])
+    known = int(fold.max()) + 1
+    if known != folds:
+        raise SettingsError(
+            f"split.folds is {folds or 'null'}, and the rows have {known or 'no'} "
+            "folds: kedro run --pipelines=split,tokenize,crossvalidate "
+            f"--params=split.folds={folds or 5}"
+        )
+    opened: list[Any] = [
+        open_rows(Path(p)) for p in (files.train, files.validation, files.test)
+    ]
+    sizes = [len(rows) for rows in opened]
+    if sizes != [len(split) for split in splits]:
+        raise SettingsError(
+            "split.folds needs a token row for each text: set tokenize.join_texts to "
+            "false, and run kedro run --pipelines=split,tokenize again"
+        )
+    table = pa.concat_tables([rows.table for rows in opened])
+    validates = np.repeat([False, True, False], sizes)
+    found = []
+    for number in range(folds):
+        rest = fold != number
+        masks = {"train": rest & ~validates, "validation": rest & validates}
+        rows = {
+            name: type(opened[0])(table.filter(pa.array(mask)))
+            for name, mask in {**masks, "test": ~rest}.items()
+        }
+        made = JobFiles.of(rows, None, files.label_names, folder / f"fold_{number + 1}")
+        made = replace(made, vocabulary=files.vocabulary)
+        found.append(replace(made, tokenizer_file=files.tokenizer_file))
+    return found
